@@ -1,0 +1,206 @@
+"""How accurate is `fedjax_lab.qp.project_to_cone` in float32?
+
+    python -m experiments.qp_accuracy [--problems 1000] [--max-dim 1000000]
+
+Draws problems of several families (random, conflicting, correlated, duplicate, opposed and zero
+rows, rows nearly parallel to each other and opposed to p, extreme scales, ...), solves each
+under jit and under vmap, and compares with a float64 oracle: scipy.optimize.nnls on
+min_{z>=0} ||M z + p||, q = p + M z. Only the returned q and z enter the two numbers, both
+computed here in float64 with unit rows u_c = M_c / ||M_c||, y_c = z_c ||M_c|| / ||p||,
+s_c = <q, u_c> / ||p|| over the rows that are neither zero nor masked:
+
+    KKT       max over c of max(-y_c, -s_c, y_c |s_c|)
+    distance  ||q - q_oracle|| / ||p||
+
+and q must be p, bit for bit, where the family says that p is feasible. One line per family and
+shape; the last lines give the worst of all. `spread` families: rows -p/||p|| + spread * (unit
+noise). Families marked * lie beyond what float32 Gram matrices resolve (spread 1e-3: the
+smallest eigenvalue, spread^2, is of the size of the rounding) and are kept out of the worst.
+"""
+
+import argparse
+import time
+import zlib
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import nnls
+
+from fedjax_lab.qp import project_to_cone
+
+Problem = tuple[np.ndarray, np.ndarray]  # p [d], rows [C, d]
+FEASIBLE = ("p feasible", "p zero", "all rows zero", "no rows")
+
+
+def spread_rows(rng: np.random.Generator, c: int, d: int, spread: float) -> Problem:
+    """Rows nearly parallel to each other and opposed to p."""
+    p, noise = rng.normal(size=d), rng.normal(size=(c, d))
+    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+    return p, -p / np.linalg.norm(p) + spread * noise
+
+
+def random_rows(rng: np.random.Generator, c: int, d: int, towards: float = 0.0) -> Problem:
+    """Gaussian rows; ``towards`` < 0 turns them against p."""
+    p = rng.normal(size=d)
+    return p, rng.normal(size=(c, d)) + towards * p
+
+
+def correlated_rows(rng: np.random.Generator, c: int, d: int) -> Problem:
+    """Rows that share a direction three times their own size, turned against p."""
+    p, rows = random_rows(rng, c, d)
+    shared = rng.normal(size=d) - 0.5 * p
+    return p, rows + 3 * shared
+
+
+def with_rows(rng: np.random.Generator, c: int, d: int, change: str) -> Problem:
+    """Conflicting rows of which every second one is changed."""
+    p, rows = random_rows(rng, c, d, -0.2)
+    factor = {"duplicate": 1.0, "parallel": 1e-3, "contradict": -1.0, "zero": 0.0}[change]
+    rows[1::2] = factor * rows[: 2 * (c // 2) : 2]
+    return p, rows
+
+
+def scaled(rng: np.random.Generator, c: int, d: int, p_scale: float, row_scale: float) -> Problem:
+    """Conflicting rows and p at the given scales; row_scale 0 draws one scale per row."""
+    p, rows = random_rows(rng, c, d, -0.1)
+    scales = row_scale or 10 ** rng.uniform(-20, 15, size=(c, 1))
+    return p_scale * p, scales * rows
+
+
+def feasible(rng: np.random.Generator, c: int, d: int) -> Problem:
+    """Rows turned until every one has a positive inner product with p."""
+    p, rows = random_rows(rng, c, d)
+    return p, rows * np.where(rows @ p < 0, -1, 1)[:, None]
+
+
+FAMILIES: dict[str, Callable[[np.random.Generator, int, int], Problem]] = {
+    "random": random_rows,
+    "conflicting": lambda rng, c, d: random_rows(rng, c, d, -0.3),
+    "correlated": correlated_rows,
+    "spread 0.3": lambda rng, c, d: spread_rows(rng, c, d, 0.3),
+    "spread 0.1": lambda rng, c, d: spread_rows(rng, c, d, 0.1),
+    "spread 0.01": lambda rng, c, d: spread_rows(rng, c, d, 0.01),
+    "duplicate": lambda rng, c, d: with_rows(rng, c, d, "duplicate"),
+    "parallel": lambda rng, c, d: with_rows(rng, c, d, "parallel"),
+    "contradicting": lambda rng, c, d: with_rows(rng, c, d, "contradict"),
+    "zero rows among": lambda rng, c, d: with_rows(rng, c, d, "zero"),
+    "all 1e-20": lambda rng, c, d: scaled(rng, c, d, 1e-20, 1e-20),
+    "all 1e+15": lambda rng, c, d: scaled(rng, c, d, 1e15, 1e15),
+    "p 1e+15, rows 1e-20": lambda rng, c, d: scaled(rng, c, d, 1e15, 1e-20),
+    "p 1e-20, rows 1e+15": lambda rng, c, d: scaled(rng, c, d, 1e-20, 1e15),
+    "rows 1e-20 to 1e+15": lambda rng, c, d: scaled(rng, c, d, 1.0, 0.0),
+    "p feasible": feasible,
+    "p zero": lambda rng, c, d: (np.zeros(d), rng.normal(size=(c, d))),
+    "all rows zero": lambda rng, c, d: (rng.normal(size=d), np.zeros((c, d))),
+    "no rows": lambda rng, c, d: (rng.normal(size=d), np.zeros((0, d))),
+    "* spread 0.001": lambda rng, c, d: spread_rows(rng, c, d, 1e-3),
+}
+SMALL = [(1, 10), (3, 50), (10, 200), (30, 1000), (100, 2000)]  # (C, d)
+TIGHT = [(30, 10), (100, 50), (100, 100), (100, 120)]  # C near or above d
+LARGE = [(3, 178_110), (3, 1_000_000), (100, 100_000), (100, 1_000_000)]
+LARGE_FAMILIES = ("random", "conflicting", "correlated", "spread 0.3", "spread 0.1", "spread 0.01")
+TIGHT_FAMILIES = (*LARGE_FAMILIES, "duplicate", "contradicting")
+
+
+def unit_rows(p: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return the nonzero rows with norm 1, all norms, and ||p|| (1 for p = 0), in float64."""
+    rows = rows.astype(np.float64)
+    norms = np.linalg.norm(rows, axis=1)
+    rows = rows[norms > 0] / norms[norms > 0, None]
+    return rows, norms, float(np.linalg.norm(p.astype(np.float64))) or 1.0
+
+
+def oracle(p: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return q in float64: nnls on an orthogonal reduction of [M, p] to C + 1 coordinates."""
+    p = p.astype(np.float64)
+    units, _, size = unit_rows(p, rows)
+    if not len(units):
+        return p
+    stacked = np.vstack([units, p[None] / size])
+    if p.size > 20_000:  # a square root of the Gram matrix, in float64
+        values, vectors = np.linalg.eigh(stacked @ stacked.T)
+        stacked = vectors * np.sqrt(np.maximum(values, 0))
+    elif p.size > len(stacked):
+        stacked = np.linalg.qr(stacked.T, mode="r").T
+    z = nnls(stacked[:-1].T, -stacked[-1], maxiter=200 * len(units) + 1000)[0]
+    return p + size * (z @ units)
+
+
+def errors(p, rows, q, z, q_oracle) -> tuple[float, float]:
+    """Return the relative KKT residual and the relative distance to the oracle, in float64."""
+    units, norms, size = unit_rows(p, rows)
+    q = q.astype(np.float64)
+    distance = float(np.linalg.norm(q - q_oracle)) / size
+    if not len(units):
+        return 0.0, distance
+    slack = units @ (q / size)
+    y = z.astype(np.float64)[norms > 0] * norms[norms > 0] / size
+    return max(0.0, (-y).max(), (-slack).max(), (y * abs(slack)).max()), distance
+
+
+def measure(family: str, c: int, d: int, count: int) -> tuple[float, float, list[int]]:
+    """Solve ``count`` problems under jit and under vmap; return the worst errors and the counts."""
+    rng = np.random.default_rng([zlib.crc32(family.encode()), c, d])
+    problems = [FAMILIES[family](rng, c, d) for _ in range(count)]
+    ps = np.stack([p for p, _ in problems]).astype(np.float32)
+    rows = np.stack([rows for _, rows in problems]).astype(np.float32)
+    del problems
+    single = jax.jit(project_to_cone)
+    batched = jax.jit(jax.vmap(project_to_cone))
+    device_ps, device_rows = jnp.asarray(ps), jnp.asarray(rows)
+    qs, infos = jax.device_get(batched(device_ps, device_rows))
+    kkt, distance, iterations = 0.0, 0.0, []
+    for i in range(count):
+        q, info = jax.device_get(single(device_ps[i], device_rows[i]))
+        if family in FEASIBLE:
+            for answer in (q, qs[i]):
+                assert answer.tobytes() == ps[i].tobytes(), f"{family}: q differs from p"
+            assert info.iterations == 0, f"{family}: took steps"
+        q_oracle = oracle(ps[i], rows[i])
+        for answer, z in ((q, info.z), (qs[i], infos.z[i])):
+            one_kkt, one_distance = errors(ps[i], rows[i], answer, z, q_oracle)
+            # np.maximum, unlike max, lets a NaN through.
+            kkt = float(np.maximum(kkt, one_kkt))
+            distance = float(np.maximum(distance, one_distance))
+        iterations += [int(info.iterations), int(infos.iterations[i])]
+    return kkt, distance, iterations
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="Accuracy of project_to_cone in float32.")
+    parser.add_argument("--problems", type=int, default=1000, help="small problems, about")
+    parser.add_argument("--max-dim", type=int, default=1_000_000, help="largest d")
+    arguments = parser.parse_args()
+    each = max(1, -(-arguments.problems // (len(FAMILIES) * len(SMALL))))
+    cases = [(name, c, d, each) for name in FAMILIES for c, d in SMALL]
+    cases += [(name, c, d, each) for name in TIGHT_FAMILIES for c, d in TIGHT]
+    cases += [(name, c, d, 2 if c * d < 1e7 else 1) for name in LARGE_FAMILIES for c, d in LARGE]
+
+    print("float32, each problem under jit and under vmap")
+    print(f"{'family':20} {'C':>4} {'d':>8} {'count':>5} {'KKT':>9} {'distance':>9}  iterations")
+    begin, total, worst_kkt, worst_distance = time.perf_counter(), 0, (0.0, ""), (0.0, "")
+    for name, c, d, count in cases:
+        if d > arguments.max_dim or (name == "no rows" and c != SMALL[0][0]):
+            continue
+        kkt, distance, iterations = measure(name, c, d, count)
+        rows = 0 if name == "no rows" else c
+        print(
+            f"{name:20} {rows:4} {d:8} {count:5} {kkt:9.1e} {distance:9.1e}  "
+            f"median {np.median(iterations):g}, max {max(iterations)}",
+            flush=True,
+        )
+        if not name.startswith("*"):
+            total += count
+            label = f"{name}, C = {rows}, d = {d}"
+            worst_kkt = max(worst_kkt, (kkt, label))
+            worst_distance = max(worst_distance, (distance, label))
+    print(f"{total} problems in {time.perf_counter() - begin:.0f} s")
+    print(f"worst KKT residual {worst_kkt[0]:.1e} ({worst_kkt[1]})")
+    print(f"worst distance     {worst_distance[0]:.1e} ({worst_distance[1]})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""fedjax_lab: federated learning in JAX, from a round function to a finished study."""
+
+from fedjax_lab import algorithms, data, models, qp
+from fedjax_lab.round import Algorithm, Phase, build_round
+from fedjax_lab.simulation.run import SimulationResult, simulate
+from fedjax_lab.types import CohortBatch, FedState
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "CohortBatch",
+    "FedState",
+    "Phase",
+    "SimulationResult",
+    "algorithms",
+    "build_round",
+    "data",
+    "models",
+    "qp",
+    "simulate",
+]

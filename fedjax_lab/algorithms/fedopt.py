@@ -1,0 +1,262 @@
+"""FedOpt: the mean client step is a pseudo-gradient for an optimiser on the server.
+
+FedAvgM: Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated
+Visual Classification. arXiv 1909.06335; as written in GradMA (CVPR 2023), Algorithm 5.
+FedAdagrad, FedYogi, FedAdam: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan:
+Adaptive Federated Optimization. ICLR 2021, Algorithm 2.
+
+=========================  ==========================================
+paper                      here
+=========================  ==========================================
+Δ_t (points uphill: +)     minus ``delta``: our delta = mean_i (x_t - x^i_K) is subtracted
+m_t, v_t                   ``momentum``, ``second_moment``
+η_l, η                     ``client_lr``, ``server_lr``
+β_1, β_2, τ                ``beta1``, ``beta2``, ``tau``
+β (FedAvgM)                ``momentum``
+=========================  ==========================================
+
+Down d, up d. Departures: FedAvgM has no factor (1 - momentum), as in GradMA; the adaptive
+methods start from v = τ² and apply no bias correction, as their paper does and optax does not.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab import tree
+from fedjax_lab.algorithms.fedavg import local_sgd
+from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.checks import check_number
+from fedjax_lab.clients.local import Gradient
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
+
+
+class FedOptServer(NamedTuple):
+    """Server state of FedOpt."""
+
+    params: Params  # x_t
+    opt_state: PyTree
+
+
+class MomentumServer(NamedTuple):
+    """Server state of FedAvgM."""
+
+    params: Params  # x_t
+    momentum: Params  # m_t
+
+
+class AdaptiveServer(NamedTuple):
+    """Server state of FedAdagrad, FedYogi and FedAdam."""
+
+    params: Params  # x_t
+    momentum: Params  # m_t
+    second_moment: Params  # v_t
+
+
+def _with_server_step(name, loss_fn, client_lr, gradient_transform, start, server_step):
+    """Plain local SGD under ``server_step(server, delta, round) -> server``."""
+    check_lrs(client_lr=client_lr)
+
+    def server_update(server, messages, cohort):
+        delta = messages["delta"]
+        return server_step(server, delta, cohort.round), {"delta_norm": tree.norm(delta)}
+
+    phase = Phase(
+        broadcast=lambda server, round: server.params,
+        client_update=local_sgd(Gradient(loss_fn, gradient_transform), client_lr),
+        server_update=server_update,
+        reduce={"delta": "mean"},
+    )
+    return Algorithm(
+        name,
+        lambda params, num_clients, batch: (start(params), ()),
+        (phase,),
+        lambda state: state.server.params,
+    )
+
+
+@factory
+def fedopt(
+    loss_fn: LossFn,
+    server_optimizer: optax.GradientTransformation,
+    *,
+    client_lr: ScalarOrSchedule,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """Any optax optimiser on the server; it receives the mean delta as its gradient.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      server_optimizer: holds the server learning rate; a schedule in it counts the rounds in
+        which somebody took part. ``optax.sgd(1.0)`` is FedAvg.
+      client_lr: local learning rate, or a schedule of the round.
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: ``client_lr`` is negative or not finite.
+    """
+
+    def start(params):
+        return FedOptServer(params, server_optimizer.init(params))
+
+    def server_step(server, delta, round):
+        updates, opt_state = server_optimizer.update(delta, server.opt_state, server.params)
+        return FedOptServer(optax.apply_updates(server.params, updates), opt_state)
+
+    return _with_server_step("fedopt", loss_fn, client_lr, gradient_transform, start, server_step)
+
+
+@factory
+def fedavgm(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule = 1.0,
+    momentum: Scalar = 0.9,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedAvg with server momentum: m <- momentum * m + delta;  x <- x - server_lr * m.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round.
+      momentum: in [0, 1]; 0 is FedAvg.
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a learning rate or ``momentum`` is out of range.
+    """
+    check_lrs(server_lr=server_lr)
+    check_number("momentum", momentum, minimum=0.0, maximum=1.0)
+
+    def start(params):
+        return MomentumServer(params, tree.zeros_like(params))
+
+    def server_step(server, delta, round):
+        m = tree.add_scaled(delta, momentum, server.momentum)
+        return MomentumServer(tree.descend(server.params, at_round(server_lr, round), m), m)
+
+    return _with_server_step("fedavgm", loss_fn, client_lr, gradient_transform, start, server_step)
+
+
+def _adaptive(name, second_moment, loss_fn, client_lr, server_lr, beta1, tau, gradient_transform):
+    """FedAdagrad, FedYogi and FedAdam differ in v_t = ``second_moment(v, delta²)`` only."""
+    check_lrs(server_lr=server_lr)
+    check_number("beta1", beta1, minimum=0.0, maximum=1.0)
+    check_number("tau", tau, minimum=0.0, exclusive_minimum=True)
+
+    def start(params):
+        floor = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.square(tau)), params)
+        return AdaptiveServer(params, tree.zeros_like(params), floor)
+
+    def server_step(server, delta, round):
+        m = tree.add_scaled(tree.scale(delta, 1 - beta1), beta1, server.momentum)
+        v = jax.tree.map(lambda v, d: second_moment(v, jnp.square(d)), server.second_moment, delta)
+        direction = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + jnp.asarray(tau, v.dtype)), m, v)
+        params = tree.descend(server.params, at_round(server_lr, round), direction)
+        return AdaptiveServer(params, m, v)
+
+    return _with_server_step(name, loss_fn, client_lr, gradient_transform, start, server_step)
+
+
+@factory
+def fedadam(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule,
+    beta1: Scalar = 0.9,
+    beta2: Scalar = 0.99,
+    tau: Scalar = 1e-3,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedAdam: v <- beta2 v + (1 - beta2) delta²;  x <- x - server_lr m / (sqrt(v) + tau).
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      server_lr: server learning rate: about the size of a step per coordinate.
+      beta1: decay of the momentum m.
+      beta2: decay of the second moment v.
+      tau: added to sqrt(v); v starts at tau².
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range.
+    """
+    check_number("beta2", beta2, minimum=0.0, maximum=1.0)
+
+    def second_moment(v, squared):
+        decay = jnp.asarray(beta2, v.dtype)
+        return decay * v + (1 - decay) * squared
+
+    return _adaptive(
+        "fedadam", second_moment, loss_fn, client_lr, server_lr, beta1, tau, gradient_transform
+    )
+
+
+@factory
+def fedyogi(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule,
+    beta1: Scalar = 0.9,
+    beta2: Scalar = 0.99,
+    tau: Scalar = 1e-3,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedYogi: v <- v - (1 - beta2) delta² sign(v - delta²); otherwise as ``fedadam``.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      server_lr: server learning rate: about the size of a step per coordinate.
+      beta1: decay of the momentum m.
+      beta2: 1 - beta2 is the share of delta² by which v moves.
+      tau: added to sqrt(v); v starts at tau².
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range.
+    """
+    check_number("beta2", beta2, minimum=0.0, maximum=1.0)
+
+    def second_moment(v, squared):
+        return v - (1 - jnp.asarray(beta2, v.dtype)) * squared * jnp.sign(v - squared)
+
+    return _adaptive(
+        "fedyogi", second_moment, loss_fn, client_lr, server_lr, beta1, tau, gradient_transform
+    )
+
+
+@factory
+def fedadagrad(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule,
+    beta1: Scalar = 0.0,
+    tau: Scalar = 1e-3,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedAdagrad: v <- v + delta²; otherwise as ``fedadam``.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      server_lr: server learning rate.
+      beta1: decay of the momentum m.
+      tau: added to sqrt(v); v starts at tau².
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range.
+    """
+    return _adaptive(
+        "fedadagrad", jnp.add, loss_fn, client_lr, server_lr, beta1, tau, gradient_transform
+    )

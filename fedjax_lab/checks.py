@@ -1,0 +1,92 @@
+"""Argument checks: each error names the argument, the value, and what is allowed.
+
+Checks run on concrete Python and NumPy values, at construction or trace time. A traced
+value passes through: its value is not known before the program runs.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def is_traced(value: Any) -> bool:
+    """Whether ``value`` (or a leaf of it) is a tracer, so that its numbers are unknown now."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+
+
+def check_choice(argument: str, value: str, choices: Iterable[str]) -> str:
+    """Return ``value`` if it is one of ``choices``; otherwise name the nearest valid ones.
+
+    Raises:
+      ValueError: ``value`` is not among ``choices``.
+    """
+    names = sorted(choices)
+    if value in names:
+        return value
+    near = difflib.get_close_matches(str(value), names, n=3, cutoff=0.4)
+    hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+    raise ValueError(f"{argument} is {value!r}; it must be one of {', '.join(names)}.{hint}")
+
+
+def check_int(argument: str, value: Any, *, minimum: int, maximum: int | None = None) -> int:
+    """Return ``value`` as an int within [minimum, maximum].
+
+    Raises:
+      TypeError: ``value`` is no integer.
+      ValueError: ``value`` lies outside the range.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{argument} is {value!r}; it must be an integer.")
+    if value < minimum or (maximum is not None and value > maximum):
+        allowed = f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
+        raise ValueError(f"{argument} is {value}; it must be {allowed}.")
+    return int(value)
+
+
+def check_number(
+    argument: str,
+    value: Any,
+    *,
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
+    exclusive_minimum: bool = False,
+) -> Any:
+    """Return ``value`` if it is a finite number in range; tracers pass unchecked.
+
+    ``exclusive_minimum`` means that ``minimum`` itself is not allowed.
+
+    Raises:
+      TypeError: ``value`` is no real scalar.
+      ValueError: ``value`` is not finite or lies outside the range.
+    """
+    if is_traced(value):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{argument} is {value!r}; it must be a number.") from error
+    too_small = number <= minimum if exclusive_minimum else number < minimum
+    if not math.isfinite(number) or too_small or number > maximum:
+        parts = ["finite"]
+        if minimum > -math.inf:
+            relation = "greater than" if exclusive_minimum else "at least"
+            parts.append(f"{relation} {minimum:g}")
+        if maximum < math.inf:
+            parts.append(f"at most {maximum:g}")
+        raise ValueError(f"{argument} is {value}; it must be {' and '.join(parts)}.")
+    return value
+
+
+def check_scalar_or_schedule(argument: str, value: Any, *, minimum: float = 0.0) -> Any:
+    """Check a hyper-parameter that may be a number, a traced scalar, or a schedule.
+
+    A schedule (any callable of the round, such as optax's) is returned as it is.
+
+    Raises:
+      TypeError, ValueError: as ``check_number``.
+    """
+    return value if callable(value) else check_number(argument, value, minimum=minimum)

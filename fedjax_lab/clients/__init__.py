@@ -1,0 +1,1 @@
+"""What clients do, and how a cohort of them is run."""

@@ -1,0 +1,202 @@
+"""What one client does with its mini-batches: masked gradients and masked local steps.
+
+Axes: K local steps, B examples of a mini-batch, M examples of a client.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_lab import tree
+from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
+
+# Folded into a client's key for its full gradient; local steps fold in 0, 1, 2, ...
+_FULL_GRADIENT = np.uint32(2**32 - 1)
+
+
+class Step(NamedTuple):
+    """What one local step sees.
+
+    Attributes:
+      examples: pytree [B, ...].
+      mask: bool [B], which examples are real; None: all.
+      key: the step's PRNG key, shared by all gradients of the step.
+      memory: what the method carries from step to step (see ``local_steps``).
+      transform_state: state of the gradient transform.
+    """
+
+    examples: PyTree
+    mask: jax.Array | None
+    key: Key
+    memory: PyTree
+    transform_state: PyTree
+
+
+class StepReport(NamedTuple):
+    """What a gradient hands on: a direction returns the report of its first gradient.
+
+    Attributes:
+      loss: mean loss over the valid examples at the point of the gradient.
+      num_examples: how many examples were valid.
+      memory: what the next step finds in ``step.memory``; change it with ``_replace``.
+      transform_state: the gradient transform's state after its update.
+      metrics: scalars to be averaged over the client's steps.
+    """
+
+    loss: jax.Array
+    num_examples: jax.Array
+    memory: PyTree
+    transform_state: PyTree
+    metrics: Metrics
+
+
+# (local params, step) -> (what to descend, report)
+Direction = Callable[[Params, Step], tuple[PyTree, StepReport]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradient:
+    """Gradient of the masked mean loss, after an optional gradient transform.
+
+    ``gradient(params, step)`` is itself a ``Direction``: plain SGD descends it.
+
+    Attributes:
+      loss_fn: (params, examples [B, ...], key) -> losses, float [B].
+      transform: optax transformation of the raw gradient, such as clipping and weight
+        decay; its state is new in every round. None: the raw gradient.
+    """
+
+    loss_fn: LossFn
+    transform: optax.GradientTransformation | None = None
+
+    def init(self, params: Params) -> PyTree:
+        """State of the transform at the start of a round."""
+        return () if self.transform is None else self.transform.init(params)
+
+    def __call__(self, params: Params, step: Step) -> tuple[PyTree, StepReport]:
+        """Gradient at ``params`` of the step's mean loss, and the report."""
+        (loss, num_examples), grads = jax.value_and_grad(self._mean_loss, has_aux=True)(
+            params, step.examples, step.mask, step.key
+        )
+        state = step.transform_state
+        if self.transform is not None:
+            grads, state = self.transform.update(grads, state, params)
+        return grads, StepReport(loss, num_examples, step.memory, state, {})
+
+    def full(self, params: Params, batch: ClientBatch) -> PyTree:
+        """Gradient over all of the client's examples: one masked mean, transformed afresh.
+
+        Takes ``batch.full_examples``, or the valid examples of the steps that are taken.
+        """
+        examples, mask = batch.full_examples, batch.full_mask
+        if examples is None:
+            shape = jax.tree.leaves(batch.examples)[0].shape[:2]
+            examples = jax.tree.map(lambda e: e.reshape(-1, *e.shape[2:]), batch.examples)
+            mask = jnp.ones(shape, bool) if batch.example_mask is None else batch.example_mask
+            if batch.step_mask is not None:
+                mask = mask & batch.step_mask[:, None]
+            mask = mask.reshape(-1)
+        examples = gather(examples, batch.source)
+        key = jax.random.fold_in(batch.key, _FULL_GRADIENT)
+        return self(params, Step(examples, mask, key, (), self.init(params)))[0]
+
+    def _mean_loss(self, params, examples, mask, key):
+        losses = self.loss_fn(params, examples, key)
+        size = jax.tree.leaves(examples)[0].shape[0]
+        if jnp.shape(losses) != (size,):
+            raise ValueError(
+                f"loss_fn returned an array of shape {jnp.shape(losses)}; it must return one loss "
+                f"per example, shape ({size},). Leave the mean to the library."
+            )
+        if mask is None:
+            return losses.mean(), jnp.asarray(size, losses.dtype)
+        # Not losses * mask: an infinite loss on padding must not become NaN.
+        count = mask.sum(dtype=losses.dtype)
+        return jnp.where(mask, losses, 0).sum() / jnp.maximum(count, 1), count
+
+
+class LocalResult(NamedTuple):
+    """What a client's local steps leave.
+
+    Attributes:
+      params: the local params after K_i steps.
+      memory: the method's memory after the last step.
+      lr_sum: sum over the steps taken of the learning rate; K_i * lr where it is constant.
+      report: name -> (total, weight); a round's metric is sum(total) / sum(weight).
+    """
+
+    params: Params
+    memory: PyTree
+    lr_sum: jax.Array
+    report: dict[str, tuple[jax.Array, jax.Array]]
+
+
+def gather(examples: PyTree, source: PyTree) -> PyTree:
+    """The examples themselves: rows of ``source`` where ``examples`` are indices into it."""
+    return examples if source is None else jax.tree.map(lambda s: s[examples], source)
+
+
+def local_steps(
+    direction: Direction,
+    gradient: Gradient,
+    params: Params,
+    batch: ClientBatch,
+    lr: Scalar | Callable[[jax.Array, jax.Array], jax.Array],
+    memory: PyTree = (),
+) -> LocalResult:
+    """Take the client's K_i local steps ``y <- y - lr * direction(y, step)``.
+
+    A masked step is an exact no-op, for the params and for everything carried along, and
+    is not computed where clients are mapped one by one.
+
+    Args:
+      direction: what a step descends; takes the step's gradients itself.
+      gradient: gives the transform its initial state.
+      params: where the client starts.
+      batch: the client's mini-batches.
+      lr: learning rate, or a function of (k, K_i), where k counts the steps taken before.
+      memory: initial ``step.memory``; () if the method carries nothing.
+    """
+
+    def take(carry, step_index, examples, mask):
+        y, carried, transform_state, taken_before = carry
+        key = jax.random.fold_in(batch.key, step_index)
+        step = Step(gather(examples, batch.source), mask, key, carried, transform_state)
+        descent, report = direction(y, step)
+        rate = lr(taken_before, batch.num_steps) if callable(lr) else lr
+        rate = jnp.asarray(rate, report.loss.dtype)
+        totals = (report.loss * report.num_examples, report.num_examples, rate, report.metrics)
+        y = tree.descend(y, rate, descent)
+        return (y, report.memory, report.transform_state, taken_before + 1), totals
+
+    def body(carry, xs):
+        step_index, examples, mask, taken = xs
+        if taken is None:
+            return take(carry, step_index, examples, mask)
+        _, totals = jax.eval_shape(take, carry, step_index, examples, mask)
+        return jax.lax.cond(
+            taken,
+            lambda carry: take(carry, step_index, examples, mask),
+            lambda carry: (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), totals)),
+            carry,
+        )
+
+    num_steps = jax.tree.leaves(batch.examples)[0].shape[0]
+    xs = (jnp.arange(num_steps), batch.examples, batch.example_mask, batch.step_mask)
+    carry = (params, memory, gradient.init(params), jnp.zeros((), jnp.int32))
+    (y, memory, _, _), totals = jax.lax.scan(body, carry, xs)
+    loss, examples, lr_sum, metrics = jax.tree.map(lambda total: total.sum(0), totals)
+    one = jnp.ones_like(lr_sum)
+    steps = batch.num_steps.astype(lr_sum.dtype)
+    report = {
+        "loss": (loss, examples),
+        "local_steps": (steps, one),
+        "client_drift": (tree.norm(tree.subtract(y, params), squared=True), one),
+        **{name: (total, steps) for name, total in metrics.items()},
+    }
+    return LocalResult(y, memory, lr_sum, report)

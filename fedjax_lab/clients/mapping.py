@@ -1,0 +1,161 @@
+"""Client maps: how one client's function is run over a cohort of S slots.
+
+``vmap``      all clients at once, as one batched program
+``scan``      one after the other, with one client's memory
+``chunk:n``   n at once, chunk after chunk
+``pmap``, ``shard_map``   an equal share of the cohort on each device, which maps its share
+              with ``scan`` on CPU and ``vmap`` elsewhere
+``auto``      ``shard_map`` where there are several devices, else ``scan`` on CPU (where
+              batched matrix products over per-client weights are slow) and ``vmap`` elsewhere
+
+All maps give the same sums up to rounding. Weighted sums over the cohort are accumulated
+inside the map, so that memory is that of a chunk and not of the cohort.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from fedjax_lab import tree
+from fedjax_lab.checks import check_choice
+from fedjax_lab.types import PyTree
+
+# (shared, one client) -> ({rule: tree to be summed with that rule's coefficients}, kept tree)
+ClientFn = Callable[[PyTree, PyTree], tuple[dict[str, PyTree], PyTree]]
+CLIENT_MAPS = ("auto", "chunk:n", "pmap", "scan", "shard_map", "vmap")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientMap:
+    """A way to run a ``ClientFn`` over the cohort.
+
+    Attributes:
+      name: as given, with ``auto`` resolved.
+      multiple: the cohort is padded to a multiple of this many slots.
+      run: (fn, shared, clients [S, ...], coefficients {rule: [S]}) -> (sums, kept [S, ...]).
+      devices: the devices that share the cohort; empty for a single-device map.
+    """
+
+    name: str
+    multiple: int
+    run: Callable[..., tuple[PyTree, PyTree]]
+    devices: tuple[Any, ...] = ()
+
+
+def single_device_map() -> str:
+    """The map for one device: ``scan`` on CPU, ``vmap`` elsewhere."""
+    return "scan" if jax.default_backend() == "cpu" else "vmap"
+
+
+def parse_client_map(client_map: str) -> ClientMap:
+    """Turn a client map's name into a ``ClientMap``.
+
+    Raises:
+      ValueError: the name is unknown, or n in ``chunk:n`` is no positive integer.
+    """
+    if client_map == "auto":
+        client_map = "shard_map" if jax.device_count() > 1 else single_device_map()
+    kind, _, size = client_map.partition(":")
+    if kind == "chunk":
+        if not size.isdigit() or int(size) < 1:
+            raise ValueError(f"client_map is {client_map!r}; n in chunk:n must be at least 1.")
+        return ClientMap(client_map, int(size), _chunked(int(size)))
+    check_choice("client_map", client_map, CLIENT_MAPS)
+    if kind == "vmap":
+        return ClientMap("vmap", 1, _vmapped)
+    if kind == "scan":
+        return ClientMap("scan", 1, _chunked(1))
+    share = parse_client_map(single_device_map())
+    devices = tuple(jax.local_devices() if kind == "pmap" else jax.devices())
+    spread = _pmapped if kind == "pmap" else _sharded
+    return ClientMap(kind, len(devices), spread(share.run, devices), devices)
+
+
+def _combine(coefficients, trees):
+    """{rule: sum_s coefficients[rule][s] * trees[rule][s]}; a matrix product per leaf."""
+
+    def weighted_sum(coefficient, leaf):
+        coefficient = coefficient.astype(leaf.dtype)
+        return jnp.tensordot(coefficient, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
+
+    return {
+        rule: jax.tree.map(lambda leaf, c=coefficients[rule]: weighted_sum(c, leaf), summed)
+        for rule, summed in trees.items()
+    }
+
+
+def _vmapped(fn: ClientFn, shared, clients, coefficients):
+    summed, kept = jax.vmap(fn, in_axes=(None, 0))(shared, clients)
+    return _combine(coefficients, summed), kept
+
+
+def _chunked(size: int):
+    """Scan over chunks of ``size`` clients; the sums are the carry."""
+
+    def run(fn: ClientFn, shared, clients, coefficients):
+        def one_chunk(clients, coefficients):
+            if size > 1:
+                return _vmapped(fn, shared, clients, coefficients)
+            summed, kept = fn(shared, clients)
+            return {rule: tree.scale(summed[rule], coefficients[rule]) for rule in summed}, kept
+
+        def body(sums, chunk):
+            partial, kept = one_chunk(*chunk)
+            return jax.tree.map(jnp.add, sums, partial), kept
+
+        chunks = (clients, coefficients)
+        if size > 1:
+            chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), chunks)
+        first = jax.tree.map(lambda leaf: leaf[0], chunks)
+        shapes, _ = jax.eval_shape(one_chunk, *first)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        sums, kept = jax.lax.scan(body, zeros, chunks)
+        if size > 1:
+            kept = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
+        return sums, kept
+
+    return run
+
+
+def _pmapped(share, devices):
+    def run(fn: ClientFn, shared, clients, coefficients):
+        def on_device(shared, clients, coefficients):
+            return share(fn, shared, clients, coefficients)
+
+        def split(leaf):
+            return leaf.reshape(len(devices), -1, *leaf.shape[1:])
+
+        mapped = jax.pmap(on_device, in_axes=(None, 0, 0), devices=devices)
+        sums, kept = mapped(shared, jax.tree.map(split, clients), jax.tree.map(split, coefficients))
+        sums = jax.tree.map(lambda leaf: leaf.sum(0), sums)
+        return sums, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
+
+    return run
+
+
+def _sharded(share, devices):
+    axis = "clients"
+    mesh = jax.make_mesh(
+        (len(devices),), (axis,), axis_types=(jax.sharding.AxisType.Auto,), devices=devices
+    )
+
+    def run(fn: ClientFn, shared, clients, coefficients):
+        def on_device(shared, clients, coefficients):
+            sums, kept = share(fn, shared, clients, coefficients)
+            return jax.tree.map(lambda leaf: leaf[None], sums), kept
+
+        split, same = PartitionSpec(axis), PartitionSpec()
+        sums, kept = jax.shard_map(
+            on_device,
+            mesh=mesh,
+            in_specs=(same, split, split),
+            out_specs=(split, split),
+            check_vma=False,  # the carries of `share` start as constants, equal on all devices
+        )(shared, clients, coefficients)
+        return jax.tree.map(lambda leaf: leaf.sum(0), sums), kept
+
+    return run

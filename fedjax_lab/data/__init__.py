@@ -1,0 +1,27 @@
+"""Data: from files on disk to the mini-batches of a round.
+
+A data set is read (``load``), divided among clients and put on the device (``partition``),
+and drawn into a round's cohort and mini-batches (``draw_batch``).
+"""
+
+from fedjax_lab.data import synthetic
+from fedjax_lab.data.augment import normalization, preprocess
+from fedjax_lab.data.cohort import draw_batch, sample_clients
+from fedjax_lab.data.federated import FederatedArrays, partition
+from fedjax_lab.data.partition import PARTITIONS
+from fedjax_lab.data.sources import DATASETS, Examples, load, num_classes
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "Examples",
+    "FederatedArrays",
+    "draw_batch",
+    "load",
+    "normalization",
+    "num_classes",
+    "partition",
+    "preprocess",
+    "sample_clients",
+    "synthetic",
+]

@@ -1,0 +1,156 @@
+"""From stored images to model inputs, on the device: scaling, augmentation, normalisation.
+
+Axes: B examples of a mini-batch, H height, W width, C channels (last).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.data.sources import Examples
+
+_CHUNK = 4096
+
+
+class Normalization(NamedTuple):
+    """Statistics of the training inputs, after division by ``scale``.
+
+    Attributes:
+      mean: float64 [C].
+      std: float64 [C]; 1 for a channel that is constant.
+      scale: what stored values are divided by first.
+    """
+
+    mean: np.ndarray
+    std: np.ndarray
+    scale: float
+
+
+def normalization(train: Any, scale: float | None = None) -> Normalization:
+    """Mean and standard deviation of each channel over all training examples and pixels.
+
+    Computed in float64 and in pieces, so the images are never held as floats at once. Use as
+    ``mean, std, scale = normalization(train)``, then ``preprocess(mean, std, scale=scale)``.
+
+    Args:
+      train: ``Examples`` with ``x`` [n, ..., C]; x of rank 1 counts as one channel.
+      scale: as in ``preprocess``.
+
+    Raises:
+      ValueError: no examples, or ``scale`` is not positive.
+    """
+    x = np.asarray(train.x)
+    if x.size == 0:
+        raise ValueError(f"train has examples of shape {x.shape}; there must be at least one.")
+    scale = _scale_of(x.dtype, scale)
+    channels = x.shape[-1] if x.ndim > 1 else 1
+    pieces = [x[start : start + _CHUNK].reshape(-1, channels) for start in range(0, len(x), _CHUNK)]
+    count = x.size // channels
+    mean = sum(piece.sum(0, dtype=np.float64) for piece in pieces) / count
+    # Second pass around the mean: a difference of large squares would cancel.
+    variance = sum(np.square(piece - mean).sum(0) for piece in pieces) / count
+    std = np.sqrt(variance) / scale
+    return Normalization(mean / scale, np.where(std > 0, std, 1.0), scale)
+
+
+def preprocess(
+    mean: Any = None,
+    std: Any = None,
+    *,
+    scale: float | None = None,
+    flip: bool = False,
+    crop: int = 0,
+) -> Callable[[Examples, jax.Array | None], Examples]:
+    """Build a function from stored examples to model inputs, for use inside jit.
+
+    It applies, in this order: random crop, random flip (both only with a key), division by
+    ``scale``, ``(x - mean) / std``. The crop's padding is therefore 0 in raw pixels (black).
+
+    Args:
+      mean: scalar or [C], after division by ``scale``; None: 0.
+      std: scalar or [C], positive; None: 1.
+      scale: positive; None: 255 for uint8, 1 for other dtypes.
+      flip: whether each image is mirrored left to right with probability 1/2.
+      crop: each image is padded by this many pixels on each side and cut back to its size at
+        a random place; 0: not.
+
+    Returns:
+      ``function(examples, key)``: ``examples.x`` [B, H, W, C] (more or fewer leading axes are
+      allowed) becomes float32, or stays as wide as it is if it is floating point; the rest
+      is unchanged. With key=None nothing is augmented, as for evaluation.
+
+    Raises:
+      TypeError, ValueError: an argument has the wrong type, shape or range.
+    """
+    crop = check_int("crop", crop, minimum=0)
+    if scale is not None:
+        check_number("scale", scale, minimum=0, exclusive_minimum=True)
+    mean = _check_statistic("mean", 0.0 if mean is None else mean)
+    std = _check_statistic("std", 1.0 if std is None else std)
+    if not (std > 0).all():
+        raise ValueError(f"std is {std}; it must be positive.")
+
+    def apply(examples: Examples, key: jax.Array | None = None) -> Examples:
+        x = jnp.asarray(examples.x)
+        if key is not None and (flip or crop):
+            if x.ndim < 3:
+                raise ValueError(
+                    f"examples.x has shape {x.shape}; flip and crop need images [..., H, W, C]."
+                )
+            images = x.reshape(-1, *x.shape[-3:])
+            crop_key, flip_key = jax.random.split(key)
+            if crop:
+                images = _random_crop(crop_key, images, crop)
+            if flip:
+                images = _random_flip(flip_key, images)
+            x = images.reshape(x.shape)
+        dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.dtype(jnp.float32)
+        divisor = _scale_of(x.dtype, scale)
+        x = x.astype(dtype)
+        if divisor != 1:
+            x = x / jnp.asarray(divisor, dtype)
+        return examples._replace(x=(x - _like(mean, x)) / _like(std, x))
+
+    return apply
+
+
+def _scale_of(dtype: Any, scale: float | None) -> float:
+    if scale is None:
+        return 255.0 if dtype == np.uint8 else 1.0
+    return float(check_number("scale", scale, minimum=0, exclusive_minimum=True))
+
+
+def _check_statistic(argument: str, value: Any) -> np.ndarray:
+    array = np.asarray(value, np.float64)
+    if array.ndim > 1 or not np.isfinite(array).all():
+        raise ValueError(f"{argument} is {value}; it must be a finite number or vector [C].")
+    return array
+
+
+def _like(statistic: np.ndarray, x: jax.Array) -> jax.Array:
+    if statistic.ndim and statistic.shape != x.shape[-1:]:
+        raise ValueError(
+            f"mean or std has shape {statistic.shape}; examples.x of shape {x.shape} needs "
+            f"{x.shape[-1:]} or a number."
+        )
+    shape = (1,) * (x.ndim - statistic.ndim) + statistic.shape
+    return jnp.asarray(statistic.reshape(shape), x.dtype)
+
+
+def _random_crop(key: jax.Array, images: jax.Array, pad: int) -> jax.Array:
+    offsets = jax.random.randint(key, (len(images), 2), 0, 2 * pad + 1, jnp.int32)
+    padded = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+
+    def cut(image, offset):
+        return jax.lax.dynamic_slice(image, (offset[0], offset[1], 0), images.shape[1:])
+
+    return jax.vmap(cut)(padded, offsets)
+
+
+def _random_flip(key: jax.Array, images: jax.Array) -> jax.Array:
+    mirrored = jax.random.bernoulli(key, 0.5, (len(images), 1, 1, 1))
+    return jnp.where(mirrored, images[:, :, ::-1], images)

@@ -1,0 +1,348 @@
+"""Data sets as host arrays: embedded, IDX and NPZ files, and tensorflow-datasets.
+
+Axes: n examples of a split; an image is [height, width, channels] (channels last).
+"""
+
+import gzip
+import importlib.resources
+import struct
+import tokenize
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab.checks import check_choice
+
+# Where Debian's package dataset-fashion-mnist puts its files.
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+
+DATASETS = {
+    "digits": "1,797 real 8x8 digits, 10 classes, embedded: needs no download",
+    "fashion_mnist": "60,000 + 10,000 images 28x28, 10 classes; IDX folder, Debian package or TFDS",
+    "mnist": "60,000 + 10,000 images 28x28, 10 classes, through TFDS",
+    "cifar10": "50,000 + 10,000 images 32x32x3, 10 classes, through TFDS",
+    "cifar100": "50,000 + 10,000 images 32x32x3, 100 classes, through TFDS",
+    "idx:FOLDER": "a folder with MNIST's four file names, .gz or not",
+    "npz:FILE": "a file with the arrays x_train, y_train, x_test, y_test",
+    "tfds:NAME": "any prepared image-classification set of tensorflow-datasets",
+}
+
+_TFDS_ALIASES = ("mnist", "cifar10", "cifar100")
+_IDX_FILES = {
+    "x_train": "train-images-idx3-ubyte",
+    "y_train": "train-labels-idx1-ubyte",
+    "x_test": "t10k-images-idx3-ubyte",
+    "y_test": "t10k-labels-idx1-ubyte",
+}
+_IDX_TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32"}
+_CHUNK = 1 << 20
+# What zipfile and NumPy raise on a damaged archive.
+_NPZ_ERRORS = (
+    ValueError,
+    OSError,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+class Examples(NamedTuple):
+    """A labelled data set or a part of it.
+
+    Attributes:
+      x: [n, ...] in its storage dtype (uint8 for images); images are [n, H, W, C].
+      y: int32 [n], class labels counted from 0.
+    """
+
+    x: Any
+    y: Any
+
+
+def load(name: str, *, data_dir: str | Path | None = None) -> tuple[Examples, Examples]:
+    """Load a data set as host (NumPy) arrays.
+
+    Args:
+      name: a key of ``DATASETS``, where ``idx:``, ``npz:`` and ``tfds:`` are followed by a
+        folder, a file or a TFDS name.
+      data_dir: for ``fashion_mnist`` the IDX folder or the TFDS directory; for TFDS names
+        the TFDS directory (default: TFDS's own).
+
+    Returns:
+      (train, test). ``x`` keeps its storage dtype, except that 64-bit numbers become 32-bit,
+      which is what a device holds; arrays of rank 3 are images and get a channel axis.
+
+    Raises:
+      ValueError: unknown name, damaged file, or examples that are inconsistent, not finite
+        or labelled outside [0, number of classes in train).
+      FileNotFoundError: the files are not there; the message says how to get them.
+      ImportError: tensorflow-datasets is needed and missing.
+    """
+    scheme, colon, rest = name.partition(":")
+    if colon and scheme in ("idx", "npz", "tfds"):
+        if not rest:
+            raise ValueError(f"name is {name!r}; something must follow the colon, as in DATASETS.")
+        if scheme == "idx":
+            return _load_idx(Path(rest), name)
+        return _load_npz(Path(rest), name) if scheme == "npz" else _load_tfds(rest, data_dir)
+    check_choice("name", name, DATASETS)
+    if name in _TFDS_ALIASES:
+        return _load_tfds(name, data_dir)
+    if name == "digits":
+        with importlib.resources.as_file(
+            importlib.resources.files("fedjax_lab.data") / "digits.npz"
+        ) as path:
+            return _load_npz(path, name)
+    if name == "fashion_mnist":
+        return _load_fashion_mnist(data_dir)
+    raise ValueError(f"name is {name!r}; replace the capitals: {DATASETS[name]}.")
+
+
+def num_classes(train: Any) -> int:
+    """Number of classes: the largest label plus one. ``train`` is ``Examples`` or has ``y``."""
+    return int(np.max(np.asarray(train.y))) + 1
+
+
+def _load_fashion_mnist(data_dir: str | Path | None) -> tuple[Examples, Examples]:
+    for folder in (data_dir, DEBIAN_FASHION_MNIST):
+        if folder is not None and _find_idx(Path(folder), _IDX_FILES["x_train"]) is not None:
+            return _load_idx(Path(folder), "fashion_mnist")
+    try:
+        return _load_tfds("fashion_mnist", data_dir)
+    except (ImportError, FileNotFoundError) as error:
+        looked_in = f"{data_dir} and " if data_dir is not None else ""
+        raise FileNotFoundError(
+            f"fashion_mnist: no IDX files in {looked_in}{DEBIAN_FASHION_MNIST}. Install them with "
+            "`apt-get install dataset-fashion-mnist`, pass the folder that has them as data_dir, "
+            f"or use tensorflow-datasets, which said: {error}"
+        ) from error
+
+
+def _load_idx(folder: Path, name: str) -> tuple[Examples, Examples]:
+    arrays = {}
+    for key, file_name in _IDX_FILES.items():
+        path = _find_idx(folder, file_name)
+        if path is None:
+            raise FileNotFoundError(f"{name}: {folder} has neither {file_name} nor {file_name}.gz.")
+        arrays[key] = read_idx(path, ndim=3 if key.startswith("x") else 1)
+    return _checked_splits(name, arrays)
+
+
+def _find_idx(folder: Path, file_name: str) -> Path | None:
+    paths = (folder / file_name, folder / f"{file_name}.gz")
+    return next((path for path in paths if path.is_file()), None)
+
+
+def read_idx(path: Path, *, ndim: int) -> np.ndarray:
+    """Read one IDX file of unsigned bytes, plain or (ending in .gz) compressed.
+
+    Returns:
+      uint8 array of rank ``ndim``.
+
+    Raises:
+      ValueError: the file is no such IDX file, is cut short, or has bytes left over.
+    """
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as file:
+            header = _read_up_to(file, 4)
+            if len(header) < 4 or header[:2] != b"\0\0":
+                raise ValueError(f"{path}: magic number {header.hex()}; IDX files begin with 0000.")
+            kind, rank = header[2], header[3]
+            if kind != 0x08:
+                found = _IDX_TYPES.get(kind, "unknown")
+                raise ValueError(f"{path}: data type 0x{kind:02x} ({found}); it must be uint8.")
+            if rank != ndim:
+                raise ValueError(f"{path}: {rank} dimensions; there must be {ndim}.")
+            sizes = _read_up_to(file, 4 * ndim)
+            if len(sizes) < 4 * ndim:
+                raise ValueError(f"{path}: the file ends within its header.")
+            shape = struct.unpack(f">{ndim}I", sizes)
+            count = 1
+            for size in shape:
+                count *= size
+            values = _read_up_to(file, count)
+            if len(values) < count:
+                raise ValueError(
+                    f"{path}: the file ends after {len(values):,} of {count:,} values of {shape}."
+                )
+            # Reading past the end also makes gzip verify its checksum.
+            if file.read(1):
+                raise ValueError(f"{path}: bytes are left over after the values of {shape}.")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: damaged or cut short gzip file: {error}") from error
+    return np.frombuffer(values, np.uint8).reshape(shape)
+
+
+def _read_up_to(file: Any, count: int) -> bytearray:
+    # In pieces: a damaged header may announce more bytes than there is memory.
+    buffer = bytearray()
+    while len(buffer) < count:
+        piece = file.read(min(_CHUNK, count - len(buffer)))
+        if not piece:
+            break
+        buffer += piece
+    return buffer
+
+
+def _load_npz(path: Path, name: str) -> tuple[Examples, Examples]:
+    keys = ("x_train", "y_train", "x_test", "y_test")
+    if not path.is_file():
+        raise FileNotFoundError(f"{name}: there is no file {path}.")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path}: damaged or no .npz file (a zip archive of arrays).")
+    try:
+        # NumPy would leave a file that it opened itself open on a damaged archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            found = list(archive.files)
+            missing = [key for key in keys if key not in found]
+            arrays = {} if missing else {key: archive[key] for key in keys}
+    except _NPZ_ERRORS as error:
+        raise ValueError(
+            f"{path}: not readable as an .npz file of plain arrays: {error}"
+        ) from error
+    if missing:
+        raise ValueError(
+            f"{path}: no array {', '.join(missing)}; it has {', '.join(found) or 'none'}. "
+            f"There must be {', '.join(keys)}."
+        )
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{path}: {key} is no array in NumPy's format.")
+    return _checked_splits(str(path), arrays)
+
+
+def _load_tfds(name: str, data_dir: str | Path | None) -> tuple[Examples, Examples]:
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise ImportError(
+            f"tfds:{name} needs the package tensorflow-datasets: `pip install 'fedjax-lab[data]'`."
+        ) from error
+    prepare = (
+        f"`tfds build {name} --file_format=array_record"
+        + (f" --data_dir={data_dir}`" if data_dir is not None else "`")
+        + " downloads and prepares it once (this step alone needs TensorFlow)."
+    )
+    try:
+        # As tfds.data_source does, which would not tell us whether the data are prepared:
+        # a directory with data in it decides the file format itself.
+        file_format = {} if data_dir is not None else {"file_format": "array_record"}
+        builder = tfds.builder(name, data_dir=data_dir, **file_format)
+        prepared = builder.is_prepared()
+    except tfds.core.DatasetNotFoundError as error:
+        raise ValueError(f"tfds:{name}: tensorflow-datasets knows no such data set.") from error
+    except (ValueError, AssertionError) as error:
+        raise ValueError(f"tfds:{name}: {error}") from error
+    if not prepared:
+        raise FileNotFoundError(f"tfds:{name} is not prepared in {builder.data_path}. {prepare}")
+    splits = builder.info.splits
+    test_split = next((split for split in ("test", "validation") if split in splits), None)
+    if "train" not in splits or test_split is None:
+        raise ValueError(
+            f"tfds:{name} has the splits {', '.join(splits)}; there must be train and test (or "
+            "validation)."
+        )
+    try:
+        sources = {
+            part: builder.as_data_source(split=split)
+            for part, split in (("train", "train"), ("test", test_split))
+        }
+    except NotImplementedError as error:
+        raise ValueError(
+            f"tfds:{name} is prepared in {builder.data_path} in a format that cannot be read by "
+            f"index. Prepare it anew: {prepare}"
+        ) from error
+    supervised = builder.info.supervised_keys
+    if supervised is None or not all(isinstance(key, str) for key in supervised[:2]):
+        raise ValueError(f"tfds:{name} has no (image, label) pair to learn from.")
+    label = builder.info.features[supervised[1]]
+    if not isinstance(label, tfds.features.ClassLabel):
+        raise ValueError(f"tfds:{name}: {supervised[1]!r} is no class label.")
+    arrays: dict[str, np.ndarray] = {}
+    for part, source in sources.items():
+        arrays[f"x_{part}"], arrays[f"y_{part}"] = _read_source(
+            f"tfds:{name}", source, supervised[:2]
+        )
+    return _checked_splits(f"tfds:{name}", arrays, label.num_classes)
+
+
+def _read_source(name: str, source: Any, keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+    # Filled in place: a list of all examples would need the memory twice.
+    x, y = np.empty((0,)), np.empty((len(source),), np.int64)
+    for i in range(len(source)):
+        row = source[i]
+        example = np.asarray(row[keys[0]])
+        if i == 0:
+            x = np.empty((len(source), *example.shape), example.dtype)
+        if example.shape != x.shape[1:]:
+            raise ValueError(
+                f"{name}: example {i} has shape {example.shape}, example 0 {x.shape[1:]}; all "
+                "must have one shape."
+            )
+        x[i], y[i] = example, row[keys[1]]
+    return x, y
+
+
+def _checked_splits(
+    name: str, arrays: dict[str, np.ndarray], classes: int | None = None
+) -> tuple[Examples, Examples]:
+    train = _checked(f"{name}, train", arrays["x_train"], arrays["y_train"], classes)
+    if classes is None:
+        classes = num_classes(train)
+    test = _checked(f"{name}, test", arrays["x_test"], arrays["y_test"], classes)
+    if train.x.shape[1:] != test.x.shape[1:]:
+        raise ValueError(
+            f"{name}: training examples have shape {train.x.shape[1:]}, test examples "
+            f"{test.x.shape[1:]}; they must be equal."
+        )
+    return train, test
+
+
+def _checked(name: str, x: np.ndarray, y: np.ndarray, classes: int | None) -> Examples:
+    if x.size == 0:
+        raise ValueError(f"{name}: no examples (shape {x.shape}); there must be at least one.")
+    if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
+        raise ValueError(
+            f"{name}: examples of shape {x.shape} and labels of shape {y.shape}; there must be n "
+            "examples and as many labels, of shape [n]."
+        )
+    if y.dtype.kind not in "iu":
+        raise ValueError(f"{name}: labels of dtype {y.dtype}; they must be integers.")
+    low, high = int(y.min()), int(y.max())
+    limit = np.iinfo(np.int32).max if classes is None else classes
+    if low < 0 or high >= limit:
+        allowed = "at least 0" if classes is None and high < limit else f"in [0, {limit})"
+        raise ValueError(f"{name}: labels between {low} and {high}; they must be {allowed}.")
+    return Examples(_storage(name, x), y.astype(np.int32))
+
+
+def _storage(name: str, x: np.ndarray) -> np.ndarray:
+    if x.dtype.kind not in "biuf":
+        raise ValueError(f"{name}: examples of dtype {x.dtype}; they must be real numbers.")
+    if x.ndim == 3:
+        x = x[..., None]
+    stored = jax.dtypes.canonicalize_dtype(x.dtype)
+    if x.dtype.kind in "iu" and stored != x.dtype:
+        limits = np.iinfo(stored)
+        if int(x.min()) < limits.min or int(x.max()) > limits.max:
+            raise ValueError(f"{name}: examples of dtype {x.dtype} do not fit into {stored}.")
+    if x.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            x = x.astype(stored, copy=False)
+        for start in range(0, len(x), 4096):
+            if not np.isfinite(x[start : start + 4096]).all():
+                raise ValueError(f"{name}: examples that are NaN or infinite (as {x.dtype}).")
+    return x.astype(stored, copy=False)

@@ -1,0 +1,77 @@
+"""Models as pure functions on parameters, and the losses that train and score them.
+
+``base`` says what a model is, ``layers`` what several share, one file per family follows,
+``losses`` turns a model into a loss function. A model of your own needs none of this: see
+``docs/your_own_model.md``.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.models.base import Apply, Model, from_linen
+from fedjax_lab.models.cnn import cnn
+from fedjax_lab.models.lenet import lenet5, lenet5_gradma
+from fedjax_lab.models.linear import linear
+from fedjax_lab.models.losses import accuracy_counts, classification_loss
+from fedjax_lab.models.mlp import mlp
+from fedjax_lab.types import Params
+
+__all__ = [
+    "MODELS",
+    "Apply",
+    "Model",
+    "accuracy_counts",
+    "build",
+    "classification_loss",
+    "cnn",
+    "count_params",
+    "from_linen",
+    "lenet5",
+    "lenet5_gradma",
+    "linear",
+    "mlp",
+]
+
+# name -> factory(num_classes=10, **options) -> Model
+MODELS: dict[str, Callable[..., Model]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "lenet5": lenet5,
+    "lenet5_gradma": lenet5_gradma,
+}
+
+
+def build(name: str, num_classes: int, **options: Any) -> Model:
+    """Make the model called ``name``.
+
+    Args:
+      name: a key of ``MODELS``.
+      num_classes: the number of logits, at least 2.
+      **options: the factory's own keyword arguments.
+
+    Raises:
+      ValueError: no model is called so, or an argument is out of range.
+      TypeError: the model has no such option, or an argument has the wrong type.
+    """
+    factory = MODELS[check_choice("name", name, MODELS)]
+    allowed = [
+        option for option in inspect.signature(factory).parameters if option != "num_classes"
+    ]
+    for option in options:
+        if option not in allowed:
+            raise TypeError(
+                f"{option} is no option of the model {name!r}; allowed: "
+                f"{', '.join(allowed) or 'none'}."
+            )
+    return factory(check_int("num_classes", num_classes, minimum=2), **options)
+
+
+def count_params(params: Params) -> int:
+    """The number d of scalars in a pytree of arrays (or of their shapes, ``jax.eval_shape``)."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

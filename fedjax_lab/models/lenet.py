@@ -1,0 +1,68 @@
+"""The two networks that the papers call LeNet-5 (neither has LeCun's widths).
+
+Sources: Liu et al.: Improving Generalization in Federated Learning with Highly Heterogeneous Data
+via Momentum-Based Stochastic Controlled Weight Averaging (FedSWA, FedMoSWA), ICML 2025, and the
+benchmark FL-Simulator; Luo et al.: GradMA, CVPR 2023. The papers name the model, the layers are
+those of the authors' code. Log-softmax at the end of the first is left out: cross-entropy applies
+it once more, to no effect.
+"""
+
+from fedjax_lab.checks import check_choice, check_number
+from fedjax_lab.models.base import Model, from_linen
+from fedjax_lab.models.layers import Classifier, ConvBlock, DenseBlock, check_norm
+
+
+def lenet5(num_classes: int = 10, *, norm: str | None = None, padding: str = "VALID") -> Model:
+    """FedSWA and FL-Simulator: two conv5x5 64 with pool, dense 384 and 192.
+
+    float [B, H, W, C] -> logits [B, num_classes]. 797,962 parameters for 32 x 32 x 3 and 10
+    classes, 815,332 with 100.
+
+    Args:
+      num_classes: the number of logits.
+      norm: None as in the papers, or "group": GroupNorm with two groups before every ReLU.
+      padding: "VALID" as in the papers (images of at least 16 x 16 pixels), or "SAME" (4 x 4).
+
+    Raises:
+      ValueError: ``norm`` or ``padding`` is not one of these.
+    """
+    check_norm(norm)
+    check_choice("padding", padding, ("VALID", "SAME"))
+    convs = (ConvBlock(64, norm, padding), ConvBlock(64, norm, padding))
+    return from_linen(
+        Classifier(num_classes, (*convs, DenseBlock(384, norm), DenseBlock(192, norm)))
+    )
+
+
+def lenet5_gradma(
+    num_classes: int = 10,
+    *,
+    norm: str | None = "group",
+    dropout: float = 0.5,
+    padding: str = "VALID",
+) -> Model:
+    """GradMA: conv5x5 32, pool, conv5x5 64, pool, dense 512 and 128 with norm and dropout.
+
+    float [B, H, W, C] -> logits [B, num_classes]. For 32 x 32 x 3 and 10 classes 941,834
+    parameters with ``norm="group"``, 940,362 with None.
+
+    Departure: the authors normalise with BatchNorm. It has the same scales and biases, so the
+    count of 941,834 is the same, but also 1,476 running statistics that are averaged although
+    they are no parameters; and it couples the examples of a mini-batch. GroupNorm takes its
+    place: one example alone, two groups of channels (of units, in the dense layers).
+
+    Args:
+      num_classes: the number of logits.
+      norm: "group" or None, before every ReLU.
+      dropout: the probability with which a unit of the two dense layers is dropped in training.
+      padding: "VALID" as in the code (images of at least 16 x 16 pixels), or "SAME" (4 x 4).
+
+    Raises:
+      ValueError: ``norm``, ``dropout`` or ``padding`` is not one of these.
+    """
+    check_norm(norm)
+    check_number("dropout", dropout, minimum=0.0, maximum=1.0)
+    check_choice("padding", padding, ("VALID", "SAME"))
+    convs = (ConvBlock(32, norm, padding), ConvBlock(64, norm, padding))
+    dense = (DenseBlock(512, norm, dropout), DenseBlock(128, norm, dropout))
+    return from_linen(Classifier(num_classes, (*convs, *dense)))

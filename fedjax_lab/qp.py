@@ -1,0 +1,394 @@
+"""The quadratic program of GradMA: the nearest vector with no negative inner product.
+
+GradMA: Gradient-Memory-based Accelerated Federated Learning with Alleviated Catastrophic
+Forgetting (Luo et al., CVPR 2023), its QP and the dual of it (after GEM, Lopez-Paz and
+Ranzato, NeurIPS 2017). p and the C rows M_c are vectors of d numbers, rho is the margin:
+
+    primal   min_q  1/2 ||q - p||^2    such that  <q, M_c> >= rho ||p|| ||M_c||  for all c
+    dual     min_z  1/2 z' G z + b' z  such that  z >= 0,  G = M'M,  b = M'p - rho ||p|| ||M||
+    then     q = p + M z
+
+Only G and b are d long to compute. The dual is solved on them, C x C:
+
+- primal-dual active set steps (Hintermueller, Ito and Kunisch, SIAM J. Optim. 2002) solve the
+  equality system on the support {c: z_c > r_c}, r = Gz + b; from z = 0 this is {c: b_c < 0}.
+  A few of them usually end the solve, however ill-conditioned G is;
+- where they cycle, accelerated projected gradient (FISTA, Beck and Teboulle 2009; adaptive
+  restart, O'Donoghue and Candes 2015) with step 1/L goes on, and a support is tried again
+  every few dozen steps.
+
+float32 forgets differences between rows that G squares. So q is refined: r = M'q is measured
+from q itself, and the same solver corrects z until q no longer moves.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_lab import checks
+from fedjax_lab.types import PyTree, Scalar
+
+_MIN_BLOCK = 16_384  # numbers per row that one product sums up; the blocks' sums are compensated
+_MAX_BLOCKS = 128  # per leaf; longer leaves have longer blocks
+_SAFE_SQUARE = 2.0**60  # squared norms outside [1 / this, this] are computed from scaled rows
+_ROUNDS = 8  # corrections of q at most
+_FEW_ROWS = 8  # up to here q + M z is written out row by row
+_PIVOTS = 8  # active set steps that exchange many rows at once; then one at a time
+
+
+class ConeInfo(NamedTuple):
+    """How a projection ended. ``project_to_cone_per_leaf`` adds a leading axis to ``z`` only.
+
+    Attributes:
+      z: float [C], the dual solution for the rows as they were given; 0 for a masked or zero row.
+      kkt_residual: float scalar, max over constraints c of max(-s_c, z^_c |s_c|, 0), where
+        s_c = <q, M_c> / (||p|| ||M_c||) - margin is measured from the returned q and
+        z^_c = z_c ||M_c|| / ||p||. (z >= 0 holds exactly.)
+      iterations: int32 scalar, active set and gradient steps; 0 if p was feasible.
+      feasible: bool scalar, whether every s_c >= -1e-5 (float32) or -1e-10 (float64). False
+        for a margin that no q satisfies, and where p or a row is not finite: use p then.
+    """
+
+    z: jax.Array
+    kkt_residual: jax.Array
+    iterations: jax.Array
+    feasible: jax.Array
+
+
+def project_to_cone(
+    p: PyTree,
+    rows: PyTree,
+    mask: jax.Array | None = None,
+    margin: Scalar = 0.0,
+    *,
+    tolerance: float | None = None,
+    max_iterations: int = 2000,
+) -> tuple[PyTree, ConeInfo]:
+    """Return the vector nearest to ``p`` with <q, rows[c]> >= margin ||p|| ||rows[c]|| for all c.
+
+    Works under jit, vmap, scan, pmap and shard_map; has no reverse-mode derivative (its loops
+    have no fixed length). Computes in the widest dtype of the leaves, at least float32. Costs
+    one pass over ``rows`` for the inner products and one per correction, normally one or two.
+    Under vmap all lanes run until the
+    slowest has ended.
+
+    Args:
+      p: pytree of arrays, d numbers together.
+      rows: pytree like p, each leaf with one leading axis C. A zero row is no constraint. All
+        must be finite, also masked ones.
+      mask: bool [C], False: no constraint. None: all rows are.
+      margin: scalar >= 0, traced or not (rho in the official code).
+      tolerance: corrections end when one would move q by at most this times ||p||. Default: 8
+        times the dtype's epsilon (1e-6 in float32).
+      max_iterations: cap on the dual's steps, all corrections together.
+
+    Returns:
+      (q, info). q has the structure, shapes and dtypes of p, and is p bit for bit where p is
+      feasible. A margin that no q satisfies leaves q finite and ``info.feasible`` False.
+
+    Raises:
+      TypeError: a leaf is not floating-point, or mask is not bool.
+      ValueError: structures, shapes or C disagree, p has no leaves, or an option is out of range.
+    """
+    num_rows = _check(p, rows, mask, margin, tolerance, max_iterations)
+    p_leaves, treedef = jax.tree.flatten(p)
+    p_leaves = [jnp.asarray(leaf) for leaf in p_leaves]
+    row_leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(rows)]
+    dtype = jnp.result_type(jnp.float32, *p_leaves, *row_leaves)
+    eps = float(jnp.finfo(dtype).eps)
+    tolerance = 8 * eps if tolerance is None else tolerance
+    if num_rows == 0:
+        zero = jnp.zeros((), dtype)
+        return p, ConeInfo(jnp.zeros(0, dtype), zero, jnp.int32(0), jnp.bool_(True))
+
+    # Everything below is in units of p and of the rows: ||p|| = 1, ||M_c|| = 1.
+    scale, gram = _scaled_gram(p_leaves, row_leaves, dtype, mask)
+    norms = jnp.sqrt(jnp.diagonal(gram))  # [C + 1], of the scaled rows and of the scaled p, last
+    mask = jnp.ones(num_rows, bool) if mask is None else jnp.asarray(mask)
+    valid = mask & (norms[:-1] > 0) & (norms[-1] > 0)  # p = 0 is its own projection
+    finite = jnp.all(jnp.isfinite(jnp.where(jnp.append(mask, True), norms, 0)))
+    unit = 1 / jnp.where(norms == 0, 1, norms)
+    unit = jnp.append(jnp.where(valid, unit[:-1], 0), unit[-1])
+    gram = gram * unit[:, None] * unit[None, :]
+    gram, b = gram[:-1, :-1], gram[:-1, -1]
+    margin = jnp.asarray(margin, dtype)
+    solve = partial(_solve_dual, gram, valid=valid, max_iterations=max_iterations)
+
+    def step_length(dz: jax.Array) -> jax.Array:  # ||M dz||
+        return jnp.sqrt(jnp.maximum(jnp.vdot(dz, _matvec(gram, dz)), 0))
+
+    def unfinished(state):
+        _, _, _, dz, _, last_step, rounds = state
+        step = step_length(dz)
+        return (step > tolerance) & (step < last_step / 2) & (rounds < _ROUNDS)
+
+    def correct(state):
+        q, z, _, dz, iterations, _, rounds = state
+        weights = dz * unit[:-1] * norms[-1]
+        q, products = _add_and_measure(q, row_leaves, weights, scale, dtype)
+        z = z + dz
+        r = jnp.where(valid, products * unit[:-1] * unit[-1] - margin, 0)
+        new_dz, iterations = solve(z, r, iterations)
+        return q, z, r, new_dz, iterations, step_length(dz), rounds + 1
+
+    z = jnp.zeros_like(b)
+    r = jnp.where(valid, b - margin, 0)
+    dz, iterations = solve(z, r, jnp.int32(0))
+    state = (p_leaves, z, r, dz, iterations, jnp.asarray(jnp.inf, dtype), jnp.int32(0))
+    q, z, r, _, iterations, _, _ = lax.while_loop(unfinished, correct, state)
+
+    info = ConeInfo(
+        z=z * (unit[:-1] * norms[-1]) * (scale[:-1] / scale[-1]),
+        kkt_residual=jnp.max(jnp.maximum(-r, z * jnp.abs(r)), initial=0),
+        iterations=iterations,
+        feasible=finite & jnp.all(r >= -(1e-5 if eps > 1e-10 else 1e-10)),
+    )
+    return jax.tree.unflatten(treedef, q), info
+
+
+def project_to_cone_per_leaf(
+    p: PyTree,
+    rows: PyTree,
+    mask: jax.Array | None = None,
+    margin: Scalar = 0.0,
+    *,
+    tolerance: float | None = None,
+    max_iterations: int = 2000,
+) -> tuple[PyTree, ConeInfo]:
+    """Project each leaf of ``p`` alone, as GradMA's official code does.
+
+    Arguments and errors are those of ``project_to_cone``.
+
+    Returns:
+      (q, info): ``z`` is [leaves, C], ``kkt_residual`` the worst leaf's, ``iterations`` the sum
+      over the leaves, ``feasible`` whether every leaf is.
+    """
+    _check(p, rows, mask, margin, tolerance, max_iterations)
+    leaves, treedef = jax.tree.flatten(p)
+    options: dict[str, Any] = {"tolerance": tolerance, "max_iterations": max_iterations}
+    results = [
+        project_to_cone(leaf, leaf_rows, mask, margin, **options)
+        for leaf, leaf_rows in zip(leaves, jax.tree.leaves(rows), strict=True)
+    ]
+    infos = [info for _, info in results]
+    info = ConeInfo(
+        z=jnp.stack([info.z for info in infos]),
+        kkt_residual=jnp.max(jnp.stack([info.kkt_residual for info in infos])),
+        iterations=jnp.sum(jnp.stack([info.iterations for info in infos])),
+        feasible=jnp.all(jnp.stack([info.feasible for info in infos])),
+    )
+    return jax.tree.unflatten(treedef, [q for q, _ in results]), info
+
+
+def _solve_dual(
+    gram: jax.Array,
+    z0: jax.Array,
+    r0: jax.Array,
+    iterations: jax.Array,
+    *,
+    valid: jax.Array,
+    max_iterations: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Return dz >= -z0 [C] that minimises 1/2 dz' G dz + r0' dz, and the iteration count.
+
+    The unknown is the correction dz: near the solution it is far smaller than z0 + dz.
+    """
+    eps = float(jnp.finfo(gram.dtype).eps)
+    ridge = 0.5 * eps * math.sqrt(gram.shape[0])  # what rounding does to the smallest eigenvalue
+    zero, index = jnp.zeros_like(z0), jnp.arange(gram.shape[0])
+
+    def slope(dz):
+        return r0 + _matvec(gram, dz)
+
+    def measure(dz):  # the largest |min(z, r)|
+        return jnp.max(jnp.abs(jnp.where(valid, jnp.minimum(z0 + dz, slope(dz)), 0)))
+
+    start = measure(zero)
+
+    def floor(dz):  # G dz itself is no more accurate than eps ||dz||_1
+        return jnp.maximum(1e-2 * start, 4 * eps * jnp.sum(jnp.abs(dz)))
+
+    def solve_on(support, dz):  # r = 0 on the support, z = 0 off it
+        system = jnp.where(support[:, None] & support[None, :], gram, 0)
+        system = system + jnp.diag(jnp.where(support, ridge, 1))
+        factor = jax.scipy.linalg.cho_factor(system, lower=True)
+        dz = jnp.where(support, dz, -z0)
+        for _ in range(2):  # the second solve takes back most of the ridge
+            dz = dz - jax.scipy.linalg.cho_solve(factor, jnp.where(support, slope(dz), 0))
+        return dz
+
+    def exchange_all(state):  # a primal-dual active set step; z may be negative in between
+        dz, best, best_residual, count = state
+        dz = solve_on(valid & (z0 + dz > slope(dz)), dz)
+        clipped = jnp.maximum(dz, -z0)
+        residual = measure(clipped)
+        better = residual < best_residual  # False where the factorisation failed
+        best = jnp.where(better, clipped, best)
+        return dz, best, jnp.where(better, residual, best_residual), count + 1
+
+    def exchange_one(state):  # a Lawson-Hanson step; z stays >= 0, the objective falls
+        dz, barred, settled, _, count = state
+        support = valid & (z0 + dz > 0)
+        outside = jnp.where(valid & ~support & ~barred, slope(dz), 0)
+        ended = settled & (jnp.min(outside) >= -floor(dz))
+        entering = (index == jnp.argmin(outside)) & settled & ~ended
+        support = support | entering
+        target = solve_on(support, dz)
+        blocks = support & (z0 + target <= 0)
+        ratio = jnp.where(blocks, (z0 + dz) / jnp.where(blocks, dz - target, 1), jnp.inf)
+        ratio = jnp.where(entering & blocks, 0, ratio)  # it depends on the rows of the support
+        length = jnp.minimum(jnp.min(ratio), 1)
+        new = jnp.where(ratio <= length, -z0, dz + length * (target - dz))
+        new = jnp.where(jnp.all(jnp.isfinite(new)), new, dz)
+        barred = barred | (entering & (z0 + new <= 0))
+        return new, barred, length == 1, ended, count + 1
+
+    last = jnp.minimum(iterations + _PIVOTS, max_iterations)
+    _, best, residual, iterations = lax.while_loop(
+        lambda s: (s[2] > floor(s[1])) & (s[3] < last), exchange_all, (zero, zero, start, iterations)
+    )
+    ended = ~(residual > floor(best))
+    state = (zero, jnp.zeros_like(valid), jnp.bool_(False), ended, iterations)
+    dz, _, _, _, iterations = lax.while_loop(
+        lambda s: ~s[3] & (s[4] < max_iterations), exchange_one, state
+    )
+    return jnp.where(measure(dz) < residual, dz, best), iterations
+
+
+def _matvec(matrix: jax.Array, vector: jax.Array) -> jax.Array:
+    return jnp.matmul(matrix, vector, precision=lax.Precision.HIGHEST)
+
+
+def _over_blocks(size: int, body: Callable[..., Any], carry: Any) -> Any:
+    """Fold ``body(start, length, carry)`` over consecutive blocks of ``size`` numbers."""
+    block = max(_MIN_BLOCK, math.ceil(size / _MAX_BLOCKS))
+    whole, rest = divmod(size, block)
+    if whole:
+        carry = lax.fori_loop(0, whole, lambda i, c: body(i * block, block, c), carry)
+    return body(whole * block, rest, carry) if rest else carry
+
+
+def _add(total: tuple[jax.Array, jax.Array], term: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Add ``term`` to a sum kept as (sum, rounding error) (Knuth's two-sum)."""
+    value, error = total
+    new = value + term
+    part = new - value
+    return new, error + ((value - (new - part)) + (term - part))
+
+
+def _slice(leaf: jax.Array, start: Any, length: int, dtype: Any) -> jax.Array:
+    return lax.dynamic_slice_in_dim(leaf, start, length, axis=-1).astype(dtype)
+
+
+def _scaled_gram(
+    p: list[jax.Array], rows: list[jax.Array], dtype: Any, mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Return powers of two [C + 1] and the Gram matrix [C + 1, C + 1] of the scaled (rows, p).
+
+    The scale is 1 unless a squared norm could leave the range of float32.
+    """
+    num_rows = rows[0].shape[0]
+
+    def gram_of(scale):
+        total = (jnp.zeros((num_rows + 1, num_rows + 1), dtype),) * 2
+        for p_leaf, leaf in zip(p, rows, strict=True):
+            flat, flat_p = leaf.reshape(num_rows, -1), p_leaf.reshape(1, -1)
+
+            def body(start, length, total, flat=flat, flat_p=flat_p):
+                block = jnp.concatenate(
+                    [_slice(flat, start, length, dtype), _slice(flat_p, start, length, dtype)]
+                )
+                block = block * scale[:, None]
+                return _add(total, jnp.matmul(block, block.T, precision=lax.Precision.HIGHEST))
+
+            total = _over_blocks(p_leaf.size, body, total)
+        return total[0] + total[1]
+
+    def rescale(state):
+        scale = state[0]  # ones; without it XLA would compute the maxima ahead of the loop
+        largest = [jnp.zeros_like(scale)]
+        for p_leaf, leaf in zip(p, rows, strict=True):
+            flat = jnp.abs(leaf.reshape(num_rows, -1).astype(dtype) * scale[:-1, None])
+            flat_p = jnp.abs(p_leaf.reshape(-1).astype(dtype) * scale[-1])
+            largest.append(jnp.append(jnp.max(flat, axis=1, initial=0), jnp.max(flat_p, initial=0)))
+        exponent = jnp.frexp(jnp.max(jnp.stack(largest), axis=0))[1]
+        scale = jnp.ldexp(jnp.ones((), dtype), jnp.clip(-exponent, -126, 126))
+        return scale, gram_of(scale), jnp.bool_(False)
+
+    scale = jnp.ones(num_rows + 1, dtype)
+    gram = gram_of(scale)
+    squares = jnp.diagonal(gram)
+    if mask is not None:
+        squares = jnp.where(jnp.append(mask, True), squares, 1)
+    unsafe = jnp.any(~((squares > 1 / _SAFE_SQUARE) & (squares < _SAFE_SQUARE)))
+    # A loop of one turn: under vmap, a cond would always compute both branches.
+    scale, gram, _ = lax.while_loop(lambda state: state[2], rescale, (scale, gram, unsafe))
+    return scale, gram
+
+
+def _add_and_measure(
+    q: list[jax.Array], rows: list[jax.Array], weights: jax.Array, scale: jax.Array, dtype: Any
+) -> tuple[list[jax.Array], jax.Array]:
+    """Return q + sum_c weights[c] rows[c] and its inner products [C] with the rows.
+
+    Weights and products are those of the scaled q and rows.
+    """
+    num_rows = weights.shape[0]
+    total = (jnp.zeros(num_rows, dtype),) * 2
+    new_q = []
+    for q_leaf, leaf in zip(q, rows, strict=True):
+        flat, flat_q = leaf.reshape(num_rows, -1), q_leaf.reshape(-1)
+        if num_rows <= _FEW_ROWS:  # one fused loop; XLA's CPU product is slow on few rows
+            terms = [weights[c] * (flat[c].astype(dtype) * scale[c]) for c in range(num_rows)]
+            change = sum(terms)
+        else:
+            flat_rows = flat.astype(dtype)
+            change = jnp.matmul(weights * scale[:-1], flat_rows, precision=lax.Precision.HIGHEST)
+        flat_q = ((flat_q * scale[-1] + change) / scale[-1]).astype(q_leaf.dtype)
+
+        def body(start, length, total, flat=flat, flat_q=flat_q):
+            part = _slice(flat_q, start, length, dtype) * scale[-1]
+            return _add(total, _matvec(_slice(flat, start, length, dtype), part))
+
+        total = _over_blocks(q_leaf.size, body, total)
+        new_q.append(flat_q.reshape(q_leaf.shape))
+    return new_q, (total[0] + total[1]) * scale[:-1]
+
+
+def _check(p, rows, mask, margin, tolerance, max_iterations) -> int:
+    """Check the arguments of a projection; return C."""
+    checks.check_number("margin", margin, minimum=0)
+    checks.check_int("max_iterations", max_iterations, minimum=0)
+    if tolerance is not None:
+        checks.check_number("tolerance", tolerance, minimum=0)
+    if jax.tree.structure(p) != jax.tree.structure(rows):
+        raise ValueError(
+            f"rows has the structure {jax.tree.structure(rows)}; it must be that of p, "
+            f"{jax.tree.structure(p)}."
+        )
+    p_leaves, row_leaves = jax.tree.leaves(p), jax.tree.leaves(rows)
+    if not p_leaves:
+        raise ValueError("p has no leaves; it must hold at least one array.")
+    for name, leaves in (("p", p_leaves), ("rows", row_leaves)):
+        for leaf in leaves:
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                kind = jnp.result_type(leaf)
+                raise TypeError(f"{name} has a leaf of dtype {kind}; it must be floating-point.")
+    num_rows = jnp.shape(row_leaves[0])[0] if jnp.ndim(row_leaves[0]) else -1
+    for p_leaf, leaf in zip(p_leaves, row_leaves, strict=True):
+        if jnp.shape(leaf) != (num_rows, *jnp.shape(p_leaf)):
+            raise ValueError(
+                f"rows has a leaf of shape {jnp.shape(leaf)}; it must be (C, *shape of p's leaf) "
+                f"with one C for all leaves, here {('C', *jnp.shape(p_leaf))}."
+            )
+    if mask is not None:
+        if jnp.result_type(mask) != jnp.bool_:
+            raise TypeError(f"mask has dtype {jnp.result_type(mask)}; it must be bool.")
+        if jnp.shape(mask) != (num_rows,):
+            raise ValueError(f"mask has shape {jnp.shape(mask)}; it must be ({num_rows},).")
+    return num_rows

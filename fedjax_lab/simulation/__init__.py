@@ -1,0 +1,1 @@
+"""Whole runs: compiled chunks of rounds, evaluation, checkpoints."""

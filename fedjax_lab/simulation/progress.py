@@ -1,0 +1,64 @@
+"""Progress on the terminal: a bar with rate and time left, or plain lines in a log."""
+
+import sys
+import time
+from typing import Any
+
+
+class Progress:
+    """Shows how far a run is; silent if ``enabled`` is False.
+
+    On a terminal it is a bar. Elsewhere it prints at most one line in ten seconds, and the
+    first and the last.
+    """
+
+    def __init__(self, name: str, start: int, rounds: int, enabled: bool):
+        self._name, self._start, self._rounds = name, start, rounds
+        self._began = self._last_line = time.monotonic()
+        self._bar: Any = None  # rich is imported on a terminal only
+        self._enabled = enabled
+        if enabled and sys.stderr.isatty():
+            from rich import progress
+            from rich.console import Console
+
+            self._bar = progress.Progress(
+                progress.TextColumn("[bold]{task.description}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[rate]:6.1f} rounds/s"),
+                progress.TimeRemainingColumn(compact=True),
+                progress.TextColumn("{task.fields[note]}"),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task(
+                name, total=rounds, completed=start, rate=0.0, note="compiling"
+            )
+            self._bar.start()
+
+    def update(self, round: int, values: dict[str, float]) -> None:
+        """Report that ``round`` rounds are done, with a few values to show."""
+        now = time.monotonic()
+        rate = (round - self._start) / max(now - self._began, 1e-9)
+        note = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        if self._bar is not None:
+            self._bar.update(self._task, completed=round, rate=rate, note=note)
+        elif self._enabled and (
+            round == self._rounds or now - self._last_line >= 10 or self._last_line == self._began
+        ):
+            self._last_line = now
+            left = (self._rounds - round) / max(rate, 1e-9)
+            print(
+                f"{self._name}: round {round}/{self._rounds}  {rate:.1f} rounds/s  "
+                f"{left:.0f} s left  {note}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def start_clock(self) -> None:
+        """Leave the time so far (compilation) out of the rate."""
+        self._began = self._last_line = time.monotonic()
+
+    def close(self) -> None:
+        """Take the bar off the terminal."""
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,66 @@
+"""Many rounds as one compiled program: scan over (draw the cohort, run the round)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from fedjax_lab.clients.mapping import parse_client_map
+from fedjax_lab.data import FederatedArrays, draw_batch
+from fedjax_lab.round import Algorithm, build_round
+from fedjax_lab.types import CohortBatch, Key
+
+
+class Schedule(NamedTuple):
+    """How a round's batch is drawn; see ``fedjax_lab.data.draw_batch``.
+
+    Attributes:
+      cohort_size: clients per round, S.
+      batch_size: examples per mini-batch, B.
+      local_steps: local steps per client, K; or None.
+      local_epochs: passes over a client's data; or None. Exactly one of the two is given.
+      replace: draw mini-batches with replacement.
+      weights: "uniform" or "examples".
+      full_examples: put each client's whole data set into the batch.
+    """
+
+    cohort_size: int
+    batch_size: int
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    replace: bool = False
+    weights: str = "uniform"
+    full_examples: bool = False
+
+    def draw(self, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:
+        """The batch of one round; a function of (key, round) and the client ids only."""
+        return draw_batch(clients, key, round, **self._asdict())
+
+
+def build_chunk(algorithm: Algorithm, schedule: Schedule, client_map: str) -> jax.stages.Wrapped:
+    """Build ``run_chunk(state, clients, key, first_round, length) -> (state, metrics)``.
+
+    It is jitted, donates the state, and returns the metrics of its rounds stacked [length].
+    ``length`` is static; the data is an argument, never a constant of the program.
+    """
+    round_fn = build_round(algorithm, client_map)
+
+    def run_chunk(state, clients, key, first_round, length):
+        def body(state, round):
+            return round_fn(state, schedule.draw(clients, key, round))
+
+        return jax.lax.scan(body, state, first_round + jnp.arange(length, dtype=jnp.int32))
+
+    return jax.jit(run_chunk, static_argnames="length", donate_argnums=0)
+
+
+def place(values: Any, client_map: str) -> Any:
+    """Copy ``values`` to every device that the client map uses, once, before the run."""
+    devices = parse_client_map(client_map).devices
+    if len(devices) < 2:
+        return values
+    mesh = jax.make_mesh(
+        (len(devices),), ("clients",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices
+    )
+    return jax.device_put(values, NamedSharding(mesh, PartitionSpec()))

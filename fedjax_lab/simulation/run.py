@@ -1,0 +1,298 @@
+"""The host's loop: compiled chunks of rounds, with evaluation, logging and checkpoints between.
+
+All randomness of a run depends on (seed, round, client id). The same seed gives the same bits
+on one kind of machine, whether or not the run was interrupted; other client maps and other
+devices agree up to rounding.
+"""
+
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.checks import check_int
+from fedjax_lab.clients.mapping import parse_client_map
+from fedjax_lab.data import FederatedArrays
+from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.checkpoint import Checkpoints
+from fedjax_lab.simulation.progress import Progress
+from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
+from fedjax_lab.simulation.run_dir import (
+    CHECKPOINTS,
+    METRICS,
+    SUMMARY,
+    TIMES,
+    MetricsFile,
+    open_run_dir,
+    read_metrics,
+    versions,
+    write_json,
+)
+from fedjax_lab.types import FedState, Params
+
+Row = dict[str, Any]
+
+
+class SimulationResult(NamedTuple):
+    """What a run leaves.
+
+    Attributes:
+      params: the last server model.
+      state: the method's last state.
+      history: one row per evaluation. ``round`` counts finished rounds; ``bytes_up``,
+        ``bytes_down`` and ``gradients`` (mini-batch gradients taken) are exact totals since
+        round 0; other metrics of the rounds are means over the rounds since the last row;
+        the rest is what ``evaluate`` returned.
+      seconds: time spent in rounds and evaluation, compilation left out; the parts before an
+        interruption are included.
+      compile_seconds: time spent compiling rounds, likewise.
+      interrupted: whether Ctrl-C ended the run early.
+    """
+
+    params: Params
+    state: FedState
+    history: list[Row]
+    seconds: float
+    compile_seconds: float
+    interrupted: bool
+
+
+def simulate(
+    algorithm: Algorithm,
+    params: Params,
+    clients: FederatedArrays,
+    *,
+    rounds: int,
+    cohort_size: int,
+    batch_size: int,
+    local_steps: int | None = None,
+    local_epochs: int | None = None,
+    replace: bool = False,
+    weights: str = "uniform",
+    full_examples: bool = False,
+    seed: int = 0,
+    evaluate: Callable[[Params], Mapping[str, Any]] | None = None,
+    eval_every: int = 10,
+    client_map: str = "auto",
+    run_dir: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> SimulationResult:
+    """Run ``rounds`` rounds of a method and return its history.
+
+    With ``run_dir``, metrics and checkpoints are kept there, and a second call with the same
+    arguments goes on where the first one stopped; the result equals that of an uninterrupted
+    run bit for bit. Ctrl-C finishes the running chunk, saves, and returns; a second Ctrl-C
+    stops at once.
+
+    Args:
+      algorithm: the method.
+      params: the first server model.
+      clients: the clients' data.
+      rounds: rounds of the whole run.
+      cohort_size: clients per round, S.
+      batch_size: examples per mini-batch, B.
+      local_steps: local steps per client; exactly one of this and ``local_epochs``.
+      local_epochs: passes over each client's data.
+      replace: draw mini-batches with replacement; otherwise in shuffled passes.
+      weights: "uniform" or "examples" (the clients' sizes).
+      full_examples: give methods the client's whole data set for full local gradients.
+      seed: of the cohorts, mini-batches and everything random inside a round.
+      evaluate: params -> dict of scalars.
+      eval_every: rounds between evaluations, which are also the compiled chunks.
+      client_map: see ``fedjax_lab.clients.mapping``.
+      run_dir: where to keep metrics and checkpoints; None keeps nothing.
+      checkpoint_every: rounds between checkpoints, rounded up to a multiple of
+        ``eval_every``; None: a tenth of the run. The last round is always saved.
+      config: written to config.json beside what this function knows.
+      progress: show progress on stderr.
+
+    Raises:
+      ValueError: an argument is out of range, or a checkpoint is damaged.
+      FileExistsError: ``run_dir`` holds another run.
+    """
+    check_int("rounds", rounds, minimum=1)
+    check_int("eval_every", eval_every, minimum=1)
+    check_int("seed", seed, minimum=0)
+    if checkpoint_every is not None:
+        check_int("checkpoint_every", checkpoint_every, minimum=1)
+    schedule = Schedule(
+        cohort_size, batch_size, local_steps, local_epochs, replace, weights, full_examples
+    )
+    client_map = parse_client_map(client_map).name
+    key = jax.random.key(seed)
+    state = _start(algorithm, params, clients, schedule, key)
+    state, clients, key = place((state, clients, key), client_map)
+    recorder = _Recorder(
+        run_dir,
+        state,
+        every=checkpoint_every or -(-rounds // 10),
+        config={
+            "algorithm": algorithm.name,
+            "hyperparameters": dict(algorithm.hyperparameters),
+            "partition": dataclasses.asdict(clients.partition),
+            "num_clients": clients.num_clients,
+            "rounds": rounds,
+            **schedule._asdict(),
+            "seed": seed,
+            "eval_every": eval_every,
+            "client_map": client_map,
+            "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
+            **(config or {}),
+            "versions": versions(),
+        },
+    )
+    round, state, history = recorder.begin(state)
+    state = place(state, client_map)
+    run_chunk = build_chunk(algorithm, schedule, client_map)
+    compiled: dict[int, Any] = {}
+    bar = Progress(algorithm.name, round, rounds, progress)
+    totals = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
+    if history:
+        totals = {name: history[-1][name] for name in totals}
+    seconds, compile_seconds = recorder.spent
+    began = time.perf_counter() - seconds - compile_seconds
+    bytes_up, bytes_down = algorithm.uplink(params), algorithm.downlink(params)
+    with _stop_on_interrupt() as stop:
+        while round < rounds and not stop.is_set():
+            length = min(eval_every, rounds - round)
+            first = jnp.asarray(round, jnp.int32)
+            if length not in compiled:
+                before = time.perf_counter()
+                lowered = run_chunk.lower(state, clients, key, first, length=length)
+                compiled[length] = lowered.compile()
+                compile_seconds += time.perf_counter() - before
+                bar.start_clock()
+            state, metrics = compiled[length](state, clients, key, first)
+            round += length
+            row, counts = _summarise(metrics, algorithm.gradients_per_step)
+            totals["bytes_up"] += counts["participants"] * bytes_up
+            totals["bytes_down"] += counts["participants"] * bytes_down
+            totals["gradients"] += counts["gradients"]
+            scores = {} if evaluate is None else evaluate(algorithm.params(state))
+            scores = {name: float(value) for name, value in scores.items()}
+            row = {"round": round, **row, **totals, **scores}
+            history.append(row)
+            seconds = time.perf_counter() - began - compile_seconds
+            recorder.row(row, seconds, compile_seconds)
+            bar.update(round, {"loss": row["loss"], **scores})
+            recorder.checkpoint(round, state, history, last=round == rounds or stop.is_set())
+    bar.close()
+    interrupted = round < rounds
+    recorder.end(round, seconds, compile_seconds, interrupted)
+    return SimulationResult(
+        algorithm.params(state), state, history, seconds, compile_seconds, interrupted
+    )
+
+
+def _start(algorithm, params, clients, schedule, key):
+    """The state before round 0; it owns its buffers, because the rounds donate them."""
+    batch = None
+    if algorithm.needs_first_batch:
+        batch = jax.jit(schedule.draw)(clients, key, jnp.zeros((), jnp.int32))
+    return jax.tree.map(jnp.copy, algorithm.init(params, clients.num_clients, batch))
+
+
+def _summarise(metrics, gradients_per_step: int) -> tuple[Row, dict[str, int]]:
+    """Means over a chunk's rounds, and exact counts."""
+    metrics = {name: np.asarray(values, np.float64) for name, values in metrics.items()}
+    participants = metrics.pop("participants")
+    steps = metrics.pop("local_steps")
+    counts = {
+        "participants": round(participants.sum()),
+        "gradients": round((participants * steps).sum()) * gradients_per_step,
+    }
+    for name in ("bytes_up", "bytes_down"):
+        metrics.pop(name)
+    row = {name: float(values.mean()) for name, values in sorted(metrics.items())}
+    return {**row, "local_steps": float(steps.mean())}, counts
+
+
+class _Recorder:
+    """Keeps a run's rows and checkpoints, if there is a run directory."""
+
+    def __init__(self, run_dir, state, *, every: int, config: Row):
+        self._every = every
+        self._saved = 0
+        self.spent = (0.0, 0.0)  # (seconds, compile_seconds) before this call
+        self._path = None if run_dir is None else Path(run_dir)
+        if self._path is not None:
+            open_run_dir(self._path, config)
+
+    def begin(self, state):
+        """(round, state, history) to go on from."""
+        if self._path is None:
+            return 0, state, []
+        self._checkpoints = Checkpoints(self._path / CHECKPOINTS)
+        history: list[Row] = []
+        times: list[Row] = []
+        if self._checkpoints.latest() is not None:
+            try:
+                self._saved, state, _ = self._checkpoints.restore(like=state)
+            except ValueError:
+                self._checkpoints.close()
+                raise
+            rows = read_metrics(self._path / METRICS)
+            history = [row for row in rows if row["round"] <= self._saved]
+            state = jax.tree.map(jnp.asarray, state)
+            if (self._path / TIMES).exists():
+                times = [r for r in read_metrics(self._path / TIMES) if r["round"] <= self._saved]
+        if times:
+            self.spent = (times[-1]["seconds"], times[-1]["compile_seconds"])
+        self._metrics = MetricsFile(self._path / METRICS, history)
+        self._times = MetricsFile(self._path / TIMES, times)
+        return self._saved, state, history
+
+    def row(self, row: Row, seconds: float, compile_seconds: float) -> None:
+        # Times go to a file of their own: equal runs have equal metrics.
+        if self._path is not None:
+            self._metrics.append(row)
+            times = {"seconds": seconds, "compile_seconds": compile_seconds}
+            self._times.append({"round": row["round"], **times})
+
+    def checkpoint(self, round: int, state, history, *, last: bool) -> None:
+        if self._path is not None and (last or round - self._saved >= self._every):
+            self._checkpoints.save(round, state, {"rows": len(history)})
+            self._saved = round
+
+    def end(self, round, seconds, compile_seconds, interrupted) -> None:
+        if self._path is None:
+            return
+        self._metrics.close()
+        self._times.close()
+        self._checkpoints.close()
+        summary = {
+            "round": round,
+            "seconds": seconds,
+            "compile_seconds": compile_seconds,
+            "interrupted": interrupted,
+        }
+        write_json(self._path / SUMMARY, summary)
+
+
+@contextmanager
+def _stop_on_interrupt():
+    """An event that the first Ctrl-C sets; the second one interrupts as usual."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def request_stop(number, frame):
+        stop.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, request_stop)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,47 @@
+"""Arithmetic on pytrees that keeps each leaf's dtype, whatever the scalar's."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab.types import PyTree, Scalar
+
+norm = optax.tree.norm
+subtract = optax.tree.sub
+zeros_like = optax.tree.zeros_like
+
+
+def add_scaled(tree: PyTree, scalar: Scalar, other: PyTree) -> PyTree:
+    """``tree + scalar * other``, leaf by leaf, in the dtype of ``tree``."""
+    return jax.tree.map(lambda a, b: a + jnp.asarray(scalar, a.dtype) * b, tree, other)
+
+
+def descend(params: PyTree, rate: Scalar, direction: PyTree) -> PyTree:
+    """One step against ``direction``: ``params - rate * direction``."""
+    return jax.tree.map(lambda p, u: p - jnp.asarray(rate, p.dtype) * u, params, direction)
+
+
+def scale(tree: PyTree, scalar: Scalar) -> PyTree:
+    """``scalar * tree``, in the dtype of ``tree``."""
+    return jax.tree.map(lambda a: jnp.asarray(scalar, a.dtype) * a, tree)
+
+
+def where(condition: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
+    """Choose ``tree`` where the scalar ``condition`` holds, ``other`` elsewhere."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), tree, other)
+
+
+def stack(trees: list[PyTree]) -> PyTree:
+    """Stack trees of one structure along a new leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def nbytes(tree: PyTree) -> int:
+    """Bytes of all leaves; works on arrays and on ``jax.ShapeDtypeStruct``."""
+    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+
+
+def safe_divide(numerator: Scalar, denominator: jax.Array) -> jax.Array:
+    """``numerator / denominator``, and 0 where the denominator is 0."""
+    nonzero = denominator != 0
+    return jnp.where(nonzero, numerator / jnp.where(nonzero, denominator, 1), 0)

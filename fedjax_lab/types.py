@@ -1,0 +1,110 @@
+"""The values that travel through a round. This file imports nothing of ours.
+
+Axes: N clients, S slots of the cohort, K local steps, B examples of a mini-batch,
+M examples of a client.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+PyTree = Any
+Params = PyTree  # a model's parameters
+Key = jax.Array  # a typed PRNG key, consumed once
+Scalar = float | jax.Array
+# A schedule is a function of the round, such as optax's.
+ScalarOrSchedule = Scalar | Callable[[jax.Array], jax.Array]
+Metrics = dict[str, jax.Array]
+# (params, examples [B, ...], key) -> per-example losses, float [B]
+LossFn = Callable[[Params, PyTree, Key], jax.Array]
+
+
+class CohortBatch(NamedTuple):
+    """Everything drawn for one round.
+
+    Attributes:
+      client_ids: int32 [S], distinct; a padded slot has id N.
+      examples: pytree [S, K, B, ...]. With ``source``, int32 indices [S, K, B] into it.
+      key: the round's PRNG key; every client folds its own id into it.
+      round: int32 scalar, counted from 0; schedules are functions of it.
+      full_examples: pytree [S, M, ...], each client's whole data set (indices with
+        ``source``), for methods that take a full local gradient. Where it is None they take
+        the round's own examples.
+      full_mask: bool [S, M], which of ``full_examples`` are real.
+      example_mask: bool [S, K, B], which examples are real; None: all.
+      num_steps: int32 [S], the local steps K_i <= K of each client; None: K for all.
+      weights: float [S], aggregation weights, not normalised; None: equal.
+      participates: bool [S], whether a slot takes part; None: all but padded slots.
+      source: pytree [n, ...] of resident examples. Each local step gathers its own
+        mini-batch from it, so that memory does not grow with K.
+    """
+
+    client_ids: jax.Array
+    examples: PyTree
+    key: Key
+    round: jax.Array
+    full_examples: PyTree = None
+    full_mask: jax.Array | None = None
+    example_mask: jax.Array | None = None
+    num_steps: jax.Array | None = None
+    weights: jax.Array | None = None
+    participates: jax.Array | None = None
+    source: PyTree = None
+
+
+class Cohort(NamedTuple):
+    """Who took part in a round, as the server sees it.
+
+    Attributes:
+      client_ids: int32 [S]; a padded slot has id N.
+      participates: bool [S], whether the slot took part.
+      weights: float [S], aggregation weights, adding up to 1 over those who took part.
+      round: int32 scalar.
+      num_clients: int32 scalar N.
+    """
+
+    client_ids: jax.Array
+    participates: jax.Array
+    weights: jax.Array
+    round: jax.Array
+    num_clients: jax.Array
+
+
+class ClientBatch(NamedTuple):
+    """One client's slice of the round: a ``CohortBatch`` without its leading axis S.
+
+    Attributes:
+      examples: pytree [K, B, ...]; indices [K, B] with ``source``.
+      example_mask: bool [K, B] or None (all examples are real).
+      step_mask: bool [K] or None (all K steps are taken).
+      num_steps: int32 scalar K_i, the number of steps that are taken.
+      key: this client's key of this round.
+      round: int32 scalar.
+      full_examples, full_mask: pytree [M, ...] and bool [M], or None.
+      source: resident examples shared by all clients, or None.
+    """
+
+    examples: PyTree
+    example_mask: jax.Array | None
+    step_mask: jax.Array | None
+    num_steps: jax.Array
+    key: Key
+    round: jax.Array
+    full_examples: PyTree
+    full_mask: jax.Array | None
+    source: PyTree
+
+
+class FedState(NamedTuple):
+    """What a method carries from round to round.
+
+    Attributes:
+      server: the method's own NamedTuple.
+      clients: pytree with leading axis N, one row per client; ``()`` if clients keep nothing.
+      num_clients: int32 scalar N, by which a padded slot (id N) is recognised.
+    """
+
+    server: PyTree
+    clients: PyTree
+    num_clients: jax.Array

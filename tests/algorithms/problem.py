@@ -1,0 +1,58 @@
+"""The twins' softmax regression, as the library sees it: a loss in JAX and padded batches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_lab import CohortBatch
+from tests.reference import problem as reference
+
+CLIENT_MAPS = ("vmap", "scan", "chunk:2", "pmap", "shard_map")
+
+
+def loss_fn(params, examples, key):
+    del key
+    logits = examples["x"] @ params["W"] + params["b"][None, :]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, examples["y"])
+
+
+def initial_params():
+    weights, bias = reference.unpack(reference.initial_point())
+    return {"W": jnp.asarray(weights), "b": jnp.asarray(bias)}
+
+
+def flat(params):
+    return reference.pack(np.asarray(params["W"]), np.asarray(params["b"]))
+
+
+def to_batch(padded, t):
+    """One round of ``reference.make_rounds`` as a ``CohortBatch``."""
+    full = "full_x" in padded
+    return CohortBatch(
+        client_ids=jnp.asarray(padded["client_ids"]),
+        examples={"x": jnp.asarray(padded["x"]), "y": jnp.asarray(padded["y"])},
+        key=jax.random.fold_in(jax.random.key(1), t),
+        round=jnp.asarray(t, jnp.int32),
+        full_examples={"x": jnp.asarray(padded["full_x"]), "y": jnp.asarray(padded["full_y"])}
+        if full
+        else None,
+        full_mask=jnp.asarray(padded["full_mask"]) if full else None,
+        example_mask=jnp.asarray(padded["example_mask"]),
+        num_steps=jnp.asarray(padded["num_steps"]),
+        weights=jnp.asarray(padded["weights"]),
+        participates=jnp.asarray(padded["participates"]),
+    )
+
+
+def stack_rounds(drawn):
+    """All rounds' batches with a leading axis of rounds, to be scanned."""
+    batches = [to_batch(padded, t) for t, (_, padded) in enumerate(drawn)]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+
+
+def run_rounds(round_fn, state, drawn):
+    """Scan all rounds in one jit; returns (state, stacked metrics)."""
+    return jax.jit(lambda state, batches: jax.lax.scan(round_fn, state, batches))(
+        state, stack_rounds(drawn)
+    )

@@ -1,0 +1,105 @@
+"""Wrong arguments of a round or a factory: the error names argument, value and what is allowed."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import algorithms, build_round
+from tests.algorithms.cases import MAIN, N
+from tests.algorithms.problem import initial_params, loss_fn, to_batch
+from tests.reference import problem as reference
+
+
+@pytest.fixture(scope="module")
+def batch():
+    drawn = reference.make_rounds(0, 1, cohort_size=3, max_steps=2, batch_size=2, equal_steps=True)
+    return to_batch(drawn[0][1], 0)
+
+
+def run(batch, loss=loss_fn, **changes):
+    algorithm = algorithms.fedavg(loss, client_lr=0.1)
+    state = algorithm.init(initial_params(), N)
+    return build_round(algorithm, "vmap")(state, batch._replace(**changes))
+
+
+@pytest.mark.parametrize("case", MAIN, ids=lambda case: case.id)
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), "fast"])
+def test_learning_rates(case, value):
+    names = {"client_lr", "server_lr"} & set(case.options)
+    for name in names:
+        with pytest.raises((ValueError, TypeError), match=rf"{name} is {value}|{name} is 'fast'"):
+            case.build(loss_fn, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "message"),
+    [
+        (
+            algorithms.fedavgm,
+            {"momentum": 1.5},
+            "momentum is 1.5; it must be finite and at least 0",
+        ),
+        (algorithms.fedadam, {"server_lr": 1.0, "tau": 0.0}, "tau is 0.0; .* greater than 0"),
+        (algorithms.fedyogi, {"server_lr": 1.0, "beta2": 2}, "beta2 is 2"),
+        (algorithms.scaffold, {"control_update": "III"}, "control_update is 'III'; .* I, II"),
+        (algorithms.gradma_w, {"qp_scope": "per_leave"}, "Did you mean 'per_leaf'"),
+        (algorithms.gradma_w, {"margin": -1}, "margin is -1"),
+        (algorithms.gradma_s, {"memory_size": -1}, "memory_size is -1"),
+        (algorithms.gradma_s, {"memory_size": 5, "memory_decay": 2}, "memory_decay is 2"),
+        (algorithms.gradma, {"memory_size": 5, "server_momentum": -1}, "server_momentum is -1"),
+    ],
+)
+def test_hyper_parameters(factory, options, message):
+    with pytest.raises(ValueError, match=message):
+        factory(loss_fn, client_lr=0.1, **options)
+
+
+def test_a_loss_that_returns_a_scalar(batch):
+    with pytest.raises(ValueError, match=r"shape \(\); it must return one loss per example"):
+        run(batch, loss=lambda *arguments: loss_fn(*arguments).mean())
+
+
+def test_duplicate_client_ids(batch):
+    with pytest.raises(ValueError, match=r"client_ids is \[1, 4, 1\]; ids must be distinct"):
+        run(batch, client_ids=jnp.array([1, 4, 1]))
+    # Where ids are traced, they cannot be checked; padded slots may repeat.
+    run(batch, client_ids=jnp.array([1, N, N]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"client_ids": jnp.array([0, 1, N + 1])}, "ids must lie between 0 and 6"),
+        ({"client_ids": jnp.array([0, -1, 2])}, "ids must lie between 0 and 6"),
+        ({"client_ids": jnp.arange(4)}, r"client_ids has shape \(4,\); it must be \(3,\)"),
+        ({"num_steps": jnp.array([1, 2, 3])}, "num_steps is .* between 0 and 2"),
+        ({"weights": jnp.array([1.0, -1.0, 1.0])}, "weights is .* at least 0"),
+        ({"weights": jnp.array([1.0, np.nan, 1.0])}, "weights is .* finite"),
+        ({"example_mask": jnp.ones((3, 2), bool)}, r"example_mask has shape \(3, 2\)"),
+        ({"examples": {"x": jnp.ones((3, 2)), "y": jnp.ones((3, 2, 2))}}, r"\[S, K, B, \.\.\.\]"),
+        ({"examples": {"x": jnp.ones((3, 2, 2)), "y": jnp.ones((3, 1, 2))}}, "the same"),
+        ({"source": {"x": jnp.ones((4, 5)), "y": jnp.zeros(4, int)}}, "integer indices"),
+        ({"full_examples": jnp.ones((3, 5))}, "given together"),
+    ],
+)
+def test_batches(batch, changes, message):
+    with pytest.raises(ValueError, match=message):
+        run(batch, **changes)
+
+
+def test_params_and_client_counts():
+    algorithm = algorithms.fedavg(loss_fn, client_lr=0.1)
+    with pytest.raises(TypeError, match=r"params\['n'\] has dtype int32"):
+        algorithm.init({"n": jnp.arange(3)}, 2)
+    with pytest.raises(ValueError, match="num_clients is 0; it must be at least 1"):
+        algorithm.init(initial_params(), 0)
+    with pytest.raises(ValueError, match="memory_size is 8; it must be between 0 and 7"):
+        algorithms.gradma_s(loss_fn, client_lr=0.1, memory_size=8).init(initial_params(), N)
+
+
+def test_unknown_client_maps():
+    algorithm = algorithms.fedavg(loss_fn, client_lr=0.1)
+    with pytest.raises(ValueError, match=r"client_map is 'vmpa'.*Did you mean 'vmap'"):
+        build_round(algorithm, "vmpa")
+    with pytest.raises(ValueError, match="n in chunk:n must be at least 1"):
+        build_round(algorithm, "chunk:x")

@@ -1,0 +1,245 @@
+"""What every method of the catalogue promises, whatever it computes."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import algorithms, build_round, tree
+from tests.algorithms.cases import MAIN, N
+from tests.algorithms.problem import initial_params, loss_fn, run_rounds, stack_rounds, to_batch
+from tests.reference import problem as reference
+
+every_method = pytest.mark.parametrize("case", MAIN, ids=lambda case: case.id)
+
+
+@functools.cache
+def jitted(case_id):
+    """One compiled program per method for all tests of this file."""
+    case = next(case for case in MAIN if case.id == case_id)
+    options = {"memory_size": N} if "memory_size" in case.options else {}
+    algorithm = case.build(noisy_loss, **options)
+    return algorithm, jax.jit(build_round(algorithm, "vmap"))
+
+
+def noisy_loss(params, examples, key):
+    """A loss with its own randomness, so that a wrong key shows."""
+    noise = jax.random.uniform(key, examples["y"].shape, minval=0.5, maxval=1.5)
+    return noise * loss_fn(params, examples, key)
+
+
+def start(algorithm, seed=0, rounds=6):
+    drawn = reference.make_rounds(seed, rounds, cohort_size=4, max_steps=3, batch_size=4)
+    batches = [to_batch(padded, t) for t, (_, padded) in enumerate(drawn)]
+    return algorithm.init(initial_params(), N), batches
+
+
+def advance(round_fn, state, batches):
+    for batch in batches:
+        state, metrics = round_fn(state, batch)
+    return state, metrics
+
+
+def rows_of(tree, rows):
+    return jax.tree.map(lambda leaf: leaf[rows], tree)
+
+
+def valid_examples(batch):
+    """bool [S, K, B]: what the masks of a batch leave, in NumPy."""
+    mask, num_steps = np.asarray(batch.example_mask), np.asarray(batch.num_steps)
+    taken = np.arange(mask.shape[1]) < num_steps[:, None]
+    return mask & taken[..., None] & np.asarray(batch.participates)[:, None, None]
+
+
+def assert_same_bits(tree_a, tree_b):
+    jax.tree.map(np.testing.assert_array_equal, tree_a, tree_b)
+
+
+def test_the_table_has_every_factory():
+    assert {case.id for case in MAIN} == set(algorithms.ALGORITHMS)
+    for name, factory in algorithms.ALGORITHMS.items():
+        assert getattr(algorithms, name) is factory
+        assert name in algorithms.__all__
+
+
+@every_method
+def test_state_and_metrics_keep_structure_shapes_and_dtypes(case):
+    algorithm, round_fn = jitted(case.id)
+    state, batches = start(algorithm)
+    after, metrics = round_fn(state, batches[0])
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
+    _, later = round_fn(after, batches[1])
+    chex.assert_trees_all_equal_shapes_and_dtypes(metrics, later)
+    assert {"loss", "delta_norm", "bytes_up", "bytes_down"} <= set(metrics)
+    assert all(value.shape == () and np.isfinite(value) for value in metrics.values())
+    chex.assert_trees_all_equal_shapes_and_dtypes(algorithm.params(after), initial_params())
+    assert algorithm.name == case.id
+
+
+@every_method
+def test_jit_equals_no_jit(case):
+    algorithm, round_fn = jitted(case.id)
+    state, batches = start(algorithm)
+    eager, _ = build_round(algorithm, "vmap")(state, batches[0])
+    compiled, _ = round_fn(state, batches[0])
+    chex.assert_trees_all_close(eager, compiled, atol=1e-5, rtol=1e-5)
+
+
+@every_method
+def test_two_rounds_are_one_trace(case):
+    algorithm, _ = jitted(case.id)
+    chex.clear_trace_counter()
+    round_fn = jax.jit(chex.assert_max_traces(build_round(algorithm, "vmap"), n=1))
+    state, batches = start(algorithm)
+    advance(round_fn, state, batches[:2])
+
+
+@every_method
+def test_rows_of_absent_clients_keep_their_bits(case):
+    algorithm, round_fn = jitted(case.id)
+    state, batches = start(algorithm)
+    for batch in batches:
+        after, _ = round_fn(state, batch)
+        present = np.asarray(batch.client_ids)[valid_examples(batch).any((1, 2))]
+        absent = np.setdiff1d(np.arange(N), present)
+        assert absent.size > 0
+        assert_same_bits(rows_of(state.clients, absent), rows_of(after.clients, absent))
+        state = after
+
+
+@every_method
+def test_what_is_masked_does_not_matter(case):
+    algorithm, round_fn = jitted(case.id)
+    state, batches = start(algorithm)
+
+    def other_junk(batch):
+        mask = jnp.asarray(valid_examples(batch))
+        junk = {"x": batch.examples["x"] + 7, "y": (batch.examples["y"] + 1) % 3}
+        keep = {"x": mask[..., None], "y": mask}
+        examples = jax.tree.map(jnp.where, keep, batch.examples, junk)
+        weights = jnp.where(batch.participates, batch.weights, 5.0)
+        return batch._replace(examples=examples, weights=weights)
+
+    expected, _ = advance(round_fn, state, batches)
+    actual, _ = advance(round_fn, state, [other_junk(batch) for batch in batches])
+    assert_same_bits(expected, actual)
+
+
+@every_method
+def test_cohort_order_does_not_matter(case):
+    algorithm, round_fn = jitted(case.id)
+    state, batches = start(algorithm)
+    fields = ("client_ids", "examples", "example_mask", "num_steps", "weights", "participates")
+
+    def reorder(batch):
+        moved = {name: jax.tree.map(lambda a: a[::-1], getattr(batch, name)) for name in fields}
+        return batch._replace(**moved)
+
+    expected, _ = advance(round_fn, state, batches)
+    actual, _ = advance(round_fn, state, [reorder(batch) for batch in batches])
+    for get in (algorithm.params, lambda state: state.clients):
+        chex.assert_trees_all_close(get(expected), get(actual), atol=1e-5)
+
+
+@every_method
+def test_a_round_without_clients_changes_nothing(case):
+    algorithm, round_fn = jitted(case.id)
+    state, batches = start(algorithm)
+    state, _ = advance(round_fn, state, batches[:2])
+    nobody = batches[2]._replace(participates=jnp.zeros(4, bool))
+    after, metrics = round_fn(state, nobody)
+    assert_same_bits(state, after)
+    assert metrics["participants"] == metrics["bytes_up"] == metrics["loss"] == 0
+
+
+@every_method
+def test_scanning_on_from_the_middle_gives_the_same_bits(case):
+    algorithm, _ = jitted(case.id)
+    state, batches = start(algorithm)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+    run = jax.jit(lambda state, b: jax.lax.scan(build_round(algorithm, "scan"), state, b)[0])
+    first, second = rows_of(stacked, np.s_[:3]), rows_of(stacked, np.s_[3:])
+    assert_same_bits(run(state, stacked), run(run(state, first), second))
+
+
+@every_method
+def test_late_gather_equals_examples_in_the_batch(case):
+    algorithm, round_fn = jitted(case.id)
+    state, batches = start(algorithm)
+
+    def late(batch):
+        slots, steps, size = batch.example_mask.shape
+        source = jax.tree.map(lambda e: e.reshape(-1, *e.shape[3:]), batch.examples)
+        indices = jnp.arange(slots * steps * size, dtype=jnp.int32).reshape(slots, steps, size)
+        return batch._replace(examples=indices, source=source)
+
+    expected, _ = advance(round_fn, state, batches[:2])
+    actual, _ = advance(round_fn, state, [late(batch) for batch in batches[:2]])
+    chex.assert_trees_all_close(expected, actual, atol=1e-6)
+
+
+@every_method
+def test_bytes_are_those_of_what_travels(case):
+    algorithm, round_fn = jitted(case.id)
+    state, batches = start(algorithm)
+    params = algorithm.params(state)
+    broadcast = 0
+    for phase in algorithm.phases:
+        received = jax.eval_shape(phase.broadcast, state.server, jnp.int32(0))
+        broadcast += tree.nbytes(received)
+    assert algorithm.downlink(params) == broadcast
+    _, metrics = round_fn(state, batches[0])
+    assert metrics["bytes_up"] == metrics["participants"] * algorithm.uplink(params)
+    assert metrics["bytes_down"] == metrics["participants"] * broadcast
+    assert algorithm.uplink(params) == 18 * 4 * (2 if case.id == "scaffold" else 1)
+
+
+@every_method
+def test_a_learning_rate_of_zero_stands_still(case):
+    if "client_lr" not in case.options:
+        pytest.skip("no client_lr")
+    algorithm = case.build(loss_fn, client_lr=0.0)
+    drawn = reference.make_rounds(0, 3, cohort_size=4, max_steps=3, batch_size=4)
+    state, metrics = run_rounds(
+        build_round(algorithm, "scan"), algorithm.init(initial_params(), N), drawn
+    )
+    assert_same_bits(algorithm.params(state), initial_params())
+    assert all(np.isfinite(values).all() for values in metrics.values())
+
+
+@every_method
+def test_hyper_parameters_can_be_traced_and_swept(case):
+    drawn = reference.make_rounds(0, 3, cohort_size=4, max_steps=3, batch_size=4)
+    batches = stack_rounds(drawn)
+    names = [n for n, v in case.options.items() if isinstance(v, float)]
+
+    def final(values):
+        algorithm = case.build(loss_fn, **dict(zip(names, values, strict=True)))
+        state = algorithm.init(initial_params(), N)
+        state, _ = jax.lax.scan(build_round(algorithm, "vmap"), state, batches)
+        return algorithm.params(state)
+
+    given = jnp.array([case.options[name] for name in names])
+    floor = 0.1 if "tau" in names else 0.0
+    swept = jax.jit(jax.vmap(final))(jnp.stack([given, jnp.full_like(given, floor)]))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(swept))
+    constant = jax.jit(lambda: final([case.options[name] for name in names]))()
+    chex.assert_trees_all_close(jax.tree.map(lambda a: a[0], swept), constant, atol=1e-5)
+
+
+def test_gradients_go_through_a_round():
+    drawn = reference.make_rounds(0, 1, cohort_size=4, max_steps=3, batch_size=4)
+    batch = to_batch(drawn[0][1], 0)
+
+    def after(lr):
+        algorithm = algorithms.scaffold(loss_fn, client_lr=lr)
+        state, _ = algorithm.round_fn(algorithm.init(initial_params(), N), batch)
+        return tree.norm(algorithm.params(state), squared=True)
+
+    slope = jax.grad(after)(0.2)
+    step = 1e-2
+    difference = (after(0.2 + step) - after(0.2 - step)) / (2 * step)
+    np.testing.assert_allclose(slope, difference, rtol=2e-2)

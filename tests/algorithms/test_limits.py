@@ -1,0 +1,150 @@
+"""The table of degenerate limits: at the edge of its parameters a method becomes another."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fedjax_lab import algorithms as a
+from fedjax_lab import build_round
+from tests.algorithms.cases import N
+from tests.algorithms.problem import flat, initial_params, loss_fn, run_rounds
+from tests.reference import problem as reference
+
+LR = {"client_lr": 0.2}
+
+
+class Limit(NamedTuple):
+    name: str
+    left: object
+    right: object
+    rounds: int = 6
+    max_steps: int = 3
+    full_cohort: bool = False
+
+
+TABLE = [
+    Limit(
+        "fedavgm momentum 0 = fedavg",
+        a.fedavgm(loss_fn, momentum=0.0, **LR),
+        a.fedavg(loss_fn, **LR),
+    ),
+    Limit(
+        "fedopt sgd(s) = fedavg server_lr s",
+        a.fedopt(loss_fn, optax.sgd(0.7), **LR),
+        a.fedavg(loss_fn, server_lr=0.7, **LR),
+    ),
+    Limit(
+        "fedopt sgd with momentum = fedavgm",
+        a.fedopt(loss_fn, optax.sgd(0.7, momentum=0.6), **LR),
+        a.fedavgm(loss_fn, server_lr=0.7, momentum=0.6, **LR),
+    ),
+    Limit(
+        "fedavgm at lr (1 - b) = averaged momentum at lr",
+        a.fedavgm(loss_fn, momentum=0.8, server_lr=0.2, **LR),
+        a.fedopt(loss_fn, optax.chain(optax.ema(0.8, debias=False), optax.sgd(1.0)), **LR),
+    ),
+    Limit(
+        "fedadam beta2 1 = averaged momentum at lr / (2 tau)",
+        a.fedadam(loss_fn, server_lr=0.4, beta1=0.8, beta2=1.0, tau=0.2, **LR),
+        a.fedavgm(loss_fn, server_lr=0.2, momentum=0.8, **LR),
+    ),
+    Limit(
+        "fedyogi beta2 1 = fedadam beta2 1",
+        a.fedyogi(loss_fn, server_lr=0.4, beta2=1.0, tau=0.2, **LR),
+        a.fedadam(loss_fn, server_lr=0.4, beta2=1.0, tau=0.2, **LR),
+    ),
+    Limit(
+        "scaffold II round 1 = fedavg",
+        a.scaffold(loss_fn, server_lr=0.7, **LR),
+        a.fedavg(loss_fn, server_lr=0.7, **LR),
+        rounds=1,
+    ),
+    Limit(
+        "scaffold I round 1 = fedavg",
+        a.scaffold(loss_fn, control_update="I", **LR),
+        a.fedavg(loss_fn, **LR),
+        rounds=1,
+    ),
+    Limit(
+        "scaffold, one step, all clients = fedavg",
+        a.scaffold(loss_fn, **LR),
+        a.fedavg(loss_fn, **LR),
+        max_steps=1,
+        full_cohort=True,
+    ),
+    Limit(
+        "gradma_s without memory = fedavgm",
+        a.gradma_s(loss_fn, memory_size=0, server_momentum=0.6, **LR),
+        a.fedavgm(loss_fn, momentum=0.6, **LR),
+    ),
+    Limit(
+        "gradma without memory and momentum = gradma_w",
+        a.gradma(loss_fn, memory_size=0, server_momentum=0.0, **LR),
+        a.gradma_w(loss_fn, **LR),
+    ),
+    Limit(
+        "gradma_w, one step = fedavg",
+        a.gradma_w(loss_fn, **LR),
+        a.fedavg(loss_fn, **LR),
+        max_steps=1,
+    ),
+    Limit(
+        "gradma, one step = gradma_s",
+        a.gradma(loss_fn, memory_size=5, **LR),
+        a.gradma_s(loss_fn, memory_size=5, **LR),
+        max_steps=1,
+    ),
+    Limit(
+        "memory that never overflows = any larger one",
+        a.gradma_s(loss_fn, memory_size=N, **LR),
+        a.gradma_s(loss_fn, memory_size=6, **LR),
+        rounds=1,
+    ),
+]
+
+
+@pytest.mark.parametrize("limit", TABLE, ids=lambda limit: limit.name)
+def test_limit(limit, x64):
+    drawn = reference.make_rounds(
+        7,
+        limit.rounds,
+        cohort_size=N if limit.full_cohort else 4,
+        max_steps=limit.max_steps,
+        batch_size=4,
+        equal_steps=limit.full_cohort,
+        weighted=not limit.full_cohort,
+    )
+
+    def run(algorithm):
+        state = algorithm.init(initial_params(), N)
+        state, _ = run_rounds(build_round(algorithm, "scan"), state, drawn)
+        return flat(algorithm.params(state))
+
+    left, right = run(limit.left), run(limit.right)
+    assert np.abs(left - flat(initial_params())).max() > 1e-2
+    np.testing.assert_allclose(left, right, rtol=0, atol=1e-10)
+
+
+def test_the_mean_of_scaffolds_controls_is_the_servers(x64):
+    drawn = reference.make_rounds(2, 8, cohort_size=4, max_steps=3, batch_size=4)
+    for option in ("I", "II"):
+        algorithm = a.scaffold(loss_fn, control_update=option, **LR)
+        state = algorithm.init(initial_params(), N)
+        state, _ = run_rounds(build_round(algorithm, "vmap"), state, drawn)
+        mean = jax.tree.map(lambda rows: rows.mean(0), state.clients)
+        np.testing.assert_allclose(flat(mean), flat(state.server.control), atol=1e-12)
+
+
+def test_a_kept_local_model_is_used(x64):
+    """With conflicting gradients, x_{-1} = the client's last model is not x_{-1} = x_t."""
+    drawn = reference.make_rounds(0, 8, cohort_size=5, max_steps=3, batch_size=8)
+    ends = []
+    for keep in (False, True):
+        algorithm = a.gradma_w(loss_fn, client_lr=2.0, keep_local_model=keep)
+        state = algorithm.init(initial_params(), N)
+        state, _ = run_rounds(build_round(algorithm, "scan"), state, drawn)
+        ends.append(flat(algorithm.params(state)))
+    assert np.abs(ends[0] - ends[1]).max() > 1e-3

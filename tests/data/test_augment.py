@@ -1,0 +1,121 @@
+"""Preprocessing against NumPy loops over single images."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import data
+
+rng = np.random.default_rng(0)
+images = rng.integers(1, 256, (40, 6, 5, 3), dtype=np.uint8)  # no zeros: padding can be told apart
+examples = data.Examples(jnp.asarray(images), jnp.zeros(40, jnp.int32))
+MEAN, STD = np.array([0.1, 0.4, 0.7]), np.array([0.2, 0.3, 0.5])
+
+
+def crops_and_flips(image, pad):
+    """All (flipped, top, left) -> image variants, by slices of a padded image."""
+    padded = np.zeros((image.shape[0] + 2 * pad, image.shape[1] + 2 * pad, 3), image.dtype)
+    padded[pad : pad + image.shape[0], pad : pad + image.shape[1]] = image
+    for top in range(2 * pad + 1):
+        for left in range(2 * pad + 1):
+            cut = padded[top : top + image.shape[0], left : left + image.shape[1]]
+            yield (False, top, left), cut
+            yield (True, top, left), cut[:, ::-1]
+
+
+def test_without_a_key_it_scales_and_normalises():
+    out = jax.jit(data.preprocess(MEAN, STD, flip=True, crop=2))(examples, None)
+    np.testing.assert_allclose(out.x, (images / 255 - MEAN) / STD, rtol=1e-5, atol=1e-6)
+    assert out.x.dtype == jnp.float32
+    assert out.y is examples.y or (out.y == examples.y).all()
+
+
+def test_every_image_is_one_of_its_crops_and_flips():
+    apply = jax.jit(data.preprocess(MEAN, STD, flip=True, crop=2))
+    seen, choices = [], []
+    for seed in range(10):
+        out = np.asarray(apply(examples, jax.random.key(seed)).x)
+        raw = np.rint((out * STD + MEAN) * 255).astype(np.uint8)
+        for image, found in zip(images, raw, strict=True):
+            matches = [c for c, cut in crops_and_flips(image, 2) if (cut == found).all()]
+            assert len(matches) == 1
+            seen.append(matches[0])
+        choices.append(tuple(seen[-40:]))
+    flips, tops, lefts = np.array(seen).T
+    assert flips.mean() == pytest.approx(0.5, abs=0.1)
+    for offsets in (tops, lefts):
+        np.testing.assert_allclose(np.bincount(offsets, minlength=5) / 400, 0.2, atol=0.08)
+    assert len(set(choices)) == 10  # the key matters
+    assert len(set(choices[0])) > 10  # each image has its own draw
+    again = np.asarray(apply(examples, jax.random.key(9)).x)
+    np.testing.assert_array_equal(again, out)
+
+
+def test_padding_is_black_before_normalisation():
+    apply = data.preprocess(MEAN, STD, crop=6)
+    out = np.asarray(apply(examples, jax.random.key(0)).x)
+    black = np.isclose(out, -MEAN / STD, atol=1e-5).all(-1)
+    assert black.any()
+    assert out[~black].min() > (-MEAN / STD).min()
+
+
+def test_flip_only():
+    out = np.asarray(data.preprocess(flip=True)(examples, jax.random.key(0)).x)
+    scaled = images.astype(np.float32) / 255
+    flipped = [np.allclose(o, s[:, ::-1]) for o, s in zip(out, scaled, strict=True)]
+    plain = [np.allclose(o, s) for o, s in zip(out, scaled, strict=True)]
+    assert 8 < sum(flipped) < 32
+    assert sum(flipped) + sum(plain) == 40
+
+
+def test_shapes_dtypes_and_scale():
+    stacked = data.Examples(examples.x.reshape(4, 10, 6, 5, 3), examples.y.reshape(4, 10))
+    out = data.preprocess(MEAN, STD, flip=True, crop=1)(stacked, jax.random.key(1)).x
+    flat = data.preprocess(MEAN, STD, flip=True, crop=1)(examples, jax.random.key(1)).x
+    np.testing.assert_array_equal(out.reshape(flat.shape), flat)
+    vectors = data.Examples(jnp.arange(6.0).reshape(3, 2), jnp.zeros(3, jnp.int32))
+    np.testing.assert_array_equal(data.preprocess()(vectors, None).x, vectors.x)
+    np.testing.assert_allclose(
+        data.preprocess(1.0, 2.0, scale=2)(vectors, None).x, vectors.x / 4 - 0.5
+    )
+    half = data.Examples(jnp.ones((2, 2), jnp.bfloat16), jnp.zeros(2, jnp.int32))
+    assert data.preprocess(0.5, 2)(half, None).x.dtype == jnp.bfloat16
+    with pytest.raises(ValueError, match="need images"):
+        data.preprocess(flip=True)(vectors, jax.random.key(0))
+    with pytest.raises(ValueError, match=r"needs \(2,\)"):
+        data.preprocess(MEAN, STD)(vectors, None)
+
+
+def test_normalization_against_numpy(monkeypatch):
+    train = data.Examples(rng.integers(0, 256, (9000, 4, 3, 2), dtype=np.uint8), np.zeros(9000))
+    mean, std, scale = data.normalization(train)
+    scaled = train.x.astype(np.float64) / 255
+    np.testing.assert_allclose(mean, scaled.mean((0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(std, scaled.std((0, 1, 2)), rtol=1e-12)
+    assert scale == 255
+    out = data.preprocess(mean, std, scale=scale)(train._replace(x=train.x[:5000]), None).x
+    np.testing.assert_allclose(out.mean((0, 1, 2)), 0, atol=0.02)
+    np.testing.assert_allclose(out.std((0, 1, 2)), 1, atol=0.02)
+    mean, std, scale = data.normalization(train._replace(x=np.full((10, 2), 7, np.float32)))
+    assert scale == 1
+    np.testing.assert_array_equal(mean, [7, 7])
+    np.testing.assert_array_equal(std, [1, 1])  # constant: not divided by 0
+    digits = data.normalization(data.load("digits")[0], scale=16)
+    assert digits.mean[0] == pytest.approx(0.305, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"crop": -1}, ValueError, "crop is -1"),
+        ({"crop": 1.5}, TypeError, "crop is 1.5"),
+        ({"scale": 0}, ValueError, "scale is 0"),
+        ({"std": [1, 0]}, ValueError, "must be positive"),
+        ({"mean": float("nan")}, ValueError, "finite"),
+        ({"mean": np.zeros((2, 2))}, ValueError, "vector"),
+    ],
+)
+def test_errors(arguments, error, message):
+    with pytest.raises(error, match=message):
+        data.preprocess(**arguments)

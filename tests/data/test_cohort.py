@@ -1,0 +1,342 @@
+"""Cohorts and mini-batches: uniform, complete, and independent of what should not matter."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_lab import data
+from fedjax_lab.data.cohort import shuffled
+
+key = jax.random.key(7)
+
+
+def federation(sizes):
+    """Clients of the given sizes, whose examples are shuffled over the data set."""
+    owners = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    examples = data.Examples(np.arange(len(owners), dtype=np.float32), np.zeros_like(owners))
+    return data.partition(examples, owners, len(sizes), min_size=0), owners
+
+
+drawer = jax.jit(
+    data.draw_batch,
+    static_argnames=(
+        "cohort_size",
+        "batch_size",
+        "local_steps",
+        "local_epochs",
+        "replace",
+        "weights",
+        "full_examples",
+    ),
+)
+
+
+def draw(clients, key=key, round=0, **settings):
+    return drawer(clients, key, round, **settings)
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "size"), [(1, 1), (2, 1), (300, 300), (300, 299), (300, 69), (1000, 2)]
+)
+def test_cohort_is_distinct_and_in_range(num_clients, size):
+    clients, _ = federation([1] * num_clients)
+    ids = np.asarray(jax.jit(lambda k: data.sample_clients(k, clients, size))(key))
+    assert ids.dtype == np.int32
+    assert ids.shape == (size,)
+    assert len(set(ids.tolist())) == size
+    assert ids.min() >= 0
+    assert ids.max() < num_clients
+    if size == num_clients:
+        np.testing.assert_array_equal(ids, np.arange(num_clients))
+
+
+@pytest.mark.parametrize(("num_clients", "size"), [(20, 3), (6, 3), (7, 5), (40, 1)])
+def test_every_subset_and_order_is_equally_likely(num_clients, size):
+    # 7 choose 5 takes Floyd's algorithm as well; permutations are drawn in the next test.
+    clients, _ = federation([1] * num_clients)
+    keys = jax.random.split(key, 40000)
+    ids = np.asarray(jax.jit(jax.vmap(lambda k: data.sample_clients(k, clients, size)))(keys))
+    subsets = {s: i for i, s in enumerate(itertools.combinations(range(num_clients), size))}
+    found = np.bincount([subsets[tuple(row)] for row in np.sort(ids, 1)], minlength=len(subsets))
+    assert stats.chisquare(found).pvalue > 1e-3
+    for place in range(size):
+        assert stats.chisquare(np.bincount(ids[:, place], minlength=num_clients)).pvalue > 1e-3
+
+
+def test_large_cohorts_are_uniform():
+    clients, _ = federation([1] * 50)
+    keys = jax.random.split(key, 20000)
+    ids = np.asarray(jax.jit(jax.vmap(lambda k: data.sample_clients(k, clients, 45)))(keys))
+    for place in (0, 22, 44):
+        assert stats.chisquare(np.bincount(ids[:, place], minlength=50)).pvalue > 1e-3
+    # The five that are left out: their sum over 50 has a known mean and variance.
+    left_out = 1225 - ids.sum(1)
+    assert left_out.mean() == pytest.approx(5 * 24.5, rel=0.01)
+    assert left_out.var() == pytest.approx(5 * (50**2 - 1) / 12 * 45 / 49, rel=0.05)
+
+
+def test_empty_clients_are_never_drawn():
+    clients, _ = federation([0, 3, 0, 2, 5, 0, 0, 1])
+    keys = jax.random.split(key, 2000)
+    ids = np.asarray(jax.vmap(lambda k: data.sample_clients(k, clients, 2))(keys))
+    np.testing.assert_array_equal(np.unique(ids), [1, 3, 4, 7])
+    np.testing.assert_array_equal(data.sample_clients(key, clients, 4), [1, 3, 4, 7])
+    with pytest.raises(ValueError, match="cohort_size is 5; it must be between 1 and 4"):
+        data.sample_clients(key, clients, 5)
+
+
+@pytest.mark.parametrize("start", [1, 20, 40])
+def test_order_is_a_bijection(start):
+    sizes = [*range(start, start + 20), start * 101, start * start, start * start + 1]
+    evaluate = jax.jit(shuffled)
+    for n in sizes:
+        # Positions beyond n would be an error; pad to one shape to compile once.
+        places = jnp.minimum(jnp.arange(5000, dtype=jnp.int32), n - 1)
+        keys = jax.random.split(jax.random.key(n), 2)
+        values = np.asarray(evaluate(keys, jnp.stack([places, places]), jnp.int32(n)))[:, :n]
+        np.testing.assert_array_equal(np.sort(values, 1), np.stack([np.arange(n)] * 2))
+        if n > 20:
+            assert (values[0] != values[1]).any()
+
+
+def test_order_of_a_large_client():
+    n = 10**6 + 7
+    places = jnp.arange(n, dtype=jnp.int32)[None]
+    values = np.asarray(jax.jit(shuffled)(jax.random.split(key, 1), places, jnp.int32(n)))[0]
+    np.testing.assert_array_equal(np.sort(values), np.arange(n))
+    assert abs(np.corrcoef(np.arange(n), values)[0, 1]) < 0.01
+    assert abs(np.corrcoef(values[1:], values[:-1])[0, 1]) < 0.01
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
+def test_all_orders_of_few_are_about_equally_likely(n):
+    trials = 60000
+    places = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32)[None], (trials, n))
+    values = np.asarray(jax.jit(shuffled)(jax.random.split(key, trials), places, jnp.int32(n)))
+    _, found = np.unique(values @ n ** np.arange(n), return_counts=True)
+    assert len(found) == math.factorial(n)
+    assert stats.chisquare(found).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("n", [10, 13, 97])
+def test_order_marginals(n):
+    trials = 20000
+    places = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32)[None], (trials, n))
+    values = np.asarray(jax.jit(shuffled)(jax.random.split(key, trials), places, jnp.int32(n)))
+    for place in (0, 1, n // 2, n - 1):
+        assert stats.chisquare(np.bincount(values[:, place], minlength=n)).pvalue > 1e-3
+    for first, second in ((0, 1), (1, 2), (0, n // 2), (2, n - 1)):
+        gap = np.bincount((values[:, first] - values[:, second]) % n, minlength=n)
+        assert gap[0] == 0
+        assert stats.chisquare(gap[1:]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch_size", "epochs"),
+    [
+        ([1, 1], 1, 1),
+        ([5, 0, 23, 1, 8, 16, 0, 2], 4, 3),
+        ([3, 9, 7], 10, 2),
+        ([12, 12, 12], 4, 2),
+        ([100, 36, 37], 7, 1),
+    ],
+)
+def test_epochs_cover_each_example_once_per_pass(sizes, batch_size, epochs):
+    clients, owners = federation(sizes)
+    cohort = sum(size > 0 for size in sizes)
+    batch = draw(clients, cohort_size=cohort, batch_size=batch_size, local_epochs=epochs)
+    steps = epochs * -(-max(sizes) // batch_size)
+    assert batch.examples.shape == (cohort, steps, batch_size)
+    assert batch.examples.dtype == jnp.int32
+    mask = np.ones(batch.examples.shape, bool)
+    if batch.example_mask is not None:
+        mask = np.asarray(batch.example_mask)
+    for slot, client in enumerate(np.asarray(batch.client_ids)):
+        own = np.flatnonzero(owners == client)
+        per_pass = -(-len(own) // batch_size)
+        taken = steps if batch.num_steps is None else int(batch.num_steps[slot])
+        assert taken == epochs * per_pass
+        chosen = np.asarray(batch.examples[slot])
+        assert np.isin(chosen, own).all()  # masked places too
+        assert not mask[slot, taken:].any()
+        for e in range(epochs):
+            part = slice(e * per_pass, (e + 1) * per_pass)
+            np.testing.assert_array_equal(np.sort(chosen[part][mask[slot, part]]), own)
+            # Only the last mini-batch of a pass is smaller, as with torch's DataLoader.
+            real = mask[slot, part].sum(1)
+            assert (real[:-1] == batch_size).all()
+            assert real[-1] == len(own) - (per_pass - 1) * batch_size
+
+
+def test_local_steps_run_through_passes():
+    clients, owners = federation([5, 8, 3])
+    batch = draw(clients, cohort_size=3, batch_size=4, local_steps=6)
+    assert batch.num_steps is None
+    real = np.asarray(batch.example_mask).sum(2)
+    np.testing.assert_array_equal(real, [[4, 1] * 3, [4] * 6, [3] * 6])
+    for slot, per_pass in enumerate((2, 2, 1)):
+        own = np.flatnonzero(owners == slot)
+        chosen = np.asarray(batch.examples[slot]).reshape(6 // per_pass, -1)
+        mask = np.asarray(batch.example_mask[slot]).reshape(6 // per_pass, -1)
+        orders = [row[m].tolist() for row, m in zip(chosen, mask, strict=True)]
+        assert all(sorted(order) == own.tolist() for order in orders)
+        assert len({tuple(order) for order in orders}) > 1
+
+
+@pytest.mark.parametrize(
+    "settings", [{"local_epochs": 2}, {"local_steps": 7}, {"local_steps": 7, "replace": True}]
+)
+def test_a_clients_draws_depend_on_key_round_and_id_only(settings):
+    clients, _ = federation([5, 8, 3, 30, 12, 9, 9, 9])
+    settings = {**settings, "batch_size": 4}
+    whole = draw(clients, cohort_size=8, round=3, **settings)
+    more = {name: value + 2 if name == "local_steps" else value for name, value in settings.items()}
+    part = draw(clients, cohort_size=3, round=3, **more)
+    for slot, client in enumerate(np.asarray(part.client_ids)):
+        # More steps begin with the same ones.
+        found = part.examples[slot, : whole.examples.shape[1]]
+        np.testing.assert_array_equal(found, whole.examples[client])
+    np.testing.assert_array_equal(jax.random.key_data(part.key), jax.random.key_data(whole.key))
+    for other in (
+        draw(clients, cohort_size=8, round=4, **settings),
+        draw(clients, key=jax.random.key(8), cohort_size=8, round=3, **settings),
+    ):
+        assert (other.examples != whole.examples).any()
+        assert (jax.random.key_data(other.key) != jax.random.key_data(whole.key)).any()
+
+
+def test_draws_do_not_depend_on_the_device():
+    clients, _ = federation([5, 8, 3])
+    settings = {"cohort_size": 3, "batch_size": 2, "local_steps": 3}
+    moved_clients, moved_key = jax.device_put((clients, key), jax.devices()[1])
+    moved = draw(moved_clients, moved_key, **settings)
+    np.testing.assert_array_equal(moved.examples, draw(clients, **settings).examples)
+
+
+def test_with_replacement_is_uniform():
+    clients, owners = federation([6, 4])
+    batch = draw(clients, cohort_size=2, batch_size=50, local_steps=400, replace=True)
+    assert batch.example_mask is None
+    assert batch.num_steps is None
+    for client in (0, 1):
+        own = np.flatnonzero(owners == client)
+        found = np.asarray(batch.examples[client])
+        assert np.isin(found, own).all()
+        counts = np.bincount(found.ravel(), minlength=10)[own]
+        assert stats.chisquare(counts).pvalue > 1e-3
+    assert any(len(set(row.tolist())) < 4 for row in found[:, :4])
+
+
+def test_first_mini_batches_are_uniform():
+    clients, owners = federation([11, 7])
+    rounds = jnp.arange(20000)
+    take = jax.jit(
+        jax.vmap(
+            lambda r: (
+                data.draw_batch(
+                    clients, key, r, cohort_size=2, batch_size=3, local_steps=2
+                ).examples
+            )
+        )
+    )
+    found = np.asarray(take(rounds))
+    for client in (0, 1):
+        own = np.flatnonzero(owners == client)
+        for step, place in itertools.product(range(2), range(3)):
+            counts = np.bincount(found[:, client, step, place], minlength=18)[own]
+            assert stats.chisquare(counts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings", "masked", "counted"),
+    [
+        ([8, 8], {"batch_size": 4, "local_steps": 9}, False, False),
+        ([8, 8], {"batch_size": 4, "local_epochs": 2}, False, False),
+        ([8, 8], {"batch_size": 3, "local_epochs": 2}, True, False),
+        ([8, 7], {"batch_size": 4, "local_epochs": 2}, True, False),
+        ([8, 4], {"batch_size": 4, "local_epochs": 2}, True, True),
+        ([9, 12], {"batch_size": 4, "local_steps": 2}, False, False),
+        ([9, 12], {"batch_size": 4, "local_steps": 3}, True, False),
+        ([9, 12], {"batch_size": 4, "local_steps": 3, "replace": True}, False, False),
+        ([9, 12], {"batch_size": 4, "local_epochs": 1, "replace": True}, False, False),
+        ([4, 12], {"batch_size": 4, "local_epochs": 1, "replace": True}, True, True),
+    ],
+)
+def test_masks_are_left_out_where_they_are_not_needed(sizes, settings, masked, counted):
+    clients, _ = federation(sizes)
+    batch = jax.eval_shape(lambda c: data.draw_batch(c, key, 0, cohort_size=2, **settings), clients)
+    assert (batch.example_mask is not None) == masked
+    assert (batch.num_steps is not None) == counted
+    if counted:
+        batch = draw(clients, cohort_size=2, **settings)
+        assert not batch.example_mask.all()
+        taken = np.asarray(batch.example_mask).any(2).sum(1)
+        np.testing.assert_array_equal(taken, batch.num_steps)
+
+
+def test_rest_of_the_batch():
+    clients, owners = federation([5, 0, 8, 3])
+    batch = draw(
+        clients,
+        round=2,
+        cohort_size=3,
+        batch_size=2,
+        local_steps=1,
+        weights="examples",
+        full_examples=True,
+    )
+    np.testing.assert_array_equal(batch.client_ids, [0, 2, 3])
+    np.testing.assert_array_equal(batch.weights, [5.0, 8.0, 3.0])
+    assert batch.weights.dtype == jnp.float32
+    assert batch.round == 2
+    assert batch.round.dtype == jnp.int32
+    assert batch.full_examples.shape == batch.full_mask.shape == (3, 8)
+    for slot, client in enumerate((0, 2, 3)):
+        own = np.flatnonzero(owners == client)
+        chosen = np.asarray(batch.full_examples[slot])
+        np.testing.assert_array_equal(chosen[np.asarray(batch.full_mask[slot])], own)
+        assert np.isin(chosen, own).all()
+    np.testing.assert_array_equal(batch.source.x, clients.examples.x)
+    plain = draw(clients, cohort_size=3, batch_size=2, local_steps=1)
+    assert plain.weights is plain.full_examples is plain.full_mask is plain.participates is None
+
+
+def test_rounds_do_not_trace_again():
+    clients, _ = federation([5, 8, 3, 4])
+    traces = []
+
+    @jax.jit
+    def examples(clients, key, round):
+        traces.append(round)
+        return data.draw_batch(clients, key, round, cohort_size=2, batch_size=2, local_epochs=1)
+
+    rows = [examples(clients, key, r).examples for r in range(4)]
+    assert len(traces) == 1
+    assert any((rows[0] != row).any() for row in rows[1:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"local_epochs": 1}, ValueError, "exactly one"),
+        ({"local_steps": None}, ValueError, "exactly one"),
+        ({"local_steps": 0}, ValueError, "local_steps is 0"),
+        ({"local_steps": 1.5}, TypeError, "local_steps is 1.5"),
+        ({"batch_size": 0}, ValueError, "batch_size is 0"),
+        ({"cohort_size": 3}, ValueError, "cohort_size is 3"),
+        ({"weights": "sizes"}, ValueError, "weights is 'sizes'"),
+        ({"round": -1}, ValueError, "round is -1"),
+        ({"key": 0}, TypeError, "typed PRNG key"),
+        ({"key": jax.random.split(key)}, ValueError, "single key"),
+    ],
+)
+def test_errors(changes, error, message):
+    clients, _ = federation([5, 8])
+    settings = {"key": key, "round": 0, "cohort_size": 2, "batch_size": 2, "local_steps": 1}
+    with pytest.raises(error, match=message):
+        data.draw_batch(clients, **{**settings, **changes})

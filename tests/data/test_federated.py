@@ -1,0 +1,113 @@
+"""The resident federation: what is on the device, and what is said and drawn about it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import data
+from fedjax_lab.data.partition import split_indices
+
+rng = np.random.default_rng(0)
+train = data.Examples(rng.integers(0, 256, (300, 4, 4, 1), dtype=np.uint8), np.arange(300) % 10)
+
+
+def test_arrays_are_those_of_the_partition():
+    clients = data.partition(train, "dirichlet:0.3", 12, seed=5)
+    host = split_indices(train.y, "dirichlet:0.3", 12, 5)
+    for name in ("indices", "starts", "sizes"):
+        found = getattr(clients, name)
+        assert found.dtype == jnp.int32
+        np.testing.assert_array_equal(found, getattr(host, name))
+    assert clients.examples.x.dtype == jnp.uint8
+    np.testing.assert_array_equal(clients.examples.x, train.x)
+    assert clients.nonempty is None
+    assert (clients.min_size, clients.max_size) == (host.sizes.min(), host.sizes.max())
+    assert clients.partition == (type(clients.partition))("dirichlet:0.3", 5, host.hash)
+    assert all(not leaf.committed for leaf in jax.tree.leaves(clients))
+
+
+def test_a_later_write_to_the_host_does_not_show():
+    mine = data.Examples(np.zeros((512, 512), np.float32), np.zeros(512, np.int32))
+    clients = data.partition(mine, "iid", 4)
+    mine.x[:] = 1
+    assert clients.examples.x.max() == 0
+
+
+def test_empty_clients():
+    clients = data.partition(train, "dirichlet:0.001", 40, min_size=0)
+    sizes = np.asarray(clients.sizes)
+    assert (sizes == 0).any()
+    np.testing.assert_array_equal(clients.nonempty, np.flatnonzero(sizes))
+    assert clients.num_available == len(clients.nonempty)
+    assert clients.min_size == sizes[sizes > 0].min()
+    assert f"{(sizes == 0).sum()} of them empty" in clients.summary()
+
+
+def test_is_a_pytree_with_static_sizes():
+    clients = data.partition(train, "iid", 7)
+    traces = []
+
+    @jax.jit
+    def total(clients):
+        traces.append(clients.max_size)
+        return clients.sizes.sum() + clients.max_size * 0
+
+    assert total(clients) == 300
+    other = data.partition(train, "iid", 7)
+    assert total(other) == 300
+    assert len(traces) == 1
+    back = jax.tree.unflatten(jax.tree.structure(clients), jax.tree.leaves(clients))
+    assert back.partition == clients.partition
+    hash(jax.tree.structure(clients))
+
+
+def test_histogram_and_summary():
+    clients = data.partition(train, "classes_per_client:2", 10)
+    expected = [
+        np.bincount(
+            np.asarray(clients.examples.y)[np.asarray(clients.indices)[start : start + size]],
+            minlength=10,
+        )
+        for start, size in zip(clients.starts.tolist(), clients.sizes.tolist(), strict=True)
+    ]
+    np.testing.assert_array_equal(clients.label_histogram(), expected)
+    text = clients.summary()
+    assert "300 examples, 10 clients" in text
+    assert "max 2 of 10" in text
+    assert clients.partition.hash in text
+
+
+@pytest.mark.parametrize(("num_clients", "spec"), [(1, "iid"), (100, "dirichlet:0.1")])
+def test_plot(tmp_path, num_clients, spec):
+    pytest.importorskip("matplotlib")
+    clients = data.partition(train, spec, num_clients)
+    figure = clients.plot(tmp_path / "partition.png")
+    assert (tmp_path / "partition.png").read_bytes().startswith(b"\x89PNG")
+    image = figure.axes[1].images[0].get_array()
+    histogram = clients.label_histogram()
+    np.testing.assert_allclose(image.T, histogram / histogram.sum(1, keepdims=True))
+
+
+def test_plot_of_many_clients_shows_some(tmp_path):
+    pytest.importorskip("matplotlib")
+    many = data.synthetic.noise_images(20000, (1,), 10)
+    figure = data.partition(many, "dirichlet:0.1", 10000).plot(tmp_path / "many.svg")
+    assert figure.axes[1].images[0].get_array().shape == (10, 100)
+    assert "100 of 10,000" in figure.axes[1].get_xlabel()
+
+
+def test_natural_and_other_pytrees():
+    owners = np.arange(300) % 3
+    clients = data.partition(train, owners, 3)
+    assert clients.partition.spec == "natural"
+    np.testing.assert_array_equal(clients.indices[100:200], np.arange(1, 300, 3))
+
+
+def test_errors():
+    with pytest.raises(TypeError, match="labels in `y`"):
+        data.partition((train.x, train.y), "iid", 3)
+    with pytest.raises(ValueError, match="leading axes"):
+        data.partition(data.Examples(train.x[:5], train.y), "iid", 3)
+    with pytest.raises(ValueError, match="counted from 0"):
+        data.partition(data.Examples(train.x, train.y - 1), "iid", 3)

@@ -1,0 +1,119 @@
+"""Every block of docs/your_own_model.md runs as printed and keeps the contract it states."""
+
+import functools
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+DOC = Path(__file__).parents[2] / "docs" / "your_own_model.md"
+FRAMEWORKS = ["Plain JAX", "Flax linen", "Flax NNX", "Equinox", "With the library's helpers"]
+MAX_LINES = 15  # of code
+
+
+class Examples(NamedTuple):
+    x: Any
+    y: Any
+
+
+def read_blocks() -> dict[str, tuple[int, str]]:
+    """Heading -> (first line, source) of the fenced Python block under it, one each."""
+    found: dict[str, tuple[int, str]] = {}
+    text = DOC.read_text(encoding="utf-8")
+    for match in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S):
+        before = text[: match.start()]
+        heading = re.findall(r"^#+ (.*)$", before, re.M)[-1]
+        assert heading not in found, f"two blocks under {heading!r}"
+        found[heading] = (before.count("\n") + 1, match[1])
+    return found
+
+
+BLOCKS = read_blocks()
+
+
+def execute(heading: str, namespace: dict[str, Any]) -> None:
+    line, source = BLOCKS[heading]
+    exec(compile("\n" * line + source, str(DOC), "exec"), namespace)
+
+
+@functools.cache
+def execute_example(heading: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": "own_model_example"}
+    execute("Your own model", namespace)
+    execute(heading, namespace)
+    return namespace
+
+
+@pytest.fixture(params=FRAMEWORKS)
+def namespace(request) -> dict[str, Any]:
+    """What the shared block and one example define; the example runs once for all tests."""
+    if request.param == "Equinox" and importlib.util.find_spec("equinox") is None:
+        pytest.skip("equinox is not installed (extra [test])")
+    return dict(execute_example(request.param))
+
+
+def test_every_block_is_tested():
+    assert set(BLOCKS) == {"Your own model", *FRAMEWORKS, "Run it"}
+
+
+@pytest.mark.parametrize("heading", FRAMEWORKS)
+def test_examples_are_short(heading):
+    code = [line for line in BLOCKS[heading][1].splitlines() if line.strip()]
+    assert len(code) <= MAX_LINES
+
+
+def test_example_keeps_the_contract(namespace):
+    loss_fn, params = namespace["loss_fn"], namespace["params"]
+    rng = np.random.default_rng(0)
+    examples = Examples(
+        jnp.asarray(rng.integers(0, 17, (6, 8, 8, 1)), jnp.uint8),
+        jnp.asarray(rng.integers(0, 10, 6), jnp.int32),
+    )
+
+    leaves = jax.tree.leaves(params)
+    assert leaves
+    assert all(isinstance(leaf, jax.Array) and leaf.dtype == jnp.float32 for leaf in leaves)
+
+    def mean_loss(params, key):
+        losses = loss_fn(params, examples, key)
+        return losses.mean(), losses
+
+    def step(params, key):
+        gradient, losses = jax.grad(mean_loss, has_aux=True)(params, key)
+        return jax.tree.map(lambda p, g: p - 0.5 * g, params, gradient), losses
+
+    # Structure is kept, so a run can be scanned; 20 steps learn six examples.
+    keys = jax.random.split(jax.random.key(1), 20)
+    trained, losses = jax.lax.scan(step, params, keys)
+    losses = np.asarray(losses)
+    assert jax.tree.structure(trained) == jax.tree.structure(params)
+    assert losses.shape == (20, 6)
+    assert losses.dtype == jnp.float32
+    assert np.isfinite(losses).all()
+    assert losses[-1].mean() < 0.8 * losses[0].mean()
+
+    # A loss is that example's own: a change of one leaves the others alone.
+    changed = examples._replace(y=examples.y.at[0].set((examples.y[0] + 1) % 10))
+    loss_fn = jax.jit(loss_fn)
+    before, after = (np.asarray(loss_fn(params, e, keys[0])) for e in (examples, changed))
+    assert before[0] != after[0]
+    np.testing.assert_array_equal(before[1:], after[1:])
+
+
+def test_example_runs_end_to_end(namespace, capsys):
+    import fedjax_lab
+
+    if not hasattr(fedjax_lab, "simulate"):
+        pytest.skip("fedjax_lab.simulate does not exist yet")
+    execute("Run it", namespace)
+    params, trained = namespace["params"], namespace["trained"]
+    assert jax.tree.structure(trained) == jax.tree.structure(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained))
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), params, trained)
+    assert any(jax.tree.leaves(moved))
+    assert capsys.readouterr().out.strip()

@@ -1,0 +1,142 @@
+"""classification_loss and accuracy_counts against NumPy, and who gets which key."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import models
+
+
+class Examples(NamedTuple):
+    x: Any
+    y: Any
+
+
+EXAMPLES = Examples(
+    jnp.asarray(np.random.default_rng(0).integers(0, 256, (5, 4)), jnp.uint8),
+    jnp.asarray([0, 2, 1, 2, 0], jnp.int32),
+)
+
+
+def scale(examples, key):
+    return examples._replace(x=examples.x / 255.0)
+
+
+def numpy_cross_entropy(logits, labels):
+    logits = np.asarray(logits, np.float64)
+    return np.array(
+        [np.log(np.exp(row).sum()) - row[y] for row, y in zip(logits, labels, strict=True)]
+    )
+
+
+@pytest.fixture
+def model():
+    return models.build("linear", 3)
+
+
+@pytest.fixture
+def params(model):
+    return model.init(jax.random.key(0), EXAMPLES.x[:1])
+
+
+def test_losses_and_counts_are_numpys(model, params):
+    logits = np.asarray(EXAMPLES.x, np.float64) / 255.0 @ np.asarray(
+        params["classifier"]["kernel"], np.float64
+    ) + np.asarray(params["classifier"]["bias"])
+    expected = numpy_cross_entropy(logits, EXAMPLES.y)
+
+    loss_fn = jax.jit(models.classification_loss(model.apply, scale))
+    losses = loss_fn(params, EXAMPLES, jax.random.key(1))
+    assert losses.shape == (5,)
+    assert losses.dtype == jnp.float32
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+    correct, losses = jax.jit(models.accuracy_counts(model.apply, scale))(params, EXAMPLES)
+    assert correct.dtype == losses.dtype == jnp.float32
+    np.testing.assert_array_equal(correct, logits.argmax(axis=1) == np.asarray(EXAMPLES.y))
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_gradient_is_softmax_minus_onehot(model, params):
+    examples = scale(EXAMPLES, None)
+    loss_fn = models.classification_loss(model.apply)
+    gradient = jax.grad(lambda p: loss_fn(p, examples, jax.random.key(0)).sum())(params)
+    logits = np.asarray(model.apply(params, examples.x), np.float64)
+    residual = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    residual[np.arange(5), np.asarray(EXAMPLES.y)] -= 1
+    classifier = gradient["classifier"]
+    np.testing.assert_allclose(
+        classifier["kernel"], np.asarray(examples.x).T @ residual, rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(classifier["bias"], residual.sum(axis=0), rtol=1e-4, atol=1e-6)
+
+
+def test_keys_are_split_in_training_and_absent_in_evaluation():
+    seen = {}
+
+    def preprocess(examples, key):
+        seen["augmentation"] = key
+        return examples
+
+    def apply(params, x, key=None):
+        seen["dropout"] = key
+        return jnp.zeros((5, 3)) * params
+
+    loss_fn = models.classification_loss(apply, preprocess)
+    key = jax.random.key(7)
+    loss_fn(1.0, EXAMPLES, key)
+    data = [jax.random.key_data(k).tolist() for k in (seen["augmentation"], seen["dropout"], key)]
+    assert len({tuple(row) for row in data}) == 3
+
+    models.accuracy_counts(apply, preprocess)(1.0, EXAMPLES)
+    assert seen == {"augmentation": None, "dropout": None}
+
+
+def test_equal_logits_count_for_the_first_class():
+    counts = models.accuracy_counts(lambda params, x, key: jnp.zeros((5, 3)))
+    correct, loss = counts(None, EXAMPLES)
+    np.testing.assert_array_equal(correct, [1, 0, 0, 0, 1])
+    np.testing.assert_allclose(loss, np.log(3), rtol=1e-6)
+
+
+def test_half_precision_logits_are_scored_in_float32():
+    counts = models.accuracy_counts(lambda params, x, key: jnp.ones((5, 3), jnp.bfloat16))
+    assert counts(None, EXAMPLES)[1].dtype == jnp.float32
+
+
+def test_large_logits_stay_finite():
+    loss_fn = models.classification_loss(lambda params, x, key: params * jnp.eye(5, 3))
+    value, gradient = jax.value_and_grad(lambda p: loss_fn(p, EXAMPLES, jax.random.key(0)).sum())(
+        1e30
+    )
+    assert np.isfinite(value)
+    assert np.isfinite(gradient)
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 2, 3), (4, 3)])
+def test_logits_of_the_wrong_shape_are_refused(shape):
+    def apply(params, x, key=None):
+        return jnp.zeros(shape)
+
+    message = r"apply returned logits of shape .* for 5 examples; they must be \[B, C\] = \[5, "
+    with pytest.raises(ValueError, match=message):
+        models.classification_loss(apply)(None, EXAMPLES, jax.random.key(0))
+    with pytest.raises(ValueError, match=message):
+        models.accuracy_counts(apply)(None, EXAMPLES)
+
+
+@pytest.mark.parametrize("y", [jnp.zeros((5, 3), jnp.int32), jnp.zeros(5)])
+def test_labels_of_the_wrong_kind_are_refused(model, params, y):
+    loss_fn = models.classification_loss(model.apply, scale)
+    with pytest.raises(ValueError, match="it must be integer class labels"):
+        loss_fn(params, EXAMPLES._replace(y=y), jax.random.key(0))
+
+
+def test_arguments_that_are_no_functions_are_refused(model):
+    with pytest.raises(TypeError, match=r"such as model\.apply"):
+        models.classification_loss(model)
+    with pytest.raises(TypeError, match="preprocess is 255"):
+        models.accuracy_counts(model.apply, 255)

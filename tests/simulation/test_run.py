@@ -1,0 +1,287 @@
+"""Whole runs: resume, interruption, one compile, agreement with rounds taken by hand."""
+
+import gc
+import json
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import algorithms, build_round, data, simulate
+from fedjax_lab.simulation.checkpoint import Checkpoints
+from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
+from fedjax_lab.simulation.rounds import Schedule
+
+N, FEATURES, CLASSES = 6, 4, 3
+
+
+def make_clients(seed=0, sizes=(5, 9, 12, 7, 20, 11)):
+    rng = np.random.default_rng(seed)
+    owners = np.repeat(np.arange(N), sizes)
+    x = rng.normal(size=(len(owners), FEATURES)).astype(np.float32)
+    y = rng.integers(CLASSES, size=len(owners)).astype(np.int32)
+    return data.partition(data.Examples(x, y), owners, num_clients=N)
+
+
+def loss_fn(params, examples, key):
+    noise = 1 + 0.1 * jax.random.normal(key, ())  # a run must repeat its own randomness
+    logits = examples.x @ params["w"]
+    scores = jax.nn.log_softmax(logits)
+    return -noise * jnp.take_along_axis(scores, examples.y[:, None], axis=1)[:, 0]
+
+
+def first_params():
+    return {"w": jnp.zeros((FEATURES, CLASSES))}
+
+
+def run(clients=None, algorithm=None, **changes):
+    arguments = {
+        "rounds": 7,
+        "cohort_size": 3,
+        "local_steps": 2,
+        "batch_size": 4,
+        "seed": 5,
+        "eval_every": 2,
+        "client_map": "scan",
+        "evaluate": lambda params: {"norm": jnp.abs(params["w"]).sum()},
+    } | changes
+    algorithm = algorithm or algorithms.scaffold(loss_fn, client_lr=0.3)
+    return simulate(algorithm, first_params(), clients or make_clients(), **arguments)
+
+
+def assert_same_bits(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_run_equals_its_rounds_taken_one_by_one():
+    algorithm = algorithms.scaffold(loss_fn, client_lr=0.3)
+    clients = make_clients()
+    result = run(clients, algorithm)
+    state = algorithm.init(first_params(), N)
+    round_fn = build_round(algorithm, "vmap")
+    uplink = 0
+    schedule = Schedule(cohort_size=3, batch_size=4, local_steps=2)
+    for t in range(7):
+        batch = schedule.draw(clients, jax.random.key(5), jnp.int32(t))
+        state, metrics = round_fn(state, batch)
+        uplink += int(metrics["participants"]) * 2 * 4 * FEATURES * CLASSES
+    np.testing.assert_allclose(result.params["w"], algorithm.params(state)["w"], atol=1e-5)
+    assert [row["round"] for row in result.history] == [2, 4, 6, 7]
+    assert result.history[-1]["bytes_up"] == uplink == 7 * 3 * 2 * 48
+    assert result.history[-1]["gradients"] == 7 * 3 * 2
+    norm = float(jnp.abs(state.server.params["w"]).sum())
+    assert result.history[-1]["norm"] == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("client_map", ["vmap", "chunk:2", "pmap", "shard_map", "auto"])
+def test_client_maps_give_the_same_run(client_map):
+    expected, actual = run(), run(client_map=client_map)
+    np.testing.assert_allclose(actual.params["w"], expected.params["w"], atol=1e-5)
+    assert actual.history[-1]["loss"] == pytest.approx(expected.history[-1]["loss"], rel=1e-4)
+
+
+def test_a_loss_is_traced_once_per_length_of_chunk():
+    traces = []
+
+    def counted(params, examples, key):
+        traces.append(None)
+        return loss_fn(params, examples, key)
+
+    run(algorithm=algorithms.fedavg(counted, client_lr=0.1), rounds=6)
+    once = len(traces)
+    traces.clear()
+    run(algorithm=algorithms.fedavg(counted, client_lr=0.1), rounds=40)
+    assert len(traces) == once  # as many rounds as one likes: the same one trace
+    traces.clear()
+    run(algorithm=algorithms.fedavg(counted, client_lr=0.1), rounds=7)
+    assert len(traces) == 2 * once  # the last chunk is shorter
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        algorithms.scaffold(loss_fn, client_lr=0.3),
+        algorithms.gradma_s(loss_fn, client_lr=0.3, memory_size=4),
+        algorithms.fedadam(loss_fn, client_lr=0.3, server_lr=0.1),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+def test_resume_equals_the_uninterrupted_run_bit_for_bit(tmp_path, algorithm):
+    whole = run(run_dir=tmp_path / "whole", algorithm=algorithm)
+    calls = []
+
+    def evaluate_and_interrupt(params):
+        calls.append(None)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return {"norm": jnp.abs(params["w"]).sum()}
+
+    cut = {"run_dir": tmp_path / "cut", "algorithm": algorithm}
+    first = run(**cut, evaluate=evaluate_and_interrupt)
+    assert first.interrupted
+    assert first.history[-1]["round"] == 4
+    second = run(**cut)
+    assert not second.interrupted
+    assert_same_bits(whole.state, second.state)
+    assert whole.history == second.history
+    lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
+    assert lines[0] == lines[1]
+    third = run(**cut)  # nothing is left to do
+    assert_same_bits(whole.state, third.state)
+    assert whole.history == third.history
+
+
+def test_rows_after_the_last_checkpoint_are_run_again(tmp_path):
+    whole = run(run_dir=tmp_path / "whole")
+    run(run_dir=tmp_path / "cut", checkpoint_every=4, rounds=7)
+    # As if the run had been killed after row 6, while it wrote the last line.
+    checkpoints = tmp_path / "cut" / "checkpoints"
+    for step in checkpoints.iterdir():
+        if step.name == "7":
+            for path in sorted(step.rglob("*"), reverse=True):
+                path.unlink() if path.is_file() else path.rmdir()
+            step.rmdir()
+    metrics = tmp_path / "cut" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text()[:-20])
+    again = run(run_dir=tmp_path / "cut", checkpoint_every=4)
+    assert_same_bits(whole.state, again.state)
+    assert whole.history == again.history
+
+
+def test_another_config_in_the_same_directory_is_refused(tmp_path):
+    run(run_dir=tmp_path)
+    with pytest.raises(FileExistsError, match=r"seed \(there 5, now 6\)"):
+        run(run_dir=tmp_path, seed=6)
+    other = algorithms.scaffold(loss_fn, client_lr=0.2)
+    with pytest.raises(FileExistsError, match=r"client_lr.*0\.3.*0\.2"):
+        run(run_dir=tmp_path, algorithm=other)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(FileExistsError, match=r"holds files but no config\.json"):
+        run(run_dir=tmp_path)
+
+
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 0xFF
+    path.write_bytes(raw)
+
+
+# orbax leaves a coroutine behind when a read fails
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("damage", [halve, flip, lambda path: path.unlink()])
+def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
+    run(run_dir=tmp_path, rounds=4)
+    step = tmp_path / "checkpoints" / "4"
+    for path in step.rglob("d/*"):  # where orbax keeps the arrays
+        damage(path)
+    with pytest.raises(ValueError, match=r"checkpoint .*4 (cannot be read|is damaged)"):
+        run(run_dir=tmp_path, rounds=4)
+    gc.collect()
+
+
+def test_arrays_that_changed_on_disk_are_noticed(tmp_path):
+    """Damage that the storage format cannot see, because it was written properly."""
+    state = {"a": jnp.arange(4.0), "b": (), "c": [jnp.int32(3)]}
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(2, state, {"rows": 1})
+    round, restored, extra = checkpoints.restore(like=state)
+    assert (round, extra) == (2, {"rows": 1})
+    assert_same_bits(restored, state)
+    with pytest.raises(ValueError, match="another model or method"):
+        checkpoints.restore(like={**state, "a": jnp.arange(5.0)})
+    meta = next((tmp_path / "2" / "meta").rglob("metadata"))
+    content = json.loads(meta.read_text())
+    meta.write_text(json.dumps(content | {"digest": "0" * 64}))
+    with pytest.raises(ValueError, match="is damaged"):
+        checkpoints.restore(like=state)
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        Checkpoints(tmp_path / "empty").restore(like=state)
+
+
+def test_metrics_on_disk_are_the_history(tmp_path):
+    result = run(run_dir=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows == result.history
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["hyperparameters"]["control_update"] == "II"
+    assert config["algorithm"] == "scaffold"
+    assert config["versions"]["jax"] == jax.__version__
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["round"] == 7
+    assert summary["compile_seconds"] > 0
+
+
+def test_the_caller_keeps_its_params():
+    params = first_params()
+    clients = make_clients()
+    algorithm = algorithms.fedavg(loss_fn, client_lr=0.1)
+    simulate(algorithm, params, clients, rounds=2, cohort_size=2, local_steps=1, batch_size=2)
+    np.testing.assert_array_equal(params["w"], 0)  # donated buffers could not be read
+
+
+def test_a_diverging_run_is_written_as_null(tmp_path):
+    algorithm = algorithms.fedavg(loss_fn, client_lr=1e38, server_lr=1e38)
+    result = run(run_dir=tmp_path, algorithm=algorithm)
+    assert not np.isfinite(result.history[-1]["loss"])
+    last = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cohort_size": 7}, "cohort_size is 7; it must be between 1 and 6"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"eval_every": 0}, "eval_every is 0"),
+        ({"local_steps": None}, "give exactly one"),
+        ({"local_epochs": 1}, "give exactly one"),
+        ({"weights": "exmaples"}, "Did you mean 'examples'"),
+        ({"client_map": "chunk:0"}, "must be at least 1"),
+        ({"client_map": "shard"}, "Did you mean 'shard_map'"),
+        ({"seed": -1}, "seed is -1"),
+        ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+    ],
+)
+def test_bad_arguments(changes, message):
+    with pytest.raises(ValueError, match=message):
+        run(**changes)
+
+
+def test_memory_smaller_than_the_cohort():
+    algorithm = algorithms.gradma_s(loss_fn, client_lr=0.1, memory_size=2)
+    with pytest.raises(ValueError, match="memory_size is 2; it must be at least the cohort's 3"):
+        run(algorithm=algorithm)
+    algorithm = algorithms.gradma_s(loss_fn, client_lr=0.1, memory_size=7)
+    with pytest.raises(ValueError, match="memory_size is 7; it must be between 0 and 6"):
+        run(algorithm=algorithm)
+
+
+def test_evaluation_counts_every_example_once():
+    rng = np.random.default_rng(0)
+    test = data.Examples(rng.normal(size=(23, 2)).astype(np.float32), np.zeros(23, np.int32))
+
+    def count(params, examples):
+        return (examples.x[:, 0] > 0).astype(jnp.float32), params * examples.x[:, 1]
+
+    scores = build_evaluation(count, test, batch_size=5)(jnp.float32(2.0))
+    assert float(scores["accuracy"]) == pytest.approx((test.x[:, 0] > 0).mean())
+    assert float(scores["test_loss"]) == pytest.approx(2 * test.x[:, 1].mean(), rel=1e-5)
+
+
+def test_accuracy_per_client():
+    clients = make_clients()
+
+    def count(params, examples):
+        return (examples.y == params).astype(jnp.float32), jnp.zeros(examples.y.shape)
+
+    accuracy = build_client_evaluation(count, clients, batch_size=7)(jnp.int32(1))
+    histogram = clients.label_histogram()
+    np.testing.assert_allclose(accuracy, histogram[:, 1] / histogram.sum(1), rtol=1e-6)
