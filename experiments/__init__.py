@@ -1,0 +1,1 @@
+"""Studies, measurements and the demo; run from the root with python -m."""

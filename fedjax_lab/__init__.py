@@ -1,6 +1,7 @@
 """fedjax_lab: federated learning in JAX, from a round function to a finished study."""
 
-from fedjax_lab import algorithms, data, models, qp
+from fedjax_lab import algorithms, compressors, data, models, qp
+from fedjax_lab.compressors import with_compression
 from fedjax_lab.round import Algorithm, Phase, build_round
 from fedjax_lab.simulation.run import SimulationResult, simulate
 from fedjax_lab.types import CohortBatch, FedState
@@ -15,8 +16,10 @@ __all__ = [
     "SimulationResult",
     "algorithms",
     "build_round",
+    "compressors",
     "data",
     "models",
     "qp",
     "simulate",
+    "with_compression",
 ]

@@ -54,10 +54,12 @@ def check_number(
     minimum: float = -math.inf,
     maximum: float = math.inf,
     exclusive_minimum: bool = False,
+    exclusive_maximum: bool = False,
 ) -> Any:
     """Return ``value`` if it is a finite number in range; tracers pass unchecked.
 
-    ``exclusive_minimum`` means that ``minimum`` itself is not allowed.
+    ``exclusive_minimum`` means that ``minimum`` itself is not allowed, ``exclusive_maximum``
+    the same of ``maximum``.
 
     Raises:
       TypeError: ``value`` is no real scalar.
@@ -70,18 +72,21 @@ def check_number(
     except (TypeError, ValueError) as error:
         raise TypeError(f"{argument} is {value!r}; it must be a number.") from error
     too_small = number <= minimum if exclusive_minimum else number < minimum
-    if not math.isfinite(number) or too_small or number > maximum:
+    too_large = number >= maximum if exclusive_maximum else number > maximum
+    if not math.isfinite(number) or too_small or too_large:
         parts = ["finite"]
         if minimum > -math.inf:
             relation = "greater than" if exclusive_minimum else "at least"
             parts.append(f"{relation} {minimum:g}")
         if maximum < math.inf:
-            parts.append(f"at most {maximum:g}")
+            parts.append(f"{'less than' if exclusive_maximum else 'at most'} {maximum:g}")
         raise ValueError(f"{argument} is {value}; it must be {' and '.join(parts)}.")
     return value
 
 
-def check_scalar_or_schedule(argument: str, value: Any, *, minimum: float = 0.0) -> Any:
+def check_scalar_or_schedule(
+    argument: str, value: Any, *, minimum: float = 0.0, maximum: float = math.inf
+) -> Any:
     """Check a hyper-parameter that may be a number, a traced scalar, or a schedule.
 
     A schedule (any callable of the round, such as optax's) is returned as it is.
@@ -89,4 +94,6 @@ def check_scalar_or_schedule(argument: str, value: Any, *, minimum: float = 0.0)
     Raises:
       TypeError, ValueError: as ``check_number``.
     """
-    return value if callable(value) else check_number(argument, value, minimum=minimum)
+    if callable(value):
+        return value
+    return check_number(argument, value, minimum=minimum, maximum=maximum)

@@ -34,6 +34,8 @@ class Phase(NamedTuple):
         aggregation weights), "sum" (over those who take part, unweighted) or "stack"
         ([S, ...]; rows of slots that did not take part are to be ignored).
       down: how many vectors of the params' size the broadcast holds.
+      once: whether it sends anything in one round of a run only (first estimates); then
+        ``uplink`` and ``downlink``, which are those of every round, leave it out.
     """
 
     broadcast: Callable[[PyTree, jax.Array], PyTree]
@@ -41,6 +43,7 @@ class Phase(NamedTuple):
     server_update: Callable[[PyTree, dict, Cohort], tuple[PyTree, Metrics]]
     reduce: dict[str, str]
     down: int = 1
+    once: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Algorithm:
       gradients_per_step: gradients that a client takes in one local step.
       message_bytes: params -> bytes that a client sends per round; None: its messages,
         uncompressed.
+      broadcast_bytes: params -> bytes that a client receives per round; None: the broadcasts,
+        uncompressed.
       needs_first_batch: whether ``init`` makes use of round 0's batch.
       hyperparameters: what the factory was called with, as plain values for a run's config.
     """
@@ -65,6 +70,7 @@ class Algorithm:
     params: Callable[[FedState], Params]
     gradients_per_step: int = 1
     message_bytes: Callable[[Params], int] | None = None
+    broadcast_bytes: Callable[[Params], int] | None = None
     needs_first_batch: bool = False
     hyperparameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -98,11 +104,13 @@ class Algorithm:
         """Bytes that one client sends in a round."""
         if self.message_bytes is not None:
             return self.message_bytes(params)
-        return tree.nbytes(params) * sum(len(phase.reduce) for phase in self.phases)
+        return tree.nbytes(params) * sum(len(p.reduce) for p in self.phases if not p.once)
 
     def downlink(self, params: Params) -> int:
         """Bytes that one client receives in a round."""
-        return tree.nbytes(params) * sum(phase.down for phase in self.phases)
+        if self.broadcast_bytes is not None:
+            return self.broadcast_bytes(params)
+        return tree.nbytes(params) * sum(phase.down for phase in self.phases if not phase.once)
 
 
 def build_round(algorithm: Algorithm, client_map: str = "auto") -> RoundFn:
@@ -213,7 +221,7 @@ def _complete(batch: CohortBatch, num_clients: jax.Array, multiple: int):
     weights = jnp.ones(slots) if batch.weights is None else batch.weights
     weights = jnp.where(participates, weights, 0).astype(jnp.result_type(float))
     weights = tree.safe_divide(weights, weights.sum())
-    cohort = Cohort(batch.client_ids, participates, weights, batch.round, num_clients)
+    cohort = Cohort(batch.client_ids, participates, weights, batch.round, num_clients, max_steps)
     return cohort, {
         "examples": batch.examples,
         "example_mask": batch.example_mask,

@@ -6,6 +6,7 @@ import optax
 
 from fedjax_lab.types import PyTree, Scalar
 
+add = optax.tree.add
 norm = optax.tree.norm
 subtract = optax.tree.sub
 zeros_like = optax.tree.zeros_like

@@ -62,6 +62,7 @@ class Cohort(NamedTuple):
       weights: float [S], aggregation weights, adding up to 1 over those who took part.
       round: int32 scalar.
       num_clients: int32 scalar N.
+      max_steps: K, the local steps of a round; a client takes K_i <= K of them.
     """
 
     client_ids: jax.Array
@@ -69,6 +70,7 @@ class Cohort(NamedTuple):
     weights: jax.Array
     round: jax.Array
     num_clients: jax.Array
+    max_steps: int
 
 
 class ClientBatch(NamedTuple):
@@ -94,6 +96,11 @@ class ClientBatch(NamedTuple):
     full_examples: PyTree
     full_mask: jax.Array | None
     source: PyTree
+
+    @property
+    def max_steps(self) -> int:
+        """K, of which this client takes K_i."""
+        return jax.tree.leaves(self.examples)[0].shape[0]
 
 
 class FedState(NamedTuple):

@@ -1,0 +1,1 @@
+"""Studies of GradMA (CVPR 2023)."""

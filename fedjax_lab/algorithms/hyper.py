@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from fedjax_lab.checks import check_scalar_or_schedule, is_traced
+from fedjax_lab.compressors import Compressor
 from fedjax_lab.types import Scalar, ScalarOrSchedule
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -18,8 +19,8 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 def factory(build: Factory) -> Factory:
     """Record a factory's arguments in ``algorithm.hyperparameters``, defaults included.
 
-    Numbers, strings and None are kept as they are; a schedule, an optimiser or a traced
-    scalar is kept as a short description.
+    Numbers, strings and None are kept as they are; a schedule, an optimiser, a
+    compressor or a traced scalar is kept as a short description.
     """
     signature = inspect.signature(build)
 
@@ -40,6 +41,8 @@ def _describe(value: Any) -> Any:
         return value
     if is_traced(value):
         return "traced"
+    if isinstance(value, Compressor):
+        return str(value)
     if callable(value):
         return f"function {getattr(value, '__qualname__', type(value).__name__)}"
     return float(value) if _is_scalar(value) else type(value).__name__

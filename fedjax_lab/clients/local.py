@@ -80,13 +80,24 @@ class Gradient:
 
     def __call__(self, params: Params, step: Step) -> tuple[PyTree, StepReport]:
         """Gradient at ``params`` of the step's mean loss, and the report."""
+        grads, report = self.raw(params, step)
+        return self.transformed(grads, params, report)
+
+    def raw(self, params: Params, step: Step) -> tuple[PyTree, StepReport]:
+        """The gradient before its transform, for methods that take it at one point for another."""
         (loss, num_examples), grads = jax.value_and_grad(self._mean_loss, has_aux=True)(
             params, step.examples, step.mask, step.key
         )
-        state = step.transform_state
-        if self.transform is not None:
-            grads, state = self.transform.update(grads, state, params)
-        return grads, StepReport(loss, num_examples, step.memory, state, {})
+        return grads, StepReport(loss, num_examples, step.memory, step.transform_state, {})
+
+    def transformed(
+        self, grads: PyTree, params: Params, report: StepReport
+    ) -> tuple[PyTree, StepReport]:
+        """Transform raw ``grads``, with any decay taken at ``params``; the report has the state."""
+        if self.transform is None:
+            return grads, report
+        grads, state = self.transform.update(grads, report.transform_state, params)
+        return grads, report._replace(transform_state=state)
 
     def full(self, params: Params, batch: ClientBatch) -> PyTree:
         """Gradient over all of the client's examples: one masked mean, transformed afresh.
@@ -186,8 +197,7 @@ def local_steps(
             carry,
         )
 
-    num_steps = jax.tree.leaves(batch.examples)[0].shape[0]
-    xs = (jnp.arange(num_steps), batch.examples, batch.example_mask, batch.step_mask)
+    xs = (jnp.arange(batch.max_steps), batch.examples, batch.example_mask, batch.step_mask)
     carry = (params, memory, gradient.init(params), jnp.zeros((), jnp.int32))
     (y, memory, _, _), totals = jax.lax.scan(body, carry, xs)
     loss, examples, lr_sum, metrics = jax.tree.map(lambda total: total.sum(0), totals)

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,23 +22,11 @@ from fedjax_lab.checks import check_int
 from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.checkpoint import Checkpoints
 from fedjax_lab.simulation.progress import Progress
+from fedjax_lab.simulation.recorder import Recorder, Row
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
-from fedjax_lab.simulation.run_dir import (
-    CHECKPOINTS,
-    METRICS,
-    SUMMARY,
-    TIMES,
-    MetricsFile,
-    open_run_dir,
-    read_metrics,
-    versions,
-    write_json,
-)
+from fedjax_lab.simulation.run_dir import versions
 from fedjax_lab.types import FedState, Params
-
-Row = dict[str, Any]
 
 
 class SimulationResult(NamedTuple):
@@ -132,9 +120,8 @@ def simulate(
     key = jax.random.key(seed)
     state = _start(algorithm, params, clients, schedule, key)
     state, clients, key = place((state, clients, key), client_map)
-    recorder = _Recorder(
+    recorder = Recorder(
         run_dir,
-        state,
         every=checkpoint_every or -(-rounds // 10),
         config={
             "algorithm": algorithm.name,
@@ -162,7 +149,7 @@ def simulate(
     seconds, compile_seconds = recorder.spent
     began = time.perf_counter() - seconds - compile_seconds
     bytes_up, bytes_down = algorithm.uplink(params), algorithm.downlink(params)
-    with _stop_on_interrupt() as stop:
+    with closing(recorder), closing(bar), _stop_on_interrupt() as stop:
         while round < rounds and not stop.is_set():
             length = min(eval_every, rounds - round)
             first = jnp.asarray(round, jnp.int32)
@@ -186,9 +173,10 @@ def simulate(
             recorder.row(row, seconds, compile_seconds)
             bar.update(round, {"loss": row["loss"], **scores})
             recorder.checkpoint(round, state, history, last=round == rounds or stop.is_set())
-    bar.close()
     interrupted = round < rounds
-    recorder.end(round, seconds, compile_seconds, interrupted)
+    recorder.summarise(
+        round=round, seconds=seconds, compile_seconds=compile_seconds, interrupted=interrupted
+    )
     return SimulationResult(
         algorithm.params(state), state, history, seconds, compile_seconds, interrupted
     )
@@ -215,68 +203,6 @@ def _summarise(metrics, gradients_per_step: int) -> tuple[Row, dict[str, int]]:
         metrics.pop(name)
     row = {name: float(values.mean()) for name, values in sorted(metrics.items())}
     return {**row, "local_steps": float(steps.mean())}, counts
-
-
-class _Recorder:
-    """Keeps a run's rows and checkpoints, if there is a run directory."""
-
-    def __init__(self, run_dir, state, *, every: int, config: Row):
-        self._every = every
-        self._saved = 0
-        self.spent = (0.0, 0.0)  # (seconds, compile_seconds) before this call
-        self._path = None if run_dir is None else Path(run_dir)
-        if self._path is not None:
-            open_run_dir(self._path, config)
-
-    def begin(self, state):
-        """(round, state, history) to go on from."""
-        if self._path is None:
-            return 0, state, []
-        self._checkpoints = Checkpoints(self._path / CHECKPOINTS)
-        history: list[Row] = []
-        times: list[Row] = []
-        if self._checkpoints.latest() is not None:
-            try:
-                self._saved, state, _ = self._checkpoints.restore(like=state)
-            except ValueError:
-                self._checkpoints.close()
-                raise
-            rows = read_metrics(self._path / METRICS)
-            history = [row for row in rows if row["round"] <= self._saved]
-            state = jax.tree.map(jnp.asarray, state)
-            if (self._path / TIMES).exists():
-                times = [r for r in read_metrics(self._path / TIMES) if r["round"] <= self._saved]
-        if times:
-            self.spent = (times[-1]["seconds"], times[-1]["compile_seconds"])
-        self._metrics = MetricsFile(self._path / METRICS, history)
-        self._times = MetricsFile(self._path / TIMES, times)
-        return self._saved, state, history
-
-    def row(self, row: Row, seconds: float, compile_seconds: float) -> None:
-        # Times go to a file of their own: equal runs have equal metrics.
-        if self._path is not None:
-            self._metrics.append(row)
-            times = {"seconds": seconds, "compile_seconds": compile_seconds}
-            self._times.append({"round": row["round"], **times})
-
-    def checkpoint(self, round: int, state, history, *, last: bool) -> None:
-        if self._path is not None and (last or round - self._saved >= self._every):
-            self._checkpoints.save(round, state, {"rows": len(history)})
-            self._saved = round
-
-    def end(self, round, seconds, compile_seconds, interrupted) -> None:
-        if self._path is None:
-            return
-        self._metrics.close()
-        self._times.close()
-        self._checkpoints.close()
-        summary = {
-            "round": round,
-            "seconds": seconds,
-            "compile_seconds": compile_seconds,
-            "interrupted": interrupted,
-        }
-        write_json(self._path / SUMMARY, summary)
 
 
 @contextmanager

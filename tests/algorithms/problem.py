@@ -51,6 +51,38 @@ def stack_rounds(drawn):
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
 
 
+def toy_loss(y, examples, key):
+    """The quadratics 1/2 sum of a (y - b)^2 of the twins' toy problem."""
+    del key
+    a, b = examples
+    return 0.5 * (a * jnp.square(y[None, :] - b)).sum(-1)
+
+
+def toy_round(t, cohort, steps=3):
+    """One round of the toy: each client's one example in every step."""
+
+    def examples(table):
+        rows = jnp.asarray(table)[jnp.asarray(cohort)]
+        return jnp.tile(rows[:, None, None, :], (1, steps, 1, 1))
+
+    return CohortBatch(
+        client_ids=jnp.asarray(cohort),
+        examples=(examples(reference.TOY_A), examples(reference.TOY_B)),
+        key=jax.random.key(t),
+        round=jnp.asarray(t, jnp.int32),
+    )
+
+
+def toy_path(algorithm, cohorts, state=None):
+    """x after each round of the toy, [rounds, 2]."""
+    state = algorithm.init(jnp.asarray(reference.TOY_X0), 4) if state is None else state
+    path, round_fn = [], jax.jit(algorithm.round_fn)
+    for t, cohort in enumerate(cohorts):
+        state, _ = round_fn(state, toy_round(t, cohort))
+        path.append(np.asarray(algorithm.params(state)))
+    return np.array(path)
+
+
 def run_rounds(round_fn, state, drawn):
     """Scan all rounds in one jit; returns (state, stacked metrics)."""
     return jax.jit(lambda state, batches: jax.lax.scan(round_fn, state, batches))(

@@ -9,6 +9,8 @@ from tests.algorithms.cases import MAIN, N
 from tests.algorithms.problem import initial_params, loss_fn, to_batch
 from tests.reference import problem as reference
 
+BETAS = {"momentum": 0.5, "second_moment_decay": 0.5}
+
 
 @pytest.fixture(scope="module")
 def batch():
@@ -47,6 +49,22 @@ def test_learning_rates(case, value):
         (algorithms.gradma_s, {"memory_size": -1}, "memory_size is -1"),
         (algorithms.gradma_s, {"memory_size": 5, "memory_decay": 2}, "memory_decay is 2"),
         (algorithms.gradma, {"memory_size": 5, "server_momentum": -1}, "server_momentum is -1"),
+        (algorithms.fedswa, {"final_lr_ratio": -0.1}, "final_lr_ratio is -0.1"),
+        (algorithms.fedmoswa, {"momentum": 1.5}, "momentum is 1.5; .* at most 1"),
+        (algorithms.fedmo, {"control_update": "i"}, "control_update is 'i'; .* I, II"),
+        (algorithms.fedspeed, {"prox_weight": 0.0}, "prox_weight is 0.0; .* greater than 0"),
+        (algorithms.fedspeed, {"perturbation_radius": -1}, "perturbation_radius is -1"),
+        (algorithms.fedspeed, {"perturbation_weight": -1}, "perturbation_weight is -1"),
+        (algorithms.fedspeed, {"server_dual": "al"}, "Did you mean 'all'"),
+        (algorithms.fedspeed_ing, {"inertia": -0.5}, "inertia is -0.5"),
+        (algorithms.fafed, BETAS | {"momentum": 2}, "momentum is 2; .* at most 1"),
+        (algorithms.fafed, BETAS | {"second_moment_decay": 2}, "second_moment_decay is 2"),
+        (algorithms.fafed, BETAS | {"stability": 0}, "stability is 0; .* greater than 0"),
+        (
+            algorithms.naive_adaptive_fedavg,
+            {"second_moment_decay": 0.5, "initial_second_moment": -1},
+            "initial_second_moment is -1",
+        ),
     ],
 )
 def test_hyper_parameters(factory, options, message):

@@ -8,9 +8,9 @@ import optax
 import pytest
 
 from fedjax_lab import algorithms as a
-from fedjax_lab import build_round
+from fedjax_lab import build_round, with_compression
 from tests.algorithms.cases import N
-from tests.algorithms.problem import flat, initial_params, loss_fn, run_rounds
+from tests.algorithms.problem import flat, initial_params, loss_fn, run_rounds, to_batch
 from tests.reference import problem as reference
 
 LR = {"client_lr": 0.2}
@@ -106,6 +106,99 @@ TABLE = [
 ]
 
 
+BARE = {"correction": False, "perturbation_weight": 0.0}
+TABLE += [
+    Limit(
+        "fedswa, constant rate, server_lr 1 = fedavg",
+        a.fedswa(loss_fn, final_lr_ratio=1.0, server_lr=1.0, **LR),
+        a.fedavg(loss_fn, **LR),
+    ),
+    Limit(
+        "fedswa, one step = fedavg at its server_lr",
+        a.fedswa(loss_fn, server_lr=1.5, **LR),
+        a.fedavg(loss_fn, server_lr=1.5, **LR),
+        max_steps=1,
+    ),
+    Limit(
+        "fedmoswa II round 1 = fedswa", a.fedmoswa(loss_fn, **LR), a.fedswa(loss_fn, **LR), rounds=1
+    ),
+    Limit(
+        "fedmoswa I round 1 = fedswa",
+        a.fedmoswa(loss_fn, control_update="I", **LR),
+        a.fedswa(loss_fn, **LR),
+        rounds=1,
+    ),
+    Limit(
+        "fedmoswa, constant rate, server_lr 1 = fedmo",
+        a.fedmoswa(loss_fn, final_lr_ratio=1.0, server_lr=1.0, **LR),
+        a.fedmo(loss_fn, **LR),
+    ),
+    Limit("fedmo round 1 = scaffold", a.fedmo(loss_fn, **LR), a.scaffold(loss_fn, **LR), rounds=1),
+    Limit(
+        "fedspeed, no prox, correction and perturbation = fedavg",
+        a.fedspeed(loss_fn, prox_weight=1e-13, **BARE, **LR),
+        a.fedavg(loss_fn, **LR),
+    ),
+    Limit(
+        "fedspeed radius 0 = weight 0",
+        a.fedspeed(loss_fn, perturbation_radius=0.0, **LR),
+        a.fedspeed(loss_fn, perturbation_weight=0.0, **LR),
+    ),
+    Limit(
+        "fedspeed, dual of all = of the cohort, all clients",
+        a.fedspeed(loss_fn, server_dual="all", **LR),
+        a.fedspeed(loss_fn, **LR),
+        full_cohort=True,
+    ),
+    Limit(
+        "fedspeed_ing, dual of all = of the cohort, all clients",
+        a.fedspeed_ing(loss_fn, inertia=0.3, server_dual="all", **LR),
+        a.fedspeed_ing(loss_fn, inertia=0.3, **LR),
+        full_cohort=True,
+    ),
+    Limit(
+        "fedspeed_ing without inertia = fedspeed",
+        a.fedspeed_ing(loss_fn, inertia=0.0, **LR),
+        a.fedspeed(loss_fn, **LR),
+    ),
+    Limit(
+        "fedspeed_ing without inertia = fedspeed, dual of all",
+        a.fedspeed_ing(loss_fn, inertia=0.0, server_dual="all", **LR),
+        a.fedspeed(loss_fn, server_dual="all", **LR),
+    ),
+]
+
+TABLE += [
+    Limit(
+        "cfedavg, identity = fedavg",
+        a.cfedavg(loss_fn, compressor="identity", server_lr=0.7, **LR),
+        a.fedavg(loss_fn, server_lr=0.7, **LR),
+    ),
+    Limit(
+        "cfedavg, nothing dropped = fedavg",
+        a.cfedavg(loss_fn, compressor="top_k:0", **LR),
+        a.fedavg(loss_fn, **LR),
+    ),
+    Limit(
+        "cfedavg, nothing dropped at random = fedavg",
+        a.cfedavg(loss_fn, compressor="random_drop:0", error_feedback=False, **LR),
+        a.fedavg(loss_fn, **LR),
+    ),
+    Limit(
+        "cfedavg by steps, equal steps K, server_lr K = cfedavg",
+        a.cfedavg(loss_fn, compressor="top_k:0.7", normalize_by_steps=True, server_lr=2.1, **LR),
+        a.cfedavg(loss_fn, compressor="top_k:0.7", server_lr=0.7, **LR),
+        full_cohort=True,
+    ),
+    Limit(
+        "cfedavg round 1 = compressed scaffold",
+        a.cfedavg(loss_fn, compressor="top_k:0.7", **LR),
+        with_compression(a.scaffold(loss_fn, **LR), "top_k:0.7"),
+        rounds=1,
+    ),
+]
+
+
 @pytest.mark.parametrize("limit", TABLE, ids=lambda limit: limit.name)
 def test_limit(limit, x64):
     drawn = reference.make_rounds(
@@ -136,6 +229,23 @@ def test_the_mean_of_scaffolds_controls_is_the_servers(x64):
         state, _ = run_rounds(build_round(algorithm, "vmap"), state, drawn)
         mean = jax.tree.map(lambda rows: rows.mean(0), state.clients)
         np.testing.assert_allclose(flat(mean), flat(state.server.control), atol=1e-12)
+
+
+@pytest.mark.parametrize(("gamma", "agreeing"), [(0.2, 1), (4 / N, 2)])
+def test_fedmo_parts_from_scaffold_in_the_stated_round(gamma, agreeing, x64):
+    drawn = reference.make_rounds(
+        15, 3, cohort_size=4, max_steps=3, batch_size=4, equal_steps=True, weighted=False
+    )
+    paths = []
+    for algorithm in (a.fedmo(loss_fn, momentum=gamma, **LR), a.scaffold(loss_fn, **LR)):
+        state, path = algorithm.init(initial_params(), N), []
+        for t, (_, padded) in enumerate(drawn):
+            state, _ = jax.jit(algorithm.round_fn)(state, to_batch(padded, t))
+            path.append(flat(algorithm.params(state)))
+        paths.append(path)
+    difference = np.abs(np.subtract(*paths)).max(axis=1)
+    assert (difference[:agreeing] < 1e-12).all()
+    assert (difference[agreeing:] > 1e-5).all()
 
 
 def test_a_kept_local_model_is_used(x64):

@@ -1,0 +1,1 @@
+"""Measurements of time: ratios within one run."""

@@ -1,0 +1,8 @@
+"""``python -m fedjax_lab``."""
+
+import sys
+
+from fedjax_lab.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

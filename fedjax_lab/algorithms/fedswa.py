@@ -1,0 +1,218 @@
+"""FedSWA and FedMoSWA: a learning rate that falls within the round, an extrapolating server.
+
+Liu, Liu, Shang, Liu, Liu, Feng: Improving Generalization in Federated Learning with Highly
+Heterogeneous Data via Momentum-Based Stochastic Controlled Weight Averaging. ICML 2025,
+Algorithm 1. FedMo is their ablation with ρ = α = 1.
+
+=========================  ==========================================
+paper                      here
+=========================  ==========================================
+θ_t, m                     ``params`` x_t, ``control`` of the server
+θ^t_{i,k}, c_i             local params x^i_k, the client's row
+v_t - θ_{t-1}              minus ``delta``: our delta = mean_i (x_t - x^i_K) is subtracted
+c_i⁺ - m                   ``control_change``
+η_l, ρ                     ``client_lr``, ``final_lr_ratio``
+α, γ                       ``server_lr`` (α > 1 extrapolates), ``momentum``
+options I, II              ``control_update``
+=========================  ==========================================
+
+FedSWA: down d, up d. FedMoSWA and FedMo: down 2d (x, m), up 2d (x^i_K, c_i⁺ - m), client state d.
+Departures: k runs over the K_i steps that the client takes, and option II divides by the exact
+sum of their learning rates; with a sum of 0 it keeps c_i - m (0/0 is 0). The published code sets
+m to the mean of the c_i⁺ in its first round (``first_round_gamma_one``); the paper does not. Both
+means take the batch's weights.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab import tree
+from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.checks import check_choice, check_scalar_or_schedule
+from fedjax_lab.clients.local import Gradient, local_steps
+from fedjax_lab.clients.store import zero_row_per_client
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
+
+
+class FedSWAServer(NamedTuple):
+    """Server state of FedSWA."""
+
+    params: Params  # x_t
+
+
+class FedMoSWAServer(NamedTuple):
+    """Server state of FedMoSWA and FedMo."""
+
+    params: Params  # x_t
+    control: Params  # m
+
+
+@factory
+def fedswa(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    final_lr_ratio: ScalarOrSchedule = 0.1,
+    server_lr: ScalarOrSchedule = 1.5,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedSWA: local steps under a falling learning rate, x_{t+1} = x_t + α (mean x^i_K - x_t).
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: learning rate of a round's first local step, or a schedule of the round.
+      final_lr_ratio: what is left of it at the end of the round, or a schedule of the round;
+        step k of K_i has the share (1 - k/K_i) + (k/K_i) final_lr_ratio; 1 is constant.
+      server_lr: server learning rate, or a schedule of the round; above 1 it extrapolates.
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is negative or not finite.
+    """
+    check_lrs(client_lr=client_lr, final_lr_ratio=final_lr_ratio, server_lr=server_lr)
+    gradient = Gradient(loss_fn, gradient_transform)
+
+    def start(params, num_clients, batch):
+        return FedSWAServer(params), ()
+
+    def broadcast(server, round):
+        return server.params
+
+    def client_update(x, row, batch):
+        lr = _falling(client_lr, final_lr_ratio, batch.round)
+        local = local_steps(gradient, gradient, x, batch, lr)
+        return {"delta": tree.subtract(x, local.params)}, row, local.report
+
+    def server_update(server, messages, cohort):
+        delta = messages["delta"]
+        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
+        return FedSWAServer(params), {"delta_norm": tree.norm(delta)}
+
+    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
+    return Algorithm("fedswa", start, (phase,), lambda state: state.server.params)
+
+
+@factory
+def fedmoswa(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    final_lr_ratio: ScalarOrSchedule = 0.1,
+    server_lr: ScalarOrSchedule = 1.5,
+    momentum: ScalarOrSchedule = 0.2,
+    control_update: str = "II",
+    first_round_gamma_one: bool = False,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedMoSWA: FedSWA whose local steps descend g - c_i + m.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: learning rate of a round's first local step, or a schedule of the round.
+      final_lr_ratio: what is left of it at the end of the round, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round; above 1 it extrapolates.
+      momentum: share of the cohort's mean control in the new m, in [0, 1], or a schedule of
+        the round.
+      control_update: "I": the client's gradient at the server model, over
+        ``full_examples`` if the batch has them, else over the round's examples; "II": the
+        mean of the gradients that the local steps saw, weighted with their learning rates.
+      first_round_gamma_one: round 0 sets m to the cohort's mean control.
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range, or the option is unknown.
+    """
+    return _fedmoswa("fedmoswa", **locals())
+
+
+@factory
+def fedmo(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    momentum: ScalarOrSchedule = 0.2,
+    control_update: str = "II",
+    first_round_gamma_one: bool = False,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedMo: FedMoSWA with a constant learning rate within the round and plain averaging.
+
+    Arguments and errors are those of ``fedmoswa``.
+    """
+    return _fedmoswa("fedmo", final_lr_ratio=1.0, server_lr=1.0, **locals())
+
+
+def _fedmoswa(
+    name,
+    *,
+    loss_fn,
+    client_lr,
+    final_lr_ratio,
+    server_lr,
+    momentum,
+    control_update,
+    first_round_gamma_one,
+    gradient_transform,
+):
+    check_lrs(client_lr=client_lr, final_lr_ratio=final_lr_ratio, server_lr=server_lr)
+    check_scalar_or_schedule("momentum", momentum, maximum=1.0)
+    check_choice("control_update", control_update, ("I", "II"))
+    gradient = Gradient(loss_fn, gradient_transform)
+
+    def start(params, num_clients, batch):
+        server = FedMoSWAServer(params, tree.zeros_like(params))
+        return server, zero_row_per_client(params, num_clients)
+
+    def broadcast(server, round):
+        return server.params, server.control
+
+    def client_update(received, c_i, batch):
+        x, m = received
+
+        def direction(y, step):
+            g, report = gradient(y, step)
+            return jax.tree.map(lambda g, c_i, m: g - c_i + m, g, c_i, m), report
+
+        lr = _falling(client_lr, final_lr_ratio, batch.round)
+        local = local_steps(direction, gradient, x, batch, lr)
+        delta = tree.subtract(x, local.params)
+        if control_update == "I":
+            new_c_i = gradient.full(x, batch)
+        else:
+            mean_step = tree.safe_divide(1.0, local.lr_sum)
+            new_c_i = tree.add_scaled(tree.subtract(c_i, m), mean_step, delta)
+        message = {"delta": delta, "control_change": tree.subtract(new_c_i, m)}
+        return message, new_c_i, local.report
+
+    def server_update(server, messages, cohort):
+        delta = messages["delta"]
+        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
+        gamma = at_round(momentum, cohort.round)
+        if first_round_gamma_one:
+            gamma = jnp.where(cohort.round == 0, 1.0, gamma)
+        control = tree.add_scaled(server.control, gamma, messages["control_change"])
+        return FedMoSWAServer(params, control), {"delta_norm": tree.norm(delta)}
+
+    phase = Phase(
+        broadcast,
+        client_update,
+        server_update,
+        reduce={"delta": "mean", "control_change": "mean"},
+        down=2,
+    )
+    return Algorithm(name, start, (phase,), lambda state: state.server.params)
+
+
+def _falling(client_lr: ScalarOrSchedule, final_lr_ratio: ScalarOrSchedule, round: jax.Array):
+    """η_k = η_l (1 - k/K_i) + (k/K_i) ρ η_l of one round, a function of (k, K_i)."""
+    first, ratio = at_round(client_lr, round), at_round(final_lr_ratio, round)
+
+    def lr(k, num_steps):
+        done = tree.safe_divide(k.astype(float), num_steps)  # int32 / int32 would be float32
+        return first * (1 - done) + done * ratio * first
+
+    return lr

@@ -1,0 +1,295 @@
+"""The command line: ``fedjax-lab`` or ``python -m fedjax_lab``.
+
+It parses, calls ``runner.run`` or ``report.write_report``, and prints; it computes nothing.
+"""
+
+import argparse
+import dataclasses
+import functools
+import inspect
+import math
+import operator
+import os
+import sys
+import textwrap
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.checks import check_int
+from fedjax_lab.config import (
+    SERVER_OPTIMIZERS,
+    RunConfig,
+    algorithm_options,
+    describe_options,
+    model_defaults,
+    server_lr_of,
+)
+from fedjax_lab.data import DATASETS, PARTITIONS
+from fedjax_lab.models import MODELS
+
+_PROG = "fedjax-lab"
+_MISTAKE, _INTERRUPTED = 2, 130
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCommand:
+    """Run a simulation, or go on with one: the same command resumes it."""
+
+    settings: RunConfig
+
+    config: str | None = None
+    """JSON file with settings, or the config.json of a run; flags override it."""
+
+    cpu_devices: int = 1
+    """Divide the CPU into this many devices, over which client_map auto spreads the cohort."""
+
+    quiet: bool = False
+    """Print errors only."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportCommand:
+    """Write report.md with tables and figures over runs."""
+
+    runs: tuple[str, ...]
+    """Run directories, or directories that hold some."""
+
+    out: str | None = None
+    """Folder for the report. None: the run's own, or `report` beside several."""
+
+    target: float | None = None
+    """Accuracy to be reached, such as 0.9. None: 95 % of the best method's."""
+
+    quiet: bool = False
+    """Print errors only."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmsCommand:
+    """List the methods, with their options and defaults."""
+
+    def text(self) -> str:
+        """What is printed."""
+        return _algorithms()
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetsCommand:
+    """List the data sets."""
+
+    def text(self) -> str:
+        """What is printed."""
+        return _pairs(DATASETS)
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionsCommand:
+    """List the ways to divide data among clients."""
+
+    def text(self) -> str:
+        """What is printed."""
+        return _pairs(PARTITIONS)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelsCommand:
+    """List the models, with their options and defaults."""
+
+    def text(self) -> str:
+        """What is printed."""
+        return _models()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status.
+
+    0: done. 2: a mistake, told in one line on stderr. 130: stopped by Ctrl-C.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in argv
+    try:
+        command = _parse(argv)
+        if isinstance(command, RunCommand):
+            return _run(command)
+        if isinstance(command, ReportCommand):
+            return _report(command)
+        print(command.text())
+        return 0
+    except KeyboardInterrupt:
+        print(f"{_PROG}: interrupted.", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            print(f"{_PROG}: {_one_line(error)}", file=sys.stderr)
+        return _MISTAKE
+
+
+def _parse(argv: list[str]) -> Any:
+    """The command that the arguments stand for; the file of --config gives the defaults."""
+    import tyro
+
+    first = argparse.ArgumentParser(prog=_PROG, add_help=False, allow_abbrev=False)
+    first.add_argument("--config", nargs="?")
+    file = first.parse_known_args(argv)[0].config if argv[:1] == ["run"] else None
+    default = RunCommand(RunConfig() if file is None else RunConfig.from_json(file))
+    commands: list[Any] = [Annotated[RunCommand, tyro.conf.subcommand("run", default=default)]]
+    commands += [
+        Annotated[kind, tyro.conf.subcommand(name)]
+        for name, kind in {"report": ReportCommand, **_LISTS}.items()
+    ]
+    union: Any = functools.reduce(operator.or_, commands)
+    return tyro.cli(
+        union,
+        prog=_PROG,
+        description="Federated learning in JAX: run simulations, and report on them.",
+        args=argv,
+        config=(
+            tyro.conf.OmitArgPrefixes,
+            tyro.conf.UseAppendAction,
+            tyro.conf.PositionalRequiredArgs,
+        ),
+    )
+
+
+def _run(command: RunCommand) -> int:
+    import jax
+
+    from fedjax_lab.report import load_runs
+    from fedjax_lab.runner import run
+
+    if check_int("cpu_devices", command.cpu_devices, minimum=1) > 1:
+        jax.config.update("jax_num_cpu_devices", command.cpu_devices)
+    config = command.settings.resolve()
+    assert config.run_dir is not None  # resolved
+    result = run(config, progress=not command.quiet)
+    if not command.quiet and result.history:
+        print()
+        _print_rows(_facts(load_runs([config.run_dir])[0]))
+    if result.interrupted:
+        done = result.history[-1]["round"] if result.history else 0
+        print(
+            f"{_PROG}: stopped after round {done} of {config.rounds}; the same command goes on "
+            "from there.",
+            file=sys.stderr,
+        )
+        return _INTERRUPTED
+    return 0
+
+
+def _facts(run: Any) -> list[list[str]]:
+    """What the end of a run shows: rows of (name, value) under a head."""
+    from fedjax_lab.report.statistics import best, last, mean_of_last, number
+
+    row, summary = run.rows[-1], run.summary
+
+    def percent(value: float) -> str:
+        return "-" if math.isnan(value) else f"{100 * value:.2f} %"
+
+    accuracy = run.values("accuracy")
+    return [
+        [run.algorithm, f"seed {run.seed}"],
+        ["rounds", f"{row['round']:,} of {run.config['rounds']:,}"],
+        ["accuracy, last", percent(last(accuracy))],
+        ["accuracy, best", percent(best(accuracy))],
+        ["accuracy, mean of last 10", percent(mean_of_last(accuracy))],
+        ["worst 10 % of clients", percent(number(summary.get("worst_10_percent_accuracy")))],
+        ["test loss", f"{number(row.get('test_loss')):.4g}"],
+        ["uplink, downlink", f"{row['bytes_up'] / 1e6:,.1f} MB, {row['bytes_down'] / 1e6:,.1f} MB"],
+        ["gradients", f"{row['gradients']:,}"],
+        ["compile, run", f"{run.compile_seconds:.1f} s, {run.seconds:.1f} s"],
+        ["partition", run.config["partition"]["hash"]],
+        ["run directory", str(run.path)],
+    ]
+
+
+def _report(command: ReportCommand) -> int:
+    from fedjax_lab.report import group_runs, load_runs, write_report
+    from fedjax_lab.report.tables import accuracy_table, by_accuracy
+
+    path = write_report(command.runs, command.out, target=command.target)
+    if not command.quiet:
+        _print_rows(accuracy_table(by_accuracy(group_runs(load_runs(command.runs)))))
+        print(f"\n{path}")
+    return 0
+
+
+def _algorithms() -> str:
+    entries = []
+    for name, factory in ALGORITHMS.items():
+        lines = [f"options: {describe_options(algorithm_options(name)) or 'none'}"]
+        lines += [f"server_lr: {server_lr_of(name)}"]
+        if name == "fedopt":
+            names = ", ".join(SERVER_OPTIMIZERS)
+            lines += [f"server_optimizer: {names}; the other options are those of the optimizer"]
+        entries.append(_entry(name, factory, *lines))
+    return "\n".join(entries)
+
+
+def _models() -> str:
+    return "\n".join(
+        _entry(name, factory, f"options: {describe_options(model_defaults(name)) or 'none'}")
+        for name, factory in MODELS.items()
+    )
+
+
+def _entry(name: str, factory: Any, *lines: str) -> str:
+    """A name with the first sentence of its docstring, and further lines below it."""
+    first = (inspect.getdoc(factory) or "").split("\n\n")[0].replace("\n", " ")
+    first = first.replace("``", "")
+    text = [textwrap.fill(first, 96, initial_indent="    ", subsequent_indent="    ")]
+    text += [
+        textwrap.fill(line, 96, initial_indent="    ", subsequent_indent=" " * 8) for line in lines
+    ]
+    return "\n".join([name, *text])
+
+
+def _pairs(descriptions: Mapping[str, str]) -> str:
+    width = max(map(len, descriptions))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in descriptions.items())
+
+
+def _print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """A table, the first row being its head: with rich on a terminal, else plain text."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table()
+        for i, name in enumerate(rows[0]):
+            table.add_column(Text(name), justify="left" if i == 0 else "right")
+        for row in rows[1:]:
+            table.add_row(*map(Text, row))
+        Console().print(table)
+        return
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.ljust(w) for cell, w in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 1000 else f"{text[:1000]} ... (--debug shows all)"
+
+
+# The commands without arguments, and what each prints.
+_LISTS: dict[str, type] = {
+    "algorithms": AlgorithmsCommand,
+    "datasets": DatasetsCommand,
+    "partitions": PartitionsCommand,
+    "models": ModelsCommand,
+}

@@ -1,0 +1,155 @@
+"""What a compressor is, and the one that changes nothing.
+
+A message is a dataclass pytree of fixed shapes; the vector's size d (and, where the arrays do
+not show it, its dtype) is static. Packed, it has the bytes that would travel.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import tree
+from fedjax_lab.compressors import wire
+from fedjax_lab.types import Key
+
+Packed = bytes
+DType = Any  # what jnp.dtype takes
+Array = jax.Array | np.ndarray  # of a message: in NumPy once it is unpacked
+STATIC = {"static": True}  # metadata of a message's fields that are part of its type
+
+
+class Positions(NamedTuple):
+    """Which coordinates a sparsifier of fixed size keeps, apart from their values.
+
+    Attributes:
+      kept: d -> k, how many coordinates are kept.
+      pack: message -> bytes of the positions.
+      unpack: (reader, d) -> message whose ``values`` are still None.
+      bytes: d -> size of the positions.
+    """
+
+    kept: Callable[[int], int]
+    pack: Callable[[Any], Packed]
+    unpack: Callable[[wire.Reader, int], Any]
+    bytes: Callable[[int], int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compressor:
+    """A map C from vectors to small messages, and back.
+
+    ``compress`` and ``decompress`` are jax.numpy kernels; ``pack`` and ``unpack`` run on the
+    host. ``unpack(pack(message), d)`` decompresses to the same bits as ``message``.
+
+    Attributes:
+      name: the factory's name.
+      options: what the factory was called with.
+      compress: (key, v [d]) -> message.
+      decompress: message -> C(v) [d], in the dtype of v.
+      pack: message -> bytes.
+      unpack: (bytes, d, dtype="float32") -> message, for v of that dtype.
+      bytes: (d, dtype="float32") -> size of the packed message; for ``random_drop`` its
+        expectation.
+      snr_bound: d -> the smallest known b with E||C(v) - v||^2 <= b ||v||^2 for all v, the
+        1/gamma of CFedAvg's Definition 1, which asks for b < 1. Up to rounding.
+      unbiased: whether E C(v) = v.
+      positions: how a sparsifier of fixed size says what it keeps; None for all others.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    compress: Callable[[Key, jax.Array], Any]
+    decompress: Callable[[Any], jax.Array]
+    pack: Callable[[Any], Packed]
+    unpack: Callable[..., Any]
+    bytes: Callable[..., int]
+    snr_bound: Callable[[int], float]
+    unbiased: bool = False
+    positions: Positions | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.options.items())})"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """All coordinates.
+
+    Attributes:
+      values: float [d].
+      dtype: that of the vector.
+      d: the vector's size.
+    """
+
+    values: Array
+    dtype: np.dtype = dataclasses.field(metadata=STATIC)
+    d: int = dataclasses.field(metadata=STATIC)
+
+
+def size_of(v: jax.Array) -> int:
+    """The size d of a vector that is to be compressed.
+
+    Raises:
+      ValueError: ``v`` is no floating-point vector, is empty, or is too long for int32 indices.
+    """
+    if v.ndim != 1 or not jnp.issubdtype(v.dtype, jnp.floating):
+        raise ValueError(f"v is {v.dtype}{list(v.shape)}; it must be a floating-point vector [d].")
+    if not 1 <= v.size < 2**31:
+        raise ValueError(f"v has {v.size} coordinates; it must have between 1 and 2**31 - 1.")
+    return v.size
+
+
+def at_least_float32(dtype: DType) -> np.dtype:
+    """The dtype in which scales and norms are computed and sent."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def relative_to_largest(v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(max |v|, v / max |v|), both at least float32: squares then neither vanish nor overflow.
+
+    A vector without a normal number counts as zero.
+    """
+    v = v.astype(at_least_float32(v.dtype))
+    largest = jnp.abs(v).max()
+    largest = jnp.where(largest >= jnp.finfo(v.dtype).tiny, largest, 0)
+    return largest, tree.safe_divide(v, jnp.broadcast_to(largest, v.shape))
+
+
+def identity() -> Compressor:
+    """Send the vector as it is."""
+    return _dense("identity", lambda dtype: jnp.dtype(dtype), lambda d: 0.0, unbiased=True)
+
+
+def bfloat16() -> Compressor:
+    """Round every coordinate to bfloat16: 16 bits, 8 of them significant."""
+    return _dense("bfloat16", lambda dtype: jnp.dtype(jnp.bfloat16), lambda d: 257.0**-2)
+
+
+def _dense(name, sent_dtype, snr_bound, unbiased=False) -> Compressor:
+    """A compressor that casts each coordinate."""
+
+    def compress(key, v):
+        return Dense(v.astype(sent_dtype(v.dtype)), jnp.dtype(v.dtype), size_of(v))
+
+    def unpack(data, d, dtype="float32"):
+        reader = wire.Reader(data)
+        message = Dense(reader.floats(d, sent_dtype(dtype)), jnp.dtype(dtype), d)
+        reader.end()
+        return message
+
+    return Compressor(
+        name,
+        {},
+        compress,
+        decompress=lambda message: jnp.asarray(message.values, message.dtype),
+        pack=lambda message: wire.pack_floats(np.asarray(message.values)),
+        unpack=unpack,
+        bytes=lambda d, dtype="float32": d * sent_dtype(dtype).itemsize,
+        snr_bound=snr_bound,
+        unbiased=unbiased,
+    )

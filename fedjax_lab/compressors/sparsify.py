@@ -1,0 +1,297 @@
+"""Compressors that keep some coordinates and drop the others.
+
+``comp`` is the fraction dropped: of d coordinates k = max(1, round((1 - comp) d)) are kept.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.checks import check_choice, check_number
+from fedjax_lab.compressors import wire
+from fedjax_lab.compressors.base import STATIC, Array, Compressor, Positions, size_of
+
+_SEED_BYTES = 4
+_WORD = 32  # coordinates of a mask that are counted together
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sparse:
+    """Some coordinates and where they are.
+
+    Attributes:
+      values: float [k]; a quantiser's message after ``compose``.
+      indices: int32 [k], distinct.
+      d: the vector's size.
+    """
+
+    values: Any
+    indices: Array
+    d: int = dataclasses.field(metadata=STATIC)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Seeded:
+    """Some coordinates, and the seed from which both sides draw where they are.
+
+    Attributes:
+      values: float [k] for ``random_k`` (or a quantiser's message); for ``random_drop``
+        float [d], 0 where dropped, because the number of kept ones is random.
+      seed: uint32 scalar.
+      d: the vector's size.
+    """
+
+    values: Any
+    seed: Array
+    d: int = dataclasses.field(metadata=STATIC)
+
+
+def check_comp(comp: float) -> float:
+    """Return the fraction dropped as a float.
+
+    Raises:
+      TypeError: it is no number.
+      ValueError: it lies outside [0, 1).
+    """
+    return float(check_number("comp", comp, minimum=0.0, maximum=1.0, exclusive_maximum=True))
+
+
+def _kept(comp: float):
+    return lambda d: max(1, round((1 - comp) * d))
+
+
+def top_k(comp: float, *, selection: str = "bisection") -> Compressor:
+    """Keep the k largest magnitudes; among equals, those of lowest index.
+
+    ||C(v) - v||^2 <= (1 - k/d) ||v||^2 for every v. Positions cost ceil(log2 d) bits each.
+
+    Args:
+      comp: fraction of coordinates that is dropped, in [0, 1).
+      selection: "bisection": exact, on the bits of the k-th magnitude, at a cost linear in d
+        whatever k is; "sort": the same coordinates through ``lax.top_k``; "approximate":
+        ``lax.approx_max_k``, which on TPU may miss some of them (it keeps the largest of
+        each of many bins, so that the bound holds all the same), and takes any of equals.
+
+    Raises:
+      ValueError: ``comp`` lies outside [0, 1), or ``selection`` is unknown.
+    """
+    comp = check_comp(comp)
+    select = _SELECTIONS[check_choice("selection", selection, _SELECTIONS)]
+    kept = _kept(comp)
+
+    def compress(key, v):
+        d = size_of(v)
+        indices = select(jnp.abs(v), kept(d))
+        return Sparse(v[indices], indices, d)
+
+    def decompress(message):
+        zeros = jnp.zeros(message.d, message.values.dtype)
+        return zeros.at[message.indices].set(message.values, unique_indices=True)
+
+    def unpack_positions(reader, d):
+        indices = reader.bits(kept(d), wire.width_of(d))
+        return Sparse(None, indices.astype(np.int32), d)
+
+    positions = Positions(
+        kept,
+        lambda message: wire.pack_bits(message.indices, wire.width_of(message.d)),
+        unpack_positions,
+        lambda d: wire.section_bytes(kept(d), wire.width_of(d)),
+    )
+    options = {"comp": comp, "selection": selection}
+    return _fixed_size("top_k", options, compress, decompress, positions)
+
+
+def random_k(comp: float, *, rescale: bool = False) -> Compressor:
+    """Keep k coordinates, drawn without replacement from a seed that travels with them.
+
+    E||C(v) - v||^2 = (1 - k/d) ||v||^2; with ``rescale``, (d/k - 1) ||v||^2.
+
+    Args:
+      comp: fraction of coordinates that is dropped, in [0, 1).
+      rescale: multiply what is kept by d/k, so that the result is unbiased.
+
+    Raises:
+      ValueError: ``comp`` lies outside [0, 1).
+    """
+    comp = check_comp(comp)
+    kept = _kept(comp)
+
+    def indices(seed, d):
+        return _largest_in_order(jax.random.bits(_drawn_key(seed), (d,), jnp.uint32), kept(d))
+
+    def compress(key, v):
+        d = size_of(v)
+        seed = jax.random.bits(key, (), jnp.uint32)
+        factor = d / kept(d) if rescale else 1.0
+        return Seeded(v[indices(seed, d)] * jnp.asarray(factor, v.dtype), seed, d)
+
+    def decompress(message):
+        zeros = jnp.zeros(message.d, message.values.dtype)
+        where = indices(message.seed, message.d)
+        return zeros.at[where].set(message.values, unique_indices=True)
+
+    positions = Positions(
+        kept,
+        lambda message: wire.pack_bits(np.reshape(message.seed, 1), 32),
+        lambda reader, d: Seeded(None, reader.bits(1, 32)[0], d),
+        lambda d: _SEED_BYTES,
+    )
+    options = {"comp": comp, "rescale": rescale}
+    return _fixed_size("random_k", options, compress, decompress, positions, rescale)
+
+
+def _fixed_size(name, options, compress, decompress, positions, unbiased=False) -> Compressor:
+    """A sparsifier that keeps exactly k values: floats first, then their positions."""
+    kept = positions.kept
+
+    def unpack(data, d, dtype="float32"):
+        reader = wire.Reader(data)
+        values = reader.floats(kept(d), jnp.dtype(dtype))
+        message = dataclasses.replace(positions.unpack(reader, d), values=values)
+        reader.end()
+        return message
+
+    return Compressor(
+        name,
+        options,
+        compress,
+        decompress,
+        pack=lambda message: wire.pack_floats(message.values) + positions.pack(message),
+        unpack=unpack,
+        bytes=lambda d, dtype="float32": kept(d) * jnp.dtype(dtype).itemsize + positions.bytes(d),
+        snr_bound=lambda d: d / kept(d) - 1 if unbiased else 1 - kept(d) / d,
+        unbiased=unbiased,
+        positions=positions,
+    )
+
+
+def random_drop(comp: float, *, rescale: bool = False) -> Compressor:
+    """Keep each coordinate with probability 1 - comp, drawn from a seed that travels along.
+
+    E||C(v) - v||^2 = comp ||v||^2; with ``rescale``, comp / (1 - comp) ||v||^2, which is below
+    ||v||^2 only for comp < 1/2. How many are kept is random: a packed message has its true
+    size, ``bytes`` is the expected size, rounded.
+
+    Args:
+      comp: probability that a coordinate is dropped, in [0, 1).
+      rescale: divide what is kept by 1 - comp, so that the result is unbiased.
+
+    Raises:
+      ValueError: ``comp`` lies outside [0, 1).
+    """
+    comp = check_comp(comp)
+    threshold = np.uint32(min(round(comp * 2**32), 2**32 - 1))
+
+    def is_kept(seed, d):
+        return jax.random.bits(_drawn_key(seed), (d,), jnp.uint32) >= threshold
+
+    def compress(key, v):
+        d = size_of(v)
+        seed = jax.random.bits(key, (), jnp.uint32)
+        factor = 1 / (1 - comp) if rescale else 1.0
+        return Seeded(jnp.where(is_kept(seed, d), v * jnp.asarray(factor, v.dtype), 0), seed, d)
+
+    def pack(message):
+        mask = np.asarray(is_kept(message.seed, message.d))
+        seed = wire.pack_bits(np.reshape(message.seed, 1), 32)
+        return seed + wire.pack_floats(np.asarray(message.values)[mask])
+
+    def unpack(data, d, dtype="float32"):
+        reader = wire.Reader(data)
+        seed = reader.bits(1, 32)[0]
+        mask = np.asarray(is_kept(seed, d))
+        values = np.zeros(d, jnp.dtype(dtype))
+        values[mask] = reader.floats(int(mask.sum()), jnp.dtype(dtype))
+        reader.end()
+        return Seeded(values, seed, d)
+
+    def size(d, dtype="float32"):
+        return round((1 - comp) * d * jnp.dtype(dtype).itemsize) + _SEED_BYTES
+
+    return Compressor(
+        "random_drop",
+        {"comp": comp, "rescale": rescale},
+        compress,
+        decompress=lambda message: jnp.asarray(message.values),
+        pack=pack,
+        unpack=unpack,
+        bytes=size,
+        snr_bound=lambda d: comp / (1 - comp) if rescale else comp,
+        unbiased=rescale,
+    )
+
+
+def _drawn_key(seed: jax.Array):
+    """The key of a message's seed; of a fixed kind, whose bits do not depend on vmap."""
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def _sort(magnitudes: jax.Array, k: int) -> jax.Array:
+    return jax.lax.top_k(magnitudes, k)[1]
+
+
+def _approximate(magnitudes: jax.Array, k: int) -> jax.Array:
+    return jax.lax.approx_max_k(magnitudes, k)[1]
+
+
+def _bisection(magnitudes: jax.Array, k: int) -> jax.Array:
+    if magnitudes.dtype.itemsize < 4:
+        magnitudes = magnitudes.astype(jnp.float32)
+    # The bits of floats that are not negative are ordered as the floats are.
+    bits = magnitudes.view(jnp.uint64 if magnitudes.dtype.itemsize == 8 else jnp.uint32)
+    return _largest_in_order(bits, k)
+
+
+_SELECTIONS = {"approximate": _approximate, "bisection": _bisection, "sort": _sort}
+
+
+def _largest_in_order(numbers: jax.Array, k: int) -> jax.Array:
+    """Indices of the k largest unsigned numbers, ascending; among equals the lowest indices."""
+    d = numbers.shape[0]
+    width = 8 * numbers.dtype.itemsize
+    one = jnp.ones((), numbers.dtype)
+
+    def set_next_bit(i, smallest):
+        candidate = smallest | (one << (width - 1 - i).astype(numbers.dtype))
+        enough = (numbers >= candidate).sum(dtype=jnp.int32) >= k
+        return jnp.where(enough, candidate, smallest)
+
+    kth = jax.lax.fori_loop(0, width, set_next_bit, jnp.zeros((), numbers.dtype))
+    above, equal = numbers > kth, numbers == kth
+    last_rank = k - above.sum(dtype=jnp.int32) - 1  # among the equal ones; at least 0
+    words, through = _words(equal)
+    last_word = jnp.searchsorted(through, last_rank, side="right").astype(jnp.int32)
+    last = _place_of_true(words, through, last_word, last_rank)
+    taken = above | (equal & (jnp.arange(d, dtype=jnp.int32) <= last))
+    # All k places: rank r lies in the first word that more than r Trues reach.
+    words, through = _words(taken)
+    word = jnp.cumsum(jnp.zeros(k, jnp.int32).at[through].add(1, mode="drop"))
+    return _place_of_true(words, through, word, jnp.arange(k, dtype=jnp.int32))
+
+
+def _words(mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A mask as uint32 words, bit i for coordinate 32 w + i; and Trues up to each word's end."""
+    bits = jnp.pad(mask, (0, -mask.shape[0] % _WORD)).reshape(-1, _WORD).astype(jnp.uint32)
+    words = (bits << jnp.arange(_WORD, dtype=jnp.uint32)[None]).sum(1, dtype=jnp.uint32)
+    return words, jnp.cumsum(jax.lax.population_count(words).astype(jnp.int32))
+
+
+def _place_of_true(words, through, word, rank) -> jax.Array:
+    """Index of the True of a rank (counted from 0) that is known to lie in ``word``, int32."""
+    bits = words[word]
+    rank = rank - (through[word] - jax.lax.population_count(bits).astype(jnp.int32))
+    place = word * _WORD
+    for half in (16, 8, 4, 2, 1):
+        lower = bits & np.uint32((1 << half) - 1)
+        count = jax.lax.population_count(lower).astype(jnp.int32)
+        upper = rank >= count
+        bits = jnp.where(upper, bits >> half, lower)
+        rank = jnp.where(upper, rank - count, rank)
+        place = place + jnp.where(upper, half, 0)
+    return place

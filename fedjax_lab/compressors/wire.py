@@ -1,0 +1,93 @@
+"""The packed form of a message: whole sections of little-endian floats and of bit fields.
+
+Runs on the host, in NumPy. Every section begins on a byte; a bit field of width w holds
+unsigned numbers below 2**w, most significant bit first.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+_CHUNK = 1 << 20  # numbers whose bits are unpacked at once; a multiple of 8
+
+
+def width_of(count: int) -> int:
+    """Bits that tell ``count`` things apart: ceil(log2 count), 0 for one thing."""
+    return (count - 1).bit_length()
+
+
+def section_bytes(count: int, width: int) -> int:
+    """Bytes of ``count`` numbers of ``width`` bits."""
+    return -(-count * width // 8)
+
+
+def pack_floats(values: np.ndarray) -> bytes:
+    """The numbers as they are, in their own width."""
+    return np.ascontiguousarray(values).tobytes()
+
+
+def pack_bits(numbers: np.ndarray, width: int) -> bytes:
+    """Unsigned numbers below 2**width, ``width`` bits each."""
+    return b"".join(_packed_chunks(np.asarray(numbers), width)) if width else b""
+
+
+def _packed_chunks(numbers: np.ndarray, width: int) -> Iterator[bytes]:
+    for first in range(0, numbers.size, _CHUNK):
+        words = numbers[first : first + _CHUNK].astype(">u4")
+        bits = np.unpackbits(words.view(np.uint8).reshape(-1, 4), axis=1)
+        yield np.packbits(bits[:, 32 - width :]).tobytes()
+
+
+def unpack_bits(data: bytes, count: int, width: int) -> np.ndarray:
+    """The inverse of ``pack_bits``: uint32 [count]."""
+    numbers = np.zeros(count, np.uint32)
+    if width == 0:
+        return numbers
+    for first in range(0, count, _CHUNK):
+        size = min(_CHUNK, count - first)
+        start = first * width // 8
+        section = np.frombuffer(data, np.uint8, section_bytes(size, width), start)
+        bits = np.zeros((size, 32), np.uint8)
+        bits[:, 32 - width :] = np.unpackbits(section, count=size * width).reshape(size, width)
+        numbers[first : first + size] = np.packbits(bits, axis=1).view(">u4")[:, 0]
+    return numbers
+
+
+class Reader:
+    """Takes sections off the front of packed bytes."""
+
+    def __init__(self, data: bytes):
+        self._data = data
+        self._position = 0
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes.
+
+        Raises:
+          ValueError: the data ends before.
+        """
+        end = self._position + size
+        if end > len(self._data):
+            raise ValueError(f"the packed message has {len(self._data)} bytes; it needs {end}.")
+        section = self._data[self._position : end]
+        self._position = end
+        return section
+
+    def floats(self, count: int, dtype: np.dtype) -> np.ndarray:
+        """The next ``count`` floats."""
+        return np.frombuffer(self.take(count * dtype.itemsize), dtype).copy()
+
+    def bits(self, count: int, width: int) -> np.ndarray:
+        """The next ``count`` numbers of ``width`` bits, uint32."""
+        return unpack_bits(self.take(section_bytes(count, width)), count, width)
+
+    def end(self) -> None:
+        """Check that nothing is left.
+
+        Raises:
+          ValueError: bytes are left.
+        """
+        if self._position != len(self._data):
+            raise ValueError(
+                f"the packed message has {len(self._data)} bytes; it must have {self._position}."
+            )

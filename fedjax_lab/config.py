@@ -1,0 +1,470 @@
+"""One run as a value: what the command line parses, a JSON file holds, ``runner.run`` runs.
+
+Algorithms, data and models never see a ``RunConfig``: it is turned into keyword arguments in
+``runner`` and goes no further.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import optax
+
+from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.clients.mapping import parse_client_map
+from fedjax_lab.data import DATASETS, PARTITIONS
+from fedjax_lab.models import MODELS
+from fedjax_lab.round import Algorithm
+from fedjax_lab.types import LossFn
+
+REQUIRED = inspect.Parameter.empty
+
+# Where a run keeps its files and how often: the result does not depend on them.
+_NOT_RECORDED = ("data_dir", "run_dir", "checkpoint_every")
+# Arguments of a factory that have a flag of their own, or that the runner makes.
+_NOT_OPTIONS = ("loss_fn", "client_lr", "server_lr", "gradient_transform")
+_MAX_MEMORY = 100  # GradMA's own m
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Settings of one run. Lists: `fedjax-lab algorithms | datasets | partitions | models`."""
+
+    algorithm: str = "fedavg"
+    """Method, such as fedavg, scaffold or gradma."""
+
+    option: tuple[str, ...] = ()
+    """Hyper-parameter as name=value. memory_size (gradma, gradma_s): num_clients, at most 100."""
+
+    client_lr: float = 0.1
+    """Learning rate of the local steps."""
+
+    server_lr: float | None = None
+    """Learning rate of the server. None: the method's default, where it has one."""
+
+    clip_norm: float | None = None
+    """Clip each mini-batch gradient to this global norm."""
+
+    weight_decay: float = 0.0
+    """Add this multiple of the parameters to each mini-batch gradient, after clipping."""
+
+    dataset: str = "digits"
+    """Data set, such as digits, fashion_mnist, idx:FOLDER or npz:FILE."""
+
+    data_dir: str | None = None
+    """Folder with the data set's files, where it is not found by itself."""
+
+    partition: str = "dirichlet:0.1"
+    """How the data are divided among the clients, such as iid or classes_per_client:2."""
+
+    num_clients: int = 20
+    """Clients, N. 20 suits digits (1,442 training images); 100 is usual for fashion_mnist."""
+
+    min_client_size: int = 2
+    """Training examples that every client has at least."""
+
+    flip: bool = False
+    """Mirror training images left to right at random."""
+
+    crop: int = 0
+    """Shift training images by up to this many pixels at random."""
+
+    model: str = "mlp"
+    """Model, such as linear, mlp or cnn (which needs images of 16x16 or more)."""
+
+    model_option: tuple[str, ...] = ()
+    """An option of the model as name=value, such as hidden=64,32."""
+
+    rounds: int = 100
+    """Rounds of the whole run."""
+
+    cohort_size: int = 5
+    """Clients drawn for a round, S."""
+
+    local_steps: int | None = None
+    """Local steps of each client, K. None: 5, or what local_epochs comes to."""
+
+    local_epochs: int | None = None
+    """Passes over each client's data, instead of local_steps."""
+
+    batch_size: int = 16
+    """Examples of a mini-batch, B."""
+
+    replace: bool = False
+    """Draw mini-batches with replacement instead of in shuffled passes."""
+
+    weights: str = "uniform"
+    """Weights of the clients in the server's mean: uniform, or examples (by size)."""
+
+    full_examples: bool = False
+    """Give the method each client's whole data set for full local gradients."""
+
+    seed: int = 0
+    """Decides the cohorts, the mini-batches and everything random inside a round."""
+
+    partition_seed: int | None = None
+    """Decides the partition. None: the same as seed."""
+
+    init_seed: int | None = None
+    """Decides the first model. None: the same as seed."""
+
+    eval_every: int = 10
+    """Rounds between evaluations; also the length of a compiled chunk."""
+
+    client_map: str = "auto"
+    """How clients are mapped onto the device: auto, scan, vmap, chunk:n, pmap or shard_map."""
+
+    run_dir: str | None = None
+    """Where the run is kept, and goes on from. None: runs/ALGORITHM-DATASET-PARTITION-seedSEED."""
+
+    checkpoint_every: int | None = None
+    """Rounds between checkpoints. None: a tenth of the run."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
+        """Make a config from plain values; what is missing takes its default.
+
+        ``option`` and ``model_option`` may be {name: value} or a list of "name=value".
+
+        Raises:
+          ValueError: a key is unknown.
+          TypeError: a value has the wrong type.
+        """
+        hints = typing.get_type_hints(cls)
+        for key in values:
+            if key not in hints:
+                raise ValueError(
+                    f"{key} is no setting of a run.{_did_you_mean(key, hints)} "
+                    f"There are: {', '.join(hints)}."
+                )
+        return cls(**{key: _convert(key, value, hints[key]) for key, value in values.items()})
+
+    @classmethod
+    def from_json(cls, path: str | Path) -> "RunConfig":
+        """Read a JSON file: an object of settings, or the config.json of a run directory.
+
+        Raises:
+          FileNotFoundError: there is no such file.
+          ValueError, TypeError: it is no JSON object, or as ``from_dict``.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"config: there is no file {path}.")
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is not valid JSON ({error}).") from error
+        if not isinstance(values, dict):
+            raise ValueError(f"{path} holds no JSON object {{setting: value}}.")
+        try:
+            return cls.from_dict(values.get("run_config", values))
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{path}: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings as JSON values; ``from_dict`` takes them back."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name in ("option", "model_option"):
+            values[name] = {
+                option: list(value) if isinstance(value, tuple) else value
+                for option, value in parse_options(values[name], name).items()
+            }
+        return values
+
+    def record(self) -> dict[str, Any]:
+        """What a run directory's config.json keeps: ``to_dict`` without places on the disk.
+
+        Seeds that follow ``seed`` stay None, so that the record may be run with another seed.
+        """
+        return {name: v for name, v in self.to_dict().items() if name not in _NOT_RECORDED}
+
+    def resolve(self) -> "RunConfig":
+        """Check all settings, and fill in those that depend on others.
+
+        Filled in are ``local_steps``, the options that a method needs and that have a default
+        here, and ``run_dir``.
+
+        Raises:
+          ValueError, TypeError: a setting is unknown, out of range, or missing.
+        """
+        self._check()
+        options = {**_derived_options(self), **parse_options(self.option, "option")}
+        _check_option_names(
+            self.algorithm,
+            options,
+            algorithm_options(self.algorithm, options.get("server_optimizer")),
+        )
+        _check_server_lr(self.algorithm, self.server_lr)
+        model_options = parse_options(self.model_option, "model_option")
+        _check_option_names(f"the model {self.model}", model_options, model_defaults(self.model))
+        steps = 5 if self.local_steps is None and self.local_epochs is None else self.local_steps
+        return dataclasses.replace(
+            self,
+            option=_format_options(options),
+            model_option=_format_options(model_options),
+            local_steps=steps,
+            run_dir=self.run_dir or str(Path("runs") / self.run_name()),
+        )
+
+    def run_name(self) -> str:
+        """A readable name from the settings, such as gradma-digits-dirichlet0.1-seed0.
+
+        Learning rates and options are part of it where they were given.
+        """
+        given = [
+            f"{name}{value:g}"
+            for name, value in (("client_lr", self.client_lr), ("server_lr", self.server_lr))
+            if value is not None and value != _DEFAULTS[name]
+        ]
+        scheme, _, rest = self.dataset.partition(":")
+        dataset = scheme + (f"-{Path(rest).stem}" if rest else "")
+        parts = [self.algorithm, dataset, self.partition, *given, *self.option, *self.model_option]
+        name = "-".join([*(part.rstrip(",") for part in parts), f"seed{self.seed}"])
+        return re.sub(r"[^\w.,-]", "", name)
+
+    def _check(self) -> None:
+        check_choice("algorithm", self.algorithm, ALGORITHMS)
+        check_choice("model", self.model, MODELS)
+        if self.dataset.partition(":")[0] not in ("idx", "npz", "tfds"):
+            check_choice("dataset", self.dataset, DATASETS)
+        schemes = [form.partition(":")[0] for form in PARTITIONS]
+        check_choice("partition", self.partition.partition(":")[0], schemes)
+        check_choice("weights", self.weights, ("uniform", "examples"))
+        parse_client_map(self.client_map)
+        check_number("client_lr", self.client_lr, minimum=0.0)
+        if self.server_lr is not None:
+            check_number("server_lr", self.server_lr, minimum=0.0)
+        if self.clip_norm is not None:
+            check_number("clip_norm", self.clip_norm, minimum=0.0, exclusive_minimum=True)
+        check_number("weight_decay", self.weight_decay, minimum=0.0)
+        check_int("num_clients", self.num_clients, minimum=1)
+        check_int("cohort_size", self.cohort_size, minimum=1, maximum=self.num_clients)
+        for name in ("rounds", "batch_size", "eval_every"):
+            check_int(name, getattr(self, name), minimum=1)
+        for name in ("local_steps", "local_epochs", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), minimum=1)
+        for name in ("seed", "partition_seed", "init_seed", "min_client_size", "crop"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), minimum=0)
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError(
+                f"local_steps is {self.local_steps} and local_epochs {self.local_epochs}; give one."
+            )
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunConfig)}
+
+
+def parse_options(texts: Iterable[str], argument: str = "option") -> dict[str, Any]:
+    """Turn "name=value" texts into {name: value}; of equal names the last one counts.
+
+    A value is read as an int, a float, true, false or none, a tuple of these (with commas),
+    or else as text.
+
+    Raises:
+      ValueError: a text is not of the form name=value.
+    """
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip().isidentifier() or not value.strip():
+            raise ValueError(f"{argument} is {text!r}; it must be of the form name=value.")
+        options[name.strip()] = _parse_value(value.strip())
+    return options
+
+
+def _parse_value(text: str) -> Any:
+    if "," in text:
+        return tuple(_parse_value(part.strip()) for part in text.split(",") if part.strip())
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+def _format_options(options: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{name}={format_value(value)}" for name, value in options.items())
+
+
+def format_value(value: Any) -> str:
+    """A value as it is written after ``name=``."""
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(format_value, value)) + ("," if len(value) == 1 else "")
+    words: dict[Any, str] = {True: "true", False: "false"}
+    return "none" if value is None else words[value] if isinstance(value, bool) else str(value)
+
+
+def algorithm_options(algorithm: str, server_optimizer: Any = None) -> dict[str, Any]:
+    """The hyper-parameters of a method and their defaults; ``REQUIRED`` where there is none.
+
+    Args:
+      algorithm: a key of ``ALGORITHMS``.
+      server_optimizer: for fedopt, a key of ``SERVER_OPTIMIZERS``, whose own
+        hyper-parameters are then among the options. None: adam.
+
+    Raises:
+      ValueError: one of the names is unknown.
+    """
+    factory = ALGORITHMS[check_choice("algorithm", algorithm, ALGORITHMS)]
+    options = _defaults(factory, leave_out=_NOT_OPTIONS)
+    if "server_optimizer" in options:
+        name = _DEFAULT_OPTIMIZER if server_optimizer is None else server_optimizer
+        optimizer = SERVER_OPTIMIZERS[check_choice("server_optimizer", name, SERVER_OPTIMIZERS)]
+        own = _defaults(optimizer, leave_out=("learning_rate",))
+        numbers = {key: value for key, value in own.items() if isinstance(value, (bool, float))}
+        options = {**options, "server_optimizer": _DEFAULT_OPTIMIZER, **numbers}
+    return options
+
+
+def model_defaults(model: str) -> dict[str, Any]:
+    """The options of a model and their defaults.
+
+    Raises:
+      ValueError: no model is called so.
+    """
+    factory = MODELS[check_choice("model", model, MODELS)]
+    return _defaults(factory, leave_out=("num_classes",))
+
+
+def _defaults(function: Callable[..., Any], leave_out: Iterable[str]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    return {name: p.default for name, p in parameters.items() if name not in leave_out}
+
+
+def _momentum(learning_rate: float, momentum: float = 0.9, nesterov: bool = False):
+    return optax.sgd(learning_rate, momentum, nesterov)
+
+
+def _sgd(learning_rate: float):
+    return optax.sgd(learning_rate)
+
+
+_DEFAULT_OPTIMIZER = "adam"
+# What `--algorithm fedopt --option server_optimizer=NAME` offers; in Python any optax will do.
+SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "adagrad": optax.adagrad,
+    "adam": optax.adam,
+    "momentum": _momentum,
+    "sgd": _sgd,
+    "yogi": optax.yogi,
+}
+
+
+def build_algorithm(config: RunConfig, loss_fn: LossFn) -> Algorithm:
+    """Make a resolved config's method.
+
+    Raises:
+      ValueError, TypeError: a hyper-parameter is out of range or has the wrong type.
+    """
+    arguments = parse_options(config.option, "option")
+    if config.algorithm == "fedopt":
+        optimizer = SERVER_OPTIMIZERS[arguments.pop("server_optimizer")]
+        arguments = {"server_optimizer": optimizer(config.server_lr, **arguments)}
+    elif config.server_lr is not None:
+        arguments["server_lr"] = config.server_lr
+    transforms = []
+    if config.clip_norm is not None:
+        transforms.append(optax.clip_by_global_norm(config.clip_norm))
+    if config.weight_decay:
+        transforms.append(optax.add_decayed_weights(config.weight_decay))
+    if transforms:
+        arguments["gradient_transform"] = optax.chain(*transforms)
+    factory = ALGORITHMS[config.algorithm]
+    return factory(loss_fn, client_lr=config.client_lr, **arguments)
+
+
+def _derived_options(config: RunConfig) -> dict[str, Any]:
+    """Defaults for what a factory requires, where the config suggests one."""
+    options = _defaults(ALGORITHMS[config.algorithm], leave_out=())
+    derived: dict[str, Any] = {}
+    if options.get("memory_size", 0) is REQUIRED:
+        derived["memory_size"] = min(config.num_clients, _MAX_MEMORY)
+    if "server_optimizer" in options:
+        derived["server_optimizer"] = _DEFAULT_OPTIMIZER
+    return derived
+
+
+def _check_option_names(owner: str, given: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in allowed:
+            raise ValueError(
+                f"{name} is no option of {owner}.{_did_you_mean(name, allowed)} "
+                f"Allowed: {describe_options(allowed) or 'none'}."
+            )
+    missing = [name for name, default in allowed.items() if default is REQUIRED]
+    missing = [name for name in missing if name not in given]
+    if missing:
+        raise ValueError(f"{owner} needs {missing[0]}: give --option {missing[0]}=VALUE.")
+
+
+def server_lr_of(algorithm: str) -> str:
+    """A method's default server learning rate, or "required", or "none taken"."""
+    parameters = inspect.signature(ALGORITHMS[algorithm]).parameters
+    if algorithm == "fedopt":
+        return "required"
+    if "server_lr" not in parameters:
+        return "none taken"
+    default = parameters["server_lr"].default
+    return "required" if default is REQUIRED else format_value(default)
+
+
+def _check_server_lr(algorithm: str, server_lr: float | None) -> None:
+    kind = server_lr_of(algorithm)
+    if server_lr is None and kind == "required":
+        raise ValueError(
+            f"{algorithm} needs a server learning rate: give --server-lr, such as 0.01."
+        )
+    if server_lr is not None and kind == "none taken":
+        raise ValueError(f"server_lr is {server_lr}; {algorithm} takes none.")
+
+
+def describe_options(options: Mapping[str, Any]) -> str:
+    """Options and defaults in one line."""
+    derived = {"memory_size": "num_clients, at most 100"}
+    return ", ".join(
+        f"{name} ({derived.get(name, 'required')})"
+        if default is REQUIRED
+        else f"{name}={format_value(default)}"
+        for name, default in options.items()
+    )
+
+
+def _did_you_mean(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """``value`` as the type of its field, where a JSON value can mean it."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and types.NoneType in kinds:
+        return None
+    if typing.get_origin(kinds[0]) is tuple:
+        if isinstance(value, Mapping):
+            return _format_options(value)
+        if isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value):
+            return tuple(value)
+        raise TypeError(f'{name} is {value!r}; it must be {{name: value}} or ["name=value", ...].')
+    kind = kinds[0]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    words = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
+    raise TypeError(f"{name} is {value!r}; it must be {words[kind]}.")

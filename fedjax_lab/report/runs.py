@@ -1,0 +1,256 @@
+"""Reading run directories, and putting those together that differ in the seed only."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_lab.config import format_value
+from fedjax_lab.report.statistics import number
+from fedjax_lab.simulation.run_dir import (
+    CHECKPOINTS,
+    CONFIG,
+    METRICS,
+    PARTITION,
+    SUMMARY,
+    TIMES,
+    read_metrics,
+)
+
+# Not a setting: who runs it, on what, or a count that follows from the rest.
+_NO_SETTING = {
+    *("algorithm", "hyperparameters", "partition", "run_config", "data", "versions"),
+    *("seed", "partition_seed", "init_seed", "option", "model_option", "num_params"),
+}
+_LONG = 48  # characters of differing settings that fit into a label
+# Objects, of which config.json has a description only; their own settings are in run_config.
+_OBJECTS = ("gradient_transform", "server_optimizer")
+
+
+class Run(NamedTuple):
+    """One run directory.
+
+    Attributes:
+      path: the directory.
+      algorithm: the method's name.
+      seed: the run's seed.
+      settings: name -> value, everything that may change the numbers, except the seeds.
+      rows: metrics.jsonl, a row per evaluation, each with ``seconds`` where they are known.
+      config: config.json.
+      summary: summary.json; {} if the run did not end.
+      partition: partition.json; {} if the run did not end, or was not made by ``runner.run``.
+    """
+
+    path: Path
+    algorithm: str
+    seed: int
+    settings: dict[str, Any]
+    rows: list[dict[str, Any]]
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    partition: dict[str, Any]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds were run."""
+        return self.rows[-1]["round"] == self.config["rounds"]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of rounds and evaluation; NaN if unknown."""
+        return number(self.rows[-1].get("seconds"))
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds of compilation; NaN if unknown."""
+        return number(self.rows[-1].get("compile_seconds"))
+
+    def values(self, name: str) -> list[float]:
+        """A metric in all rows; NaN where it is null or missing."""
+        return [number(row.get(name)) for row in self.rows]
+
+
+class Group(NamedTuple):
+    """Runs that differ in their seeds only, in order of the seed.
+
+    Attributes:
+      label: the method, and the settings in which it differs from other groups; or, where
+        these are many, a number.
+      runs: at least one.
+      differs: the settings in which it differs from other groups, such as "client_lr=0.1".
+    """
+
+    label: str
+    runs: list[Run]
+    differs: str
+
+
+def load_runs(directories: Iterable[str | Path]) -> list[Run]:
+    """Read run directories; a directory that is none is searched for those below it.
+
+    Of the runs below a directory, those without an evaluation are left out.
+
+    Raises:
+      FileNotFoundError: there is no such directory, or no run in it.
+      ValueError: a file of a run is damaged or lacks what it must have; or a run that was
+        named has no evaluation yet.
+    """
+    paths: dict[Path, Path] = {}
+    for directory in map(Path, directories):
+        if not directory.is_dir():
+            raise FileNotFoundError(f"there is no directory {directory}.")
+        found = _find(directory)
+        if found != [directory]:
+            found = [path for path in found if _read_rows(path / METRICS)]
+        if not found:
+            raise FileNotFoundError(
+                f"{directory} is no run directory and holds no run with an evaluation."
+            )
+        paths.update({path.resolve(): path for path in found})
+    if not paths:
+        raise FileNotFoundError("no run directory was given.")
+    return [_load(path) for path in paths.values()]
+
+
+def _find(directory: Path) -> list[Path]:
+    found = []
+    for folder, folders, files in os.walk(directory):
+        if CONFIG in files:
+            found.append(Path(folder))
+            folders.clear()
+        folders[:] = sorted(name for name in folders if name != CHECKPOINTS and name[0] != ".")
+    return found
+
+
+def _load(path: Path) -> Run:
+    config = _read_json(path / CONFIG)
+    for key, kind in (("algorithm", str), ("seed", int), ("rounds", int)):
+        if not isinstance(config.get(key), kind):
+            raise ValueError(f"{path / CONFIG} is no run's config: {key!r} is {config.get(key)!r}.")
+    rows = _read_rows(path / METRICS)
+    if not rows:
+        raise ValueError(f"{path} has no evaluation yet: {METRICS} is empty or missing.")
+    times = {row["round"]: row for row in _read_rows(path / TIMES)}
+    rows = [{**times.get(row["round"], {}), **row} for row in rows]
+    return Run(
+        path,
+        config["algorithm"],
+        config["seed"],
+        _settings(config),
+        rows,
+        config,
+        _read_json(path / SUMMARY, missing={}),
+        _read_json(path / PARTITION, missing={}),
+    )
+
+
+def _read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
+    if missing is not None and not path.exists():
+        return missing
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object.")
+    return value
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    try:
+        rows = read_metrics(path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error}).") from error
+    for number_, row in enumerate(rows, start=1):
+        if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+            raise ValueError(f"{path}, line {number_}, is no row with a round.")
+    return rows
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    asked = config.get("run_config", {})
+    partition, data = config.get("partition", {}), config.get("data", {})
+    settings = {"partition": partition.get("spec")} if partition else {}
+    for source in (asked, config):
+        settings.update({k: v for k, v in source.items() if k not in _NO_SETTING})
+    if "hash" in data:
+        settings["data_hash"] = data["hash"]
+    hyperparameters = config.get("hyperparameters", {})
+    settings.update({k: v for k, v in hyperparameters.items() if k not in _OBJECTS})
+    settings.update(asked.get("option", {}))
+    model_options = asked.get("model_option", {})
+    settings.update({f"model.{name}": value for name, value in model_options.items()})
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def group_runs(runs: Iterable[Run]) -> list[Group]:
+    """Put runs together that differ in their seeds only.
+
+    A label names the settings that differ between the groups that have them.
+
+    Raises:
+      ValueError: two runs do not even differ in their seeds, so that an interval over both
+        would be too narrow.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        key = json.dumps([run.algorithm, run.settings], sort_keys=True)
+        groups.setdefault(key, []).append(run)
+    members = [sorted(group, key=lambda run: run.seed) for group in groups.values()]
+    for group in members:
+        _check_distinct(group)
+    differing = _differing(group[0].settings for group in members)
+    differs = [_shown(group[0].settings, differing) for group in members]
+    if max(map(len, differs), default=0) > _LONG:
+        labels = [f"{group[0].algorithm} #{i}" for i, group in enumerate(members, start=1)]
+    else:
+        labels = [
+            group[0].algorithm + (f" ({shown})" if shown else "")
+            for group, shown in zip(members, differs, strict=True)
+        ]
+    return [Group(*parts) for parts in zip(labels, members, differs, strict=True)]
+
+
+def _check_distinct(group: list[Run]) -> None:
+    seen: dict[Any, Run] = {}
+    for run in group:
+        asked = run.config.get("run_config", {})
+        partition = run.config.get("partition", {}).get("hash")
+        before = seen.setdefault((run.seed, partition, asked.get("init_seed")), run)
+        if before is not run:
+            raise ValueError(
+                f"{before.path} and {run.path} hold the same run (seed {run.seed}, equal "
+                "settings); leave one of them out."
+            )
+
+
+def _shown(settings: Mapping[str, Any], names: Iterable[str]) -> str:
+    shown = [name for name in settings if name in set(names)]
+    return ", ".join(f"{name}={_short(settings[name])}" for name in shown)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else format_value(value)
+
+
+def _differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names with more than one value among the settings that have them."""
+    values: dict[str, set[str]] = {}
+    for one in settings:
+        for name, value in one.items():
+            values.setdefault(name, set()).add(json.dumps(value))
+    return [name for name, found in values.items() if len(found) > 1]
+
+
+def common_settings(groups: Iterable[Group]) -> dict[str, Any]:
+    """The settings that all groups have, with the same value in each."""
+    settings = [group.runs[0].settings for group in groups]
+    differing = _differing(settings)
+    return {
+        name: value
+        for name, value in settings[0].items()
+        if name not in differing and all(name in other for other in settings)
+    }

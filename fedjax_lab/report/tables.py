@@ -1,0 +1,211 @@
+"""A report's tables, as Markdown."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from fedjax_lab.config import format_value
+from fedjax_lab.report.runs import Group, Run, common_settings
+from fedjax_lab.report.statistics import (
+    LAST,
+    Estimate,
+    best,
+    estimate,
+    last,
+    mean_of_last,
+    number,
+    reach,
+)
+
+Rows = list[list[str]]
+_NOTHING = "-"
+
+
+def default_target(groups: Iterable[Group]) -> float:
+    """95 % of the best group's best accuracy (the mean over its seeds), cut to 0.001.
+
+    NaN if no run has an accuracy.
+    """
+    means = [over_seeds(group, lambda run: best(run.values("accuracy"))).mean for group in groups]
+    return math.floor(950 * best(means)) / 1000 if not math.isnan(best(means)) else math.nan
+
+
+def over_seeds(group: Group, value: Callable[[Run], float]) -> Estimate:
+    """The estimate of a number that each run has."""
+    return estimate([value(run) for run in group.runs])
+
+
+def accuracy_table(groups: Sequence[Group]) -> Rows:
+    """Head and rows: accuracies in percent, best group (by the mean of the last 10) first."""
+    head = ["method", "seeds", "last", "best", f"mean of last {LAST}", "worst 10 % of clients"]
+    head[2:] = [f"{name} (%)" for name in head[2:]]
+
+    def row(group: Group) -> list[str]:
+        accuracies = [
+            estimate([100 * measure(run.values("accuracy")) for run in group.runs])
+            for measure in (last, best, mean_of_last)
+        ]
+        worst = over_seeds(
+            group, lambda run: 100 * number(run.summary.get("worst_10_percent_accuracy"))
+        )
+        shown = [format_estimate(value, 2) for value in (*accuracies, worst)]
+        return [group.label, str(len(group.runs)), *shown]
+
+    return [head, *map(row, groups)]
+
+
+def target_table(groups: Sequence[Group], target: float) -> Rows:
+    """Head and rows: what it takes to reach ``target``; a mean only if all seeds reach it."""
+    head = ["method", "seeds that reach it", "rounds", "uplink (MB)", "gradients", "seconds"]
+
+    def row(group: Group) -> list[str]:
+        reached = [row for run in group.runs if (row := reach(run.rows, target)) is not None]
+        count = f"{len(reached)} of {len(group.runs)}"
+        if len(reached) < len(group.runs):
+            return [group.label, count, *[_NOTHING] * 4]
+        columns = {"round": (1, 0), "bytes_up": (1e-6, 1), "gradients": (1, 0), "seconds": (1, 2)}
+        shown = [
+            format_estimate(estimate([scale * number(row.get(name)) for row in reached]), digits)
+            for name, (scale, digits) in columns.items()
+        ]
+        return [group.label, count, *shown]
+
+    return [head, *map(row, groups)]
+
+
+def time_table(groups: Sequence[Group]) -> Rows:
+    """Head and rows: compile and run seconds apart, and rounds per second; means over seeds."""
+    head = ["method", "compile (s)", "run (s)", "rounds per second"]
+
+    def row(group: Group) -> list[str]:
+        # No interval: a program that was compiled before comes from a cache, all or nothing.
+        means = [
+            over_seeds(group, lambda run: run.compile_seconds),
+            over_seeds(group, lambda run: run.seconds),
+            over_seeds(group, _rounds_per_second),
+        ]
+        return [group.label, *(format_estimate(m._replace(half_width=None), 1) for m in means)]
+
+    return [head, *map(row, groups)]
+
+
+def _rounds_per_second(run: Run) -> float:
+    return run.rows[-1]["round"] / run.seconds if run.seconds > 0 else math.nan
+
+
+def run_table(groups: Sequence[Group]) -> Rows:
+    """Head and rows: every run with its partition's hash and its state."""
+    head = ["run", "method", "seed", "partition", "rounds", "accuracy (%)"]
+
+    def row(group: Group, run: Run) -> list[str]:
+        rounds = f"{run.rows[-1]['round']:,}"
+        if not run.finished:
+            rounds += f" of {run.config['rounds']:,}, unfinished"
+        partition = run.config.get("partition", {}).get("hash", _NOTHING)
+        accuracy = format_estimate(estimate([100 * run.values("accuracy")[-1]]), 2)
+        return [str(run.path), group.label, str(run.seed), partition, rounds, accuracy]
+
+    return [head, *(row(group, run) for group in groups for run in group.runs)]
+
+
+def format_estimate(value: Estimate, digits: int) -> str:
+    """Such as "95.12 ± 0.31"; a dash for NaN."""
+    if math.isnan(value.mean):
+        return _NOTHING
+    text = f"{value.mean:,.{digits}f}"
+    if value.half_width is None:
+        return text
+    return f"{text} ± {value.half_width:,.{digits}f}"
+
+
+def markdown_table(rows: Rows) -> str:
+    """Rows, the first of which is the head, as a Markdown table; columns from the second on
+    are aligned to the right.
+    """
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+
+    def line(row: list[str]) -> str:
+        padded = [
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join([line(cells[0]), line(rule), *map(line, cells[1:])])
+
+
+def by_accuracy(groups: Iterable[Group]) -> list[Group]:
+    """Best group, by its mean of the last 10 accuracies, first."""
+
+    def key(group: Group) -> float:
+        mean = over_seeds(group, lambda run: mean_of_last(run.values("accuracy"))).mean
+        return math.inf if math.isnan(mean) else -mean
+
+    return sorted(groups, key=key)
+
+
+def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
+    """The report's text without figures and title, as Markdown.
+
+    Args:
+      groups: from ``group_runs``.
+      target: accuracy in (0, 1); None: ``default_target``.
+    """
+    groups = by_accuracy(groups)
+    parts = []
+    explained = f"the target is {_percent(target)}." if target is not None else ""
+    if target is None:
+        target = default_target(groups)
+        explained = (
+            f"the target is {_percent(target)}: 95 % of the best method's best accuracy (mean "
+            "over seeds), cut to 0.1 %."
+        )
+    several = any(len(group.runs) > 1 for group in groups)
+    interval = " Mean ± 95 % interval over the seeds (Student's t)." if several else ""
+    parts += [
+        "## Accuracy",
+        f"Test accuracy in percent. The mean of the last {LAST} is over evaluations; the worst "
+        "10 % of clients are those on whose own training data the last model does worst."
+        f"{interval}{_unfinished(groups)}",
+        markdown_table(accuracy_table(groups)),
+    ]
+    if any("#" in group.label for group in groups):
+        parts += ["\n".join(f"- {group.label}: {group.differs}" for group in groups)]
+    if not math.isnan(target):
+        parts += [
+            "## Up to the target",
+            f"What it takes until the first evaluation with a test accuracy of at least the "
+            f"target; {explained} Uplink counts all clients' messages (1 MB = 10^6 bytes), "
+            "gradients are mini-batch gradients, seconds leave compilation out.",
+            markdown_table(target_table(groups, target)),
+        ]
+    timing = "Rounds and their evaluations, compilation apart; means over the seeds."
+    parts += ["## Time", timing, markdown_table(time_table(groups))]
+    parts += ["## Settings", _settings_text(groups)]
+    parts += ["## Runs", markdown_table(run_table(groups))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _unfinished(groups: Sequence[Group]) -> str:
+    """A warning if a run has not come to its end."""
+    open_ = sum(not run.finished for group in groups for run in group.runs)
+    return f" **Unfinished runs: {open_}** (see the last table)." if open_ else ""
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.10g} %"
+
+
+def _settings_text(groups: Sequence[Group]) -> str:
+    def listed(values: dict[str, Any]) -> str:
+        return ", ".join(f"{name} `{format_value(value)}`" for name, value in values.items())
+
+    lines = [f"Common to all: {listed(common_settings(groups)) or 'nothing'}."]
+    versions = [run.config.get("versions", {}) for group in groups for run in group.runs]
+    distinct = [v for i, v in enumerate(versions) if v not in versions[:i]]
+    if len(distinct) > 1:
+        lines.append("**The runs were made with different versions:**")
+    lines += [f"Versions: {listed(v)}." for v in distinct if v]
+    return "\n\n".join(lines)

@@ -1,0 +1,211 @@
+"""From a ``RunConfig`` to a finished run: load, divide, build, simulate, measure the clients."""
+
+import hashlib
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab import data, models
+from fedjax_lab.clients.mapping import parse_client_map
+from fedjax_lab.config import RunConfig, build_algorithm, parse_options
+from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
+from fedjax_lab.simulation.rounds import place
+from fedjax_lab.simulation.run import SimulationResult, simulate
+from fedjax_lab.simulation.run_dir import (
+    CONFIG,
+    METRICS,
+    PARTITION,
+    SUMMARY,
+    write_json,
+)
+from fedjax_lab.types import Params
+
+
+class Setup(NamedTuple):
+    """Everything that a run needs, built from a config.
+
+    Attributes:
+      algorithm: the method.
+      params: the first server model.
+      clients: the clients' training data, on the device.
+      evaluate: params -> {"accuracy", "test_loss"} on the test set.
+      evaluate_clients: params -> accuracy [N] on each client's own training data.
+      data: what identifies the data set: sizes, shape of an example, classes, and a hash.
+    """
+
+    algorithm: Algorithm
+    params: Params
+    clients: data.FederatedArrays
+    evaluate: Callable[[Params], Mapping[str, Any]]
+    evaluate_clients: Callable[[Params], jax.Array]
+    data: dict[str, Any]
+
+
+def build(config: RunConfig) -> Setup:
+    """Load the data, divide them, and build model, method and evaluation.
+
+    Raises:
+      ValueError, TypeError: a setting is unknown, out of range, or missing.
+      FileNotFoundError, ImportError: the data set, or what reads it, is not there.
+    """
+    config = config.resolve()
+    train, test = data.load(config.dataset, data_dir=config.data_dir)
+    clients = data.partition(
+        train,
+        config.partition,
+        num_clients=config.num_clients,
+        seed=config.seed if config.partition_seed is None else config.partition_seed,
+        min_size=config.min_client_size,
+    )
+    mean, std, scale = data.normalization(train)
+    prepare = data.preprocess(mean, std, scale=scale, flip=config.flip, crop=config.crop)
+    num_classes = data.num_classes(train)
+    model_options = parse_options(config.model_option, "model_option")
+    model = models.build(config.model, num_classes, **model_options)
+    init_key = jax.random.key(config.seed if config.init_seed is None else config.init_seed)
+    params = model.init(init_key, prepare(data.Examples(train.x[:1], train.y[:1]), None).x)
+    loss_fn = models.classification_loss(model.apply, prepare)
+    count_fn = models.accuracy_counts(model.apply, prepare)
+    return Setup(
+        build_algorithm(config, loss_fn),
+        params,
+        clients,
+        build_evaluation(count_fn, test),
+        build_client_evaluation(count_fn, clients),
+        {
+            "train": len(train.y),
+            "test": len(test.y),
+            "shape": list(train.x.shape[1:]),
+            "classes": num_classes,
+            "hash": _hash(*train, *test),
+        },
+    )
+
+
+def run(config: RunConfig, *, progress: bool = True) -> SimulationResult:
+    """Run a config, or go on with it where its run directory stops.
+
+    The directory (``config.resolve().run_dir``) then holds what ``simulate`` writes, where
+    summary.json also has ``client_accuracy`` [N] of the last model on each client's own
+    training data, its mean and ``worst_10_percent_accuracy``; and partition.json has the label
+    histogram.
+
+    Args:
+      config: the settings; they are resolved here.
+      progress: show what is run, and how far it is, on stderr.
+
+    Raises:
+      ValueError, TypeError: a setting is unknown, out of range, or missing.
+      FileNotFoundError, ImportError: the data set, or what reads it, is not there.
+      FileExistsError: the directory holds another run.
+    """
+    config = config.resolve()
+    assert config.run_dir is not None  # resolved
+    path = Path(config.run_dir)
+    setup = build(config)
+    if progress:
+        print(_describe(config, setup, path), file=sys.stderr, flush=True)
+    # Compiled here, so that the time of the rounds does not include it.
+    jax.block_until_ready(setup.evaluate(place(setup.params, config.client_map)))
+    with _removed_on_mistake(path):
+        result = simulate(
+            setup.algorithm,
+            setup.params,
+            setup.clients,
+            rounds=config.rounds,
+            cohort_size=config.cohort_size,
+            local_steps=config.local_steps,
+            local_epochs=config.local_epochs,
+            batch_size=config.batch_size,
+            replace=config.replace,
+            weights=config.weights,
+            full_examples=config.full_examples,
+            seed=config.seed,
+            evaluate=setup.evaluate,
+            eval_every=config.eval_every,
+            client_map=config.client_map,
+            run_dir=path,
+            checkpoint_every=config.checkpoint_every,
+            config={"run_config": config.record(), "data": setup.data},
+            progress=progress,
+        )
+    accuracy = np.asarray(setup.evaluate_clients(result.params), np.float64)
+    summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    write_json(path / SUMMARY, {**summary, **summarise_clients(accuracy)})
+    write_json(path / PARTITION, _partition(setup.clients))
+    return result
+
+
+@contextmanager
+def _removed_on_mistake(path: Path):
+    """Take a new run directory away again if the method refuses its settings in round 0.
+
+    Some are checked when the round is traced only. Otherwise the corrected command would find
+    the directory taken.
+    """
+    new = not path.exists()
+    try:
+        yield
+    except (ValueError, TypeError):
+        metrics = path / METRICS
+        if new and metrics.exists() and not metrics.read_bytes():
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def summarise_clients(accuracy: np.ndarray) -> dict[str, Any]:
+    """Accuracy [N] of the clients, its mean, and the mean of the worst tenth, as JSON values.
+
+    The worst tenth is ceil(N / 10) clients; those without data (NaN) are left out of both.
+    """
+    held = np.sort(accuracy[np.isfinite(accuracy)])
+    worst = held[: math.ceil(len(held) / 10)]
+    return {
+        "client_accuracy": [float(a) if np.isfinite(a) else None for a in accuracy],
+        "client_accuracy_mean": float(held.mean()) if len(held) else None,
+        "worst_10_percent_accuracy": float(worst.mean()) if len(held) else None,
+    }
+
+
+def _partition(clients: data.FederatedArrays) -> dict[str, Any]:
+    measured = clients.heterogeneity()
+    return {
+        "spec": clients.partition.spec,
+        "seed": clients.partition.seed,
+        "hash": clients.partition.hash,
+        "mean_tv_distance": measured.mean_tv_distance,
+        "label_histogram": measured.label_histogram.tolist(),
+    }
+
+
+def _describe(config: RunConfig, setup: Setup, path: Path) -> str:
+    verb = "going on with" if (path / CONFIG).exists() else "new run in"
+    size = models.count_params(setup.params)
+    shape = "x".join(map(str, setup.data["shape"]))
+    client_map = parse_client_map(config.client_map).name
+    return "\n".join(
+        [
+            f"{config.dataset}: {setup.data['train']:,} + {setup.data['test']:,} examples {shape}, "
+            f"{setup.data['classes']} classes",
+            setup.clients.summary(),
+            f"{config.model}: {size:,} parameters",
+            f"{setup.algorithm.name}, clients mapped with {client_map}; {verb} {path}",
+        ]
+    )
+
+
+def _hash(*arrays: np.ndarray) -> str:
+    digest = hashlib.sha256()
+    for array in map(np.ascontiguousarray, arrays):
+        digest.update(f"{array.shape} {array.dtype.str}".encode())
+        digest.update(array.view(np.uint8).data)
+    return digest.hexdigest()[:16]

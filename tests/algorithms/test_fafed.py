@@ -1,0 +1,189 @@
+"""FAFED's first estimates and its limits: FedAvg, STEM, centralised STORM."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from fedjax_lab import CohortBatch, algorithms, build_round
+from tests.algorithms.cases import N
+from tests.algorithms.problem import (
+    flat,
+    initial_params,
+    loss_fn,
+    run_rounds,
+    to_batch,
+    toy_loss,
+    toy_path,
+    toy_round,
+)
+from tests.reference import problem as reference
+
+ALL = (0, 1, 2, 3)
+OPTIONS = {"client_lr": 0.05, "momentum": 0.3, "second_moment_decay": 0.9, "stability": 0.1}
+
+
+def constant_preconditioner(loss, lr, momentum):
+    """A = sqrt(v) + 1e12 is constant to 12 digits; the learning rate makes up for it."""
+    return algorithms.fafed(
+        loss,
+        client_lr=lr * 1e12,
+        momentum=momentum,
+        second_moment_decay=0.5,
+        stability=1e12,
+        precondition_first_step=True,
+    )
+
+
+def draw(rounds, **options):
+    return reference.make_rounds(19, rounds, 4, 3, 4, **options)
+
+
+@pytest.mark.parametrize("first_step", [False, True])
+def test_init_takes_the_first_rounds_estimates(first_step, x64):
+    """With round 0's batch or without, with ragged cohorts, full data given and ignored."""
+    drawn = draw(5, full=True)
+    algorithm = algorithms.fafed(loss_fn, precondition_first_step=first_step, **OPTIONS)
+    assert algorithm.needs_first_batch
+    ends = []
+    for batch in (None, to_batch(drawn[0][1], 0)):
+        state = algorithm.init(initial_params(), N, batch)
+        assert isinstance(state.server.started, tuple) == (batch is not None)
+        moved = np.abs(flat(algorithm.params(state)) - flat(initial_params())).max()
+        assert (moved > 1e-3) == (batch is not None)
+        state, _ = run_rounds(build_round(algorithm, "vmap"), state, drawn)
+        ends.append(flat(algorithm.params(state)))
+    np.testing.assert_allclose(*ends, rtol=0, atol=1e-12)
+    without = [(clients, {k: v for k, v in p.items() if "full" not in k}) for clients, p in drawn]
+    state, _ = run_rounds(algorithm.round_fn, algorithm.init(initial_params(), N), without)
+    np.testing.assert_allclose(flat(algorithm.params(state)), ends[0], rtol=0, atol=1e-12)
+
+
+def test_first_estimates_wait_for_somebody():
+    drawn = draw(3, empty_round=0)
+    algorithm = algorithms.fafed(loss_fn, **OPTIONS)
+    start, round_fn = algorithm.init(initial_params(), N), jax.jit(algorithm.round_fn)
+    state, _ = round_fn(start, to_batch(drawn[0][1], 0))
+    jax.tree.map(np.testing.assert_array_equal, start, state)
+    state, _ = round_fn(state, to_batch(drawn[1][1], 1))
+    assert state.server.started
+    # From a batch without anybody the estimates are 0, and the run goes on from there.
+    state = algorithm.init(initial_params(), N, to_batch(drawn[0][1], 0))
+    np.testing.assert_array_equal(flat(algorithm.params(state)), flat(initial_params()))
+    state, _ = run_rounds(algorithm.round_fn, state, drawn)
+    assert np.isfinite(flat(algorithm.params(state))).all()
+
+
+def primitives(jaxpr):
+    """Names of all primitives outside of the branches of conditions, and of those within."""
+    outside, within = [], []
+    for equation in jaxpr.eqns:
+        outside.append(equation.primitive.name)
+        for inner in jaxprs_in_params(equation.params):
+            names, deeper = primitives(inner)
+            (within if equation.primitive.name == "cond" else outside).extend(names)
+            within.extend(deeper)
+    return outside, within
+
+
+@pytest.mark.parametrize("client_map", ["vmap", "scan"])
+def test_later_rounds_do_not_compute_first_estimates(client_map):
+    """They lie in a branch, also where clients are vmapped; after init with a batch nowhere."""
+    drawn = draw(1, equal_steps=True)
+    batch = to_batch(drawn[0][1], 0)
+    batch = batch._replace(num_steps=None, example_mask=None, participates=None)
+    algorithm = algorithms.fafed(loss_fn, **OPTIONS)
+    round_fn = build_round(algorithm, client_map)
+    found = []
+    for first in (None, batch):
+        state = algorithm.init(initial_params(), N, first)
+        outside, within = primitives(jax.make_jaxpr(round_fn)(state, batch).jaxpr)
+        found.append(("exp" in within, "cond" in outside, outside.count("exp")))
+    flagged, settled = found
+    assert flagged[:2] == (True, True)
+    assert settled[:2] == (False, False)
+    assert flagged[2] == settled[2] > 0
+
+
+def test_without_momentum_and_preconditioner_it_is_fedavg_from_x1(x64):
+    drawn = reference.make_rounds(19, 5, N, 3, 4, equal_steps=True, weighted=False)
+    fafed = constant_preconditioner(loss_fn, 0.2, momentum=1.0)
+    state = fafed.init(initial_params(), N, to_batch(drawn[0][1], 0))
+    x_1 = fafed.params(state)
+    examples = [client.round_examples() for client in drawn[0][0]]
+    x_0 = flat(initial_params())
+    m_0 = np.mean([reference.gradient(x_0, e) for e in examples], axis=0)
+    np.testing.assert_allclose(flat(x_1), x_0 - 0.2 * m_0, rtol=0, atol=1e-11)
+    fedavg = algorithms.fedavg(loss_fn, client_lr=0.2)
+    state, _ = run_rounds(fafed.round_fn, state, drawn)
+    expected, _ = run_rounds(fedavg.round_fn, fedavg.init(x_1, N), drawn)
+    ours, theirs = flat(fafed.params(state)), flat(fedavg.params(expected))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-10)
+
+
+def test_without_preconditioner_it_is_stem(x64):
+    """Against STEM's golden trajectory with each client's own previous iterate."""
+    algorithm = constant_preconditioner(toy_loss, 0.1, momentum=0.5)
+    state = algorithm.init(jnp.asarray(reference.TOY_X0), 4, toy_round(0, ALL))
+    np.testing.assert_allclose(algorithm.params(state), [0.525, -0.35], atol=1e-9)
+    golden = "0.5818906250 -0.0079531250 0.6204946875 0.2225005469 0.6465958629 0.3780153600"
+    path = toy_path(algorithm, [ALL] * 3, state)
+    np.testing.assert_allclose(path.ravel(), np.array(golden.split(), float), atol=1e-9)
+
+
+def test_one_client_is_centralised_storm(x64):
+    q, rho, beta, size = 3, 0.01, 0.9, 4
+
+    def eta(t):
+        return 0.05 / (1 + t) ** (1 / 3)
+
+    def alpha(t):
+        return 0.9 / (1 + 0.1 * t)
+
+    rng = np.random.default_rng(20)
+    a = rng.uniform(0.5, 2.0, size=(3, q, size, 2))
+    b = rng.normal(size=(3, q, size, 2))
+
+    def gradient(y, a, b):
+        return np.mean(a * (y - b), axis=0)
+
+    algorithm = algorithms.fafed(
+        toy_loss,
+        client_lr=eta,
+        momentum=alpha,
+        second_moment_decay=beta,
+        stability=rho,
+        precondition_first_step=True,
+    )
+    state = algorithm.init(jnp.asarray(reference.TOY_X0), 1)
+    old = reference.TOY_X0
+    m = gradient(old, a[0].reshape(-1, 2), b[0].reshape(-1, 2))
+    v = m**2
+    x = old - eta(0) * m / (np.sqrt(v) + rho)
+    preconditioner = np.sqrt(v) + rho
+    for r in range(3):
+        examples = (jnp.asarray(a[r])[None], jnp.asarray(b[r])[None])
+        batch = CohortBatch(jnp.array([0]), examples, jax.random.key(r), jnp.int32(r))
+        state, _ = algorithm.round_fn(state, batch)
+        for k in range(q):
+            t = r * q + k + 1
+            g = gradient(x, a[r, k], b[r, k])
+            m = g + (1 - alpha(t)) * (m - gradient(old, a[r, k], b[r, k]))
+            v = beta * v + (1 - beta) * g**2
+            if t % q == 0:
+                preconditioner = np.sqrt(v) + rho
+            old, x = x, x - eta(t) * m / preconditioner
+        np.testing.assert_allclose(algorithm.params(state), x, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(state.clients[0], old, rtol=0, atol=1e-12)
+
+
+def test_naive_method_follows_its_golden_trajectory_and_is_sign_descent_without_memory(x64):
+    naive = algorithms.naive_adaptive_fedavg
+    golden = "0.5017923104 -0.2972555539 0.4993348544 -0.1615083139 0.4988350566 -0.0526991762"
+    algorithm = naive(toy_loss, client_lr=0.1, second_moment_decay=0.5, initial_second_moment=1.0)
+    path = toy_path(algorithm, [ALL] * 3)
+    np.testing.assert_allclose(path.ravel(), np.array(golden.split(), float), atol=1e-9)
+    signs = toy_path(naive(toy_loss, client_lr=0.01, second_moment_decay=0.0), [(2,)])
+    slope = reference.TOY_A[2] * (reference.TOY_X0 - reference.TOY_B[2])
+    np.testing.assert_allclose(signs[0], reference.TOY_X0 - 0.03 * np.sign(slope), atol=1e-12)

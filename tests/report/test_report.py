@@ -1,0 +1,288 @@
+import json
+import math
+
+import pytest
+from scipy import stats
+
+from fedjax_lab.report import (
+    Estimate,
+    default_folder,
+    default_target,
+    estimate,
+    group_runs,
+    load_runs,
+    summary_table,
+    write_report,
+)
+from fedjax_lab.report.figures import write_figures
+from fedjax_lab.report.statistics import best, last, mean_of_last, reach
+from fedjax_lab.report.tables import (
+    accuracy_table,
+    format_estimate,
+    markdown_table,
+    run_table,
+    target_table,
+    time_table,
+)
+
+# 12 evaluations, every 5 rounds.
+CURVE = [0.10, 0.50, 0.60, 0.70, 0.80, 0.90, 0.85, 0.80, 0.95, 0.90, 0.92, 0.94]
+
+
+def write_run(path, accuracies=CURVE, *, seed=0, algorithm="fedavg", lr=0.1, worst=0.4, **config):
+    """A run directory by hand: 1 MB up and 100 gradients a round, 0.5 s an evaluation."""
+    path.mkdir(parents=True)
+    settings = {
+        "algorithm": algorithm,
+        "seed": seed,
+        "rounds": 5 * len(accuracies),
+        "num_clients": 2,
+        "hyperparameters": {"client_lr": lr, "gradient_transform": None},
+        "partition": {"spec": "iid", "seed": seed, "hash": f"hash{seed}"},
+        "run_config": {"dataset": "digits", "seed": seed, "client_lr": lr, "option": {}},
+        "versions": {"jax": "1.2.3"},
+        **config,
+    }
+    (path / "config.json").write_text(json.dumps(settings))
+    rounds = range(5, 5 * len(accuracies) + 1, 5)
+    metrics = [
+        {
+            "round": r,
+            "loss": None if a is None else 1 - a,
+            "bytes_up": 1_000_000 * r,
+            "bytes_down": 0,
+            "gradients": 100 * r,
+            "accuracy": a,
+        }
+        for r, a in zip(rounds, accuracies, strict=True)
+    ]
+    times = [{"round": r, "seconds": r / 10, "compile_seconds": 3.0} for r in rounds]
+    for name, rows in (("metrics.jsonl", metrics), ("times.jsonl", times)):
+        (path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path / "summary.json").write_text(json.dumps({"worst_10_percent_accuracy": worst}))
+    partition = {"spec": "iid", "seed": seed, "hash": "h", "label_histogram": [[3, 1], [0, 4]]}
+    (path / "partition.json").write_text(json.dumps(partition))
+    return path
+
+
+def groups_of(*paths):
+    return group_runs(load_runs(paths))
+
+
+def test_the_interval_is_students():
+    values = [0.91, 0.95, 0.90, 0.97]
+    interval = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    mean, half_width, n = estimate(values)
+    assert mean - half_width == pytest.approx(interval.low)
+    assert mean + half_width == pytest.approx(interval.high)
+    assert n == 4
+
+
+def test_two_values_by_hand():
+    # t(0.975, 1) = tan(0.475 pi) = 12.7062; s = sqrt(2), over sqrt(2) is 1.
+    assert estimate([1.0, 3.0]).half_width == pytest.approx(math.tan(0.475 * math.pi))
+
+
+def test_one_value_has_no_interval():
+    assert estimate([0.5]) == Estimate(0.5, None, 1)
+    with pytest.raises(ValueError, match="empty"):
+        estimate([])
+
+
+def test_numbers_of_a_curve():
+    assert last(CURVE) == 0.94
+    assert best(CURVE) == 0.95
+    # The last 10 of 12: 0.60 + ... + 0.94 = 8.36.
+    assert mean_of_last(CURVE) == pytest.approx(0.836)
+    assert mean_of_last([0.2, 0.4]) == pytest.approx(0.3)
+    assert best([math.nan, 0.3]) == 0.3
+    assert math.isnan(best([math.nan]))
+
+
+def test_the_first_row_at_the_target_counts():
+    rows = [{"round": r, "accuracy": a} for r, a in [(1, 0.1), (2, None), (3, 0.5), (4, 0.4)]]
+    assert reach(rows, 0.5)["round"] == 3
+    assert reach(rows, 0.51) is None
+
+
+def test_one_run_by_hand(tmp_path):
+    groups = groups_of(write_run(tmp_path / "a"))
+    assert accuracy_table(groups)[1] == ["fedavg", "1", "94.00", "95.00", "83.60", "40.00"]
+    # 0.9 is reached first in the 6th evaluation, round 30; 95 % of 0.95 is 0.9025.
+    assert target_table(groups, 0.9)[1] == ["fedavg", "1 of 1", "30", "30.0", "3,000", "3.00"]
+    assert default_target(groups) == 0.902
+    assert time_table(groups)[1] == ["fedavg", "3.0", "6.0", "10.0"]
+
+
+def test_seeds_are_one_row_with_an_interval(tmp_path):
+    a = write_run(tmp_path / "a", [0.5, 0.7], seed=1, worst=0.2)
+    b = write_run(tmp_path / "b", [0.7, 0.9], seed=0, worst=0.4)
+    groups = groups_of(a, b)
+    assert [run.seed for run in groups[0].runs] == [0, 1]
+    # Differences of 20 points: 80 +- 12.706 * 10.
+    row = ["fedavg", "2", "80.00 ± 127.06", "80.00 ± 127.06", "70.00 ± 127.06", "30.00 ± 127.06"]
+    assert accuracy_table(groups)[1] == row
+    # One is there at round 5, the other at round 10.
+    reached = target_table(groups, 0.7)[1]
+    assert reached[:3] == ["fedavg", "2 of 2", "8 ± 32"]
+    # No mean where a seed does not reach it: it would leave the worst ones out.
+    assert target_table(groups, 0.8)[1] == ["fedavg", "1 of 2", "-", "-", "-", "-"]
+
+
+def test_labels_name_what_differs(tmp_path):
+    paths = [write_run(tmp_path / f"lr{lr}", lr=lr) for lr in (0.1, 0.01)]
+    labels = [group.label for group in groups_of(*paths)]
+    assert labels == ["fedavg (client_lr=0.1)", "fedavg (client_lr=0.01)"]
+    other = write_run(tmp_path / "s", algorithm="scaffold")
+    assert [group.label for group in groups_of(paths[0], other)] == ["fedavg", "scaffold"]
+
+
+def test_long_labels_become_numbers_with_a_list(tmp_path):
+    paths = [
+        write_run(tmp_path / str(n), num_clients=n, eval_every=n, local_steps=n, batch_size=n)
+        for n in (10, 20)
+    ]
+    groups = groups_of(*paths)
+    assert [group.label for group in groups] == ["fedavg #1", "fedavg #2"]
+    assert "- fedavg #2: num_clients=20, eval_every=20" in summary_table(groups)
+
+
+def test_options_and_other_maps_make_other_rows(tmp_path):
+    run_config = {"option": {"server_optimizer": "yogi"}}
+    a = write_run(tmp_path / "a", run_config=run_config)
+    b = write_run(tmp_path / "b", run_config={"option": {"server_optimizer": "adam"}})
+    c = write_run(tmp_path / "c", run_config=run_config, client_map="vmap")
+    assert len(groups_of(a, b, c)) == 3
+
+
+def test_the_same_run_twice_is_no_second_seed(tmp_path):
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    with pytest.raises(ValueError, match=r"a and .*b hold the same run"):
+        groups_of(a, b)
+    assert len(load_runs([a, tmp_path / "b" / ".." / "a"])) == 1
+
+
+def test_null_is_not_a_number(tmp_path):
+    groups = groups_of(write_run(tmp_path / "a", [0.5, 0.6, None], worst=None))
+    assert accuracy_table(groups)[1] == ["fedavg", "1", "-", "60.00", "-", "-"]
+    assert default_target(groups) == 0.57
+    assert math.isnan(groups[0].runs[0].values("loss")[-1])
+    out = tmp_path / "out"
+    write_report([tmp_path / "a"], out)
+    nothing = write_run(tmp_path / "b", [None, None])
+    assert "Up to the target" not in write_report([nothing], out).read_text()
+
+
+def test_a_diverged_run_comes_last(tmp_path):
+    a = write_run(tmp_path / "a", [0.5, None])
+    b = write_run(tmp_path / "b", [0.1, 0.2], algorithm="scaffold")
+    text = summary_table(groups_of(a, b))
+    assert text.index("| scaffold") < text.index("| fedavg")
+
+
+def test_runs_are_found_below_a_directory(tmp_path):
+    write_run(tmp_path / "x" / "a")
+    write_run(tmp_path / "b", seed=1)
+    empty = write_run(tmp_path / "c", [])
+    (empty / "metrics.jsonl").unlink()
+    (tmp_path / ".hidden").mkdir()
+    assert [run.path.name for run in load_runs([tmp_path])] == ["b", "a"]
+    with pytest.raises(ValueError, match="has no evaluation yet"):
+        load_runs([empty])
+
+
+def test_a_run_without_times_and_summary_is_shown(tmp_path):
+    path = write_run(tmp_path / "a", rounds=100)
+    for name in ("times.jsonl", "summary.json", "partition.json"):
+        (path / name).unlink()
+    groups = groups_of(path)
+    assert time_table(groups)[1] == ["fedavg", "-", "-", "-"]
+    assert target_table(groups, 0.9)[1][-1] == "-"
+    assert run_table(groups)[1][-2] == "60 of 100, unfinished"
+    assert "**Unfinished runs: 1**" in summary_table(groups)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("config.json", "{", "config.json cannot be read as JSON"),
+        ("config.json", "[]", "config.json holds no JSON object"),
+        ("config.json", '{"seed": 1}', "is no run's config: 'algorithm' is None"),
+        ("metrics.jsonl", '{"round": 1}\n{\n{"round": 2}\n', "metrics.jsonl, line 2"),
+        ("metrics.jsonl", "3\n", "line 1, is no row with a round"),
+        ("metrics.jsonl", "", "has no evaluation yet"),
+        ("summary.json", "{", "summary.json cannot be read"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, file, text, message):
+    path = write_run(tmp_path / "a")
+    (path / file).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_runs([path])
+
+
+def test_missing_directories_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no directory .*none"):
+        load_runs([tmp_path / "none"])
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        load_runs([tmp_path])
+    with pytest.raises(FileNotFoundError, match="no run directory was given"):
+        load_runs([])
+
+
+def test_markdown_aligns_and_escapes():
+    table = markdown_table([["a", "b"], ["x|y", "10"]])
+    assert table == "| a    |  b |\n| :--- | -: |\n| x\\|y | 10 |"
+
+
+def test_estimates_as_text():
+    assert format_estimate(Estimate(1234.567, 8.9, 3), 1) == "1,234.6 ± 8.9"
+    assert format_estimate(Estimate(1.0, None, 1), 2) == "1.00"
+    assert format_estimate(Estimate(math.nan, math.nan, 2), 2) == "-"
+
+
+def test_the_report_states_target_settings_and_versions(tmp_path):
+    a = write_run(tmp_path / "a", seed=0)
+    b = write_run(tmp_path / "b", seed=1, versions={"jax": "9.9"})
+    text = summary_table(groups_of(a, b))
+    assert "the target is 90.2 %: 95 % of the best method's best accuracy" in text
+    assert "dataset `digits`" in text
+    assert "made with different versions" in text
+    assert "jax `9.9`" in text
+    assert "hash1" in text
+    assert "the target is 50 %." in summary_table(groups_of(a), target=0.5)
+
+
+def test_write_report(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", seed=seed)
+        write_run(tmp_path / f"b{seed}", CURVE[:6], seed=seed, algorithm="scaffold")
+    path = write_report([tmp_path], title="A title")
+    assert path == tmp_path / "report" / "report.md"
+    text = path.read_text()
+    assert text.startswith("# A title\n\n## Accuracy\n")
+    figures = ["accuracy_rounds.png", "accuracy_uplink.png", "loss.png", "partition.png"]
+    for name in figures:
+        assert f"]({name})" in text
+        assert (path.parent / name).read_bytes().startswith(b"\x89PNG\r\n")
+    # Written again, from a directory that now holds a report; and nothing half-written stays.
+    assert write_report([tmp_path], title="A title").read_text() == text
+    assert sorted(file.name for file in path.parent.iterdir()) == sorted([*figures, "report.md"])
+
+
+def test_one_runs_report_is_in_its_directory(tmp_path):
+    path = write_run(tmp_path / "a")
+    assert default_folder(load_runs([path])) == path
+    with pytest.raises(ValueError, match=r"target is 1\.5"):
+        write_report([path], target=1.5)
+
+
+def test_many_curves_of_unequal_length_and_an_unfinished_one(tmp_path):
+    # More groups than colours, one evaluation only, and seeds that stopped at other rounds.
+    for n in range(9):
+        write_run(tmp_path / f"a{n}", CURVE[: n + 1], algorithm=f"method{n}")
+    write_run(tmp_path / "s", CURVE[:3], seed=1, algorithm="method8", rounds=45)
+    groups = groups_of(tmp_path)
+    assert len(groups) == 9
+    captions = dict(write_figures(groups, tmp_path))
+    assert "Thin lines are single seeds" in captions["loss.png"]

@@ -1,0 +1,250 @@
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fedjax_lab import runner
+from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.cli import main
+from fedjax_lab.data import PARTITIONS
+
+# Small, and with replacement: shuffled passes take longer to compile.
+FAST = [
+    *("--model", "linear", "--rounds", "6", "--eval-every", "2", "--cohort-size", "3"),
+    *("--num-clients", "10", "--local-steps", "2", "--batch-size", "8", "--replace"),
+    *("--client-map", "scan"),
+]
+
+
+def run(directory, *arguments):
+    return main(["run", *FAST, "--run-dir", str(directory), *arguments])
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of 6 rounds that nothing interrupted."""
+    directory = tmp_path_factory.mktemp("runs") / "finished"
+    assert run(directory, "--quiet") == 0
+    return directory
+
+
+def module(*arguments):
+    """``python -m fedjax_lab`` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "fedjax_lab", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_mistake_is_one_line_and_exit_status_2():
+    done = module("run", "--algorithm", "fedavgg")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("fedjax-lab: algorithm is 'fedavgg'; it must be one of ")
+    assert "Did you mean 'fedavg'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_process_of_its_own_may_divide_the_cpu(tmp_path):
+    directory = tmp_path / "run"
+    arguments = [*FAST[:-2], "--run-dir", str(directory), "--cpu-devices", "2"]
+    done = module("run", *arguments, "--cohort-size", "4")
+    assert done.returncode == 0, done.stderr
+    assert read(directory / "config.json")["client_map"] == "shard_map"
+    assert "clients mapped with shard_map; new run in" in done.stderr
+    facts = dict(line.split("  ", 1) for line in done.stdout.splitlines() if line)
+    assert facts["rounds"].strip() == "6 of 6"
+    assert facts["run directory"].strip() == str(directory)
+
+
+def test_help_shows_the_commands_and_all_settings(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["run", "--help"])
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    for flag in ("--algorithm", "--option", "--config", "--partition-seed", "--cpu-devices"):
+        assert flag in shown
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    for command in ("run", "report", "algorithms", "datasets", "partitions", "models"):
+        assert f"• {command}" in shown
+
+
+def test_an_unknown_flag_names_the_nearest(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["run", "--algoritm", "fedavg"])
+    assert left.value.code == 2
+    assert "--algorithm" in capsys.readouterr().err
+
+
+def test_lists(capsys):
+    assert main(["algorithms"]) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line[0] != " "] == list(ALGORITHMS)
+    assert "options: memory_size (num_clients, at most 100), server_momentum=0.9" in shown
+    assert "server_optimizer: adagrad, adam, momentum, sgd, yogi" in shown
+    assert main(["partitions"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()] == list(PARTITIONS)
+    assert main(["models"]) == 0
+    assert "options: hidden=200,100, norm=none" in capsys.readouterr().out
+    assert main(["datasets"]) == 0
+    assert capsys.readouterr().out.startswith("digits ")
+
+
+def test_a_run_leaves_its_files(finished):
+    config, summary = read(finished / "config.json"), read(finished / "summary.json")
+    partition = read(finished / "partition.json")
+    assert config["run_config"]["model"] == "linear"
+    assert config["run_config"]["seed"] == 0
+    assert config["data"]["train"] == 1442
+    assert summary["round"] == 6
+    assert not summary["interrupted"]
+    accuracies = summary["client_accuracy"]
+    assert len(accuracies) == 10
+    assert summary["worst_10_percent_accuracy"] == pytest.approx(min(accuracies))
+    assert summary["client_accuracy_mean"] == pytest.approx(sum(accuracies) / 10)
+    histogram = partition["label_histogram"]
+    assert (len(histogram), len(histogram[0]), sum(map(sum, histogram))) == (10, 10, 1442)
+    assert partition["hash"] == config["partition"]["hash"]
+
+
+def test_the_end_is_a_table(finished, capsys):
+    assert run(finished) == 0
+    shown = capsys.readouterr()
+    accuracy = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"]
+    assert f"{100 * accuracy:.2f} %" in shown.out
+    assert "going on with" in shown.err
+
+
+def test_a_finished_run_keeps_its_numbers_and_quiet_prints_nothing(finished, capsys):
+    before = {
+        name: (finished / name).read_bytes()
+        for name in ("metrics.jsonl", "times.jsonl", "summary.json", "partition.json")
+    }
+    assert run(finished, "--quiet") == 0
+    assert {name: (finished / name).read_bytes() for name in before} == before
+    assert capsys.readouterr() == ("", "")
+
+
+def test_another_config_in_the_same_directory_is_refused(finished, capsys):
+    before = (finished / "metrics.jsonl").read_bytes()
+    assert run(finished, "--quiet", "--batch-size", "4", "--clip-norm", "2") == 2
+    message = capsys.readouterr().err
+    assert "batch_size (there 8, now 4)" in message
+    assert "run_config.clip_norm (there None, now 2.0)" in message
+    assert "Choose another directory" in message
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_after_ctrl_c_the_same_command_goes_on(finished, tmp_path, capsys, monkeypatch):
+    directory = tmp_path / "run"
+    calls = []
+
+    def build_interrupted(*arguments):
+        evaluate = build_evaluation(*arguments)
+
+        def run_evaluate(params):
+            calls.append(params)
+            if len(calls) == 2:  # the first is for compilation, the second after 2 rounds
+                signal.raise_signal(signal.SIGINT)
+            return evaluate(params)
+
+        return run_evaluate
+
+    build_evaluation = runner.build_evaluation
+    monkeypatch.setattr(runner, "build_evaluation", build_interrupted)
+    assert run(directory, "--quiet") == 130
+    assert "stopped after round 2 of 6; the same command goes on" in capsys.readouterr().err
+    assert read(directory / "summary.json")["interrupted"]
+    part = read(directory / "summary.json")["seconds"]
+
+    monkeypatch.setattr(runner, "build_evaluation", build_evaluation)
+    assert run(directory, "--quiet") == 0
+    for name in ("metrics.jsonl", "partition.json"):
+        assert (directory / name).read_bytes() == (finished / name).read_bytes()
+    whole, other = read(directory / "summary.json"), read(finished / "summary.json")
+    assert whole["client_accuracy"] == other["client_accuracy"]
+    assert whole["seconds"] > part  # the part before the interruption is counted
+
+
+def test_flags_override_the_config_file(tmp_path):
+    file = tmp_path / "settings.json"
+    settings = {"algorithm": "gradma_s", "option": {"memory_size": 9, "margin": 0.1}, "flip": True}
+    file.write_text(json.dumps({**settings, "client_lr": 0.5}))
+    directory = tmp_path / "run"
+    flags = ["--config", str(file), "--client-lr", "0.25", "--option", "memory_size=5", "--no-flip"]
+    assert run(directory, "--quiet", *flags, "--rounds", "1", "--eval-every", "1") == 0
+    config = read(directory / "config.json")
+    assert config["algorithm"] == "gradma_s"
+    assert config["hyperparameters"]["client_lr"] == 0.25
+    assert config["hyperparameters"]["memory_size"] == 5
+    assert config["hyperparameters"]["margin"] == 0.1
+    assert config["run_config"]["flip"] is False
+
+
+def test_a_run_may_be_repeated_with_another_seed_from_its_config(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "runs/fedavg-digits-dirichlet0.1-seed1"  # the default
+    source = str(finished / "config.json")
+    flags = ["--seed", "1", "--partition-seed", "0", "--quiet"]
+    assert main(["run", "--config", source, *flags]) == 0
+    config, before = read(directory / "config.json"), read(finished / "config.json")
+    assert config["partition"]["hash"] == before["partition"]["hash"]
+    assert (config["seed"], before["seed"]) == (1, 0)
+    assert config["rounds"] == 6
+    first = [(d / "metrics.jsonl").read_text().splitlines()[0] for d in (directory, finished)]
+    assert first[0] != first[1]
+
+
+def test_a_config_file_with_an_unknown_key(tmp_path, capsys):
+    file = tmp_path / "bad.json"
+    file.write_text('{"roundz": 3}')
+    assert main(["run", "--config", str(file)]) == 2
+    message = capsys.readouterr().err
+    assert f"{file}: roundz is no setting of a run. Did you mean 'rounds'" in message
+    file.write_text("{")
+    assert main(["run", "--config", str(file)]) == 2
+    assert "is not valid JSON" in capsys.readouterr().err
+    assert main(["run", "--config", str(tmp_path / "none.json")]) == 2
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(capsys):
+    assert main(["run", "--rounds", "0", "--debug"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("Traceback")
+    assert "ValueError: rounds is 0; it must be at least 1." in message
+
+
+def test_settings_refused_in_round_0_leave_no_directory(tmp_path):
+    directory = tmp_path / "run"
+    flags = ["--algorithm", "gradma_s", "--option", "memory_size=2", "--quiet"]
+    done = module("run", *FAST, "--run-dir", str(directory), *flags)
+    assert done.returncode == 2
+    assert "memory_size is 2; it must be at least the cohort's 3 slots" in done.stderr
+    assert not directory.exists()
+
+
+def test_report(finished, tmp_path, capsys):
+    out = tmp_path / "report"
+    assert main(["report", str(finished), "--out", str(out), "--target", "0.2"]) == 0
+    assert (out / "report.md").read_text().startswith("# Report\n")
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[-1] == str(out / "report.md")
+    assert main(["report", str(finished), "--out", str(out), "--target", "90"]) == 2
+    assert "target is 90.0; it must be" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert "there is no directory" in capsys.readouterr().err
+    assert main(["report"]) == 2
+    assert "no run directory was given" in capsys.readouterr().err
