@@ -40,7 +40,11 @@ def test_float64_all_maps(case, client_map, x64):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("client_map", CLIENT_MAPS)
+# Float32 differs from float64 in rounding only; the other maps are left to the slow run.
+@pytest.mark.parametrize(
+    "client_map",
+    [m if m == "vmap" else pytest.param(m, marks=pytest.mark.slow) for m in CLIENT_MAPS],
+)
 @pytest.mark.parametrize("case", MAIN, ids=lambda case: case.id)
 def test_float32_all_maps(case, client_map):
     ours, theirs = both(case, client_map)
@@ -48,11 +52,13 @@ def test_float32_all_maps(case, client_map):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.main], ids=lambda c: c.id)
+OPTIONS = [case for case in CASES if not case.main]
+
+
+@pytest.mark.parametrize("case", OPTIONS, ids=lambda case: case.id)
 def test_float64_options(case, x64):
-    for client_map in ("vmap", "scan"):
-        ours, theirs = both(case, client_map)
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    ours, theirs = both(case, ("vmap", "scan")[OPTIONS.index(case) % 2])
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
 
 
 def test_the_device_count_is_what_the_maps_need():
