@@ -22,11 +22,11 @@ lint: $(VENV)/.test
 bench: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.client_maps
 
-# Accuracy of the quadratic program against scipy, about 10 minutes.
+# Accuracy of the quadratic program against scipy, two to seven minutes.
 qp-accuracy: $(VENV)/.test
 	$(BIN)/python -m experiments.qp_accuracy
 
-# GradMA's Table 1 setting on Fashion-MNIST, about an hour.
+# GradMA's Table 1 setting on Fashion-MNIST; over an hour.
 gradma-study: $(VENV)/.runtime
 	$(BIN)/python -m experiments.gradma.fashion_mnist --partition dirichlet:0.1 --out runs/gradma/0.1.json
 	$(BIN)/python -m experiments.gradma.fashion_mnist --partition dirichlet:0.01 --out runs/gradma/0.01.json

@@ -13,7 +13,7 @@ numbers only.
     python -m experiments.gradma.fashion_mnist --partition dirichlet:0.01 --out FILE.json
     python -m experiments.gradma.fashion_mnist --report FILE.json ...
 
-Hardware: 2 CPU cores; about an hour.
+Hardware: 2 CPU cores; over an hour (not timed in one go).
 """
 
 import argparse
