@@ -13,9 +13,6 @@ from tests.algorithms.cases import MAIN, N
 from tests.algorithms.problem import initial_params, loss_fn, run_rounds, stack_rounds, to_batch
 from tests.reference import problem as reference
 
-# Vectors of the params' size that a client sends in a round, where it is not one.
-UPLINK = {"scaffold": 2, "fedmoswa": 2, "fedmo": 2, "fafed": 3}
-
 every_method = pytest.mark.parametrize("case", MAIN, ids=lambda case: case.id)
 
 
@@ -202,7 +199,7 @@ def test_bytes_are_those_of_what_travels(case):
     _, metrics = round_fn(state, batches[0])
     assert metrics["bytes_up"] == metrics["participants"] * algorithm.uplink(params)
     assert metrics["bytes_down"] == metrics["participants"] * broadcast
-    sent = 18 * 4 * UPLINK.get(case.id, 1)
+    sent = 18 * 4 * case.uplink
     if case.id == "cfedavg":  # top_k: 9 of 18 floats, and 9 indices of 5 bits in whole bytes
         sent = 9 * 4 + 6
     assert algorithm.uplink(params) == sent

@@ -1,0 +1,27 @@
+"""Rows of averaging."""
+
+import optax
+
+from fedjax_lab import algorithms
+from tests.algorithms.cases.base import LR, TRANSFORM, Case, decaying
+from tests.reference.fedavg_numpy import FedAvg
+from tests.reference.fedopt_numpy import FedAdagrad, FedAdam, FedAvgM, FedOptAdam, FedYogi
+
+CASES = [
+    Case("fedavg", algorithms.fedavg, FedAvg, LR, main=True),
+    Case("fedavg-schedule", algorithms.fedavg, FedAvg, {"client_lr": decaying(0.2)}),
+    Case("fedavg-transform", algorithms.fedavg, FedAvg, LR, **TRANSFORM),
+    Case(
+        "fedopt",
+        algorithms.fedopt,
+        FedOptAdam,
+        {"client_lr": 0.2},
+        only_factory={"server_optimizer": optax.adam(0.05, b1=0.8, b2=0.9, eps=1e-3)},
+        only_twin={"learning_rate": 0.05, "b1": 0.8, "b2": 0.9, "eps": 1e-3},
+        main=True,
+    ),
+    Case("fedavgm", algorithms.fedavgm, FedAvgM, LR | {"momentum": 0.7}, main=True),
+    Case("fedadam", algorithms.fedadam, FedAdam, LR | {"tau": 0.1, "beta2": 0.9}, main=True),
+    Case("fedyogi", algorithms.fedyogi, FedYogi, LR | {"tau": 0.1, "beta2": 0.9}, main=True),
+    Case("fedadagrad", algorithms.fedadagrad, FedAdagrad, LR | {"tau": 0.1}, main=True),
+]

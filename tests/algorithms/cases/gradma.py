@@ -1,0 +1,27 @@
+"""Rows of gradma."""
+
+from fedjax_lab import algorithms
+from tests.algorithms.cases.base import LR, Case
+from tests.reference import problem as reference
+from tests.reference.gradma_numpy import GradMA, GradMAS, GradMAW
+
+PER_LEAF = {"options": LR | {"qp_scope": "per_leaf"}, "only_twin": {"leaves": reference.LEAVES}}
+MEMORY = {"memory_size": 5, "server_momentum": 0.7, "memory_decay": 0.5}
+
+CASES = [
+    Case("gradma", algorithms.gradma, GradMA, LR | MEMORY, main=True),
+    Case("gradma-keep", algorithms.gradma, GradMA, LR | MEMORY | {"keep_local_model": True}),
+    Case("gradma_w", algorithms.gradma_w, GradMAW, LR, main=True),
+    Case("gradma_w-keep", algorithms.gradma_w, GradMAW, LR | {"keep_local_model": True}),
+    Case("gradma_w-per_leaf", algorithms.gradma_w, GradMAW, **PER_LEAF),
+    Case("gradma_s", algorithms.gradma_s, GradMAS, LR | MEMORY, main=True),
+    Case(
+        "gradma_s-per_leaf",
+        algorithms.gradma_s,
+        GradMAS,
+        LR | MEMORY | {"qp_scope": "per_leaf"},
+        only_twin={"leaves": reference.LEAVES},
+    ),
+    Case("gradma_s-margin", algorithms.gradma_s, GradMAS, LR | MEMORY | {"margin": 0.05}),
+    Case("gradma_s-no_memory", algorithms.gradma_s, GradMAS, LR | MEMORY | {"memory_size": 0}),
+]
