@@ -18,16 +18,16 @@ from typing import Annotated, Any
 
 from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.checks import check_int
-from fedjax_lab.config import (
+from fedjax_lab.config import RunConfig
+from fedjax_lab.data import DATASETS, PARTITIONS
+from fedjax_lab.models import MODELS
+from fedjax_lab.options import (
     SERVER_OPTIMIZERS,
-    RunConfig,
     algorithm_options,
     describe_options,
     model_defaults,
     server_lr_of,
 )
-from fedjax_lab.data import DATASETS, PARTITIONS
-from fedjax_lab.models import MODELS
 
 _PROG = "fedjax-lab"
 _MISTAKE, _INTERRUPTED = 2, 130

@@ -5,13 +5,11 @@ Algorithms, data and models never see a ``RunConfig``: it is turned into keyword
 """
 
 import dataclasses
-import difflib
-import inspect
 import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +18,27 @@ import optax
 from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.checks import check_choice, check_int, check_number
 from fedjax_lab.clients.mapping import parse_client_map
-from fedjax_lab.data import DATASETS, PARTITIONS
+from fedjax_lab.compressors import as_compressor, with_compression
+from fedjax_lab.data import DATASETS, PARTITIONS, Devices
 from fedjax_lab.models import MODELS
+from fedjax_lab.options import (
+    DEFAULT_OPTIMIZER,
+    REQUIRED,
+    SERVER_OPTIMIZERS,
+    algorithm_options,
+    check_option_names,
+    check_server_lr,
+    defaults_of,
+    did_you_mean,
+    format_options,
+    model_defaults,
+    parse_options,
+)
 from fedjax_lab.round import Algorithm
-from fedjax_lab.types import LossFn
-
-REQUIRED = inspect.Parameter.empty
+from fedjax_lab.types import LossFn, ScalarOrSchedule
 
 # Where a run keeps its files and how often: the result does not depend on them.
 _NOT_RECORDED = ("data_dir", "run_dir", "checkpoint_every")
-# Arguments of a factory that have a flag of their own, or that the runner makes.
-_NOT_OPTIONS = ("loss_fn", "client_lr", "server_lr", "gradient_transform")
 _MAX_MEMORY = 100  # GradMA's own m
 
 
@@ -47,6 +55,9 @@ class RunConfig:
     client_lr: float = 0.1
     """Learning rate of the local steps."""
 
+    client_lr_schedule: str = "constant"
+    """Over the rounds: constant, exponential:FACTOR (each round), or cosine (down to 0)."""
+
     server_lr: float | None = None
     """Learning rate of the server. None: the method's default, where it has one."""
 
@@ -55,6 +66,15 @@ class RunConfig:
 
     weight_decay: float = 0.0
     """Add this multiple of the parameters to each mini-batch gradient, after clipping."""
+
+    compressor: str | None = None
+    """Compress what clients send, such as top_k:0.99, sign or top_k:0.9+qsgd:15."""
+
+    error_feedback: bool = True
+    """With a compressor: add to a client's next message what this one left out."""
+
+    downlink_compressor: str | None = None
+    """Compress what the server sends as well."""
 
     dataset: str = "digits"
     """Data set, such as digits, fashion_mnist, idx:FOLDER or npz:FILE."""
@@ -94,6 +114,21 @@ class RunConfig:
 
     local_epochs: int | None = None
     """Passes over each client's data, instead of local_steps."""
+
+    min_local_steps: int | None = None
+    """Clients take a random number of steps between this and all of theirs. None: all."""
+
+    time_budget: float | None = None
+    """Simulated seconds of a round, in which clients take as many steps as they manage."""
+
+    step_time: float = 1.0
+    """Simulated seconds of a local step; the median over the clients."""
+
+    step_time_spread: float = 0.0
+    """Standard deviation over the clients of the logarithm of their step time."""
+
+    dropout: float = 0.0
+    """Probability that a client of the cohort fails in a round."""
 
     batch_size: int = 16
     """Examples of a mini-batch, B."""
@@ -142,7 +177,7 @@ class RunConfig:
         for key in values:
             if key not in hints:
                 raise ValueError(
-                    f"{key} is no setting of a run.{_did_you_mean(key, hints)} "
+                    f"{key} is no setting of a run.{did_you_mean(key, hints)} "
                     f"There are: {', '.join(hints)}."
                 )
         return cls(**{key: _convert(key, value, hints[key]) for key, value in values.items()})
@@ -197,22 +232,29 @@ class RunConfig:
         """
         self._check()
         options = {**_derived_options(self), **parse_options(self.option, "option")}
-        _check_option_names(
+        check_option_names(
             self.algorithm,
             options,
             algorithm_options(self.algorithm, options.get("server_optimizer")),
         )
-        _check_server_lr(self.algorithm, self.server_lr)
+        check_server_lr(self.algorithm, self.server_lr)
         model_options = parse_options(self.model_option, "model_option")
-        _check_option_names(f"the model {self.model}", model_options, model_defaults(self.model))
+        check_option_names(f"the model {self.model}", model_options, model_defaults(self.model))
         steps = 5 if self.local_steps is None and self.local_epochs is None else self.local_steps
         return dataclasses.replace(
             self,
-            option=_format_options(options),
-            model_option=_format_options(model_options),
+            option=format_options(options),
+            model_option=format_options(model_options),
             local_steps=steps,
             run_dir=self.run_dir or str(Path("runs") / self.run_name()),
         )
+
+    def devices(self) -> Devices | None:
+        """The clients' devices; None if all clients take all their steps, in no counted time."""
+        settings = {name: getattr(self, name) for name in _DEVICE_SETTINGS}
+        if all(value == _DEFAULTS[name] for name, value in settings.items()):
+            return None
+        return Devices(**settings)
 
     def run_name(self) -> str:
         """A readable name from the settings, such as gradma-digits-dirichlet0.1-seed0.
@@ -226,6 +268,11 @@ class RunConfig:
         ]
         scheme, _, rest = self.dataset.partition(":")
         dataset = scheme + (f"-{Path(rest).stem}" if rest else "")
+        given += [
+            f"{name}{getattr(self, name)}"
+            for name in (*_METHOD_SETTINGS, *_DEVICE_SETTINGS)
+            if getattr(self, name) != _DEFAULTS[name]
+        ]
         parts = [self.algorithm, dataset, self.partition, *given, *self.option, *self.model_option]
         name = "-".join([*(part.rstrip(",") for part in parts), f"seed{self.seed}"])
         return re.sub(r"[^\w.,-]", "", name)
@@ -240,6 +287,11 @@ class RunConfig:
         check_choice("weights", self.weights, ("uniform", "examples"))
         parse_client_map(self.client_map)
         check_number("client_lr", self.client_lr, minimum=0.0)
+        _schedule(self)
+        for name in ("compressor", "downlink_compressor"):
+            if getattr(self, name) is not None:
+                as_compressor(name, getattr(self, name))
+        self.devices()
         if self.server_lr is not None:
             check_number("server_lr", self.server_lr, minimum=0.0)
         if self.clip_norm is not None:
@@ -262,108 +314,19 @@ class RunConfig:
 
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunConfig)}
-
-
-def parse_options(texts: Iterable[str], argument: str = "option") -> dict[str, Any]:
-    """Turn "name=value" texts into {name: value}; of equal names the last one counts.
-
-    A value is read as an int, a float, true, false or none, a tuple of these (with commas),
-    or else as text.
-
-    Raises:
-      ValueError: a text is not of the form name=value.
-    """
-    options = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip().isidentifier() or not value.strip():
-            raise ValueError(f"{argument} is {text!r}; it must be of the form name=value.")
-        options[name.strip()] = _parse_value(value.strip())
-    return options
-
-
-def _parse_value(text: str) -> Any:
-    if "," in text:
-        return tuple(_parse_value(part.strip()) for part in text.split(",") if part.strip())
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
-
-
-_WORDS = {"true": True, "false": False, "none": None}
-
-
-def _format_options(options: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(f"{name}={format_value(value)}" for name, value in options.items())
-
-
-def format_value(value: Any) -> str:
-    """A value as it is written after ``name=``."""
-    if isinstance(value, (tuple, list)):
-        return ",".join(map(format_value, value)) + ("," if len(value) == 1 else "")
-    words: dict[Any, str] = {True: "true", False: "false"}
-    return "none" if value is None else words[value] if isinstance(value, bool) else str(value)
-
-
-def algorithm_options(algorithm: str, server_optimizer: Any = None) -> dict[str, Any]:
-    """The hyper-parameters of a method and their defaults; ``REQUIRED`` where there is none.
-
-    Args:
-      algorithm: a key of ``ALGORITHMS``.
-      server_optimizer: for fedopt, a key of ``SERVER_OPTIMIZERS``, whose own
-        hyper-parameters are then among the options. None: adam.
-
-    Raises:
-      ValueError: one of the names is unknown.
-    """
-    factory = ALGORITHMS[check_choice("algorithm", algorithm, ALGORITHMS)]
-    options = _defaults(factory, leave_out=_NOT_OPTIONS)
-    if "server_optimizer" in options:
-        name = _DEFAULT_OPTIMIZER if server_optimizer is None else server_optimizer
-        optimizer = SERVER_OPTIMIZERS[check_choice("server_optimizer", name, SERVER_OPTIMIZERS)]
-        own = _defaults(optimizer, leave_out=("learning_rate",))
-        numbers = {key: value for key, value in own.items() if isinstance(value, (bool, float))}
-        options = {**options, "server_optimizer": _DEFAULT_OPTIMIZER, **numbers}
-    return options
-
-
-def model_defaults(model: str) -> dict[str, Any]:
-    """The options of a model and their defaults.
-
-    Raises:
-      ValueError: no model is called so.
-    """
-    factory = MODELS[check_choice("model", model, MODELS)]
-    return _defaults(factory, leave_out=("num_classes",))
-
-
-def _defaults(function: Callable[..., Any], leave_out: Iterable[str]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters
-    return {name: p.default for name, p in parameters.items() if name not in leave_out}
-
-
-def _momentum(learning_rate: float, momentum: float = 0.9, nesterov: bool = False):
-    return optax.sgd(learning_rate, momentum, nesterov)
-
-
-def _sgd(learning_rate: float):
-    return optax.sgd(learning_rate)
-
-
-_DEFAULT_OPTIMIZER = "adam"
-# What `--algorithm fedopt --option server_optimizer=NAME` offers; in Python any optax will do.
-SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "adagrad": optax.adagrad,
-    "adam": optax.adam,
-    "momentum": _momentum,
-    "sgd": _sgd,
-    "yogi": optax.yogi,
-}
+_METHOD_SETTINGS = (
+    "client_lr_schedule",
+    "compressor",
+    "error_feedback",
+    "downlink_compressor",
+)
+_DEVICE_SETTINGS = (
+    "min_local_steps",
+    "time_budget",
+    "step_time",
+    "step_time_spread",
+    "dropout",
+)
 
 
 def build_algorithm(config: RunConfig, loss_fn: LossFn) -> Algorithm:
@@ -386,68 +349,46 @@ def build_algorithm(config: RunConfig, loss_fn: LossFn) -> Algorithm:
     if transforms:
         arguments["gradient_transform"] = optax.chain(*transforms)
     factory = ALGORITHMS[config.algorithm]
-    return factory(loss_fn, client_lr=config.client_lr, **arguments)
+    algorithm = factory(loss_fn, client_lr=_schedule(config), **arguments)
+    if config.compressor is None and config.downlink_compressor is None:
+        return algorithm
+    return with_compression(
+        algorithm,
+        config.compressor or "identity",
+        error_feedback=config.error_feedback,
+        downlink=config.downlink_compressor,
+    )
+
+
+def _schedule(config: RunConfig) -> ScalarOrSchedule:
+    """The client learning rate as the factories take it."""
+    kind, _, factor = config.client_lr_schedule.partition(":")
+    if kind == "constant" and not factor:
+        return config.client_lr
+    if kind == "cosine" and not factor:
+        return optax.cosine_decay_schedule(config.client_lr, config.rounds)
+    if kind == "exponential":
+        try:
+            decay = check_number("its factor", float(factor), minimum=0.0, exclusive_minimum=True)
+        except ValueError:
+            pass
+        else:
+            return optax.exponential_decay(config.client_lr, 1, decay)
+    raise ValueError(
+        f"client_lr_schedule is {config.client_lr_schedule!r}; it must be constant, cosine or "
+        "exponential:FACTOR, such as exponential:0.998."
+    )
 
 
 def _derived_options(config: RunConfig) -> dict[str, Any]:
     """Defaults for what a factory requires, where the config suggests one."""
-    options = _defaults(ALGORITHMS[config.algorithm], leave_out=())
+    options = defaults_of(ALGORITHMS[config.algorithm], leave_out=())
     derived: dict[str, Any] = {}
     if options.get("memory_size", 0) is REQUIRED:
         derived["memory_size"] = min(config.num_clients, _MAX_MEMORY)
     if "server_optimizer" in options:
-        derived["server_optimizer"] = _DEFAULT_OPTIMIZER
+        derived["server_optimizer"] = DEFAULT_OPTIMIZER
     return derived
-
-
-def _check_option_names(owner: str, given: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:
-    for name in given:
-        if name not in allowed:
-            raise ValueError(
-                f"{name} is no option of {owner}.{_did_you_mean(name, allowed)} "
-                f"Allowed: {describe_options(allowed) or 'none'}."
-            )
-    missing = [name for name, default in allowed.items() if default is REQUIRED]
-    missing = [name for name in missing if name not in given]
-    if missing:
-        raise ValueError(f"{owner} needs {missing[0]}: give --option {missing[0]}=VALUE.")
-
-
-def server_lr_of(algorithm: str) -> str:
-    """A method's default server learning rate, or "required", or "none taken"."""
-    parameters = inspect.signature(ALGORITHMS[algorithm]).parameters
-    if algorithm == "fedopt":
-        return "required"
-    if "server_lr" not in parameters:
-        return "none taken"
-    default = parameters["server_lr"].default
-    return "required" if default is REQUIRED else format_value(default)
-
-
-def _check_server_lr(algorithm: str, server_lr: float | None) -> None:
-    kind = server_lr_of(algorithm)
-    if server_lr is None and kind == "required":
-        raise ValueError(
-            f"{algorithm} needs a server learning rate: give --server-lr, such as 0.01."
-        )
-    if server_lr is not None and kind == "none taken":
-        raise ValueError(f"server_lr is {server_lr}; {algorithm} takes none.")
-
-
-def describe_options(options: Mapping[str, Any]) -> str:
-    """Options and defaults in one line."""
-    derived = {"memory_size": "num_clients, at most 100"}
-    return ", ".join(
-        f"{name} ({derived.get(name, 'required')})"
-        if default is REQUIRED
-        else f"{name}={format_value(default)}"
-        for name, default in options.items()
-    )
-
-
-def _did_you_mean(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
@@ -457,7 +398,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         return None
     if typing.get_origin(kinds[0]) is tuple:
         if isinstance(value, Mapping):
-            return _format_options(value)
+            return format_options(value)
         if isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value):
             return tuple(value)
         raise TypeError(f'{name} is {value!r}; it must be {{name: value}} or ["name=value", ...].')

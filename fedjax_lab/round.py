@@ -29,7 +29,8 @@ class Phase(NamedTuple):
       client_update: (received, row, ``ClientBatch``) -> (message, new row, report), for one
         client. A message is a dict of trees shaped like the params; a report is a dict
         name -> (total, weight), as ``local_steps`` gives it.
-      server_update: (server, messages, ``Cohort``) -> (new server, metrics).
+      server_update: (server, messages, ``Cohort``) -> (new server, metrics). A metric
+        ``communicated``, 0 or 1, says whether anything travels in this round; without it, all does.
       reduce: field of the message -> how the server receives it: "mean" (with the
         aggregation weights), "sum" (over those who take part, unweighted) or "stack"
         ([S, ...]; rows of slots that did not take part are to be ignored).
@@ -147,11 +148,12 @@ def build_round(algorithm: Algorithm, client_map: str = "auto") -> RoundFn:
         state = state._replace(server=server, clients=clients)
         participants = cohort.participates.sum(dtype=cohort.weights.dtype)
         params = algorithm.params(state)
+        senders = participants * metrics.get("communicated", 1)
         return state, {
             **metrics,
             "participants": participants,
-            "bytes_up": participants * algorithm.uplink(params),
-            "bytes_down": participants * algorithm.downlink(params),
+            "bytes_up": senders * algorithm.uplink(params),
+            "bytes_down": senders * algorithm.downlink(params),
         }
 
     return round_fn
@@ -167,13 +169,27 @@ def _run_clients(phase, cohort_map, received, clients, cohort, mapped, key, sour
         return jnp.concatenate([leaf, padding]) if extra else leaf
 
     ids = pad(cohort.client_ids, cohort.num_clients)
+    participates = pad(cohort.participates)
+    coefficients = {
+        "mean": pad(cohort.weights),
+        "sum": participates.astype(cohort.weights.dtype),
+    }
     mapped = jax.tree.map(pad, mapped)
     mapped["key"] = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)
+    lengths = order = None
+    if mapped["step_mask"] is not None:
+        numbers = jnp.arange(1, mapped["step_mask"].shape[1] + 1)
+        lengths = jnp.where(mapped["step_mask"], numbers[None], 0).max(1)
+        if cohort_map.sort is not None:
+            order = cohort_map.sort(lengths)
+            ids, participates, coefficients, mapped, lengths = jax.tree.map(
+                lambda leaf: leaf[order], (ids, participates, coefficients, mapped, lengths)
+            )
 
-    def one_client(shared, client):
+    def one_client(shared, client, longest):
         received, round, source = shared
         row, fields = client
-        batch = ClientBatch(**fields, round=round, source=source)
+        batch = ClientBatch(**fields, round=round, source=source, longest=longest)
         message, row, report = phase.client_update(received, row, batch)
         if message.keys() != phase.reduce.keys():
             raise ValueError(f"message has fields {sorted(message)}, not {sorted(phase.reduce)}.")
@@ -183,14 +199,17 @@ def _run_clients(phase, cohort_map, received, clients, cohort, mapped, key, sour
         )
         return {"mean": mean, "sum": (total, report)}, (row, stack)
 
-    participates = pad(cohort.participates)
     sums, (rows, stack) = cohort_map.run(
         one_client,
         (received, cohort.round, source),
         (take_clients(clients, ids), mapped),
-        {"mean": pad(cohort.weights), "sum": participates.astype(cohort.weights.dtype)},
+        coefficients,
+        lengths,
     )
     total, report = sums["sum"]
+    if order is not None:
+        back = jnp.argsort(order)
+        stack = jax.tree.map(lambda leaf: leaf[back], stack)
     stack = jax.tree.map(lambda leaf: leaf[:slots], stack)
     report = {name: tree.safe_divide(value, weight) for name, (value, weight) in report.items()}
     clients = put_clients(clients, ids, rows, participates)
@@ -221,7 +240,16 @@ def _complete(batch: CohortBatch, num_clients: jax.Array, multiple: int):
     weights = jnp.ones(slots) if batch.weights is None else batch.weights
     weights = jnp.where(participates, weights, 0).astype(jnp.result_type(float))
     weights = tree.safe_divide(weights, weights.sum())
-    cohort = Cohort(batch.client_ids, participates, weights, batch.round, num_clients, max_steps)
+    cohort = Cohort(
+        batch.client_ids,
+        participates,
+        weights,
+        batch.round,
+        num_clients,
+        max_steps,
+        num_steps,
+        batch.key,
+    )
     return cohort, {
         "examples": batch.examples,
         "example_mask": batch.example_mask,

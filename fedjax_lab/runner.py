@@ -15,7 +15,8 @@ import numpy as np
 
 from fedjax_lab import data, models
 from fedjax_lab.clients.mapping import parse_client_map
-from fedjax_lab.config import RunConfig, build_algorithm, parse_options
+from fedjax_lab.config import RunConfig, build_algorithm
+from fedjax_lab.options import parse_options
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
 from fedjax_lab.simulation.rounds import place
@@ -129,6 +130,7 @@ def run(config: RunConfig, *, progress: bool = True) -> SimulationResult:
             replace=config.replace,
             weights=config.weights,
             full_examples=config.full_examples,
+            devices=config.devices(),
             seed=config.seed,
             evaluate=setup.evaluate,
             eval_every=config.eval_every,

@@ -63,6 +63,9 @@ class Cohort(NamedTuple):
       round: int32 scalar.
       num_clients: int32 scalar N.
       max_steps: K, the local steps of a round; a client takes K_i <= K of them.
+      num_steps: int32 [S], K_i.
+      key: the round's PRNG key; the clients' keys are folded from it with the number of the
+        phase, so that a server's own draws fold in something else.
     """
 
     client_ids: jax.Array
@@ -71,6 +74,8 @@ class Cohort(NamedTuple):
     round: jax.Array
     num_clients: jax.Array
     max_steps: int
+    num_steps: jax.Array
+    key: Key
 
 
 class ClientBatch(NamedTuple):
@@ -85,6 +90,8 @@ class ClientBatch(NamedTuple):
       round: int32 scalar.
       full_examples, full_mask: pytree [M, ...] and bool [M], or None.
       source: resident examples shared by all clients, or None.
+      longest: int32 scalar, after how many steps all clients that run together are done; steps
+        beyond it are not computed even where clients are batched. None: nobody waits.
     """
 
     examples: PyTree
@@ -96,6 +103,7 @@ class ClientBatch(NamedTuple):
     full_examples: PyTree
     full_mask: jax.Array | None
     source: PyTree
+    longest: jax.Array | None = None
 
     @property
     def max_steps(self) -> int:

@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_lab import CohortBatch
-from fedjax_lab.config import (
-    RunConfig,
-    algorithm_options,
-    build_algorithm,
-    parse_options,
-    server_lr_of,
-)
+from fedjax_lab.config import RunConfig, build_algorithm
+from fedjax_lab.options import algorithm_options, parse_options, server_lr_of
 from fedjax_lab.runner import summarise_clients
 
 CONFIG = RunConfig(

@@ -162,8 +162,9 @@ def local_steps(
 ) -> LocalResult:
     """Take the client's K_i local steps ``y <- y - lr * direction(y, step)``.
 
-    A masked step is an exact no-op, for the params and for everything carried along, and
-    is not computed where clients are mapped one by one.
+    A masked step is an exact no-op, for the params and for everything carried along. It is
+    not computed where clients are mapped one by one; where several are batched, steps are
+    computed until the longest of them is done.
 
     Args:
       direction: what a step descends; takes the step's gradients itself.
@@ -190,12 +191,18 @@ def local_steps(
         if taken is None:
             return take(carry, step_index, examples, mask)
         _, totals = jax.eval_shape(take, carry, step_index, examples, mask)
-        return jax.lax.cond(
-            taken,
-            lambda carry: take(carry, step_index, examples, mask),
-            lambda carry: (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), totals)),
-            carry,
-        )
+
+        def skip(carry):
+            return carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), totals)
+
+        def take_or_skip(carry):
+            return jax.lax.cond(taken, lambda c: take(c, step_index, examples, mask), skip, carry)
+
+        if batch.longest is None:
+            return take_or_skip(carry)
+        # Under vmap ``taken`` differs between clients, so that both branches are computed;
+        # ``longest`` does not.
+        return jax.lax.cond(step_index < batch.longest, take_or_skip, skip, carry)
 
     xs = (jnp.arange(batch.max_steps), batch.examples, batch.example_mask, batch.step_mask)
     carry = (params, memory, gradient.init(params), jnp.zeros((), jnp.int32))

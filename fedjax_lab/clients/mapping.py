@@ -8,8 +8,10 @@
 ``auto``      ``shard_map`` where there are several devices, else ``scan`` on CPU (where
               batched matrix products over per-client weights are slow) and ``vmap`` elsewhere
 
-All maps give the same sums up to rounding. Weighted sums over the cohort are accumulated
-inside the map, so that memory is that of a chunk and not of the cohort.
+Where clients take unequal numbers of steps, ``chunk:n`` puts clients of like length together,
+and the maps over devices deal them out in order of length. All maps give the same sums up to
+rounding. Weighted sums over the cohort are accumulated inside the map, so that memory is that
+of a chunk and not of the cohort.
 """
 
 import dataclasses
@@ -24,8 +26,9 @@ from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
 from fedjax_lab.types import PyTree
 
-# (shared, one client) -> ({rule: tree to be summed with that rule's coefficients}, kept tree)
-ClientFn = Callable[[PyTree, PyTree], tuple[dict[str, PyTree], PyTree]]
+# (shared, one client, longest) -> ({rule: tree to be summed with that rule's coefficients}, kept)
+# ``longest``, the steps after which all clients of a batch are done, is not batched; or None.
+ClientFn = Callable[[PyTree, PyTree, jax.Array | None], tuple[dict[str, PyTree], PyTree]]
 CLIENT_MAPS = ("auto", "chunk:n", "pmap", "scan", "shard_map", "vmap")
 
 
@@ -36,14 +39,17 @@ class ClientMap:
     Attributes:
       name: as given, with ``auto`` resolved.
       multiple: the cohort is padded to a multiple of this many slots.
-      run: (fn, shared, clients [S, ...], coefficients {rule: [S]}) -> (sums, kept [S, ...]).
+      run: (fn, shared, clients [S, ...], coefficients {rule: [S]}, lengths int32 [S] or None)
+        -> (sums, kept [S, ...]). ``lengths``: after how many steps a client is done.
       devices: the devices that share the cohort; empty for a single-device map.
+      sort: lengths [S] -> the order of slots in which the cohort is run best; None: any.
     """
 
     name: str
     multiple: int
     run: Callable[..., tuple[PyTree, PyTree]]
     devices: tuple[Any, ...] = ()
+    sort: Callable[[jax.Array], jax.Array] | None = None
 
 
 def single_device_map() -> str:
@@ -63,7 +69,7 @@ def parse_client_map(client_map: str) -> ClientMap:
     if kind == "chunk":
         if not size.isdigit() or int(size) < 1:
             raise ValueError(f"client_map is {client_map!r}; n in chunk:n must be at least 1.")
-        return ClientMap(client_map, int(size), _chunked(int(size)))
+        return ClientMap(client_map, int(size), _chunked(int(size)), sort=_longest_first)
     check_choice("client_map", client_map, CLIENT_MAPS)
     if kind == "vmap":
         return ClientMap("vmap", 1, _vmapped)
@@ -72,7 +78,15 @@ def parse_client_map(client_map: str) -> ClientMap:
     share = parse_client_map(single_device_map())
     devices = tuple(jax.local_devices() if kind == "pmap" else jax.devices())
     spread = _pmapped if kind == "pmap" else _sharded
-    return ClientMap(kind, len(devices), spread(share.run, devices), devices)
+
+    def deal(lengths):
+        return _longest_first(lengths).reshape(-1, len(devices)).T.reshape(-1)
+
+    return ClientMap(kind, len(devices), spread(share.run, devices), devices, deal)
+
+
+def _longest_first(lengths):
+    return jnp.argsort(-lengths, stable=True)
 
 
 def _combine(coefficients, trees):
@@ -88,26 +102,27 @@ def _combine(coefficients, trees):
     }
 
 
-def _vmapped(fn: ClientFn, shared, clients, coefficients):
-    summed, kept = jax.vmap(fn, in_axes=(None, 0))(shared, clients)
+def _vmapped(fn: ClientFn, shared, clients, coefficients, lengths):
+    longest = None if lengths is None else lengths.max()
+    summed, kept = jax.vmap(fn, in_axes=(None, 0, None))(shared, clients, longest)
     return _combine(coefficients, summed), kept
 
 
 def _chunked(size: int):
     """Scan over chunks of ``size`` clients; the sums are the carry."""
 
-    def run(fn: ClientFn, shared, clients, coefficients):
-        def one_chunk(clients, coefficients):
+    def run(fn: ClientFn, shared, clients, coefficients, lengths):
+        def one_chunk(clients, coefficients, lengths):
             if size > 1:
-                return _vmapped(fn, shared, clients, coefficients)
-            summed, kept = fn(shared, clients)
+                return _vmapped(fn, shared, clients, coefficients, lengths)
+            summed, kept = fn(shared, clients, None)
             return {rule: tree.scale(summed[rule], coefficients[rule]) for rule in summed}, kept
 
         def body(sums, chunk):
             partial, kept = one_chunk(*chunk)
             return jax.tree.map(jnp.add, sums, partial), kept
 
-        chunks = (clients, coefficients)
+        chunks = (clients, coefficients, lengths)
         if size > 1:
             chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), chunks)
         first = jax.tree.map(lambda leaf: leaf[0], chunks)
@@ -122,15 +137,15 @@ def _chunked(size: int):
 
 
 def _pmapped(share, devices):
-    def run(fn: ClientFn, shared, clients, coefficients):
-        def on_device(shared, clients, coefficients):
-            return share(fn, shared, clients, coefficients)
+    def run(fn: ClientFn, shared, clients, coefficients, lengths):
+        def on_device(shared, clients, coefficients, lengths):
+            return share(fn, shared, clients, coefficients, lengths)
 
         def split(leaf):
             return leaf.reshape(len(devices), -1, *leaf.shape[1:])
 
-        mapped = jax.pmap(on_device, in_axes=(None, 0, 0), devices=devices)
-        sums, kept = mapped(shared, jax.tree.map(split, clients), jax.tree.map(split, coefficients))
+        mapped = jax.pmap(on_device, in_axes=(None, 0, 0, 0), devices=devices)
+        sums, kept = mapped(shared, *jax.tree.map(split, (clients, coefficients, lengths)))
         sums = jax.tree.map(lambda leaf: leaf.sum(0), sums)
         return sums, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
 
@@ -143,19 +158,19 @@ def _sharded(share, devices):
         (len(devices),), (axis,), axis_types=(jax.sharding.AxisType.Auto,), devices=devices
     )
 
-    def run(fn: ClientFn, shared, clients, coefficients):
-        def on_device(shared, clients, coefficients):
-            sums, kept = share(fn, shared, clients, coefficients)
+    def run(fn: ClientFn, shared, clients, coefficients, lengths):
+        def on_device(shared, clients, coefficients, lengths):
+            sums, kept = share(fn, shared, clients, coefficients, lengths)
             return jax.tree.map(lambda leaf: leaf[None], sums), kept
 
         split, same = PartitionSpec(axis), PartitionSpec()
         sums, kept = jax.shard_map(
             on_device,
             mesh=mesh,
-            in_specs=(same, split, split),
+            in_specs=(same, split, split, split),
             out_specs=(split, split),
             check_vma=False,  # the carries of `share` start as constants, equal on all devices
-        )(shared, clients, coefficients)
+        )(shared, clients, coefficients, lengths)
         return jax.tree.map(lambda leaf: leaf.sum(0), sums), kept
 
     return run

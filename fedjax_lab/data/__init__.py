@@ -7,6 +7,7 @@ and drawn into a round's cohort and mini-batches (``draw_batch``).
 from fedjax_lab.data import synthetic
 from fedjax_lab.data.augment import normalization, preprocess
 from fedjax_lab.data.cohort import draw_batch, sample_clients
+from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays, partition
 from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.data.sources import DATASETS, Examples, load, num_classes
@@ -14,6 +15,7 @@ from fedjax_lab.data.sources import DATASETS, Examples, load, num_classes
 __all__ = [
     "DATASETS",
     "PARTITIONS",
+    "Devices",
     "Examples",
     "FederatedArrays",
     "draw_batch",

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.checks import check_choice, check_int, is_traced
+from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.types import CohortBatch, Key
 
@@ -64,6 +65,7 @@ def draw_batch(
     replace: bool = False,
     weights: Literal["uniform", "examples"] = "uniform",
     full_examples: bool = False,
+    devices: Devices | None = None,
 ) -> CohortBatch:
     """Draw a round's cohort and mini-batches.
 
@@ -81,9 +83,11 @@ def draw_batch(
       batch_size: B.
       local_steps: K, the same for all clients. Exactly one of this and ``local_epochs``.
       local_epochs: E; client i takes K_i = E ceil(n_i / B) steps, and K = E ceil(max_i n_i / B).
+        ``devices`` may leave it fewer in both cases.
       replace: whether mini-batches are drawn with replacement.
       weights: "uniform" (None in the batch) or "examples" (n_i).
       full_examples: whether the batch also has each client's whole data set.
+      devices: unequal numbers of steps and drop-outs; None: every client does all its work.
 
     Returns:
       ``CohortBatch`` whose ``examples`` are int32 indices [S, K, B] into its ``source``, and
@@ -118,7 +122,8 @@ def draw_batch(
     full = full or (clients.min_size == clients.max_size and clients.max_size % batch_size == 0)
 
     round = jnp.asarray(round, jnp.int32)
-    cohort_key, order_key, client_key = jax.random.split(jax.random.fold_in(key, round), 3)
+    round_key = jax.random.fold_in(key, round)
+    cohort_key, order_key, client_key, report_key = jax.random.split(round_key, 4)
     ids = sample_clients(cohort_key, clients, cohort_size)
     starts, sizes = clients.starts[ids], clients.sizes[ids]
     steps = jnp.arange(num_steps, dtype=jnp.int32)
@@ -138,9 +143,14 @@ def draw_batch(
         return shuffled(pass_keys, jnp.where(real, place, 0), size), real
 
     places, real = jax.vmap(positions)(ids, sizes)
-    steps_taken = None
+    steps_taken = participates = None
     if not equal_steps:
         steps_taken = epochs * ((sizes + batch_size - 1) // batch_size)
+    if devices is not None:
+        planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
+        steps_taken = devices.local_steps(key, round, ids, planned)
+        participates = devices.reports(report_key, ids)
+    if steps_taken is not None:
         real = real & (steps[None, :] < steps_taken[:, None])[..., None]
     everything = every_real = None
     if full_examples:
@@ -157,6 +167,7 @@ def draw_batch(
         example_mask=None if (replace and equal_steps) or (not replace and full) else real,
         num_steps=steps_taken,
         weights=sizes.astype(jnp.float32) if weights == "examples" else None,
+        participates=participates,
         source=clients.examples,
     )
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from fedjax_lab.config import format_value
+from fedjax_lab.options import format_value
 from fedjax_lab.report.runs import Group, Run, common_settings
 from fedjax_lab.report.statistics import (
     LAST,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients.mapping import parse_client_map
-from fedjax_lab.data import FederatedArrays, draw_batch
+from fedjax_lab.data import Devices, FederatedArrays, draw_batch
 from fedjax_lab.round import Algorithm, build_round
 from fedjax_lab.types import CohortBatch, Key
 
@@ -23,6 +23,7 @@ class Schedule(NamedTuple):
       replace: draw mini-batches with replacement.
       weights: "uniform" or "examples".
       full_examples: put each client's whole data set into the batch.
+      devices: unequal numbers of local steps and drop-outs; None: every client does its work.
     """
 
     cohort_size: int
@@ -32,23 +33,37 @@ class Schedule(NamedTuple):
     replace: bool = False
     weights: str = "uniform"
     full_examples: bool = False
+    devices: Devices | None = None
 
     def draw(self, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:
         """The batch of one round; a function of (key, round) and the client ids only."""
         return draw_batch(clients, key, round, **self._asdict())
 
+    def round_seconds(self, key: Key, batch: CohortBatch) -> jax.Array:
+        """Simulated seconds that the devices of a round take; a float scalar."""
+        assert self.devices is not None
+        assert batch.num_steps is not None
+        steps, reports = batch.num_steps, batch.participates
+        reports = jnp.ones(batch.client_ids.shape, bool) if reports is None else reports
+        return self.devices.round_seconds(key, batch.client_ids, steps, reports)
+
 
 def build_chunk(algorithm: Algorithm, schedule: Schedule, client_map: str) -> jax.stages.Wrapped:
     """Build ``run_chunk(state, clients, key, first_round, length) -> (state, metrics)``.
 
-    It is jitted, donates the state, and returns the metrics of its rounds stacked [length].
+    It is jitted, donates the state, and returns the metrics of its rounds stacked [length];
+    with ``devices`` they include ``round_seconds``, the simulated time of a round.
     ``length`` is static; the data is an argument, never a constant of the program.
     """
     round_fn = build_round(algorithm, client_map)
 
     def run_chunk(state, clients, key, first_round, length):
         def body(state, round):
-            return round_fn(state, schedule.draw(clients, key, round))
+            batch = schedule.draw(clients, key, round)
+            state, metrics = round_fn(state, batch)
+            if schedule.devices is not None:
+                metrics["round_seconds"] = schedule.round_seconds(key, batch)
+            return state, metrics
 
         return jax.lax.scan(body, state, first_round + jnp.arange(length, dtype=jnp.int32))
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_int
 from fedjax_lab.clients.mapping import parse_client_map
-from fedjax_lab.data import FederatedArrays
+from fedjax_lab.data import Devices, FederatedArrays
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.recorder import Recorder, Row
@@ -66,6 +66,7 @@ def simulate(
     replace: bool = False,
     weights: str = "uniform",
     full_examples: bool = False,
+    devices: Devices | None = None,
     seed: int = 0,
     evaluate: Callable[[Params], Mapping[str, Any]] | None = None,
     eval_every: int = 10,
@@ -94,6 +95,8 @@ def simulate(
       replace: draw mini-batches with replacement; otherwise in shuffled passes.
       weights: "uniform" or "examples" (the clients' sizes).
       full_examples: give methods the client's whole data set for full local gradients.
+      devices: unequal numbers of local steps, a time budget, drop-outs; None: every client
+        does all its work. History then has ``simulated_seconds`` since round 0.
       seed: of the cohorts, mini-batches and everything random inside a round.
       evaluate: params -> dict of scalars.
       eval_every: rounds between evaluations, which are also the compiled chunks.
@@ -114,7 +117,14 @@ def simulate(
     if checkpoint_every is not None:
         check_int("checkpoint_every", checkpoint_every, minimum=1)
     schedule = Schedule(
-        cohort_size, batch_size, local_steps, local_epochs, replace, weights, full_examples
+        cohort_size,
+        batch_size,
+        local_steps,
+        local_epochs,
+        replace,
+        weights,
+        full_examples,
+        devices,
     )
     client_map = parse_client_map(client_map).name
     key = jax.random.key(seed)
@@ -130,6 +140,7 @@ def simulate(
             "num_clients": clients.num_clients,
             "rounds": rounds,
             **schedule._asdict(),
+            "devices": None if devices is None else dataclasses.asdict(devices),
             "seed": seed,
             "eval_every": eval_every,
             "client_map": client_map,
@@ -143,7 +154,9 @@ def simulate(
     run_chunk = build_chunk(algorithm, schedule, client_map)
     compiled: dict[int, Any] = {}
     bar = Progress(algorithm.name, round, rounds, progress)
-    totals = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
+    totals: dict[str, float] = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
+    if devices is not None:
+        totals["simulated_seconds"] = 0.0
     if history:
         totals = {name: history[-1][name] for name in totals}
     seconds, compile_seconds = recorder.spent
@@ -162,9 +175,11 @@ def simulate(
             state, metrics = compiled[length](state, clients, key, first)
             round += length
             row, counts = _summarise(metrics, algorithm.gradients_per_step)
-            totals["bytes_up"] += counts["participants"] * bytes_up
-            totals["bytes_down"] += counts["participants"] * bytes_down
+            totals["bytes_up"] += counts["senders"] * bytes_up
+            totals["bytes_down"] += counts["senders"] * bytes_down
             totals["gradients"] += counts["gradients"]
+            if devices is not None:
+                totals["simulated_seconds"] += counts["round_seconds"]
             scores = {} if evaluate is None else evaluate(algorithm.params(state))
             scores = {name: float(value) for name, value in scores.items()}
             row = {"round": round, **row, **totals, **scores}
@@ -190,17 +205,19 @@ def _start(algorithm, params, clients, schedule, key):
     return jax.tree.map(jnp.copy, algorithm.init(params, clients.num_clients, batch))
 
 
-def _summarise(metrics, gradients_per_step: int) -> tuple[Row, dict[str, int]]:
-    """Means over a chunk's rounds, and exact counts."""
+def _summarise(metrics, gradients_per_step: int) -> tuple[Row, dict[str, Any]]:
+    """Means over a chunk's rounds, and exact counts (times: sums)."""
     metrics = {name: np.asarray(values, np.float64) for name, values in metrics.items()}
     participants = metrics.pop("participants")
     steps = metrics.pop("local_steps")
     counts = {
-        "participants": round(participants.sum()),
+        "senders": round((participants * metrics.get("communicated", 1)).sum()),
         "gradients": round((participants * steps).sum()) * gradients_per_step,
     }
     for name in ("bytes_up", "bytes_down"):
         metrics.pop(name)
+    if "round_seconds" in metrics:
+        counts["round_seconds"] = float(metrics["round_seconds"].sum())
     row = {name: float(values.mean()) for name, values in sorted(metrics.items())}
     return {**row, "local_steps": float(steps.mean())}, counts
 

@@ -1,0 +1,108 @@
+"""What the clients' devices manage in a round: unequal numbers of local steps, drop-outs.
+
+The field calls it system heterogeneity. All of it is a function of (key, round, client id).
+
+Axes: N clients, S slots of the cohort.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.types import Key
+
+# Folded into the run's key, apart from the numbers of rounds.
+_SPEED, _STEPS = jnp.iinfo(jnp.uint32).max, jnp.iinfo(jnp.uint32).max - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """How the local steps K_i of a client come about, in this order.
+
+    1. The schedule asks for K steps, or for E passes over the client's data.
+    2. With ``min_local_steps`` the client takes a uniformly drawn number between that and 1.
+    3. With ``time_budget`` it takes only the steps that it finishes in time: the client's step
+       takes ``step_time * exp(step_time_spread * z_i)`` seconds, z_i standard normal, the same in
+       every round. A client that finishes no step (K_i = 0) takes no part in the round.
+    4. With probability ``dropout`` a client of the cohort fails and takes no part.
+
+    Attributes:
+      min_local_steps: least number of local steps, at least 1; None: 1. is not varied.
+      redraw: "round": the number of 2. is drawn anew in each round; "run": once for each client.
+      time_budget: simulated seconds that the server waits for its clients; None: as long as
+        they need.
+      step_time: median over the clients of the simulated seconds of one local step.
+      step_time_spread: standard deviation over the clients of its logarithm; 0: all alike.
+      dropout: probability that a client fails, in [0, 1), in each round anew.
+
+    Raises:
+      TypeError: a value has the wrong type.
+      ValueError: a value is out of range.
+    """
+
+    min_local_steps: int | None = None
+    redraw: str = "round"
+    time_budget: float | None = None
+    step_time: float = 1.0
+    step_time_spread: float = 0.0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.min_local_steps is not None:
+            check_int("min_local_steps", self.min_local_steps, minimum=1)
+        check_choice("redraw", self.redraw, ("round", "run"))
+        if self.time_budget is not None:
+            check_number("time_budget", self.time_budget, minimum=0.0, exclusive_minimum=True)
+        check_number("step_time", self.step_time, minimum=0.0, exclusive_minimum=True)
+        check_number("step_time_spread", self.step_time_spread, minimum=0.0)
+        check_number("dropout", self.dropout, minimum=0.0, maximum=1.0, exclusive_maximum=True)
+
+    def step_seconds(self, key: Key, client_ids: jax.Array) -> jax.Array:
+        """Simulated seconds of a local step of each client, float [S]; ``key`` is the run's."""
+        normal = _per_client(jax.random.normal, jax.random.fold_in(key, _SPEED), client_ids)
+        return self.step_time * jnp.exp(self.step_time_spread * normal)
+
+    def local_steps(
+        self, key: Key, round: jax.Array, client_ids: jax.Array, planned: jax.Array
+    ) -> jax.Array:
+        """Steps that each client takes, int32 [S], of the ``planned`` ones, int32 [S]."""
+        steps = planned
+        if self.min_local_steps is not None:
+            draw_key = jax.random.fold_in(key, _STEPS)
+            if self.redraw == "round":
+                draw_key = jax.random.fold_in(draw_key, round)
+            least = jnp.minimum(self.min_local_steps, planned)
+            share = _per_client(jax.random.uniform, draw_key, client_ids)
+            drawn = jnp.floor(share * (planned - least + 1)).astype(jnp.int32)
+            steps = jnp.minimum(least + drawn, planned)
+        if self.time_budget is not None:
+            in_time = jnp.floor(self.time_budget / self.step_seconds(key, client_ids))
+            steps = jnp.minimum(steps, jnp.minimum(in_time, planned).astype(jnp.int32))
+        return steps
+
+    def reports(self, key: Key, client_ids: jax.Array) -> jax.Array | None:
+        """Which clients do not fail, bool [S]; ``key`` is the round's. None: nobody fails."""
+        if self.dropout == 0:
+            return None
+        return _per_client(jax.random.uniform, key, client_ids) >= self.dropout
+
+    def round_seconds(
+        self, key: Key, client_ids: jax.Array, steps: jax.Array, reports: jax.Array
+    ) -> jax.Array:
+        """How long the server waits, in simulated seconds of computing; a float scalar.
+
+        Until the last client reports; until the budget is used up if a client never does.
+        Without a budget, clients that never report are known to have failed.
+        """
+        reports = reports & (steps > 0)
+        last = jnp.where(reports, steps * self.step_seconds(key, client_ids), 0.0).max()
+        if self.time_budget is None:
+            return last
+        return jnp.where(reports.all(), last, self.time_budget)
+
+
+def _per_client(draw, key: Key, client_ids: jax.Array) -> jax.Array:
+    return jax.vmap(lambda client_id: draw(jax.random.fold_in(key, client_id)))(client_ids)

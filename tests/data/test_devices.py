@@ -1,0 +1,152 @@
+"""Unequal local steps, time budgets and drop-outs: their laws, and what they cost."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_lab import FedState, algorithms, build_round, data, simulate
+from fedjax_lab.data import Devices
+from fedjax_lab.simulation.rounds import Schedule
+from tests.algorithms.problem import initial_params, loss_fn
+
+IDS = jnp.arange(2000, dtype=jnp.int32)
+KEY = jax.random.key(3)
+
+
+def steps(devices, planned=10, round=0, ids=IDS):
+    return np.asarray(
+        devices.local_steps(KEY, jnp.int32(round), ids, jnp.full(ids.shape, planned, jnp.int32))
+    )
+
+
+def test_step_numbers_are_uniform_and_drawn_anew():
+    first, second = (steps(Devices(min_local_steps=3), round=t) for t in (0, 1))
+    counts = np.bincount(first, minlength=11)
+    assert counts[:3].sum() == 0
+    assert stats.chisquare(counts[3:]).pvalue > 1e-3
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
+    fixed = Devices(min_local_steps=3, redraw="run")
+    np.testing.assert_array_equal(steps(fixed, round=0), steps(fixed, round=1))
+    # A client whose data are few plans fewer steps than the minimum, and takes them all.
+    np.testing.assert_array_equal(steps(Devices(min_local_steps=3), planned=2), 2)
+
+
+def test_a_time_budget_leaves_the_steps_that_are_finished_in_time():
+    devices = Devices(time_budget=6.0, step_time=0.5, step_time_spread=1.0)
+    seconds = np.asarray(devices.step_seconds(KEY, IDS))
+    assert stats.kstest(np.log(seconds / 0.5), "norm").pvalue > 1e-3
+    taken = steps(devices, planned=40)
+    expected = np.minimum(np.floor(6.0 / seconds.astype(np.float32)), 40)
+    np.testing.assert_array_equal(taken, expected)
+    assert (taken == 0).any()
+    assert (taken == 40).any()
+    np.testing.assert_array_equal(taken, steps(devices, planned=40, round=7))
+    np.testing.assert_array_equal(taken[5:9], steps(devices, planned=40, ids=IDS[5:9]))
+
+
+def test_round_seconds():
+    devices = Devices(time_budget=6.0, step_time=0.5)
+    ids, taken = IDS[:3], jnp.array([4, 12, 0])
+    present = jnp.array([True, True, True])
+    assert devices.round_seconds(KEY, ids, taken, present) == 6.0  # one never reports
+    assert devices.round_seconds(KEY, ids[:2], taken[:2], present[:2]) == 6.0
+    assert devices.round_seconds(KEY, ids[:1], taken[:1], present[:1]) == 2.0
+    unlimited = Devices(step_time=0.5)
+    assert unlimited.round_seconds(KEY, ids, taken, jnp.array([True, False, True])) == 2.0
+
+
+@pytest.fixture(scope="module")
+def clients():
+    rng = np.random.default_rng(0)
+    examples = {
+        "x": rng.normal(size=(120, 5)).astype(np.float32),
+        "y": rng.integers(3, size=120).astype(np.int32),
+    }
+    Labelled = collections.namedtuple("Labelled", ("x", "y"))
+    return data.partition(Labelled(**examples), "iid", num_clients=12, seed=0)
+
+
+def test_a_drawn_round(clients):
+    devices = Devices(min_local_steps=1, dropout=0.3)
+    schedule = Schedule(cohort_size=12, batch_size=2, local_steps=6, devices=devices)
+    plain = schedule._replace(devices=None)
+    failed = taken = 0
+    for t in range(40):
+        batch, without = (s.draw(clients, KEY, t) for s in (schedule, plain))
+        np.testing.assert_array_equal(batch.client_ids, without.client_ids)
+        np.testing.assert_array_equal(batch.examples, without.examples)
+        failed += (~batch.participates).sum()
+        taken += batch.num_steps.sum()
+    assert stats.binomtest(int(failed), 480, 0.3).pvalue > 1e-3
+    assert abs(float(taken) / 480 - 3.5) < 0.35
+    epochs = Schedule(cohort_size=12, batch_size=4, local_epochs=2, devices=Devices(step_time=2.0))
+    batch = epochs.draw(clients, KEY, 0)
+    np.testing.assert_array_equal(batch.num_steps, 2 * 3)  # 10 examples: 3 mini-batches a pass
+    assert epochs.round_seconds(KEY, batch) == 12.0
+
+
+@pytest.mark.parametrize(
+    ("client_map", "most"),
+    [
+        ("scan", lambda k: k.sum()),
+        ("vmap", lambda k: len(k) * k.max()),
+        ("chunk:4", lambda k: 4 * np.sort(k)[::-1].reshape(-1, 4).max(1).sum()),
+    ],
+)
+def test_steps_that_nobody_takes_are_not_computed(clients, client_map, most):
+    """Counts the mini-batches that reach the loss, on the host."""
+    calls = []
+
+    def counted(params, examples, key):
+        jax.debug.callback(lambda y: calls.append(1), examples.y)
+        return loss_fn(params, examples._asdict(), key)
+
+    devices = Devices(min_local_steps=1, time_budget=3.0, step_time=0.5, step_time_spread=0.1)
+    schedule = Schedule(cohort_size=12, batch_size=2, local_steps=9, devices=devices)
+    algorithm = algorithms.fedavg(counted, client_lr=0.1)
+    state = algorithm.init(initial_params(), clients.num_clients)
+    batch = schedule.draw(clients, KEY, 0)
+    _, metrics = jax.jit(build_round(algorithm, client_map))(state, batch)
+    jax.effects_barrier()
+    taken = np.asarray(batch.num_steps)
+    assert metrics["local_steps"] == pytest.approx(taken.mean())
+    assert taken.max() < 9
+    assert len(calls) == most(taken)
+
+
+def test_simulated_seconds_are_in_the_history(clients):
+    def loss(params, examples, key):
+        return loss_fn(params, examples._asdict(), key)
+
+    devices = Devices(time_budget=3.0, step_time=1.0, step_time_spread=0.5, dropout=0.2)
+    settings = {"rounds": 6, "cohort_size": 4, "batch_size": 2, "local_steps": 5, "eval_every": 2}
+    algorithm = algorithms.fedavg(loss, client_lr=0.1)
+    result = simulate(algorithm, initial_params(), clients, devices=devices, **settings)
+    schedule = Schedule(cohort_size=4, batch_size=2, local_steps=5, devices=devices)
+    key = jax.random.key(0)
+    expected = np.cumsum(
+        [float(schedule.round_seconds(key, schedule.draw(clients, key, t))) for t in range(6)]
+    )
+    seconds = [row["simulated_seconds"] for row in result.history]
+    np.testing.assert_allclose(seconds, expected[1::2], rtol=1e-6)
+    assert isinstance(result.state, FedState)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"min_local_steps": 0}, "min_local_steps is 0; it must be at least 1"),
+        ({"redraw": "rounds"}, "Did you mean 'round'"),
+        ({"time_budget": 0.0}, "time_budget is 0.0; .* greater than 0"),
+        ({"step_time": -1}, "step_time is -1"),
+        ({"step_time_spread": float("nan")}, "step_time_spread is nan"),
+        ({"dropout": 1.0}, "dropout is 1.0; .* less than 1"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Devices(**settings)
