@@ -69,6 +69,7 @@ def simulate(
     devices: Devices | None = None,
     seed: int = 0,
     evaluate: Callable[[Params], Mapping[str, Any]] | None = None,
+    diagnose: Callable[[FedState], Mapping[str, Any]] | None = None,
     eval_every: int = 10,
     client_map: str = "auto",
     run_dir: str | Path | None = None,
@@ -99,6 +100,8 @@ def simulate(
         does all its work. History then has ``simulated_seconds`` since round 0.
       seed: of the cohorts, mini-batches and everything random inside a round.
       evaluate: params -> dict of scalars.
+      diagnose: state -> dict of scalars, called with each evaluation; such as
+        ``fedjax_lab.simulation.diagnostics.build_control_error`` returns.
       eval_every: rounds between evaluations, which are also the compiled chunks.
       client_map: see ``fedjax_lab.clients.mapping``.
       run_dir: where to keep metrics and checkpoints; None keeps nothing.
@@ -181,7 +184,8 @@ def simulate(
             if devices is not None:
                 totals["simulated_seconds"] += counts["round_seconds"]
             scores = {} if evaluate is None else evaluate(algorithm.params(state))
-            scores = {name: float(value) for name, value in scores.items()}
+            found = {} if diagnose is None else diagnose(state)
+            scores = {name: float(value) for name, value in {**scores, **found}.items()}
             row = {"round": round, **row, **totals, **scores}
             history.append(row)
             seconds = time.perf_counter() - began - compile_seconds

@@ -1,0 +1,70 @@
+"""Diagnostics against their definitions in NumPy."""
+
+import collections
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import algorithms, data, simulate, with_compression
+from fedjax_lab.simulation.diagnostics import build_control_error
+from tests.algorithms import problem
+from tests.reference import problem as reference
+
+Labelled = collections.namedtuple("Labelled", ("x", "y"))
+
+
+def loss_fn(params, examples, key):
+    return problem.loss_fn(params, examples._asdict(), key)
+
+
+def test_control_error():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, reference.FEATURES)).astype(np.float32)
+    y = rng.integers(reference.CLASSES, size=60).astype(np.int32)
+    clients = data.partition(Labelled(x, y), "quantity:0.5", num_clients=6, seed=0)
+    algorithm = algorithms.fedmoswa(loss_fn, client_lr=0.1)
+    result = simulate(
+        algorithm,
+        problem.initial_params(),
+        clients,
+        rounds=4,
+        cohort_size=3,
+        batch_size=4,
+        local_steps=3,
+        eval_every=4,
+        diagnose=build_control_error(loss_fn, clients, batch_size=4),
+    )
+    point = problem.flat(result.params)
+    gradients, controls = [], []
+    for i in range(6):
+        start, size = int(clients.starts[i]), int(clients.sizes[i])
+        places = np.asarray(clients.indices[start : start + size])
+        gradients.append(reference.gradient(point, (x[places], y[places])))
+        rows = result.state.clients
+        controls.append(reference.pack(np.asarray(rows["W"][i]), np.asarray(rows["b"][i])))
+    gradients, controls = np.array(gradients), np.array(controls)
+    server = problem.flat(result.state.server.control)
+    row = result.history[-1]
+    assert row["control_error"] == pytest.approx(
+        ((controls - gradients) ** 2).sum(1).mean(), rel=1e-4
+    )
+    assert row["server_control_error"] == pytest.approx(
+        ((server - gradients.mean(0)) ** 2).sum(), rel=1e-4
+    )
+    assert row["gradient_dissimilarity"] == pytest.approx((gradients**2).sum(1).mean(), rel=1e-4)
+
+
+def test_a_method_without_control_variates_is_refused():
+    clients = data.partition(
+        Labelled(np.zeros((6, 5), np.float32), np.arange(6) % 3), "iid", num_clients=2, seed=0
+    )
+    diagnose = build_control_error(loss_fn, clients)
+    scaffold = algorithms.scaffold(loss_fn, client_lr=0.1)
+    for algorithm in (
+        algorithms.fedavg(loss_fn, client_lr=0.1),
+        algorithms.fedspeed(loss_fn, client_lr=0.1),
+        with_compression(scaffold, "sign"),
+    ):
+        with pytest.raises(ValueError, match="state of scaffold, fedmoswa or fedmo"):
+            diagnose(algorithm.init({"W": jnp.zeros((5, 3)), "b": jnp.zeros(3)}, 2))
