@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
+from fedjax_lab import catalogue
 from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.checks import check_int
 from fedjax_lab.config import RunConfig
@@ -23,7 +24,6 @@ from fedjax_lab.data import DATASETS, PARTITIONS
 from fedjax_lab.models import MODELS
 from fedjax_lab.options import (
     SERVER_OPTIMIZERS,
-    algorithm_options,
     describe_options,
     model_defaults,
     server_lr_of,
@@ -74,11 +74,14 @@ class ReportCommand:
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmsCommand:
-    """List the methods, with their options and defaults."""
+    """List the methods: paper, traffic, client state, gradients, options and defaults."""
+
+    markdown: bool = False
+    """Print them as a page of Markdown."""
 
     def text(self) -> str:
         """What is printed."""
-        return _algorithms()
+        return catalogue.page() if self.markdown else _algorithms()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,8 +231,15 @@ def _report(command: ReportCommand) -> int:
 
 def _algorithms() -> str:
     entries = []
-    for name, factory in ALGORITHMS.items():
-        lines = [f"options: {describe_options(algorithm_options(name)) or 'none'}"]
+    for name in catalogue.SOURCES:
+        factory, row = ALGORITHMS[name], catalogue.entry(name)
+        up, down, state = map(catalogue.size, (row.up, row.down, row.client_state))
+        lines = [f"paper: {row.paper}"]
+        lines += [
+            f"up {up}, down {down} (d: size of the model), client state {state}, "
+            f"gradients a local step: {row.gradients}"
+        ]
+        lines += [f"options: {describe_options(row.options) or 'none'}"]
         lines += [f"server_lr: {server_lr_of(name)}"]
         if name == "fedopt":
             names = ", ".join(SERVER_OPTIMIZERS)

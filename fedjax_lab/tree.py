@@ -11,6 +11,8 @@ norm = optax.tree.norm
 subtract = optax.tree.sub
 zeros_like = optax.tree.zeros_like
 
+_TINY = 1e-12  # a vector of a smaller norm has no direction
+
 
 def add_scaled(tree: PyTree, scalar: Scalar, other: PyTree) -> PyTree:
     """``tree + scalar * other``, leaf by leaf, in the dtype of ``tree``."""
@@ -35,6 +37,14 @@ def where(condition: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
 def stack(trees: list[PyTree]) -> PyTree:
     """Stack trees of one structure along a new leading axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def unit(tree: PyTree) -> PyTree:
+    """``tree`` divided by its norm; 0, also in its derivative, where that is below 1e-12."""
+    squared = norm(tree, squared=True)
+    has_direction = squared > _TINY**2
+    length = jnp.sqrt(jnp.where(has_direction, squared, 1))
+    return scale(tree, jnp.where(has_direction, 1 / length, 0))
 
 
 def nbytes(tree: PyTree) -> int:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fedjax_lab import runner
-from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.catalogue import SOURCES
 from fedjax_lab.cli import main
 from fedjax_lab.data import PARTITIONS
 
@@ -90,7 +90,7 @@ def test_an_unknown_flag_names_the_nearest(capsys):
 def test_lists(capsys):
     assert main(["algorithms"]) == 0
     shown = capsys.readouterr().out
-    assert [line for line in shown.splitlines() if line[0] != " "] == list(ALGORITHMS)
+    assert [line for line in shown.splitlines() if line[0] != " "] == list(SOURCES)
     assert "options: memory_size (num_clients, at most 100), server_momentum=0.9" in shown
     assert "server_optimizer: adagrad, adam, momentum, sgd, yogi" in shown
     assert main(["partitions"]) == 0

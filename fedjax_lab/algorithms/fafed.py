@@ -35,7 +35,8 @@ Naive method: down d, up d, client state d. Here schedules are of the round.
 """
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,16 @@ from fedjax_lab.checks import check_number, check_scalar_or_schedule
 from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import FedState, LossFn, Params, PyTree, Scalar, ScalarOrSchedule
+from fedjax_lab.types import (
+    Cohort,
+    CohortBatch,
+    FedState,
+    LossFn,
+    Params,
+    PyTree,
+    Scalar,
+    ScalarOrSchedule,
+)
 
 
 class FAFEDServer(NamedTuple):
@@ -110,41 +120,18 @@ def fafed(
         server = FAFEDServer(params, zeros, zeros, jnp.zeros((), bool))
         clients = one_row_per_client(params, num_clients)
         if batch is not None:
-            state = FedState(server, clients, jnp.asarray(num_clients, jnp.int32))
-            only_estimates = dataclasses.replace(algorithm, phases=(estimates,))
-            server = only_estimates.round_fn(state, batch)[0].server._replace(started=())
+            server = take_first_estimates(algorithm, server, clients, num_clients, batch)
         return server, clients
 
-    # The first estimates, before the first round's q steps.
+    def estimates(g):
+        return {"momentum": g, "second_moment": jax.tree.map(jnp.square, g)}
 
-    def broadcast_first(server, round):
-        return server.params, server.started
-
-    def estimate(received, row, batch):
-        x, started = received
-        zeros = tree.zeros_like(x)
-
-        def all_examples():
-            g = gradient.full(x, batch._replace(full_examples=None, full_mask=None))
-            return {"momentum": g, "second_moment": jax.tree.map(jnp.square, g)}
-
-        def nothing():
-            return {"momentum": zeros, "second_moment": zeros}
-
-        if isinstance(started, tuple):
-            return nothing(), row, {}
-        # ``started`` is the same for all clients, so that only one branch runs.
-        return jax.lax.cond(started, nothing, all_examples), row, {}
-
-    def first_step(server, messages, cohort):
-        if isinstance(server.started, tuple):
-            return server, {}
-        m, v = messages["momentum"], _clamp(messages["second_moment"])
+    def first_step(server, means, cohort):
+        m, v = means["momentum"], _clamp(means["second_moment"])
         descent = preconditioned(m, v) if precondition_first_step else m
         first_lr = at_round(client_lr, jnp.zeros((), jnp.int32))
         params = tree.descend(server.params, first_lr, descent)
-        new = FAFEDServer(params, m, v, jnp.ones((), bool))
-        return tree.where(server.started, server, new), {}
+        return FAFEDServer(params, m, v, jnp.ones((), bool))
 
     # A round: q steps, then the sync.
 
@@ -187,13 +174,6 @@ def fafed(
         metrics = {"delta_norm": tree.norm(messages["delta"]), "momentum_norm": tree.norm(m)}
         return FAFEDServer(params, m, v, server.started), metrics
 
-    estimates = Phase(
-        broadcast_first,
-        estimate,
-        first_step,
-        reduce={"momentum": "mean", "second_moment": "mean"},
-        once=True,
-    )
     steps = Phase(
         broadcast,
         client_update,
@@ -204,12 +184,71 @@ def fafed(
     algorithm = Algorithm(
         "fafed",
         start,
-        (estimates, steps),
+        (first_estimates(gradient, estimates, first_step), steps),
         lambda state: state.server.params,
         gradients_per_step=2,
         needs_first_batch=True,
     )
     return algorithm
+
+
+def first_estimates(
+    gradient: Gradient,
+    estimates: Callable[[PyTree], dict[str, PyTree]],
+    first_step: Callable[[Any, dict, Cohort], Any],
+) -> Phase:
+    """The exchange that a method begins with, before the local steps of its first round.
+
+    The server state has ``params`` and ``started``, a bool; () there says that the exchange was
+    made before the run, so that no round computes anything for it.
+
+    Args:
+      gradient: taken over all valid examples of the round.
+      estimates: a client's gradient -> its message; the server gets the means.
+      first_step: (server, means, ``Cohort``) -> the server that has started.
+    """
+
+    def broadcast(server, round):
+        return server.params, server.started
+
+    def client_update(received, row, batch):
+        x, started = received
+        zeros = estimates(tree.zeros_like(x))
+
+        def all_examples():
+            g = gradient.full(x, batch._replace(full_examples=None, full_mask=None))
+            return estimates(g)
+
+        if isinstance(started, tuple):
+            return zeros, row, {}
+        # ``started`` is the same for all clients, so that only one branch runs.
+        return jax.lax.cond(started, lambda: zeros, all_examples), row, {}
+
+    def server_update(server, messages, cohort):
+        if isinstance(server.started, tuple):
+            return server, {}
+        return tree.where(server.started, server, first_step(server, messages, cohort)), {}
+
+    fields = estimates(jnp.zeros(()))
+    return Phase(
+        broadcast, client_update, server_update, reduce=dict.fromkeys(fields, "mean"), once=True
+    )
+
+
+def take_first_estimates(
+    algorithm: Algorithm, server: Any, clients: PyTree, num_clients: int, batch: CohortBatch
+) -> Any:
+    """The server after the first of the algorithm's phases, ``first_estimates``, and done with it.
+
+    Args:
+      algorithm: a method that begins with ``first_estimates``.
+      server, clients: its state before.
+      num_clients: N.
+      batch: round 0's batch.
+    """
+    state = FedState(server, clients, jnp.asarray(num_clients, jnp.int32))
+    only_estimates = dataclasses.replace(algorithm, phases=algorithm.phases[:1])
+    return only_estimates.round_fn(state, batch)[0].server._replace(started=())
 
 
 @factory

@@ -4,6 +4,8 @@ FedAvgM: Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distributio
 Visual Classification. arXiv 1909.06335; as written in GradMA (CVPR 2023), Algorithm 5.
 FedAdagrad, FedYogi, FedAdam: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan:
 Adaptive Federated Optimization. ICLR 2021, Algorithm 2.
+FedAMS: Wang, Lin, Chen: Communication-Efficient Adaptive Federated Learning. ICML 2022,
+Algorithm 1.
 
 =========================  ==========================================
 paper                      here
@@ -12,11 +14,13 @@ paper                      here
 m_t, v_t                   ``momentum``, ``second_moment``
 η_l, η                     ``client_lr``, ``server_lr``
 β_1, β_2, τ                ``beta1``, ``beta2``, ``tau``
+v̂_t, ε (FedAMS)            ``largest``, ``tau``
 β (FedAvgM)                ``momentum``
 =========================  ==========================================
 
 Down d, up d. Departures: FedAvgM has no factor (1 - momentum), as in GradMA; the adaptive
 methods start from v = τ² and apply no bias correction, as their paper does and optax does not.
+FedAMS starts from v = 0; its published code corrects the bias, its paper does not.
 """
 
 from typing import NamedTuple
@@ -28,7 +32,7 @@ import optax
 from fedjax_lab import tree
 from fedjax_lab.algorithms.fedavg import local_sgd
 from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
-from fedjax_lab.checks import check_number
+from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.clients.local import Gradient
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -54,6 +58,16 @@ class AdaptiveServer(NamedTuple):
     params: Params  # x_t
     momentum: Params  # m_t
     second_moment: Params  # v_t
+
+
+class AMSServer(NamedTuple):
+    """Server state of FedAMS."""
+
+    params: Params  # x_t
+    momentum: Params  # m_t
+    second_moment: Params  # v_t
+    largest: Params  # v̂_t
+    steps: jax.Array | tuple[()]  # that the server has taken; () without bias correction
 
 
 def _with_server_step(name, loss_fn, client_lr, gradient_transform, start, server_step):
@@ -260,3 +274,75 @@ def fedadagrad(
     return _adaptive(
         "fedadagrad", jnp.add, loss_fn, client_lr, server_lr, beta1, tau, gradient_transform
     )
+
+
+@factory
+def fedams(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule = 1.0,
+    beta1: Scalar = 0.9,
+    beta2: Scalar = 0.99,
+    tau: Scalar = 1e-3,
+    option: int = 1,
+    bias_correction: bool = False,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedAMS: FedAdam whose denominator never falls; m and v start from 0.
+
+    Option 1: v̂ <- max(v̂, v, tau);  x <- x - server_lr m / sqrt(v̂).
+    Option 2: v̂ <- max(v̂, v);       x <- x - server_lr m / (sqrt(v̂) + tau).
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      server_lr: server learning rate: about the size of a step per coordinate.
+      beta1: decay of the momentum m.
+      beta2: decay of the second moment v.
+      tau: option 1: the floor under v, a square; option 2: added to the root.
+      option: 1 (FedAMS) or 2 (FedAMSGrad).
+      bias_correction: divide m and v̂ by 1 - beta^n in the step, n counting the server's steps
+        (the published code).
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      TypeError: ``option`` is no integer.
+      ValueError: a hyper-parameter is out of range.
+    """
+    check_lrs(server_lr=server_lr)
+    check_number("beta1", beta1, minimum=0.0, maximum=1.0)
+    check_number("beta2", beta2, minimum=0.0, maximum=1.0)
+    check_number("tau", tau, minimum=0.0, exclusive_minimum=True)
+    check_int("option", option, minimum=1, maximum=2)
+
+    def start(params):
+        zeros = tree.zeros_like(params)
+        steps = jnp.zeros((), jnp.int32) if bias_correction else ()
+        return AMSServer(params, zeros, zeros, zeros, steps)
+
+    def server_step(server, delta, round):
+        m = tree.add_scaled(tree.scale(delta, 1 - beta1), beta1, server.momentum)
+        square = jax.tree.map(jnp.square, delta)
+        v = tree.add_scaled(tree.scale(square, 1 - beta2), beta2, server.second_moment)
+        steps, m_scale, v_scale = (), jnp.ones(()), jnp.ones(())
+        if bias_correction:
+            steps = server.steps + 1
+            m_scale = tree.safe_divide(1.0, 1 - jnp.asarray(beta1, float) ** steps)
+            v_scale = tree.safe_divide(1.0, 1 - jnp.asarray(beta2, float) ** steps)
+
+        def largest(v_hat, v):
+            larger = jnp.maximum(v_hat, v)
+            return jnp.maximum(larger, jnp.asarray(tau, v.dtype)) if option == 1 else larger
+
+        def direction(m, v_hat):
+            root = jnp.sqrt(jnp.asarray(v_scale, v_hat.dtype) * v_hat)
+            root = root if option == 1 else root + jnp.asarray(tau, v_hat.dtype)
+            return tree.safe_divide(jnp.asarray(m_scale, m.dtype) * m, root)
+
+        v_hat = jax.tree.map(largest, server.largest, v)
+        step = jax.tree.map(direction, m, v_hat)
+        params = tree.descend(server.params, at_round(server_lr, round), step)
+        return AMSServer(params, m, v, v_hat, steps)
+
+    return _with_server_step("fedams", loss_fn, client_lr, gradient_transform, start, server_step)

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory, is_plain_zero
 from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
 from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import zero_row_per_client
@@ -147,7 +147,7 @@ def _fedspeed(
     inertial = inertia is not None
     if inertial:
         check_scalar_or_schedule("inertia", inertia)
-    perturbs = not (_is_plain_zero(perturbation_radius) or _is_plain_zero(perturbation_weight))
+    perturbs = not (is_plain_zero(perturbation_radius) or is_plain_zero(perturbation_weight))
     dual_of_all = correction and server_dual == "all"
     gradient = Gradient(loss_fn, gradient_transform)
 
@@ -230,8 +230,3 @@ def _extrapolate(new: PyTree, old: PyTree, zeta: Scalar) -> PyTree:
 def _inverse(prox_weight: Scalar) -> jax.Array:
     """λ; 0 where a traced weight is 0."""
     return tree.safe_divide(1.0, jnp.asarray(prox_weight))
-
-
-def _is_plain_zero(value) -> bool:
-    """Whether a number is 0 and known to stay so, which a traced one is not."""
-    return isinstance(value, (int, float)) and value == 0

@@ -57,6 +57,11 @@ def at_round(value: ScalarOrSchedule, round: jax.Array) -> Scalar:
     return value(round) if callable(value) else value
 
 
+def is_plain_zero(value: ScalarOrSchedule) -> bool:
+    """Whether a number is 0 and known to stay so, which a traced one or a schedule is not."""
+    return isinstance(value, (int, float)) and value == 0
+
+
 def check_lrs(**learning_rates: Any) -> None:
     """Check learning rates by name.
 

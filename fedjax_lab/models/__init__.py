@@ -14,7 +14,7 @@ import jax
 
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.models.base import Apply, Model, from_linen
-from fedjax_lab.models.cnn import cnn
+from fedjax_lab.models.cnn import cnn, fafed_cnn
 from fedjax_lab.models.lenet import lenet5, lenet5_gradma
 from fedjax_lab.models.linear import linear
 from fedjax_lab.models.losses import accuracy_counts, classification_loss
@@ -30,6 +30,7 @@ __all__ = [
     "classification_loss",
     "cnn",
     "count_params",
+    "fafed_cnn",
     "from_linen",
     "lenet5",
     "lenet5_gradma",
@@ -42,6 +43,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "linear": linear,
     "mlp": mlp,
     "cnn": cnn,
+    "fafed_cnn": fafed_cnn,
     "lenet5": lenet5,
     "lenet5_gradma": lenet5_gradma,
 }

@@ -7,30 +7,17 @@ the next layer's kernel and changes nothing else.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 
+from fedjax_lab.models.convolution import convolution
 from fedjax_lab.types import Key
 
-
-def convolution(x: jax.Array, kernel: jax.Array, padding: str) -> jax.Array:
-    """Correlate images with kernels, stride 1: the one place where the library convolves.
-
-    Args:
-      x: float [B, H, W, C].
-      kernel: float [h, w, C, F], the dtype of ``x``.
-      padding: "VALID" (none) or "SAME" (zeros, keeps H and W).
-
-    Returns:
-      float [B, H', W', F].
-    """
-    return jax.lax.conv_general_dilated(
-        x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+Activation = Callable[[jax.Array], jax.Array]
 
 
 def max_pool(x: jax.Array) -> jax.Array:
@@ -39,9 +26,10 @@ def max_pool(x: jax.Array) -> jax.Array:
     Written with slices, which are several times faster on CPU than a window reduction, forward
     and backward. Equal pixels share the gradient equally (PyTorch gives it to the first one).
     """
-    x = x[:, : x.shape[1] // 2 * 2, : x.shape[2] // 2 * 2]
-    rows = jnp.maximum(x[:, 0::2], x[:, 1::2])
-    return jnp.maximum(rows[:, :, 0::2], rows[:, :, 1::2])
+    # In the layout of the convolutions on CPU: XLA then cancels the transposes between the two.
+    x = x.transpose(1, 3, 2, 0)[: x.shape[1] // 2 * 2, :, : x.shape[2] // 2 * 2]
+    rows = jnp.maximum(x[0::2], x[1::2])
+    return jnp.maximum(rows[:, :, 0::2], rows[:, :, 1::2]).transpose(3, 0, 2, 1)
 
 
 def flatten(x: jax.Array) -> jax.Array:
@@ -50,9 +38,10 @@ def flatten(x: jax.Array) -> jax.Array:
 
 
 class Conv(nn.Module):
-    """A convolution with bias: float [B, H, W, C] -> [B, H', W', F], stride 1.
+    """A convolution with bias: float [B, H, W, C] -> [B, H', W', F].
 
     Parameters as ``flax.linen.Conv``: ``kernel`` [h, w, C, F], ``bias`` [F], float32.
+    ``stride`` and ``lowering`` are those of ``convolution``.
 
     Raises:
       ValueError: ``x`` is no batch of images, or smaller than the kernel without padding.
@@ -61,21 +50,17 @@ class Conv(nn.Module):
     num_features: int
     kernel_size: int = 5
     padding: str = "VALID"
+    stride: int | tuple[int, int] = 1
+    lowering: str = "auto"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Convolve ``x``."""
-        if x.ndim != 4:
-            raise ValueError(f"x has shape {x.shape}; a convolution takes images [B, H, W, C].")
         size = self.kernel_size
-        if self.padding == "VALID" and min(x.shape[1:3]) < size:
-            raise ValueError(
-                f"x has shape {x.shape} where a {size} x {size} convolution without padding needs "
-                f'at least {size} x {size} pixels; give larger images or padding="SAME".'
-            )
         kernel, bias = _parameters(self, (size, size, x.shape[-1], self.num_features))
         x, kernel, bias = promote_dtype(x, kernel, bias)
-        return convolution(x, kernel, self.padding) + bias.reshape(1, 1, 1, -1)
+        features = convolution(x, kernel, self.padding, stride=self.stride, lowering=self.lowering)
+        return features + bias.reshape(1, 1, 1, -1)
 
 
 class Dense(nn.Module):
@@ -122,21 +107,30 @@ class Norm(nn.Module):
 
 
 class ConvBlock(nn.Module):
-    """Convolution, norm, ReLU, max-pool: float [B, H, W, C] -> [B, H'', W'', F]."""
+    """Convolution, norm, activation, max-pool: float [B, H, W, C] -> [B, H'', W'', F].
+
+    ``activation`` must not decrease. ``lowering`` is that of ``convolution``.
+    """
 
     num_features: int
     norm: str | None = None
     padding: str = "VALID"
+    kernel_size: int = 5
+    activation: Activation = nn.relu
+    lowering: str = "auto"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Run the block."""
-        x = Conv(self.num_features, padding=self.padding, name="conv")(x)
-        return max_pool(nn.relu(Norm(self.norm, name="norm")(x)))
+        conv = Conv(
+            self.num_features, self.kernel_size, self.padding, lowering=self.lowering, name="conv"
+        )
+        # The maximum of what does not decrease: pooling first leaves a quarter of the work.
+        return self.activation(max_pool(Norm(self.norm, name="norm")(conv(x))))
 
 
 class DenseBlock(nn.Module):
-    """Flatten, affine map, norm, ReLU, dropout: float [B, ...] -> [B, F].
+    """Flatten, affine map, norm, activation, dropout: float [B, ...] -> [B, F].
 
     Dropout is on if, and only if, there is an rng named "dropout".
     """
@@ -144,12 +138,13 @@ class DenseBlock(nn.Module):
     num_features: int
     norm: str | None = None
     dropout: float = 0.0
+    activation: Activation = nn.relu
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Run the block."""
         x = Dense(self.num_features, name="dense")(flatten(x))
-        x = nn.relu(Norm(self.norm, name="norm")(x))
+        x = self.activation(Norm(self.norm, name="norm")(x))
         return nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(x)
 
 
@@ -161,6 +156,7 @@ class Classifier(nn.Module):
     Attributes:
       num_classes: C.
       blocks: modules that map [B, ...] to [B, ...]; may be empty.
+      activation: of the logits; None for logits as they are.
 
     Raises:
       TypeError: ``x`` holds integers (except at initialisation, where values do not matter).
@@ -169,6 +165,7 @@ class Classifier(nn.Module):
 
     num_classes: int
     blocks: Sequence[nn.Module] = ()
+    activation: Activation | None = None
 
     def setup(self) -> None:
         """Name the last layer, which is not one of the blocks."""
@@ -191,7 +188,8 @@ class Classifier(nn.Module):
 
     def head(self, representation: jax.Array) -> jax.Array:
         """Logits [B, C] of a representation [B, F]."""
-        return self.classifier(representation)
+        logits = self.classifier(representation)
+        return logits if self.activation is None else self.activation(logits)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Logits [B, C]."""

@@ -8,7 +8,7 @@ from fedjax_lab import algorithms as a
 from fedjax_lab import build_round
 from tests.algorithms.cases import N
 from tests.algorithms.limits import TABLE
-from tests.algorithms.limits.base import LR
+from tests.algorithms.limits.base import COHORT, LR
 from tests.algorithms.problem import flat, initial_params, loss_fn, run_rounds, to_batch
 from tests.reference import problem as reference
 
@@ -18,11 +18,11 @@ def test_limit(limit, x64):
     drawn = reference.make_rounds(
         7,
         limit.rounds,
-        cohort_size=N if limit.full_cohort else 4,
+        cohort_size=N if limit.full_cohort else COHORT,
         max_steps=limit.max_steps,
         batch_size=4,
-        equal_steps=limit.full_cohort,
-        weighted=not limit.full_cohort,
+        equal_steps=limit.full_cohort or limit.even,
+        weighted=not (limit.full_cohort or limit.even),
     )
 
     def run(algorithm):

@@ -20,7 +20,7 @@ def both(case, client_map, seed=3):
         max_steps=3,
         batch_size=4,
         empty_round=5,
-        full=case.options.get("control_update") == "I",
+        full=case.full or case.options.get("control_update") == "I",
     )
     algorithm = case.build(loss_fn)
     params = initial_params()

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_lab import algorithms, catalogue
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -18,12 +20,13 @@ def test_the_python_blocks_run(capsys):
     assert np.isfinite(namespace["metrics"]["loss"])
 
 
-def test_the_method_tables_are_complete():
-    from fedjax_lab.algorithms import ALGORITHMS
-
+def test_the_method_tables_are_those_of_the_code():
     readme, build = ((ROOT / name).read_text() for name in ("README.md", "BUILD.md"))
-    for name in ALGORITHMS:
-        assert f"`{name}`" in readme, name
+    assert set(catalogue.SOURCES) == set(algorithms.ALGORITHMS)
+    table = readme.split("<!-- methods -->\n")[1].split("\n<!-- /methods -->")[0]
+    assert table == catalogue.table(options=False)
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    assert page == catalogue.page()
     for path in (ROOT / "fedjax_lab" / "algorithms").glob("*.py"):
         if path.stem not in ("__init__", "hyper"):
             assert f"`{path.name}`" in build, path.name

@@ -19,6 +19,8 @@ LENET5 = [("conv", 5, 3, 64), ("conv", 5, 64, 64), ("dense", 1600, 384), ("dense
 GRADMA = [("conv", 5, 3, 32), ("conv", 5, 32, 64), ("dense", 1600, 512), ("dense", 512, 128)]
 MLP = [("dense", 784, 200), ("dense", 200, 100), ("dense", 100, 10)]
 CNN = [("conv", 5, 1, 32), ("conv", 5, 32, 64), ("dense", 1024, 512), ("dense", 512, 10)]
+# Rows and columns 28 - 26 - 13 - 11 - 5, so 5 * 5 * 10 inputs of the first dense layer.
+FAFED = [("conv", 3, 1, 5), ("conv", 3, 5, 10), ("dense", 250, 100), ("dense", 100, 10)]
 GRAY, COLOR = (28, 28, 1), (32, 32, 3)
 # name, options, classes, input, layers, norm, total
 TABLE = [
@@ -26,6 +28,7 @@ TABLE = [
     ("mlp", {}, 10, GRAY, MLP, False, 178_110),
     ("mlp", {"norm": "group"}, 10, GRAY, MLP, True, 178_710),
     ("cnn", {}, 10, GRAY, CNN, False, 582_026),
+    ("fafed_cnn", {}, 10, GRAY, FAFED, False, 26_620),
     ("lenet5", {}, 10, COLOR, [*LENET5, ("dense", 192, 10)], False, 797_962),
     ("lenet5", {}, 100, COLOR, [*LENET5, ("dense", 192, 100)], False, 815_332),
     ("lenet5_gradma", {}, 10, COLOR, [*GRADMA, ("dense", 128, 10)], True, 941_834),
@@ -38,6 +41,8 @@ SMALL = [
     ("mlp", {"hidden": (12, 6), "norm": "group"}, (4, 4, 2)),
     ("cnn", {}, (16, 16, 1)),
     ("cnn", {"padding": "SAME"}, (8, 8, 1)),
+    ("fafed_cnn", {}, (10, 11, 1)),
+    ("fafed_cnn", {"bounded": False, "padding": "SAME"}, (5, 4, 2)),
     ("lenet5", {}, (16, 18, 3)),
     ("lenet5", {"norm": "group", "padding": "SAME"}, (8, 8, 3)),
     ("lenet5_gradma", {}, (16, 16, 3)),
@@ -134,7 +139,7 @@ def numpy_group_norm(x, scale, bias, groups=2, epsilon=1e-5):
     return out * scale + bias
 
 
-def numpy_forward(params, x, padding):
+def numpy_forward(params, x, padding, activation=lambda x: np.maximum(x, 0)):
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     x = np.asarray(x, np.float64)
     for name in sorted(key for key in params if key != "classifier"):
@@ -146,7 +151,7 @@ def numpy_forward(params, x, padding):
             x = x.reshape(len(x), -1) @ block["dense"]["kernel"] + block["dense"]["bias"]
         if "norm" in block:
             x = numpy_group_norm(x, block["norm"]["group"]["scale"], block["norm"]["group"]["bias"])
-        x = np.maximum(x, 0)
+        x = activation(x)
         if "conv" in block:
             x = numpy_pool(x)
     x = x.reshape(len(x), -1)
@@ -163,7 +168,10 @@ def test_forward_pass_is_numpys_and_splits_at_the_head(name, options, shape):
         return model.apply(params, x), representation, model.head(params, representation)
 
     logits, representation, logits_of_head = run(params, x)
-    expected = numpy_forward(params, x, options.get("padding", "VALID"))
+    tanh = {"activation": np.tanh} if name == "fafed_cnn" else {}
+    expected = numpy_forward(params, x, options.get("padding", "VALID"), **tanh)
+    if name == "fafed_cnn" and options.get("bounded", True):
+        expected = np.tanh(expected)
     assert logits.shape == (2, 10)
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
     assert representation.shape == (2, params["classifier"]["kernel"].shape[0])
@@ -273,6 +281,7 @@ def test_mean_over_dropout_keys_is_the_evaluation():
         ("linear", (16, 16, 3)),
         ("mlp", (16, 16, 3)),
         ("cnn", (16, 16, 1)),
+        ("fafed_cnn", (10, 10, 1)),
         ("lenet5", (16, 16, 3)),
         ("lenet5_gradma", (16, 16, 3)),
     ],
@@ -318,7 +327,7 @@ def test_build_names_what_is_wrong():
     for name in ("mlp", "lenet5", "lenet5_gradma"):
         with pytest.raises(ValueError, match="norm is 'batch'; it must be 'group' or None"):
             models.build(name, 10, norm="batch")
-    for name in ("cnn", "lenet5", "lenet5_gradma"):
+    for name in ("cnn", "fafed_cnn", "lenet5", "lenet5_gradma"):
         with pytest.raises(ValueError, match="padding is 'FULL'; it must be one of SAME, VALID"):
             models.build(name, 10, padding="FULL")
     with pytest.raises(ValueError, match=r"dropout is 1\.5"):

@@ -76,6 +76,16 @@ def test_a_run_equals_its_rounds_taken_one_by_one():
     assert result.history[-1]["norm"] == pytest.approx(norm, rel=1e-5)
 
 
+def test_rounds_that_do_not_communicate_cost_no_bytes():
+    algorithm = algorithms.fedpd(loss_fn, client_lr=0.3, skip_probability=0.5)
+    result = run(algorithm=algorithm, rounds=8, eval_every=8)
+    row = result.history[-1]
+    talks = 8 * row["communicated"]  # the mean over the rounds
+    assert 0 < talks < 8
+    assert row["bytes_up"] == 3 * talks * 48
+    assert row["bytes_down"] == 3 * talks * (2 * 48 + 1)
+
+
 @pytest.mark.parametrize("client_map", ["vmap", "chunk:2", "pmap", "shard_map", "auto"])
 def test_client_maps_give_the_same_run(client_map):
     expected, actual = run(), run(client_map=client_map)

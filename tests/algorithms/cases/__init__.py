@@ -3,16 +3,38 @@
 from tests.algorithms.cases import (
     averaging,
     cfedavg,
+    client_momentum,
     control_variates,
+    dynamic_reg,
     fafed,
+    fednova,
     fedspeed,
     fedswa,
     gradma,
+    memory,
+    proximal,
+    sharpness,
+    stem,
 )
 from tests.algorithms.cases.base import Case, N
 
 __all__ = ["CASES", "MAIN", "Case", "N"]
 
-FAMILIES = (averaging, cfedavg, control_variates, fafed, fedspeed, fedswa, gradma)
+FAMILIES = (
+    averaging,
+    cfedavg,
+    client_momentum,
+    control_variates,
+    dynamic_reg,
+    fafed,
+    fednova,
+    fedspeed,
+    fedswa,
+    gradma,
+    memory,
+    proximal,
+    sharpness,
+    stem,
+)
 CASES = [case for family in FAMILIES for case in family.CASES]
 MAIN = [case for case in CASES if case.main]

@@ -5,7 +5,16 @@ import optax
 from fedjax_lab import algorithms
 from tests.algorithms.cases.base import LR, TRANSFORM, Case, decaying
 from tests.reference.fedavg_numpy import FedAvg
-from tests.reference.fedopt_numpy import FedAdagrad, FedAdam, FedAvgM, FedOptAdam, FedYogi
+from tests.reference.fedopt_numpy import (
+    FedAdagrad,
+    FedAdam,
+    FedAMS,
+    FedAvgM,
+    FedOptAdam,
+    FedYogi,
+)
+
+AMS = {"client_lr": 0.2, "server_lr": 0.1, "tau": 1e-4, "beta2": 0.9}
 
 CASES = [
     Case("fedavg", algorithms.fedavg, FedAvg, LR, main=True),
@@ -24,4 +33,6 @@ CASES = [
     Case("fedadam", algorithms.fedadam, FedAdam, LR | {"tau": 0.1, "beta2": 0.9}, main=True),
     Case("fedyogi", algorithms.fedyogi, FedYogi, LR | {"tau": 0.1, "beta2": 0.9}, main=True),
     Case("fedadagrad", algorithms.fedadagrad, FedAdagrad, LR | {"tau": 0.1}, main=True),
+    Case("fedams", algorithms.fedams, FedAMS, AMS, main=True),
+    Case("fedams-2", algorithms.fedams, FedAMS, AMS | {"option": 2, "tau": 0.1}),
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 import optax
@@ -22,7 +23,8 @@ class Case:
     only_factory: dict = field(default_factory=dict)
     only_twin: dict = field(default_factory=dict)
     main: bool = False  # one per factory: tested under all client maps
-    uplink: int = 1  # vectors of the params' size that a client sends in a round
+    full: bool = False  # with each client's whole data set in the batch
+    uplink: int | Fraction = 1  # vectors of the params' size that a client sends in a round
     # what the factory takes in place of a loss function, such as a model
     subject: Callable = lambda loss_fn: loss_fn
 

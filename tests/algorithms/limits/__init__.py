@@ -1,6 +1,34 @@
 """The table of degenerate limits: at the edge of its parameters a method becomes another."""
 
-from tests.algorithms.limits import averaging, cfedavg, control_variates, fedspeed, fedswa, gradma
+from tests.algorithms.limits import (
+    averaging,
+    cfedavg,
+    client_momentum,
+    control_variates,
+    dynamic_reg,
+    fednova,
+    fedspeed,
+    fedswa,
+    gradma,
+    memory,
+    proximal,
+    sharpness,
+    stem,
+)
 
-FAMILIES = (averaging, cfedavg, control_variates, fedspeed, fedswa, gradma)
+FAMILIES = (
+    averaging,
+    cfedavg,
+    client_momentum,
+    control_variates,
+    dynamic_reg,
+    fednova,
+    fedspeed,
+    fedswa,
+    gradma,
+    memory,
+    proximal,
+    sharpness,
+    stem,
+)
 TABLE = [limit for family in FAMILIES for limit in family.TABLE]

@@ -2,13 +2,19 @@
 
 from typing import NamedTuple
 
+from tests.algorithms.cases.base import N
+
+__all__ = ["COHORT", "LR", "Limit", "N"]
+
+COHORT = 4  # of N clients, unless all take part
 LR = {"client_lr": 0.2}
 
 
 class Limit(NamedTuple):
     """``left`` and ``right`` give the same server model.
 
-    Both are algorithms; the rounds are ragged unless the whole cohort takes equal steps.
+    Both are algorithms; the rounds are ragged unless the cohort is ``even``: all of it take equal
+    steps with equal weights; so does the ``full_cohort`` of N.
     """
 
     name: str
@@ -17,3 +23,4 @@ class Limit(NamedTuple):
     rounds: int = 6
     max_steps: int = 3
     full_cohort: bool = False
+    even: bool = False

@@ -1,0 +1,339 @@
+"""FedCM, Mime, MimeLite and FedACG: clients move with a momentum that the server keeps.
+
+FedCM: Xu, Wang, Wang, Yao: FedCM: Federated Learning with Client-level Momentum. 2021.
+Mime and MimeLite: Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh: Breaking the
+Centralized Barrier for Cross-Device Federated Learning. NeurIPS 2021; here with momentum SGD.
+FedACG: Kim, Kim, Han: Communication-Efficient Federated Learning with Accelerated Client
+Gradient. CVPR 2024.
+
+=========================  ==========================================
+paper                      here
+=========================  ==========================================
+Δ_t (FedCM)                ``direction`` of the server, a descent direction
+α (FedCM)                  ``mixing``
+s_t, β (Mime)              ``momentum`` m_t of the server, argument ``momentum``
+c_t (Mime)                 mean of the messages' ``gradient``
+m_t, λ (FedACG)            ``velocity`` of the server (added to x), ``momentum``
+θ_t + λ m_t (FedACG)       z_t, what the server broadcasts
+β (FedACG)                 ``prox_weight``: b in g + b (y - z_t)
+=========================  ==========================================
+
+FedCM: down 2d (x_t, Δ_t), up d: ``direction`` follows from ``delta`` and K_i, but is a field of
+its own, which a compressor compresses alone. MimeLite: down 2d, up 2d. Mime: down 3d, up 2d, in
+two exchanges, two gradients a local step on one mini-batch. FedACG: down d, up d. No client state.
+
+Departures: momentum is an average (weights β and 1 - β). The gradients of which c_t is the mean
+are over the clients' ``full_examples``, or over the round's examples where the batch has none.
+FedCM divides each change by the sum of the client's own learning rates (0/0 is 0). FedACG's code
+leaves out the 1/2 of the penalty: its weight is half of ours.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from fedjax_lab import tree
+from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.checks import check_scalar_or_schedule
+from fedjax_lab.clients.local import Gradient, Step, StepReport, local_steps
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
+
+# (local params, step, round) -> (gradient, report)
+LocalGradient = Callable[[Params, Step, jax.Array], tuple[PyTree, StepReport]]
+
+
+class FedCMServer(NamedTuple):
+    """Server state of FedCM and MoFedSAM."""
+
+    params: Params  # x_t
+    direction: Params  # Δ_t
+
+
+class MimeServer(NamedTuple):
+    """Server state of Mime and MimeLite."""
+
+    params: Params  # x_t
+    momentum: Params  # m_t
+
+
+class FedACGServer(NamedTuple):
+    """Server state of FedACG."""
+
+    params: Params  # x_t
+    velocity: Params  # m_t
+
+
+@factory
+def fedcm(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    mixing: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule = 1.0,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedCM: local steps descend mixing * g + (1 - mixing) * Δ_t, Δ_t being last round's mean step.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      mixing: weight of the fresh gradient, in [0, 1], or a schedule of the round; the first
+        round has no direction yet, so that its steps are this much shorter.
+      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range.
+    """
+    gradient = Gradient(loss_fn, gradient_transform)
+
+    def local_gradient(y, step, round):
+        return gradient(y, step)
+
+    return mix_direction("fedcm", gradient, local_gradient, client_lr, server_lr, mixing)
+
+
+def mix_direction(
+    name: str,
+    gradient: Gradient,
+    local_gradient: LocalGradient,
+    client_lr: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule,
+    mixing: ScalarOrSchedule,
+    **attributes: Any,
+) -> Algorithm:
+    """FedCM with a local gradient of the caller's choice, and further ``Algorithm`` attributes.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range.
+    """
+    check_lrs(client_lr=client_lr, server_lr=server_lr)
+    check_scalar_or_schedule("mixing", mixing, maximum=1.0)
+
+    def start(params, num_clients, batch):
+        return FedCMServer(params, tree.zeros_like(params)), ()
+
+    def broadcast(server, round):
+        return server.params, server.direction
+
+    def client_update(received, row, batch):
+        x, mean_direction = received
+        alpha = at_round(mixing, batch.round)
+
+        def direction(y, step):
+            g, report = local_gradient(y, step, batch.round)
+            return tree.add_scaled(tree.scale(g, alpha), 1 - alpha, mean_direction), report
+
+        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        delta = tree.subtract(x, local.params)
+        mean_step = tree.safe_divide(1.0, local.lr_sum)
+        message = {"delta": delta, "direction": tree.scale(delta, mean_step)}
+        return message, row, local.report
+
+    def server_update(server, messages, cohort):
+        delta = messages["delta"]
+        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
+        return FedCMServer(params, messages["direction"]), {"delta_norm": tree.norm(delta)}
+
+    phase = Phase(
+        broadcast,
+        client_update,
+        server_update,
+        reduce={"delta": "mean", "direction": "mean"},
+        down=2,
+    )
+    return Algorithm(
+        name,
+        start,
+        (phase,),
+        lambda state: state.server.params,
+        message_bytes=tree.nbytes,
+        **attributes,
+    )
+
+
+@factory
+def mime(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    momentum: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule = 1.0,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """Mime: local momentum SGD with the server's momentum held fixed and an SVRG correction.
+
+    First exchange: c_t = mean of the clients' gradients at x_t, m_{t+1} = β m_t + (1 - β) c_t.
+    Second: local steps with v = g(y) - g(x_t) + c_t descend (1 - β) v + β m_t, which is
+    (1 - β)(g(y) - g(x_t)) + m_{t+1}: the clients need not be sent c_t.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      momentum: β in [0, 1], the weight of the old momentum, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round; 1 is the paper.
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range.
+    """
+    check_lrs(client_lr=client_lr, server_lr=server_lr)
+    check_scalar_or_schedule("momentum", momentum, maximum=1.0)
+    gradient = Gradient(loss_fn, gradient_transform)
+
+    def broadcast_model(server, round):
+        return server.params
+
+    def full_gradient(x, row, batch):
+        return {"gradient": gradient.full(x, batch)}, row, {}
+
+    def update_momentum(server, messages, cohort):
+        beta = at_round(momentum, cohort.round)
+        return server._replace(momentum=_average(server.momentum, messages["gradient"], beta)), {}
+
+    def broadcast(server, round):
+        return server.params, server.momentum
+
+    def client_update(received, row, batch):
+        x, new_m = received
+        beta = at_round(momentum, batch.round)
+
+        def direction(y, step):
+            g, report = gradient(y, step)
+            g_at_server, _ = gradient(x, step)
+            return tree.add_scaled(new_m, 1 - beta, tree.subtract(g, g_at_server)), report
+
+        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        return {"delta": tree.subtract(x, local.params)}, row, local.report
+
+    def server_update(server, messages, cohort):
+        delta = messages["delta"]
+        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
+        return server._replace(params=params), {"delta_norm": tree.norm(delta)}
+
+    gradients = Phase(broadcast_model, full_gradient, update_momentum, reduce={"gradient": "mean"})
+    steps = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"}, down=2)
+    return Algorithm(
+        "mime",
+        _start_mime,
+        (gradients, steps),
+        lambda state: state.server.params,
+        gradients_per_step=2,
+    )
+
+
+@factory
+def mimelite(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    momentum: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule = 1.0,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """MimeLite: local steps descend (1 - β) g + β m_t; m_t then averages the gradients at x_t.
+
+    Arguments and errors are those of ``mime``.
+    """
+    check_lrs(client_lr=client_lr, server_lr=server_lr)
+    check_scalar_or_schedule("momentum", momentum, maximum=1.0)
+    gradient = Gradient(loss_fn, gradient_transform)
+
+    def broadcast(server, round):
+        return server.params, server.momentum
+
+    def client_update(received, row, batch):
+        x, m = received
+        beta = at_round(momentum, batch.round)
+
+        def direction(y, step):
+            g, report = gradient(y, step)
+            return _average(m, g, beta), report
+
+        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        delta = tree.subtract(x, local.params)
+        return {"delta": delta, "gradient": gradient.full(x, batch)}, row, local.report
+
+    def server_update(server, messages, cohort):
+        delta = messages["delta"]
+        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
+        beta = at_round(momentum, cohort.round)
+        new_m = _average(server.momentum, messages["gradient"], beta)
+        return MimeServer(params, new_m), {"delta_norm": tree.norm(delta)}
+
+    phase = Phase(
+        broadcast,
+        client_update,
+        server_update,
+        reduce={"delta": "mean", "gradient": "mean"},
+        down=2,
+    )
+    return Algorithm("mimelite", _start_mime, (phase,), lambda state: state.server.params)
+
+
+def _start_mime(params, num_clients, batch):
+    return MimeServer(params, tree.zeros_like(params)), ()
+
+
+def _average(m: PyTree, g: PyTree, beta: Scalar) -> PyTree:
+    """beta m + (1 - beta) g."""
+    return tree.add_scaled(tree.scale(m, beta), 1 - beta, g)
+
+
+@factory
+def fedacg(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    momentum: ScalarOrSchedule,
+    prox_weight: ScalarOrSchedule,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedACG: clients start from the look-ahead z_t = x_t + λ m_t, and are held near it.
+
+    m_{t+1} = λ m_t - mean_i (z_t - x^i_K) and x_{t+1} = x_t + m_{t+1}, the clients' mean. The
+    model to evaluate is x_t.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      momentum: λ in [0, 1], or a schedule of the round.
+      prox_weight: weight b of the penalty b/2 ||y - z_t||², or a schedule of the round.
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range.
+    """
+    check_lrs(client_lr=client_lr)
+    check_scalar_or_schedule("momentum", momentum, maximum=1.0)
+    check_scalar_or_schedule("prox_weight", prox_weight)
+    gradient = Gradient(loss_fn, gradient_transform)
+
+    def start(params, num_clients, batch):
+        return FedACGServer(params, tree.zeros_like(params)), ()
+
+    def broadcast(server, round):
+        return tree.add_scaled(server.params, at_round(momentum, round), server.velocity)
+
+    def client_update(z, row, batch):
+        b = at_round(prox_weight, batch.round)
+
+        def direction(y, step):
+            g, report = gradient(y, step)
+            return tree.add_scaled(g, b, tree.subtract(y, z)), report
+
+        local = local_steps(direction, gradient, z, batch, at_round(client_lr, batch.round))
+        return {"delta": tree.subtract(z, local.params)}, row, local.report
+
+    def server_update(server, messages, cohort):
+        delta = messages["delta"]
+        kept = tree.scale(server.velocity, at_round(momentum, cohort.round))
+        velocity = tree.subtract(kept, delta)
+        params = tree.add(server.params, velocity)
+        return FedACGServer(params, velocity), {"delta_norm": tree.norm(delta)}
+
+    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
+    return Algorithm("fedacg", start, (phase,), lambda state: state.server.params)

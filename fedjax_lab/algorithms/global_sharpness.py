@@ -1,0 +1,281 @@
+"""FedLESAM and FedSMOO: perturbations that follow the global model instead of the client's data.
+
+FedLESAM: Fan, Hu, Yao, Niu, Zhang, Sugiyama, Wang: Locally Estimated Global Perturbations are
+Better than Local Perturbations for Federated Sharpness-aware Minimization. ICML 2024. FedSMOO:
+Sun, Shen, Chen, Ding, Tao: Dynamic Regularized Sharpness Aware Minimization in Federated
+Learning: Approaching Global Consistency and Smooth Landscape. ICML 2023.
+
+=========================  ==========================================
+paper                      here
+=========================  ==========================================
+w^t, w^i_{t,k}             ``params`` x_t of the server, local params
+ρ                          ``perturbation_radius``
+w_i^old (FedLESAM)         ``LastVisit.model``, or ``previous`` of the server
+c, c_i (FedLESAM-S)        ``correction`` of the server and of the client's row
+-λ_i / p (dual variable)   h_i, ``correction`` (FedLESAM-D) or ``dual`` (FedSMOO) of the row
+its mean over all N        ``correction`` or ``mean_dual`` of the server
+μ_i, s (FedSMOO)           ``multiplier`` of the row, ``perturbation`` of the server
+1/β, the weight p          ``prox_weight``
+=========================  ==========================================
+
+FedLESAM: down d, up d, client state d (the model of its last visit); with the last round's step
+down 2d, no client state. -S: d more down, up and of client state. -D: d more client state. One
+gradient a local step, at y + e; its loss is that of the perturbed params. FedSMOO: down 2d (x, s),
+up 2d (x^i_K, s̃_i), client state 2d; two gradients a local step on one mini-batch.
+
+The change of h_i is -delta, so that neither method sends it; it is a field of its own all the same,
+as the server's mean over N is unweighted, and a compressor compresses it alone. The server's
+mean of the h_i is updated before it is added: x_{t+1} = mean_i x^i_K + mean_j h_j. The gradient
+transform acts on the descended gradient, with any decay at the unperturbed params.
+
+Departures: FedLESAM's published code adds scalars of a flattened model to whole arrays, and scales
+the correction of -S by 0.1 (``correction_weight``). Norms are over all parameters; the direction
+of a vector shorter than 1e-12 is 0, and so is a client's on its first visit.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab import tree
+from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory, is_plain_zero
+from fedjax_lab.checks import check_choice, check_scalar_or_schedule
+from fedjax_lab.clients.local import Gradient, local_steps
+from fedjax_lab.clients.store import zero_row_per_client
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import LossFn, Params, PyTree, ScalarOrSchedule
+
+
+class FedLESAMServer(NamedTuple):
+    """Server state of FedLESAM; what a variant does not need is ()."""
+
+    params: Params  # x_t
+    previous: PyTree  # x_{t-1}
+    correction: PyTree  # c (S), the mean of all h_j (D)
+
+
+class LastVisit(NamedTuple):
+    """What a client remembers of the last round in which it took part."""
+
+    model: Params  # the x_t that it received
+    happened: jax.Array  # bool, whether there was such a round
+
+
+class FedLESAMRow(NamedTuple):
+    """A client's row in FedLESAM; what a variant does not need is ()."""
+
+    visit: LastVisit | tuple[()]
+    correction: PyTree  # c_i (S), h_i (D)
+
+
+class FedSMOOServer(NamedTuple):
+    """Server state of FedSMOO."""
+
+    params: Params  # x_t
+    perturbation: Params  # s
+    mean_dual: Params  # the mean of all h_j
+
+
+class FedSMOORow(NamedTuple):
+    """A client's row in FedSMOO."""
+
+    dual: Params  # h_i
+    multiplier: Params  # μ_i
+
+
+@factory
+def fedlesam(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    perturbation_radius: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule = 1.0,
+    variant: str = "base",
+    reference: str = "own_last_visit",
+    prox_weight: ScalarOrSchedule = 0.1,
+    correction_weight: ScalarOrSchedule = 1.0,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedLESAM: local steps descend the gradient at y + e, where e points from x_t to an older x.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      perturbation_radius: ρ = ||e||, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round; in "D" the share of the way
+        from x_t to the paper's x_{t+1}.
+      variant: "base"; "S": with SCAFFOLD's controls (option II); "D": with FedDyn's duals.
+      reference: the older x: "own_last_visit": what the client received when it last took
+        part (the paper); "last_round": x_{t-1} for everybody (the published code).
+      prox_weight: weight p of h_i + y - x_t in "D", or a schedule of the round.
+      correction_weight: weight of c - c_i in the steps of "S", or a schedule of the round.
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is negative or not finite, or an option is unknown.
+    """
+    check_lrs(client_lr=client_lr, server_lr=server_lr)
+    check_scalar_or_schedule("perturbation_radius", perturbation_radius)
+    check_scalar_or_schedule("prox_weight", prox_weight)
+    check_scalar_or_schedule("correction_weight", correction_weight)
+    check_choice("variant", variant, ("base", "S", "D"))
+    check_choice("reference", reference, ("own_last_visit", "last_round"))
+    remembers, corrects = reference == "own_last_visit", variant != "base"
+    gradient = Gradient(loss_fn, gradient_transform)
+
+    def start(params, num_clients, batch):
+        rows = zero_row_per_client(params, num_clients)
+        visit = LastVisit(rows, jnp.zeros(num_clients, bool)) if remembers else ()
+        zeros = tree.zeros_like(params) if corrects else ()
+        server = FedLESAMServer(params, () if remembers else params, zeros)
+        return server, FedLESAMRow(visit, rows if corrects else ())
+
+    def broadcast(server, round):
+        uphill = () if remembers else tree.unit(tree.subtract(server.previous, server.params))
+        return server.params, uphill, server.correction if variant == "S" else ()
+
+    def client_update(received, row, batch):
+        x, uphill, c = received
+        visit, c_i = row
+        if remembers:
+            uphill = tree.unit(tree.subtract(visit.model, x))
+            uphill = tree.where(visit.happened, uphill, tree.zeros_like(x))
+            visit = LastVisit(x, jnp.ones((), bool))
+        e = tree.scale(uphill, at_round(perturbation_radius, batch.round))
+        p = at_round(prox_weight, batch.round)
+        share = at_round(correction_weight, batch.round)
+
+        def direction(y, step):
+            g, report = gradient.raw(tree.add(y, e), step)
+            g, report = gradient.transformed(g, y, report)
+            if variant == "S":
+                g = tree.add_scaled(g, share, tree.subtract(c, c_i))
+            elif variant == "D":
+                g = tree.add_scaled(g, p, tree.add(c_i, tree.subtract(y, x)))
+            return g, report
+
+        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        delta = tree.subtract(x, local.params)
+        message = {"delta": delta}
+        if variant == "S":
+            mean_step = tree.safe_divide(1.0, local.lr_sum)
+            message["correction_change"] = tree.subtract(tree.scale(delta, mean_step), c)
+        elif variant == "D":
+            message["correction_change"] = tree.scale(delta, -1.0)
+        if corrects:
+            c_i = tree.add(c_i, message["correction_change"])
+        return message, FedLESAMRow(visit, c_i), local.report
+
+    def server_update(server, messages, cohort):
+        delta, correction = messages["delta"], server.correction
+        metrics = {"delta_norm": tree.norm(delta)}
+        if corrects:
+            share = 1 / cohort.num_clients.astype(cohort.weights.dtype)
+            correction = tree.add_scaled(correction, share, messages["correction_change"])
+        if variant == "D":
+            delta = tree.subtract(delta, correction)
+        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
+        return FedLESAMServer(params, () if remembers else server.params, correction), metrics
+
+    reduce = {"delta": "mean", "correction_change": "sum"} if corrects else {"delta": "mean"}
+    down = 1 + (not remembers) + (variant == "S")
+    return Algorithm(
+        "fedlesam",
+        start,
+        (Phase(broadcast, client_update, server_update, reduce, down),),
+        lambda state: state.server.params,
+        message_bytes=tree.nbytes if variant == "D" else None,
+    )
+
+
+@factory
+def fedsmoo(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    perturbation_radius: ScalarOrSchedule,
+    prox_weight: ScalarOrSchedule,
+    s_source: str = "mu_minus_e",
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedSMOO: FedDyn whose clients perturb towards an agreed perturbation s.
+
+    A step takes e = ρ u / ||u||, u = g(y) - μ_i - s, then μ_i <- μ_i + e - s, and descends
+    g(y + e) + p (h_i + y - x_t). The server's s is the mean of the s̃_i, scaled to norm ρ.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      perturbation_radius: ρ, or a schedule of the round.
+      prox_weight: weight p of h_i + y - x_t, or a schedule of the round. At 0 the h_i are
+        added up and used by the server nevertheless.
+      s_source: s̃_i: "mu_minus_e": μ_i minus the last step's e (the paper); "mu": μ_i (the
+        published code).
+      gradient_transform: optax transformation of each descended gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is negative or not finite, or the option is unknown.
+    """
+    check_lrs(client_lr=client_lr)
+    check_scalar_or_schedule("perturbation_radius", perturbation_radius)
+    check_scalar_or_schedule("prox_weight", prox_weight)
+    check_choice("s_source", s_source, ("mu", "mu_minus_e"))
+    perturbs = not is_plain_zero(perturbation_radius)
+    gradient = Gradient(loss_fn, gradient_transform)
+
+    def start(params, num_clients, batch):
+        zeros, rows = tree.zeros_like(params), zero_row_per_client(params, num_clients)
+        return FedSMOOServer(params, zeros, zeros), FedSMOORow(rows, rows)
+
+    def broadcast(server, round):
+        return server.params, server.perturbation
+
+    def client_update(received, row, batch):
+        x, s = received
+        rho = at_round(perturbation_radius, batch.round)
+        p = at_round(prox_weight, batch.round)
+
+        def direction(y, step):
+            mu, e = step.memory
+            g, report = gradient.raw(y, step)
+            if perturbs:
+                u = jax.tree.map(lambda g, mu, s: g - mu - s, g, mu, s)
+                e = tree.scale(tree.unit(u), rho)
+                mu = jax.tree.map(lambda mu, e, s: mu + e - s, mu, e, s)
+                g, _ = gradient.raw(tree.add(y, e), step)
+            g, report = gradient.transformed(g, y, report)
+            g = tree.add_scaled(g, p, tree.add(row.dual, tree.subtract(y, x)))
+            return g, report._replace(memory=(mu, e))
+
+        lr = at_round(client_lr, batch.round)
+        memory = (row.multiplier, tree.zeros_like(x))
+        local = local_steps(direction, gradient, x, batch, lr, memory)
+        mu, e = local.memory
+        delta = tree.subtract(x, local.params)
+        message = {
+            "delta": delta,
+            "dual_change": tree.scale(delta, -1.0),
+            "perturbation": mu if s_source == "mu" else tree.subtract(mu, e),
+        }
+        return message, FedSMOORow(tree.subtract(row.dual, delta), mu), local.report
+
+    def server_update(server, messages, cohort):
+        share = 1 / cohort.num_clients.astype(cohort.weights.dtype)
+        mean_dual = tree.add_scaled(server.mean_dual, share, messages["dual_change"])
+        params = tree.add(tree.subtract(server.params, messages["delta"]), mean_dual)
+        rho = at_round(perturbation_radius, cohort.round)
+        s = tree.scale(tree.unit(messages["perturbation"]), rho)
+        metrics = {"delta_norm": tree.norm(messages["delta"])}
+        return FedSMOOServer(params, s, mean_dual), metrics
+
+    reduce = {"delta": "mean", "dual_change": "sum", "perturbation": "mean"}
+    return Algorithm(
+        "fedsmoo",
+        start,
+        (Phase(broadcast, client_update, server_update, reduce, down=2),),
+        lambda state: state.server.params,
+        gradients_per_step=2 if perturbs else 1,
+        message_bytes=lambda params: 2 * tree.nbytes(params),
+    )

@@ -1,0 +1,286 @@
+"""FedSAM, FedASAM, MoFedSAM and FedGAMMA: local steps that look for flat minima.
+
+FedSAM and MoFedSAM: Qu, Li, Duan, Liu, Tang, Lu: Generalized Federated Learning via Sharpness
+Aware Minimization. ICML 2022. FedASAM (and FedSAM again): Caldarola, Caputo, Ciccone: Improving
+Generalization in Federated Learning by Seeking Flat Minima. ECCV 2022, on Kwon, Kim, Park, Choi:
+ASAM. ICML 2021. FedGAMMA: Dai, Yang, Sun, Shen, Tian, Wang, Zhang: FedGAMMA: Federated Learning
+with Global Sharpness-Aware Minimization. IEEE TNNLS 2023.
+
+=========================  ==========================================
+paper                      here
+=========================  ==========================================
+w_t, w^i_{t,k}             ``params`` of the server, local params
+ρ                          ``perturbation_radius``
+T_w, η (ASAM)              the scale per entry, ``stability``
+β (MoFedSAM)               ``mixing``
+Δ_t (MoFedSAM)             ``direction`` of the server, a descent direction
+c, c_i (FedGAMMA)          ``control`` of the server, the client's row
+=========================  ==========================================
+
+FedSAM, FedASAM: down d, up d. MoFedSAM: down 2d (x_t, Δ_t), up d, as FedCM. FedGAMMA: down 2d
+(x, c), up 2d, client state d, as SCAFFOLD.
+
+Two gradients a local step on one mini-batch: g at the local params y, then g at y + e, with
+which the step is taken from y. The norm in e is one over all parameters; e is 0 where the gradient
+vanishes. The gradient transform acts on the second gradient, with any decay at y; the ascent takes
+the raw one, without FedGAMMA's controls. A radius that is a plain 0 leaves one gradient.
+
+Departures: FedASAM's code weights clients by their number of examples: use the batch's weights.
+It knows its adaptive parameters by the name "weight", in layers and norms; here they are all
+whose own name does not contain "bias", in whatever module. FedGAMMA's published code clips and
+decays after the correction.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab import tree
+from fedjax_lab.algorithms.client_momentum import LocalGradient, mix_direction
+from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory, is_plain_zero
+from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
+from fedjax_lab.clients.local import Gradient, local_steps
+from fedjax_lab.clients.store import zero_row_per_client
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
+
+
+class FedSAMServer(NamedTuple):
+    """Server state of FedSAM and FedASAM."""
+
+    params: Params  # x_t
+
+
+class FedGAMMAServer(NamedTuple):
+    """Server state of FedGAMMA."""
+
+    params: Params  # x
+    control: Params  # c
+
+
+def perturbed_gradient(
+    gradient: Gradient,
+    perturbation_radius: ScalarOrSchedule,
+    ascent: Callable[[Params, PyTree], PyTree] = lambda y, g: tree.unit(g),
+) -> tuple[LocalGradient, int]:
+    """The gradient at y + e, e = radius * ascent(y, g(y)), and how many gradients it takes.
+
+    The report is that of the gradient at y: losses are those of the local params.
+
+    Raises:
+      ValueError: the radius is negative or not finite.
+    """
+    check_scalar_or_schedule("perturbation_radius", perturbation_radius)
+
+    def one_pass(y, step, round):
+        return gradient(y, step)
+
+    def two_pass(y, step, round):
+        g, report = gradient.raw(y, step)
+        radius = at_round(perturbation_radius, round)
+        above, _ = gradient.raw(tree.add_scaled(y, radius, ascent(y, g)), step)
+        return gradient.transformed(above, y, report)
+
+    return (one_pass, 1) if is_plain_zero(perturbation_radius) else (two_pass, 2)
+
+
+@factory
+def fedsam(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    perturbation_radius: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule = 1.0,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedSAM: FedAvg whose clients descend the gradient at y + ρ g / ||g||.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      perturbation_radius: ρ, the length of the ascent step, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
+      gradient_transform: optax transformation of each descended gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is negative or not finite.
+    """
+    gradient = Gradient(loss_fn, gradient_transform)
+    local_gradient, passes = perturbed_gradient(gradient, perturbation_radius)
+    return _fedsam("fedsam", gradient, local_gradient, passes, client_lr, server_lr)
+
+
+@factory
+def fedasam(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    perturbation_radius: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule = 1.0,
+    stability: Scalar = 0.2,
+    adaptive: str = "weights",
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedASAM: FedSAM with an ascent that scales with the parameters, e = ρ T² g / ||T g||.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      perturbation_radius: ρ = ||T⁻¹ e||, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
+      stability: what T = |y| + stability adds, at least 0.
+      adaptive: where that is T: "weights": in every array but those whose own name contains
+        "bias", where T = 1; "all": everywhere.
+      gradient_transform: optax transformation of each descended gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is negative or not finite, or ``adaptive`` is unknown.
+    """
+    check_number("stability", stability, minimum=0.0)
+    check_choice("adaptive", adaptive, ("weights", "all"))
+
+    def scaling(path, y):  # T
+        if adaptive == "weights" and "bias" in jax.tree_util.keystr(path[-1:]):
+            return jnp.ones_like(y)
+        return jnp.abs(y) + jnp.asarray(stability, y.dtype)
+
+    def ascent(y, g):
+        t = jax.tree_util.tree_map_with_path(scaling, y)
+        scaled = tree.unit(jax.tree.map(jnp.multiply, t, g))
+        return jax.tree.map(jnp.multiply, t, scaled)
+
+    gradient = Gradient(loss_fn, gradient_transform)
+    local_gradient, passes = perturbed_gradient(gradient, perturbation_radius, ascent)
+    return _fedsam("fedasam", gradient, local_gradient, passes, client_lr, server_lr)
+
+
+def _fedsam(name, gradient, local_gradient, passes, client_lr, server_lr):
+    check_lrs(client_lr=client_lr, server_lr=server_lr)
+
+    def start(params, num_clients, batch):
+        return FedSAMServer(params), ()
+
+    def broadcast(server, round):
+        return server.params
+
+    def client_update(x, row, batch):
+        def direction(y, step):
+            return local_gradient(y, step, batch.round)
+
+        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        return {"delta": tree.subtract(x, local.params)}, row, local.report
+
+    def server_update(server, messages, cohort):
+        delta = messages["delta"]
+        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
+        return FedSAMServer(params), {"delta_norm": tree.norm(delta)}
+
+    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
+    return Algorithm(
+        name, start, (phase,), lambda state: state.server.params, gradients_per_step=passes
+    )
+
+
+@factory
+def mofedsam(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    perturbation_radius: ScalarOrSchedule,
+    mixing: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule = 1.0,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """MoFedSAM: FedCM with FedSAM's gradient.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      perturbation_radius: ρ, the length of the ascent step, or a schedule of the round.
+      mixing: weight of the fresh gradient, in [0, 1], or a schedule of the round; the rest is
+        that of last round's mean step.
+      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
+      gradient_transform: optax transformation of each descended gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range.
+    """
+    gradient = Gradient(loss_fn, gradient_transform)
+    local_gradient, passes = perturbed_gradient(gradient, perturbation_radius)
+    return mix_direction(
+        "mofedsam",
+        gradient,
+        local_gradient,
+        client_lr,
+        server_lr,
+        mixing,
+        gradients_per_step=passes,
+    )
+
+
+@factory
+def fedgamma(
+    loss_fn: LossFn,
+    *,
+    client_lr: ScalarOrSchedule,
+    perturbation_radius: ScalarOrSchedule,
+    server_lr: ScalarOrSchedule = 1.0,
+    gradient_transform: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """FedGAMMA: SCAFFOLD (option II) with FedSAM's gradient.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      perturbation_radius: ρ, the length of the ascent step, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round.
+      gradient_transform: optax transformation of each descended gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is negative or not finite.
+    """
+    check_lrs(client_lr=client_lr, server_lr=server_lr)
+    gradient = Gradient(loss_fn, gradient_transform)
+    local_gradient, passes = perturbed_gradient(gradient, perturbation_radius)
+
+    def start(params, num_clients, batch):
+        server = FedGAMMAServer(params, tree.zeros_like(params))
+        return server, zero_row_per_client(params, num_clients)
+
+    def broadcast(server, round):
+        return server.params, server.control
+
+    def client_update(received, c_i, batch):
+        x, c = received
+
+        def direction(y, step):
+            g, report = local_gradient(y, step, batch.round)
+            return jax.tree.map(lambda g, c_i, c: g - c_i + c, g, c_i, c), report
+
+        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        delta = tree.subtract(x, local.params)
+        mean_step = tree.safe_divide(1.0, local.lr_sum)
+        new_c_i = tree.add_scaled(tree.subtract(c_i, c), mean_step, delta)
+        message = {"delta": delta, "control_change": tree.subtract(new_c_i, c_i)}
+        return message, new_c_i, local.report
+
+    def server_update(server, messages, cohort):
+        delta = messages["delta"]
+        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
+        share = 1 / cohort.num_clients.astype(cohort.weights.dtype)
+        control = tree.add_scaled(server.control, share, messages["control_change"])
+        return FedGAMMAServer(params, control), {"delta_norm": tree.norm(delta)}
+
+    phase = Phase(
+        broadcast,
+        client_update,
+        server_update,
+        reduce={"delta": "mean", "control_change": "sum"},
+        down=2,
+    )
+    return Algorithm(
+        "fedgamma", start, (phase,), lambda state: state.server.params, gradients_per_step=passes
+    )

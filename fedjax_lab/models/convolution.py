@@ -1,0 +1,169 @@
+"""The one function by which the library convolves, and its three lowerings.
+
+Axes: B examples, H x W pixels, C channels, F features, h x w kernel; H' x W' outputs. Why not
+``jax.lax`` alone: XLA has a slow path for convolutions inside a loop on CPU, which is where
+local steps run (ten times slower and more), and weights of their own for each client make a
+grouped convolution, which is slow on every backend.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_lab.checks import check_choice, check_int
+
+LOWERINGS = ("auto", "gemm", "im2col", "lax")
+PADDINGS = ("SAME", "VALID")
+
+
+def convolution(
+    x: jax.Array,
+    kernel: jax.Array,
+    padding: str = "VALID",
+    *,
+    stride: int | tuple[int, int] = 1,
+    lowering: str = "auto",
+) -> jax.Array:
+    """Correlate images with kernels; the same values and gradients by any lowering.
+
+    "gemm" multiplies matrices whose minor axis is the batch, one output row at a time, "im2col"
+    multiplies all patches at once (a batched product, if mapped over kernels), and "lax" is
+    ``jax.lax.conv_general_dilated``. "auto" is "gemm" on CPU, where it is many times faster than
+    "lax" inside a loop; elsewhere it is "im2col", because there clients are mapped by ``vmap``,
+    which would turn "lax" into a grouped convolution with slow gradients ("lax" needs less memory
+    and is the better choice for weights that all clients share).
+
+    Args:
+      x: float [B, H, W, C].
+      kernel: float [h, w, C, F], the dtype of ``x``.
+      padding: "VALID" (none: H' = floor((H - h) / stride) + 1) or "SAME" (zeros, one more at the
+        end where their number is odd: H' = ceil(H / stride)).
+      stride: of both axes, or (of H, of W).
+      lowering: "auto", "gemm", "im2col" or "lax". "gemm" has no forward-mode derivative.
+
+    Returns:
+      float [B, H', W', F].
+
+    Raises:
+      ValueError: a shape does not fit, the image is smaller than a kernel without padding, or
+        an option is unknown.
+      TypeError: the dtypes differ or are no floats, or a stride is no integer.
+    """
+    check_choice("padding", padding, PADDINGS)
+    if check_choice("lowering", lowering, LOWERINGS) == "auto":
+        lowering = "gemm" if jax.default_backend() == "cpu" else "im2col"
+    strides = stride if isinstance(stride, tuple) else (stride, stride)
+    if len(strides) != 2:
+        raise ValueError(f"stride is {stride}; it must be one number or two, of H and of W.")
+    for step in strides:
+        check_int("stride", step, minimum=1)
+    _check_arrays(x, kernel, padding)
+
+    if lowering == "lax":
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers)
+    if padding == "SAME":
+        x = jnp.pad(x, ((0, 0), *map(_zeros_around, x.shape[1:3], kernel.shape, strides), (0, 0)))
+    if lowering == "im2col":
+        return _all_patches(x, kernel, strides)
+    return _by_rows(x.transpose(1, 3, 2, 0), kernel, strides).transpose(3, 0, 2, 1)
+
+
+def _check_arrays(x: jax.Array, kernel: jax.Array, padding: str) -> None:
+    if x.ndim != 4:
+        raise ValueError(f"x has shape {x.shape}; a convolution takes images [B, H, W, C].")
+    if kernel.ndim != 4 or kernel.shape[2] != x.shape[3]:
+        raise ValueError(
+            f"kernel has shape {kernel.shape}; for x of shape {x.shape} it must be "
+            f"[h, w, {x.shape[3]}, F]."
+        )
+    if x.dtype != kernel.dtype or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"x has dtype {x.dtype} and kernel {kernel.dtype}; both must be one float.")
+    height, width = kernel.shape[:2]
+    if padding == "VALID" and (x.shape[1] < height or x.shape[2] < width):
+        raise ValueError(
+            f"x has shape {x.shape} where a {height} x {width} convolution without padding needs "
+            f'at least {height} x {width} pixels; give larger images or padding="SAME".'
+        )
+
+
+def _zeros_around(size: int, kernel_size: int, stride: int) -> tuple[int, int]:
+    """How many zeros "SAME" puts before and after an axis."""
+    outputs = -(-size // stride)
+    total = max((outputs - 1) * stride + kernel_size - size, 0)
+    return total // 2, total - total // 2
+
+
+def _all_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
+    """All patches [B, H', W', h w C] times the kernel as one matrix [h w C, F]."""
+    height, width, _, num_features = kernel.shape
+    patches = [
+        _windows(_windows(x, 1, i, height, strides[0]), 2, j, width, strides[1])
+        for i in range(height)
+        for j in range(width)
+    ]
+    return jnp.concatenate(patches, axis=-1) @ kernel.reshape(-1, num_features)
+
+
+def _windows(x: jax.Array, axis: int, offset: int, kernel_size: int, stride: int) -> jax.Array:
+    """What a kernel sees at ``offset`` in each of its positions along an axis."""
+    last = offset + (x.shape[axis] - kernel_size) // stride * stride
+    return lax.slice_in_dim(x, offset, last + 1, stride, axis)
+
+
+# --- "gemm": images are [H, C, W, B] and features [H', F, W', B], so that everything is a long
+# row of B and the operand of an output row, h rows of columns, is one piece of memory that
+# fits a cache. Padding has been done.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _by_rows(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
+    """Each output row [F, W' B] is the kernel as a matrix [F, h w C] times its columns."""
+    height, width, _, num_features = kernel.shape
+    columns = _columns(x, width, strides[1])
+    matrix = kernel.reshape(-1, num_features).T
+
+    def row(top):
+        patches = lax.dynamic_slice_in_dim(columns, top, height).reshape(matrix.shape[1], -1)
+        return (matrix @ patches).reshape(num_features, *columns.shape[3:])
+
+    return lax.map(row, jnp.arange(0, x.shape[0] - height + 1, strides[0]))
+
+
+def _columns(x: jax.Array, width: int, stride: int) -> jax.Array:
+    """[H, C, W, B] -> [H, w, C, W', B]: the pixels that each of the w columns of a kernel sees."""
+    return jnp.stack([_windows(x, 2, j, width, stride) for j in range(width)], axis=1)
+
+
+def _by_rows_forward(x, kernel, strides):
+    return _by_rows(x, kernel, strides), (x, kernel)
+
+
+def _by_rows_backward(strides, residuals, gradient):
+    """Two loops over output rows; XLA drops the one whose result nobody reads."""
+    x, kernel = residuals
+    height, width, _, num_features = kernel.shape
+    columns, columns_to_x = jax.vjp(lambda x: _columns(x, width, strides[1]), x)
+    matrix = kernel.reshape(-1, num_features)
+    tops = jnp.arange(0, x.shape[0] - height + 1, strides[0])
+    gradient = gradient.reshape(len(tops), num_features, -1)
+
+    def add_to_kernel(total, row):
+        top, gradient = row
+        patches = lax.dynamic_slice_in_dim(columns, top, height).reshape(matrix.shape[0], -1)
+        return total + lax.dot_general(gradient, patches, (((1,), (1,)), ((), ()))), None
+
+    def add_to_columns(total, row):
+        top, gradient = row
+        patches = (matrix @ gradient).reshape(height, *columns.shape[1:])
+        rows = lax.dynamic_slice_in_dim(total, top, height) + patches
+        return lax.dynamic_update_slice_in_dim(total, rows, top, 0), None
+
+    to_kernel, _ = lax.scan(add_to_kernel, jnp.zeros_like(matrix.T), (tops, gradient))
+    to_columns, _ = lax.scan(add_to_columns, jnp.zeros_like(columns), (tops, gradient))
+    return *columns_to_x(to_columns), to_kernel.T.reshape(kernel.shape)
+
+
+_by_rows.defvjp(_by_rows_forward, _by_rows_backward)

@@ -1,0 +1,203 @@
+"""Every lowering of a convolution against XLA's own, values and gradients, and against loops."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab.models.convolution import convolution
+from fedjax_lab.models.layers import Conv, ConvBlock
+
+LOWERINGS = ("gemm", "im2col", "lax")
+# image, kernel, stride: odd sizes, a batch of one, a kernel as large as the image, pixels at the
+# end that no kernel reaches, 1 x 1, oblong kernels and strides.
+CASES = [
+    ((2, 7, 8, 3), (5, 5, 3, 4), 1),
+    ((1, 9, 7, 2), (3, 3, 2, 5), 2),
+    ((1, 3, 3, 1), (3, 3, 1, 1), 1),
+    ((3, 8, 11, 4), (1, 1, 4, 2), (3, 2)),
+    ((4, 6, 5, 2), (4, 2, 2, 3), (1, 2)),
+]
+# With padding and dtype. Float32 and 7 x 7 kernels (slow to compile) need not meet everything.
+COMBINATIONS = [
+    *((*case, padding, np.float64) for case in CASES for padding in ("VALID", "SAME")),
+    *((*case, "SAME", np.float32) for case in CASES[:2]),
+    ((2, 14, 11, 1), (7, 7, 1, 3), (2, 3), "VALID", np.float64),
+]
+
+
+def normal(shape, seed, dtype=np.float64):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def xla(x, kernel, strides, padding):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers)
+
+
+def value_and_gradients(fn, x, kernel):
+    """fn(x, kernel), and the gradients of its weighted sum by x and by kernel."""
+
+    def weighted(x, kernel):
+        out = fn(x, kernel)
+        return (out * jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape)).sum(), out
+
+    grads, out = jax.grad(weighted, (0, 1), has_aux=True)(x, kernel)
+    return out, *grads
+
+
+def compare(got, expected, tolerance):
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        scale = np.abs(theirs).max()
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize(("shape", "kernel_shape", "stride", "padding", "dtype"), COMBINATIONS)
+def test_values_and_gradients_are_xlas(x64, shape, kernel_shape, stride, padding, dtype):
+    @jax.jit
+    def run(x, kernel):
+        strides = stride if isinstance(stride, tuple) else (stride, stride)
+        expected = functools.partial(xla, strides=strides, padding=padding)
+        ours = {
+            lowering: value_and_gradients(
+                functools.partial(convolution, padding=padding, stride=stride, lowering=lowering),
+                x,
+                kernel,
+            )
+            for lowering in LOWERINGS[:2]
+        }
+        return ours, value_and_gradients(expected, x, kernel)
+
+    ours, expected = run(normal(shape, 0, dtype), normal(kernel_shape, 1, dtype))
+    for got in ours.values():
+        compare(got, expected, 1e-5 if dtype == np.float32 else 1e-10)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_values_are_those_of_loops(x64, lowering):
+    x, kernel = normal((2, 6, 5, 2), 0), normal((4, 3, 2, 3), 1)
+    strides = 2, 1
+    # SAME: 3 x 5 outputs. Rows need (3 - 1) * 2 + 4 = 8, so one zero on each side; columns need
+    # 4 + 3 = 7, the same.
+    padded = np.zeros((2, 8, 7, 2))
+    padded[:, 1:7, 1:6] = x
+    expected = np.zeros((2, 3, 5, 3))
+    for b, i, j, f in np.ndindex(expected.shape):
+        for p, q, c in np.ndindex(4, 3, 2):
+            pixel = padded[b, i * strides[0] + p, j * strides[1] + q, c]
+            expected[b, i, j, f] += pixel * kernel[p, q, c, f]
+    fn = jax.jit(functools.partial(convolution, padding="SAME", stride=strides, lowering=lowering))
+    got = fn(x, kernel)
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_kernel_for_each_client(x64, lowering):
+    """Mapped, scanned and split over devices: XLA's result, client after client."""
+    x, kernels = normal((4, 2, 6, 7, 3), 0), normal((4, 3, 3, 3, 2), 1)
+
+    def one(x, kernel):
+        fn = functools.partial(convolution, padding="SAME", stride=2, lowering=lowering)
+        return value_and_gradients(fn, x, kernel)
+
+    def loop(xs, kernels):
+        return jax.lax.map(lambda pair: one(*pair), (xs, kernels))
+
+    automatic = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("clients",), automatic, devices=jax.devices()[:2])
+    split = jax.sharding.PartitionSpec("clients")
+    expected = [
+        value_and_gradients(lambda x, k: xla(x, k, (2, 2), "SAME"), x[i], kernels[i])
+        for i in range(4)
+    ]
+    expected = jax.tree.map(lambda *leaves: np.stack(leaves), *expected)
+    compare(jax.jit(jax.vmap(one))(x, kernels), expected, 1e-10)
+    compare(jax.jit(loop)(x, kernels), expected, 1e-10)
+    sharded = jax.shard_map(loop, mesh=mesh, in_specs=(split, split), out_specs=split)
+    compare(jax.jit(sharded)(x, kernels), expected, 1e-10)
+    shared = jax.jit(jax.vmap(one, (None, 0)))(x[0], kernels)  # images that all clients share
+    compare(shared[0][0], expected[0][0], 1e-10)
+
+
+def test_automatic_lowering_is_gemm_on_cpu():
+    x, kernel = jnp.ones((2, 4, 4, 1)), jnp.ones((3, 3, 1, 1))
+    programs = {
+        lowering: str(jax.make_jaxpr(functools.partial(convolution, lowering=lowering))(x, kernel))
+        for lowering in ("auto", *LOWERINGS)
+    }
+    assert programs["auto"] == programs["gemm"]
+    assert ["conv_general" in programs[name] for name in LOWERINGS] == [False, False, True]
+
+
+def test_gradient_that_nobody_reads_is_not_computed():
+    def loss(x, kernel):
+        return (convolution(x, kernel, lowering="gemm") ** 2).sum()
+
+    def num_products(arguments):
+        compiled = jax.jit(jax.grad(loss, arguments)).lower(x, kernel).compile()
+        return compiled.as_text().count(" dot(")
+
+    x, kernel = jnp.ones((4, 9, 9, 2)), jnp.ones((3, 3, 2, 4))
+    assert num_products((0, 1)) == 3  # the features, and a gradient each
+    assert num_products(1) == num_products(0) == 2
+
+
+def test_modules_hand_their_options_on():
+    x, key = normal((2, 9, 8, 3), 0, np.float32), jax.random.key(0)
+    for lowering in LOWERINGS:
+        conv = Conv(4, 3, "SAME", stride=(2, 1), lowering=lowering)
+        assert jax.eval_shape(conv.init_with_output, key, x)[0].shape == (2, 5, 8, 4)
+        for module in (conv, ConvBlock(4, lowering=lowering)):
+            program = str(jax.make_jaxpr(module.init_with_output)(key, x))
+            assert ("conv_general" in program) == (lowering == "lax")
+
+
+def test_pooling_before_the_activation_changes_nothing():
+    """The papers' order is activation, then pool; also where gradients are zero."""
+    x, weights = normal((2, 8, 9, 2), 0, np.float32), normal((2, 3, 3, 3), 1, np.float32)
+    params = {"kernel": normal((3, 3, 2, 3), 2, np.float32), "bias": normal(3, 3, np.float32)}
+
+    def block(params):
+        return ConvBlock(3, kernel_size=3).apply({"params": {"conv": params}}, x)
+
+    def papers(params):
+        out = xla(x, params["kernel"], (1, 1), "VALID") + params["bias"].reshape(1, 1, 1, -1)
+        return jnp.maximum(out, 0)[:, :6, :6].reshape(2, 3, 2, 3, 2, 3).max(axis=(2, 4))
+
+    @jax.jit
+    def run(params):
+        losses = [lambda p, f=f: (f(p) * weights).sum() for f in (block, papers)]
+        return [jax.value_and_grad(loss)(params) for loss in losses]
+
+    ours, expected = run(params)
+    compare(ours, expected, 1e-5)
+
+
+def test_bad_arguments_are_named():
+    x, kernel = jnp.ones((2, 4, 4, 3)), jnp.ones((3, 3, 3, 2))
+    with pytest.raises(ValueError, match="padding is 'FULL'; it must be one of SAME, VALID"):
+        convolution(x, kernel, "FULL")
+    with pytest.raises(ValueError, match="lowering is 'conv'; it must be one of auto, gemm"):
+        convolution(x, kernel, lowering="conv")
+    with pytest.raises(ValueError, match="stride is 0; it must be at least 1"):
+        convolution(x, kernel, stride=0)
+    with pytest.raises(TypeError, match=r"stride is 1\.5; it must be an integer"):
+        convolution(x, kernel, stride=1.5)
+    with pytest.raises(ValueError, match=r"stride is \(1, 1, 1\); it must be one number or two"):
+        convolution(x, kernel, stride=(1, 1, 1))
+    with pytest.raises(ValueError, match=r"x has shape \(4, 4, 3\); .* images \[B, H, W, C\]"):
+        convolution(x[0], kernel)
+    with pytest.raises(ValueError, match=r"kernel has shape .* it must be \[h, w, 3, F\]"):
+        convolution(x, kernel[:, :, :2])
+    with pytest.raises(ValueError, match="at least 3 x 3 pixels"):
+        convolution(x[:, :2], kernel)
+    with pytest.raises(TypeError, match="x has dtype float32 and kernel bfloat16"):
+        convolution(x, kernel.astype(jnp.bfloat16))
+    with pytest.raises(TypeError, match="both must be one float"):
+        convolution(x.astype(jnp.int32), kernel.astype(jnp.int32))
+    assert math.prod(convolution(x, kernel, stride=(2, 1)).shape) == 2 * 1 * 2 * 2
