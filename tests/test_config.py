@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_lab import CohortBatch
 from fedjax_lab.config import RunConfig, build_algorithm
+from fedjax_lab.data import Devices
 from fedjax_lab.options import algorithm_options, parse_options, server_lr_of
 from fedjax_lab.runner import summarise_clients
 
@@ -234,3 +235,53 @@ def test_the_worst_tenth_of_the_clients():
     assert summary["client_accuracy"][2] is None
     assert summary["client_accuracy"][0] == 0.9
     json.dumps(summary, allow_nan=False)
+
+
+def test_devices_compressors_and_schedules_become_arguments():
+    assert RunConfig().devices() is None
+    config = RunConfig(time_budget=3.0, step_time_spread=0.5, dropout=0.1).resolve()
+    assert config.devices() == Devices(time_budget=3.0, step_time_spread=0.5, dropout=0.1)
+    assert "time_budget3.0" in config.run_name()
+
+    def loss_fn(params, examples, key):
+        return jnp.square(params["w"][None] - examples).sum(-1)
+
+    config = RunConfig(
+        algorithm="scaffold",
+        compressor="top_k:0.5",
+        error_feedback=False,
+        client_lr=0.2,
+        client_lr_schedule="exponential:0.5",
+    ).resolve()
+    algorithm = build_algorithm(config, loss_fn)
+    assert algorithm.name == "scaffold+top_k"
+    # Two fields of 4 floats, of which 2 are sent with indices of 2 bits.
+    assert algorithm.uplink({"w": jnp.zeros(4)}) == 2 * (2 * 4 + 1)
+    plain = build_algorithm(dataclasses.replace(config, compressor=None), loss_fn)
+    state = plain.init({"w": jnp.zeros(2)}, 1)
+    moves = []
+    for t in (0, 3):
+        batch = CohortBatch(
+            client_ids=jnp.zeros(1, jnp.int32),
+            examples=jnp.ones((1, 1, 1, 2)),
+            key=jax.random.key(0),
+            round=jnp.int32(t),
+        )
+        moves.append(np.asarray(plain.params(plain.round_fn(state, batch)[0])["w"]))
+    np.testing.assert_allclose(moves, [[0.4, 0.4], [0.05, 0.05]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"client_lr_schedule": "linear"}, "client_lr_schedule is 'linear'"),
+        ({"client_lr_schedule": "exponential:-1"}, "must be constant, cosine or exponential"),
+        ({"compressor": "top_l:0.9"}, "Did you mean 'top_k'"),
+        ({"downlink_compressor": "top_k:2"}, "comp is 2.0; .* less than 1"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"min_local_steps": 0}, "min_local_steps is 0"),
+    ],
+)
+def test_wrong_devices_compressors_and_schedules(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig(**settings).resolve()
