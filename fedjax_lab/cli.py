@@ -210,12 +210,17 @@ def _facts(run: Any) -> list[list[str]]:
         ["accuracy, mean of last 10", percent(mean_of_last(accuracy))],
         ["worst 10 % of clients", percent(number(summary.get("worst_10_percent_accuracy")))],
         ["test loss", f"{number(row.get('test_loss')):.4g}"],
+        *_perplexity(row),
         ["uplink, downlink", f"{row['bytes_up'] / 1e6:,.1f} MB, {row['bytes_down'] / 1e6:,.1f} MB"],
         ["gradients", f"{row['gradients']:,}"],
         ["compile, run", f"{run.compile_seconds:.1f} s, {run.seconds:.1f} s"],
         ["partition", run.config["partition"]["hash"]],
         ["run directory", str(run.path)],
     ]
+
+
+def _perplexity(row: Mapping[str, Any]) -> list[list[str]]:
+    return [["perplexity", f"{row['perplexity']:.4g}"]] if "perplexity" in row else []
 
 
 def _report(command: ReportCommand) -> int:

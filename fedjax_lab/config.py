@@ -20,7 +20,9 @@ from fedjax_lab.checks import check_choice, check_int, check_number
 from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.compressors import as_compressor, with_compression
 from fedjax_lab.data import DATASETS, PARTITIONS, Devices
-from fedjax_lab.models import MODELS
+from fedjax_lab.data.sources import SCHEMES
+from fedjax_lab.models import MODELS, Model
+from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.options import (
     DEFAULT_OPTIMIZER,
     REQUIRED,
@@ -77,13 +79,19 @@ class RunConfig:
     """Compress what the server sends as well."""
 
     dataset: str = "digits"
-    """Data set, such as digits, fashion_mnist, idx:FOLDER or npz:FILE."""
+    """Data set, such as digits, fashion_mnist, idx:FOLDER, npz:FILE or text:FILE_OR_FOLDER."""
 
     data_dir: str | None = None
     """Folder with the data set's files, where it is not found by itself."""
 
+    sequence_length: int = 35
+    """Words of an example of text, L."""
+
+    vocabulary_size: int | None = None
+    """Tell at most this many words of a text apart, the most frequent ones. None: all."""
+
     partition: str = "dirichlet:0.1"
-    """How the data are divided among the clients, such as iid or classes_per_client:2."""
+    """How the data are divided among the clients: iid, classes_per_client:2, contiguous, ..."""
 
     num_clients: int = 20
     """Clients, N. 20 suits digits (1,442 training images); 100 is usual for fashion_mnist."""
@@ -98,7 +106,7 @@ class RunConfig:
     """Shift training images by up to this many pixels at random."""
 
     model: str = "mlp"
-    """Model, such as linear, mlp or cnn (which needs images of 16x16 or more)."""
+    """Model, such as linear, mlp, cnn (images of 16x16 or more) or lstm (text)."""
 
     model_option: tuple[str, ...] = ()
     """An option of the model as name=value, such as hidden=64,32."""
@@ -280,7 +288,7 @@ class RunConfig:
     def _check(self) -> None:
         check_choice("algorithm", self.algorithm, ALGORITHMS)
         check_choice("model", self.model, MODELS)
-        if self.dataset.partition(":")[0] not in ("idx", "npz", "tfds"):
+        if self.dataset.partition(":")[0] not in SCHEMES:
             check_choice("dataset", self.dataset, DATASETS)
         schemes = [form.partition(":")[0] for form in PARTITIONS]
         check_choice("partition", self.partition.partition(":")[0], schemes)
@@ -299,8 +307,10 @@ class RunConfig:
         check_number("weight_decay", self.weight_decay, minimum=0.0)
         check_int("num_clients", self.num_clients, minimum=1)
         check_int("cohort_size", self.cohort_size, minimum=1, maximum=self.num_clients)
-        for name in ("rounds", "batch_size", "eval_every"):
+        for name in ("rounds", "batch_size", "eval_every", "sequence_length"):
             check_int(name, getattr(self, name), minimum=1)
+        if self.vocabulary_size is not None:
+            check_int("vocabulary_size", self.vocabulary_size, minimum=2)
         for name in ("local_steps", "local_epochs", "checkpoint_every"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), minimum=1)
@@ -329,8 +339,18 @@ _DEVICE_SETTINGS = (
 )
 
 
-def build_algorithm(config: RunConfig, loss_fn: LossFn) -> Algorithm:
+def build_algorithm(
+    config: RunConfig,
+    loss_fn: LossFn,
+    model: Model | None = None,
+    preprocess: Preprocess | None = None,
+) -> Algorithm:
     """Make a resolved config's method.
+
+    Args:
+      config: the settings.
+      loss_fn: what most methods take.
+      model, preprocess: what methods such as MOON take instead, to look inside the model.
 
     Raises:
       ValueError, TypeError: a hyper-parameter is out of range or has the wrong type.
@@ -349,7 +369,10 @@ def build_algorithm(config: RunConfig, loss_fn: LossFn) -> Algorithm:
     if transforms:
         arguments["gradient_transform"] = optax.chain(*transforms)
     factory = ALGORITHMS[config.algorithm]
-    algorithm = factory(loss_fn, client_lr=_schedule(config), **arguments)
+    subject: Any = loss_fn
+    if "model" in defaults_of(factory, leave_out=()):
+        subject, arguments["preprocess"] = model, preprocess
+    algorithm = factory(subject, client_lr=_schedule(config), **arguments)
     if config.compressor is None and config.downlink_compressor is None:
         return algorithm
     return with_compression(

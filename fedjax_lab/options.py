@@ -14,7 +14,7 @@ from fedjax_lab.models import MODELS
 REQUIRED = inspect.Parameter.empty
 
 # Arguments of a factory that have a flag of their own, or that the runner makes.
-_NOT_OPTIONS = ("loss_fn", "client_lr", "server_lr", "gradient_transform")
+_NOT_OPTIONS = ("loss_fn", "model", "preprocess", "client_lr", "server_lr", "gradient_transform")
 
 
 def parse_options(texts: Iterable[str], argument: str = "option") -> dict[str, Any]:

@@ -16,9 +16,15 @@ import numpy as np
 from fedjax_lab import data, models
 from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.config import RunConfig, build_algorithm
+from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.options import parse_options
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
+from fedjax_lab.simulation.evaluate import (
+    CountFn,
+    build_client_evaluation,
+    build_evaluation,
+    with_perplexity,
+)
 from fedjax_lab.simulation.rounds import place
 from fedjax_lab.simulation.run import SimulationResult, simulate
 from fedjax_lab.simulation.run_dir import (
@@ -28,7 +34,10 @@ from fedjax_lab.simulation.run_dir import (
     SUMMARY,
     write_json,
 )
-from fedjax_lab.types import Params
+from fedjax_lab.types import LossFn, Params
+
+_EVALUATED = 1000  # examples of an evaluation's step
+_MAX_LOGITS = 2**25  # of such a step, of text: 128 MiB
 
 
 class Setup(NamedTuple):
@@ -38,9 +47,11 @@ class Setup(NamedTuple):
       algorithm: the method.
       params: the first server model.
       clients: the clients' training data, on the device.
-      evaluate: params -> {"accuracy", "test_loss"} on the test set.
+      evaluate: params -> {"accuracy", "test_loss"} on the test set; of text also "perplexity",
+        and the accuracy is the share of next words foretold.
       evaluate_clients: params -> accuracy [N] on each client's own training data.
-      data: what identifies the data set: sizes, shape of an example, classes, and a hash.
+      data: what identifies the data set: sizes, shape of an example, classes (of text: words of
+        the vocabulary), and a hash.
     """
 
     algorithm: Algorithm
@@ -59,7 +70,14 @@ def build(config: RunConfig) -> Setup:
       FileNotFoundError, ImportError: the data set, or what reads it, is not there.
     """
     config = config.resolve()
-    train, test = data.load(config.dataset, data_dir=config.data_dir)
+    train, test = data.load(
+        config.dataset,
+        data_dir=config.data_dir,
+        sequence_length=config.sequence_length,
+        vocabulary_size=config.vocabulary_size,
+    )
+    is_text = train.y.ndim > 1
+    _check_model(config, is_text)
     clients = data.partition(
         train,
         config.partition,
@@ -67,21 +85,21 @@ def build(config: RunConfig) -> Setup:
         seed=config.seed if config.partition_seed is None else config.partition_seed,
         min_size=config.min_client_size,
     )
-    mean, std, scale = data.normalization(train)
-    prepare = data.preprocess(mean, std, scale=scale, flip=config.flip, crop=config.crop)
     num_classes = data.num_classes(train)
     model_options = parse_options(config.model_option, "model_option")
     model = models.build(config.model, num_classes, **model_options)
     init_key = jax.random.key(config.seed if config.init_seed is None else config.init_seed)
-    params = model.init(init_key, prepare(data.Examples(train.x[:1], train.y[:1]), None).x)
-    loss_fn = models.classification_loss(model.apply, prepare)
-    count_fn = models.accuracy_counts(model.apply, prepare)
+    first_x, prepare, loss_fn, count_fn = _task(config, train, model, is_text)
+    evaluated = _EVALUATED
+    if is_text:
+        evaluated = max(1, min(evaluated, _MAX_LOGITS // (train.y.shape[1] * num_classes)))
+    evaluate = build_evaluation(count_fn, test, evaluated)
     return Setup(
-        build_algorithm(config, loss_fn),
-        params,
+        build_algorithm(config, loss_fn, model, prepare),
+        model.init(init_key, first_x),
         clients,
-        build_evaluation(count_fn, test),
-        build_client_evaluation(count_fn, clients),
+        with_perplexity(evaluate) if is_text else evaluate,
+        build_client_evaluation(count_fn, clients, evaluated),
         {
             "train": len(train.y),
             "test": len(test.y),
@@ -92,13 +110,44 @@ def build(config: RunConfig) -> Setup:
     )
 
 
+def _check_model(config: RunConfig, is_text: bool) -> None:
+    allowed = [name for name in models.MODELS if (name in models.LANGUAGE_MODELS) == is_text]
+    if config.model not in allowed:
+        raise ValueError(
+            f"model is {config.model!r}; {config.dataset} is {'text' if is_text else 'no text'}: "
+            f"it must be one of {', '.join(allowed)}."
+        )
+    if is_text and (config.flip or config.crop):
+        raise ValueError(
+            f"flip is {config.flip} and crop {config.crop}; they need images, and {config.dataset} "
+            "is text."
+        )
+
+
+def _task(
+    config: RunConfig, train: data.Examples, model: models.Model, is_text: bool
+) -> tuple[Any, Preprocess | None, LossFn, CountFn]:
+    """(input to initialise the model with, preprocessing, loss, what evaluation counts)."""
+    if is_text:
+        loss_fn = models.language_model_loss(model.apply)
+        return train.x[:1], None, loss_fn, models.token_counts(model.apply)
+    mean, std, scale = data.normalization(train)
+    prepare = data.preprocess(mean, std, scale=scale, flip=config.flip, crop=config.crop)
+    return (
+        prepare(data.Examples(train.x[:1], train.y[:1]), None).x,
+        prepare,
+        models.classification_loss(model.apply, prepare),
+        models.accuracy_counts(model.apply, prepare),
+    )
+
+
 def run(config: RunConfig, *, progress: bool = True) -> SimulationResult:
     """Run a config, or go on with it where its run directory stops.
 
     The directory (``config.resolve().run_dir``) then holds what ``simulate`` writes, where
     summary.json also has ``client_accuracy`` [N] of the last model on each client's own
     training data, its mean and ``worst_10_percent_accuracy``; and partition.json has the label
-    histogram.
+    histogram (null of text).
 
     Args:
       config: the settings; they are resolved here.
@@ -180,12 +229,14 @@ def summarise_clients(accuracy: np.ndarray) -> dict[str, Any]:
 
 def _partition(clients: data.FederatedArrays) -> dict[str, Any]:
     measured = clients.heterogeneity()
+    is_text = clients.examples.y.ndim > 1
     return {
         "spec": clients.partition.spec,
         "seed": clients.partition.seed,
         "hash": clients.partition.hash,
         "mean_tv_distance": measured.mean_tv_distance,
-        "label_histogram": measured.label_histogram.tolist(),
+        # A word's count in every client is much to keep, and nothing to look at.
+        "label_histogram": None if is_text else measured.label_histogram.tolist(),
     }
 
 
@@ -194,10 +245,11 @@ def _describe(config: RunConfig, setup: Setup, path: Path) -> str:
     size = models.count_params(setup.params)
     shape = "x".join(map(str, setup.data["shape"]))
     client_map = parse_client_map(config.client_map).name
+    kind = "words" if config.model in models.LANGUAGE_MODELS else "classes"
     return "\n".join(
         [
             f"{config.dataset}: {setup.data['train']:,} + {setup.data['test']:,} examples {shape}, "
-            f"{setup.data['classes']} classes",
+            f"{setup.data['classes']:,} {kind}",
             setup.clients.summary(),
             f"{config.model}: {size:,} parameters",
             f"{setup.algorithm.name}, clients mapped with {client_map}; {verb} {path}",

@@ -30,3 +30,10 @@ def x64():
     """Run a test in float64."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_programs():
+    """Compiled programs stay in memory otherwise: gigabytes by the end of the suite."""
+    yield
+    jax.clear_caches()

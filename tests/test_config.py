@@ -10,7 +10,7 @@ from fedjax_lab import CohortBatch
 from fedjax_lab.config import RunConfig, build_algorithm
 from fedjax_lab.data import Devices
 from fedjax_lab.options import algorithm_options, parse_options, server_lr_of
-from fedjax_lab.runner import summarise_clients
+from fedjax_lab.runner import build, summarise_clients
 
 CONFIG = RunConfig(
     algorithm="gradma",
@@ -219,6 +219,25 @@ def test_fedopt_takes_an_optimizer_with_its_options():
     options = ("server_optimizer=momentum", "momentum=0.5")
     config = RunConfig(algorithm="fedopt", client_lr=0.1, server_lr=0.2, option=options)
     np.testing.assert_allclose(_rounds(config, 2), [3 - 0.2 * 7.5, 4 - 0.2 * 10], rtol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["moon", "fedmlbm"])
+def test_methods_that_look_inside_take_the_model(algorithm):
+    assert not {"model", "preprocess"} & set(algorithm_options(algorithm))
+    setup = build(RunConfig(algorithm=algorithm, option=("temperature=0.25",)))
+    assert setup.algorithm.hyperparameters["temperature"] == 0.25
+    batch = CohortBatch(
+        client_ids=jnp.arange(2),
+        examples=jnp.zeros((2, 3, 4), jnp.int32),
+        key=jax.random.key(0),
+        round=jnp.int32(0),
+        source=setup.clients.examples,
+    )
+    state = setup.algorithm.init(setup.params, num_clients=20)
+    after, _ = jax.eval_shape(setup.algorithm.round_fn, state, batch)  # traced, not compiled
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    with pytest.raises(ValueError, match="fedmlb needs at least 2"):
+        build(RunConfig(algorithm="fedmlb", model="linear"))
 
 
 def test_server_lr_reaches_the_method():

@@ -16,6 +16,7 @@ from fedjax_lab.algorithms.global_sharpness import fedlesam, fedsmoo
 from fedjax_lab.algorithms.gradma import gradma, gradma_s, gradma_w
 from fedjax_lab.algorithms.memory import mifa, mifam
 from fedjax_lab.algorithms.proximal import fedprox, fedproxm
+from fedjax_lab.algorithms.representation import fedmlb, fedmlbm, moon, moonm
 from fedjax_lab.algorithms.sharpness import fedasam, fedgamma, fedsam, mofedsam
 from fedjax_lab.algorithms.stem import stem
 from fedjax_lab.round import Algorithm
@@ -35,6 +36,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "feddyn": feddyn,
     "fedgamma": fedgamma,
     "fedlesam": fedlesam,
+    "fedmlb": fedmlb,
+    "fedmlbm": fedmlbm,
     "fedmo": fedmo,
     "fedmoswa": fedmoswa,
     "fednova": fednova,
@@ -56,6 +59,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "mime": mime,
     "mimelite": mimelite,
     "mofedsam": mofedsam,
+    "moon": moon,
+    "moonm": moonm,
     "naive_adaptive_fedavg": naive_adaptive_fedavg,
     "scaffold": scaffold,
     "stem": stem,
@@ -77,6 +82,8 @@ __all__ = [
     "feddyn",
     "fedgamma",
     "fedlesam",
+    "fedmlb",
+    "fedmlbm",
     "fedmo",
     "fedmoswa",
     "fednova",
@@ -98,6 +105,8 @@ __all__ = [
     "mime",
     "mimelite",
     "mofedsam",
+    "moon",
+    "moonm",
     "naive_adaptive_fedavg",
     "scaffold",
     "stem",

@@ -29,8 +29,11 @@ def factory(build: Factory) -> Factory:
         algorithm = build(*args, **kwargs)
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
-        described = {name: _describe(value) for name, value in given.arguments.items()}
-        described.pop("loss_fn")
+        described = {
+            name: _describe(value)
+            for name, value in given.arguments.items()
+            if name not in ("loss_fn", "model", "preprocess")
+        }
         return dataclasses.replace(algorithm, hyperparameters=described)
 
     return wrapper  # type: ignore[return-value]

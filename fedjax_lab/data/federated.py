@@ -133,7 +133,8 @@ def partition(
     """Divide ``train`` among clients and put it on the device.
 
     Args:
-      train: ``Examples``, or any pytree of arrays with leading axis n and labels in ``y``.
+      train: ``Examples``, or any pytree of arrays with leading axis n and labels [n] (or the
+        targets of sequences, [n, L]) in ``y``.
       spec: a key of ``PARTITIONS`` with its number, such as "dirichlet:0.1", or an integer
         array [n] with the client of each example. See ``split_indices``.
       num_clients: N.
@@ -150,8 +151,8 @@ def partition(
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(train)}
     if lengths != {labels.shape[:1]}:
         raise ValueError(
-            f"train has leaves with leading axes {sorted(lengths)}; all must be the {labels.shape} "
-            "of its labels."
+            f"train has leaves with leading axes {sorted(lengths)}; all must be the "
+            f"{labels.shape[:1]} of its labels."
         )
     if labels.size and labels.min() < 0:
         raise ValueError(f"train has the label {labels.min()}; labels are counted from 0.")
@@ -191,7 +192,8 @@ def _draw(figure_type: Any, measured: Heterogeneity, spec: str) -> Any:
         shown = np.arange(num_clients)
         xlabel = "client"
     sizes = measured.sizes[shown]
-    share = measured.label_histogram[shown] / np.maximum(sizes, 1)[:, None]
+    histogram = measured.label_histogram[shown]
+    share = histogram / np.maximum(histogram.sum(1, keepdims=True), 1)
     figure = figure_type(figsize=(9, 5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.5))
     low, median, high = measured.size_range

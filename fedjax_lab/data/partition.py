@@ -3,7 +3,7 @@
 Host-side NumPy on the labels. Every partition is disjoint and complete, depends on the seed
 alone, and ends in bounded time.
 
-Axes: n examples, N clients, C classes.
+Axes: n examples, N clients, C classes, L words of an example of text.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from fedjax_lab.checks import check_choice, check_int, check_number
 
 PARTITIONS = {
     "iid": "equal sizes, examples at random",
+    "contiguous": "equal sizes, the examples in their order: a stretch of the text for each client",
     "dirichlet:A": "each class cut over the clients with Dirichlet(A): unequal sizes",
     "dirichlet_equal:A": "a class prior per client from Dirichlet(A), equal sizes",
     "classes_per_client:P": "at most P classes per client, shared evenly by their holders",
@@ -75,6 +76,7 @@ def split_indices(
     """Divide examples among clients.
 
     - ``iid``: a random permutation cut into equal parts (sizes differ by at most 1).
+    - ``contiguous``: the same without the permutation; the seed has no influence.
     - ``dirichlet:A``: every class is cut at the proportions of one Dirichlet(A 1_N) draw, so
       that labels and sizes are both skewed (NIID-Bench; GradMA's code). As in GradMA's code,
       each client first gets ``min_size`` examples of random classes.
@@ -88,7 +90,9 @@ def split_indices(
     - ``quantity:A``: sizes from Dirichlet(A 1_N) after ``min_size`` each, labels iid.
 
     Args:
-      labels: integers [n].
+      labels: integers [n]; or, for examples without a label, the targets [n, L] of sequences,
+        which iid, contiguous, quantity and the natural partition do not look at, and the other
+        schemes refuse.
       spec: one of the above, or an integer array [n] with the client of each example (the
         natural partition).
       num_clients: N.
@@ -97,14 +101,15 @@ def split_indices(
 
     Raises:
       TypeError: an argument has the wrong type.
-      ValueError: unknown scheme, malformed or impossible spec, fewer than N * min_size
-        examples, or a natural partition that leaves a client with fewer than min_size.
+      ValueError: unknown scheme, malformed or impossible spec, a scheme by label where there are
+        sequences, fewer than N * min_size examples, or a natural partition that leaves a client
+        with fewer than min_size.
     """
     labels = np.asarray(labels)
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) == 0:
+    if labels.ndim not in (1, 2) or labels.dtype.kind not in "iu" or labels.size == 0:
         raise ValueError(
             f"labels has shape {labels.shape} and dtype {labels.dtype}; it must be a non-empty "
-            "vector of integers."
+            "vector of integers [n], or the targets of sequences [n, L]."
         )
     n = len(labels)
     check_int("number of examples", n, minimum=1, maximum=np.iinfo(np.int32).max)
@@ -120,17 +125,25 @@ def split_indices(
         owners = _check_natural(np.asarray(spec), n, num_clients, min_size)
         return _from_owners(owners, num_clients, "natural", seed)
     scheme, value = _parse(spec)
-    # Classes as 0..C-1, of those that occur.
-    classes, labels = np.unique(labels, return_inverse=True)
-    if scheme == "classes_per_client":
-        _check_classes(value, len(classes), num_clients)
+    if scheme in _BY_LABEL:
+        if labels.ndim > 1:
+            free = (form for form in PARTITIONS if form.partition(":")[0] not in _BY_LABEL)
+            raise ValueError(
+                f"spec is {spec!r}, which divides examples by their label; these are sequences, "
+                f"with targets of shape {labels.shape}. Give {', '.join(free)}, or the integer "
+                "array of client ids [n]."
+            )
+        # Classes as 0..C-1, of those that occur.
+        classes, labels = np.unique(labels, return_inverse=True)
+        if scheme == "classes_per_client":
+            _check_classes(value, len(classes), num_clients)
     rng = np.random.default_rng(seed)
     owners = _SCHEMES[scheme](rng, labels, num_clients, value, min_size)
     return _from_owners(owners, num_clients, spec, seed)
 
 
 class Heterogeneity(NamedTuple):
-    """How unlike the clients are.
+    """How unlike the clients are. Of sequences, the labels are their words.
 
     Attributes:
       label_histogram: int64 [N, C].
@@ -160,20 +173,22 @@ def heterogeneity(labels: Any, partition: Partition) -> Heterogeneity:
     """Label histogram, sizes, and distances to the global label distribution.
 
     Args:
-      labels: integers [n], from 0.
+      labels: integers [n], or [n, L] of sequences, from 0.
       partition: a ``Partition`` of them (or anything with its ``indices`` and ``sizes``).
     """
     labels = np.asarray(labels)
     sizes = np.asarray(partition.sizes).astype(np.int64)
     num_clients, num_classes = len(sizes), int(labels.max()) + 1
     owners = np.repeat(np.arange(num_clients), sizes)
-    cells = owners * num_classes + labels[np.asarray(partition.indices)]
+    targets = labels[np.asarray(partition.indices)].reshape(len(owners), -1)
+    cells = (owners[:, None] * num_classes + targets).ravel()
     histogram = np.bincount(cells, minlength=num_clients * num_classes)
     histogram = histogram.reshape(num_clients, num_classes)
     overall = histogram.sum(0) / histogram.sum()
     distance = np.full(num_clients, np.nan)
     held = sizes > 0
-    distance[held] = 0.5 * np.abs(histogram[held] / sizes[held, None] - overall).sum(1)
+    shares = histogram[held] / histogram[held].sum(1, keepdims=True)
+    distance[held] = 0.5 * np.abs(shares - overall).sum(1)
     return Heterogeneity(histogram, sizes, distance, (histogram > 0).sum(1))
 
 
@@ -182,13 +197,14 @@ def describe(labels: Any, partition: Partition) -> str:
     measured = heterogeneity(labels, partition)
     low, median, high = measured.size_range
     classes = measured.classes_per_client
+    kind = "classes" if np.ndim(labels) == 1 else "words"
     empty = int((measured.sizes == 0).sum())
     lines = [
         f"{partition.spec}, seed {partition.seed}, hash {partition.hash}",
         f"{measured.sizes.sum():,} examples, {len(measured.sizes):,} clients"
         + (f", {empty:,} of them empty" if empty else ""),
         f"examples per client: min {low:,}, median {median:,.10g}, max {high:,}",
-        f"classes per client: min {classes.min()}, median {np.median(classes):.10g}, "
+        f"{kind} per client: min {classes.min()}, median {np.median(classes):.10g}, "
         f"max {classes.max()} of {measured.label_histogram.shape[1]}",
         f"label skew (mean total variation distance to the global mix): "
         f"{measured.mean_tv_distance:.3f}",
@@ -197,7 +213,7 @@ def describe(labels: Any, partition: Partition) -> str:
 
 
 def _parse(spec: str) -> tuple[str, float]:
-    """Scheme and number of a spec; the number of "iid" is 0."""
+    """Scheme and number of a spec; the number of a scheme without one is 0."""
     scheme, colon, text = spec.partition(":")
     forms = {form.partition(":")[0]: form for form in PARTITIONS}
     if scheme == "natural":
@@ -274,6 +290,11 @@ def _iid(rng, labels, num_clients, value, min_size):
         np.arange(num_clients), _equal_sizes(len(labels), num_clients)
     )
     return owners
+
+
+def _contiguous(rng, labels, num_clients, value, min_size):
+    del rng, value, min_size
+    return np.repeat(np.arange(num_clients), _equal_sizes(len(labels), num_clients))
 
 
 def _dirichlet(rng, labels, num_clients, alpha, min_size):
@@ -361,12 +382,14 @@ def _quantity(rng, labels, num_clients, alpha, min_size):
 
 _SCHEMES: dict[str, Callable[..., np.ndarray]] = {
     "iid": _iid,
+    "contiguous": _contiguous,
     "dirichlet": _dirichlet,
     "dirichlet_equal": _dirichlet_equal,
     "classes_per_client": _classes_per_client,
     "similarity": _similarity,
     "quantity": _quantity,
 }
+_BY_LABEL = ("dirichlet", "dirichlet_equal", "classes_per_client", "similarity")
 
 
 def _equal_sizes(n: int, parts: int) -> np.ndarray:

@@ -1,6 +1,7 @@
-"""Data sets as host arrays: embedded, IDX and NPZ files, and tensorflow-datasets.
+"""Data sets as host arrays: embedded, IDX, NPZ and text files, and tensorflow-datasets.
 
-Axes: n examples of a split; an image is [height, width, channels] (channels last).
+Axes: n examples of a split; an image is [height, width, channels] (channels last); an example of
+text is a sequence of L words.
 """
 
 import gzip
@@ -9,6 +10,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ import jax
 import numpy as np
 
 from fedjax_lab.checks import check_choice
+from fedjax_lab.data import text
 
 # Where Debian's package dataset-fashion-mnist puts its files.
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -29,7 +32,12 @@ DATASETS = {
     "idx:FOLDER": "a folder with MNIST's four file names, .gz or not",
     "npz:FILE": "a file with the arrays x_train, y_train, x_test, y_test",
     "tfds:NAME": "any prepared image-classification set of tensorflow-datasets",
+    "text:PATH": "a UTF-8 file, or a folder with train.txt and test.txt (or valid.txt); by words",
+    "tfds_text:NAME": "any prepared text of tensorflow-datasets, such as lm1b",
 }
+
+# What may stand before a colon.
+SCHEMES = tuple(form.partition(":")[0] for form in DATASETS if ":" in form)
 
 _TFDS_ALIASES = ("mnist", "cifar10", "cifar100")
 _IDX_FILES = {
@@ -60,25 +68,36 @@ _NPZ_ERRORS = (
 
 
 class Examples(NamedTuple):
-    """A labelled data set or a part of it.
+    """A data set or a part of it, with what a model has to predict.
 
     Attributes:
-      x: [n, ...] in its storage dtype (uint8 for images); images are [n, H, W, C].
-      y: int32 [n], class labels counted from 0.
+      x: [n, ...] in its storage dtype (uint8 for images); images are [n, H, W, C], sequences of
+        words int32 [n, L].
+      y: int32 [n], class labels counted from 0; or, of sequences, int32 [n, L], the word that
+        follows each word of x.
     """
 
     x: Any
     y: Any
 
 
-def load(name: str, *, data_dir: str | Path | None = None) -> tuple[Examples, Examples]:
+def load(
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    sequence_length: int = 35,
+    vocabulary_size: int | None = None,
+) -> tuple[Examples, Examples]:
     """Load a data set as host (NumPy) arrays.
 
     Args:
-      name: a key of ``DATASETS``, where ``idx:``, ``npz:`` and ``tfds:`` are followed by a
-        folder, a file or a TFDS name.
+      name: a key of ``DATASETS``, where ``idx:``, ``npz:``, ``tfds:``, ``text:`` and
+        ``tfds_text:`` are followed by a folder, a file or a TFDS name.
       data_dir: for ``fashion_mnist`` the IDX folder or the TFDS directory; for TFDS names
         the TFDS directory (default: TFDS's own).
+      sequence_length: of text, the words of an example, L. See ``text.build_corpus``, also for
+        how words are numbered.
+      vocabulary_size: of text, the most words to be told apart; None: all.
 
     Returns:
       (train, test). ``x`` keeps its storage dtype, except that 64-bit numbers become 32-bit,
@@ -86,17 +105,22 @@ def load(name: str, *, data_dir: str | Path | None = None) -> tuple[Examples, Ex
 
     Raises:
       ValueError: unknown name, damaged file, or examples that are inconsistent, not finite
-        or labelled outside [0, number of classes in train).
+        or labelled outside [0, number of classes in train); a text that is no UTF-8, or shorter
+        than a sequence.
       FileNotFoundError: the files are not there; the message says how to get them.
       ImportError: tensorflow-datasets is needed and missing.
     """
     scheme, colon, rest = name.partition(":")
-    if colon and scheme in ("idx", "npz", "tfds"):
+    if colon and scheme in SCHEMES:
         if not rest:
             raise ValueError(f"name is {name!r}; something must follow the colon, as in DATASETS.")
         if scheme == "idx":
             return _load_idx(Path(rest), name)
-        return _load_npz(Path(rest), name) if scheme == "npz" else _load_tfds(rest, data_dir)
+        if scheme == "npz":
+            return _load_npz(Path(rest), name)
+        if scheme == "tfds":
+            return _load_tfds(rest, data_dir)
+        return _load_text(name, data_dir, sequence_length, vocabulary_size)
     check_choice("name", name, DATASETS)
     if name in _TFDS_ALIASES:
         return _load_tfds(name, data_dir)
@@ -111,8 +135,15 @@ def load(name: str, *, data_dir: str | Path | None = None) -> tuple[Examples, Ex
 
 
 def num_classes(train: Any) -> int:
-    """Number of classes: the largest label plus one. ``train`` is ``Examples`` or has ``y``."""
-    return int(np.max(np.asarray(train.y))) + 1
+    """Number of classes: the largest label plus one. ``train`` is ``Examples`` or has ``y``.
+
+    Of sequences it is the size of the vocabulary: the largest word in ``x`` or ``y`` plus one, and
+    at least 2 (``<unk>`` and ``<eos>``).
+    """
+    largest = int(np.max(np.asarray(train.y)))
+    if np.ndim(train.y) > 1:
+        largest = max(largest, int(np.max(np.asarray(train.x))), 1)
+    return largest + 1
 
 
 def _load_fashion_mnist(data_dir: str | Path | None) -> tuple[Examples, Examples]:
@@ -225,14 +256,66 @@ def _load_npz(path: Path, name: str) -> tuple[Examples, Examples]:
 
 
 def _load_tfds(name: str, data_dir: str | Path | None) -> tuple[Examples, Examples]:
+    tfds, info, sources = _open_tfds(f"tfds:{name}", data_dir)
+    supervised = info.supervised_keys
+    if supervised is None or not all(isinstance(key, str) for key in supervised[:2]):
+        raise ValueError(f"tfds:{name} has no (image, label) pair to learn from.")
+    label = info.features[supervised[1]]
+    if not isinstance(label, tfds.features.ClassLabel):
+        raise ValueError(f"tfds:{name}: {supervised[1]!r} is no class label.")
+    arrays: dict[str, np.ndarray] = {}
+    for part, source in sources.items():
+        arrays[f"x_{part}"], arrays[f"y_{part}"] = _read_source(
+            f"tfds:{name}", source, supervised[:2]
+        )
+    return _checked_splits(f"tfds:{name}", arrays, label.num_classes)
+
+
+def _load_text(
+    name: str, data_dir: str | Path | None, sequence_length: int, vocabulary_size: int | None
+) -> tuple[Examples, Examples]:
+    scheme, _, rest = name.partition(":")
+    lines = text.read_lines(Path(rest)) if scheme == "text" else _tfds_lines(name, data_dir)
+    try:
+        corpus = text.build_corpus(
+            *lines, sequence_length=sequence_length, vocabulary_size=vocabulary_size
+        )
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    return Examples(*corpus.train), Examples(*corpus.test)
+
+
+def _tfds_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], Iterator[str]]:
+    """The lines of train and test: those of the records, in the order in which TFDS keeps them."""
+    tfds, info, sources = _open_tfds(name, data_dir)
+    kinds = info.features.items()
+    texts = sorted(key for key, kind in kinds if isinstance(kind, tfds.features.Text))
+    if "text" not in texts and len(texts) != 1:
+        raise ValueError(
+            f"{name} has the texts {', '.join(texts) or 'none'}; there must be one, or one that is "
+            "called text."
+        )
+    key = "text" if "text" in texts else texts[0]
+
+    def lines(source: Any) -> Iterator[str]:
+        for i in range(len(source)):
+            # An empty record is an empty line.
+            yield from source[i][key].decode("utf-8").rstrip("\n").split("\n")
+
+    return lines(sources["train"]), lines(sources["test"])
+
+
+def _open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, dict[str, Any]]:
+    """(tensorflow_datasets, the set's info, {"train", "test"} -> records by index)."""
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise ImportError(
-            f"tfds:{name} needs the package tensorflow-datasets: `pip install 'fedjax-lab[data]'`."
+            f"{name} needs the package tensorflow-datasets: `pip install 'fedjax-lab[data]'`."
         ) from error
+    its_name = name.partition(":")[2]
     prepare = (
-        f"`tfds build {name} --file_format=array_record"
+        f"`tfds build {its_name} --file_format=array_record"
         + (f" --data_dir={data_dir}`" if data_dir is not None else "`")
         + " downloads and prepares it once (this step alone needs TensorFlow)."
     )
@@ -240,19 +323,19 @@ def _load_tfds(name: str, data_dir: str | Path | None) -> tuple[Examples, Exampl
         # As tfds.data_source does, which would not tell us whether the data are prepared:
         # a directory with data in it decides the file format itself.
         file_format = {} if data_dir is not None else {"file_format": "array_record"}
-        builder = tfds.builder(name, data_dir=data_dir, **file_format)
+        builder = tfds.builder(its_name, data_dir=data_dir, **file_format)
         prepared = builder.is_prepared()
     except tfds.core.DatasetNotFoundError as error:
-        raise ValueError(f"tfds:{name}: tensorflow-datasets knows no such data set.") from error
+        raise ValueError(f"{name}: tensorflow-datasets knows no such data set.") from error
     except (ValueError, AssertionError) as error:
-        raise ValueError(f"tfds:{name}: {error}") from error
+        raise ValueError(f"{name}: {error}") from error
     if not prepared:
-        raise FileNotFoundError(f"tfds:{name} is not prepared in {builder.data_path}. {prepare}")
+        raise FileNotFoundError(f"{name} is not prepared in {builder.data_path}. {prepare}")
     splits = builder.info.splits
     test_split = next((split for split in ("test", "validation") if split in splits), None)
     if "train" not in splits or test_split is None:
         raise ValueError(
-            f"tfds:{name} has the splits {', '.join(splits)}; there must be train and test (or "
+            f"{name} has the splits {', '.join(splits)}; there must be train and test (or "
             "validation)."
         )
     try:
@@ -262,21 +345,10 @@ def _load_tfds(name: str, data_dir: str | Path | None) -> tuple[Examples, Exampl
         }
     except NotImplementedError as error:
         raise ValueError(
-            f"tfds:{name} is prepared in {builder.data_path} in a format that cannot be read by "
+            f"{name} is prepared in {builder.data_path} in a format that cannot be read by "
             f"index. Prepare it anew: {prepare}"
         ) from error
-    supervised = builder.info.supervised_keys
-    if supervised is None or not all(isinstance(key, str) for key in supervised[:2]):
-        raise ValueError(f"tfds:{name} has no (image, label) pair to learn from.")
-    label = builder.info.features[supervised[1]]
-    if not isinstance(label, tfds.features.ClassLabel):
-        raise ValueError(f"tfds:{name}: {supervised[1]!r} is no class label.")
-    arrays: dict[str, np.ndarray] = {}
-    for part, source in sources.items():
-        arrays[f"x_{part}"], arrays[f"y_{part}"] = _read_source(
-            f"tfds:{name}", source, supervised[:2]
-        )
-    return _checked_splits(f"tfds:{name}", arrays, label.num_classes)
+    return tfds, builder.info, sources
 
 
 def _read_source(name: str, source: Any, keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:

@@ -14,14 +14,29 @@ import jax
 
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.models.base import Apply, Model, from_linen
-from fedjax_lab.models.cnn import cnn, fafed_cnn
+from fedjax_lab.models.batch_norm import (
+    hold_statistics,
+    recompute_statistics,
+    running_statistics,
+)
+from fedjax_lab.models.cnn import cnn, fafed_cnn, fafed_cnn_cifar10, fafed_cnn_mnist
 from fedjax_lab.models.lenet import lenet5, lenet5_gradma
 from fedjax_lab.models.linear import linear
-from fedjax_lab.models.losses import accuracy_counts, classification_loss
+from fedjax_lab.models.losses import (
+    accuracy_counts,
+    classification_loss,
+    language_model_loss,
+    token_counts,
+)
+from fedjax_lab.models.lstm import lstm
 from fedjax_lab.models.mlp import mlp
+from fedjax_lab.models.resnet import resnet18, resnet20
+from fedjax_lab.models.vgg import vgg11
+from fedjax_lab.models.vit import vit, vit_base
 from fedjax_lab.types import Params
 
 __all__ = [
+    "LANGUAGE_MODELS",
     "MODELS",
     "Apply",
     "Model",
@@ -31,11 +46,24 @@ __all__ = [
     "cnn",
     "count_params",
     "fafed_cnn",
+    "fafed_cnn_cifar10",
+    "fafed_cnn_mnist",
     "from_linen",
+    "hold_statistics",
+    "language_model_loss",
     "lenet5",
     "lenet5_gradma",
     "linear",
+    "lstm",
     "mlp",
+    "recompute_statistics",
+    "resnet18",
+    "resnet20",
+    "running_statistics",
+    "token_counts",
+    "vgg11",
+    "vit",
+    "vit_base",
 ]
 
 # name -> factory(num_classes=10, **options) -> Model
@@ -44,9 +72,20 @@ MODELS: dict[str, Callable[..., Model]] = {
     "mlp": mlp,
     "cnn": cnn,
     "fafed_cnn": fafed_cnn,
+    "fafed_cnn_mnist": fafed_cnn_mnist,
+    "fafed_cnn_cifar10": fafed_cnn_cifar10,
     "lenet5": lenet5,
     "lenet5_gradma": lenet5_gradma,
+    "vgg11": vgg11,
+    "resnet18": resnet18,
+    "resnet20": resnet20,
+    "vit": vit,
+    "vit_base": vit_base,
+    "lstm": lstm,
 }
+
+# Those that map sequences of words to logits of the next word; the others are classifiers.
+LANGUAGE_MODELS = ("lstm",)
 
 
 def build(name: str, num_classes: int, **options: Any) -> Model:

@@ -1,11 +1,11 @@
-"""The convolutional networks of CFedAvg and FAFED (MNIST and Fashion-MNIST).
+"""The convolutional networks of CFedAvg and FAFED (MNIST, Fashion-MNIST, CIFAR-10).
 
 Sources: Yang, Liu, Bentley: CFedAvg: Achieving Efficient Communication and Fast Convergence in
 Non-IID Federated Learning. MobiHoc 2021, Table 1, which prints the layers only. That there is no
 padding follows from the 1024 inputs of its first dense layer (28-24-12-8-4). Wu, Huang, Hu, Huang:
-Faster Adaptive Federated Learning. AAAI 2023 (FAFED), Table 4; it prints no padding, where the
-paper's Table 5 does, so there is none here. Initialisation and dropout, which neither paper
-states, are PyTorch's and none.
+Faster Adaptive Federated Learning. AAAI 2023 (FAFED), Tables 3, 4 and 5; only the third prints
+padding, so there is none in the others. Initialisation and dropout, which neither paper states,
+are PyTorch's and none.
 """
 
 import flax.linen as nn
@@ -51,3 +51,39 @@ def fafed_cnn(num_classes: int = 10, *, padding: str = "VALID", bounded: bool = 
     convs = [ConvBlock(size, None, padding, 3, nn.tanh) for size in (5, 10)]
     blocks = (*convs, DenseBlock(100, activation=nn.tanh))
     return from_linen(Classifier(num_classes, blocks, nn.tanh if bounded else None))
+
+
+def fafed_cnn_mnist(
+    num_classes: int = 10, *, padding: str = "VALID", bounded: bool = True
+) -> Model:
+    """conv5x5 20, pool, conv5x5 50, pool, dense 500: float [B, H, W, C] -> [B, num_classes].
+
+    ReLU after every layer, the last one too, as the paper prints it: logits are bounded from below
+    by 0, and a logit that is 0 has no gradient. 431,080 parameters for 28 x 28 x 1 and 10 classes.
+
+    Args:
+      num_classes: the number of logits.
+      padding: "VALID" (images of at least 16 x 16 pixels), or "SAME" (4 x 4).
+      bounded: False leaves the last ReLU out.
+
+    Raises:
+      ValueError: ``padding`` is neither.
+    """
+    check_choice("padding", padding, ("VALID", "SAME"))
+    blocks = (ConvBlock(20, padding=padding), ConvBlock(50, padding=padding), DenseBlock(500))
+    return from_linen(Classifier(num_classes, blocks, nn.relu if bounded else None))
+
+
+def fafed_cnn_cifar10(num_classes: int = 10, *, bounded: bool = True) -> Model:
+    """Three times conv3x3 and pool (16, 32, 64), dense 512 and 64: logits [B, num_classes].
+
+    ``x`` is float [B, H, W, C] of at least 8 x 8 pixels. ReLU after every layer, the last one too,
+    as for ``fafed_cnn_mnist``. 581,866 parameters for 32 x 32 x 3 and 10 classes.
+
+    Args:
+      num_classes: the number of logits.
+      bounded: False leaves the last ReLU out.
+    """
+    convs = [ConvBlock(size, padding=1, kernel_size=3) for size in (16, 32, 64)]
+    blocks = (*convs, DenseBlock(512), DenseBlock(64))
+    return from_linen(Classifier(num_classes, blocks, nn.relu if bounded else None))

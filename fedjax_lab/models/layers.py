@@ -2,34 +2,57 @@
 
 Axes: B examples, H x W pixels, C channels, F features. The papers' models are PyTorch models:
 every weight and bias of a layer starts uniform in +-1/sqrt(fan_in), scales of a norm at 1 and its
-biases at 0. Images are flattened in H, W, C order (PyTorch: C, H, W), which permutes the rows of
-the next layer's kernel and changes nothing else.
+biases at 0, unless a model says otherwise. Images are flattened in H, W, C order (PyTorch: C, H,
+W), which permutes the rows of the next layer's kernel and changes nothing else.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 
+from fedjax_lab.checks import check_int
+from fedjax_lab.models.batch_norm import BatchNorm
 from fedjax_lab.models.convolution import convolution
 from fedjax_lab.types import Key
 
 Activation = Callable[[jax.Array], jax.Array]
+# (key, shape, dtype) -> a kernel, as in jax.nn.initializers
+Initializer = Callable[..., jax.Array]
+
+NORMS = ("group", "batch", "frozen_batch")
 
 
-def max_pool(x: jax.Array) -> jax.Array:
-    """The maximum of every 2 x 2 pixels: [B, H, W, C] -> [B, H // 2, W // 2, C].
+def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
+    """The maximum of ``size`` x ``size`` pixels, with stride 2: [B, H, W, C] -> [B, H', W', C].
 
-    Written with slices, which are several times faster on CPU than a window reduction, forward
-    and backward. Equal pixels share the gradient equally (PyTorch gives it to the first one).
+    H' = floor((H + 2 padding - size) / 2) + 1, which is H // 2 for the default. ``padding`` adds
+    pixels of -inf on every side. Written with slices, which are several times faster on CPU than
+    a window reduction, forward and backward. Equal pixels share the gradient (PyTorch gives it to
+    the first one).
+
+    Raises:
+      ValueError: the image is too small.
     """
+    if min(x.shape[1:3]) + 2 * padding < size:
+        raise ValueError(
+            f"x has shape {x.shape} where a max-pool takes {size} x {size} pixels; give larger "
+            "images."
+        )
     # In the layout of the convolutions on CPU: XLA then cancels the transposes between the two.
-    x = x.transpose(1, 3, 2, 0)[: x.shape[1] // 2 * 2, :, : x.shape[2] // 2 * 2]
-    rows = jnp.maximum(x[0::2], x[1::2])
-    return jnp.maximum(rows[:, :, 0::2], rows[:, :, 1::2]).transpose(3, 0, 2, 1)
+    x = x.transpose(1, 3, 2, 0)
+    if padding:
+        around = (padding, padding)
+        x = jnp.pad(x, (around, (0, 0), around, (0, 0)), constant_values=-jnp.inf)
+    rows, columns = ((length - size) // 2 for length in (x.shape[0], x.shape[2]))
+    x = functools.reduce(jnp.maximum, [x[i : i + 2 * rows + 1 : 2] for i in range(size)])
+    x = functools.reduce(jnp.maximum, [x[:, :, j : j + 2 * columns + 1 : 2] for j in range(size)])
+    return x.transpose(3, 0, 2, 1)
 
 
 def flatten(x: jax.Array) -> jax.Array:
@@ -38,10 +61,12 @@ def flatten(x: jax.Array) -> jax.Array:
 
 
 class Conv(nn.Module):
-    """A convolution with bias: float [B, H, W, C] -> [B, H', W', F].
+    """A convolution: float [B, H, W, C] -> [B, H', W', F].
 
-    Parameters as ``flax.linen.Conv``: ``kernel`` [h, w, C, F], ``bias`` [F], float32.
-    ``stride`` and ``lowering`` are those of ``convolution``.
+    Parameters as ``flax.linen.Conv``: ``kernel`` [h, w, C, F] and, with ``use_bias``, ``bias``
+    [F], float32. ``stride`` and ``lowering`` are those of ``convolution``. ``padding`` is its
+    "VALID" or "SAME", or a number of zeros on every side, as in PyTorch (with a stride, "SAME" may
+    put them at the end only). ``kernel_init`` replaces the uniform distribution of kernels.
 
     Raises:
       ValueError: ``x`` is no batch of images, or smaller than the kernel without padding.
@@ -49,18 +74,26 @@ class Conv(nn.Module):
 
     num_features: int
     kernel_size: int = 5
-    padding: str = "VALID"
+    padding: str | int = "VALID"
     stride: int | tuple[int, int] = 1
     lowering: str = "auto"
+    use_bias: bool = True
+    kernel_init: Initializer | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Convolve ``x``."""
-        size = self.kernel_size
-        kernel, bias = _parameters(self, (size, size, x.shape[-1], self.num_features))
+        check_float(x)
+        size, padding = self.kernel_size, self.padding
+        shape = (size, size, x.shape[-1], self.num_features)
+        kernel, bias = _parameters(self, shape, self.use_bias, self.kernel_init)
         x, kernel, bias = promote_dtype(x, kernel, bias)
-        features = convolution(x, kernel, self.padding, stride=self.stride, lowering=self.lowering)
-        return features + bias.reshape(1, 1, 1, -1)
+        if not isinstance(padding, str) and x.ndim == 4:  # other axes: ``convolution`` names them
+            around = (check_int("padding", padding, minimum=0),) * 2
+            x = jnp.pad(x, ((0, 0), around, around, (0, 0)))
+        padding = padding if isinstance(padding, str) else "VALID"
+        features = convolution(x, kernel, padding, stride=self.stride, lowering=self.lowering)
+        return features if bias is None else features + bias.reshape(1, 1, 1, -1)
 
 
 class Dense(nn.Module):
@@ -74,17 +107,24 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map ``x``."""
+        check_float(x)
         kernel, bias = _parameters(self, (x.shape[-1], self.num_features))
         x, kernel, bias = promote_dtype(x, kernel, bias)
         return x @ kernel + bias.reshape(1, -1)
 
 
 class Norm(nn.Module):
-    """The norm policy: GroupNorm ("group") or nothing (None), over the last axis' channels.
+    """The norm policy, over the last axis' channels.
 
-    No BatchNorm: its running statistics are not parameters, and mini-batches of one client are
-    what federated learning cannot assume to be alike. GroupNorm has two groups and epsilon 1e-5,
-    as in the code of FedSWA and FL-Simulator.
+    - "group": GroupNorm with two groups and epsilon 1e-5, as in the code of FedSWA and
+      FL-Simulator; each example alone.
+    - "batch": BatchNorm over the mini-batch, whose running statistics are params that follow the
+      mini-batches and are averaged like weights; see ``batch_norm`` for what this entails.
+    - "frozen_batch": the same params, but the running statistics normalise in training, too.
+    - None: nothing.
+
+    Mini-batches of one client are what federated learning cannot assume to be alike, so "group"
+    is the default wherever a model has one.
 
     Raises:
       ValueError: the groups do not divide the channels.
@@ -95,9 +135,11 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalise each example of ``x`` [B, ..., C] alone; the shape stays."""
+        """Normalise ``x`` [B, ..., C]; the shape stays."""
         if self.kind is None:
             return x
+        if self.kind != "group":
+            return BatchNorm(frozen=self.kind == "frozen_batch", name="batch")(x)
         if x.shape[-1] % self.num_groups:
             raise ValueError(
                 f"x has shape {x.shape} where a norm needs a last axis that {self.num_groups} "
@@ -109,15 +151,17 @@ class Norm(nn.Module):
 class ConvBlock(nn.Module):
     """Convolution, norm, activation, max-pool: float [B, H, W, C] -> [B, H'', W'', F].
 
-    ``activation`` must not decrease. ``lowering`` is that of ``convolution``.
+    ``activation`` must not decrease. ``lowering`` is that of ``convolution``, ``padding`` that of
+    ``Conv``. ``pool`` False leaves the max-pool out.
     """
 
     num_features: int
     norm: str | None = None
-    padding: str = "VALID"
+    padding: str | int = "VALID"
     kernel_size: int = 5
     activation: Activation = nn.relu
     lowering: str = "auto"
+    pool: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -125,8 +169,9 @@ class ConvBlock(nn.Module):
         conv = Conv(
             self.num_features, self.kernel_size, self.padding, lowering=self.lowering, name="conv"
         )
+        x = Norm(self.norm, name="norm")(conv(x))
         # The maximum of what does not decrease: pooling first leaves a quarter of the work.
-        return self.activation(max_pool(Norm(self.norm, name="norm")(conv(x))))
+        return self.activation(max_pool(x) if self.pool else x)
 
 
 class DenseBlock(nn.Module):
@@ -159,7 +204,8 @@ class Classifier(nn.Module):
       activation: of the logits; None for logits as they are.
 
     Raises:
-      TypeError: ``x`` holds integers (except at initialisation, where values do not matter).
+      TypeError: ``x`` holds integers, where the first layer is one of ours (except at
+        initialisation, where values do not matter).
       ValueError: ``x`` has no axis besides B.
     """
 
@@ -177,18 +223,13 @@ class Classifier(nn.Module):
             raise ValueError(f"x has shape {x.shape}; it must be a batch [B, ...].")
         if self.is_initializing():
             x = jnp.zeros(x.shape, jnp.float32)
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise TypeError(
-                f"x has dtype {x.dtype}; the model takes floats. Scale stored images first, for "
-                "instance by the preprocess argument of classification_loss."
-            )
         for block in self.blocks:
             x = block(x)
         return flatten(x)
 
     def head(self, representation: jax.Array) -> jax.Array:
-        """Logits [B, C] of a representation [B, F]."""
-        logits = self.classifier(representation)
+        """Logits [B, C] of a representation [B, F], or of what the last block returns."""
+        logits = self.classifier(flatten(representation))
         return logits if self.activation is None else self.activation(logits)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -200,21 +241,38 @@ def check_norm(norm: str | None) -> str | None:
     """Return ``norm`` if it is a policy that ``Norm`` knows.
 
     Raises:
-      ValueError: it is neither "group" nor None.
+      ValueError: it is neither None nor one of ``NORMS``.
     """
-    if norm not in ("group", None):
-        raise ValueError(
-            f"norm is {norm!r}; it must be 'group' or None. (BatchNorm's running statistics are "
-            "not parameters.)"
-        )
+    if norm is not None and norm not in NORMS:
+        raise ValueError(f"norm is {norm!r}; it must be one of {', '.join(NORMS)}, or None.")
     return norm
 
 
-def _parameters(module: nn.Module, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """A kernel of ``shape`` and its bias, both uniform in +-1/sqrt(fan_in)."""
+def check_float(x: jax.Array) -> None:
+    """Check that the first layer of a model gets numbers that it can be trained on.
+
+    Raises:
+      TypeError: ``x`` holds integers.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(
+            f"x has dtype {x.dtype}; the model takes floats. Scale stored images first, for "
+            "instance by the preprocess argument of classification_loss."
+        )
+
+
+def _parameters(
+    module: nn.Module,
+    shape: tuple[int, ...],
+    use_bias: bool = True,
+    kernel_init: Initializer | None = None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """A kernel of ``shape`` and its bias, both uniform in +-1/sqrt(fan_in) unless told."""
     bound = 1.0 / math.sqrt(math.prod(shape[:-1]))
 
-    def uniform(key: Key, shape: tuple[int, ...]) -> jax.Array:
-        return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+    def uniform(key: Key, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
 
-    return module.param("kernel", uniform, shape), module.param("bias", uniform, shape[-1:])
+    kernel = module.param("kernel", kernel_init or uniform, shape, jnp.float32)
+    bias = module.param("bias", uniform, shape[-1:], jnp.float32) if use_bias else None
+    return kernel, bias

@@ -20,7 +20,7 @@ def lenet5(num_classes: int = 10, *, norm: str | None = None, padding: str = "VA
 
     Args:
       num_classes: the number of logits.
-      norm: None as in the papers, or "group": GroupNorm with two groups before every ReLU.
+      norm: None as in the papers, or a policy of ``layers.Norm`` before every ReLU.
       padding: "VALID" as in the papers (images of at least 16 x 16 pixels), or "SAME" (4 x 4).
 
     Raises:
@@ -44,16 +44,15 @@ def lenet5_gradma(
     """GradMA: conv5x5 32, pool, conv5x5 64, pool, dense 512 and 128 with norm and dropout.
 
     float [B, H, W, C] -> logits [B, num_classes]. For 32 x 32 x 3 and 10 classes 941,834
-    parameters with ``norm="group"``, 940,362 with None.
+    parameters with a norm, 940,362 without. The authors' BatchNorm, ``norm="batch"``, has 1,472
+    running statistics besides (in PyTorch also four counters).
 
-    Departure: the authors normalise with BatchNorm. It has the same scales and biases, so the
-    count of 941,834 is the same, but also 1,476 running statistics that are averaged although
-    they are no parameters; and it couples the examples of a mini-batch. GroupNorm takes its
-    place: one example alone, two groups of channels (of units, in the dense layers).
+    Departure: the default is GroupNorm, which keeps the examples of a mini-batch apart (two groups
+    of channels; of units, in the dense layers).
 
     Args:
       num_classes: the number of logits.
-      norm: "group" or None, before every ReLU.
+      norm: a policy of ``layers.Norm``, before every ReLU.
       dropout: the probability with which a unit of the two dense layers is dropped in training.
       padding: "VALID" as in the code (images of at least 16 x 16 pixels), or "SAME" (4 x 4).
 

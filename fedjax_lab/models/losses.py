@@ -1,7 +1,8 @@
-"""Per-example losses of a classifier: what algorithms descend and what evaluation counts.
+"""Per-example losses of classifiers and language models, to be descended and to be counted.
 
-Axes: B examples, C classes. ``examples`` is anything with the fields ``x`` [B, ...] and ``y``
-int [B]. Padding and masks are the library's business: nothing here averages over B.
+Axes: B examples, C classes; L words of a sequence, V words of the vocabulary. ``examples`` is
+anything with the fields ``x`` [B, ...] and ``y``, int [B] or of sequences [B, L]. Padding and masks
+are the library's business: nothing here averages over B.
 """
 
 from collections.abc import Callable
@@ -26,19 +27,18 @@ def classification_loss(apply: Apply, preprocess: Preprocess | None = None) -> L
       preprocess: ``(examples, key) -> examples``: scaling, augmentation. None: taken as they are.
 
     Returns:
-      ``loss_fn(params, examples, key) -> float32 [B]``. The key is split between ``preprocess``
-      and ``apply``.
+      ``loss_fn(params, examples, key) -> float32 [B]`` (float64 of float64 logits). The key is
+      split between ``preprocess`` and ``apply``.
 
     Raises:
       TypeError: an argument is no function (at construction).
       ValueError: logits are not [B, C], or labels not integers [B] (when the loss is traced).
     """
-    _check_functions(apply, preprocess)
+    check_functions(apply, preprocess)
 
     def loss_fn(params: Params, examples: PyTree, key: Key) -> jax.Array:
-        augmentation_key, dropout_key = jax.random.split(key)
-        x, y = _inputs(preprocess, examples, augmentation_key)
-        return _cross_entropy(apply(params, x, dropout_key), y)
+        x, y, dropout_key = training_inputs(preprocess, examples, key)
+        return cross_entropy(apply(params, x, dropout_key), y)
 
     return loss_fn
 
@@ -59,15 +59,72 @@ def accuracy_counts(
     Raises:
       TypeError, ValueError: as ``classification_loss``.
     """
-    _check_functions(apply, preprocess)
+    check_functions(apply, preprocess)
 
     def counts(params: Params, examples: PyTree) -> tuple[jax.Array, jax.Array]:
         x, y = _inputs(preprocess, examples, None)
         logits = apply(params, x, None)
-        loss = _cross_entropy(logits, y)
+        loss = cross_entropy(logits, y)
         return (jnp.argmax(logits, axis=-1) == y).astype(jnp.float32), loss
 
     return counts
+
+
+def language_model_loss(apply: Apply) -> LossFn:
+    """Cross-entropy of the next word, the mean over each sequence, for training: dropout is on.
+
+    Args:
+      apply: ``(params, x, key) -> logits`` float [B, L, V], such as the ``apply`` of
+        ``models.lstm``.
+
+    Returns:
+      ``loss_fn(params, examples, key) -> float32 [B]``. The key is that of ``apply``.
+
+    Raises:
+      TypeError: ``apply`` is no function (at construction).
+      ValueError: logits are not [B, L, V], or targets not integers [B, L] (when traced).
+    """
+    check_functions(apply, None)
+
+    def loss_fn(params: Params, examples: PyTree, key: Key) -> jax.Array:
+        return _word_losses(apply(params, examples.x, key), examples.y).mean(axis=1)
+
+    return loss_fn
+
+
+def token_counts(apply: Apply) -> Callable[[Params, PyTree], tuple[jax.Array, jax.Array]]:
+    """Share of words foretold and mean cross-entropy of every sequence: nothing is random.
+
+    All sequences are of one length, so the means of both over the examples are means over all
+    words; the perplexity is the exponential function of the loss's.
+
+    Args:
+      apply: as for ``language_model_loss``; gets the key None.
+
+    Returns:
+      ``counts(params, examples) -> (correct, loss)``, both float32 [B]; ``correct`` is the share of
+      the words with the largest logit (the first of equals).
+
+    Raises:
+      TypeError, ValueError: as ``language_model_loss``.
+    """
+    check_functions(apply, None)
+
+    def counts(params: Params, examples: PyTree) -> tuple[jax.Array, jax.Array]:
+        logits = apply(params, examples.x, None)
+        losses = _word_losses(logits, examples.y)
+        correct = (jnp.argmax(logits, axis=-1) == examples.y).astype(jnp.float32)
+        return correct.mean(axis=1), losses.mean(axis=1)
+
+    return counts
+
+
+def training_inputs(
+    preprocess: Preprocess | None, examples: PyTree, key: Key
+) -> tuple[jax.Array, jax.Array, Key]:
+    """What a model is trained on: x [B, ...] and y [B] after ``preprocess``, and a key for it."""
+    augmentation_key, dropout_key = jax.random.split(key)
+    return *_inputs(preprocess, examples, augmentation_key), dropout_key
 
 
 def _inputs(
@@ -78,8 +135,12 @@ def _inputs(
     return examples.x, examples.y
 
 
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Cross-entropy, float32 [B], of logits [B, C] (of whatever float dtype)."""
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Cross-entropy [B] of logits [B, C], computed in float32 or what is wider.
+
+    Raises:
+      ValueError: logits are not [B, C], or labels not integers [B].
+    """
     if labels.ndim != 1 or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
             f"examples.y has shape {labels.shape} and dtype {labels.dtype}; it must be integer "
@@ -90,11 +151,36 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
             f"apply returned logits of shape {logits.shape} for {labels.shape[0]} examples; they "
             f"must be [B, C] = [{labels.shape[0]}, number of classes]."
         )
-    logits = logits.astype(jnp.float32)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return optax.softmax_cross_entropy_with_integer_labels(at_least_float32(logits), labels)
 
 
-def _check_functions(apply: Any, preprocess: Any) -> None:
+def _word_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Cross-entropy [B, L] of logits [B, L, V], computed in float32 or what is wider."""
+    if targets.ndim != 2 or not jnp.issubdtype(targets.dtype, jnp.integer):
+        raise ValueError(
+            f"examples.y has shape {targets.shape} and dtype {targets.dtype}; it must be the next "
+            "words of sequences, integers [B, L]."
+        )
+    if logits.ndim != 3 or logits.shape[:2] != targets.shape:
+        batch, length = targets.shape
+        raise ValueError(
+            f"apply returned logits of shape {logits.shape} for targets of shape {targets.shape}; "
+            f"they must be [B, L, V] = [{batch}, {length}, number of words]."
+        )
+    return optax.softmax_cross_entropy_with_integer_labels(at_least_float32(logits), targets)
+
+
+def at_least_float32(x: jax.Array) -> jax.Array:
+    """``x`` in float32 if its dtype is narrower, else as it is."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def check_functions(apply: Any, preprocess: Any) -> None:
+    """Check the arguments of ``classification_loss``.
+
+    Raises:
+      TypeError: one is no function.
+    """
     if not callable(apply):
         raise TypeError(
             f"apply is {apply!r}; it must be a function (params, x, key) -> logits [B, C], such "

@@ -3,8 +3,8 @@
 Source: Luo, Li, Lan, Gao: GradMA: A Gradient-Memory-based Accelerated Federated Learning with
 Alleviated Catastrophic Forgetting. CVPR 2023. The paper says "three linear hidden layers"; the
 widths, with two hidden layers, are those of the authors' code.
-Departure: that code has BatchNorm after both hidden layers (178,710 parameters and 602 running
-statistics). Here the default has no norm; ``norm="group"`` has as many parameters as BatchNorm.
+Departure: that code has BatchNorm after both hidden layers (178,710 parameters, 600 running
+statistics and two counters), which is ``norm="batch"`` here; the default has no norm.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,17 @@ def mlp(
 ) -> Model:
     """Dense layers with ReLU: float [B, ...] -> logits [B, num_classes].
 
-    178,110 parameters for 784 inputs and 10 classes (178,710 with ``norm="group"``).
+    178,110 parameters for 784 inputs and 10 classes (178,710 with a norm, and BatchNorm's 600
+    running statistics).
 
     Args:
       num_classes: C.
       hidden: the widths of the hidden layers.
-      norm: None, or "group" for GroupNorm with two groups between each hidden layer and its
-        ReLU; the widths must then be even.
+      norm: a policy of ``layers.Norm``, between each hidden layer and its ReLU; "group" needs
+        even widths.
 
     Raises:
-      ValueError: ``norm`` is neither; a width is below 1.
+      ValueError: ``norm`` is no policy; a width is below 1.
       TypeError: a width is no integer.
     """
     check_norm(norm)

@@ -39,6 +39,21 @@ def build_evaluation(
     return evaluate
 
 
+def with_perplexity(
+    evaluate: Callable[[Params], dict[str, jax.Array]],
+) -> Callable[[Params], dict[str, jax.Array]]:
+    """``evaluate`` with "perplexity" added: exp("test_loss"), of a mean cross-entropy per word.
+
+    It is the size of the vocabulary for a model that finds all words equally probable.
+    """
+
+    def evaluate_text(params):
+        scores = evaluate(params)
+        return {**scores, "perplexity": jnp.exp(scores["test_loss"])}
+
+    return evaluate_text
+
+
 def build_client_evaluation(
     count_fn: CountFn, clients: FederatedArrays, batch_size: int = 1000
 ) -> Callable[[Params], jax.Array]:

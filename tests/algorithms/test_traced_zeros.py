@@ -5,6 +5,7 @@ import numpy as np
 
 from fedjax_lab import algorithms as a
 from tests.algorithms.cases import N
+from tests.algorithms.networks import preprocess, two_blocks
 from tests.algorithms.problem import flat, initial_params, loss_fn, stack_rounds
 from tests.reference import problem as reference
 
@@ -41,6 +42,17 @@ def test_traced_zeros(x64):
             "mifa of gradients, rate 0": (
                 end(a.mifa(loss_fn, client_lr=zero, table="gradient")),
                 start,
+            ),
+            "moon": (
+                end(
+                    a.moon(
+                        two_blocks(),
+                        client_lr=0.2,
+                        contrastive_weight=zero,
+                        preprocess=preprocess,
+                    )
+                ),
+                fedavg,
             ),
             "fedprox": (end(a.fedprox(loss_fn, client_lr=0.2, prox_weight=zero)), fedavg),
             "feddyn": (end(a.feddyn(loss_fn, client_lr=0.2, prox_weight=zero)), fedavg),

@@ -17,6 +17,7 @@ from fedjax_lab.data.partition import (
 
 SPECS = [
     "iid",
+    "contiguous",
     "dirichlet:0.001",
     "dirichlet:0.5",
     "dirichlet:1e300",
@@ -176,6 +177,43 @@ def test_classes_per_client_repairs_small_clients():
     assert ((counts_of(labels, part) > 0).sum(1) <= 2).all()
     with pytest.raises(ValueError, match="Lower min_size"):
         split_indices(np.array([0] * 99 + [1]), "classes_per_client:1", 10, 0, min_size=2)
+
+
+def test_contiguous_keeps_the_order():
+    part = split_indices(balanced[:103], "contiguous", 5, seed=7)
+    np.testing.assert_array_equal(part.indices, np.arange(103))
+    np.testing.assert_array_equal(part.sizes, [21, 21, 21, 20, 20])
+
+
+def test_sequences_have_no_label_to_divide_by():
+    targets = np.random.default_rng(0).integers(0, 6, (50, 4))
+    for spec in SPECS:
+        if spec.startswith(("iid", "contiguous", "quantity")):
+            part = split_indices(targets, spec, 7, 0)
+            assert sorted(part.indices) == list(range(50))
+            # The schemes do not look: any labels give the same partition.
+            assert part.hash == split_indices(balanced[:50], spec, 7, 0).hash
+        else:
+            with pytest.raises(ValueError, match=r"these are sequences.* Give iid, contiguous, q"):
+                split_indices(targets, spec, 7, 0)
+    natural = split_indices(targets, np.arange(50) % 7, 7, 0)
+    np.testing.assert_array_equal(natural.client(3), np.arange(3, 50, 7))
+    with pytest.raises(ValueError, match=r"shape \(2, 2, 2\)"):
+        split_indices(np.zeros((2, 2, 2), int), "iid", 2, 0)
+
+
+def test_heterogeneity_of_sequences_counts_their_words():
+    targets = np.random.default_rng(0).integers(0, 6, (50, 4))
+    part = split_indices(targets, "contiguous", 3, 0)
+    found = heterogeneity(targets, part)
+    parts = [targets[:17], targets[17:34], targets[34:]]
+    for i, held in enumerate(parts):
+        for word in range(6):
+            assert found.label_histogram[i, word] == (held == word).sum()
+        shares = [(held == word).mean() - (targets == word).mean() for word in range(6)]
+        assert found.tv_distance[i] == pytest.approx(np.abs(shares).sum() / 2)
+    np.testing.assert_array_equal(found.sizes, [17, 17, 16])
+    assert "words per client: min" in describe(targets, part)
 
 
 def test_similarity():

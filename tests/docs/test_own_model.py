@@ -11,8 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_lab import CohortBatch
+
 DOC = Path(__file__).parents[2] / "docs" / "your_own_model.md"
 FRAMEWORKS = ["Plain JAX", "Flax linen", "Flax NNX", "Equinox", "With the library's helpers"]
+INSIDE = "Methods that look inside"
 MAX_LINES = 15  # of code
 
 
@@ -58,13 +61,33 @@ def namespace(request) -> dict[str, Any]:
 
 
 def test_every_block_is_tested():
-    assert set(BLOCKS) == {"Your own model", *FRAMEWORKS, "Run it"}
+    assert set(BLOCKS) == {"Your own model", *FRAMEWORKS, INSIDE, "Run it"}
 
 
 @pytest.mark.parametrize("heading", FRAMEWORKS)
 def test_examples_are_short(heading):
     code = [line for line in BLOCKS[heading][1].splitlines() if line.strip()]
     assert len(code) <= MAX_LINES
+
+
+def test_the_parts_of_a_model_make_the_whole_and_a_round():
+    namespace = execute_example(INSIDE)
+    model, params, algorithm = (namespace[name] for name in ("model", "params", "algorithm"))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 64)), jnp.float32)
+    h, key = x, jax.random.key(1)
+    for block in model.blocks:
+        h = block(params, h, key)
+    parts = model.head(params, model.features(params, x, key), key)
+    for logits in (h, parts):
+        np.testing.assert_array_equal(logits, model.apply(params, x, key))
+    batch = CohortBatch(
+        client_ids=jnp.arange(2),
+        examples=Examples(jnp.zeros((2, 3, 4, 8, 8, 1), jnp.uint8), jnp.zeros((2, 3, 4), int)),
+        key=key,
+        round=jnp.int32(0),
+    )
+    state, _ = jax.eval_shape(algorithm.round_fn, algorithm.init(params, 5), batch)  # traced only
+    assert jax.tree.structure(algorithm.params(state)) == jax.tree.structure(params)
 
 
 def test_example_keeps_the_contract(namespace):

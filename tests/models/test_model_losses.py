@@ -1,4 +1,4 @@
-"""classification_loss and accuracy_counts against NumPy, and who gets which key."""
+"""Losses and counts of classifiers and language models against NumPy; who gets which key."""
 
 from typing import Any, NamedTuple
 
@@ -140,3 +140,40 @@ def test_arguments_that_are_no_functions_are_refused(model):
         models.classification_loss(model)
     with pytest.raises(TypeError, match="preprocess is 255"):
         models.accuracy_counts(model.apply, 255)
+
+
+def test_language_model_losses_and_counts_are_means_over_the_words():
+    rng = np.random.default_rng(1)
+    logits = jnp.asarray(rng.normal(size=(3, 4, 6)), jnp.float32)
+    examples = Examples(
+        jnp.zeros((3, 4), jnp.int32), jnp.asarray(rng.integers(0, 6, (3, 4)), jnp.int32)
+    )
+    seen = []
+
+    def apply(params, x, key=None):
+        seen.append(key)
+        return params
+
+    key = jax.random.key(0)
+    expected = [numpy_cross_entropy(*pair).mean() for pair in zip(logits, examples.y, strict=True)]
+    losses = models.language_model_loss(apply)(logits, examples, key)
+    assert losses.shape == (3,)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    correct, losses = models.token_counts(apply)(logits, examples)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        correct, (np.asarray(logits).argmax(-1) == np.asarray(examples.y)).mean(1), rtol=1e-6
+    )
+    assert seen == [key, None]
+
+
+def test_language_model_losses_name_what_is_wrong():
+    words = Examples(jnp.zeros((3, 4), jnp.int32), jnp.zeros((3, 4), jnp.int32))
+    loss_fn = models.language_model_loss(lambda params, x, key: jnp.zeros((3, 6)))
+    with pytest.raises(ValueError, match=r"must be \[B, L, V\] = \[3, 4, number of words\]"):
+        loss_fn(None, words, jax.random.key(0))
+    counts = models.token_counts(lambda params, x, key: jnp.zeros((3, 4, 6)))
+    with pytest.raises(ValueError, match=r"must be the next words of sequences, integers \[B, L\]"):
+        counts(None, words._replace(y=jnp.zeros(3, jnp.int32)))
+    with pytest.raises(TypeError, match="apply is 3"):
+        models.language_model_loss(3)

@@ -21,6 +21,12 @@ MLP = [("dense", 784, 200), ("dense", 200, 100), ("dense", 100, 10)]
 CNN = [("conv", 5, 1, 32), ("conv", 5, 32, 64), ("dense", 1024, 512), ("dense", 512, 10)]
 # Rows and columns 28 - 26 - 13 - 11 - 5, so 5 * 5 * 10 inputs of the first dense layer.
 FAFED = [("conv", 3, 1, 5), ("conv", 3, 5, 10), ("dense", 250, 100), ("dense", 100, 10)]
+# 28 - 24 - 12 - 8 - 4, and with padding 32 - 16 - 8 - 4.
+MNIST = [("conv", 5, 1, 20), ("conv", 5, 20, 50), ("dense", 800, 500), ("dense", 500, 10)]
+CIFAR = [
+    *(("conv", 3, 3, 16), ("conv", 3, 16, 32), ("conv", 3, 32, 64)),
+    *(("dense", 1024, 512), ("dense", 512, 64), ("dense", 64, 10)),
+]
 GRAY, COLOR = (28, 28, 1), (32, 32, 3)
 # name, options, classes, input, layers, norm, total
 TABLE = [
@@ -29,6 +35,8 @@ TABLE = [
     ("mlp", {"norm": "group"}, 10, GRAY, MLP, True, 178_710),
     ("cnn", {}, 10, GRAY, CNN, False, 582_026),
     ("fafed_cnn", {}, 10, GRAY, FAFED, False, 26_620),
+    ("fafed_cnn_mnist", {}, 10, GRAY, MNIST, False, 431_080),
+    ("fafed_cnn_cifar10", {}, 10, COLOR, CIFAR, False, 581_866),
     ("lenet5", {}, 10, COLOR, [*LENET5, ("dense", 192, 10)], False, 797_962),
     ("lenet5", {}, 100, COLOR, [*LENET5, ("dense", 192, 100)], False, 815_332),
     ("lenet5_gradma", {}, 10, COLOR, [*GRADMA, ("dense", 128, 10)], True, 941_834),
@@ -43,6 +51,8 @@ SMALL = [
     ("cnn", {"padding": "SAME"}, (8, 8, 1)),
     ("fafed_cnn", {}, (10, 11, 1)),
     ("fafed_cnn", {"bounded": False, "padding": "SAME"}, (5, 4, 2)),
+    ("fafed_cnn_mnist", {"padding": "SAME"}, (4, 4, 1)),
+    ("fafed_cnn_cifar10", {"bounded": False}, (8, 8, 3)),
     ("lenet5", {}, (16, 18, 3)),
     ("lenet5", {"norm": "group", "padding": "SAME"}, (8, 8, 3)),
     ("lenet5_gradma", {}, (16, 16, 3)),
@@ -90,13 +100,6 @@ def test_number_of_parameters(name, options, num_classes, shape, table, norm, to
     assert [models.count_params(params[key]) for key in order] == expected
     assert models.count_params(params) == sum(expected) == total
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
-
-
-def test_what_batchnorm_would_add_to_gradmas_lenet():
-    widths = [out for _, *_, out in GRADMA]
-    without = sum(layer_counts([*GRADMA, ("dense", 128, 10)], norm=False))
-    assert without + 2 * sum(widths) == 941_834  # scales and biases: GroupNorm has them too
-    assert 2 * sum(widths) + len(widths) == 1_476  # means, variances, step counters: no parameters
 
 
 # --- an independent forward pass: float64, loops, channels-first where PyTorch is ---
@@ -169,9 +172,10 @@ def test_forward_pass_is_numpys_and_splits_at_the_head(name, options, shape):
 
     logits, representation, logits_of_head = run(params, x)
     tanh = {"activation": np.tanh} if name == "fafed_cnn" else {}
-    expected = numpy_forward(params, x, options.get("padding", "VALID"), **tanh)
-    if name == "fafed_cnn" and options.get("bounded", True):
-        expected = np.tanh(expected)
+    padding = "SAME" if name == "fafed_cnn_cifar10" else options.get("padding", "VALID")
+    expected = numpy_forward(params, x, padding, **tanh)
+    if options.get("bounded", name.startswith("fafed")):
+        expected = np.tanh(expected) if tanh else np.maximum(expected, 0)
     assert logits.shape == (2, 10)
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
     assert representation.shape == (2, params["classifier"]["kernel"].shape[0])
@@ -183,6 +187,39 @@ def test_examples_do_not_see_each_other():
     apply = jax.jit(model.apply)
     others = x.at[1:].multiply(-3.0)
     np.testing.assert_array_equal(apply(params, x)[0], apply(params, others)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "count"),
+    [
+        ("linear", {}, (4, 4, 2), 1),
+        ("mlp", {"hidden": (12, 6)}, (4, 4, 2), 3),
+        ("cnn", {"padding": "SAME"}, (4, 4, 1), 4),
+        ("lenet5_gradma", {"padding": "SAME"}, (4, 4, 1), 5),
+    ],
+)
+def test_blocks_one_after_the_other_are_the_model(name, options, shape, count):
+    model, params, x = setup(name, options, shape)
+
+    @jax.jit
+    def both(params, x, key):
+        ends = []
+        for k in (key, None):  # with dropout and without
+            h = x
+            for block in model.blocks:
+                h = block(params, h, k)
+            ends.append((h, model.apply(params, x, k)))
+        return ends
+
+    assert len(model.blocks) == count
+    for composed, applied in both(params, x, jax.random.key(0)):
+        np.testing.assert_allclose(composed, applied, rtol=1e-5, atol=1e-6)
+
+
+def test_every_classifier_has_blocks():
+    for name in set(models.MODELS) - set(models.LANGUAGE_MODELS):
+        model = models.build(name, 10)
+        assert model.blocks[-1] is model.head, name
 
 
 def test_group_norm_is_per_example_and_group():
@@ -325,8 +362,8 @@ def test_build_names_what_is_wrong():
     with pytest.raises(ValueError, match="hidden is 0; it must be at least 1"):
         models.build("mlp", 10, hidden=(3, 0))
     for name in ("mlp", "lenet5", "lenet5_gradma"):
-        with pytest.raises(ValueError, match="norm is 'batch'; it must be 'group' or None"):
-            models.build(name, 10, norm="batch")
+        with pytest.raises(ValueError, match="norm is 'layer'; it must be one of group, batch"):
+            models.build(name, 10, norm="layer")
     for name in ("cnn", "fafed_cnn", "lenet5", "lenet5_gradma"):
         with pytest.raises(ValueError, match="padding is 'FULL'; it must be one of SAME, VALID"):
             models.build(name, 10, padding="FULL")
@@ -379,6 +416,7 @@ def test_from_linen_sets_the_modules_flag(module):
     params = model.init(jax.random.key(1), x)
     assert model.features is None
     assert model.head is None
+    assert model.blocks is None
     key = jax.random.key(2)
     apply = jax.jit(model.apply)
     assert (apply(params, x) != apply(params, x, key)).any()

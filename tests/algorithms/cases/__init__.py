@@ -13,6 +13,7 @@ from tests.algorithms.cases import (
     gradma,
     memory,
     proximal,
+    representation,
     sharpness,
     stem,
 )
@@ -33,6 +34,7 @@ FAMILIES = (
     gradma,
     memory,
     proximal,
+    representation,
     sharpness,
     stem,
 )

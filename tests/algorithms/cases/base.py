@@ -3,13 +3,24 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 import optax
 
+from tests.algorithms import problem as softmax
 from tests.reference import problem as reference
 
 N = reference.NUM_CLIENTS
+
+
+class Problem(NamedTuple):
+    """What a method and its twin are run on: softmax regression, unless a row says otherwise."""
+
+    loss: Any = softmax.loss_fn  # what ``Case.build`` takes
+    initial_params: Callable = softmax.initial_params
+    flat: Callable = softmax.flat  # params -> the twin's vector
+    oracle: Any = reference.gradient  # what the twin takes
 
 
 @dataclass(frozen=True)
@@ -27,14 +38,15 @@ class Case:
     uplink: int | Fraction = 1  # vectors of the params' size that a client sends in a round
     # what the factory takes in place of a loss function, such as a model
     subject: Callable = lambda loss_fn: loss_fn
+    problem: Problem = Problem()  # noqa: RUF009 - immutable
 
     def build(self, loss_fn, **changes):
         return self.factory(
             self.subject(loss_fn), **{**self.options, **self.only_factory, **changes}
         )
 
-    def build_twin(self, x0, gradient=reference.gradient):
-        return self.twin(x0, N, gradient, **self.options, **self.only_twin)
+    def build_twin(self, x0):
+        return self.twin(x0, N, self.problem.oracle, **self.options, **self.only_twin)
 
 
 def decaying(lr):

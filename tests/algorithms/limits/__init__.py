@@ -12,6 +12,7 @@ from tests.algorithms.limits import (
     gradma,
     memory,
     proximal,
+    representation,
     sharpness,
     stem,
 )
@@ -28,6 +29,7 @@ FAMILIES = (
     gradma,
     memory,
     proximal,
+    representation,
     sharpness,
     stem,
 )

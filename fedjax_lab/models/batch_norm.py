@@ -1,0 +1,155 @@
+"""BatchNorm whose running statistics are entries of the params, like weights.
+
+Source: Ioffe, Szegedy: Batch Normalization: Accelerating Deep Network Training by Reducing
+Internal Covariate Shift. ICML 2015; details as in PyTorch. GradMA's networks use it, and the code
+of FedSWA offers it for its ResNet.
+
+Policy. What a client or a server may change is in ``params``, and it changes by descending
+gradients. So ``running_mean`` and ``running_var`` are leaves of ``params``, and the gradient of
+any loss with respect to such a leaf r is *defined* as r - s, where s is the statistic of the
+mini-batch: a step of SGD with rate η moves r to (1 - η) r + η s, PyTorch's update with a momentum
+of η (PyTorch's default is 0.1), and the server averages it with the weights. This is so for every
+algorithm, unchanged. How the two modes are told apart: with a key the model trains and normalises
+with the mini-batch's statistics (in which case no output depends on r), without one it evaluates
+and normalises each example with r.
+
+Where this equals PyTorch with the whole state averaged, and where it does not:
+
+- FedAvg with local SGD: equal, for momentum = η and mini-batches without padding.
+- Control variates, proximal and momentum terms, extrapolating servers and adaptive ones act on r
+  as they do on weights. Code that averages whole state dictionaries does the same to some extent;
+  code such as GradMA's, which keeps the statistics out of its momentum, memory and quadratic
+  program, does not. A variance that such a step takes below 0 counts as 0.
+- r - s counts in norms and inner products of gradients: clipping, the radius of sharpness-aware
+  methods, GradMA's constraints. ``hold_statistics`` makes these gradients 0 and
+  ``recompute_statistics`` finds statistics afterwards ("static" BatchNorm: Diao, Ding, Tarokh:
+  HeteroFL, ICLR 2021). ``optax.masked(transform, running_statistics)`` and its inverse treat
+  statistics and weights apart in a ``gradient_transform``: scaled by c, r moves with momentum c η.
+- A loss that runs the model several times with the same params adds the r - s of all runs.
+- Weight decay shrinks r, unless masked out as above: with weight w towards s / (1 + w).
+- **Padding counts.** A model does not see which examples of a mini-batch are real. In a smaller
+  last mini-batch the masked places hold copies of one example of the same client, which enter the
+  statistics (PyTorch would have the real ones only). There is no padding where mini-batches
+  are drawn with replacement or B divides the sizes of the clients.
+- Statistics that stay with their client (FedBN: Li et al., ICLR 2021) need a model for each
+  client, which a method with one global model does not have; there is no such policy.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.models.base import Apply
+from fedjax_lab.types import Key, Params, PyTree
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+class BatchNorm(nn.Module):
+    """Normalise each channel over the mini-batch: float [B, ..., C] -> the same shape.
+
+    Parameters, float32 [C]: ``scale`` (starts at 1), ``bias`` (0), ``running_mean`` (0) and
+    ``running_var`` (1). Epsilon is 1e-5. The mini-batch's variance is the biased one for
+    normalising and the unbiased one in the running statistics. The module trains if, and only if,
+    there is an rng named "dropout".
+
+    Attributes:
+      frozen: normalise with the running statistics in training, too, and never change them: for
+        params whose statistics are known. Examples are then independent of each other.
+
+    Raises:
+      ValueError: in training, a channel has a single number.
+    """
+
+    frozen: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise ``x``."""
+        shape = x.shape[-1:]
+        scale = self.param("scale", nn.initializers.ones_init(), shape)
+        bias = self.param("bias", nn.initializers.zeros_init(), shape)
+        running_mean = self.param("running_mean", nn.initializers.zeros_init(), shape)
+        running_var = self.param("running_var", nn.initializers.ones_init(), shape)
+        x = x.astype(jnp.promote_types(x.dtype, scale.dtype))  # statistics of halves in float32
+        if self.frozen or not self.has_rng("dropout"):
+            mean, var = map(jax.lax.stop_gradient, (running_mean, running_var))
+            return _normalise(x, mean, jnp.maximum(var, 0), scale, bias)
+        count = x.size // x.shape[-1]
+        if count < 2:
+            raise ValueError(
+                f"x has shape {x.shape}: BatchNorm has no variance of one number per channel; "
+                "train with mini-batches of at least 2 examples, or with norm='group'."
+            )
+        axes = tuple(range(x.ndim - 1))
+        mean, var = x.mean(axes), x.var(axes)
+        normalised = _normalise(x, mean, var, scale, bias)
+        normalised = _with_pull(normalised, running_mean, mean)
+        return _with_pull(normalised, running_var, var * (count / (count - 1)))
+
+
+def _normalise(x, mean, var, scale, bias):
+    factor = jax.lax.rsqrt(var + 1e-5) * scale
+    mean, factor, bias = (v.reshape((1,) * (x.ndim - 1) + v.shape) for v in (mean, factor, bias))
+    return (x - mean) * factor + bias
+
+
+def running_statistics(params: Params) -> PyTree:
+    """Which leaves of ``params`` are running statistics: the same structure, of bools."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: getattr(path[-1], "key", None) in _STATISTICS if path else False, params
+    )
+
+
+def hold_statistics(apply: Apply) -> Apply:
+    """The same function, with gradients of 0 with respect to the running statistics.
+
+    A model trained with it needs ``recompute_statistics`` before it is evaluated.
+
+    Args:
+      apply: ``(params, x, key=None) -> [B, ...]``, such as ``model.apply``.
+    """
+
+    def held(params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
+        hold = lambda is_statistic, leaf: jax.lax.stop_gradient(leaf) if is_statistic else leaf  # noqa: E731
+        return apply(jax.tree.map(hold, running_statistics(params), params), x, key)
+
+    return held
+
+
+def recompute_statistics(apply: Apply, params: Params, x: jax.Array, key: Key) -> Params:
+    """``params`` with the running statistics of one mini-batch ``x`` [B, ...], the rest as it is.
+
+    Args:
+      apply: of a model with ``norm="batch"`` (not through ``hold_statistics``).
+      params: its params.
+      x: what the statistics are to describe, at least two examples: the more the better.
+      key: consumed by dropout, if the model has any.
+
+    Raises:
+      ValueError: ``params`` have no running statistics.
+    """
+    is_statistic = running_statistics(params)
+    if not any(jax.tree.leaves(is_statistic)):
+        raise ValueError('params have no running statistics; the model needs norm="batch".')
+    # Gradients with respect to statistics are what they are by definition: r - s.
+    pull = jax.grad(lambda params: apply(params, x, key).sum())(params)
+    return jax.tree.map(lambda yes, r, g: r - g if yes else r, is_statistic, params, pull)
+
+
+@jax.custom_vjp
+def _with_pull(x: jax.Array, running: jax.Array, target: jax.Array) -> jax.Array:
+    """``x`` itself; in the backward pass ``running`` gets the gradient running - target."""
+    return x
+
+
+def _with_pull_forward(x, running, target):
+    return x, (running, target)
+
+
+def _with_pull_backward(residuals, gradient):
+    running, target = residuals
+    return gradient, (running - target).astype(running.dtype), jnp.zeros_like(target)
+
+
+_with_pull.defvjp(_with_pull_forward, _with_pull_backward)

@@ -1,0 +1,140 @@
+"""The LSTM language model of FAFED (WikiText-2).
+
+Sources: Wu, Huang, Hu, Huang: Faster Adaptive Federated Learning. AAAI 2023 (FAFED), which states
+two layers, 650 units and word vectors, dropout 0.5. What it leaves open is that of PyTorch's
+example of a word language model, whose settings these are: dropout on the word vectors, between
+the layers and before the decoder; word vectors and decoder uniform in +-0.1, the decoder's bias 0;
+layers as ``torch.nn.LSTM`` (Hochreiter and Schmidhuber 1997, with forget gates; every parameter
+uniform in +-1/sqrt(hidden), two bias vectors that only ever act by their sum).
+Departure: there, a sequence begins with the state in which the one before it ended. Here it begins
+with zeros, because the sequences of a mini-batch are drawn independently of each other.
+
+Axes: B sequences, L words of a sequence, V words of the vocabulary, E word vector, H units.
+"""
+
+import math
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen.dtypes import promote_dtype
+
+from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.models.base import Model, from_linen
+from fedjax_lab.types import Key
+
+
+def lstm(
+    num_classes: int,
+    *,
+    embedding: int = 650,
+    hidden: int = 650,
+    layers: int = 2,
+    dropout: float = 0.5,
+    tie: bool = False,
+) -> Model:
+    """Word vectors, LSTM layers, decoder: words int [B, L] -> logits [B, L, num_classes].
+
+    50,065,078 parameters for the 33,278 words of WikiText-2 (28,434,378 with ``tie``).
+
+    Args:
+      num_classes: the size of the vocabulary, V.
+      embedding: E.
+      hidden: H, of every layer.
+      layers: how many.
+      dropout: the probability with which a number is dropped, at all three places.
+      tie: whether the decoder is the transpose of the word vectors, which needs E = H.
+
+    Raises:
+      ValueError: a number is out of range, or ``tie`` with E other than H.
+      TypeError: a number has the wrong type.
+    """
+    for name, size in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
+        check_int(name, size, minimum=1)
+    check_number("dropout", dropout, minimum=0.0, maximum=1.0, exclusive_maximum=True)
+    if tie and embedding != hidden:
+        raise ValueError(
+            f"embedding is {embedding} and hidden {hidden}; with tie they must be equal."
+        )
+    return from_linen(LanguageModel(num_classes, embedding, (hidden,) * layers, dropout, tie))
+
+
+class LanguageModel(nn.Module):
+    """See ``lstm``.
+
+    Parameters: ``embedding`` [V, E], ``layers_i``, ``decoder`` [H, V], ``decoder_bias`` [V].
+
+    Raises:
+      ValueError: ``x`` is no batch of sequences of integers.
+    """
+
+    num_words: int
+    embedding: int
+    hidden: tuple[int, ...]
+    dropout: float
+    tie: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Logits of each next word."""
+        if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.integer):
+            raise ValueError(
+                f"x has shape {x.shape} and dtype {x.dtype}; it must be words, integers [B, L]."
+            )
+
+        def drop(h: jax.Array) -> jax.Array:
+            return nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(h)
+
+        vectors = self.param("embedding", _uniform(0.1), (self.num_words, self.embedding))
+        h = drop(vectors[x])
+        for i, size in enumerate(self.hidden):
+            h = drop(LSTM(size, name=f"layers_{i}")(h))
+        if self.tie:
+            decoder = vectors.T
+        else:
+            decoder = self.param("decoder", _uniform(0.1), (self.hidden[-1], self.num_words))
+        bias = self.param("decoder_bias", nn.initializers.zeros, (self.num_words,))
+        h, decoder, bias = promote_dtype(h, decoder, bias)
+        return h @ decoder + bias.reshape(1, 1, -1)
+
+
+class LSTM(nn.Module):
+    """One layer, from the state 0: float [B, L, E] -> its outputs [B, L, H].
+
+    Parameters, with the gates in the order input, forget, cell, output: ``input_kernel`` [E, 4H],
+    ``hidden_kernel`` [H, 4H], ``input_bias`` and ``hidden_bias`` [4H], float32.
+    """
+
+    size: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Run over the sequences."""
+        uniform = _uniform(1.0 / math.sqrt(self.size))
+        width = 4 * self.size
+        input_kernel = self.param("input_kernel", uniform, (x.shape[-1], width))
+        hidden_kernel = self.param("hidden_kernel", uniform, (self.size, width))
+        bias = self.param("input_bias", uniform, (width,))
+        bias = bias + self.param("hidden_bias", uniform, (width,))
+        x, input_kernel, hidden_kernel, bias = promote_dtype(x, input_kernel, hidden_kernel, bias)
+        # What the inputs give to the gates, for all words in one matrix product.
+        gates = x.swapaxes(0, 1) @ input_kernel + bias.reshape(1, 1, -1)
+
+        def step(state, gates):
+            h, c = state
+            enter, forget, cell, leave = jnp.split(gates + h @ hidden_kernel, 4, axis=-1)
+            c = nn.sigmoid(forget) * c + nn.sigmoid(enter) * jnp.tanh(cell)
+            h = nn.sigmoid(leave) * jnp.tanh(c)
+            return (h, c), h
+
+        zeros = jnp.zeros((x.shape[0], self.size), gates.dtype)
+        _, outputs = jax.lax.scan(step, (zeros, zeros), gates)
+        return outputs.swapaxes(0, 1)
+
+
+def _uniform(bound: float) -> Callable[..., jax.Array]:
+    def draw(key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+    return draw

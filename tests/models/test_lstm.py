@@ -1,0 +1,150 @@
+"""The language model: its size, and its words' logits against a loop in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import models
+
+SMALL = {"embedding": 3, "hidden": 5, "dropout": 0.0}
+WORDS = jnp.asarray(np.random.default_rng(0).integers(0, 7, (2, 6)), jnp.int32)
+
+
+def draw(model, seed=1):
+    """Parameters larger than the model's own, so that every gate matters."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), WORDS)
+    return jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), jnp.float32), shapes)
+
+
+@pytest.mark.parametrize(("tie", "total"), [(False, 50_065_078), (True, 28_434_378)])
+def test_number_of_parameters_on_wikitext2(tie, total):
+    model = models.build("lstm", 33_278, tie=tie)
+    words = jax.ShapeDtypeStruct((1, 35), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), words)
+    layer = {
+        "input_kernel": 650 * 2600,
+        "hidden_kernel": 650 * 2600,
+        "input_bias": 2600,
+        "hidden_bias": 2600,
+    }
+    expected = {
+        "embedding": 33_278 * 650,
+        "layers_0": layer,
+        "layers_1": layer,
+        "decoder_bias": 33_278,
+        **({} if tie else {"decoder": 650 * 33_278}),
+    }
+    assert jax.tree.map(lambda leaf: leaf.size, params) == expected
+    assert models.count_params(params) == total
+    assert jax.eval_shape(model.apply, params, words).shape == (1, 35, 33_278)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def numpy_layer(layer, inputs):
+    """One sequence [L, E] -> [L, H] in float64, a word and a gate at a time."""
+    size = layer["hidden_kernel"].shape[0]
+    gates = {
+        name: [layer[part][..., i * size : (i + 1) * size] for part in layer]
+        for i, name in enumerate(["input", "forget", "cell", "output"])
+    }
+    h, c, outputs = np.zeros(size), np.zeros(size), []
+    for x in inputs:
+        value = {}
+        for name, (wx, wh, bx, bh) in gates.items():
+            value[name] = x @ wx + bx + h @ wh + bh
+        c = sigmoid(value["forget"]) * c + sigmoid(value["input"]) * np.tanh(value["cell"])
+        h = sigmoid(value["output"]) * np.tanh(c)
+        outputs.append(h)
+    return np.array(outputs)
+
+
+@pytest.mark.parametrize("options", [SMALL, {**SMALL, "embedding": 5, "layers": 1, "tie": True}])
+def test_logits_are_numpys(options):
+    model = models.build("lstm", 7, **options)
+    params = draw(model)
+    own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    order = ("input_kernel", "hidden_kernel", "input_bias", "hidden_bias")
+    logits = jax.jit(model.apply)(params, WORDS)
+    assert logits.shape == (2, 6, 7)
+    for found, words in zip(logits, np.asarray(WORDS), strict=True):
+        h = own["embedding"][words]
+        for i in range(options.get("layers", 2)):
+            h = numpy_layer({name: own[f"layers_{i}"][name] for name in order}, h)
+        decoder = own["embedding"].T if "tie" in options else own["decoder"]
+        np.testing.assert_allclose(found, h @ decoder + own["decoder_bias"], rtol=2e-5, atol=1e-5)
+
+
+def test_a_word_is_foretold_from_those_before_it_only():
+    model = models.build("lstm", 7, **SMALL)
+    params = draw(model)
+    later = WORDS.at[0, 4:].set((WORDS[0, 4:] + 1) % 7)
+    apply = jax.jit(model.apply)
+    before, after = apply(params, WORDS), apply(params, later)
+    np.testing.assert_array_equal(before[0, :4], after[0, :4])
+    np.testing.assert_array_equal(before[1], after[1])
+    assert (np.asarray(before[0, 4:]) != np.asarray(after[0, 4:])).any()
+
+
+def test_initialisation_is_that_of_pytorchs_example():
+    model = models.build("lstm", 400, embedding=50, hidden=100)
+    params = model.init(jax.random.key(0), WORDS)
+    layer = params["layers_1"]
+    bounds = [(params["embedding"], 0.1), (params["decoder"], 0.1)]
+    bounds += [(leaf, 100**-0.5) for leaf in jax.tree.leaves(layer)]
+    for leaf, bound in bounds:
+        assert 0.95 * bound < np.abs(leaf).max() <= bound
+        np.testing.assert_allclose(np.std(leaf), bound / np.sqrt(3), rtol=0.1)
+    assert (np.asarray(layer["input_bias"]) != np.asarray(layer["hidden_bias"])).all()
+    np.testing.assert_array_equal(params["decoder_bias"], 0)
+
+
+def test_dropout_needs_a_key():
+    model = models.build("lstm", 7, **{**SMALL, "dropout": 0.5})
+    params = draw(model)
+    apply = jax.jit(model.apply)
+    key = jax.random.key(0)
+    np.testing.assert_array_equal(
+        apply(params, WORDS), models.build("lstm", 7, **SMALL).apply(params, WORDS)
+    )
+    once, again, other = (apply(params, WORDS, k) for k in (key, key, jax.random.key(1)))
+    np.testing.assert_array_equal(once, again)
+    assert (np.asarray(once) != np.asarray(other)).any()
+
+
+def test_gradient_reaches_every_leaf_and_the_biases_act_by_their_sum():
+    model = models.build("lstm", 7, **SMALL)
+    examples = type("Examples", (), {"x": WORDS, "y": jnp.roll(WORDS, -1, axis=1)})
+    loss_fn = models.language_model_loss(model.apply)
+    gradient = jax.jit(jax.grad(lambda p: loss_fn(p, examples, jax.random.key(0)).mean()))(
+        draw(model)
+    )
+    assert all((np.asarray(leaf) != 0).any() for leaf in jax.tree.leaves(gradient))
+    for name in ("layers_0", "layers_1"):
+        np.testing.assert_array_equal(gradient[name]["input_bias"], gradient[name]["hidden_bias"])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"layers": 0}, ValueError, "layers is 0; it must be at least 1"),
+        ({"hidden": 2.5}, TypeError, "hidden is 2.5"),
+        ({"dropout": 1}, ValueError, "dropout is 1; it must be .* less than 1"),
+        ({"tie": True, "hidden": 4}, ValueError, "embedding is 650 and hidden 4; with tie"),
+    ],
+)
+def test_options_out_of_range(options, error, message):
+    with pytest.raises(error, match=message):
+        models.build("lstm", 7, **options)
+
+
+def test_inputs_that_are_no_sequences_of_words():
+    model = models.build("lstm", 7, **SMALL)
+    with pytest.raises(ValueError, match=r"shape \(3, 8, 8, 1\) and dtype uint8; it must be words"):
+        model.init(jax.random.key(0), jnp.zeros((3, 8, 8, 1), jnp.uint8))
+    with pytest.raises(ValueError, match="dtype float32; it must be words"):
+        model.init(jax.random.key(0), jnp.zeros((3, 4)))
