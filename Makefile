@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= auto
+STUDIES := catalogue cfedavg fafed fedswa gradma
 
-.PHONY: demo test lint bench qp-accuracy gradma-study clean
+.PHONY: demo test lint smoke bench bench-methods bench-compressors qp-accuracy clean
+.PHONY: $(STUDIES:%=%-study)
 
 demo: $(VENV)/.runtime
 	$(BIN)/python -m experiments.demo
@@ -22,15 +24,27 @@ lint: $(VENV)/.test
 bench: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.client_maps
 
+# What a round of each method costs next to FedAvg's, and each compressor next to a copy.
+bench-methods bench-compressors: bench-%: $(VENV)/.runtime
+	$(BIN)/python -m experiments.benchmarks.$*
+
 # Accuracy of the quadratic program against scipy, two to seven minutes.
 qp-accuracy: $(VENV)/.test
 	$(BIN)/python -m experiments.qp_accuracy
 
-# GradMA's Table 1 setting on Fashion-MNIST; over an hour.
-gradma-study: $(VENV)/.runtime
-	$(BIN)/python -m experiments.gradma.fashion_mnist --partition dirichlet:0.1 --out runs/gradma/0.1.json
-	$(BIN)/python -m experiments.gradma.fashion_mnist --partition dirichlet:0.01 --out runs/gradma/0.01.json
-	$(BIN)/python -m experiments.gradma.fashion_mnist --report runs/gradma/0.1.json runs/gradma/0.01.json
+# A paper's study on Fashion-MNIST: minutes to hours, see its RESULTS.md. An interrupted one goes on.
+$(STUDIES:%=%-study): %-study: $(VENV)/.runtime
+	$(BIN)/python -m experiments.$*.fashion_mnist
+	$(BIN)/python -m experiments.$*.fashion_mnist --report runs/$*/fashion_mnist/machine-fashion_mnist.json
+
+# Every study at its smallest, on digits, with its report in runs/smoke.
+smoke: $(VENV)/.runtime
+	for paper in $(STUDIES); do \
+	  mkdir -p runs/smoke/$$paper && \
+	  $(BIN)/python -m experiments.$$paper.fashion_mnist --scale smoke --out runs/smoke/$$paper.json && \
+	  $(BIN)/python -m experiments.$$paper.fashion_mnist --report runs/smoke/$$paper.json \
+	    --folder runs/smoke/$$paper > runs/smoke/$$paper.md || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The two networks that the papers call LeNet-5 (neither has LeCun's widths).
+"""The two networks that the papers call LeNet-5 (neither has LeCun's widths by default).
 
 Sources: Liu et al.: Improving Generalization in Federated Learning with Highly Heterogeneous Data
 via Momentum-Based Stochastic Controlled Weight Averaging (FedSWA, FedMoSWA), ICML 2025, and the
@@ -7,12 +7,18 @@ those of the authors' code. Log-softmax at the end of the first is left out: cro
 it once more, to no effect.
 """
 
-from fedjax_lab.checks import check_choice, check_number
+from fedjax_lab.checks import check_choice, check_int, check_number
 from fedjax_lab.models.base import Model, from_linen
 from fedjax_lab.models.layers import Classifier, ConvBlock, DenseBlock, check_norm
 
 
-def lenet5(num_classes: int = 10, *, norm: str | None = None, padding: str = "VALID") -> Model:
+def lenet5(
+    num_classes: int = 10,
+    *,
+    widths: tuple[int, int, int, int] = (64, 64, 384, 192),
+    norm: str | None = None,
+    padding: str = "VALID",
+) -> Model:
     """FedSWA and FL-Simulator: two conv5x5 64 with pool, dense 384 and 192.
 
     float [B, H, W, C] -> logits [B, num_classes]. 797,962 parameters for 32 x 32 x 3 and 10
@@ -20,18 +26,24 @@ def lenet5(num_classes: int = 10, *, norm: str | None = None, padding: str = "VA
 
     Args:
       num_classes: the number of logits.
+      widths: channels of the two convolutions, units of the two dense layers; LeCun's own are
+        (6, 16, 120, 84), a thirteenth of the parameters.
       norm: None as in the papers, or a policy of ``layers.Norm`` before every ReLU.
       padding: "VALID" as in the papers (images of at least 16 x 16 pixels), or "SAME" (4 x 4).
 
     Raises:
-      ValueError: ``norm`` or ``padding`` is not one of these.
+      TypeError, ValueError: ``widths`` are not four positive integers; ``norm`` or ``padding``
+        is not one of these.
     """
+    if not isinstance(widths, tuple) or len(widths) != 4:
+        raise ValueError(f"widths is {widths!r}; it must be four integers.")
+    for width in widths:
+        check_int("widths", width, minimum=1)
     check_norm(norm)
     check_choice("padding", padding, ("VALID", "SAME"))
-    convs = (ConvBlock(64, norm, padding), ConvBlock(64, norm, padding))
-    return from_linen(
-        Classifier(num_classes, (*convs, DenseBlock(384, norm), DenseBlock(192, norm)))
-    )
+    convs = [ConvBlock(width, norm, padding) for width in widths[:2]]
+    dense = [DenseBlock(width, norm) for width in widths[2:]]
+    return from_linen(Classifier(num_classes, (*convs, *dense)))
 
 
 def lenet5_gradma(

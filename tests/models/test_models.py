@@ -16,6 +16,10 @@ from fedjax_lab.models import layers
 # Layer tables, written from the papers: ("conv", kernel, in, out) or ("dense", in, out), and
 # whether a norm (a scale and a bias per output) follows every layer but the last.
 LENET5 = [("conv", 5, 3, 64), ("conv", 5, 64, 64), ("dense", 1600, 384), ("dense", 384, 192)]
+LECUN = [
+    *(("conv", 5, 3, 6), ("conv", 5, 6, 16), ("dense", 400, 120), ("dense", 120, 84)),
+    ("dense", 84, 10),
+]
 GRADMA = [("conv", 5, 3, 32), ("conv", 5, 32, 64), ("dense", 1600, 512), ("dense", 512, 128)]
 MLP = [("dense", 784, 200), ("dense", 200, 100), ("dense", 100, 10)]
 CNN = [("conv", 5, 1, 32), ("conv", 5, 32, 64), ("dense", 1024, 512), ("dense", 512, 10)]
@@ -39,6 +43,7 @@ TABLE = [
     ("fafed_cnn_cifar10", {}, 10, COLOR, CIFAR, False, 581_866),
     ("lenet5", {}, 10, COLOR, [*LENET5, ("dense", 192, 10)], False, 797_962),
     ("lenet5", {}, 100, COLOR, [*LENET5, ("dense", 192, 100)], False, 815_332),
+    ("lenet5", {"widths": (6, 16, 120, 84)}, 10, COLOR, LECUN, False, 62_006),
     ("lenet5_gradma", {}, 10, COLOR, [*GRADMA, ("dense", 128, 10)], True, 941_834),
     ("lenet5_gradma", {"norm": None}, 10, COLOR, [*GRADMA, ("dense", 128, 10)], False, 940_362),
 ]

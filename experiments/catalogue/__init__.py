@@ -1,0 +1,1 @@
+"""All methods under the same conditions."""

@@ -1,0 +1,1 @@
+"""Studies of CFedAvg (MobiHoc 2021)."""

@@ -1,0 +1,1 @@
+"""Studies of FAFED (AAAI 2023)."""

@@ -1,0 +1,1 @@
+"""Studies of FedSWA and FedMoSWA (ICML 2025)."""
