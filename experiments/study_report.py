@@ -16,6 +16,7 @@ from fedjax_lab.report.tables import format_estimate, markdown_table
 # Okabe and Ito's colours, which differ in lightness too, without the yellow; then dashes.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES = ("-", "--", ":", "-.")
+MOST_CURVES = 14  # more cannot be told apart
 
 
 def _curves(entry: Mapping[str, Any]) -> np.ndarray:
@@ -107,7 +108,7 @@ def figure(study: Any, result: Mapping[str, Any], partition: str, path: Path) ->
     entries, eval_every = result["entries"][partition], result["scale"]["eval_every"]
     places = list(study.methods)
     names = [name for name in places if name in entries]
-    if len(names) > len(COLOURS) * len(DASHES) // 2:
+    if len(study.methods) > MOST_CURVES:
         _save(_ranking(Figure, entries), path)
         return
     columns = max(1, min(len(names), 100 // (8 + max(map(len, names)))))
@@ -146,7 +147,8 @@ def _ranking(new_figure: Any, entries: Mapping[str, Any]) -> Any:
         axes.errorbar(found.mean, height, xerr=found.half_width, fmt="o", color=COLOURS[0], ms=4)
         axes.plot(tops[name], [height] * len(tops[name]), "|", color=COLOURS[1], ms=6)
     best = max(top.max() for top in tops.values())
-    axes.set(xlabel="top test accuracy (%)", xlim=(best - 25, best + 2))
+    worst = min(top.mean() for top in tops.values())
+    axes.set(xlabel="top test accuracy (%)", xlim=(max(worst - 3, best - 60), best + 2))
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(-1, len(names))
     axes.spines[["top", "right"]].set_visible(False)
@@ -187,7 +189,9 @@ def write_report(study: Any, source: Path, folder: Path) -> Path:
         _explained(result),
         table(study, result).strip(),
         "## Figures",
-        "Lines are means over the seeds, shades on the left their range.",
+        "Lines are means over the seeds, shades on the left their range."
+        if len(study.methods) <= MOST_CURVES
+        else "Points are means over the seeds, lines 95 % intervals, ticks the seeds.",
         *figures,
     ]
     if discussion.exists():
