@@ -13,15 +13,24 @@ from tests.algorithms.cases import MAIN, N
 from tests.algorithms.problem import initial_params, loss_fn, stack_rounds, to_batch
 from tests.reference import problem as reference
 
-every_method = pytest.mark.parametrize("case", MAIN, ids=lambda case: case.id)
-# What is the round's doing and not the method's: those that handle their examples or their state in
-# a way of their own, and the rest in the slow run.
-SPECIAL = ("fedavg", "scaffold", "gradma", "fedspeed", "fedpd", "mime", "fafed", "moon")
-special_methods = pytest.mark.parametrize(
-    "case",
-    [case if case.id in SPECIAL else pytest.param(case, marks=pytest.mark.slow) for case in MAIN],
-    ids=lambda case: case.id,
-)
+NAMES = [case.id for case in MAIN]
+
+
+def methods(names):
+    """A row of the table for each of ``names``; the others are left to the slow run."""
+    rows = [
+        case if case.id in names else pytest.param(case, marks=pytest.mark.slow) for case in MAIN
+    ]
+    return pytest.mark.parametrize("case", rows, ids=NAMES)
+
+
+every_method = methods(NAMES)
+# Those that handle their examples or their state in a way of their own: for the rest these tests
+# are about the round.
+GATHERING = ("fedavg", "scaffold", "gradma", "fedspeed", "fedpd", "mime", "fafed", "moon")
+STATEFUL = ("fedavg", "fedadam", "gradma_s", "fedpd", "fafed")
+# GradMA is both of its halves, and takes long to compile under vmap.
+SWEPT = [name for name in NAMES if name not in ("gradma_w", "gradma_s")]
 
 
 @functools.cache
@@ -165,7 +174,7 @@ def test_a_round_without_clients_changes_nothing(case):
     assert metrics["participants"] == metrics["bytes_up"] == metrics["loss"] == 0
 
 
-@special_methods
+@methods(STATEFUL)
 def test_scanning_on_from_the_middle_gives_the_same_bits(case):
     algorithm, _ = jitted(case.id)
     state, batches = start(algorithm)
@@ -175,7 +184,7 @@ def test_scanning_on_from_the_middle_gives_the_same_bits(case):
     assert_same_bits(run(state, stacked), run(run(state, first), second))
 
 
-@special_methods
+@methods(GATHERING)
 def test_late_gather_equals_examples_in_the_batch(case):
     algorithm, round_fn = jitted(case.id)
     state, batches = start(algorithm)
@@ -213,7 +222,7 @@ def test_bytes_are_those_of_what_travels(case):
     assert algorithm.uplink(params) == sent
 
 
-@every_method
+@methods(SWEPT)
 def test_hyper_parameters_can_be_traced_and_swept(case):
     """All of them as given, all at the end of their range, and a learning rate of 0."""
     drawn = reference.make_rounds(0, 3, cohort_size=4, max_steps=3, batch_size=4)

@@ -74,9 +74,10 @@ def test_a_drawn_round(clients):
     devices = Devices(min_local_steps=1, dropout=0.3)
     schedule = Schedule(cohort_size=12, batch_size=2, local_steps=6, devices=devices)
     plain = schedule._replace(devices=None)
+    draws = [jax.jit(s.draw) for s in (schedule, plain)]
     failed = taken = 0
     for t in range(40):
-        batch, without = (s.draw(clients, KEY, t) for s in (schedule, plain))
+        batch, without = (draw(clients, KEY, jnp.int32(t)) for draw in draws)
         np.testing.assert_array_equal(batch.client_ids, without.client_ids)
         np.testing.assert_array_equal(batch.examples, without.examples)
         failed += (~batch.participates).sum()
@@ -128,9 +129,8 @@ def test_simulated_seconds_are_in_the_history(clients):
     result = simulate(algorithm, initial_params(), clients, devices=devices, **settings)
     schedule = Schedule(cohort_size=4, batch_size=2, local_steps=5, devices=devices)
     key = jax.random.key(0)
-    expected = np.cumsum(
-        [float(schedule.round_seconds(key, schedule.draw(clients, key, t))) for t in range(6)]
-    )
+    time = jax.jit(lambda clients, t: schedule.round_seconds(key, schedule.draw(clients, key, t)))
+    expected = np.cumsum([float(time(clients, jnp.int32(t))) for t in range(6)])
     seconds = [row["simulated_seconds"] for row in result.history]
     np.testing.assert_allclose(seconds, expected[1::2], rtol=1e-6)
     assert isinstance(result.state, FedState)
