@@ -104,6 +104,7 @@ def figure(study: Any, result: Mapping[str, Any], partition: str, path: Path) ->
     Of more methods than can be told apart, only the accuracy at the end.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     entries, eval_every = result["entries"][partition], result["scale"]["eval_every"]
     places = list(study.methods)
@@ -128,7 +129,9 @@ def figure(study: Any, result: Mapping[str, Any], partition: str, path: Path) ->
     left.set(xlabel="round", ylabel="test accuracy (%)", xlim=(0, None))
     left.set_ylim(max(0, np.nanmin(settled) - 5), np.nanmax(settled) + 2)
     right.set(xlabel="uplink of all clients together (MB)", xscale="log")
+    right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     right.xaxis.set_major_formatter("{x:g}")
+    right.xaxis.set_minor_formatter("")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3, linewidth=0.6)
