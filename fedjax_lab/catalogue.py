@@ -105,19 +105,15 @@ def entry(name: str) -> Entry:
     """
     factory = ALGORITHMS[name]
     parameters = inspect.signature(factory).parameters
-    model = models.linear(10)
+    model = models.mlp(10, hidden=(8, 8))
     params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 784)))
     arguments = {
         argument: _EXAMPLES.get(argument, 0.5)
         for argument, parameter in parameters.items()
         if parameter.default is REQUIRED and argument not in ("loss_fn", "model")
     }
-    if "model" in parameters:
-        algorithm = factory(models.mlp(10, hidden=(8, 8)), **arguments)
-        init = models.mlp(10, hidden=(8, 8)).init
-        params = jax.eval_shape(init, jax.random.key(0), jnp.zeros((1, 784)))
-    else:
-        algorithm = factory(lambda params, examples, key: jnp.zeros(1), **arguments)
+    loss_fn = models.classification_loss(model.apply)
+    algorithm = factory(model if "model" in parameters else loss_fn, **arguments)
     size = tree.nbytes(params)
     server, clients = jax.eval_shape(
         lambda params: algorithm.start(params, _NUM_CLIENTS, None), params
@@ -137,7 +133,7 @@ def entry(name: str) -> Entry:
 
 
 def _rounded(value: float) -> float:
-    """To whole d: single numbers such as a counter are not shown."""
+    """To a tenth of d: single numbers such as a counter are not shown."""
     return round(value, 1)
 
 

@@ -34,6 +34,16 @@ def where(condition: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), tree, other)
 
 
+def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
+    """sum_i weights[i] * stacked[i] over the leading axis, a matrix product per leaf."""
+
+    def total(leaf):
+        coefficients = weights.astype(leaf.dtype)
+        return jnp.tensordot(coefficients, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
+
+    return jax.tree.map(total, stacked)
+
+
 def stack(trees: list[PyTree]) -> PyTree:
     """Stack trees of one structure along a new leading axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

@@ -37,7 +37,6 @@ from fedjax_lab.checks import check_choice, check_int, check_number
 from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import one_row_per_client, zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.server.aggregate import weighted_mean
 from fedjax_lab.types import Cohort, LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
 _NOBODY = -1
@@ -206,7 +205,7 @@ def _gradma(
         return server._replace(params=params), {"delta_norm": tree.norm(delta)}
 
     def corrected_server_update(server, messages, cohort):  # Algorithm 3
-        delta = weighted_mean(messages["delta"], cohort.weights)
+        delta = tree.weighted_sum(messages["delta"], cohort.weights)
         m = tree.add_scaled(delta, server_momentum, server.momentum)
         memory, metrics = server.memory, {"delta_norm": tree.norm(delta)}
         if memory_size:

@@ -90,16 +90,8 @@ def _longest_first(lengths):
 
 
 def _combine(coefficients, trees):
-    """{rule: sum_s coefficients[rule][s] * trees[rule][s]}; a matrix product per leaf."""
-
-    def weighted_sum(coefficient, leaf):
-        coefficient = coefficient.astype(leaf.dtype)
-        return jnp.tensordot(coefficient, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
-
-    return {
-        rule: jax.tree.map(lambda leaf, c=coefficients[rule]: weighted_sum(c, leaf), summed)
-        for rule, summed in trees.items()
-    }
+    """{rule: sum_s coefficients[rule][s] * trees[rule][s]}."""
+    return {rule: tree.weighted_sum(summed, coefficients[rule]) for rule, summed in trees.items()}
 
 
 def _vmapped(fn: ClientFn, shared, clients, coefficients, lengths):

@@ -56,8 +56,8 @@ def test_float64_all_maps(case, client_map, x64):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
 
 
-# Float32 differs from float64 in rounding only: the contract test compares three rounds of every
-# method under vmap.
+# Float32 differs from float64 in rounding only: the contract test compares three rounds of all
+# methods but GradMA's halves under vmap.
 @pytest.mark.slow
 @pytest.mark.parametrize("client_map", CLIENT_MAPS)
 @pytest.mark.parametrize("case", MAIN, ids=lambda case: case.id)

@@ -1,1 +1,0 @@
-"""What the server does with the messages of a cohort."""
