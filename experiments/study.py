@@ -125,6 +125,24 @@ class Scale:
         return json.loads(json.dumps({**dataclasses.asdict(self), "schedule": schedule}))
 
 
+def smoke(num_clients: int, cohort_size: int, **changes: Any) -> Scale:
+    """The scale on which CI runs a study: a few rounds on digits, one point of each grid."""
+    scale = Scale(
+        dataset="digits",
+        model="mlp",
+        model_options={"hidden": (16,)},
+        num_clients=num_clients,
+        schedule=Schedule(cohort_size=cohort_size, batch_size=16, local_steps=3),
+        rounds=4,
+        tuning_rounds=4,
+        eval_every=2,
+        seeds=(1,),
+        held_out=200,
+        grid_points=1,
+    )
+    return dataclasses.replace(scale, **changes)
+
+
 @dataclasses.dataclass(frozen=True)
 class Study:
     """A table or figure of a paper.

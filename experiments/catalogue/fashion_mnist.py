@@ -7,7 +7,7 @@ clients, 5 steps of batch 64, the MLP 784-200-100-10, Dirichlet 0.1 and 0.01.
     python -m experiments.catalogue.fashion_mnist --report FILE.json
 """
 
-from experiments.study import Method, Scale, Schedule, Study, main
+from experiments.study import Method, Scale, Schedule, Study, main, smoke
 
 _CLIENT = {"client_lr": (0.1, 0.01, 0.001)}
 _BOTH = {**_CLIENT, "server_lr": (1.0, 0.1, 10.0)}
@@ -124,20 +124,7 @@ error feedback.""",
             tuning_rounds=40,
             eval_every=10,
         ),
-        "smoke": Scale(
-            dataset="digits",
-            model="mlp",
-            model_options={"hidden": (16, 16)},
-            num_clients=100,
-            schedule=Schedule(cohort_size=4, batch_size=16, local_steps=3),
-            rounds=4,
-            tuning_rounds=4,
-            eval_every=2,
-            seeds=(1,),
-            held_out=200,
-            partitions=("dirichlet:0.1",),
-            grid_points=1,
-        ),
+        "smoke": smoke(100, 4, model_options={"hidden": (16, 16)}, partitions=("dirichlet:0.1",)),
     },
 )
 

@@ -10,7 +10,7 @@ Nothing is tuned: the learning rates are the paper's.
     python -m experiments.cfedavg.fashion_mnist --report
 """
 
-from experiments.study import Method, Scale, Schedule, Study, main
+from experiments.study import Method, Scale, Schedule, Study, main, smoke
 
 _LR = {"client_lr": (0.1,)}
 _COMPRESSORS = ("top_k:0.9", "top_k:0.99", "random_drop:0.9", "random_drop:0.99")
@@ -58,19 +58,7 @@ of the coordinates; "no EF" is without error feedback. Nothing is tuned, as in t
             tuning_rounds=100,
             eval_every=2,
         ),
-        "smoke": Scale(
-            dataset="digits",
-            model="mlp",
-            model_options={"hidden": (16,)},
-            num_clients=10,
-            schedule=Schedule(cohort_size=10, batch_size=16, local_steps=3),
-            rounds=6,
-            tuning_rounds=6,
-            eval_every=2,
-            seeds=(1,),
-            held_out=200,
-            partitions=("classes_per_client:2",),
-        ),
+        "smoke": smoke(10, 10, partitions=("classes_per_client:2",)),
     },
 )
 

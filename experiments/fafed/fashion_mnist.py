@@ -8,7 +8,7 @@ are the rounds), learning rates and momentum factors from the grids below.
     python -m experiments.fafed.fashion_mnist --report
 """
 
-from experiments.study import Method, Scale, Schedule, Study, main
+from experiments.study import Method, Scale, Schedule, Study, main, smoke
 
 LOW, HIGH = "similarity:95", "classes_per_client:5"
 _LR = {"client_lr": (0.1, 0.05, 0.02, 0.01, 0.001)}
@@ -70,20 +70,7 @@ rounds, the paper does not say. Low heterogeneity is `similarity:95`, high is
             eval_every=20,
             finalists=2,
         ),
-        "smoke": Scale(
-            dataset="digits",
-            model="mlp",
-            model_options={"hidden": (16,)},
-            num_clients=10,
-            schedule=Schedule(cohort_size=10, batch_size=16, local_steps=3),
-            rounds=4,
-            tuning_rounds=4,
-            eval_every=2,
-            seeds=(1,),
-            held_out=200,
-            partitions=(HIGH,),
-            grid_points=1,
-        ),
+        "smoke": smoke(10, 10, partitions=(HIGH,)),
     },
 )
 

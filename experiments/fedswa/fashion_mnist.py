@@ -9,7 +9,7 @@ model and its most heterogeneous partition on Fashion-MNIST, which the paper doe
     python -m experiments.fedswa.fashion_mnist --report
 """
 
-from experiments.study import Method, Scale, Schedule, Study, main
+from experiments.study import Method, Scale, Schedule, Study, main, smoke
 
 # Equal sizes, a class prior per client: as in the published code.
 PARTITION = "dirichlet_equal:0.1"
@@ -74,19 +74,7 @@ No weight decay and no clipping, which the paper does not state.""",
             finalists=2,
             grid_points=4,
         ),
-        "smoke": Scale(
-            dataset="digits",
-            model="mlp",
-            model_options={"hidden": (16,)},
-            num_clients=20,
-            schedule=Schedule(cohort_size=5, batch_size=16, local_steps=3),
-            rounds=4,
-            tuning_rounds=4,
-            eval_every=2,
-            seeds=(1,),
-            held_out=200,
-            grid_points=1,
-        ),
+        "smoke": smoke(20, 5),
     },
 )
 

@@ -12,7 +12,7 @@ the other at the best learning rates.
     python -m experiments.gradma.fashion_mnist --report
 """
 
-from experiments.study import Method, Scale, Schedule, Study, main
+from experiments.study import Method, Scale, Schedule, Study, main, smoke
 
 STRONG, EXTREME = "dirichlet:0.1", "dirichlet:0.01"
 _LRS = {"client_lr": (0.1, 0.01, 0.001), "server_lr": (1.0, 0.1, 10.0)}
@@ -59,20 +59,7 @@ nine pairs of learning rates, GradMA's three on those whose product is within 0.
     scales={
         "paper": _TABLE_1,
         "machine": _TABLE_1,
-        "smoke": Scale(
-            dataset="digits",
-            model="mlp",
-            model_options={"hidden": (16,)},
-            num_clients=100,  # as many as the memory holds
-            schedule=Schedule(cohort_size=5, batch_size=16, local_steps=3),
-            rounds=4,
-            tuning_rounds=4,
-            eval_every=2,
-            seeds=(1,),
-            held_out=200,
-            partitions=(STRONG,),
-            grid_points=1,
-        ),
+        "smoke": smoke(100, 5, partitions=(STRONG,)),  # as many clients as the memory holds
     },
     allowed=lambda hyper: _SMALLEST < hyper["client_lr"] * hyper["server_lr"] < _LARGEST,
     paper_head="paper, MNIST %",
