@@ -11,8 +11,6 @@ it compilation. Started again, it finds its runs finished and writes the report 
 import sys
 from pathlib import Path
 
-import jax
-
 from fedjax_lab.config import RunConfig
 from fedjax_lab.report import group_runs, load_runs, write_report
 from fedjax_lab.report.tables import (
@@ -23,6 +21,7 @@ from fedjax_lab.report.tables import (
     target_table,
 )
 from fedjax_lab.runner import run
+from fedjax_lab.simulation.programs import keep_programs
 
 ALGORITHMS = ("fedavg", "scaffold", "gradma")
 SEEDS = (0, 1, 2)
@@ -31,8 +30,7 @@ SEEDS = (0, 1, 2)
 def main(folder: Path, rounds: int = 100) -> Path:
     """Run all methods with all seeds and write the report; returns the path of report.md."""
     # The seeds of a method are the same program: it is compiled once and kept on the disk.
-    jax.config.update("jax_compilation_cache_dir", str(folder.resolve() / ".compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    keep_programs()
     directories = []
     for algorithm in ALGORITHMS:
         for seed in SEEDS:

@@ -12,8 +12,9 @@ and is then called as
     python -m experiments.PAPER.STUDY --report [FILE.json]
 
 Tuning: one seed, on training images that are held out as validation data; the score is the
-best validation accuracy of the run. The grid is run for ``tuning_rounds``, its best points
-(``finalists``) are run once more for all rounds, and the best of those is chosen. Final runs: all
+best validation accuracy of the run, and a run that does not stay finite has none. The grid is run
+for ``tuning_rounds``, its best points are run once more for all rounds, until as many of them as
+``finalists`` says have stayed finite, and the best of those is chosen. Final runs: all
 training images, other seeds. The test set is read by final runs only. A whole run is one compiled
 program, in which hyper-parameters are arguments, so that a grid needs no further compilation.
 
@@ -26,7 +27,6 @@ import dataclasses
 import inspect
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import algorithms, build_round, data, models
+from fedjax_lab.simulation.programs import keep_programs
 from fedjax_lab.simulation.rounds import Schedule
 from fedjax_lab.simulation.run_dir import versions, write_json
 
@@ -95,7 +96,7 @@ class Scale:
       num_clients: N.
       schedule: cohort, batch and local steps.
       rounds, tuning_rounds: of final runs and of tuning; multiples of ``eval_every``.
-      finalists: points of a grid that are tried for all rounds; 1: tuning decides alone.
+      finalists: points of a grid that stay finite for all rounds; 1: tuning decides alone.
       eval_every: rounds between evaluations.
       seeds: of the final runs; not 0, which tunes.
       held_out: training images that tuning takes as validation data.
@@ -238,10 +239,14 @@ class Problem:
 
 
 def score(problem, name, method, rounds, hyper, clients) -> float:
-    """The best validation accuracy of a run that tunes."""
+    """The best validation accuracy of a run that tunes; NaN if it did not stay finite."""
     arguments = (hyper, TUNING_SEED, clients, problem.validation)
-    accuracies, _ = problem.run(name, method, rounds, *arguments)
-    return float(np.nanmax(accuracies))
+    accuracies, metrics = problem.run(name, method, rounds, *arguments)
+    return float(np.nanmax(accuracies)) if np.isfinite(list(metrics.values())).all() else np.nan
+
+
+def _rank(score: float) -> float:
+    return score if np.isfinite(score) else -1.0
 
 
 def tune(problem, name, method, partition, allowed) -> tuple[Hyper, dict[str, float]]:
@@ -254,7 +259,7 @@ def tune(problem, name, method, partition, allowed) -> tuple[Hyper, dict[str, fl
         key = json.dumps(hyper, sort_keys=True)
         if key not in trials:
             trials[key] = score(problem, name, method, scale.tuning_rounds, hyper, clients)
-        return trials[key]
+        return _rank(trials[key])
 
     grid = {key: values[: scale.grid_points] for key, values in method.grid.items()}
     then = {key: values[: scale.grid_points] for key, values in method.then.items()}
@@ -270,11 +275,14 @@ def tune(problem, name, method, partition, allowed) -> tuple[Hyper, dict[str, fl
 
 
 def settle(problem, name, method, partition, trials) -> dict[str, float]:
-    """The best of ``trials`` run for all rounds: JSON -> best validation accuracy."""
+    """The best of ``trials`` run for all rounds: JSON -> best validation accuracy, or NaN."""
     clients = problem.clients(problem.fit, partition, TUNING_SEED)
-    finalists = sorted(trials, key=trials.__getitem__, reverse=True)[: problem.scale.finalists]
-    rounds = problem.scale.rounds
-    return {k: score(problem, name, method, rounds, json.loads(k), clients) for k in finalists}
+    finals: dict[str, float] = {}
+    for key in sorted(trials, key=lambda key: _rank(trials[key]), reverse=True):
+        finals[key] = score(problem, name, method, problem.scale.rounds, json.loads(key), clients)
+        if np.isfinite(list(finals.values())).sum() == problem.scale.finalists:
+            break
+    return finals
 
 
 def run_entry(problem, name, method, partition, allowed) -> dict[str, Any]:
@@ -284,7 +292,7 @@ def run_entry(problem, name, method, partition, allowed) -> dict[str, Any]:
     finals: dict[str, float] = {}
     if problem.scale.finalists > 1 and trials:
         finals = settle(problem, name, method, partition, trials)
-        chosen = json.loads(max(finals, key=finals.__getitem__))
+        chosen = json.loads(max(finals, key=lambda key: _rank(finals[key])))
     tuned = time.perf_counter()
     runs = []
     for seed in problem.scale.seeds:
@@ -357,10 +365,7 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
         source = own / "results.json" if given.report == "results.json" else Path(given.report)
         print(write_report(study, source, folder))
         return
-    # The next call then finds its programs compiled.
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(Path("runs/.compiled").resolve()))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    keep_programs()
     scale = study.scales[given.scale]
     if given.dataset:
         scale = dataclasses.replace(scale, dataset=given.dataset)

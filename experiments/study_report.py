@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.report.statistics import Estimate, estimate
-from fedjax_lab.report.tables import format_estimate, markdown_table
+from fedjax_lab.estimates import Estimate, estimate, format_estimate, markdown_table
 
 # Okabe and Ito's colours, which differ in lightness too, without the yellow; then dashes.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")

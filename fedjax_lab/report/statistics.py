@@ -1,42 +1,10 @@
-"""Means with intervals over seeds, and when a run reaches a target."""
+"""One number for a run: its last, best or mean value, and when it reaches a target."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 LAST = 10  # evaluations whose mean is reported
-
-
-class Estimate(NamedTuple):
-    """A mean over seeds.
-
-    Attributes:
-      mean: NaN if a seed has no value.
-      half_width: of the 95 % interval (Student's t); None for a single seed.
-      n: number of seeds.
-    """
-
-    mean: float
-    half_width: float | None
-    n: int
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and 95 % interval of independent values: mean ± t(0.975, n - 1) s / sqrt(n).
-
-    Raises:
-      ValueError: there are no values.
-    """
-    n = len(values)
-    if n == 0:
-        raise ValueError("values is empty; there must be at least one.")
-    mean = math.fsum(values) / n
-    if n == 1:
-        return Estimate(mean, None, 1)
-    from scipy import stats  # jax brings it; only a report needs it
-
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    return Estimate(mean, float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n), n)
 
 
 def number(value: Any) -> float:

@@ -4,21 +4,17 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from fedjax_lab.estimates import (
+    NOTHING,
+    Estimate,
+    Rows,
+    estimate,
+    format_estimate,
+    markdown_table,
+)
 from fedjax_lab.options import format_value
 from fedjax_lab.report.runs import Group, Run, common_settings
-from fedjax_lab.report.statistics import (
-    LAST,
-    Estimate,
-    best,
-    estimate,
-    last,
-    mean_of_last,
-    number,
-    reach,
-)
-
-Rows = list[list[str]]
-_NOTHING = "-"
+from fedjax_lab.report.statistics import LAST, best, last, mean_of_last, number, reach
 
 
 def default_target(groups: Iterable[Group]) -> float:
@@ -62,7 +58,7 @@ def target_table(groups: Sequence[Group], target: float) -> Rows:
         reached = [row for run in group.runs if (row := reach(run.rows, target)) is not None]
         count = f"{len(reached)} of {len(group.runs)}"
         if len(reached) < len(group.runs):
-            return [group.label, count, *[_NOTHING] * 4]
+            return [group.label, count, *[NOTHING] * 4]
         columns = {"round": (1, 0), "bytes_up": (1e-6, 1), "gradients": (1, 0), "seconds": (1, 2)}
         shown = [
             format_estimate(estimate([scale * number(row.get(name)) for row in reached]), digits)
@@ -101,39 +97,11 @@ def run_table(groups: Sequence[Group]) -> Rows:
         rounds = f"{run.rows[-1]['round']:,}"
         if not run.finished:
             rounds += f" of {run.config['rounds']:,}, unfinished"
-        partition = run.config.get("partition", {}).get("hash", _NOTHING)
+        partition = run.config.get("partition", {}).get("hash", NOTHING)
         accuracy = format_estimate(estimate([100 * run.values("accuracy")[-1]]), 2)
         return [str(run.path), group.label, str(run.seed), partition, rounds, accuracy]
 
     return [head, *(row(group, run) for group in groups for run in group.runs)]
-
-
-def format_estimate(value: Estimate, digits: int) -> str:
-    """Such as "95.12 ± 0.31"; a dash for NaN."""
-    if math.isnan(value.mean):
-        return _NOTHING
-    text = f"{value.mean:,.{digits}f}"
-    if value.half_width is None:
-        return text
-    return f"{text} ± {value.half_width:,.{digits}f}"
-
-
-def markdown_table(rows: Rows) -> str:
-    """Rows, the first of which is the head, as a Markdown table; columns from the second on
-    are aligned to the right.
-    """
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-
-    def line(row: list[str]) -> str:
-        padded = [
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        return f"| {' | '.join(padded)} |"
-
-    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
-    return "\n".join([line(cells[0]), line(rule), *map(line, cells[1:])])
 
 
 def by_accuracy(groups: Iterable[Group]) -> list[Group]:

@@ -229,3 +229,28 @@ def test_studies_are_declared_consistently(paper):
         hyper = {**{key: values[0] for key, values in method.grid.items()}, **method.start}
         assert set(hyper) >= set(method.then)
         method.build(models.build("mlp", num_classes=10), lambda examples, key: examples, hyper)
+
+
+def test_what_diverges_later_is_passed_over():
+    class Unstable:
+        """Learning rate 1 is best early and diverges late; 0.5 diverges at once."""
+
+        scale = dataclasses.replace(SCALE, rounds=4, tuning_rounds=2, finalists=1)
+        fit = validation = None
+
+        def clients(self, *arguments):
+            return None
+
+        def run(self, name, method, rounds, hyper, seed, clients, examples):
+            lr = hyper["client_lr"]
+            finite = lr != 0.5 and not (lr == 1.0 and rounds == 4)
+            return np.asarray([lr, 0.1]), {"loss": 1.0 if finite else np.nan}
+
+    method = Method("fedavg", {"client_lr": (0.2, 0.5, 1.0, 0.3)})
+    chosen, trials = tune(Unstable(), "m", method, "iid", lambda hyper: True)
+    assert chosen == {"client_lr": 1.0}
+    assert np.isnan(trials['{"client_lr": 0.5}'])
+    finals = settle(Unstable(), "m", method, "iid", trials)
+    assert list(finals) == ['{"client_lr": 1.0}', '{"client_lr": 0.3}']
+    assert np.isnan(finals['{"client_lr": 1.0}'])
+    assert finals['{"client_lr": 0.3}'] == 0.3

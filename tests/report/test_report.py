@@ -4,6 +4,7 @@ import math
 import pytest
 from scipy import stats
 
+from fedjax_lab.estimates import format_estimate, markdown_table
 from fedjax_lab.report import (
     Estimate,
     default_folder,
@@ -18,8 +19,6 @@ from fedjax_lab.report.figures import write_figures
 from fedjax_lab.report.statistics import best, last, mean_of_last, reach
 from fedjax_lab.report.tables import (
     accuracy_table,
-    format_estimate,
-    markdown_table,
     run_table,
     target_table,
     time_table,

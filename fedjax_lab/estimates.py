@@ -1,0 +1,68 @@
+"""Means with intervals over seeds, and tables of them as Markdown."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Rows = list[list[str]]
+NOTHING = "-"
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds.
+
+    Attributes:
+      mean: NaN if a seed has no value.
+      half_width: of the 95 % interval (Student's t); None for a single seed.
+      n: number of seeds.
+    """
+
+    mean: float
+    half_width: float | None
+    n: int
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and 95 % interval of independent values: mean ± t(0.975, n - 1) s / sqrt(n).
+
+    Raises:
+      ValueError: there are no values.
+    """
+    n = len(values)
+    if n == 0:
+        raise ValueError("values is empty; there must be at least one.")
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Estimate(mean, None, 1)
+    from scipy import stats  # jax brings it; only a report needs it
+
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    return Estimate(mean, float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n), n)
+
+
+def format_estimate(value: Estimate, digits: int) -> str:
+    """Such as "95.12 ± 0.31"; a dash for NaN."""
+    if math.isnan(value.mean):
+        return NOTHING
+    text = f"{value.mean:,.{digits}f}"
+    if value.half_width is None:
+        return text
+    return f"{text} ± {value.half_width:,.{digits}f}"
+
+
+def markdown_table(rows: Rows) -> str:
+    """Rows, the first of which is the head, as a Markdown table; columns from the second on
+    are aligned to the right.
+    """
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+
+    def line(row: list[str]) -> str:
+        padded = [
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join([line(cells[0]), line(rule), *map(line, cells[1:])])
