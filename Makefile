@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+OPPONENTS := $(VENV)/opponents
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= auto
 STUDIES := catalogue cfedavg fafed fedswa gradma
 
-.PHONY: demo test lint smoke bench bench-methods bench-compressors qp-accuracy clean
+.PHONY: demo test lint smoke qp-accuracy clean
+.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-sweep
 .PHONY: $(STUDIES:%=%-study)
 
 demo: $(VENV)/.runtime
@@ -20,12 +22,25 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# What the machine gives: time of a round, mapping by mapping.
+# Throughput next to PyTorch and pfl, half an hour; what is not installed is named and left out.
 bench: $(VENV)/.runtime
+	$(BIN)/python -m experiments.benchmarks \
+	  $(if $(wildcard $(OPPONENTS)/.installed),--torch-python $(OPPONENTS)/bin/python)
+
+# PyTorch and pfl for `make bench`, in an environment of their own, because pfl excludes chex.
+bench-opponents: $(OPPONENTS)/.installed
+
+$(OPPONENTS)/.installed: experiments/benchmarks/opponents.txt
+	$(PYTHON) -m venv $(OPPONENTS)
+	$(OPPONENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
+# Time of a round mapping by mapping, of each method and of the five systems next to FedAvg's, of
+# each compressor next to a copy; memory as the cohort grows; a sweep next to its runs one by one.
+bench-maps: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.client_maps
 
-# What a round of each method costs next to FedAvg's, and each compressor next to a copy.
-bench-methods bench-compressors: bench-%: $(VENV)/.runtime
+bench-methods bench-systems bench-compressors bench-memory bench-sweep: bench-%: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.$*
 
 # Accuracy of the quadratic program against scipy, two to seven minutes.

@@ -42,8 +42,8 @@ class RunCommand:
     config: str | None = None
     """JSON file with settings, or the config.json of a run; flags override it."""
 
-    cpu_devices: int = 1
-    """Divide the CPU into this many devices, over which client_map auto spreads the cohort."""
+    cpu_devices: int | None = None
+    """CPU devices, over which client_map auto spreads the cohort. None: one per core."""
 
     quiet: bool = False
     """Print errors only."""
@@ -172,9 +172,12 @@ def _run(command: RunCommand) -> int:
 
     from fedjax_lab.report import load_runs
     from fedjax_lab.runner import run
+    from fedjax_lab.simulation.programs import keep_programs
 
-    if check_int("cpu_devices", command.cpu_devices, minimum=1) > 1:
-        jax.config.update("jax_num_cpu_devices", command.cpu_devices)
+    keep_programs()
+    if command.cpu_devices is not None:
+        count = check_int("cpu_devices", command.cpu_devices, minimum=1)
+        jax.config.update("jax_num_cpu_devices", count)
     config = command.settings.resolve()
     assert config.run_dir is not None  # resolved
     result = run(config, progress=not command.quiet)

@@ -17,11 +17,11 @@ import optax
 
 from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.checks import check_choice, check_int, check_number
-from fedjax_lab.clients.mapping import parse_client_map
+from fedjax_lab.clients.mapping import check_client_map
 from fedjax_lab.compressors import as_compressor, with_compression
 from fedjax_lab.data import DATASETS, PARTITIONS, Devices
 from fedjax_lab.data.sources import SCHEMES
-from fedjax_lab.models import MODELS, Model
+from fedjax_lab.models import COMPUTE_DTYPES, MODELS, Model
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.options import (
     DEFAULT_OPTIMIZER,
@@ -111,6 +111,9 @@ class RunConfig:
     model_option: tuple[str, ...] = ()
     """An option of the model as name=value, such as hidden=64,32."""
 
+    compute_dtype: str = "float32"
+    """Numbers in which the model computes: float32 or bfloat16; what is kept is float32."""
+
     rounds: int = 100
     """Rounds of the whole run."""
 
@@ -163,7 +166,8 @@ class RunConfig:
     """Rounds between evaluations; also the length of a compiled chunk."""
 
     client_map: str = "auto"
-    """How clients are mapped onto the device: auto, scan, vmap, chunk:n, pmap or shard_map."""
+    """How clients are mapped onto devices: auto (the planner chooses), measure (it times two
+    plans), scan, vmap, chunk:n, pmap, shard_map."""
 
     run_dir: str | None = None
     """Where the run is kept, and goes on from. None: runs/ALGORITHM-DATASET-PARTITION-seedSEED."""
@@ -292,8 +296,9 @@ class RunConfig:
             check_choice("dataset", self.dataset, DATASETS)
         schemes = [form.partition(":")[0] for form in PARTITIONS]
         check_choice("partition", self.partition.partition(":")[0], schemes)
+        check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
         check_choice("weights", self.weights, ("uniform", "examples"))
-        parse_client_map(self.client_map)
+        check_client_map(self.client_map)
         check_number("client_lr", self.client_lr, minimum=0.0)
         _schedule(self)
         for name in ("compressor", "downlink_compressor"):
@@ -329,6 +334,7 @@ _METHOD_SETTINGS = (
     "compressor",
     "error_feedback",
     "downlink_compressor",
+    "compute_dtype",
 )
 _DEVICE_SETTINGS = (
     "min_local_steps",

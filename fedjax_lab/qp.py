@@ -22,10 +22,15 @@ The dual is solved on G and b, C x C:
 Projected gradient alone does not do: on nearly parallel rows with C = 100, d = 50 it ended at
 2,000 iterations with q off by about 1e-3 ||p||; single exchanges take about 100 steps there.
 
-G squares the differences between nearly parallel rows, and float32 forgets them. So q is
-refined: r is measured from q itself, M'q, and the same solver corrects z, until q rests.
+For C <= 3 all 2^C supports are tried at once and the best one is taken, without a loop.
+
+G squares the differences between nearly parallel rows, and float32 forgets them. So z is
+large or the active rows are nearly parallel, q is refined: r is measured from q itself, M'q, and
+the same solver corrects z, until q rests. Elsewhere b + Gz is r, to within rounding, and a pass
+over the rows is saved.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -33,6 +38,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedjax_lab import checks
@@ -42,7 +48,8 @@ _MIN_BLOCK = 16_384  # numbers per row that one product sums up; the blocks' sum
 _MAX_BLOCKS = 128  # per leaf; longer leaves have longer blocks
 _SAFE_SQUARE = 2.0**60  # squared norms outside [1 / this, this] are computed from scaled rows
 _ROUNDS = 20  # corrections of q at most
-_FEW_ROWS = 8  # up to here q + M z is written out row by row
+_FEW_ROWS = 8  # up to here each row is read as a vector of its own
+_ENUMERATED = 3  # up to here all supports are tried
 _JOINT_STEPS = 5  # active set steps that exchange many rows at once, before and after
 _GRADIENT_STEPS = 50  # as many projected gradient steps; then rows are exchanged one at a time
 
@@ -53,8 +60,9 @@ class ConeInfo(NamedTuple):
     Attributes:
       z: float [C], the dual solution for the rows as they were given; 0 for a masked or zero row.
       kkt_residual: float scalar, max over constraints c of max(-s_c, y_c |s_c| / Y, 0), where
-        s_c = <q, M_c> / (||p|| ||M_c||) - margin is measured from the returned q and
-        y_c = z_c ||M_c|| / ||p||, Y = max(1, max y). (z >= 0 holds exactly.)
+        s_c = <q, M_c> / (||p|| ||M_c||) - margin, measured from q except where its last
+        correction cannot have changed it unexpectedly, and y_c = z_c ||M_c|| / ||p||,
+        Y = max(1, max y). (z >= 0 holds exactly.)
       iterations: int32 scalar, active set steps, all corrections together; 0 if p was feasible.
       feasible: bool scalar, whether every s_c >= -1e-5 (float32) or -1e-10 (float64). False
         for a margin that no q satisfies, and where p or a row is not finite: use p then.
@@ -72,15 +80,18 @@ def project_to_cone(
     mask: jax.Array | None = None,
     margin: Scalar = 0.0,
     *,
+    products: tuple[jax.Array, jax.Array] | None = None,
     tolerance: float | None = None,
     max_iterations: int = 2000,
 ) -> tuple[PyTree, ConeInfo]:
     """Return the vector nearest to ``p`` with <q, rows[c]> >= margin ||p|| ||rows[c]|| for all c.
 
     Works under jit, vmap, scan, pmap and shard_map; has no reverse-mode derivative (its loops
-    have no fixed length). Computes in the widest dtype of the leaves, at least float32. Costs
-    one pass over ``rows`` for the inner products and two per correction, normally one or two
-    corrections. Under vmap all lanes run until the slowest has ended.
+    have no fixed length). Computes in the widest dtype of the leaves, at least float32. Passes
+    over ``rows``: one for the inner products (none with ``products``), none if p is feasible,
+    else one for q, and one or more pairs for refinements
+    where they are needed. Under vmap all lanes
+    run until the slowest has ended.
 
     Args:
       p: pytree of arrays, d numbers together.
@@ -88,6 +99,9 @@ def project_to_cone(
         must be finite, also masked ones.
       mask: bool [C], False: no constraint. None: all rows are.
       margin: scalar >= 0, traced or not (rho in the official code).
+      products: (M'M [C, C], M'p [C]), the rows' inner products with each other and with p, if
+        they are known, as accurate as ``inner_products`` gives them; they are trusted. They are
+        not looked at where a squared norm is near the limits of float32. None: computed here.
       tolerance: corrections end when one would move q by at most this times ||p||. Default: 4
         times the dtype's epsilon (5e-7 in float32).
       max_iterations: cap on ``info.iterations``.
@@ -101,6 +115,7 @@ def project_to_cone(
       ValueError: structures, shapes or C disagree, p has no leaves, or an option is out of range.
     """
     num_rows = _check(p, rows, mask, margin, tolerance, max_iterations)
+    _check_products(products, (num_rows,))
     p_leaves, treedef = jax.tree.flatten(p)
     p_leaves = [jnp.asarray(leaf) for leaf in p_leaves]
     row_leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(rows)]
@@ -112,7 +127,7 @@ def project_to_cone(
         return p, ConeInfo(jnp.zeros(0, dtype), zero, jnp.int32(0), jnp.bool_(True))
 
     # Everything below is in units of p and of the rows: ||p|| = 1, ||M_c|| = 1.
-    scale, gram = _scaled_gram(p_leaves, row_leaves, dtype, mask)
+    scale, gram = _scaled_gram(p_leaves, row_leaves, dtype, mask, products)
     norms = jnp.sqrt(jnp.diagonal(gram))  # [C + 1], of the scaled rows and of the scaled p, last
     mask = jnp.ones(num_rows, bool) if mask is None else jnp.asarray(mask)
     valid = mask & (norms[:-1] > 0) & (norms[-1] > 0)  # p = 0 is its own projection
@@ -122,7 +137,8 @@ def project_to_cone(
     gram = gram * unit[:, None] * unit[None, :]
     gram, b = gram[:-1, :-1], gram[:-1, -1]
     margin = jnp.asarray(margin, dtype)
-    solve = partial(_solve_dual, gram, valid=valid, max_iterations=max_iterations)
+    solver = _try_all_supports if num_rows <= _ENUMERATED else _solve_dual
+    solve = partial(solver, gram, valid=valid, max_iterations=max_iterations)
 
     def step_length(dz: jax.Array) -> jax.Array:  # ||M dz||, no less than rounding allows for
         square = jnp.maximum(jnp.vdot(dz, _matvec(gram, dz)), 0)
@@ -134,11 +150,18 @@ def project_to_cone(
         return (step > tolerance) & (step < 0.9 * last_step) & (rounds < _ROUNDS)
 
     def correct(state):
-        q, z, _, dz, iterations, _, rounds = state
-        weights = dz * unit[:-1] * norms[-1]
-        q, products = _add_and_measure(q, row_leaves, weights, scale, dtype)
+        q, z, r, dz, iterations, _, rounds = state
+        q = _add_rows(q, row_leaves, dz * unit[:-1] * norms[-1], scale, dtype)
         z = z + dz
-        r = jnp.where(valid, products * unit[:-1] * unit[-1] - margin, 0)
+
+        def measure():
+            return _measure(q, row_leaves, scale, dtype) * unit[:-1] * unit[-1] - margin
+
+        r = r + _matvec(gram, dz)
+        active = valid & ((z > 0) | (r <= 8 * eps * (1 + jnp.sum(z))))
+        # What the rounding of G dz does to q, where the active rows are as parallel as they are.
+        known = eps * jnp.sum(jnp.abs(dz)) <= 2 * tolerance * _least_pivot(gram, active)
+        r = jnp.where(valid, lax.cond(known, lambda: r, measure), 0)
         new_dz, iterations = solve(z, r, iterations)
         return q, z, r, new_dz, iterations, step_length(dz), rounds + 1
 
@@ -164,24 +187,27 @@ def project_to_cone_per_leaf(
     mask: jax.Array | None = None,
     margin: Scalar = 0.0,
     *,
+    products: tuple[jax.Array, jax.Array] | None = None,
     tolerance: float | None = None,
     max_iterations: int = 2000,
 ) -> tuple[PyTree, ConeInfo]:
     """Project each leaf of ``p`` alone, as GradMA's official code does.
 
-    Arguments and errors are those of ``project_to_cone``.
+    Arguments and errors are those of ``project_to_cone``; ``products`` are each leaf's,
+    [leaves, C, C] and [leaves, C].
 
     Returns:
       (q, info): ``z`` is [leaves, C], ``kkt_residual`` the worst leaf's, ``iterations`` the sum
       over the leaves, ``feasible`` whether every leaf is.
     """
-    _check(p, rows, mask, margin, tolerance, max_iterations)
+    num_rows = _check(p, rows, mask, margin, tolerance, max_iterations)
     leaves, treedef = jax.tree.flatten(p)
+    _check_products(products, (len(leaves), num_rows))
     options: dict[str, Any] = {"tolerance": tolerance, "max_iterations": max_iterations}
-    results = [
-        project_to_cone(leaf, leaf_rows, mask, margin, **options)
-        for leaf, leaf_rows in zip(leaves, jax.tree.leaves(rows), strict=True)
-    ]
+    results = []
+    for index, (leaf, leaf_rows) in enumerate(zip(leaves, jax.tree.leaves(rows), strict=True)):
+        own = None if products is None else (products[0][index], products[1][index])
+        results.append(project_to_cone(leaf, leaf_rows, mask, margin, products=own, **options))
     infos = [info for _, info in results]
     info = ConeInfo(
         z=jnp.stack([info.z for info in infos]),
@@ -190,6 +216,98 @@ def project_to_cone_per_leaf(
         feasible=jnp.all(jnp.stack([info.feasible for info in infos])),
     )
     return jax.tree.unflatten(treedef, [q for q, _ in results]), info
+
+
+def inner_products(rows: PyTree, *others: PyTree) -> jax.Array:
+    """Return each leaf's inner products of all rows with all others, float [leaves, C, K].
+
+    One pass over ``rows``, with the compensated sums that ``project_to_cone`` takes itself.
+
+    Args:
+      rows: pytree of arrays [C, ...].
+      others: pytrees like ``rows``, with K_1, K_2, ... in place of C; K is their sum.
+    """
+    leaves, *other_leaves = [jax.tree.leaves(tree) for tree in (rows, *others)]
+    dtype = jnp.result_type(jnp.float32, *leaves)
+    products = []
+    for leaf, *other in zip(leaves, *other_leaves, strict=True):
+        right = [part.reshape(len(part), -1) for part in other]
+        products.append(_product([_parts(leaf)], [right], dtype))
+    return jnp.stack(products)
+
+
+def _try_all_supports(
+    gram: jax.Array,
+    z0: jax.Array,
+    r0: jax.Array,
+    iterations: jax.Array,
+    *,
+    valid: jax.Array,
+    max_iterations: int,
+) -> tuple[jax.Array, jax.Array]:
+    """``_solve_dual`` for a few rows: the best of the 2^C solutions, counted as one iteration."""
+    size = len(z0)
+    ridge = _ridge(gram)
+
+    def solution(support):  # and its largest |min(z, r)|
+        support = support & valid
+        system = jnp.where(support[:, None] & support[None, :], gram, 0)
+        factor = _cholesky(system + jnp.diag(jnp.where(support, ridge, 1)))
+        dz = jnp.where(support, 0, -z0)
+        for _ in range(2):  # the second solve takes back most of the ridge
+            dz = dz - _cholesky_solve(factor, jnp.where(support, r0 + _matvec(gram, dz), 0))
+        return residual(jnp.maximum(dz, -z0))
+
+    def residual(dz):
+        error = jnp.where(valid, jnp.minimum(z0 + dz, r0 + _matvec(gram, dz)), 0)
+        return dz, jnp.max(jnp.abs(error))
+
+    supports = jnp.asarray(list(itertools.product((False, True), repeat=size)))
+    solutions, errors = jax.vmap(solution)(supports)
+    _, start = residual(jnp.zeros_like(z0))
+    best = jnp.argmin(jnp.where(jnp.isfinite(errors), errors, jnp.inf))
+    unsolved = (start > 0) & (iterations < max_iterations)
+    dz = jnp.where(unsolved & (errors[best] < start), solutions[best], 0)
+    return dz, iterations + unsolved
+
+
+def _cholesky(matrix: jax.Array) -> list[list[jax.Array]]:
+    """The lower factor of a few rows, written out: LAPACK's calls take longer than the sums."""
+    factor: list[list[jax.Array]] = []
+    for i in range(len(matrix)):
+        row: list[jax.Array] = []
+        for j in range(i):
+            rest = matrix[i, j] - sum(a * b for a, b in zip(row, factor[j], strict=False))
+            row.append(rest / factor[j][j])
+        factor.append([*row, jnp.sqrt(matrix[i, i] - sum(a * a for a in row))])
+    return factor
+
+
+def _cholesky_solve(factor: list[list[jax.Array]], right: jax.Array) -> jax.Array:
+    size = len(factor)
+    x = list(right)
+    for i in range(size):
+        x[i] = (x[i] - sum(factor[i][j] * x[j] for j in range(i))) / factor[i][i]
+    for i in reversed(range(size)):
+        x[i] = (x[i] - sum(factor[j][i] * x[j] for j in range(i + 1, size))) / factor[i][i]
+    return jnp.stack(x)
+
+
+def _least_pivot(gram: jax.Array, support: jax.Array) -> jax.Array:
+    """The least distance of a unit row of the support to the span of those before it, or NaN."""
+    system = jnp.where(
+        support[:, None] & support[None, :], gram, jnp.eye(len(gram), dtype=gram.dtype)
+    )
+    if len(gram) <= _ENUMERATED:
+        pivots = jnp.stack([row[-1] for row in _cholesky(system)])
+    else:
+        pivots = jnp.diagonal(jnp.linalg.cholesky(system))
+    return jnp.min(pivots)
+
+
+def _ridge(gram: jax.Array) -> float:
+    """What rounding does to the smallest eigenvalue."""
+    return 0.5 * float(jnp.finfo(gram.dtype).eps) * math.sqrt(gram.shape[0])
 
 
 def _solve_dual(
@@ -206,7 +324,7 @@ def _solve_dual(
     The unknown is the correction dz: near the solution it is far smaller than z0 + dz.
     """
     eps = float(jnp.finfo(gram.dtype).eps)
-    ridge = 0.5 * eps * math.sqrt(gram.shape[0])  # what rounding does to the smallest eigenvalue
+    ridge = _ridge(gram)
     zero, index = jnp.zeros_like(z0), jnp.arange(gram.shape[0])
 
     def slope(dz):
@@ -311,79 +429,121 @@ def _slice(leaf: jax.Array, start: Any, length: int, dtype: Any) -> jax.Array:
     return lax.dynamic_slice_in_dim(leaf, start, length, axis=-1).astype(dtype)
 
 
+def _parts(leaf: jax.Array) -> list[jax.Array]:
+    """A leaf's rows as matrices [k, n]: few rows one by one, so that no stack of them is made."""
+    if len(leaf) <= _FEW_ROWS:
+        return [row.reshape(1, -1) for row in leaf]
+    return [leaf.reshape(len(leaf), -1)]
+
+
+def _product(
+    left: list[list[jax.Array]],
+    right: list[list[jax.Array]],
+    dtype: Any,
+    scale: jax.Array | None = None,
+) -> jax.Array:
+    """left @ right.T [C, K], compensated over blocks; per leaf, the matrices to be stacked."""
+    shape = tuple(sum(len(part) for part in side[0]) for side in (left, right))
+    total = (jnp.zeros(shape, dtype),) * 2
+
+    def block(parts, start, length):
+        rows = jnp.concatenate([_slice(part, start, length, dtype) for part in parts])
+        return rows if scale is None else rows * scale[:, None]
+
+    for parts, others in zip(left, right, strict=True):
+
+        def body(start, length, total, parts=parts, others=others):
+            rows = block(parts, start, length)
+            columns = rows if others is parts else block(others, start, length)
+            return _add(total, jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST))
+
+        total = _over_blocks(parts[0].shape[-1], body, total)
+    return total[0] + total[1]
+
+
 def _scaled_gram(
-    p: list[jax.Array], rows: list[jax.Array], dtype: Any, mask: jax.Array | None
+    p: list[jax.Array],
+    rows: list[jax.Array],
+    dtype: Any,
+    mask: jax.Array | None,
+    products: tuple[jax.Array, jax.Array] | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return powers of two [C + 1] and the Gram matrix [C + 1, C + 1] of the scaled (rows, p).
 
     The scale is 1 unless a squared norm could leave the range of float32.
     """
-    num_rows = rows[0].shape[0]
+    vectors = [[*_parts(leaf), p_leaf.reshape(1, -1)] for p_leaf, leaf in zip(p, rows, strict=True)]
+    num_rows = len(rows[0])
 
     def gram_of(scale):
-        total = (jnp.zeros((num_rows + 1, num_rows + 1), dtype),) * 2
-        for p_leaf, leaf in zip(p, rows, strict=True):
-            flat, flat_p = leaf.reshape(num_rows, -1), p_leaf.reshape(1, -1)
-
-            def body(start, length, total, flat=flat, flat_p=flat_p):
-                block = jnp.concatenate(
-                    [_slice(flat, start, length, dtype), _slice(flat_p, start, length, dtype)]
-                )
-                block = block * scale[:, None]
-                return _add(total, jnp.matmul(block, block.T, precision=lax.Precision.HIGHEST))
-
-            total = _over_blocks(p_leaf.size, body, total)
-        return total[0] + total[1]
+        return _product(vectors, vectors, dtype, scale)
 
     def rescale(state):
-        scale = state[0]  # ones, but XLA cannot know it and hoist the maxima out of the loop
-        largest = [jnp.zeros_like(scale)]
-        for p_leaf, leaf in zip(p, rows, strict=True):
-            flat = jnp.abs(leaf.reshape(num_rows, -1).astype(dtype) * scale[:-1, None])
-            flat_p = jnp.abs(p_leaf.reshape(-1).astype(dtype) * scale[-1])
-            largest.append(jnp.append(jnp.max(flat, axis=1, initial=0), jnp.max(flat_p, initial=0)))
-        exponent = jnp.frexp(jnp.max(jnp.stack(largest), axis=0))[1]
-        scale = jnp.ldexp(jnp.ones((), dtype), jnp.clip(-exponent, -126, 126))
-        return scale, gram_of(scale), jnp.bool_(False)
+        scale, gram, unsafe = state  # ones, but XLA cannot know it and hoist the maxima
+
+        def maxima(parts):
+            ends = np.cumsum([len(part) for part in parts])[:-1]
+            factors = [factor[:, None] for factor in jnp.split(scale, ends)]
+            pairs = zip(parts, factors, strict=True)
+            rows = [jnp.abs(part.astype(dtype) * factor) for part, factor in pairs]
+            return jnp.concatenate([jnp.max(row, axis=1, initial=0) for row in rows])
+
+        largest = jnp.max(jnp.stack([maxima(parts) for parts in vectors]), axis=0)
+        exponent = jnp.frexp(largest)[1]
+        new = jnp.ldexp(jnp.ones((), dtype), jnp.clip(-exponent, -126, 126))
+        new = jnp.where(unsafe, new, 1)  # and 1 for a row of zeros
+        gram = lax.cond(jnp.any(new != 1), gram_of, lambda _: gram, new)
+        return new, gram, jnp.zeros_like(unsafe)
 
     scale = jnp.ones(num_rows + 1, dtype)
-    gram = gram_of(scale)
+    if products is None:
+        gram = gram_of(scale)
+    else:
+        known, with_p = (jnp.asarray(product, dtype) for product in products)
+        own = [[p_leaf.reshape(1, -1)] for p_leaf in p]
+        gram = jnp.block([[known, with_p[:, None]], [with_p, _product(own, own, dtype)]])
     squares = jnp.diagonal(gram)
     if mask is not None:
         squares = jnp.where(jnp.append(mask, True), squares, 1)
-    unsafe = jnp.any(~((squares > 1 / _SAFE_SQUARE) & (squares < _SAFE_SQUARE)))
+    unsafe = ~((squares > 1 / _SAFE_SQUARE) & (squares < _SAFE_SQUARE))
     # A loop of one turn: under vmap, a cond would always compute both branches.
-    scale, gram, _ = lax.while_loop(lambda state: state[2], rescale, (scale, gram, unsafe))
+    scale, gram, _ = lax.while_loop(lambda state: jnp.any(state[2]), rescale, (scale, gram, unsafe))
     return scale, gram
 
 
-def _add_and_measure(
+def _add_rows(
     q: list[jax.Array], rows: list[jax.Array], weights: jax.Array, scale: jax.Array, dtype: Any
-) -> tuple[list[jax.Array], jax.Array]:
-    """Return q + sum_c weights[c] rows[c] and its inner products [C] with the rows.
-
-    Weights and products are those of the scaled q and rows.
-    """
-    num_rows = weights.shape[0]
-    total = (jnp.zeros(num_rows, dtype),) * 2
+) -> list[jax.Array]:
+    """Return q + sum_c weights[c] rows[c]; the weights are those of the scaled q and rows."""
     new_q = []
     for q_leaf, leaf in zip(q, rows, strict=True):
-        flat, flat_q = leaf.reshape(num_rows, -1), q_leaf.reshape(-1)
-        if num_rows <= _FEW_ROWS:  # one fused loop; XLA's CPU product is slow on few rows
-            terms = [weights[c] * (flat[c].astype(dtype) * scale[c]) for c in range(num_rows)]
+        parts = _parts(leaf)
+        if len(parts) == len(leaf):  # one fused loop; XLA's CPU product is slow on few rows
+            terms = [
+                weights[c] * (part[0].astype(dtype) * scale[c]) for c, part in enumerate(parts)
+            ]
             change = sum(terms)
         else:
-            flat_rows = flat.astype(dtype)
+            flat_rows = parts[0].astype(dtype)
             change = jnp.matmul(weights * scale[:-1], flat_rows, precision=lax.Precision.HIGHEST)
-        flat_q = ((flat_q * scale[-1] + change) / scale[-1]).astype(q_leaf.dtype)
+        flat_q = (q_leaf.reshape(-1) * scale[-1] + change) / scale[-1]
+        new_q.append(flat_q.astype(q_leaf.dtype).reshape(q_leaf.shape))
+    return new_q
 
-        def body(start, length, total, flat=flat, flat_q=flat_q):
-            part = _slice(flat_q, start, length, dtype) * scale[-1]
-            return _add(total, _matvec(_slice(flat, start, length, dtype), part))
 
-        total = _over_blocks(q_leaf.size, body, total)
-        new_q.append(flat_q.reshape(q_leaf.shape))
-    return new_q, (total[0] + total[1]) * scale[:-1]
+def _measure(q: list[jax.Array], rows: list[jax.Array], scale: jax.Array, dtype: Any) -> jax.Array:
+    """Return the inner products [C] of the scaled q with the scaled rows."""
+    scaled_q = [[q_leaf.reshape(1, -1).astype(dtype) * scale[-1]] for q_leaf in q]
+    return _product([_parts(leaf) for leaf in rows], scaled_q, dtype)[:, 0] * scale[:-1]
+
+
+def _check_products(products: Any, shape: tuple[int, ...]) -> None:
+    if products is None:
+        return
+    expected = ((*shape, shape[-1]), shape)
+    shapes = tuple(jnp.shape(part) for part in products)
+    if shapes != expected:
+        raise ValueError(f"products has the shapes {shapes}; they must be {expected}.")
 
 
 def _check(p, rows, mask, margin, tolerance, max_iterations) -> int:

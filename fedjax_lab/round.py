@@ -14,7 +14,8 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int, is_traced
-from fedjax_lab.clients.mapping import parse_client_map, single_device_map
+from fedjax_lab.clients.mapping import check_client_map, parse_client_map, single_device_map
+from fedjax_lab.clients.planner import Plan, plan
 from fedjax_lab.clients.store import put_clients, take_clients
 from fedjax_lab.types import ClientBatch, Cohort, CohortBatch, FedState, Metrics, Params, PyTree
 
@@ -124,15 +125,18 @@ def build_round(algorithm: Algorithm, client_map: str = "auto") -> RoundFn:
 
     Args:
       algorithm: the method.
-      client_map: "vmap", "scan", "chunk:n", "pmap", "shard_map" or "auto"
-        (see ``fedjax_lab.clients.mapping``).
+      client_map: "vmap", "scan", "chunk:n", "pmap", "shard_map" (see
+        ``fedjax_lab.clients.mapping``), or "auto": the planner chooses when the round is traced.
 
     Raises:
-      ValueError: the client map is unknown.
+      ValueError: the client map is unknown, or "measure", which is for ``simulate``.
     """
-    cohort_map = parse_client_map(client_map)
+    if check_client_map(client_map) == "measure":
+        raise ValueError("client_map is 'measure'; a round function is not run, only simulate is.")
+    fixed = None if client_map == "auto" else parse_client_map(client_map)
 
     def round_fn(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
+        cohort_map = fixed or parse_client_map(plan_round(algorithm, state, batch).client_map)
         cohort, mapped = _complete(batch, state.num_clients, cohort_map.multiple)
         server, clients = state.server, state.clients
         metrics: Metrics = {}
@@ -157,6 +161,11 @@ def build_round(algorithm: Algorithm, client_map: str = "auto") -> RoundFn:
         }
 
     return round_fn
+
+
+def plan_round(algorithm: Algorithm, state: FedState, batch: CohortBatch) -> Plan:
+    """What the planner chooses for a state and a batch, of which only the shapes count."""
+    return plan(functools.partial(build_round, algorithm), state, batch)
 
 
 def _run_clients(phase, cohort_map, received, clients, cohort, mapped, key, source):

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from fedjax_lab import data, models
-from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.config import RunConfig, build_algorithm
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.options import parse_options
@@ -25,7 +24,6 @@ from fedjax_lab.simulation.evaluate import (
     build_evaluation,
     with_perplexity,
 )
-from fedjax_lab.simulation.rounds import place
 from fedjax_lab.simulation.run import SimulationResult, simulate
 from fedjax_lab.simulation.run_dir import (
     CONFIG,
@@ -88,6 +86,7 @@ def build(config: RunConfig) -> Setup:
     num_classes = data.num_classes(train)
     model_options = parse_options(config.model_option, "model_option")
     model = models.build(config.model, num_classes, **model_options)
+    model = models.mixed_precision(model, config.compute_dtype)
     init_key = jax.random.key(config.seed if config.init_seed is None else config.init_seed)
     first_x, prepare, loss_fn, count_fn = _task(config, train, model, is_text)
     evaluated = _EVALUATED
@@ -165,7 +164,7 @@ def run(config: RunConfig, *, progress: bool = True) -> SimulationResult:
     if progress:
         print(_describe(config, setup, path), file=sys.stderr, flush=True)
     # Compiled here, so that the time of the rounds does not include it.
-    jax.block_until_ready(setup.evaluate(place(setup.params, config.client_map)))
+    jax.block_until_ready(setup.evaluate(setup.params))
     with _removed_on_mistake(path):
         result = simulate(
             setup.algorithm,
@@ -244,7 +243,6 @@ def _describe(config: RunConfig, setup: Setup, path: Path) -> str:
     verb = "going on with" if (path / CONFIG).exists() else "new run in"
     size = models.count_params(setup.params)
     shape = "x".join(map(str, setup.data["shape"]))
-    client_map = parse_client_map(config.client_map).name
     kind = "words" if config.model in models.LANGUAGE_MODELS else "classes"
     return "\n".join(
         [
@@ -252,7 +250,7 @@ def _describe(config: RunConfig, setup: Setup, path: Path) -> str:
             f"{setup.data['classes']:,} {kind}",
             setup.clients.summary(),
             f"{config.model}: {size:,} parameters",
-            f"{setup.algorithm.name}, clients mapped with {client_map}; {verb} {path}",
+            f"{setup.algorithm.name}, {verb} {path}",
         ]
     )
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_lab.types import PyTree, Scalar
@@ -47,6 +48,23 @@ def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
 def stack(trees: list[PyTree]) -> PyTree:
     """Stack trees of one structure along a new leading axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def flatten(tree: PyTree, leading: int = 0) -> jax.Array:
+    """All numbers of a tree in one array [..., d]; the first ``leading`` axes stay."""
+    leaves = jax.tree.leaves(tree)
+    return jnp.concatenate([leaf.reshape(*leaf.shape[:leading], -1) for leaf in leaves], axis=-1)
+
+
+def unflatten(vector: jax.Array, like: PyTree) -> PyTree:
+    """What ``flatten`` made of a tree with the structure, shapes and dtypes of ``like``."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    parts = [
+        vector[end - leaf.size : end].reshape(leaf.shape).astype(leaf.dtype)
+        for leaf, end in zip(leaves, ends, strict=True)
+    ]
+    return jax.tree.unflatten(structure, parts)
 
 
 def unit(tree: PyTree) -> PyTree:

@@ -60,7 +60,7 @@ def test_a_process_of_its_own_may_divide_the_cpu(tmp_path):
     done = module("run", *arguments, "--cohort-size", "4")
     assert done.returncode == 0, done.stderr
     assert read(directory / "config.json")["client_map"] == "shard_map"
-    assert "clients mapped with shard_map; new run in" in done.stderr
+    assert "clients mapped with shard_map (cpu, 2 of 2 devices" in done.stderr
     facts = dict(line.split("  ", 1) for line in done.stdout.splitlines() if line)
     assert facts["rounds"].strip() == "6 of 6"
     assert facts["run directory"].strip() == str(directory)

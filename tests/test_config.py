@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -142,6 +143,7 @@ def test_run_names_are_readable_and_safe():
         ({"model": "nlp"}, ["model is 'nlp'", "Did you mean 'mlp'"]),
         ({"dataset": "digts"}, ["dataset is 'digts'", "Did you mean 'digits'"]),
         ({"partition": "dirichlt:1"}, ["partition is 'dirichlt'", "Did you mean 'dirichlet'"]),
+        ({"compute_dtype": "float16"}, ["compute_dtype is 'float16'", "bfloat16, float32"]),
         ({"weights": "size"}, ["weights is 'size'", "examples, uniform"]),
         ({"client_map": "chunk:0"}, ["chunk:0"]),
         ({"cohort_size": 21}, ["cohort_size is 21; it must be between 1 and 20"]),
@@ -238,6 +240,27 @@ def test_methods_that_look_inside_take_the_model(algorithm):
     assert jax.tree.structure(after) == jax.tree.structure(state)
     with pytest.raises(ValueError, match="fedmlb needs at least 2"):
         build(RunConfig(algorithm="fedmlb", model="linear"))
+
+
+@pytest.mark.parametrize("algorithm", ["moon", "fedmlbm", "scaffold"])
+def test_the_compute_dtype_reaches_every_part_and_nothing_that_is_kept(algorithm):
+    config = RunConfig(algorithm=algorithm, compute_dtype="bfloat16").resolve()
+    assert config.record()["compute_dtype"] == "bfloat16"
+    assert "compute_dtypebfloat16" in config.run_name()
+    setup = build(config)
+    batch = CohortBatch(
+        client_ids=jnp.arange(2),
+        examples=jnp.zeros((2, 3, 4), jnp.int32),
+        key=jax.random.key(0),
+        round=jnp.int32(0),
+        source=setup.clients.examples,
+    )
+    state = setup.algorithm.init(setup.params, num_clients=20)
+    traced = jax.make_jaxpr(setup.algorithm.round_fn)(state, batch)
+    products = re.findall(r":(\w+)\[[^\]]*\] = dot_general", str(traced))
+    assert "bf16" in products
+    after, _ = jax.eval_shape(setup.algorithm.round_fn, state, batch)
+    assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
 
 
 def test_server_lr_reaches_the_method():

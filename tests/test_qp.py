@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from fedjax_lab.qp import project_to_cone, project_to_cone_per_leaf
+from fedjax_lab.qp import inner_products, project_to_cone, project_to_cone_per_leaf
 
 TOLERANCE = 1e-5  # of the data's scale, in float32
 _solve = jax.jit(project_to_cone)
@@ -214,6 +214,41 @@ def test_per_leaf_projects_every_leaf_alone():
     np.testing.assert_allclose(info.kkt_residual, worst, atol=TOLERANCE / 10)
 
 
+def test_inner_products_of_every_leaf():
+    p, rows = draw(3, 9, 40_000, "random")
+    tree = {"a": p[None, :20].reshape(1, 4, 5), "b": p[None, 20:]}
+    row_tree = {"a": rows[:, :20].reshape(9, 4, 5), "b": rows[:, 20:]}
+    some = jax.tree.map(lambda leaf: leaf[:2], row_tree)
+    products = jax.jit(inner_products)(row_tree, some, tree)
+    right = np.concatenate([rows[:2], p[None]]).astype(np.float64)
+    expected = [rows[:, :20] @ right[:, :20].T, rows[:, 20:] @ right[:, 20:].T]
+    np.testing.assert_allclose(products, expected, atol=1e-6 * np.square(rows).sum(1).max())
+
+
+@pytest.mark.parametrize("row_scale", [1.0, 1e-20])  # at 1e-20 the given squares are all 0
+def test_known_products(row_scale):
+    p, rows = draw(4, 8, 50, "conflicting")
+    rows *= np.float32(row_scale)
+    products = (rows @ rows.T, rows @ p)
+    check(p, rows, *jax.jit(partial(project_to_cone, products=products))(p, rows))
+
+
+def test_known_products_are_not_computed_again():
+    p, rows = draw(4, 8, 50, "conflicting")
+    q, _ = project_to_cone(p, rows, products=(np.eye(8), np.ones(8)))  # as if p were feasible
+    assert np.asarray(q).tobytes() == p.tobytes()
+
+
+def test_known_products_of_every_leaf():
+    p, rows = draw(3, 4, 50, "conflicting")
+    tree, row_tree = {"a": p[:20], "b": p[20:]}, {"a": rows[:, :20], "b": rows[:, 20:]}
+    with_rows = inner_products(row_tree, row_tree)
+    with_p = inner_products(row_tree, jax.tree.map(lambda leaf: leaf[None], tree))[..., 0]
+    q, info = project_to_cone_per_leaf(tree, row_tree, products=(with_rows, with_p))
+    for i, name in enumerate(tree):
+        check(tree[name], row_tree[name], q[name], info._replace(z=info.z[i]))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_float64(kind):
     with jax.enable_x64(True):
@@ -302,3 +337,7 @@ def test_option_errors():
         project_to_cone(E1, ROWS, max_iterations=-1)
     with pytest.raises(ValueError, match="tolerance"):
         project_to_cone(E1, ROWS, tolerance=-1.0)
+    with pytest.raises(ValueError, match="products"):
+        project_to_cone(E1, ROWS, products=(np.eye(3), np.ones(2)))
+    with pytest.raises(ValueError, match="products"):
+        project_to_cone_per_leaf(E1, ROWS, products=(np.eye(2), np.ones(2)))

@@ -1,1 +1,1 @@
-"""Measurements of time: ratios within one run."""
+"""Measurements of time and memory: ratios within one run."""

@@ -9,7 +9,7 @@ paper                      here
 x_t, x^(i)_τ               server params, local params
 d^(i)                      ``delta`` = x_t - x^(i)_I
 m, m̃ (Alg. 3)              ``momentum``: the corrected one is kept and carried on
-D (Alg. 3)                 ``Memory.rows`` [m, ...], one row per buffered client
+D (Alg. 3)                 ``Memory``: ``scale * rows``, [m, ...], one row per buffered client
 buf, c(i) (Alg. 4)         ``Slots.owner`` and ``Slots.seen``
 QP_l, QP_g                 ``qp.project_to_cone``
 η_l, η_g                   ``client_lr``, ``server_lr``
@@ -24,10 +24,12 @@ code of GradMA-W); the counters live in the slots, as c(i) is 0 for a client wit
 mean of the deltas takes the batch's weights (uniform: the paper; example counts: the code).
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_lab import qp, tree
@@ -52,9 +54,16 @@ class Slots(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The server's buffer."""
+    """The server's buffer: D's row c is ``scale[c] * rows[c]``.
 
-    rows: PyTree  # D, [m, ...]
+    Decay changes the scales alone. The QP sees directions only, so it works on ``rows``, of which
+    a round changes the cohort's; so many inner products are new, and the others are kept.
+    """
+
+    rows: PyTree  # [m, d], or like the params [m, ...] with a QP per leaf; the largest number of
+    # a row lies in [1, 2), or all are 0
+    scale: jax.Array  # float [m]
+    products: jax.Array  # float [1 or leaves, m, m], the rows' inner products
     slots: Slots
 
 
@@ -167,9 +176,18 @@ def _gradma(
         check_number("memory_decay", memory_decay, minimum=0.0, maximum=1.0)
     gradient = Gradient(loss_fn, gradient_transform)
 
-    def project(p, rows, mask=None):
-        solve = qp.project_to_cone if qp_scope == "global" else qp.project_to_cone_per_leaf
-        q, info = solve(p, rows, mask, margin)
+    is_global = qp_scope == "global"
+    # One vector of all parameters has one QP, and compiles in a fraction of the time.
+    pack = tree.flatten if is_global else lambda values, leading=0: values
+
+    def project(p, rows, mask=None, products=None):
+        packed = pack(p)
+        if is_global:
+            products = products and tuple(product[0] for product in products)
+            q, info = qp.project_to_cone(packed, rows, mask, margin, products=products)
+            q = tree.unflatten(q, like=p)
+        else:
+            q, info = qp.project_to_cone_per_leaf(p, rows, mask, margin, products=products)
         return tree.where(info.feasible, q, p), info
 
     def start(params, num_clients, batch):
@@ -177,7 +195,7 @@ def _gradma(
         if not corrects_server:
             return GradMAServer(params, (), ()), rows
         check_int("memory_size", memory_size, minimum=0, maximum=num_clients)
-        memory = _empty_memory(params, memory_size) if memory_size else ()
+        memory = _empty_memory(pack(params), memory_size) if memory_size else ()
         return GradMAServer(params, tree.zeros_like(params), memory), rows
 
     def broadcast(server, round):
@@ -189,7 +207,7 @@ def _gradma(
             previous, _ = gradient(step.memory, step)  # at x_{k-1}
             at_server, _ = gradient(x, step)
             constraints = tree.stack([previous, at_server, tree.subtract(y, x)])
-            corrected, info = project(g, constraints)
+            corrected, info = project(g, pack(constraints, 1))
             metrics = {"client_qp_residual": info.kkt_residual, "client_qp_active": _active(info)}
             return corrected, report._replace(memory=y, metrics=metrics)
 
@@ -209,8 +227,9 @@ def _gradma(
         m = tree.add_scaled(delta, server_momentum, server.momentum)
         memory, metrics = server.memory, {"delta_norm": tree.norm(delta)}
         if memory_size:
-            memory = _remember(memory, messages["delta"], cohort, memory_decay)
-            m, info = project(m, memory.rows, memory.slots.owner != _NOBODY)
+            deltas = pack(messages["delta"], 1)
+            memory, with_m = _remember(memory, deltas, cohort, memory_decay, pack(m))
+            m, info = project(m, memory.rows, memory.scale > 0, (memory.products, with_m))
             metrics["server_qp_residual"] = info.kkt_residual
             metrics["server_qp_active"] = _active(info)
             metrics["server_qp_iterations"] = info.iterations.astype(metrics["delta_norm"].dtype)
@@ -240,20 +259,57 @@ def _active(info) -> jax.Array:
 def _empty_memory(params: Params, size: int) -> Memory:
     zeros = jnp.zeros(size, jnp.int32)
     slots = Slots(zeros + _NOBODY, zeros, zeros, jnp.zeros((), jnp.int32))
-    return Memory(zero_row_per_client(params, size), slots)
+    rows = zero_row_per_client(params, size)
+    products = jax.eval_shape(qp.inner_products, rows, rows)
+    scale = jnp.zeros(size, products.dtype)
+    return Memory(rows, scale, jnp.zeros(products.shape, products.dtype), slots)
 
 
-def _remember(memory: Memory, deltas: PyTree, cohort: Cohort, decay: Scalar) -> Memory:
-    """Algorithm 4, then the memory's lines of Algorithm 3: D <- β_2 D (+ d^i)."""
+def _remember(memory: Memory, deltas: PyTree, cohort: Cohort, decay: Scalar, p: PyTree):
+    """Algorithm 4, then the memory's lines of Algorithm 3: D <- β_2 D (+ d^i).
+
+    Returns the memory and its rows' inner products with ``p``, [leaves, m].
+    """
     slots, slot, is_new = _admit(memory.slots, cohort.client_ids, cohort.participates)
+    dtype, decay = memory.scale.dtype, jnp.asarray(decay, memory.scale.dtype)
+    # A row that decays below the range of floats keeps its direction.
+    floor = jnp.where((memory.scale > 0) & (decay > 0), jnp.finfo(dtype).tiny, 0)
+    scale = jnp.maximum(decay * memory.scale, floor)
+    kept = jnp.where(is_new, 0, scale.at[slot].get(mode="clip"))
 
-    def update(rows, delta):
-        rows = jnp.asarray(decay, rows.dtype) * rows
-        fresh = is_new.reshape(-1, *[1] * (delta.ndim - 1))
-        kept = jnp.where(fresh, 0, rows.at[slot].get(mode="clip"))
-        return rows.at[slot].set(kept + delta, mode="drop")
+    def sum_up(rows, delta):
+        return _times(kept, rows.at[slot].get(mode="clip")) + delta
 
-    return Memory(jax.tree.map(update, memory.rows, deltas), slots)
+    sums = jax.tree.map(sum_up, memory.rows, deltas)
+    sizes = [
+        jnp.abs(leaf).reshape(len(slot), -1).max(1, initial=0) for leaf in jax.tree.leaves(sums)
+    ]
+    largest = jnp.max(jnp.stack(sizes), 0).astype(dtype)
+    power = _power_of_two(largest)
+    new = jax.tree.map(partial(_times, 1 / power), sums)
+    new_scale = jnp.where(largest == 0, 0, power)
+
+    def put(table, values):
+        return table.at[slot].set(values, mode="drop")
+
+    rows = jax.tree.map(put, memory.rows, new)
+    with_new = qp.inner_products(rows, new, jax.tree.map(lambda leaf: leaf[None], p))
+    with_new, with_p = with_new[..., :-1], with_new[..., -1]
+    products = memory.products.at[:, slot].set(with_new.mT, mode="drop")
+    products = products.at[:, :, slot].set(with_new, mode="drop")
+    return Memory(rows, put(scale, new_scale), products, slots), with_p
+
+
+def _power_of_two(x: jax.Array) -> jax.Array:
+    """The largest power of two up to x >= 0, within 2^-125 to 2^125: its exponent's bits alone."""
+    exponent = np.uint32(0x7F800000) if x.dtype.itemsize == 4 else np.uint64(0x7FF << 52)
+    bits = jax.lax.bitcast_convert_type(x, exponent.dtype) & exponent
+    return jnp.clip(jax.lax.bitcast_convert_type(bits, x.dtype), 2.0**-125, 2.0**125)
+
+
+def _times(factors: jax.Array, rows: jax.Array) -> jax.Array:
+    """Each row times its factor."""
+    return factors.astype(rows.dtype).reshape(-1, *[1] * (rows.ndim - 1)) * rows
 
 
 def _admit(slots: Slots, client_ids: jax.Array, participates: jax.Array):

@@ -3,11 +3,11 @@
 ``vmap``      all clients at once, as one batched program
 ``scan``      one after the other, with one client's memory
 ``chunk:n``   n at once, chunk after chunk
-``pmap``, ``shard_map``   an equal share of the cohort on each device, which maps its share
-              with ``scan`` on CPU and ``vmap`` elsewhere
-``auto``      ``shard_map`` where there are several devices, else ``scan`` on CPU (where
-              batched matrix products over per-client weights are slow) and ``vmap`` elsewhere
+``shard_map``, ``pmap``   an equal share of the cohort on each device. ``shard_map:n`` takes n
+              devices, and ``shard_map/chunk:8`` says how a device maps its share (else ``scan``
+              on CPU and ``vmap`` elsewhere)
 
+``auto`` and ``measure`` leave the choice to the planner (see ``fedjax_lab.clients.planner``).
 Where clients take unequal numbers of steps, ``chunk:n`` puts clients of like length together,
 and the maps over devices deal them out in order of length. All maps give the same sums up to
 rounding. Weighted sums over the cohort are accumulated inside the map, so that memory is that
@@ -24,12 +24,14 @@ from jax.sharding import PartitionSpec
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
+from fedjax_lab.models.convolution import weights_per_client
 from fedjax_lab.types import PyTree
 
 # (shared, one client, longest) -> ({rule: tree to be summed with that rule's coefficients}, kept)
 # ``longest``, the steps after which all clients of a batch are done, is not batched; or None.
 ClientFn = Callable[[PyTree, PyTree, jax.Array | None], tuple[dict[str, PyTree], PyTree]]
-CLIENT_MAPS = ("auto", "chunk:n", "pmap", "scan", "shard_map", "vmap")
+CLIENT_MAPS = ("auto", "chunk:n", "measure", "pmap", "scan", "shard_map", "vmap")
+PLANNED = ("auto", "measure")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ class ClientMap:
     """A way to run a ``ClientFn`` over the cohort.
 
     Attributes:
-      name: as given, with ``auto`` resolved.
+      name: as given.
       multiple: the cohort is padded to a multiple of this many slots.
       run: (fn, shared, clients [S, ...], coefficients {rule: [S]}, lengths int32 [S] or None)
         -> (sums, kept [S, ...]). ``lengths``: after how many steps a client is done.
@@ -57,32 +59,66 @@ def single_device_map() -> str:
     return "scan" if jax.default_backend() == "cpu" else "vmap"
 
 
+def check_client_map(client_map: str, argument: str = "client_map") -> str:
+    """Return ``client_map`` if it is the name of a client map, or one of ``PLANNED``.
+
+    Errors call it ``argument``.
+
+    Raises:
+      ValueError: the name is unknown, or a number in it is no positive integer.
+    """
+    if client_map not in PLANNED:
+        _split(client_map, argument)
+    return client_map
+
+
 def parse_client_map(client_map: str) -> ClientMap:
     """Turn a client map's name into a ``ClientMap``.
 
     Raises:
-      ValueError: the name is unknown, or n in ``chunk:n`` is no positive integer.
+      ValueError: the name is unknown or left to the planner, a number in it is no positive
+        integer, or it wants more devices than there are.
     """
-    if client_map == "auto":
-        client_map = "shard_map" if jax.device_count() > 1 else single_device_map()
-    kind, _, size = client_map.partition(":")
+    kind, count, share = _split(client_map)
     if kind == "chunk":
-        if not size.isdigit() or int(size) < 1:
-            raise ValueError(f"client_map is {client_map!r}; n in chunk:n must be at least 1.")
-        return ClientMap(client_map, int(size), _chunked(int(size)), sort=_longest_first)
-    check_choice("client_map", client_map, CLIENT_MAPS)
+        return ClientMap(client_map, count, _chunked(count), sort=_longest_first)
     if kind == "vmap":
         return ClientMap("vmap", 1, _vmapped)
     if kind == "scan":
         return ClientMap("scan", 1, _chunked(1))
-    share = parse_client_map(single_device_map())
     devices = tuple(jax.local_devices() if kind == "pmap" else jax.devices())
+    if count > len(devices):
+        raise ValueError(
+            f"client_map is {client_map!r}; there are {len(devices)} {devices[0].platform} devices."
+        )
+    devices = devices[:count] if count else devices
     spread = _pmapped if kind == "pmap" else _sharded
+    on_device = parse_client_map(share or single_device_map())
 
     def deal(lengths):
         return _longest_first(lengths).reshape(-1, len(devices)).T.reshape(-1)
 
-    return ClientMap(kind, len(devices), spread(share.run, devices), devices, deal)
+    multiple = len(devices) * on_device.multiple
+    return ClientMap(client_map, multiple, spread(on_device.run, devices), devices, deal)
+
+
+def _split(client_map: str, argument: str = "client_map") -> tuple[str, int, str]:
+    """(kind, the number behind it or 0, how a device maps its share or "")."""
+    whole, _, share = client_map.partition("/")
+    kind, colon, size = whole.partition(":")
+    choice = "chunk:n" if kind == "chunk" else kind
+    check_choice(argument, choice if colon else whole, CLIENT_MAPS)
+    spreads = kind in ("shard_map", "pmap")
+    if kind == "chunk" or (spreads and colon):
+        if not size.isdigit() or int(size) < 1:
+            raise ValueError(f"{argument} is {client_map!r}; n in {kind}:n must be at least 1.")
+    elif colon or kind in PLANNED:
+        raise ValueError(f"{argument} is {client_map!r}; {kind} stands alone.")
+    if share and not spreads:
+        raise ValueError(f"{argument} is {client_map!r}; only shard_map and pmap have a share.")
+    if share and _split(share, argument)[0] in ("shard_map", "pmap"):
+        raise ValueError(f"{argument} is {client_map!r}; a share is scan, vmap or chunk:n.")
+    return kind, int(size or 0), share
 
 
 def _longest_first(lengths):
@@ -96,7 +132,8 @@ def _combine(coefficients, trees):
 
 def _vmapped(fn: ClientFn, shared, clients, coefficients, lengths):
     longest = None if lengths is None else lengths.max()
-    summed, kept = jax.vmap(fn, in_axes=(None, 0, None))(shared, clients, longest)
+    with weights_per_client():
+        summed, kept = jax.vmap(fn, in_axes=(None, 0, None))(shared, clients, longest)
     return _combine(coefficients, summed), kept
 
 
@@ -118,7 +155,8 @@ def _chunked(size: int):
         if size > 1:
             chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), chunks)
         first = jax.tree.map(lambda leaf: leaf[0], chunks)
-        shapes, _ = jax.eval_shape(one_chunk, *first)
+        # Where nothing is summed, a second trace would find nothing.
+        shapes = jax.eval_shape(one_chunk, *first)[0] if coefficients else {}
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         sums, kept = jax.lax.scan(body, zeros, chunks)
         if size > 1:

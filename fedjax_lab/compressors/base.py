@@ -58,6 +58,8 @@ class Compressor:
         1/gamma of CFedAvg's Definition 1, which asks for b < 1. Up to rounding.
       unbiased: whether E C(v) = v.
       positions: how a sparsifier of fixed size says what it keeps; None for all others.
+      direct: (key, v [d]) -> C(v) [d], a shorter way to the same bits without a message; None
+        where there is none.
     """
 
     name: str
@@ -70,6 +72,16 @@ class Compressor:
     snr_bound: Callable[[int], float]
     unbiased: bool = False
     positions: Positions | None = None
+    direct: Callable[[Key, jax.Array], jax.Array] | None = None
+
+    def apply(self, key: Key, v: jax.Array) -> jax.Array:
+        """C(v) [d], in the dtype of v: the bits of ``decompress(compress(key, v))``.
+
+        What a simulation needs of a message of which nobody reads the bytes.
+        """
+        if self.direct is not None:
+            return self.direct(key, v)
+        return self.decompress(self.compress(key, v))
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.options.items())})"

@@ -93,6 +93,10 @@ def top_k(comp: float, *, selection: str = "bisection") -> Compressor:
         zeros = jnp.zeros(message.d, message.values.dtype)
         return zeros.at[message.indices].set(message.values, unique_indices=True)
 
+    def direct(key, v):
+        mask = _are_largest(_ordered_bits(jnp.abs(v)), kept(size_of(v)))
+        return jnp.where(mask, v, 0)
+
     def unpack_positions(reader, d):
         indices = reader.bits(kept(d), wire.width_of(d))
         return Sparse(None, indices.astype(np.int32), d)
@@ -104,7 +108,8 @@ def top_k(comp: float, *, selection: str = "bisection") -> Compressor:
         lambda d: wire.section_bytes(kept(d), wire.width_of(d)),
     )
     options = {"comp": comp, "selection": selection}
-    return _fixed_size("top_k", options, compress, decompress, positions)
+    compressor = _fixed_size("top_k", options, compress, decompress, positions)
+    return dataclasses.replace(compressor, direct=direct if select is _bisection else None)
 
 
 def random_k(comp: float, *, rescale: bool = False) -> Compressor:
@@ -122,19 +127,25 @@ def random_k(comp: float, *, rescale: bool = False) -> Compressor:
     comp = check_comp(comp)
     kept = _kept(comp)
 
-    def indices(seed, d):
-        return _largest_in_order(jax.random.bits(_drawn_key(seed), (d,), jnp.uint32), kept(d))
+    def are_kept(seed, d):
+        return _are_largest(jax.random.bits(_drawn_key(seed), (d,), jnp.uint32), kept(d))
+
+    def factor(v):
+        return jnp.asarray(v.size / kept(v.size) if rescale else 1.0, v.dtype)
 
     def compress(key, v):
         d = size_of(v)
         seed = jax.random.bits(key, (), jnp.uint32)
-        factor = d / kept(d) if rescale else 1.0
-        return Seeded(v[indices(seed, d)] * jnp.asarray(factor, v.dtype), seed, d)
+        return Seeded(v[_places(are_kept(seed, d), kept(d))] * factor(v), seed, d)
 
     def decompress(message):
         zeros = jnp.zeros(message.d, message.values.dtype)
-        where = indices(message.seed, message.d)
+        where = _places(are_kept(message.seed, message.d), kept(message.d))
         return zeros.at[where].set(message.values, unique_indices=True)
+
+    def direct(key, v):
+        seed = jax.random.bits(key, (), jnp.uint32)
+        return jnp.where(are_kept(seed, size_of(v)), v * factor(v), 0)
 
     positions = Positions(
         kept,
@@ -143,7 +154,8 @@ def random_k(comp: float, *, rescale: bool = False) -> Compressor:
         lambda d: _SEED_BYTES,
     )
     options = {"comp": comp, "rescale": rescale}
-    return _fixed_size("random_k", options, compress, decompress, positions, rescale)
+    compressor = _fixed_size("random_k", options, compress, decompress, positions, rescale)
+    return dataclasses.replace(compressor, direct=direct)
 
 
 def _fixed_size(name, options, compress, decompress, positions, unbiased=False) -> Compressor:
@@ -241,35 +253,70 @@ def _approximate(magnitudes: jax.Array, k: int) -> jax.Array:
 
 
 def _bisection(magnitudes: jax.Array, k: int) -> jax.Array:
+    return _places(_are_largest(_ordered_bits(magnitudes), k), k)
+
+
+def _ordered_bits(magnitudes: jax.Array) -> jax.Array:
+    """Unsigned numbers in the order of floats that are not negative: their bits."""
     if magnitudes.dtype.itemsize < 4:
         magnitudes = magnitudes.astype(jnp.float32)
-    # The bits of floats that are not negative are ordered as the floats are.
-    bits = magnitudes.view(jnp.uint64 if magnitudes.dtype.itemsize == 8 else jnp.uint32)
-    return _largest_in_order(bits, k)
+    return magnitudes.view(jnp.uint64 if magnitudes.dtype.itemsize == 8 else jnp.uint32)
 
 
 _SELECTIONS = {"approximate": _approximate, "bisection": _bisection, "sort": _sort}
 
 
-def _largest_in_order(numbers: jax.Array, k: int) -> jax.Array:
-    """Indices of the k largest unsigned numbers, ascending; among equals the lowest indices."""
+def _are_largest(numbers: jax.Array, k: int) -> jax.Array:
+    """Which of d unsigned numbers are the k largest, bool [d]; of equals, those of lowest index."""
     d = numbers.shape[0]
-    width = 8 * numbers.dtype.itemsize
-    one = jnp.ones((), numbers.dtype)
+    bound, count = _search(lambda x: numbers >= x, numbers.dtype, None, d, k)
 
-    def set_next_bit(i, smallest):
-        candidate = smallest | (one << (width - 1 - i).astype(numbers.dtype))
-        enough = (numbers >= candidate).sum(dtype=jnp.int32) >= k
-        return jnp.where(enough, candidate, smallest)
+    def up_to(x):  # of the numbers equal to ``bound``, those with at least x numbers behind them
+        behind = jax.lax.iota(jnp.uint32, d)[::-1]
+        return (numbers > bound) | ((numbers == bound) & (behind >= x))
 
-    kth = jax.lax.fori_loop(0, width, set_next_bit, jnp.zeros((), numbers.dtype))
-    above, equal = numbers > kth, numbers == kth
-    last_rank = k - above.sum(dtype=jnp.int32) - 1  # among the equal ones; at least 0
-    words, through = _words(equal)
-    last_word = jnp.searchsorted(through, last_rank, side="right").astype(jnp.int32)
-    last = _place_of_true(words, through, last_word, last_rank)
-    taken = above | (equal & (jnp.arange(d, dtype=jnp.int32) <= last))
-    # All k places: rank r lies in the first word that more than r Trues reach.
+    x, _ = _search(up_to, jnp.uint32, d.bit_length(), count, k)  # no step without ties
+    return up_to(x)
+
+
+def _search(holds, dtype, width, count, k) -> tuple[jax.Array, jax.Array]:
+    """(x, how many coordinates ``holds(x)`` is true for): the largest x with k or more.
+
+    The search ends early at an x with k of them. Two bits of x are found in each pass, because
+    three counts together take no longer than one.
+
+    Args:
+      holds: x -> bool [d], true for fewer coordinates the larger x is.
+      dtype: of x, unsigned.
+      width: bits of x that may be set; None: all.
+      count: how many ``holds(0)`` is true for, at least ``k``.
+      k: how many are wanted.
+    """
+    width = 8 * jnp.dtype(dtype).itemsize if width is None else width
+
+    def proceed(state):
+        shift, _, count = state
+        return (shift >= 0) & (count != k)
+
+    def next_bits(state):
+        shift, x, count = state
+        candidates = [x + (jnp.asarray(j, dtype) << shift.astype(dtype)) for j in (1, 2, 3)]
+        masks = tuple(holds(candidate).astype(jnp.int32) for candidate in candidates)
+        zeros = (np.int32(0),) * len(masks)
+        counts = jax.lax.reduce(masks, zeros, lambda a, b: tuple(map(jnp.add, a, b)), (0,))
+        for candidate, counted in zip(candidates, counts, strict=True):
+            enough = counted >= k
+            x, count = jnp.where(enough, candidate, x), jnp.where(enough, counted, count)
+        return shift - 2, x, count
+
+    first = (jnp.int32((width - 1) // 2 * 2), jnp.zeros((), dtype), jnp.asarray(count, jnp.int32))
+    _, x, count = jax.lax.while_loop(proceed, next_bits, first)
+    return x, count
+
+
+def _places(taken: jax.Array, k: int) -> jax.Array:
+    """Indices of the k Trues of a mask, ascending, int32."""
+    # Rank r lies in the first word that more than r Trues reach.
     words, through = _words(taken)
     word = jnp.cumsum(jnp.zeros(k, jnp.int32).at[through].add(1, mode="drop"))
     return _place_of_true(words, through, word, jnp.arange(k, dtype=jnp.int32))

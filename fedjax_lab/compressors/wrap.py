@@ -279,17 +279,13 @@ def _replace_vectors(received: PyTree, vectors: list[Params]) -> PyTree:
 
 def _through(compressor: Compressor, key: Key, vector: PyTree, scope: str) -> PyTree:
     """What arrives of a tree that is sent compressed."""
-
-    def send(key, v):
-        return compressor.decompress(compressor.compress(key, v))
-
     if scope == "global":
         flat, unravel = ravel_pytree(vector)
-        return unravel(send(key, flat))
+        return unravel(compressor.apply(key, flat))
     leaves, structure = jax.tree.flatten(vector)
     keys = (jax.random.fold_in(key, i) for i in range(len(leaves)))
     arrived = [
-        send(key, leaf.reshape(-1)).reshape(leaf.shape) if leaf.size else leaf
+        compressor.apply(key, leaf.reshape(-1)).reshape(leaf.shape) if leaf.size else leaf
         for key, leaf in zip(keys, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, arrived)

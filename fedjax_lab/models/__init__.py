@@ -20,6 +20,7 @@ from fedjax_lab.models.batch_norm import (
     running_statistics,
 )
 from fedjax_lab.models.cnn import cnn, fafed_cnn, fafed_cnn_cifar10, fafed_cnn_mnist
+from fedjax_lab.models.layers import Conv, GroupNorm, max_pool
 from fedjax_lab.models.lenet import lenet5, lenet5_gradma
 from fedjax_lab.models.linear import linear
 from fedjax_lab.models.losses import (
@@ -30,15 +31,19 @@ from fedjax_lab.models.losses import (
 )
 from fedjax_lab.models.lstm import lstm
 from fedjax_lab.models.mlp import mlp
+from fedjax_lab.models.precision import COMPUTE_DTYPES, mixed_precision
 from fedjax_lab.models.resnet import resnet18, resnet20
 from fedjax_lab.models.vgg import vgg11
 from fedjax_lab.models.vit import vit, vit_base
 from fedjax_lab.types import Params
 
 __all__ = [
+    "COMPUTE_DTYPES",
     "LANGUAGE_MODELS",
     "MODELS",
     "Apply",
+    "Conv",
+    "GroupNorm",
     "Model",
     "accuracy_counts",
     "build",
@@ -55,6 +60,8 @@ __all__ = [
     "lenet5_gradma",
     "linear",
     "lstm",
+    "max_pool",
+    "mixed_precision",
     "mlp",
     "recompute_statistics",
     "resnet18",

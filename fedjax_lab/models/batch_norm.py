@@ -71,10 +71,11 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros_init(), shape)
         running_mean = self.param("running_mean", nn.initializers.zeros_init(), shape)
         running_var = self.param("running_var", nn.initializers.ones_init(), shape)
-        x = x.astype(jnp.promote_types(x.dtype, scale.dtype))  # statistics of halves in float32
+        dtype = jnp.promote_types(x.dtype, scale.dtype)
+        x = x.astype(jnp.promote_types(dtype, jnp.float32))  # statistics of halves in float32
         if self.frozen or not self.has_rng("dropout"):
             mean, var = map(jax.lax.stop_gradient, (running_mean, running_var))
-            return _normalise(x, mean, jnp.maximum(var, 0), scale, bias)
+            return _normalise(x, mean, jnp.maximum(var, 0), scale, bias).astype(dtype)
         count = x.size // x.shape[-1]
         if count < 2:
             raise ValueError(
@@ -85,7 +86,8 @@ class BatchNorm(nn.Module):
         mean, var = x.mean(axes), x.var(axes)
         normalised = _normalise(x, mean, var, scale, bias)
         normalised = _with_pull(normalised, running_mean, mean)
-        return _with_pull(normalised, running_var, var * (count / (count - 1)))
+        normalised = _with_pull(normalised, running_var, var * (count / (count - 1)))
+        return normalised.astype(dtype)
 
 
 def _normalise(x, mean, var, scale, bias):

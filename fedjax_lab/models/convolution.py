@@ -6,6 +6,8 @@ local steps run (ten times slower and more), and weights of their own for each c
 grouped convolution, which is slow on every backend.
 """
 
+import contextlib
+import contextvars
 import functools
 
 import jax
@@ -16,6 +18,18 @@ from fedjax_lab.checks import check_choice, check_int
 
 LOWERINGS = ("auto", "gemm", "im2col", "lax")
 PADDINGS = ("SAME", "VALID")
+
+_WEIGHTS_PER_CLIENT = contextvars.ContextVar("weights_per_client", default=False)
+
+
+@contextlib.contextmanager
+def weights_per_client():
+    """While it is open, "auto" takes kernels for those of a client among many, under ``vmap``."""
+    token = _WEIGHTS_PER_CLIENT.set(True)
+    try:
+        yield
+    finally:
+        _WEIGHTS_PER_CLIENT.reset(token)
 
 
 def convolution(
@@ -31,9 +45,9 @@ def convolution(
     "gemm" multiplies matrices whose minor axis is the batch, one output row at a time, "im2col"
     multiplies all patches at once (a batched product, if mapped over kernels), and "lax" is
     ``jax.lax.conv_general_dilated``. "auto" is "gemm" on CPU, where it is many times faster than
-    "lax" inside a loop; elsewhere it is "im2col", because there clients are mapped by ``vmap``,
-    which would turn "lax" into a grouped convolution with slow gradients ("lax" needs less memory
-    and is the better choice for weights that all clients share).
+    "lax" inside a loop; elsewhere it is "im2col" where clients with weights of their own are
+    mapped by ``vmap``, which would turn "lax" into a grouped convolution with slow gradients, and
+    "lax" for weights that all examples share, as in evaluation.
 
     Args:
       x: float [B, H, W, C].
@@ -53,7 +67,8 @@ def convolution(
     """
     check_choice("padding", padding, PADDINGS)
     if check_choice("lowering", lowering, LOWERINGS) == "auto":
-        lowering = "gemm" if jax.default_backend() == "cpu" else "im2col"
+        shared = "im2col" if _WEIGHTS_PER_CLIENT.get() else "lax"
+        lowering = "gemm" if jax.default_backend() == "cpu" else shared
     strides = stride if isinstance(stride, tuple) else (stride, stride)
     if len(strides) != 2:
         raise ValueError(f"stride is {stride}; it must be one number or two, of H and of W.")
@@ -126,10 +141,10 @@ def _by_rows(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.A
     matrix = kernel.reshape(-1, num_features).T
 
     def row(top):
-        patches = lax.dynamic_slice_in_dim(columns, top, height).reshape(matrix.shape[1], -1)
-        return (matrix @ patches).reshape(num_features, *columns.shape[3:])
+        return matrix @ lax.dynamic_slice_in_dim(columns, top, height).reshape(matrix.shape[1], -1)
 
-    return lax.map(row, jnp.arange(0, x.shape[0] - height + 1, strides[0]))
+    rows = lax.map(row, jnp.arange(0, x.shape[0] - height + 1, strides[0]))
+    return rows.reshape(-1, num_features, *columns.shape[3:])
 
 
 def _columns(x: jax.Array, width: int, stride: int) -> jax.Array:

@@ -83,7 +83,7 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Convolve ``x``."""
-        check_float(x)
+        x = _floats(self, x)
         size, padding = self.kernel_size, self.padding
         shape = (size, size, x.shape[-1], self.num_features)
         kernel, bias = _parameters(self, shape, self.use_bias, self.kernel_init)
@@ -107,7 +107,7 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map ``x``."""
-        check_float(x)
+        x = _floats(self, x)
         kernel, bias = _parameters(self, (x.shape[-1], self.num_features))
         x, kernel, bias = promote_dtype(x, kernel, bias)
         return x @ kernel + bias.reshape(1, -1)
@@ -145,7 +145,33 @@ class Norm(nn.Module):
                 f"x has shape {x.shape} where a norm needs a last axis that {self.num_groups} "
                 "groups divide; choose another width or norm=None."
             )
-        return nn.GroupNorm(num_groups=self.num_groups, epsilon=1e-5, name="group")(x)
+        return GroupNorm(self.num_groups, name="group")(x)
+
+
+class GroupNorm(nn.Module):
+    """Normalise groups of channels within each example; epsilon 1e-5; the shape stays.
+
+    Parameters as ``flax.linen.GroupNorm``: ``scale`` and ``bias`` [C], float32, in which the
+    statistics are computed, too. Images are normalised in the layout of the convolutions on CPU,
+    so that XLA cancels the transposes between the two.
+    """
+
+    num_groups: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise ``x`` [B, ..., C]; C is a multiple of ``num_groups``."""
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:], jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
+        images = x if x.ndim == 4 else x.reshape(x.shape[0], -1, 1, x.shape[-1])
+        inner = images.transpose(1, 3, 2, 0).astype(jnp.promote_types(x.dtype, jnp.float32))
+        groups = inner.reshape(inner.shape[0], self.num_groups, -1, *inner.shape[2:])
+        axes = (0, 2, 3)  # of [H, groups, channels of a group, W, B]
+        centred = groups - groups.mean(axes, keepdims=True)
+        variance = jnp.square(centred).mean(axes, keepdims=True)
+        normed = (centred * jax.lax.rsqrt(variance + 1e-5)).reshape(inner.shape)
+        normed = normed * scale.reshape(1, -1, 1, 1) + bias.reshape(1, -1, 1, 1)
+        return normed.transpose(3, 0, 2, 1).reshape(x.shape).astype(x.dtype)
 
 
 class ConvBlock(nn.Module):
@@ -259,6 +285,14 @@ def check_float(x: jax.Array) -> None:
             f"x has dtype {x.dtype}; the model takes floats. Scale stored images first, for "
             "instance by the preprocess argument of classification_loss."
         )
+
+
+def _floats(module: nn.Module, x: jax.Array) -> jax.Array:
+    """``x``, which may be a stored image only where values do not matter, at initialisation."""
+    if module.is_initializing() and not jnp.issubdtype(x.dtype, jnp.floating):
+        return x.astype(jnp.float32)
+    check_float(x)
+    return x
 
 
 def _parameters(

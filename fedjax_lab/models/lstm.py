@@ -22,6 +22,7 @@ from flax.linen.dtypes import promote_dtype
 
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.models.base import Model, from_linen
+from fedjax_lab.models.losses import at_least_float32
 from fedjax_lab.types import Key
 
 
@@ -125,11 +126,12 @@ class LSTM(nn.Module):
             h, c = state
             enter, forget, cell, leave = jnp.split(gates + h @ hidden_kernel, 4, axis=-1)
             c = nn.sigmoid(forget) * c + nn.sigmoid(enter) * jnp.tanh(cell)
-            h = nn.sigmoid(leave) * jnp.tanh(c)
+            h = nn.sigmoid(leave) * jnp.tanh(c).astype(leave.dtype)
             return (h, c), h
 
         zeros = jnp.zeros((x.shape[0], self.size), gates.dtype)
-        _, outputs = jax.lax.scan(step, (zeros, zeros), gates)
+        # A sum over the words: of halves in float32.
+        _, outputs = jax.lax.scan(step, (zeros, at_least_float32(zeros)), gates)
         return outputs.swapaxes(0, 1)
 
 

@@ -71,13 +71,21 @@ class EncoderLayer(nn.Module):
         """Run the layer."""
         drop = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))
         attention = nn.MultiHeadDotProductAttention(
-            self.num_heads, kernel_init=_NORMAL, name="attention"
+            self.num_heads, kernel_init=_NORMAL, attention_fn=_attention, name="attention"
         )
         x = x + drop(attention(nn.LayerNorm(epsilon=1e-6, name="norm_0")(x)))
         y = nn.LayerNorm(epsilon=1e-6, name="norm_1")(x)
         y = nn.Dense(self.mlp_width, kernel_init=_NORMAL, name="dense_0")(y)
         y = nn.gelu(y, approximate=False)
         return x + drop(nn.Dense(x.shape[-1], kernel_init=_NORMAL, name="dense_1")(y))
+
+
+def _attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Attention [B, T, heads, F] without dropout, whose softmax is float32 also of halves."""
+    weights = nn.dot_product_attention_weights(
+        query, key, deterministic=True, force_fp32_for_softmax=True
+    )
+    return jnp.einsum("...hqk,...khd->...qhd", weights.astype(value.dtype), value)
 
 
 class ClassToken(nn.Module):

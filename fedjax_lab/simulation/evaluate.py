@@ -1,12 +1,13 @@
-"""Evaluation on resident data, jitted once, in batches of fixed size."""
+"""Evaluation on resident data, jitted once, in batches of fixed size, on all devices."""
 
-import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_lab.checks import check_int
+from fedjax_lab.checks import check_int, is_traced
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.types import Params, PyTree
 
@@ -29,14 +30,12 @@ def build_evaluation(
       ValueError: ``batch_size`` is below 1.
     """
     check_int("batch_size", batch_size, minimum=1)
-    test = jax.tree.map(jnp.asarray, test)
-    run = jax.jit(functools.partial(_per_example, count_fn, batch_size=batch_size))
 
-    def evaluate(params):
-        correct, losses = run(params, test)
+    def run(params, test, mesh):
+        correct, losses = _per_example(count_fn, params, test, batch_size, mesh)
         return {"accuracy": correct.mean(), "test_loss": losses.mean()}
 
-    return evaluate
+    return _on_all_devices(run, jax.tree.map(jnp.asarray, test))
 
 
 def with_perplexity(
@@ -66,25 +65,62 @@ def build_client_evaluation(
     """
     check_int("batch_size", batch_size, minimum=1)
 
-    @jax.jit
-    def run(params, clients):
-        correct, _ = _per_example(count_fn, params, clients.examples, batch_size=batch_size)
+    def run(params, clients, mesh):
+        correct, _ = _per_example(count_fn, params, clients.examples, batch_size, mesh)
         position = jnp.arange(clients.indices.shape[0])
         owner = jnp.searchsorted(clients.starts + clients.sizes, position, side="right")
         counts = jax.ops.segment_sum(correct[clients.indices], owner, clients.num_clients)
         return counts / clients.sizes  # 0/0 is NaN: no data, no accuracy
 
-    return lambda params: run(params, clients)
+    return _on_all_devices(run, clients)
 
 
-def _per_example(count_fn, params, examples, *, batch_size):
-    """(correct [n], losses [n]); the last batch is padded with its first rows."""
+def _on_all_devices(run: Callable[..., Any], resident: PyTree) -> Callable[[Params], Any]:
+    """``params -> run(params, resident, mesh)``, jitted; the mesh is None on one device.
+
+    Params may lie on any device. Inside another program the mesh is None, too: what surrounds
+    the evaluation decides where it runs.
+    """
+    alone = jax.jit(lambda params, resident: run(params, resident, None))
+    devices = jax.local_devices()
+    if len(devices) == 1:
+        return lambda params: alone(params, resident)
+    automatic = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((len(devices),), ("batches",), axis_types=automatic, devices=devices)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    together = jax.jit(lambda params, resident: run(params, resident, mesh))
+    copies = jax.device_put(resident, everywhere)
+
+    def evaluate(params):
+        if is_traced(params):
+            return alone(params, resident)
+        return together(jax.device_put(params, everywhere), copies)
+
+    return evaluate
+
+
+def _per_example(count_fn, params, examples, batch_size, mesh):
+    """(correct [n], losses [n]); the last batches are padded with the first rows."""
     total = jax.tree.leaves(examples)[0].shape[0]
     size = min(batch_size, total)
-    rows = jnp.arange(-(-total // size) * size).reshape(-1, size) % total
+    batches = -(-total // size)
+    batches += 0 if mesh is None else -batches % mesh.size
+    rows = jnp.arange(batches * size).reshape(-1, size) % total
 
-    def one_batch(rows):
-        return count_fn(params, jax.tree.map(lambda leaf: leaf[rows], examples))
+    def all_batches(params, examples, rows):
+        def one_batch(rows):
+            return count_fn(params, jax.tree.map(lambda leaf: leaf[rows], examples))
 
-    correct, losses = jax.lax.map(one_batch, rows)
+        return jax.lax.map(one_batch, rows)
+
+    if mesh is not None:
+        split, same = PartitionSpec("batches"), PartitionSpec()
+        all_batches = jax.shard_map(
+            all_batches,
+            mesh=mesh,
+            in_specs=(same, same, split),
+            out_specs=(split, split),
+            check_vma=False,
+        )
+    correct, losses = all_batches(params, examples, rows)
     return correct.reshape(-1)[:total], losses.reshape(-1)[:total]

@@ -1,5 +1,6 @@
 """Many rounds as one compiled program: scan over (draw the cohort, run the round)."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.data import Devices, FederatedArrays, draw_batch
 from fedjax_lab.round import Algorithm, build_round
-from fedjax_lab.types import CohortBatch, Key
+from fedjax_lab.types import CohortBatch, FedState, Key, Metrics
 
 
 class Schedule(NamedTuple):
@@ -48,16 +49,17 @@ class Schedule(NamedTuple):
         return self.devices.round_seconds(key, batch.client_ids, steps, reports)
 
 
-def build_chunk(algorithm: Algorithm, schedule: Schedule, client_map: str) -> jax.stages.Wrapped:
-    """Build ``run_chunk(state, clients, key, first_round, length) -> (state, metrics)``.
+def build_rounds(
+    algorithm: Algorithm, schedule: Schedule, client_map: str
+) -> Callable[..., tuple[FedState, Metrics]]:
+    """Build ``run_rounds(state, clients, key, first_round, length) -> (state, metrics)``.
 
-    It is jitted, donates the state, and returns the metrics of its rounds stacked [length];
-    with ``devices`` they include ``round_seconds``, the simulated time of a round.
-    ``length`` is static; the data is an argument, never a constant of the program.
+    The metrics of its rounds are stacked [length]; with ``devices`` they include
+    ``round_seconds``, the simulated time of a round. ``length`` is a Python int.
     """
     round_fn = build_round(algorithm, client_map)
 
-    def run_chunk(state, clients, key, first_round, length):
+    def run_rounds(state, clients, key, first_round, length):
         def body(state, round):
             batch = schedule.draw(clients, key, round)
             state, metrics = round_fn(state, batch)
@@ -67,15 +69,28 @@ def build_chunk(algorithm: Algorithm, schedule: Schedule, client_map: str) -> ja
 
         return jax.lax.scan(body, state, first_round + jnp.arange(length, dtype=jnp.int32))
 
-    return jax.jit(run_chunk, static_argnames="length", donate_argnums=0)
+    return run_rounds
 
 
-def place(values: Any, client_map: str) -> Any:
-    """Copy ``values`` to every device that the client map uses, once, before the run."""
+def build_chunk(algorithm: Algorithm, schedule: Schedule, client_map: str) -> jax.stages.Wrapped:
+    """``build_rounds`` as a program: jitted, with the state donated and ``length`` static.
+
+    The data is an argument, never a constant of the program.
+    """
+    run_rounds = build_rounds(algorithm, schedule, client_map)
+    return jax.jit(run_rounds, static_argnames="length", donate_argnums=0)
+
+
+def place(values: Any, client_map: str, split: bool = False) -> Any:
+    """Copy ``values`` to every device that the client map uses, once, before the run.
+
+    With ``split`` each device gets its share of the leading axis instead.
+    """
     devices = parse_client_map(client_map).devices
     if len(devices) < 2:
         return values
     mesh = jax.make_mesh(
         (len(devices),), ("clients",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices
     )
-    return jax.device_put(values, NamedSharding(mesh, PartitionSpec()))
+    spec = PartitionSpec("clients") if split else PartitionSpec()
+    return jax.device_put(values, NamedSharding(mesh, spec))

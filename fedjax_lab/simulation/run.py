@@ -6,22 +6,23 @@ devices agree up to rounding.
 """
 
 import dataclasses
-import signal
-import threading
+import functools
+import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_lab.checks import check_int
-from fedjax_lab.clients.mapping import parse_client_map
+from fedjax_lab.clients import planner
+from fedjax_lab.clients.mapping import PLANNED, check_client_map
 from fedjax_lab.data import Devices, FederatedArrays
-from fedjax_lab.round import Algorithm
+from fedjax_lab.round import Algorithm, plan_round
+from fedjax_lab.simulation.loop import Tally, start_state, stop_on_interrupt
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.recorder import Recorder, Row
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
@@ -103,7 +104,8 @@ def simulate(
       diagnose: state -> dict of scalars, called with each evaluation; such as
         ``fedjax_lab.simulation.diagnostics.build_control_error`` returns.
       eval_every: rounds between evaluations, which are also the compiled chunks.
-      client_map: see ``fedjax_lab.clients.mapping``.
+      client_map: see ``fedjax_lab.clients.mapping``; "auto" lets the planner choose, "measure"
+        times its two best plans first (a few rounds each) and remembers the answer.
       run_dir: where to keep metrics and checkpoints; None keeps nothing.
       checkpoint_every: rounds between checkpoints, rounded up to a multiple of
         ``eval_every``; None: a tenth of the run. The last round is always saved.
@@ -129,9 +131,11 @@ def simulate(
         full_examples,
         devices,
     )
-    client_map = parse_client_map(client_map).name
+    check_client_map(client_map)
     key = jax.random.key(seed)
-    state = _start(algorithm, params, clients, schedule, key)
+    state = start_state(algorithm, params, clients, schedule, key)
+    if client_map in PLANNED:
+        client_map = _plan(algorithm, schedule, state, clients, key, client_map, progress)
     state, clients, key = place((state, clients, key), client_map)
     recorder = Recorder(
         run_dir,
@@ -157,15 +161,10 @@ def simulate(
     run_chunk = build_chunk(algorithm, schedule, client_map)
     compiled: dict[int, Any] = {}
     bar = Progress(algorithm.name, round, rounds, progress)
-    totals: dict[str, float] = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
-    if devices is not None:
-        totals["simulated_seconds"] = 0.0
-    if history:
-        totals = {name: history[-1][name] for name in totals}
+    tally = Tally(algorithm, params, schedule, history)
     seconds, compile_seconds = recorder.spent
     began = time.perf_counter() - seconds - compile_seconds
-    bytes_up, bytes_down = algorithm.uplink(params), algorithm.downlink(params)
-    with closing(recorder), closing(bar), _stop_on_interrupt() as stop:
+    with closing(recorder), closing(bar), stop_on_interrupt() as stop:
         while round < rounds and not stop.is_set():
             length = min(eval_every, rounds - round)
             first = jnp.asarray(round, jnp.int32)
@@ -177,16 +176,10 @@ def simulate(
                 bar.start_clock()
             state, metrics = compiled[length](state, clients, key, first)
             round += length
-            row, counts = _summarise(metrics, algorithm.gradients_per_step)
-            totals["bytes_up"] += counts["senders"] * bytes_up
-            totals["bytes_down"] += counts["senders"] * bytes_down
-            totals["gradients"] += counts["gradients"]
-            if devices is not None:
-                totals["simulated_seconds"] += counts["round_seconds"]
             scores = {} if evaluate is None else evaluate(algorithm.params(state))
             found = {} if diagnose is None else diagnose(state)
             scores = {name: float(value) for name, value in {**scores, **found}.items()}
-            row = {"round": round, **row, **totals, **scores}
+            row = {"round": round, **tally.row(metrics), **scores}
             history.append(row)
             seconds = time.perf_counter() - began - compile_seconds
             recorder.row(row, seconds, compile_seconds)
@@ -201,45 +194,31 @@ def simulate(
     )
 
 
-def _start(algorithm, params, clients, schedule, key):
-    """The state before round 0; it owns its buffers, because the rounds donate them."""
-    batch = None
-    if algorithm.needs_first_batch:
-        batch = jax.jit(schedule.draw)(clients, key, jnp.zeros((), jnp.int32))
-    return jax.tree.map(jnp.copy, algorithm.init(params, clients.num_clients, batch))
+def _plan(algorithm, schedule, state, clients, key, client_map, progress) -> str:
+    """The client map that the planner chooses, said on stderr."""
+    batch = jax.eval_shape(schedule.draw, clients, key, jnp.zeros((), jnp.int32))
+    plan = plan_round(algorithm, state, batch)
+    if client_map == "measure":
+        shapes = [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves((state, batch))]
+        device = jax.devices()[0]
+        method = [algorithm.name, dict(algorithm.hyperparameters), shapes, *schedule[1:]]
+        machine = [device.device_kind, jax.device_count(), versions()]
+        chosen, remembered = planner.fastest(
+            planner.alternatives(plan.client_map, schedule.cohort_size),
+            functools.partial(_seconds, algorithm, schedule, state, clients, key),
+            [method, machine],
+        )
+        plan = planner.Plan(chosen, "measured before" if remembered else "measured")
+    if progress:
+        print(f"{algorithm.name}: clients mapped with {plan}", file=sys.stderr, flush=True)
+    return plan.client_map
 
 
-def _summarise(metrics, gradients_per_step: int) -> tuple[Row, dict[str, Any]]:
-    """Means over a chunk's rounds, and exact counts (times: sums)."""
-    metrics = {name: np.asarray(values, np.float64) for name, values in metrics.items()}
-    participants = metrics.pop("participants")
-    steps = metrics.pop("local_steps")
-    counts = {
-        "senders": round((participants * metrics.get("communicated", 1)).sum()),
-        "gradients": round((participants * steps).sum()) * gradients_per_step,
-    }
-    for name in ("bytes_up", "bytes_down"):
-        metrics.pop(name)
-    if "round_seconds" in metrics:
-        counts["round_seconds"] = float(metrics["round_seconds"].sum())
-    row = {name: float(values.mean()) for name, values in sorted(metrics.items())}
-    return {**row, "local_steps": float(steps.mean())}, counts
-
-
-@contextmanager
-def _stop_on_interrupt():
-    """An event that the first Ctrl-C sets; the second one interrupts as usual."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def request_stop(number, frame):
-        stop.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, request_stop)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _seconds(algorithm, schedule, state, clients, key, client_map, length=5) -> float:
+    """Time of a few rounds under a client map."""
+    state, clients, key = place((state, clients, key), client_map)
+    run_chunk = build_chunk(algorithm, schedule, client_map)
+    first = jnp.zeros((), jnp.int32)
+    return planner.timed(
+        lambda: run_chunk(jax.tree.map(jnp.copy, state), clients, key, first, length=length)
+    )

@@ -1,0 +1,80 @@
+"""Peak memory of FedAvg on W3 (MLP, 1,000 clients) as the cohort grows, each in its own process.
+
+"Process" is the largest resident set (on a GPU the most that was allocated there), "above the
+start" leaves out what was there before the first round: the interpreter, the data, the model.
+"Temporary" and "arguments" are what XLA says of the compiled rounds.
+
+    python -m experiments.benchmarks.memory [--cohorts 10 100 1000] [--rounds 5]
+"""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+
+from experiments.benchmarks.compare import ROOT
+from experiments.benchmarks.workloads import SEED, WORKLOADS
+
+
+def measure(cohort_size, rounds):
+    """Bytes of one run in this process, by the names of the table's columns."""
+    import jax
+
+    from experiments.benchmarks import ours
+    from fedjax_lab import data, simulate
+    from fedjax_lab.simulation.rounds import Schedule, build_chunk
+
+    workload = dataclasses.replace(WORKLOADS["W3"], cohort_size=cohort_size)
+    train = data.synthetic.noise_images(workload.num_examples, workload.input_shape, seed=SEED)
+    clients = data.partition(train, workload.partition, workload.num_clients, seed=SEED)
+    model = ours.build_model("fedjax_lab", "W3")
+    algorithm, _ = ours.build_algorithm(workload, model)
+    params = jax.block_until_ready(model.init(jax.random.key(0), train.x[:1]))
+    before = ours.about_device()["peak_bytes"]
+    schedule = {
+        "cohort_size": cohort_size,
+        "batch_size": workload.batch_size,
+        "local_steps": workload.local_steps,
+        "replace": True,
+    }
+    simulate(algorithm, params, clients, rounds=rounds, eval_every=rounds, **schedule)
+    after = ours.about_device()["peak_bytes"]
+
+    state = algorithm.init(params, workload.num_clients)
+    given = (state, clients, jax.random.key(0), jax.numpy.zeros((), jax.numpy.int32))
+    given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), given)
+    chunk = build_chunk(algorithm, Schedule(**schedule), "auto")
+    compiled = chunk.lower(*given, length=rounds).compile().memory_analysis()
+    return {
+        "process": after,
+        "above the start": after - before,
+        "temporary": compiled.temp_size_in_bytes,
+        "arguments": compiled.argument_size_in_bytes,
+    }
+
+
+def main(arguments=None):
+    """Print one Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cohorts", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--here", action="store_true", help="measure one cohort in this process")
+    given = parser.parse_args(arguments)
+    if given.here:
+        print(json.dumps(measure(given.cohorts[0], given.rounds)))
+        return
+    columns = ("process", "above the start", "temporary", "arguments")
+    print(f"| cohort | {' | '.join(f'{name}, MB' for name in columns)} |")
+    print("|---:|" + "---:|" * len(columns))
+    for cohort in given.cohorts:
+        command = [sys.executable, "-m", "experiments.benchmarks.memory", "--here"]
+        command += ["--rounds", str(given.rounds), "--cohorts", str(cohort)]
+        out = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+        found = json.loads(out.stdout.splitlines()[-1])
+        cells = [f"{found[name] / 1e6:,.1f}" for name in columns]
+        print(f"| {cohort} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

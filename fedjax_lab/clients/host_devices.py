@@ -1,0 +1,52 @@
+"""One CPU device for each core, so that a cohort's clients run on all of them.
+
+XLA runs one program of one CPU device mostly on one core where its matrices are small, as those
+of local steps are. It starts with one CPU device unless told otherwise before its first use.
+"""
+
+import contextlib
+import os
+from typing import Any
+
+import jax
+
+_VARIABLE = "FEDJAX_LAB_CPU_DEVICES"
+_XLA_FLAG = "xla_force_host_platform_device_count"
+
+
+def divide_cpu(count: int | None = None) -> None:
+    """Make JAX's CPU backend ``count`` devices, if it has not started yet.
+
+    Called when the package is imported; it changes nothing where the number has been chosen
+    already: by ``jax.config.update("jax_num_cpu_devices", n)``, by XLA's flag, or by an earlier
+    use of JAX. GPUs and TPUs are not concerned.
+
+    Args:
+      count: devices; None: the environment variable ``FEDJAX_LAB_CPU_DEVICES``, or else the
+        cores that this process may use.
+
+    Raises:
+      ValueError: the number is no positive integer.
+    """
+    config: Any = jax.config  # its attributes are made at run time
+    if config.jax_num_cpu_devices > 0 or _XLA_FLAG in os.environ.get("XLA_FLAGS", ""):
+        return
+    if count is None:
+        count = _chosen() or _cores()
+    with contextlib.suppress(RuntimeError):  # the backend has started; it stays as it is
+        config.update("jax_num_cpu_devices", count)
+
+
+def _chosen() -> int | None:
+    text = os.environ.get(_VARIABLE, "")
+    if not text:
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"{_VARIABLE} is {text!r}; it must be a positive integer.")
+    return int(text)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,68 @@
+"""Mixed precision: a model that computes in bfloat16, of parameters that stay float32.
+
+Micikevicius et al.: Mixed Precision Training. ICLR 2018; with bfloat16 (Kalamkar et al.: A Study
+of BFLOAT16 for Deep Learning Training, 2019), whose exponents are float32's, so that losses need
+no scaling.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.models.base import Apply, Model
+from fedjax_lab.models.batch_norm import running_statistics
+from fedjax_lab.types import Key, Params
+
+COMPUTE_DTYPES = ("float32", "bfloat16")
+
+
+def mixed_precision(model: Model, dtype: Any = "bfloat16") -> Model:
+    """A ``Model`` of the same params that computes in ``dtype``.
+
+    Params and float inputs are cast on the way in, and what comes out is cast to float32. So
+    losses are float32, and gradients arrive in the params' own dtype: everything that a method
+    keeps (params, momentum, control variates, residuals) and sends is what it would be without.
+    Our layers take the statistics of norms, the softmax of attention and an LSTM's cell state in
+    float32, and running statistics are never cast.
+
+    Args:
+      model: any model; ``features``, ``head`` and ``blocks`` are wrapped like ``apply``.
+      dtype: "bfloat16", or "float32" for the model as it is.
+
+    Raises:
+      ValueError: the dtype is another one.
+    """
+    name = jnp.dtype(dtype).name if _is_dtype(dtype) else str(dtype)
+    if name not in COMPUTE_DTYPES:
+        raise ValueError(
+            f"dtype is {name}; it must be float32 or bfloat16 (float16 would need losses scaled)."
+        )
+    if name == "float32":
+        return model
+
+    def low(x: Any) -> Any:
+        return x.astype(name) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
+
+    def wrap(apply: Apply) -> Apply:
+        def run(params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
+            keep = running_statistics(params)
+            params = jax.tree.map(lambda keep, p: p if keep else low(p), keep, params)
+            return apply(params, low(x), key).astype(jnp.float32)
+
+        return run
+
+    return model._replace(
+        apply=wrap(model.apply),
+        features=None if model.features is None else wrap(model.features),
+        head=None if model.head is None else wrap(model.head),
+        blocks=None if model.blocks is None else tuple(map(wrap, model.blocks)),
+    )
+
+
+def _is_dtype(dtype: Any) -> bool:
+    try:
+        jnp.dtype(dtype)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,99 @@
+"""What a sweep varies: points of scalar hyper-parameters, and seeds."""
+
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.round import Algorithm
+
+Point = dict[str, float]
+
+
+def list_points(
+    points: Mapping[str, Sequence[float]] | Sequence[Mapping[str, float]],
+) -> list[Point]:
+    """All combinations of a mapping's values, the last name varying fastest; or a list's points.
+
+    Raises:
+      TypeError: a value is no float: integers and strings choose the program, not its arguments.
+      ValueError: there are no points, or a list's points have different names.
+    """
+    if isinstance(points, Mapping):
+        axes = {name: _values(name, values) for name, values in points.items()}
+        return [
+            dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*axes.values())
+        ]
+    listed = [{name: _number(name, value) for name, value in point.items()} for point in points]
+    if not listed:
+        raise ValueError("points is empty; it must have at least one point, such as {}.")
+    for point in listed:
+        if point.keys() != listed[0].keys():
+            raise ValueError(
+                f"points has a point with {sorted(point)} and one with {sorted(listed[0])}; all "
+                "must have the same names."
+            )
+    return [{name: point[name] for name in listed[0]} for point in listed]
+
+
+def check_seeds(seeds: Sequence[int]) -> list[int]:
+    """The seeds as a list.
+
+    Raises:
+      TypeError: a seed is no integer.
+      ValueError: there are none, one is negative, or one comes twice.
+    """
+    listed = [check_int("seeds", seed, minimum=0) for seed in seeds]
+    if not listed or len(set(listed)) < len(listed):
+        raise ValueError(f"seeds is {listed}; it must have at least one seed, and none twice.")
+    return listed
+
+
+def build_all(build: Callable[..., Algorithm], points: Sequence[Point]) -> list[Algorithm]:
+    """The method of each point, which checks the names and the values.
+
+    Raises:
+      TypeError: ``build`` returns no ``Algorithm``, or does not take a float where it gets one.
+      ValueError: ``build`` does not accept a name, needs another, or a value is out of range.
+    """
+    parameters = inspect.signature(build).parameters.values()
+    accepted = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for name in points[0]:
+            check_choice("a name in points", name, accepted)
+    needed = {p.name for p in parameters if p.name in accepted and p.default is p.empty}
+    if missing := needed - points[0].keys():
+        raise ValueError(f"points lacks {', '.join(sorted(missing))}, which build needs.")
+    algorithms = [build(**point) for point in points]
+    for algorithm in algorithms:
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(
+                f"build returned a {type(algorithm).__name__}; it must return an Algorithm."
+            )
+    return algorithms
+
+
+def _values(name: str, values: Any) -> list[float]:
+    if np.ndim(values) != 1 or not len(values):
+        raise ValueError(
+            f"points[{name!r}] is {values!r}; it must be a list of at least one float."
+        )
+    return [_number(name, value) for value in values]
+
+
+def _number(name: str, value: Any) -> float:
+    is_scalar = isinstance(value, float) or (
+        hasattr(value, "dtype")
+        and np.ndim(value) == 0
+        and jnp.issubdtype(value.dtype, jnp.floating)
+    )
+    if not is_scalar:
+        raise TypeError(
+            f"points has {value!r} for {name}; it must be a float, such as 1.0. Integers, "
+            "strings and functions change the program itself: give them to build."
+        )
+    return float(value)

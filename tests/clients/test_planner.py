@@ -1,0 +1,219 @@
+"""The planner: devices by brute force, memory by hand, choices for machines that are not here."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import algorithms, build_round
+from fedjax_lab.clients import planner
+from fedjax_lab.clients.mapping import check_client_map, parse_client_map
+from fedjax_lab.models.convolution import convolution, weights_per_client
+from fedjax_lab.round import plan_round
+from tests.algorithms.problem import initial_params, loss_fn, to_batch
+from tests.reference.problem import make_rounds
+
+
+def one_round():
+    algorithm = algorithms.scaffold(loss_fn, client_lr=0.1)
+    drawn = make_rounds(rounds=1, cohort_size=6, max_steps=3, batch_size=4, seed=3)
+    batch = to_batch(drawn[0][1], 0)
+    return algorithm, algorithm.init(initial_params(), 10), batch
+
+
+@pytest.mark.parametrize("available", range(1, 9))
+@pytest.mark.parametrize("slots", range(1, 20))
+def test_no_fewer_devices_would_do(slots, available):
+    longest = [-(-slots // n) for n in range(1, available + 1)]
+    assert planner.useful_devices(slots, available) == 1 + longest.index(min(longest))
+
+
+KIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "expected"),
+    [
+        (lambda x: x + 1, [1], 2),  # x and the result
+        (lambda x: ((x + 1) * 2) - 3, [1], 3),  # the argument stays; two of its successors meet
+        (lambda x, y: x * y, [1, 1], 3),
+        (lambda x: jax.lax.fori_loop(0, 5, lambda i, y: y * 2, x), [1], 2),
+        # a loop holds one row at a time and what it makes of it
+        (lambda x: jax.lax.map(lambda row: (row + 1) * 2, x), [4], 9),
+    ],
+)
+def test_peak_bytes_counts_what_lives_at_once(program, arguments, expected):
+    shapes = [jax.ShapeDtypeStruct((n, KIB // 4), jnp.float32) for n in arguments]
+    found = planner.peak_bytes(jax.make_jaxpr(program)(*shapes))
+    assert expected * KIB <= found <= (expected + 1) * KIB + 64
+
+
+def test_memory_of_a_client_grows_with_its_batch():
+    def round_of(client_map):
+        return build_round(algorithms.fedavg(loss_fn, client_lr=0.1), client_map)
+
+    _, state, batch = one_round()
+    state = algorithms.fedavg(loss_fn, client_lr=0.1).init(initial_params(), 10)
+    slots = batch.client_ids.shape[0]
+    at_once, needed = planner._clients_at_once(round_of, state, batch, slots, limit=10**9)
+    assert at_once == slots
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(initial_params()))
+    assert (
+        2 * size < needed < 20 * size + sum(leaf.nbytes for leaf in jax.tree.leaves(batch.examples))
+    )
+
+
+def as_if(monkeypatch, platform, devices):
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
+
+
+def test_cpu_takes_one_stream_per_useful_core(monkeypatch):
+    algorithm, state, batch = one_round()
+    slots = batch.client_ids.shape[0]
+    for devices in (1, 2, 64):
+        as_if(monkeypatch, "cpu", devices)
+        useful = planner.useful_devices(slots, devices)
+        some = "shard_map" if useful == devices else f"shard_map:{useful}"
+        plan = plan_round(algorithm, state, batch)
+        assert plan.client_map == ("scan" if useful == 1 else some)
+        assert f"{useful} of {devices} device" in str(plan)
+
+
+def test_gpu_takes_as_many_clients_as_memory_holds(monkeypatch):
+    algorithm, state, batch = one_round()
+    slots = batch.client_ids.shape[0]
+    round_of = lambda client_map: build_round(algorithm, client_map)  # noqa: E731
+    as_if(monkeypatch, "gpu", 1)
+    assert planner.plan(round_of, state, batch, max_bytes=10**9).client_map == "vmap"
+    assert planner.plan(round_of, state, batch, max_bytes=1).client_map == "scan"
+    one = planner.peak_bytes(jax.make_jaxpr(round_of("scan"))(state, batch))
+    all_of_them = planner.peak_bytes(jax.make_jaxpr(round_of("vmap"))(state, batch))
+    middle = int((one + all_of_them) / 2 / 0.6)
+    name = planner.plan(round_of, state, batch, max_bytes=middle).client_map
+    kind, _, size = name.partition(":")
+    assert kind == "chunk"
+    assert 1 < int(size) < slots
+    as_if(monkeypatch, "gpu", 2)
+    assert planner.plan(round_of, state, batch, max_bytes=10**9).client_map == "shard_map"
+    assert planner.plan(round_of, state, batch, max_bytes=1).client_map == "shard_map/scan"
+
+
+@pytest.mark.parametrize(
+    "client_map", ["shard_map:2", "shard_map:3/chunk:2", "pmap:2/vmap", "auto"]
+)
+def test_shares_of_devices_give_the_same_round(client_map):
+    algorithm, state, batch = one_round()
+    expected = jax.jit(build_round(algorithm, "scan"))(state, batch)
+    actual = jax.jit(build_round(algorithm, client_map))(state, batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("shard_map:0", "n in shard_map:n must be at least 1"),
+        ("scan:2", "scan stands alone"),
+        ("auto:2", "auto stands alone"),
+        ("scan/vmap", "only shard_map and pmap have a share"),
+        ("shard_map/pmap", "a share is scan, vmap or chunk:n"),
+        ("shard_map/chunk:0", "n in chunk:n must be at least 1"),
+        ("shard_map/best", "must be one of"),
+    ],
+)
+def test_bad_names_are_told(name, message):
+    with pytest.raises(ValueError, match=message):
+        check_client_map(name)
+
+
+def test_more_devices_than_there_are():
+    with pytest.raises(ValueError, match=r"'shard_map:99'; there are 8 cpu devices"):
+        parse_client_map("shard_map:99")
+
+
+def test_measure_is_for_runs():
+    with pytest.raises(ValueError, match="only simulate is"):
+        build_round(algorithms.fedavg(loss_fn, client_lr=0.1), "measure")
+
+
+def test_the_faster_plan_wins_and_is_remembered(tmp_path):
+    times = {"scan": 2.0, "vmap": 1.0}
+    found = planner.fastest(["scan", "vmap"], times.__getitem__, ["method"], tmp_path)
+    assert found == ("vmap", False)
+    assert planner.fastest(["scan", "vmap"], {}.__getitem__, ["method"], tmp_path) == ("vmap", True)
+    times = {"scan": 1.0, "vmap": 2.0}
+    other = planner.fastest(["scan", "vmap"], times.__getitem__, ["other"], tmp_path)
+    assert other == ("scan", False)
+    (first, second) = tmp_path.glob("*.json")
+    for file in (first, second):
+        file.write_text("{")  # damaged answers are measured again
+    assert planner.fastest(["scan", "vmap"], times.__getitem__, ["method"], tmp_path)[0] == "scan"
+    assert json.loads(first.read_text() if first.read_text() != "{" else second.read_text())
+
+
+@pytest.mark.parametrize(
+    ("platform", "devices", "planned", "other"),
+    [
+        ("cpu", 2, "shard_map", "scan"),
+        ("cpu", 1, "scan", "chunk:2"),
+        ("gpu", 1, "vmap", "chunk:5"),
+        ("gpu", 1, "chunk:4", "chunk:2"),
+        ("gpu", 2, "shard_map", "shard_map/chunk:2"),
+        ("gpu", 2, "shard_map/chunk:4", "shard_map/chunk:1"),
+    ],
+)
+def test_alternatives_are_client_maps(monkeypatch, platform, devices, planned, other):
+    as_if(monkeypatch, platform, devices)
+    assert planner.alternatives(planned, 10) == (planned, other)
+    check_client_map(other)
+
+
+def test_lowering_follows_the_map(monkeypatch):
+    shapes = (jax.ShapeDtypeStruct((2, 6, 6, 3), jnp.float32),
+              jax.ShapeDtypeStruct((3, 3, 3, 4), jnp.float32))  # fmt: skip
+
+    def text():
+        return str(jax.make_jaxpr(lambda x, kernel: convolution(x, kernel))(*shapes))
+
+    assert "conv_general_dilated" not in text()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert "conv_general_dilated" in text()
+    with weights_per_client():
+        assert "conv_general_dilated" not in text()
+    assert "conv_general_dilated" in text()
+
+
+PROGRAM = """
+import os, sys
+{before}
+import fedjax_lab
+import jax
+print(jax.device_count(), len(os.sched_getaffinity(0)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "environment", "expected"),
+    [
+        ("", {}, None),
+        ("", {"FEDJAX_LAB_CPU_DEVICES": "3"}, 3),
+        ("", {"XLA_FLAGS": "--xla_force_host_platform_device_count=5"}, 5),
+        ("import jax; jax.config.update('jax_num_cpu_devices', 4)", {}, 4),
+        ("import jax; jax.devices()", {}, 1),
+    ],
+)
+def test_importing_makes_one_cpu_device_per_core(before, environment, expected):
+    inherited = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(before=before)],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    devices, cores = map(int, done.stdout.split())
+    assert devices == (expected or cores)

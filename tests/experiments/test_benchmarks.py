@@ -1,0 +1,175 @@
+"""The benchmark: operations against XLA's count, the ratios' arithmetic, one run of it."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.benchmarks import __main__ as benchmark
+from experiments.benchmarks import compare, memory, systems
+from experiments.benchmarks.workloads import WORKLOADS, flop_per_example, multiplications
+from fedjax_lab import models
+
+
+@pytest.mark.parametrize(
+    ("name", "gflop"), [("W1", 139.4), ("W1s", 10.26), ("W2", 617.0), ("W3", 7.53)]
+)
+def test_operations_of_a_round_are_those_counted_by_hand(name, gflop):
+    assert WORKLOADS[name].flop_per_round / 1e9 == pytest.approx(gflop, rel=1e-3)
+
+
+def two_convolutions(params, x):
+    """W5's network written with XLA's own convolution."""
+    for kernel in params[:2]:
+        x = jax.nn.relu(jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", None, None, NHWC))
+    x = x.reshape(x.shape[0], 14, 2, 14, 2, -1).max((2, 4)).reshape(x.shape[0], -1)
+    return jax.nn.relu(x @ params[2]) @ params[3]
+
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+
+
+def xla_flops(apply, params, x):
+    """Operations that XLA counts in the gradient with respect to the parameters."""
+    gradient = jax.grad(lambda params, x: apply(params, x).sum())
+    return jax.jit(gradient).lower(params, x).cost_analysis()["flops"]
+
+
+def test_operations_agree_with_those_of_xla():
+    batch = 4
+    shapes = [(3, 3, 3, 32), (3, 3, 32, 64), (14 * 14 * 64, 128), (128, 10)]
+    params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    images = jax.ShapeDtypeStruct((batch, 32, 32, 3), jnp.float32)
+    counted = batch * flop_per_example(WORKLOADS["W5"])
+    # XLA also counts activations, pools and sums, and none of the products with padding.
+    assert xla_flops(two_convolutions, params, images) == pytest.approx(counted, rel=0.05)
+
+    model = models.build("mlp", num_classes=10)
+    x = jnp.zeros((batch, 28, 28, 1))
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+    counted = batch * flop_per_example(WORKLOADS["W3"])
+    assert xla_flops(model.apply, params, x) == pytest.approx(counted, rel=0.02)
+
+
+def test_resnet_and_lstm_have_the_operations_of_their_weights():
+    # In a language model every weight but the word vectors multiplies once per word.
+    workload = WORKLOADS["W6s"]
+    model = models.build("lstm", workload.num_classes, **workload.model[1])
+    params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32), jnp.int32))
+    weights = sum(
+        np.prod(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if len(leaf.shape) == 2 and "embedding" not in jax.tree_util.keystr(path)
+    )
+    assert flop_per_example(workload) == 6 * 32 * weights
+    # He et al. state 1.8e9 for 224 x 224 pixels; CIFAR's stem has published 0.56e9.
+    forward = sum(multiplications(WORKLOADS["W4"]))
+    assert forward == pytest.approx(0.56e9, rel=0.01)
+    assert WORKLOADS["W4-fedspeed"].flop_per_round == 2 * WORKLOADS["W4"].flop_per_round
+
+
+def test_ratios_are_medians_over_repeats_to_the_opponent_with_the_smallest_median():
+    times = {
+        "fedjax_lab": [1.0, 2.0, 4.0],
+        "torch": [4.0, 4.0, 4.0],
+        "pfl": [3.0, 1.0, 5.0],  # median 3: the best opponent
+    }
+    found = compare.ratios(times)
+    assert found["fedjax_lab"] == (1.25, 0.5, 3.0)
+    assert found["torch"] == (0.75, 0.25, 1.25)
+    assert found["pfl"] == (1.0, 1.0, 1.0)
+    assert compare.ratios({"fedjax_lab": [1.0]}) == {"fedjax_lab": None}
+
+
+def answer(seconds, compile_seconds=None):
+    return {
+        "seconds_per_round": [seconds, seconds],
+        "compile_seconds": compile_seconds,
+        "peak_bytes": 5_000_000,
+        "device": "cpu",
+        "versions": {},
+    }
+
+
+def test_systems_take_turns_and_missing_ones_are_named():
+    turns = []
+
+    def child(system, job, timeout):
+        turns.append((job["workload"], system))
+        if system == "pfl":
+            return {"status": "not installed: pfl"}
+        return answer({"fedjax_lab": 0.1, "torch": 0.4}[system])
+
+    plan = {name: {"workload": name} for name in ("W1s", "W3")}
+    systems = dict.fromkeys(plan, ("fedjax_lab", "torch", "pfl"))
+    answers = compare.take_turns(plan, systems, 2, child, say=lambda line: None)
+    first = [(name, system) for name in plan for system in systems[name]]
+    first.remove(("W3", "pfl"))  # known by then to be missing
+    assert turns == first + [turn for turn in first if turn[1] != "pfl"]
+
+    rows = compare.rows_of("W3", "noise", answers["W3"], peak=1e12)
+    ours, torch, pfl = rows
+    assert ours["samples_per_second"] == pytest.approx(10_000 / 0.1)
+    assert ours["ratio_to_best_opponent"] == pytest.approx(4.0)
+    assert ours["share_of_peak"] == pytest.approx(7.532e9 / 0.1 / 1e12)
+    assert (torch["ratio_low"], torch["ratio_high"]) == (1.0, 1.0)
+    assert (pfl["status"], pfl["samples_per_second"]) == ("not installed: pfl", None)
+    text = compare.table(rows)
+    assert "| W3 | pfl | not installed: pfl |" in text
+    assert "4.00 (4.00 to 4.00)" in text
+
+
+def test_a_smoke_run_of_our_own_writes_a_row_per_system(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark, "measure_peak", lambda torch_python: {"jax": 1e11})
+    # An interpreter without PyTorch, wherever the tests run.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "$@"\n')
+    python.chmod(0o755)
+    file = tmp_path / "rows.json"
+    benchmark.main(
+        f"--scale smoke --workloads W3 --systems fedjax_lab torch --torch-python {python} "
+        f"--json {file}".split()
+    )
+    ours, torch = json.loads(file.read_text())
+    assert {"workload", "system", *compare.MEASURED} <= ours.keys() == torch.keys()
+    assert (ours["workload"], ours["system"], ours["status"]) == ("W3", "fedjax_lab", "measured")
+    assert ours["samples_per_second"] * ours["seconds_per_round"] == pytest.approx(10_000)
+    assert ours["ratio_to_best_opponent"] is None
+    assert ours["compile_seconds"] > 0
+    assert ours["peak_bytes"] > 60_000 * 784  # the images are in memory
+    assert torch["status"].startswith("not installed")
+    assert "| W3 | torch | not installed" in capsys.readouterr().out
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """W3 with few clients, for what runs in this process."""
+    small = dataclasses.replace(
+        WORKLOADS["W3"], num_clients=8, num_examples=64, cohort_size=4, local_steps=2, batch_size=3
+    )
+    monkeypatch.setitem(WORKLOADS, "W3", small)
+
+
+def test_systems_are_set_next_to_their_gradients(small, capsys):
+    systems.main(["--workload", "W3", "--methods", "fedspeed", "--rounds", "1", "--repeats", "2"])
+    *_, row = capsys.readouterr().out.splitlines()
+    assert row.startswith("| fedspeed | 2 | ")
+
+
+def test_memory_holds_the_data(small):
+    found = memory.measure(4, 1)
+    assert found["process"] > found["arguments"] > 64 * 784
+    assert found["temporary"] > 4 * 178_110  # at least one more model
+
+
+def test_children_of_opponents_import_nothing_of_ours():
+    code = (
+        "import sys; import experiments.benchmarks.child, experiments.benchmarks.workloads;"
+        "assert not {'jax', 'fedjax_lab', 'flax'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=compare.ROOT, check=True)

@@ -1,0 +1,261 @@
+"""Sweeps: every run is the separate run; maps, groups and padding change nothing but time."""
+
+import functools
+import math
+import re
+import types
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_lab import SweepResult, algorithms, data, simulate, sweep
+from fedjax_lab.clients.memory import device_memory
+from fedjax_lab.simulation.evaluate import build_evaluation
+from fedjax_lab.simulation.points import list_points
+from fedjax_lab.simulation.rounds import Schedule, build_chunk
+from fedjax_lab.simulation.sweep import group_size
+from tests.simulation.test_run import CLASSES, FEATURES, first_params, loss_fn, make_clients
+
+OPTIONS = {"rounds": 2, "cohort_size": 3, "local_steps": 2, "batch_size": 4, "eval_every": 2}
+UNEQUAL = data.Devices(min_local_steps=1, dropout=0.3)
+
+
+def evaluation():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(11, FEATURES)).astype(np.float32)
+    test = data.Examples(x, rng.integers(CLASSES, size=11).astype(np.int32))
+
+    def count(params, examples):
+        logits = examples.x @ params["w"]
+        right = logits.argmax(-1) == examples.y
+        return right.astype(logits.dtype), jnp.square(logits).sum(-1)
+
+    return build_evaluation(count, test, batch_size=4)
+
+
+def run(build=None, params=None, clients=None, **changes):
+    build = build or functools.partial(algorithms.fedavg, loss_fn)
+    arguments = OPTIONS | {"points": {"client_lr": [0.3, 0.1]}, "seeds": (5, 6)} | changes
+    params = first_params() if params is None else params
+    return sweep(build, params, clients or make_clients(), **arguments)
+
+
+def assert_is_the_run(result, p, r, single, rtol):
+    """Run (p, r) of a sweep against ``simulate``'s result."""
+    assert result.rounds.tolist() == [row["round"] for row in single.history]
+    assert {"round", *result.history} == set(single.history[-1])
+    for name, values in result.history.items():
+        expected = [row[name] for row in single.history]
+        np.testing.assert_allclose(values[p, r], expected, rtol=rtol, atol=rtol, err_msg=name)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a[p, r], b, rtol=rtol, atol=rtol),
+        result.params,
+        single.params,
+    )
+
+
+def start(key):
+    return {"w": 0.1 * jax.random.normal(key, (FEATURES, CLASSES))}
+
+
+METHODS = {
+    "fedavg": (algorithms.fedavg, {}, {"local_epochs": 1, "local_steps": None, "rounds": 3}),
+    "scaffold": (algorithms.scaffold, {}, {"rounds": 4, "weights": "examples", "devices": UNEQUAL}),
+    "gradma_s": (functools.partial(algorithms.gradma_s, memory_size=4), {}, {}),
+    "fafed": (algorithms.fafed, {"momentum": 0.5, "second_moment_decay": 0.9}, {}),
+    "stem": (algorithms.stem, {"momentum": 0.5}, {"devices": UNEQUAL}),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_equals_the_separate_run_in_float64(x64, method):
+    factory, fixed, options = METHODS[method]
+    build = functools.partial(factory, loss_fn, **fixed)
+    options = {"evaluate": evaluation(), "params": start, **options}
+    points = [{"client_lr": 0.3}, {"client_lr": 0.1}]
+    result = run(build, points=points, **options)
+    del options["params"]
+    options |= {"seed": 6, "client_map": "scan"}
+    single = simulate(
+        build(**points[1]), start(jax.random.key(6)), make_clients(), **OPTIONS | options
+    )
+    assert_is_the_run(result, 1, 1, single, 1e-12)
+
+
+def test_all_maps_of_runs_and_clients_give_the_runs_of_simulate():
+    points = {"client_lr": [0.3], "server_lr": [1.0, 0.0, 0.5]}
+    results = {
+        maps: run(points=points, seeds=(5,), run_map=maps[0], client_map=maps[1])
+        for maps in [
+            ("auto", "auto"),  # one run on each of 3 devices
+            ("vmap", "scan"),
+            ("chunk:2", "chunk:2"),
+            ("shard_map", "vmap"),  # 3 runs on 8 devices
+        ]
+    }
+    algorithm = algorithms.fedavg(loss_fn, client_lr=0.3, server_lr=0.5)
+    options = {"seed": 5, "client_map": "scan"}
+    single = simulate(algorithm, first_params(), make_clients(), **OPTIONS, **options)
+    for result in results.values():
+        assert_is_the_run(result, 2, 0, single, 1e-5)
+        np.testing.assert_array_equal(result.params["w"][1, 0], first_params()["w"])
+    assert results["auto", "auto"].run_map == "shard_map:3"
+    for result in results.values():
+        assert result.params["w"].shape == (3, 1, FEATURES, CLASSES)
+        assert result.history["loss"].shape == (3, 1, 1)
+
+
+def test_groups_give_the_same_runs_with_one_program():
+    options = {"points": {}, "seeds": range(11), "rounds": 4, "run_map": "scan"}
+    traces = []
+
+    def counted(params, examples, key):
+        traces.append(None)
+        return loss_fn(params, examples, key)
+
+    build = functools.partial(algorithms.fedavg, counted, client_lr=0.1)
+    clients, key = make_clients(), jax.random.key(0)
+    state = build().init(first_params(), clients.num_clients)
+    single = build_chunk(build(), Schedule(3, 4, 2), "scan")
+    single.lower(state, clients, key, jnp.int32(0), length=2)
+    once = len(traces)
+    traces.clear()
+    whole = run(build, **options)
+    assert whole.runs_at_once == 11
+    assert len(traces) == once  # a program of many runs is traced as one of a single run
+    with pytest.raises(ValueError, match="max_bytes is 1; it must be at least") as error:
+        run(build, **options, max_bytes=1)
+    needed = int(re.search(r"at least ([\d,]+)", str(error.value))[1].replace(",", ""))
+    traces.clear()
+    divided = run(build, **options, max_bytes=needed + 2400)  # of which a run adds about 200
+    assert divided.runs_at_once < 11
+    assert len(traces) <= 3 * once  # for the sizes 11, 1 and this one, not for each group
+    assert not divided.interrupted
+    jax.tree.map(np.testing.assert_array_equal, whole.params, divided.params)
+    jax.tree.map(np.testing.assert_array_equal, whole.history, divided.history)
+
+
+@pytest.mark.parametrize("multiple", [1, 3, 8])
+def test_groups_are_equal_and_as_few_as_memory_allows(multiple):
+    for num_runs in range(1, 30):
+        for capacity in range(0, 30):
+            size = group_size(num_runs, multiple, capacity)
+            units, most = math.ceil(num_runs / multiple), max(1, capacity // multiple)
+            assert size % multiple == 0
+            assert size <= most * multiple
+            assert math.ceil(num_runs / size) == math.ceil(units / most)
+
+
+def test_points_are_all_combinations_or_a_list():
+    combined = list_points({"client_lr": [0.3, 0.1], "server_lr": np.array([1.0, 0.5])})
+    assert combined == [{"client_lr": a, "server_lr": b} for a in (0.3, 0.1) for b in (1.0, 0.5)]
+    listed = list_points([{"a": 0.3, "b": np.float32(0.5)}, {"b": jnp.float32(1.0), "a": 0.1}])
+    assert listed == [{"a": 0.3, "b": 0.5}, {"a": 0.1, "b": 1.0}]
+    assert [list(point) for point in listed] == [["a", "b"]] * 2
+    assert list_points({}) == [{}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"points": {"client_lr": [1]}},
+            TypeError,
+            "points has 1 for client_lr; it must be a float",
+        ),
+        ({"points": {"client_lr": ["a"]}}, TypeError, "points has 'a' for client_lr"),
+        ({"points": {"client_lr": [True]}}, TypeError, "points has True for client_lr"),
+        ({"points": {"client_lr": 0.1}}, ValueError, r"points\['client_lr'\] is 0.1; it must be a"),
+        ({"points": {"client_lr": []}}, ValueError, r"points\['client_lr'\] is \[\]"),
+        ({"points": {"client_rl": [0.1]}}, ValueError, "Did you mean 'client_lr'"),
+        ({"points": {"server_lr": [0.1]}}, ValueError, "points lacks client_lr"),
+        ({"points": {"client_lr": [-0.1]}}, ValueError, "client_lr is -0.1"),
+        ({"points": []}, ValueError, "points is empty"),
+        ({"points": [{"client_lr": 0.1}, {"lr": 0.1}]}, ValueError, "must have the same names"),
+        ({"seeds": ()}, ValueError, r"seeds is \[\]"),
+        ({"seeds": (1, 1)}, ValueError, r"seeds is \[1, 1\]"),
+        ({"seeds": (-1,)}, ValueError, "seeds is -1"),
+        ({"seeds": (0.5,)}, TypeError, "seeds is 0.5; it must be an integer"),
+        ({"run_map": "pmap"}, ValueError, "run_map is 'pmap'; it must be auto"),
+        ({"run_map": "chunk:0"}, ValueError, "run_map is 'chunk:0'"),
+        ({"run_map": "vmpa"}, ValueError, "run_map is 'vmpa'; .*Did you mean 'vmap'"),
+        ({"client_map": "shard_map"}, ValueError, "client_map is 'shard_map'; within a sweep"),
+        ({"max_bytes": 0}, ValueError, "max_bytes is 0"),
+        ({"rounds": 0}, ValueError, "rounds is 0"),
+        ({"cohort_size": 7}, ValueError, "cohort_size is 7; it must be between 1 and 6"),
+        ({"build": lambda client_lr: 3}, TypeError, "build returned a int; it must return an Alg"),
+        (
+            {"evaluate": lambda params: {"norm": float(params["w"].sum())}},
+            TypeError,
+            r"evaluate cannot be traced; .*without float\(\)",
+        ),
+        (
+            {"evaluate": lambda params: {"w": params["w"]}},
+            ValueError,
+            r"evaluate returned w of shape \(4, 3\); it must be a scalar",
+        ),
+    ],
+)
+def test_bad_arguments(changes, error, message):
+    with pytest.raises(error, match=message):
+        run(**changes)
+
+
+def result_of(accuracy, points):
+    """A result with accuracies [P, R, E]."""
+    accuracy = np.asarray(accuracy, float)
+    seeds, rounds = range(accuracy.shape[1]), np.arange(accuracy.shape[2])
+    history = {"accuracy": accuracy}
+    return SweepResult(points, list(seeds), rounds, history, {}, 0.0, 0.0, False, "scan", 1)
+
+
+POINTS = [{"client_lr": rate} for rate in (1.0, 0.1, 0.01)]
+
+
+def test_the_best_point():
+    result = result_of(
+        [[[0.9, 0.2], [0.9, 0.4]], [[0.1, 0.5], [0.1, 0.3]], [[0, 0], [0, 0]]], POINTS
+    )
+    assert result.best("accuracy") == POINTS[1]
+    assert result.best("accuracy", at="best") == POINTS[0]
+    assert result.best("accuracy", mode="min") == POINTS[2]
+    with pytest.raises(ValueError, match=r"metric is 'acuracy'.*Did you mean 'accuracy'"):
+        result.best("acuracy")
+    with pytest.raises(ValueError, match="mode is 'most'"):
+        result.best("accuracy", mode="most")
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_a_point_without_a_number_never_wins(mode):
+    nan, inf = math.nan, math.inf
+    diverged = [[0.7, nan], [0.8, 0.8]]
+    result = result_of([diverged, [[0.5, 0.5], [0.5, 0.5]], [[inf, inf], [-inf, -inf]]], POINTS)
+    assert result.best("accuracy", mode=mode) == POINTS[1]
+    if mode == "max":  # what a run had before it diverged counts if one asks for its best
+        assert result.best("accuracy", at="best") == POINTS[0]
+    nothing = result_of([diverged], POINTS[:1])
+    with pytest.raises(ValueError, match="no point has a finite 'accuracy'"):
+        nothing.best("accuracy", mode=mode)
+
+
+def test_the_table_has_mean_and_interval():
+    values = np.array([[0.5, 0.7, 0.9], [0.2, math.nan, 0.4]])
+    lines = result_of(values[..., None], POINTS[:2]).table("accuracy", digits=3).splitlines()
+    low, high = stats.t.interval(0.95, 2, loc=0.7, scale=stats.sem(values[0]))
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["client_lr", "accuracy"]
+    assert cells[2] == ["1", f"0.700 ± {(high - low) / 2:.3f}"]
+    assert cells[3] == ["0.1", "-"]
+    assert len(cells) == 4
+
+
+def test_the_memory_of_a_device():
+    gpu = types.SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 123})
+    assert device_memory(gpu) == 123
+    lines = Path("/proc/meminfo").read_text()
+    physical = 1024 * int(re.search(r"MemTotal: +(\d+) kB", lines)[1])
+    assert device_memory() == pytest.approx(physical / 8, rel=0.01)
