@@ -137,7 +137,8 @@ def _windows(x: jax.Array, axis: int, offset: int, kernel_size: int, stride: int
 def _by_rows(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
     """Each output row [F, W' B] is the kernel as a matrix [F, h w C] times its columns."""
     height, width, _, num_features = kernel.shape
-    columns = _columns(x, width, strides[1])
+    # Without the barrier XLA gathers and scales a mini-batch anew for each column of the kernel.
+    columns = _columns(lax.optimization_barrier(x), width, strides[1])
     matrix = kernel.reshape(-1, num_features).T
 
     def row(top):
