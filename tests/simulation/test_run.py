@@ -86,6 +86,17 @@ def test_rounds_that_do_not_communicate_cost_no_bytes():
     assert row["bytes_down"] == 3 * talks * (2 * 48 + 1)
 
 
+def test_a_measured_map_is_one_of_the_two_and_is_remembered(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    expected = run()
+    for how in ("(measured)", "(measured before)"):
+        actual = run(client_map="measure", progress=True)
+        assert how in capsys.readouterr().err
+        np.testing.assert_allclose(actual.params["w"], expected.params["w"], atol=1e-5)
+    (answer,) = tmp_path.glob("fedjax_lab/plans/*.json")
+    assert len(json.loads(answer.read_text())["seconds"]) == 2
+
+
 @pytest.mark.parametrize("client_map", ["vmap", "chunk:2", "pmap", "shard_map", "auto"])
 def test_client_maps_give_the_same_run(client_map):
     expected, actual = run(), run(client_map=client_map)
