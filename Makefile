@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 OPPONENTS := $(VENV)/opponents
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= auto
-STUDIES := catalogue cfedavg fafed fedswa gradma
+STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
-.PHONY: demo test lint smoke qp-accuracy clean
+.PHONY: demo test lint smoke docs notebooks wheel-check qp-accuracy clean
 .PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-sweep
 .PHONY: $(STUDIES:%=%-study)
 
@@ -47,19 +47,33 @@ bench-methods bench-systems bench-compressors bench-memory bench-sweep: bench-%:
 qp-accuracy: $(VENV)/.test
 	$(BIN)/python -m experiments.qp_accuracy
 
-# A paper's study on Fashion-MNIST: minutes to hours, see its RESULTS.md. An interrupted one goes on.
+# A paper's studies as far as two CPU cores manage them in minutes to hours, and their report. An
+# interrupted one goes on. `python -m experiments.PAPER --list` says what there is.
 $(STUDIES:%=%-study): %-study: $(VENV)/.runtime
-	$(BIN)/python -m experiments.$*.fashion_mnist
-	$(BIN)/python -m experiments.$*.fashion_mnist --report runs/$*/fashion_mnist/machine-fashion_mnist.json
+	$(BIN)/python -m experiments.$*
+	$(BIN)/python -m experiments.$* --report
 
-# Every study at its smallest, on digits, with its report in runs/smoke.
+# Every study at its smallest, with its report in runs/smoke. What is finished would not be run.
 smoke: $(VENV)/.runtime
+	rm -rf runs/smoke
 	for paper in $(STUDIES); do \
-	  mkdir -p runs/smoke/$$paper && \
-	  $(BIN)/python -m experiments.$$paper.fashion_mnist --scale smoke --out runs/smoke/$$paper.json && \
-	  $(BIN)/python -m experiments.$$paper.fashion_mnist --report runs/smoke/$$paper.json \
-	    --folder runs/smoke/$$paper > runs/smoke/$$paper.md || exit 1; \
+	  $(BIN)/python -m experiments.$$paper --scale smoke --runs runs/smoke && \
+	  $(BIN)/python -m experiments.$$paper --scale smoke --runs runs/smoke \
+	    --report --out runs/smoke/$$paper || exit 1; \
 	done
+
+# The notebooks for researchers, small; the first also on eight CPU devices.
+notebooks: $(VENV)/.notebooks
+	$(BIN)/python -m experiments.notebooks.run
+	$(BIN)/python -m experiments.notebooks.run --devices 8 quick_start_tpu
+
+# The wheel's content, and its first commands in a new environment outside the checkout.
+wheel-check:
+	$(PYTHON) tests/packaging/check_wheel.py
+
+# The documentation, as HTML in build/docs; a warning is an error.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/docs
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -70,6 +84,14 @@ $(BIN)/python:
 
 $(VENV)/.runtime: $(BIN)/python pyproject.toml constraints.txt
 	$(INSTALL) --editable '.[report]'
+	touch $@
+
+$(VENV)/.notebooks: $(VENV)/.runtime
+	$(INSTALL) --editable '.[notebooks]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.runtime
+	$(INSTALL) --editable '.[report,docs]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.runtime

@@ -1,249 +1,370 @@
-"""The report of a study: Markdown tables, figures, RESULTS.md."""
+"""The report of a paper's studies: RESULTS.md, RESULTS.html and figures, from their results alone.
 
-import io
+What is the same for all run directories (tables, curves, partitions, loss surfaces) comes from
+``fedjax_lab.report``; here is what a study adds: the paper's numbers, what tuning chose, accuracy
+against a hyper-parameter.
+"""
+
 import json
 import math
-import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_lab.estimates import Estimate, estimate, format_estimate, markdown_table
+from fedjax_lab.estimates import NOTHING, Estimate, estimate, markdown_table
+from fedjax_lab.report.curves import (
+    ACCURACY,
+    DRIFT,
+    ERROR_MEMORY,
+    Panel,
+    accuracy_figure,
+    has,
+    metric_figure,
+    panels_note,
+    spread_note,
+)
+from fedjax_lab.report.figures import MOST_CURVES, having, landscapes_of
+from fedjax_lab.report.partition_figure import partition_figure
+from fedjax_lab.report.ranking import ablation_figure, ranking_figure, tops
+from fedjax_lab.report.runs import Group, Run
+from fedjax_lab.report.style import COLOURS, Styles, line_style, save
+from fedjax_lab.report.surfaces import surface_figure
+from fedjax_lab.report.tables import PAIRED, accuracy_table, default_target, target_table, top
+from fedjax_lab.report.write import show_figures, write_page
 
-# Okabe and Ito's colours, which differ in lightness too, without the yellow; then dashes.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-DASHES = ("-", "--", ":", "-.")
-MOST_CURVES = 14  # more cannot be told apart
+RESULTS, DISCUSSION, FIGURES = "RESULTS.md", "discussion.md", "figures"
+_READING = f"""\
+## How to read the tables
 
+Accuracy is test accuracy, mean ± 95 % interval over the seeds (Student's t). Top is a run's
+highest one, as the papers' tables have it; it is read off the test set, and so a little too high
+for all methods alike. The worst 10 % of clients are those on whose own training data the last
+model does worst.
 
-def _curves(entry: Mapping[str, Any]) -> np.ndarray:
-    """Accuracies in percent, [seeds, evaluations]; NaN for null."""
-    return 100 * np.array([run["accuracy"] for run in entry["runs"]], float)
+{PAIRED} With two or three seeds intervals are wide.
 
-
-def _megabytes(entry: Mapping[str, Any], direction: str) -> float:
-    """What the whole cohort sends or receives in a round."""
-    return float(np.mean([run["metrics"][f"bytes_{direction}"] for run in entry["runs"]])) / 1e6
-
-
-def _target(entries: Mapping[str, Any]) -> float:
-    """95 % of the best method's mean top accuracy, cut to 0.1 %."""
-    best = max(np.nanmax(_curves(entry), axis=1).mean() for entry in entries.values())
-    return math.floor(9.5 * best) / 10
-
-
-def _rounds_to(target: float, curves: np.ndarray, eval_every: int) -> Estimate | None:
-    """Rounds until the first evaluation at the target; None unless all seeds reach it."""
-    reached = curves >= target
-    if not reached.any(1).all():
-        return None
-    return estimate([float(eval_every * (1 + row.argmax())) for row in reached])
-
-
-def _mb(value: float) -> str:
-    """Three significant digits at least, no exponent."""
-    return f"{value:,.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
-
-
-def _chosen(entry: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in sorted(entry["chosen"].items()))
+The target is 95 % of the best method's top accuracy. What it takes to get there is given only
+where all seeds do: uplink counts all clients' messages (1 MB = 10^6 bytes), gradients are
+mini-batch gradients, seconds leave compilation out. A dash stands for what was not measured."""
 
 
-def _partition_table(study: Any, result: Mapping[str, Any], partition: str) -> str:
-    entries, eval_every = result["entries"][partition], result["scale"]["eval_every"]
-    names = [name for name in study.methods if name in entries]
-    target = _target(entries)
-    with_paper = any(partition in study.methods[name].paper for name in names)
-    head = ["method", "top %", "last %", f"rounds to {target:.1f} %", "MB up to it"]
-    head += ["MB up", "MB down", *([study.paper_head] if with_paper else []), "chosen", "minutes"]
-    rows = [head]
-    for name in names:
-        entry = entries[name]
-        curves, up = _curves(entry), _megabytes(entry, "up")
-        rounds = _rounds_to(target, curves, eval_every)
-        reached = ["-", "-"]
-        if rounds is not None:
-            reached = [format_estimate(rounds, 0), _mb(rounds.mean * up)]
-        paper = study.methods[name].paper.get(partition)
-        shown = ["-" if paper is None else f"{paper:.2f}"] if with_paper else []
-        total = curves.shape[1] * eval_every
-        rows.append(
-            [
-                name,
-                format_estimate(estimate(np.nanmax(curves, axis=1).tolist()), 2),
-                format_estimate(estimate(curves[:, -1].tolist()), 2),
-                *reached,
-                _mb(total * up),
-                _mb(total * _megabytes(entry, "down")),
-                *shown,
-                _chosen(entry),
-                f"{(entry['tuning_seconds'] + entry['final_seconds']) / 60:.1f}",
-            ]
+def write_results(studies: Sequence[Any], folder: Path) -> Path:
+    """Write RESULTS.md, RESULTS.html and the figures of all studies that have results.
+
+    discussion.md of the folder, where it is, becomes the end of both.
+
+    Returns:
+      The path of RESULTS.md.
+
+    Raises:
+      FileNotFoundError: no study has results in the folder.
+    """
+    sections = []
+    for study in studies:
+        if not study.result_path(folder).exists():
+            continue
+        result = json.loads(study.result_path(folder).read_text(encoding="utf-8"))
+        if _columns(study, result):
+            sections.append(study_section(study, result, folder, f"{FIGURES}/{study.short}_"))
+    if not sections:
+        names = ", ".join(str(study.result_path(folder)) for study in studies)
+        raise FileNotFoundError(f"there are no results to report; looked for {names}.")
+    parts = [f"# Results: {studies[0].paper}", _READING, *sections]
+    discussion = folder / DISCUSSION
+    if discussion.exists():
+        parts.append(discussion.read_text(encoding="utf-8").strip())
+    write_page("\n\n".join(parts) + "\n", folder / RESULTS)
+    return folder / RESULTS
+
+
+def study_section(study: Any, result: Mapping[str, Any], folder: Path, prefix: str) -> str:
+    """Markdown of a study; its figures are written to ``folder``, by names with that prefix."""
+    columns = _columns(study, result)
+    found = {group.label for groups in columns.values() for group in groups}
+    shown = [name for name in study.methods if name in found]
+    styles = _styles(study, shown)
+    (folder / prefix).parent.mkdir(parents=True, exist_ok=True)
+    parts = [f"## {study.title}", study.notes.strip(), _setting(study, result)]
+
+    def show(figure: Any, name: str, caption: str) -> None:
+        save(figure, folder / f"{prefix}{name}.png")
+        parts.append(show_figures([(f"{prefix}{name}.png", caption)]))
+
+    for name, groups in columns.items():
+        file = re.sub(r"[^\w.+-]+", "_", name)
+        parts += [f"### {name}", _column_tables(study, result["columns"][name], groups)]
+        if len(shown) > MOST_CURVES:
+            caption = f"{name}: top accuracy, mean and 95 % interval; ticks are the seeds."
+            show(ranking_figure(groups), file, caption)
+        elif any(has([group], ACCURACY) for group in groups):
+            caption = f"{name}: test accuracy against what it costs.{spread_note(groups)}"
+            show(accuracy_figure(groups, styles), file, caption)
+        landscapes = landscapes_of(groups)
+        if landscapes:
+            caption = (
+                f"{name}: training loss on a plane through the last model (the cross) of one "
+                "seed, with the largest eigenvalue λ of its Hessian."
+            )
+            show(surface_figure(landscapes), f"{file}_landscape", caption)
+    if study.axis:
+        caption = (
+            f"Top accuracy against {study.axis}: means with 95 % intervals, short lines are the "
+            "seeds; level lines are methods without it."
         )
-    return markdown_table(rows)
+        show(_ablation(study, columns), "ablation", caption)
+    if len(shown) <= MOST_CURVES:
+        for figure, name, caption in _diagnostics(columns, styles):
+            show(figure, name, caption)
+    histograms = {name: result["columns"][name].get("label_histogram") for name in columns}
+    skewed = max(columns, key=lambda name: _skew(histograms[name]))
+    if histograms[skewed]:
+        seed = columns[skewed][0].runs[0].seed
+        caption = f"Who holds which labels: {skewed}, seed {seed}."
+        show(partition_figure(histograms[skewed]), "partition", caption)
+    return "\n\n".join(parts)
 
 
 def table(study: Any, result: Mapping[str, Any]) -> str:
-    """Markdown: a table for each partition."""
+    """Markdown: the tables of every column."""
     parts = []
-    for partition in _finished(study, result):
-        parts += [f"### {partition}", _partition_table(study, result, partition)]
+    for name, groups in _columns(study, result).items():
+        parts += [f"### {name}", _column_tables(study, result["columns"][name], groups)]
     return "\n\n".join(parts) + "\n"
 
 
-def _finished(study: Any, result: Mapping[str, Any]) -> list[str]:
-    return [name for name in study.partitions if result["entries"].get(name)]
+def _columns(study: Any, result: Mapping[str, Any]) -> dict[str, list[Group]]:
+    """Column -> the groups of the methods that it has, in the study's order of both."""
+    scale = study.scales.get(result["scale"])
+    order = list(scale.columns) if scale else []
+    names = [name for name in order if name in result["columns"]]
+    names += [name for name in result["columns"] if name not in names]
+    groups = {
+        name: [
+            _group(method, cell)
+            for method in study.methods
+            if (cell := result["columns"][name]["methods"].get(method))
+        ]
+        for name in names
+    }
+    return {name: found for name, found in groups.items() if found}
 
 
-def figure(study: Any, result: Mapping[str, Any], partition: str, path: Path) -> None:
-    """Accuracy against rounds, with the seeds' range, and against megabytes sent.
-
-    Of more methods than can be told apart, only the accuracy at the end.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator
-
-    entries, eval_every = result["entries"][partition], result["scale"]["eval_every"]
-    places = list(study.methods)
-    names = [name for name in places if name in entries]
-    if len(study.methods) > MOST_CURVES:
-        _save(_ranking(Figure, entries), path)
-        return
-    columns = max(1, min(len(names), 100 // (8 + max(map(len, names)))))
-    height = 3.8 + 0.22 * -(-len(names) // columns)
-    drawing = Figure(figsize=(9, height), layout="constrained")
-    left, right = drawing.subplots(1, 2, sharey=True)
-    settled = []
-    for name in names:
-        curves, place = _curves(entries[name]), places.index(name)
-        colour, dash = study.methods[name].style or (place % len(COLOURS), place // len(COLOURS))
-        style = {"color": COLOURS[colour], "linestyle": DASHES[dash], "linewidth": 1.6}
-        rounds, mean = eval_every * np.arange(1, curves.shape[1] + 1), curves.mean(0)
-        left.plot(rounds, mean, label=name, **style)
-        left.fill_between(rounds, curves.min(0), curves.max(0), color=style["color"], alpha=0.1)
-        right.plot(rounds * _megabytes(entries[name], "up"), mean, **style)
-        settled.append(mean[len(mean) // 5 :])
-    left.set(xlabel="round", ylabel="test accuracy (%)", xlim=(0, None))
-    left.set_ylim(max(0, np.nanmin(settled) - 5), np.nanmax(settled) + 2)
-    right.set(xlabel="uplink of all clients together (MB)", xscale="log")
-    right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    right.xaxis.set_major_formatter("{x:g}")
-    right.xaxis.set_minor_formatter("")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.3, linewidth=0.6)
-    drawing.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=3)
-    _save(drawing, path)
-
-
-def _ranking(new_figure: Any, entries: Mapping[str, Any]) -> Any:
-    """Top accuracy of every method, best above: mean, 95 % interval, the seeds."""
-    tops = {name: np.nanmax(_curves(entry), axis=1) for name, entry in entries.items()}
-    names = sorted(tops, key=lambda name: tops[name].mean())
-    drawing = new_figure(figsize=(7, 1 + 0.2 * len(names)), layout="constrained")
-    axes = drawing.subplots()
-    for height, name in enumerate(names):
-        found = estimate(tops[name].tolist())
-        axes.errorbar(found.mean, height, xerr=found.half_width, fmt="o", color=COLOURS[0], ms=4)
-        axes.plot(tops[name], [height] * len(tops[name]), "|", color=COLOURS[1], ms=6)
-    best = max(top.max() for top in tops.values())
-    worst = min(top.mean() for top in tops.values())
-    axes.set(xlabel="top test accuracy (%)", xlim=(max(worst - 3, best - 60), best + 2))
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(-1, len(names))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x", alpha=0.3, linewidth=0.6)
-    return drawing
-
-
-def _save(drawing: Any, path: Path) -> None:
-    """As a PNG with a palette, which is half the size."""
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    drawing.savefig(buffer, dpi=90, format="png")
-    scratch = path.with_name(f".{path.name}.tmp")
-    Image.open(buffer).convert("RGB").quantize(256).save(scratch, format="png", optimize=True)
-    os.replace(scratch, path)
-
-
-def write_report(study: Any, source: Path, folder: Path) -> Path:
-    """Write results.json, RESULTS.md and the figures; returns the path of RESULTS.md.
-
-    discussion.md of the folder, where it is, becomes the end of RESULTS.md.
-    """
-    result = json.loads(source.read_text(encoding="utf-8"))
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "results.json", _compact(result))
-    figures = []
-    for partition in _finished(study, result):
-        name = f"{partition.replace(':', '_')}.png"
-        figure(study, result, partition, folder / name)
-        figures.append(f"![Accuracy on {partition}]({name})")
-    discussion = folder / "discussion.md"
-    text = [
-        f"# {study.title}",
-        study.notes.strip(),
-        _setting(study, result),
-        "## Accuracy and traffic",
-        _explained(result),
-        table(study, result).strip(),
-        "## Figures",
-        "Lines are means over the seeds, shades on the left their range."
-        if len(study.methods) <= MOST_CURVES
-        else "Points are means over the seeds, lines 95 % intervals, ticks the seeds.",
-        *figures,
+def _group(method: str, cell: Mapping[str, Any]) -> Group:
+    runs = [
+        Run(
+            path=Path(method) / f"seed{run['seed']}",
+            algorithm=method,
+            seed=run["seed"],
+            settings={},
+            rows=run["rows"],
+            config={
+                "rounds": run["rows"][-1]["round"],
+                "partition": {"hash": run.get("partition_hash")},
+            },
+            summary=run.get("summary") or {},
+            partition={},
+            landscape=run.get("landscape") or {},
+        )
+        for run in cell["runs"]
     ]
-    if discussion.exists():
-        text.append(discussion.read_text(encoding="utf-8").strip())
-    _write(folder / "RESULTS.md", "\n\n".join(text) + "\n")
-    return folder / "RESULTS.md"
+    return Group(method, runs, "")
+
+
+def _skew(histogram: Any) -> float:
+    """Mean distance of the clients' label shares from those of all, to choose what is drawn."""
+    if not histogram:
+        return -1.0
+    counts = np.asarray(histogram, float)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    return float(abs(shares - counts.sum(0) / max(1.0, counts.sum())).sum(1).mean())
+
+
+def _styles(study: Any, shown: Sequence[str]) -> Styles:
+    """Each method's line, the same in all figures of the study."""
+    return {
+        name: line_style(*(study.methods[name].style or (place, place // len(COLOURS))))
+        for place, name in enumerate(shown)
+    }
 
 
 def _setting(study: Any, result: Mapping[str, Any]) -> str:
-    entries = [entry for group in result["entries"].values() for entry in group.values()]
-    minutes = sum(entry["tuning_seconds"] + entry["final_seconds"] for entry in entries) / 60
-    scale = result["scale"]
-    tuned = "nothing was tuned"
-    if any(entry["validation"] for entry in entries):
-        tuned = (
-            f"chosen on {scale['held_out']:,} held-out training images with another seed: the best "
-            f"after {scale['tuning_rounds']} rounds"
+    declared = result.get("declared") or {}
+    seconds = [
+        cell["seconds"]
+        for column in result["columns"].values()
+        for cell in column["methods"].values()
+        if cell.get("seconds") is not None
+    ]
+    lines = [
+        f"Command: `python -m experiments.{study.paper} {study.short} --scale {result['scale']}`"
+    ]
+    if seconds:
+        lines.append(f"Time: {_minutes(sum(seconds))}, compilation and tuning included")
+    if declared.get("hardware"):
+        lines.append(f"Hardware: {declared['hardware']}")
+    seeds = sorted(
+        {
+            run["seed"]
+            for column in result["columns"].values()
+            for cell in column["methods"].values()
+            for run in cell["runs"]
+        }
+    )
+    lines.append(
+        f"Seeds: {', '.join(map(str, seeds))}; each has its own partition, first model, cohorts "
+        "and mini-batches, the same for all methods"
+    )
+    lines.append(f"Tuning: {_tuning(result, declared)}")
+    versions = result.get("versions") or []
+    for one in [versions] if isinstance(versions, Mapping) else versions:
+        shown = ", ".join(f"{name} {version}" for name, version in sorted(one.items()))
+        lines.append(f"Versions: {shown}")
+    return "\n".join(f"- {line}." for line in lines)
+
+
+def _tuning(result: Mapping[str, Any], declared: Mapping[str, Any]) -> str:
+    tried = [
+        len((cell.get("tuning") or {}).get("tried") or {})
+        for column in result["columns"].values()
+        for cell in column["methods"].values()
+    ]
+    if not any(tried):
+        return "none"
+    held_out = declared.get("held_out")
+    text = f"{sum(tried):,} points in all, with another seed"
+    if held_out:
+        text += f", on {held_out:,} held-out training images"
+    rounds = sorted(
+        {
+            column["tuning_rounds"]
+            for column in result["columns"].values()
+            if column.get("tuning_rounds")
+        }
+    )
+    if rounds:
+        text += f", for {' or '.join(f'{n:,}' for n in rounds)} rounds"
+    if declared.get("finalists", 1) > 1:
+        text += f"; the best {declared['finalists']} of a method once more for all rounds"
+    return text
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:,.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
+
+
+def _column_tables(study: Any, column: Mapping[str, Any], groups: Sequence[Group]) -> str:
+    """A column's comparison, what it costs to reach the target, and what tuning chose."""
+    paper = column.get("paper") or {}
+    target = default_target(groups)
+    parts = []
+    if paper.get("source"):
+        parts.append(f"The paper's numbers: {paper['source']}.")
+    parts.append(markdown_table(_with_paper(study, accuracy_table(groups, top), paper, groups)))
+    if not math.isnan(target):
+        parts += [
+            f"Up to {100 * target:.10g} %, and what the whole run sends:",
+            markdown_table(_cost_table(groups, target, paper)),
+        ]
+    parts += ["What was chosen:", markdown_table(_chosen_table(column, groups))]
+    return "\n\n".join(parts)
+
+
+def _with_paper(
+    study: Any, rows: list[list[str]], paper: Mapping[str, Any], groups: Sequence[Group]
+) -> list[list[str]]:
+    """The table with the paper's accuracies, and how far ours are above them."""
+    accuracies = paper.get("accuracy") or {}
+    if not accuracies:
+        return rows
+    added = [[study.paper_head, "ours - paper"]]
+    for group in groups:
+        printed = accuracies.get(group.label)
+        added.append([NOTHING] * 2 if printed is None else _beside(printed, estimate(tops(group))))
+    return [[*row, *more] for row, more in zip(rows, added, strict=True)]
+
+
+def _beside(printed: float, ours: Estimate) -> list[str]:
+    if math.isnan(ours.mean):
+        return [f"{printed:.2f}", NOTHING]
+    return [f"{printed:.2f}", f"{ours.mean - printed:+.2f}"]
+
+
+def _cost_table(
+    groups: Sequence[Group], target: float, paper: Mapping[str, Any]
+) -> list[list[str]]:
+    rows = target_table(groups, target)
+    printed = paper.get("rounds_to") or {}
+    head = ["MB up, all", "MB down, all", *(["paper: rounds to"] if printed else [])]
+    added = [head]
+    for group in groups:
+        cells = [_megabytes(group, name) for name in ("bytes_up", "bytes_down")]
+        if printed:
+            found = printed.get(group.label) or {}
+            cells.append(", ".join(f"{n:,} to {at} %" for at, n in found.items()) or NOTHING)
+        added.append(cells)
+    return [[*row, *more] for row, more in zip(rows, added, strict=True)]
+
+
+def _megabytes(group: Group, name: str) -> str:
+    """What a whole run moves, with three significant digits at least and no exponent."""
+    value = estimate([run.values(name)[-1] for run in group.runs]).mean / 1e6
+    if math.isnan(value):
+        return NOTHING
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
+
+
+def _chosen_table(column: Mapping[str, Any], groups: Sequence[Group]) -> list[list[str]]:
+    rows = [["method", "points tried", "minutes", "chosen"]]
+    for group in groups:
+        cell = column["methods"][group.label]
+        tried = len((cell.get("tuning") or {}).get("tried") or {})
+        seconds = cell.get("seconds")
+        minutes = NOTHING if seconds is None else f"{seconds / 60:.1f}"
+        chosen = ", ".join(f"{n} {_plain(v)}" for n, v in sorted((cell["chosen"] or {}).items()))
+        rows.append([group.label, str(tried) if tried else NOTHING, minutes, chosen or NOTHING])
+    return rows
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _ablation(study: Any, columns: Mapping[str, Sequence[Group]]) -> Any:
+    """Methods of one algorithm are a line; those without a place have one of their own."""
+    methods = study.methods
+
+    def family(label: str) -> str:
+        return label if methods[label].at is None else methods[label].algorithm
+
+    return ablation_figure(columns, lambda label: methods[label].at, family, study.axis)
+
+
+def _diagnostics(columns: Mapping[str, Sequence[Group]], styles: Styles) -> list[Any]:
+    """(figure, name, caption) of client drift and of compression's error memory."""
+    found = []
+    groups = [group for some in columns.values() for group in some]
+    drift = [
+        Panel(having(some, DRIFT), DRIFT, name)
+        for name, some in columns.items()
+        if has(some, DRIFT)
+    ]
+    if drift:
+        caption = "How far local models y get from the server's x in a round."
+        found.append((metric_figure(drift, styles), "drift", f"{caption}{panels_note(drift)}"))
+    shown = [y for y in ERROR_MEMORY if has(groups, y)]
+    errors = [
+        Panel(having(some, y), y, name)
+        for name, some in columns.items()
+        for y in shown
+        if has(some, y)
+    ]
+    if errors:
+        caption = (
+            "Compressed messages: what is kept for later, what was to be sent, and what was sent."
         )
-        if scale["finalists"] > 1:
-            tuned += f", of whose {scale['finalists']} best the best after {scale['rounds']} rounds"
-    versions = ", ".join(f"{k} {v}" for k, v in result.get("versions", {}).items())
-    return (
-        f"Command: `python -m {study.module}`, {minutes:.0f} minutes on 2 CPU cores beside other "
-        f"work. {scale['rounds']} rounds, {len(scale['seeds'])} seeds, each with its own "
-        f"partition, first model, cohorts and mini-batches; {tuned}."
-        + (f" Versions: {versions}." if versions else "")
-    )
-
-
-def _explained(result: Mapping[str, Any]) -> str:
-    return (
-        "Test accuracy: mean ± 95 % interval over the seeds (Student's t). The target is 95 % of "
-        "the best method's top accuracy, given only where all seeds reach it, to within "
-        f"{result['scale']['eval_every']} rounds. MB count the whole cohort over the whole run "
-        "(1 MB = 10^6 bytes)."
-    )
-
-
-def _compact(result: Mapping[str, Any]) -> str:
-    """JSON with a line for each (partition, method)."""
-    head = {key: value for key, value in result.items() if key != "entries"}
-    lines = []
-    for partition, entries in result["entries"].items():
-        inner = [f"{json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in entries.items()]
-        lines.append(f"{json.dumps(partition)}: {{\n" + ",\n".join(inner) + "\n}")
-    top = [f"{json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in sorted(head.items())]
-    return "{\n" + ",\n".join([*top, '"entries": {\n' + ",\n".join(lines) + "\n}"]) + "\n}\n"
-
-
-def _write(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)
+        figure = metric_figure(errors, styles, columns=len(shown))
+        found.append((figure, "error_memory", f"{caption}{panels_note(errors)}"))
+    return found

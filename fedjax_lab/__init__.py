@@ -9,7 +9,7 @@ from fedjax_lab.simulation.sweep import sweep
 from fedjax_lab.simulation.sweep_result import SweepResult
 from fedjax_lab.types import CohortBatch, FedState
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Algorithm",

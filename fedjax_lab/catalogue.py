@@ -77,7 +77,8 @@ class Entry(NamedTuple):
       name: of the factory.
       method: the method's name in the literature.
       paper: authors, venue and year.
-      up, down: what a client sends and receives in a round, in units of d.
+      up: what a client sends in a round, in units of d.
+      down: what it receives.
       client_state: what each client keeps, in units of d.
       server_state: what the server keeps besides the model, in units of d.
       gradients: mini-batch gradients of a local step.
@@ -99,6 +100,9 @@ def entry(name: str) -> Entry:
     """The catalogue's row of one method, with the options that are its defaults.
 
     CFedAvg is shown uncompressed.
+
+    Args:
+      name: a key of ``ALGORITHMS``.
 
     Raises:
       KeyError: no method is called so.
@@ -138,13 +142,21 @@ def _rounded(value: float) -> float:
 
 
 def size(value: float) -> str:
-    """A size as text: 0, d, 2d."""
+    """A size as text: 0, d, 2d.
+
+    Args:
+      value: in units of d.
+    """
     number = f"{value:g}"
     return {"0": "0", "1": "d"}.get(number, f"{number}d")
 
 
 def table(*, options: bool = True) -> str:
-    """The catalogue as a Markdown table."""
+    """The catalogue as a Markdown table.
+
+    Args:
+      options: whether there is a column of options and defaults.
+    """
     head = ["factory", "method", "paper", "up", "down", "client state", "gradients a step"]
     head += ["options and defaults"] if options else []
     rows = [head, ["---"] * len(head)]

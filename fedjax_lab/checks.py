@@ -14,12 +14,21 @@ import numpy as np
 
 
 def is_traced(value: Any) -> bool:
-    """Whether ``value`` (or a leaf of it) is a tracer, so that its numbers are unknown now."""
+    """Whether ``value`` (or a leaf of it) is a tracer, so that its numbers are unknown now.
+
+    Args:
+      value: any pytree.
+    """
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
 def check_choice(argument: str, value: str, choices: Iterable[str]) -> str:
     """Return ``value`` if it is one of ``choices``; otherwise name the nearest valid ones.
+
+    Args:
+      argument: the argument's name, for the error.
+      value: what was given.
+      choices: what is allowed.
 
     Raises:
       ValueError: ``value`` is not among ``choices``.
@@ -34,6 +43,12 @@ def check_choice(argument: str, value: str, choices: Iterable[str]) -> str:
 
 def check_int(argument: str, value: Any, *, minimum: int, maximum: int | None = None) -> int:
     """Return ``value`` as an int within [minimum, maximum].
+
+    Args:
+      argument: the argument's name, for the error.
+      value: what was given.
+      minimum: least value allowed.
+      maximum: largest value allowed; None: any.
 
     Raises:
       TypeError: ``value`` is no integer.
@@ -58,8 +73,13 @@ def check_number(
 ) -> Any:
     """Return ``value`` if it is a finite number in range; tracers pass unchecked.
 
-    ``exclusive_minimum`` means that ``minimum`` itself is not allowed, ``exclusive_maximum``
-    the same of ``maximum``.
+    Args:
+      argument: the argument's name, for the error.
+      value: what was given.
+      minimum: least value allowed.
+      maximum: largest value allowed.
+      exclusive_minimum: ``minimum`` itself is not allowed.
+      exclusive_maximum: ``maximum`` itself is not allowed.
 
     Raises:
       TypeError: ``value`` is no real scalar.
@@ -90,6 +110,12 @@ def check_scalar_or_schedule(
     """Check a hyper-parameter that may be a number, a traced scalar, or a schedule.
 
     A schedule (any callable of the round, such as optax's) is returned as it is.
+
+    Args:
+      argument: the argument's name, for the error.
+      value: what was given.
+      minimum: least value of a number.
+      maximum: largest value of a number.
 
     Raises:
       TypeError, ValueError: as ``check_number``.

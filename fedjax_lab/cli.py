@@ -6,28 +6,20 @@ It parses, calls ``runner.run`` or ``report.write_report``, and prints; it compu
 import argparse
 import dataclasses
 import functools
-import inspect
 import math
 import operator
 import os
 import sys
-import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from fedjax_lab import catalogue
-from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab import __version__, catalogue, listings
 from fedjax_lab.checks import check_int
 from fedjax_lab.config import RunConfig
+from fedjax_lab.config_file import format_settings, is_yaml
 from fedjax_lab.data import DATASETS, PARTITIONS
-from fedjax_lab.models import MODELS
-from fedjax_lab.options import (
-    SERVER_OPTIMIZERS,
-    describe_options,
-    model_defaults,
-    server_lr_of,
-)
 
 _PROG = "fedjax-lab"
 _MISTAKE, _INTERRUPTED = 2, 130
@@ -40,7 +32,10 @@ class RunCommand:
     settings: RunConfig
 
     config: str | None = None
-    """JSON file with settings, or the config.json of a run; flags override it."""
+    """YAML or JSON file with settings, or the config.json of a run; flags override it."""
+
+    print_config: Literal["yaml", "json"] | None = None
+    """Print all settings as such a file, without running."""
 
     cpu_devices: int | None = None
     """CPU devices, over which client_map auto spreads the cohort. None: one per core."""
@@ -81,7 +76,16 @@ class AlgorithmsCommand:
 
     def text(self) -> str:
         """What is printed."""
-        return catalogue.page() if self.markdown else _algorithms()
+        return catalogue.page() if self.markdown else listings.algorithms()
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressorsCommand:
+    """List the compressors: how to write them, arguments, and the bytes of a message."""
+
+    def text(self) -> str:
+        """What is printed."""
+        return listings.compressors()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +94,7 @@ class DatasetsCommand:
 
     def text(self) -> str:
         """What is printed."""
-        return _pairs(DATASETS)
+        return listings.pairs(DATASETS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +103,7 @@ class PartitionsCommand:
 
     def text(self) -> str:
         """What is printed."""
-        return _pairs(PARTITIONS)
+        return listings.pairs(PARTITIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,15 +112,21 @@ class ModelsCommand:
 
     def text(self) -> str:
         """What is printed."""
-        return _models()
+        return listings.models()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status.
 
     0: done. 2: a mistake, told in one line on stderr. 130: stopped by Ctrl-C.
+
+    Args:
+      argv: the words after the program's name; None: those of the process.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv == ["--version"]:
+        print(f"{_PROG} {__version__}")
+        return 0
     debug = "--debug" in argv
     try:
         command = _parse(argv)
@@ -144,10 +154,13 @@ def _parse(argv: list[str]) -> Any:
     """The command that the arguments stand for; the file of --config gives the defaults."""
     import tyro
 
+    # It looks at stdout alone, and its errors go to stderr.
+    plain = os.environ.get("NO_COLOR") or not (sys.stdout.isatty() and sys.stderr.isatty())
+    tyro._experimental_options["ansi_codes"] = not plain
     first = argparse.ArgumentParser(prog=_PROG, add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="?")
     file = first.parse_known_args(argv)[0].config if argv[:1] == ["run"] else None
-    default = RunCommand(RunConfig() if file is None else RunConfig.from_json(file))
+    default = RunCommand(RunConfig() if file is None else RunConfig.from_file(file))
     commands: list[Any] = [Annotated[RunCommand, tyro.conf.subcommand("run", default=default)]]
     commands += [
         Annotated[kind, tyro.conf.subcommand(name)]
@@ -157,7 +170,8 @@ def _parse(argv: list[str]) -> Any:
     return tyro.cli(
         union,
         prog=_PROG,
-        description="Federated learning in JAX: run simulations, and report on them.",
+        description="Federated learning in JAX: run simulations, and report on them. --version "
+        "prints the version, --tyro-print-completion bash (zsh, fish) a completion script.",
         args=argv,
         config=(
             tyro.conf.OmitArgPrefixes,
@@ -168,6 +182,10 @@ def _parse(argv: list[str]) -> Any:
 
 
 def _run(command: RunCommand) -> int:
+    if command.print_config is not None:
+        config = dataclasses.replace(command.settings.resolve(), run_dir=command.settings.run_dir)
+        print(format_settings(config.to_dict(), command.print_config), end="")
+        return 0
     import jax
 
     from fedjax_lab.report import load_runs
@@ -181,6 +199,9 @@ def _run(command: RunCommand) -> int:
     config = command.settings.resolve()
     assert config.run_dir is not None  # resolved
     result = run(config, progress=not command.quiet)
+    if command.config is not None and is_yaml(command.config):
+        settings = format_settings(config.record(), "yaml")
+        (Path(config.run_dir) / "config.yaml").write_text(settings, encoding="utf-8")
     if not command.quiet and result.history:
         print()
         _print_rows(_facts(load_runs([config.run_dir])[0]))
@@ -237,48 +258,6 @@ def _report(command: ReportCommand) -> int:
     return 0
 
 
-def _algorithms() -> str:
-    entries = []
-    for name in catalogue.SOURCES:
-        factory, row = ALGORITHMS[name], catalogue.entry(name)
-        up, down, state = map(catalogue.size, (row.up, row.down, row.client_state))
-        lines = [f"paper: {row.paper}"]
-        lines += [
-            f"up {up}, down {down} (d: size of the model), client state {state}, "
-            f"gradients a local step: {row.gradients}"
-        ]
-        lines += [f"options: {describe_options(row.options) or 'none'}"]
-        lines += [f"server_lr: {server_lr_of(name)}"]
-        if name == "fedopt":
-            names = ", ".join(SERVER_OPTIMIZERS)
-            lines += [f"server_optimizer: {names}; the other options are those of the optimizer"]
-        entries.append(_entry(name, factory, *lines))
-    return "\n".join(entries)
-
-
-def _models() -> str:
-    return "\n".join(
-        _entry(name, factory, f"options: {describe_options(model_defaults(name)) or 'none'}")
-        for name, factory in MODELS.items()
-    )
-
-
-def _entry(name: str, factory: Any, *lines: str) -> str:
-    """A name with the first sentence of its docstring, and further lines below it."""
-    first = (inspect.getdoc(factory) or "").split("\n\n")[0].replace("\n", " ")
-    first = first.replace("``", "")
-    text = [textwrap.fill(first, 96, initial_indent="    ", subsequent_indent="    ")]
-    text += [
-        textwrap.fill(line, 96, initial_indent="    ", subsequent_indent=" " * 8) for line in lines
-    ]
-    return "\n".join([name, *text])
-
-
-def _pairs(descriptions: Mapping[str, str]) -> str:
-    width = max(map(len, descriptions))
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in descriptions.items())
-
-
 def _print_rows(rows: Sequence[Sequence[str]]) -> None:
     """A table, the first row being its head: with rich on a terminal, else plain text."""
     if sys.stdout.isatty():
@@ -307,6 +286,7 @@ def _one_line(error: BaseException) -> str:
 # The commands without arguments, and what each prints.
 _LISTS: dict[str, type] = {
     "algorithms": AlgorithmsCommand,
+    "compressors": CompressorsCommand,
     "datasets": DatasetsCommand,
     "partitions": PartitionsCommand,
     "models": ModelsCommand,

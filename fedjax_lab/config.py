@@ -1,46 +1,41 @@
-"""One run as a value: what the command line parses, a JSON file holds, ``runner.run`` runs.
+"""One run as a value: what the command line parses, a file holds, ``runner.run`` runs.
 
 Algorithms, data and models never see a ``RunConfig``: it is turned into keyword arguments in
 ``runner`` and goes no further.
 """
 
 import dataclasses
-import json
 import re
-import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import optax
-
 from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.checks import check_choice, check_int, check_number
 from fedjax_lab.clients.mapping import check_client_map
-from fedjax_lab.compressors import as_compressor, with_compression
+from fedjax_lab.compressors import as_compressor
+from fedjax_lab.config_file import convert, read_settings
 from fedjax_lab.data import DATASETS, PARTITIONS, Devices
 from fedjax_lab.data.sources import SCHEMES
-from fedjax_lab.models import COMPUTE_DTYPES, MODELS, Model
-from fedjax_lab.models.losses import Preprocess
+from fedjax_lab.models import COMPUTE_DTYPES, MODELS
 from fedjax_lab.options import (
     DEFAULT_OPTIMIZER,
     REQUIRED,
-    SERVER_OPTIMIZERS,
     algorithm_options,
     check_option_names,
     check_server_lr,
+    client_schedule,
     defaults_of,
     did_you_mean,
     format_options,
     model_defaults,
     parse_options,
 )
-from fedjax_lab.round import Algorithm
-from fedjax_lab.types import LossFn, ScalarOrSchedule
+from fedjax_lab.simulation.loggers import LOGGERS
 
-# Where a run keeps its files and how often: the result does not depend on them.
-_NOT_RECORDED = ("data_dir", "run_dir", "checkpoint_every")
+# Where a run keeps its files, and which: the result does not depend on them.
+_NOT_RECORDED = ("data_dir", "run_dir", "checkpoint_every", "log", "profile_dir")
 _MAX_MEMORY = 100  # GradMA's own m
 
 
@@ -175,11 +170,20 @@ class RunConfig:
     checkpoint_every: int | None = None
     """Rounds between checkpoints. None: a tenth of the run."""
 
+    log: tuple[str, ...] = ()
+    """Write the metrics as csv, tensorboard or wandb, too; metrics.jsonl is always there."""
+
+    profile_dir: str | None = None
+    """Folder for a profile of the rounds between two evaluations, once they are compiled."""
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
         """Make a config from plain values; what is missing takes its default.
 
         ``option`` and ``model_option`` may be {name: value} or a list of "name=value".
+
+        Args:
+          values: {setting: value}.
 
         Raises:
           ValueError: a key is unknown.
@@ -192,39 +196,34 @@ class RunConfig:
                     f"{key} is no setting of a run.{did_you_mean(key, hints)} "
                     f"There are: {', '.join(hints)}."
                 )
-        return cls(**{key: _convert(key, value, hints[key]) for key, value in values.items()})
+        return cls(**{key: convert(key, value, hints[key]) for key, value in values.items()})
 
     @classmethod
-    def from_json(cls, path: str | Path) -> "RunConfig":
-        """Read a JSON file: an object of settings, or the config.json of a run directory.
+    def from_file(cls, path: str | Path) -> "RunConfig":
+        """Read settings from YAML (.yaml, .yml) or JSON, such as a run directory's config.json.
+
+        Args:
+          path: the file.
 
         Raises:
           FileNotFoundError: there is no such file.
-          ValueError, TypeError: it is no JSON object, or as ``from_dict``.
+          ValueError, TypeError: it holds no settings, or as ``from_dict``.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError(f"config: there is no file {path}.")
+        values = read_settings(path)
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is not valid JSON ({error}).") from error
-        if not isinstance(values, dict):
-            raise ValueError(f"{path} holds no JSON object {{setting: value}}.")
-        try:
-            return cls.from_dict(values.get("run_config", values))
+            return cls.from_dict(values)
         except (ValueError, TypeError) as error:
             raise type(error)(f"{path}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings as JSON values; ``from_dict`` takes them back."""
+        """All settings as plain values of JSON and YAML; ``from_dict`` takes them back."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name in ("option", "model_option"):
             values[name] = {
                 option: list(value) if isinstance(value, tuple) else value
                 for option, value in parse_options(values[name], name).items()
             }
-        return values
+        return {**values, "log": list(self.log)}
 
     def record(self) -> dict[str, Any]:
         """What a run directory's config.json keeps: ``to_dict`` without places on the disk.
@@ -300,7 +299,9 @@ class RunConfig:
         check_choice("weights", self.weights, ("uniform", "examples"))
         check_client_map(self.client_map)
         check_number("client_lr", self.client_lr, minimum=0.0)
-        _schedule(self)
+        client_schedule(self.client_lr_schedule, self.client_lr, self.rounds)
+        for name in self.log:
+            check_choice("log", name, LOGGERS)
         for name in ("compressor", "downlink_compressor"):
             if getattr(self, name) is not None:
                 as_compressor(name, getattr(self, name))
@@ -345,70 +346,6 @@ _DEVICE_SETTINGS = (
 )
 
 
-def build_algorithm(
-    config: RunConfig,
-    loss_fn: LossFn,
-    model: Model | None = None,
-    preprocess: Preprocess | None = None,
-) -> Algorithm:
-    """Make a resolved config's method.
-
-    Args:
-      config: the settings.
-      loss_fn: what most methods take.
-      model, preprocess: what methods such as MOON take instead, to look inside the model.
-
-    Raises:
-      ValueError, TypeError: a hyper-parameter is out of range or has the wrong type.
-    """
-    arguments = parse_options(config.option, "option")
-    if config.algorithm == "fedopt":
-        optimizer = SERVER_OPTIMIZERS[arguments.pop("server_optimizer")]
-        arguments = {"server_optimizer": optimizer(config.server_lr, **arguments)}
-    elif config.server_lr is not None:
-        arguments["server_lr"] = config.server_lr
-    transforms = []
-    if config.clip_norm is not None:
-        transforms.append(optax.clip_by_global_norm(config.clip_norm))
-    if config.weight_decay:
-        transforms.append(optax.add_decayed_weights(config.weight_decay))
-    if transforms:
-        arguments["gradient_transform"] = optax.chain(*transforms)
-    factory = ALGORITHMS[config.algorithm]
-    subject: Any = loss_fn
-    if "model" in defaults_of(factory, leave_out=()):
-        subject, arguments["preprocess"] = model, preprocess
-    algorithm = factory(subject, client_lr=_schedule(config), **arguments)
-    if config.compressor is None and config.downlink_compressor is None:
-        return algorithm
-    return with_compression(
-        algorithm,
-        config.compressor or "identity",
-        error_feedback=config.error_feedback,
-        downlink=config.downlink_compressor,
-    )
-
-
-def _schedule(config: RunConfig) -> ScalarOrSchedule:
-    """The client learning rate as the factories take it."""
-    kind, _, factor = config.client_lr_schedule.partition(":")
-    if kind == "constant" and not factor:
-        return config.client_lr
-    if kind == "cosine" and not factor:
-        return optax.cosine_decay_schedule(config.client_lr, config.rounds)
-    if kind == "exponential":
-        try:
-            decay = check_number("its factor", float(factor), minimum=0.0, exclusive_minimum=True)
-        except ValueError:
-            pass
-        else:
-            return optax.exponential_decay(config.client_lr, 1, decay)
-    raise ValueError(
-        f"client_lr_schedule is {config.client_lr_schedule!r}; it must be constant, cosine or "
-        "exponential:FACTOR, such as exponential:0.998."
-    )
-
-
 def _derived_options(config: RunConfig) -> dict[str, Any]:
     """Defaults for what a factory requires, where the config suggests one."""
     options = defaults_of(ALGORITHMS[config.algorithm], leave_out=())
@@ -418,23 +355,3 @@ def _derived_options(config: RunConfig) -> dict[str, Any]:
     if "server_optimizer" in options:
         derived["server_optimizer"] = DEFAULT_OPTIMIZER
     return derived
-
-
-def _convert(name: str, value: Any, hint: Any) -> Any:
-    """``value`` as the type of its field, where a JSON value can mean it."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if value is None and types.NoneType in kinds:
-        return None
-    if typing.get_origin(kinds[0]) is tuple:
-        if isinstance(value, Mapping):
-            return format_options(value)
-        if isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value):
-            return tuple(value)
-        raise TypeError(f'{name} is {value!r}; it must be {{name: value}} or ["name=value", ...].')
-    kind = kinds[0]
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return value
-    words = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
-    raise TypeError(f"{name} is {value!r}; it must be {words[kind]}.")

@@ -25,6 +25,9 @@ class Estimate(NamedTuple):
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and 95 % interval of independent values: mean ± t(0.975, n - 1) s / sqrt(n).
 
+    Args:
+      values: one for each seed; NaN makes the estimate NaN.
+
     Raises:
       ValueError: there are no values.
     """
@@ -41,7 +44,12 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def format_estimate(value: Estimate, digits: int) -> str:
-    """Such as "95.12 ± 0.31"; a dash for NaN."""
+    """Such as "95.12 ± 0.31"; a dash for NaN.
+
+    Args:
+      value: mean and half-width.
+      digits: after the decimal point.
+    """
     if math.isnan(value.mean):
         return NOTHING
     text = f"{value.mean:,.{digits}f}"
@@ -51,8 +59,12 @@ def format_estimate(value: Estimate, digits: int) -> str:
 
 
 def markdown_table(rows: Rows) -> str:
-    """Rows, the first of which is the head, as a Markdown table; columns from the second on
-    are aligned to the right.
+    """Rows, the first of which is the head, as a Markdown table.
+
+    Columns from the second on are aligned to the right.
+
+    Args:
+      rows: lists of texts of equal length.
     """
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]

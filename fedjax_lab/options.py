@@ -8,8 +8,9 @@ from typing import Any
 import optax
 
 from fedjax_lab.algorithms import ALGORITHMS
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.models import MODELS
+from fedjax_lab.types import ScalarOrSchedule
 
 REQUIRED = inspect.Parameter.empty
 
@@ -22,6 +23,10 @@ def parse_options(texts: Iterable[str], argument: str = "option") -> dict[str, A
 
     A value is read as an int, a float, true, false or none, a tuple of these (with commas),
     or else as text.
+
+    Args:
+      texts: such as "margin=0.1".
+      argument: the argument's name, for the error.
 
     Raises:
       ValueError: a text is not of the form name=value.
@@ -52,12 +57,20 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 
 def format_options(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The inverse of ``parse_options``."""
+    """The inverse of ``parse_options``.
+
+    Args:
+      options: {name: value}.
+    """
     return tuple(f"{name}={format_value(value)}" for name, value in options.items())
 
 
 def format_value(value: Any) -> str:
-    """A value as it is written after ``name=``."""
+    """A value as it is written after ``name=``.
+
+    Args:
+      value: a number, a bool, None, text, or a tuple of these.
+    """
     if isinstance(value, (tuple, list)):
         return ",".join(map(format_value, value)) + ("," if len(value) == 1 else "")
     words: dict[Any, str] = {True: "true", False: "false"}
@@ -89,6 +102,9 @@ def algorithm_options(algorithm: str, server_optimizer: Any = None) -> dict[str,
 def model_defaults(model: str) -> dict[str, Any]:
     """The options of a model and their defaults.
 
+    Args:
+      model: a key of ``MODELS``.
+
     Raises:
       ValueError: no model is called so.
     """
@@ -97,7 +113,12 @@ def model_defaults(model: str) -> dict[str, Any]:
 
 
 def defaults_of(function: Callable[..., Any], leave_out: Iterable[str]) -> dict[str, Any]:
-    """The arguments of a function and their defaults; ``REQUIRED`` where there is none."""
+    """The arguments of a function and their defaults; ``REQUIRED`` where there is none.
+
+    Args:
+      function: any function.
+      leave_out: arguments that do not count.
+    """
     parameters = inspect.signature(function).parameters
     return {name: p.default for name, p in parameters.items() if name not in leave_out}
 
@@ -124,6 +145,11 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 def check_option_names(owner: str, given: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:
     """Check that ``owner`` has the options ``given``, and is given those that it needs.
 
+    Args:
+      owner: whose options they are, for the error.
+      given: {name: value}.
+      allowed: {name: default}, ``REQUIRED`` where there is none.
+
     Raises:
       ValueError: an option is unknown or missing.
     """
@@ -140,7 +166,11 @@ def check_option_names(owner: str, given: Mapping[str, Any], allowed: Mapping[st
 
 
 def server_lr_of(algorithm: str) -> str:
-    """A method's default server learning rate, or "required", or "none taken"."""
+    """A method's default server learning rate, or "required", or "none taken".
+
+    Args:
+      algorithm: a key of ``ALGORITHMS``.
+    """
     parameters = inspect.signature(ALGORITHMS[algorithm]).parameters
     if algorithm == "fedopt":
         return "required"
@@ -152,6 +182,10 @@ def server_lr_of(algorithm: str) -> str:
 
 def check_server_lr(algorithm: str, server_lr: float | None) -> None:
     """Check that a server learning rate is given where a method needs one, and else is not.
+
+    Args:
+      algorithm: a key of ``ALGORITHMS``.
+      server_lr: what was given, or None.
 
     Raises:
       ValueError: it is missing, or the method takes none.
@@ -166,7 +200,11 @@ def check_server_lr(algorithm: str, server_lr: float | None) -> None:
 
 
 def describe_options(options: Mapping[str, Any]) -> str:
-    """Options and defaults in one line."""
+    """Options and defaults in one line.
+
+    Args:
+      options: {name: default}, ``REQUIRED`` where there is none.
+    """
     derived = {"memory_size": "num_clients, at most 100"}
     return ", ".join(
         f"{name} ({derived.get(name, 'required')})"
@@ -177,6 +215,40 @@ def describe_options(options: Mapping[str, Any]) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A hint with the nearest names, or nothing."""
+    """A hint with the nearest names, or nothing.
+
+    Args:
+      name: what was given.
+      names: what there is.
+    """
     near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def client_schedule(text: str, client_lr: Any, rounds: int) -> ScalarOrSchedule:
+    """The client learning rate as the factories take it.
+
+    Args:
+      text: constant, cosine, or exponential:FACTOR.
+      client_lr: the rate of round 0, a number or traced.
+      rounds: of the whole run.
+
+    Raises:
+      ValueError: ``text`` is something else.
+    """
+    kind, _, factor = text.partition(":")
+    if kind == "constant" and not factor:
+        return client_lr
+    if kind == "cosine" and not factor:
+        return optax.cosine_decay_schedule(client_lr, rounds)
+    if kind == "exponential":
+        try:
+            decay = check_number("its factor", float(factor), minimum=0.0, exclusive_minimum=True)
+        except ValueError:
+            pass
+        else:
+            return optax.exponential_decay(client_lr, 1, decay)
+    raise ValueError(
+        f"client_lr_schedule is {text!r}; it must be constant, cosine or "
+        "exponential:FACTOR, such as exponential:0.998."
+    )

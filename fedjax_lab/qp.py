@@ -2,7 +2,7 @@
 
 GradMA: Gradient-Memory-based Accelerated Federated Learning with Alleviated Catastrophic
 Forgetting (Luo et al., CVPR 2023), its QP and the dual of it (after GEM, Lopez-Paz and
-Ranzato, NeurIPS 2017). p and the C rows M_c are vectors of d numbers, rho is the margin:
+Ranzato, NeurIPS 2017). p and the C rows M_c are vectors of d numbers, rho is the margin::
 
     primal   min_q  1/2 ||q - p||^2    such that  <q, M_c> >= rho ||p|| ||M_c||  for all c
     dual     min_z  1/2 z' G z + b' z  such that  z >= 0,  G = M'M,  b = M'p - rho ||p|| ||M||
@@ -189,12 +189,22 @@ def project_to_cone_per_leaf(
 ) -> tuple[PyTree, ConeInfo]:
     """Project each leaf of ``p`` alone, as GradMA's official code does.
 
-    Arguments and errors are those of ``project_to_cone``; ``products`` are each leaf's,
-    [leaves, C, C] and [leaves, C].
+    Args:
+      p: pytree of arrays.
+      rows: pytree like p, each leaf with one leading axis C.
+      mask: bool [C], False: no constraint. None: all rows are.
+      margin: scalar >= 0, traced or not.
+      products: each leaf's inner products, [leaves, C, C] and [leaves, C]; None: computed here.
+      tolerance: as in ``project_to_cone``.
+      max_iterations: cap on the iterations of each leaf.
 
     Returns:
       (q, info): ``z`` is [leaves, C], ``kkt_residual`` the worst leaf's, ``iterations`` the sum
       over the leaves, ``feasible`` whether every leaf is.
+
+    Raises:
+      TypeError: a leaf is not floating-point, or mask is not bool.
+      ValueError: structures, shapes or C disagree, p has no leaves, or an option is out of range.
     """
     num_rows = _check(p, rows, mask, margin, tolerance, max_iterations)
     leaves, treedef = jax.tree.flatten(p)

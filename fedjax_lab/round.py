@@ -103,13 +103,21 @@ class Algorithm:
         return build_round(self, single_device_map())
 
     def uplink(self, params: Params) -> int:
-        """Bytes that one client sends in a round."""
+        """Bytes that one client sends in a round.
+
+        Args:
+          params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
+        """
         if self.message_bytes is not None:
             return self.message_bytes(params)
         return tree.nbytes(params) * sum(len(p.reduce) for p in self.phases if not p.once)
 
     def downlink(self, params: Params) -> int:
-        """Bytes that one client receives in a round."""
+        """Bytes that one client receives in a round.
+
+        Args:
+          params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
+        """
         if self.broadcast_bytes is not None:
             return self.broadcast_bytes(params)
         return tree.nbytes(params) * sum(phase.down for phase in self.phases if not phase.once)
@@ -164,7 +172,13 @@ def build_round(algorithm: Algorithm, client_map: str = "auto") -> RoundFn:
 
 
 def plan_round(algorithm: Algorithm, state: FedState, batch: CohortBatch) -> Plan:
-    """What the planner chooses for a state and a batch, of which only the shapes count."""
+    """What the planner chooses for a state and a batch, of which only the shapes count.
+
+    Args:
+      algorithm: the method.
+      state: its state, or the shapes of it.
+      batch: a round's batch, or the shapes of it.
+    """
     return plan(functools.partial(build_round, algorithm), state, batch)
 
 

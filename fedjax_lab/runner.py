@@ -5,8 +5,8 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from fedjax_lab import data, models
-from fedjax_lab.config import RunConfig, build_algorithm
+from fedjax_lab.build import build_algorithm
+from fedjax_lab.config import RunConfig
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.options import parse_options
 from fedjax_lab.round import Algorithm
@@ -24,6 +25,7 @@ from fedjax_lab.simulation.evaluate import (
     build_evaluation,
     with_perplexity,
 )
+from fedjax_lab.simulation.loggers import Hook, build_loggers
 from fedjax_lab.simulation.run import SimulationResult, simulate
 from fedjax_lab.simulation.run_dir import (
     CONFIG,
@@ -43,6 +45,9 @@ class Setup(NamedTuple):
 
     Attributes:
       algorithm: the method.
+      vary: hyper-parameters by name, floats or traced -> the method with these in place of the
+        config's, as ``sweep`` wants it.
+      loss_fn: the model's loss of each example.
       params: the first server model.
       clients: the clients' training data, on the device.
       evaluate: params -> {"accuracy", "test_loss"} on the test set; of text also "perplexity",
@@ -53,6 +58,8 @@ class Setup(NamedTuple):
     """
 
     algorithm: Algorithm
+    vary: Callable[..., Algorithm]
+    loss_fn: LossFn
     params: Params
     clients: data.FederatedArrays
     evaluate: Callable[[Params], Mapping[str, Any]]
@@ -60,20 +67,20 @@ class Setup(NamedTuple):
     data: dict[str, Any]
 
 
-def build(config: RunConfig) -> Setup:
+def build(config: RunConfig, examples: tuple[data.Examples, data.Examples] | None = None) -> Setup:
     """Load the data, divide them, and build model, method and evaluation.
+
+    Args:
+      config: the settings; they are resolved here.
+      examples: (train, test) in place of those that ``config.dataset`` names, such as a part of
+        the training data and the rest of it, for tuning.
 
     Raises:
       ValueError, TypeError: a setting is unknown, out of range, or missing.
       FileNotFoundError, ImportError: the data set, or what reads it, is not there.
     """
     config = config.resolve()
-    train, test = data.load(
-        config.dataset,
-        data_dir=config.data_dir,
-        sequence_length=config.sequence_length,
-        vocabulary_size=config.vocabulary_size,
-    )
+    train, test = examples or load(config)
     is_text = train.y.ndim > 1
     _check_model(config, is_text)
     clients = data.partition(
@@ -93,8 +100,14 @@ def build(config: RunConfig) -> Setup:
     if is_text:
         evaluated = max(1, min(evaluated, _MAX_LOGITS // (train.y.shape[1] * num_classes)))
     evaluate = build_evaluation(count_fn, test, evaluated)
+
+    def vary(**changed: Any) -> Algorithm:
+        return build_algorithm(config, loss_fn, model, prepare, changed)
+
     return Setup(
-        build_algorithm(config, loss_fn, model, prepare),
+        vary(),
+        vary,
+        loss_fn,
         model.init(init_key, first_x),
         clients,
         with_perplexity(evaluate) if is_text else evaluate,
@@ -106,6 +119,23 @@ def build(config: RunConfig) -> Setup:
             "classes": num_classes,
             "hash": _hash(*train, *test),
         },
+    )
+
+
+def load(config: RunConfig) -> tuple[data.Examples, data.Examples]:
+    """(train, test) of the data set that the config names.
+
+    Args:
+      config: the settings, resolved or not.
+
+    Raises:
+      ValueError, FileNotFoundError, ImportError: the data set, or what reads it, is not there.
+    """
+    return data.load(
+        config.dataset,
+        data_dir=config.data_dir,
+        sequence_length=config.sequence_length,
+        vocabulary_size=config.vocabulary_size,
     )
 
 
@@ -140,7 +170,13 @@ def _task(
     )
 
 
-def run(config: RunConfig, *, progress: bool = True) -> SimulationResult:
+def run(
+    config: RunConfig,
+    *,
+    examples: tuple[data.Examples, data.Examples] | None = None,
+    progress: bool = True,
+    on_row: Hook | Iterable[Hook] = (),
+) -> SimulationResult:
     """Run a config, or go on with it where its run directory stops.
 
     The directory (``config.resolve().run_dir``) then holds what ``simulate`` writes, where
@@ -150,7 +186,9 @@ def run(config: RunConfig, *, progress: bool = True) -> SimulationResult:
 
     Args:
       config: the settings; they are resolved here.
+      examples: as of ``build``.
       progress: show what is run, and how far it is, on stderr.
+      on_row: as of ``simulate``, beside the loggers of ``config.log``.
 
     Raises:
       ValueError, TypeError: a setting is unknown, out of range, or missing.
@@ -160,12 +198,16 @@ def run(config: RunConfig, *, progress: bool = True) -> SimulationResult:
     config = config.resolve()
     assert config.run_dir is not None  # resolved
     path = Path(config.run_dir)
-    setup = build(config)
+    hooks = [on_row] if callable(on_row) else list(on_row)
+    loggers = build_loggers(config.log, path, config.record())
+    setup = build(config, examples)
     if progress:
         print(_describe(config, setup, path), file=sys.stderr, flush=True)
     # Compiled here, so that the time of the rounds does not include it.
     jax.block_until_ready(setup.evaluate(setup.params))
-    with _removed_on_mistake(path):
+    with ExitStack() as stack, _removed_on_mistake(path):
+        for logger in loggers:
+            stack.callback(logger.close)
         result = simulate(
             setup.algorithm,
             setup.params,
@@ -186,6 +228,8 @@ def run(config: RunConfig, *, progress: bool = True) -> SimulationResult:
             run_dir=path,
             checkpoint_every=config.checkpoint_every,
             config={"run_config": config.record(), "data": setup.data},
+            on_row=[*hooks, *loggers],
+            profile_dir=config.profile_dir,
             progress=progress,
         )
     accuracy = np.asarray(setup.evaluate_clients(result.params), np.float64)
@@ -216,6 +260,9 @@ def summarise_clients(accuracy: np.ndarray) -> dict[str, Any]:
     """Accuracy [N] of the clients, its mean, and the mean of the worst tenth, as JSON values.
 
     The worst tenth is ceil(N / 10) clients; those without data (NaN) are left out of both.
+
+    Args:
+      accuracy: float [N]; NaN for a client without data.
     """
     held = np.sort(accuracy[np.isfinite(accuracy)])
     worst = held[: math.ceil(len(held) / 10)]

@@ -16,27 +16,55 @@ _TINY = 1e-12  # a vector of a smaller norm has no direction
 
 
 def add_scaled(tree: PyTree, scalar: Scalar, other: PyTree) -> PyTree:
-    """``tree + scalar * other``, leaf by leaf, in the dtype of ``tree``."""
+    """``tree + scalar * other``, leaf by leaf, in the dtype of ``tree``.
+
+    Args:
+      tree: pytree of arrays.
+      scalar: a number or a traced scalar.
+      other: pytree like ``tree``.
+    """
     return jax.tree.map(lambda a, b: a + jnp.asarray(scalar, a.dtype) * b, tree, other)
 
 
 def descend(params: PyTree, rate: Scalar, direction: PyTree) -> PyTree:
-    """One step against ``direction``: ``params - rate * direction``."""
+    """One step against ``direction``: ``params - rate * direction``.
+
+    Args:
+      params: pytree of arrays.
+      rate: a number or a traced scalar.
+      direction: pytree like ``params``.
+    """
     return jax.tree.map(lambda p, u: p - jnp.asarray(rate, p.dtype) * u, params, direction)
 
 
 def scale(tree: PyTree, scalar: Scalar) -> PyTree:
-    """``scalar * tree``, in the dtype of ``tree``."""
+    """``scalar * tree``, in the dtype of ``tree``.
+
+    Args:
+      tree: pytree of arrays.
+      scalar: a number or a traced scalar.
+    """
     return jax.tree.map(lambda a: jnp.asarray(scalar, a.dtype) * a, tree)
 
 
 def where(condition: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
-    """Choose ``tree`` where the scalar ``condition`` holds, ``other`` elsewhere."""
+    """Choose ``tree`` where the scalar ``condition`` holds, ``other`` elsewhere.
+
+    Args:
+      condition: bool scalar.
+      tree: pytree of arrays.
+      other: pytree like ``tree``.
+    """
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), tree, other)
 
 
 def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """sum_i weights[i] * stacked[i] over the leading axis, a matrix product per leaf."""
+    """sum_i weights[i] * stacked[i] over the leading axis, a matrix product per leaf.
+
+    Args:
+      stacked: pytree of arrays [S, ...].
+      weights: float [S].
+    """
 
     def total(leaf):
         coefficients = weights.astype(leaf.dtype)
@@ -46,18 +74,35 @@ def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
 
 
 def stack(trees: list[PyTree]) -> PyTree:
-    """Stack trees of one structure along a new leading axis."""
+    """Stack trees of one structure along a new leading axis.
+
+    Args:
+      trees: S pytrees of equal shapes.
+
+    Returns:
+      Pytree of arrays [S, ...].
+    """
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def flatten(tree: PyTree, leading: int = 0) -> jax.Array:
-    """All numbers of a tree in one array [..., d]; the first ``leading`` axes stay."""
+    """All numbers of a tree in one array [..., d]; the first ``leading`` axes stay.
+
+    Args:
+      tree: pytree of arrays.
+      leading: axes that all leaves share.
+    """
     leaves = jax.tree.leaves(tree)
     return jnp.concatenate([leaf.reshape(*leaf.shape[:leading], -1) for leaf in leaves], axis=-1)
 
 
 def unflatten(vector: jax.Array, like: PyTree) -> PyTree:
-    """What ``flatten`` made of a tree with the structure, shapes and dtypes of ``like``."""
+    """What ``flatten`` made of a tree with the structure, shapes and dtypes of ``like``.
+
+    Args:
+      vector: [d].
+      like: pytree of arrays, d numbers together.
+    """
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([leaf.size for leaf in leaves])
     parts = [
@@ -68,7 +113,11 @@ def unflatten(vector: jax.Array, like: PyTree) -> PyTree:
 
 
 def unit(tree: PyTree) -> PyTree:
-    """``tree`` divided by its norm; 0, also in its derivative, where that is below 1e-12."""
+    """``tree`` divided by its norm; 0, also in its derivative, where that is below 1e-12.
+
+    Args:
+      tree: pytree of arrays.
+    """
     squared = norm(tree, squared=True)
     has_direction = squared > _TINY**2
     length = jnp.sqrt(jnp.where(has_direction, squared, 1))
@@ -76,11 +125,20 @@ def unit(tree: PyTree) -> PyTree:
 
 
 def nbytes(tree: PyTree) -> int:
-    """Bytes of all leaves; works on arrays and on ``jax.ShapeDtypeStruct``."""
+    """Bytes of all leaves; works on arrays and on ``jax.ShapeDtypeStruct``.
+
+    Args:
+      tree: pytree of arrays or of ``jax.ShapeDtypeStruct``.
+    """
     return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
 def safe_divide(numerator: Scalar, denominator: jax.Array) -> jax.Array:
-    """``numerator / denominator``, and 0 where the denominator is 0."""
+    """``numerator / denominator``, and 0 where the denominator is 0.
+
+    Args:
+      numerator: a number, or an array [...].
+      denominator: array [...].
+    """
     nonzero = denominator != 0
     return jnp.where(nonzero, numerator / jnp.where(nonzero, denominator, 1), 0)

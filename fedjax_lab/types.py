@@ -88,7 +88,8 @@ class ClientBatch(NamedTuple):
       num_steps: int32 scalar K_i, the number of steps that are taken.
       key: this client's key of this round.
       round: int32 scalar.
-      full_examples, full_mask: pytree [M, ...] and bool [M], or None.
+      full_examples: pytree [M, ...], or None.
+      full_mask: bool [M], or None.
       source: resident examples shared by all clients, or None.
       longest: int32 scalar, after how many steps all clients that run together are done; steps
         beyond it are not computed even where clients are batched. None: nobody waits.

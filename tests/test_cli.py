@@ -1,3 +1,4 @@
+import csv
 import json
 import signal
 import subprocess
@@ -5,9 +6,11 @@ import sys
 
 import pytest
 
-from fedjax_lab import runner
+from fedjax_lab import __version__, runner
 from fedjax_lab.catalogue import SOURCES
 from fedjax_lab.cli import main
+from fedjax_lab.compressors import COMPRESSORS
+from fedjax_lab.config import RunConfig
 from fedjax_lab.data import PARTITIONS
 
 # Small, and with replacement: shuffled passes take longer to compile.
@@ -80,11 +83,20 @@ def test_help_shows_the_commands_and_all_settings(capsys):
         assert f"• {command}" in shown
 
 
-def test_an_unknown_flag_names_the_nearest(capsys):
+@pytest.mark.parametrize("place", ["pipe", "terminal", "terminal without colours"])
+def test_an_unknown_flag_names_the_nearest(place, capsys, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: place != "pipe")
+    if place == "terminal without colours":
+        monkeypatch.setenv("NO_COLOR", "1")
     with pytest.raises(SystemExit) as left:
         main(["run", "--algoritm", "fedavg"])
     assert left.value.code == 2
-    assert "--algorithm" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "--algorithm" in shown
+    assert ("\x1b" in shown) == (place == "terminal")
 
 
 def test_lists(capsys):
@@ -100,6 +112,28 @@ def test_lists(capsys):
     assert "options: hidden=200,100, norm=none" in capsys.readouterr().out
     assert main(["datasets"]) == 0
     assert capsys.readouterr().out.startswith("digits ")
+    assert main(["compressors"]) == 0
+    shown = capsys.readouterr().out
+    names = [line for line in shown.splitlines()[1:] if line[0] != " "]
+    assert names == sorted(COMPRESSORS)
+    assert "as text: top_k:COMP\n" in shown
+    # 10,000 floats of 4 bytes, and as many indices of 20 bits.
+    assert "top_k:0.99, d = 1,000,000: 65,000 bytes, 1/61.5 of float32" in shown
+
+
+def test_the_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedjax-lab {__version__}\n"
+
+
+def test_completion_knows_the_commands_and_flags(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["--tyro-print-completion", "bash"])
+    assert not left.value.code
+    script = capsys.readouterr().out
+    for word in ("compressors", "report", "--partition-seed", "--print-config"):
+        assert word in script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 def test_a_run_leaves_its_files(finished):
@@ -193,6 +227,41 @@ def test_flags_override_the_config_file(tmp_path):
     assert config["run_config"]["flip"] is False
 
 
+def test_a_run_from_yaml_writes_its_settings_and_loggers_their_files(finished, tmp_path, capsys):
+    settings = read(finished / "config.json")["run_config"]
+    file = tmp_path / "settings.yaml"
+    lines = [f"{name}: {json.dumps(value)}" for name, value in settings.items()]
+    file.write_text("\n".join([*lines, "log: [csv]  # beside metrics.jsonl"]))
+    directory = tmp_path / "run"
+    flags = ["--config", str(file), "--run-dir", str(directory), "--quiet"]
+    for _ in range(2):  # the second goes on with a run that has ended
+        assert main(["run", *flags, "--cohort-size", "2"]) == 0
+        written = RunConfig.from_file(directory / "config.yaml").record()
+        assert written == settings | {"cohort_size": 2}
+        rows = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+        with (directory / "metrics.csv").open(newline="") as table:
+            assert [row["loss"] for row in csv.DictReader(table)] == [str(r["loss"]) for r in rows]
+    assert not (finished / "config.yaml").exists()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_settings_are_printed_as_a_file_that_gives_them_back(form, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--algorithm", "gradma", "--client-lr", "1e-05", "--model-option", "hidden=8,"]
+    assert main(["run", *flags, "--print-config", form]) == 0
+    shown = capsys.readouterr().out
+    (tmp_path / f"settings.{form}").write_text(shown)
+    config = RunConfig.from_file(f"settings.{form}")
+    assert config.option == ("memory_size=20",)
+    assert (config.client_lr, config.model_option) == (1e-5, ("hidden=8,",))
+    assert main(["run", "--config", f"settings.{form}", "--print-config", form]) == 0
+    assert capsys.readouterr().out == shown
+    assert [path.name for path in tmp_path.iterdir()] == [f"settings.{form}"]  # nothing was run
+    assert main(["run", "--log", "csvv", "--print-config", form]) == 2
+    assert "log is 'csvv'; it must be one of csv, tensorboard, wandb." in capsys.readouterr().err
+
+
 def test_a_run_may_be_repeated_with_another_seed_from_its_config(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     directory = tmp_path / "runs/fedavg-digits-dirichlet0.1-seed1"  # the default
@@ -216,6 +285,17 @@ def test_a_config_file_with_an_unknown_key(tmp_path, capsys):
     file.write_text("{")
     assert main(["run", "--config", str(file)]) == 2
     assert "is not valid JSON" in capsys.readouterr().err
+    file = tmp_path / "bad.yaml"
+    file.write_text("rounds: 3\nclient_lrr: 1e-3\n")
+    assert main(["run", "--config", str(file)]) == 2
+    message = capsys.readouterr().err
+    assert f"{file}: client_lrr is no setting of a run. Did you mean 'client_lr'" in message
+    file.write_text("rounds: [3")
+    assert main(["run", "--config", str(file)]) == 2
+    assert "is not valid YAML" in capsys.readouterr().err
+    file.write_text("- rounds")
+    assert main(["run", "--config", str(file)]) == 2
+    assert "holds no YAML object" in capsys.readouterr().err
     assert main(["run", "--config", str(tmp_path / "none.json")]) == 2
     assert "there is no file" in capsys.readouterr().err
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from fedjax_lab import CohortBatch
-from fedjax_lab.config import RunConfig, build_algorithm
+from fedjax_lab.build import build_algorithm
+from fedjax_lab.config import RunConfig
+from fedjax_lab.config_file import format_settings
 from fedjax_lab.data import Devices
 from fedjax_lab.options import algorithm_options, parse_options, server_lr_of
 from fedjax_lab.runner import build, summarise_clients
@@ -35,14 +37,37 @@ def test_dict_and_json_take_a_config_there_and_back(tmp_path):
     assert values["model_option"] == {"hidden": [8, 4], "norm": None}
     file = tmp_path / "config.json"
     file.write_text(json.dumps(values))
-    assert RunConfig.from_json(file) == CONFIG
+    assert RunConfig.from_file(file) == CONFIG
     assert RunConfig.from_dict(RunConfig().to_dict()) == RunConfig()
+
+
+def test_yaml_takes_a_config_there_and_back(tmp_path):
+    file = tmp_path / "config.yml"
+    file.write_text(format_settings(CONFIG.to_dict(), "yaml"))
+    assert RunConfig.from_file(file) == CONFIG
+    file.write_text(
+        """
+        # comments are what YAML is for
+        client_lr: 1e-3
+        server_lr: 2.5E+1
+        clip_norm: .5e0
+        dataset: idx:1e3
+        log: [csv]
+        option: {margin: 0.25, keep_local_model: true, memory_size: 7}
+        """
+    )
+    config = RunConfig.from_file(file)
+    assert (config.client_lr, config.server_lr, config.clip_norm) == (0.001, 25.0, 0.5)
+    assert (config.dataset, config.log) == ("idx:1e3", ("csv",))
+    assert config.option == ("margin=0.25", "keep_local_model=true", "memory_size=7")
+    file.write_text("# nothing\n")
+    assert RunConfig.from_file(file) == RunConfig()
 
 
 def test_a_run_directorys_config_is_read_as_settings(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"algorithm": "gradma", "run_config": CONFIG.record()}))
-    assert RunConfig.from_json(file) == CONFIG
+    assert RunConfig.from_file(file) == CONFIG
 
 
 def test_the_record_leaves_places_on_the_disk_out():
@@ -52,6 +77,8 @@ def test_the_record_leaves_places_on_the_disk_out():
         "run_dir",
         "data_dir",
         "checkpoint_every",
+        "log",
+        "profile_dir",
     }
 
 
@@ -63,6 +90,7 @@ def test_the_record_leaves_places_on_the_disk_out():
         ({"rounds": True}, TypeError, ["rounds is True; it must be an integer"]),
         ({"flip": 1}, TypeError, ["flip is 1; it must be true or false"]),
         ({"client_lr": None}, TypeError, ["client_lr is None; it must be a number"]),
+        ({"log": "csv"}, TypeError, ["log is 'csv'", '["name", ...]']),
         ({"option": "a=1"}, TypeError, ["option is 'a=1'", "{name: value}"]),
     ],
 )

@@ -17,8 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.catalogue.fashion_mnist import METHODS
+from experiments.catalogue.table import METHODS
+from experiments.study import Column
 from fedjax_lab import data, models
+from fedjax_lab.build import build_algorithm
 from fedjax_lab.simulation.rounds import Schedule, build_chunk
 
 STEPS = 5
@@ -29,10 +31,13 @@ def start(name, rounds):
     """(compiled chunk, its arguments, seconds of compilation, gradients relative to FedAvg)."""
     noise = data.synthetic.noise_images(20_000, (28, 28, 1), seed=0)
     clients = data.partition(noise, "iid", num_clients=100, seed=0)
-    model = models.build("mlp", num_classes=10)
+    model, preprocess = models.build("mlp", num_classes=10), data.preprocess()
     method = METHODS[name]
-    hyper = {key: values[0] for key, values in method.grid.items()} | dict(method.start)
-    algorithm = method.build(model, data.preprocess(), hyper)
+    chosen = {**method.grid, **method.then}
+    column = Column({"num_clients": 100, "cohort_size": 10}, tuning_rounds=0)
+    config = method.config(column, {key: values[0] for key, values in chosen.items()})
+    loss_fn = models.classification_loss(model.apply, preprocess)
+    algorithm = build_algorithm(config.resolve(), loss_fn, model, preprocess)
     schedule = Schedule(cohort_size=10, batch_size=64, local_steps=STEPS)
     params = model.init(jax.random.key(0), noise.x[:1])
     key, first = jax.random.key(0), jnp.zeros((), jnp.int32)

@@ -1,1 +1,1 @@
-"""All methods under the same conditions."""
+"""A study of all methods under the same conditions."""

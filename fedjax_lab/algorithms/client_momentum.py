@@ -107,6 +107,16 @@ def mix_direction(
 ) -> Algorithm:
     """FedCM with a local gradient of the caller's choice, and further ``Algorithm`` attributes.
 
+    Args:
+      name: the method's name.
+      gradient: gives the gradient transform its initial state.
+      local_gradient: (local params, step, round) -> (what is mixed with the broadcast direction,
+        report).
+      client_lr: local learning rate, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
+      mixing: weight of the fresh gradient, in [0, 1], or a schedule of the round.
+      attributes: further attributes of the ``Algorithm``.
+
     Raises:
       ValueError: a hyper-parameter is out of range.
     """
@@ -236,7 +246,15 @@ def mimelite(
 ) -> Algorithm:
     """MimeLite: local steps descend (1 - β) g + β m_t; m_t then averages the gradients at x_t.
 
-    Arguments and errors are those of ``mime``.
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      momentum: β in [0, 1], the weight of the old momentum, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round; 1 is the paper.
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range.
     """
     check_lrs(client_lr=client_lr, server_lr=server_lr)
     check_scalar_or_schedule("momentum", momentum, maximum=1.0)

@@ -7,18 +7,18 @@ Gong, Li, Freris: FedADMM: A Robust Federated Deep Learning Framework with Adapt
 Heterogeneity. ICDE 2022. FedPD: Zhang, Hong, Dhople, Yin, Liu: FedPD: A Federated Learning
 Framework with Adaptivity to Non-IID Data. IEEE Transactions on Signal Processing 2021, Algorithm 1.
 
-=========================  ==========================================
-paper                      here
-=========================  ==========================================
-α (FedDyn), ρ (G), 1/η     ``prox_weight``
-∇L_k(θ_k) (FedDyn)         λ_i, the client's row, an estimate of its gradient
-h (FedDyn)                 ``mean_dual`` = (1/N) sum_i λ_i
-y_i (FedADMM), λ_i (FedPD) ``dual`` of the client's row: minus FedDyn's λ_i
-w_i, x_i                   ``params`` of the client's row, its last local model
-x_{0,i} (FedPD)            ``anchor`` of the client's row
-η (G)                      ``server_lr``
-1 - p (FedPD)              1 - ``skip_probability``, how often clients and server communicate
-=========================  ==========================================
+==========================  =========================================
+paper                       here
+==========================  =========================================
+α (FedDyn), ρ (G), 1/η      ``prox_weight``
+∇L_k(θ_k) (FedDyn)          λ_i, the client's row, an estimate of its gradient
+h (FedDyn)                  ``mean_dual`` = (1/N) sum_i λ_i
+y_i (FedADMM), λ_i (FedPD)  ``dual`` of the client's row: minus FedDyn's λ_i
+w_i, x_i                    ``params`` of the client's row, its last local model
+x_{0,i} (FedPD)             ``anchor`` of the client's row
+η (G)                       ``server_lr``
+1 - p (FedPD)               1 - ``skip_probability``, how often clients and server communicate
+==========================  =========================================
 
 FedDyn, FedADMM: down d, up d. Client state: FedDyn d, FedADMM 2d (d with ``prev="global"``),
 FedPD 3d. FedPD, in rounds that communicate: up d; down 2d and the coin: x_t, from which the message

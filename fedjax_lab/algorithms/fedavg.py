@@ -37,6 +37,10 @@ def local_sgd(gradient: Gradient, client_lr: ScalarOrSchedule):
     """Client half shared by the methods whose clients run plain local SGD.
 
     The message is ``delta`` = x_t - x^i_K, a descent direction.
+
+    Args:
+      gradient: what the local steps descend.
+      client_lr: local learning rate, or a schedule of the round.
     """
 
     def client_update(params, row, batch):

@@ -117,9 +117,22 @@ def fedspeed_ing(
 ) -> Algorithm:
     """FedSpeed-Ing: FedSpeed with extrapolated duals and an extrapolated prox centre.
 
-    Args beyond those of ``fedspeed``, and errors as there:
-      inertia: ζ_t: how far both go on in the direction of their last change, or a schedule of
-        the round.
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      inertia: ζ_t: how far both go on in the direction of their last change, or a schedule of the
+        round.
+      server_lr: server learning rate, or a schedule of the round; 1 is the paper.
+      prox_weight: weight 1/λ of the prox term, above 0.
+      perturbation_radius: length of the ascent step, or a schedule of the round.
+      perturbation_weight: weight α of the perturbed gradient; 1 - α is that of the other.
+      normalize_perturbation: ascend along g / ||g||, else along g itself.
+      correction: use the duals; without them the local steps are plain proximal ones.
+      server_dual: whose duals the server's mean takes: "cohort" or "all".
+      gradient_transform: optax transformation of each descended gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range, or ``server_dual`` is unknown.
     """
     return _fedspeed("fedspeed_ing", **locals())
 

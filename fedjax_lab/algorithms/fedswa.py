@@ -141,7 +141,17 @@ def fedmo(
 ) -> Algorithm:
     """FedMo: FedMoSWA with a constant learning rate within the round and plain averaging.
 
-    Arguments and errors are those of ``fedmoswa``.
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      momentum: share of the cohort's mean control in the new m, in [0, 1], or a schedule of the
+        round.
+      control_update: how a client renews its control, "I" or "II", as in ``fedmoswa``.
+      first_round_gamma_one: round 0 sets m to the cohort's mean control.
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range, or the option is unknown.
     """
     return _fedmoswa("fedmo", final_lr_ratio=1.0, server_lr=1.0, **locals())
 

@@ -126,7 +126,17 @@ def gradma_w(
 ) -> Algorithm:
     """GradMA-W: corrected local steps (Algorithm 2), plain averaging on the server.
 
-    Arguments and errors are those of ``gradma``.
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
+      keep_local_model: keep each client's last local model and take it as x_{-1}; else x_t.
+      margin: constraints are <q, M> >= margin ||p|| ||M||.
+      qp_scope: "global": one QP over all parameters; "per_leaf": one for each parameter array.
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range, or ``qp_scope`` is unknown.
     """
     return _gradma("gradma_w", **locals())
 
@@ -146,7 +156,22 @@ def gradma_s(
 ) -> Algorithm:
     """GradMA-S: plain local SGD, corrected server step (Algorithms 3 and 4).
 
-    ``memory_size=0`` is FedAvgM. Arguments and errors are those of ``gradma``.
+    ``memory_size=0`` is FedAvgM.
+
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      memory_size: clients that the server's memory holds: at least the cohort's slots, at most N.
+      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
+      server_momentum: weight of the last corrected momentum, in [0, 1].
+      memory_decay: factor on every memory row in every round, in [0, 1].
+      margin: constraints are <q, M> >= margin ||p|| ||M||.
+      qp_scope: "global": one QP over all parameters; "per_leaf": one for each parameter array.
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range; ``memory_size`` exceeds N (at ``init``) or is
+        below the number of slots (when the round is traced).
     """
     return _gradma("gradma_s", **locals())
 

@@ -21,6 +21,12 @@ def factory(build: Factory) -> Factory:
 
     Numbers, strings and None are kept as they are; a schedule, an optimiser, a
     compressor or a traced scalar is kept as a short description.
+
+    Args:
+      build: a method's factory: keyword arguments -> ``Algorithm``.
+
+    Returns:
+      The same function, whose results carry their hyper-parameters.
     """
     signature = inspect.signature(build)
 
@@ -56,17 +62,29 @@ def _is_scalar(value: Any) -> bool:
 
 
 def at_round(value: ScalarOrSchedule, round: jax.Array) -> Scalar:
-    """The value in this round: a schedule is evaluated, a scalar is returned."""
+    """The value in this round: a schedule is evaluated, a scalar is returned.
+
+    Args:
+      value: a number, a traced scalar, or a schedule.
+      round: int32 scalar, counted from 0.
+    """
     return value(round) if callable(value) else value
 
 
 def is_plain_zero(value: ScalarOrSchedule) -> bool:
-    """Whether a number is 0 and known to stay so, which a traced one or a schedule is not."""
+    """Whether a number is 0 and known to stay so, which a traced one or a schedule is not.
+
+    Args:
+      value: a number, a traced scalar, or a schedule.
+    """
     return isinstance(value, (int, float)) and value == 0
 
 
 def check_lrs(**learning_rates: Any) -> None:
     """Check learning rates by name.
+
+    Args:
+      learning_rates: argument's name -> number, traced scalar or schedule.
 
     Raises:
       TypeError: one is neither a number nor a schedule.

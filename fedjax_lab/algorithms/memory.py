@@ -89,8 +89,17 @@ def mifam(
 
     With ``table="gradient"`` m is a gradient too, multiplied by the present client_lr.
 
-    Args beyond those of ``mifa``, and errors as there:
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round.
       momentum: in [0, 1]; 0 is MIFA.
+      table: what is remembered of a client: "displacement" or "gradient", as in ``mifa``.
+      start: what clients not seen yet count as: "zeros" or "wait", as in ``mifa``.
+      gradient_transform: optax transformation of each mini-batch gradient.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range, or an option is unknown.
     """
     check_number("momentum", momentum, minimum=0.0, maximum=1.0)
     return _mifa("mifam", **locals())

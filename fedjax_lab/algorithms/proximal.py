@@ -73,8 +73,17 @@ def fedproxm(
 ) -> Algorithm:
     """FedProxM: FedProx under m <- momentum * m + delta;  x <- x - server_lr * m.
 
-    Args beyond those of ``fedprox``, and errors as there:
+    Args:
+      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
+      client_lr: local learning rate, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
+      prox_weight: weight of the proximal term, or a schedule of the round; 0 is FedAvgM.
       momentum: in [0, 1]; 0 is FedProx.
+      gradient_transform: optax transformation of each mini-batch gradient, without the proximal
+        term.
+
+    Raises:
+      ValueError: a hyper-parameter is out of range.
     """
     check_number("momentum", momentum, minimum=0.0, maximum=1.0)
     return _fedprox("fedproxm", **locals())

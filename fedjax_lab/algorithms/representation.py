@@ -114,8 +114,20 @@ def moonm(
 ) -> Algorithm:
     """MOON-M: MOON under m <- momentum * m + delta;  x <- x - server_lr * m.
 
-    Args beyond those of ``moon``, and errors as there:
+    Args:
+      model: a model with ``features`` and ``head``.
+      client_lr: local learning rate, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
+      contrastive_weight: weight of the contrastive term, or a schedule of the round.
+      temperature: what cosines are divided by, above 0.
       momentum: in [0, 1]; 0 is MOON.
+      preprocess: (examples, key) -> examples with fields ``x`` and ``y``, as for
+        ``models.classification_loss``. None: taken as they are.
+      gradient_transform: optax transformation of the gradient of the whole local loss.
+
+    Raises:
+      TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
+      ValueError: the model lacks a part, or a hyper-parameter is out of range.
     """
     check_number("momentum", momentum, minimum=0.0, maximum=1.0)
     return _moon("moonm", **locals())
@@ -238,8 +250,22 @@ def fedmlbm(
 ) -> Algorithm:
     """FedMLB-M: FedMLB under m <- momentum * m + delta;  x <- x - server_lr * m.
 
-    Args beyond those of ``fedmlb``, and errors as there:
+    Args:
+      model: a model with at least two ``blocks``.
+      client_lr: local learning rate, or a schedule of the round.
+      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
+      ce_weight: weight of the local model's cross-entropy, or a schedule of the round.
+      hybrid_ce_weight: weight of that of the paths, or a schedule of the round.
+      hybrid_kl_weight: weight of the divergence, or a schedule of the round.
+      temperature: what logits are divided by in the divergence, above 0.
       momentum: in [0, 1]; 0 is FedMLB.
+      preprocess: (examples, key) -> examples with fields ``x`` and ``y``, as for
+        ``models.classification_loss``. None: taken as they are.
+      gradient_transform: optax transformation of the gradient of the whole local loss.
+
+    Raises:
+      TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
+      ValueError: the model lacks blocks, or a hyper-parameter is out of range.
     """
     check_number("momentum", momentum, minimum=0.0, maximum=1.0)
     return _fedmlb("fedmlbm", **locals())
@@ -311,7 +337,12 @@ def _fedmlb(
 
 
 def divergence(p_logits: jax.Array, q_logits: jax.Array, temperature: Scalar) -> jax.Array:
-    """KL(softmax(p_logits / τ) || softmax(q_logits / τ)), float [B], of logits [B, C]."""
+    """KL(softmax(p_logits / τ) || softmax(q_logits / τ)), float [B], of logits [B, C].
+
+    Args:
+      p_logits, q_logits: float [B, C].
+      temperature: τ, above 0.
+    """
     p_logits, q_logits = at_least_float32(p_logits), at_least_float32(q_logits)
     log_p = jax.nn.log_softmax(p_logits / temperature)
     log_q = jax.nn.log_softmax(q_logits / temperature)

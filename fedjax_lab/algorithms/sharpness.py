@@ -70,6 +70,11 @@ def perturbed_gradient(
 
     The report is that of the gradient at y: losses are those of the local params.
 
+    Args:
+      gradient: the plain gradient; its transform acts on the second one.
+      perturbation_radius: length of the ascent, or a schedule of the round.
+      ascent: (local params, gradient there) -> the direction of e; by default the unit vector.
+
     Raises:
       ValueError: the radius is negative or not finite.
     """

@@ -75,7 +75,11 @@ class Gradient:
     transform: optax.GradientTransformation | None = None
 
     def init(self, params: Params) -> PyTree:
-        """State of the transform at the start of a round."""
+        """State of the transform at the start of a round.
+
+        Args:
+          params: the local params before the first step.
+        """
         return () if self.transform is None else self.transform.init(params)
 
     def __call__(self, params: Params, step: Step) -> tuple[PyTree, StepReport]:
@@ -84,7 +88,15 @@ class Gradient:
         return self.transformed(grads, params, report)
 
     def raw(self, params: Params, step: Step) -> tuple[PyTree, StepReport]:
-        """The gradient before its transform, for methods that take it at one point for another."""
+        """The gradient before its transform, for methods that take it at one point for another.
+
+        Args:
+          params: where the gradient is taken.
+          step: the mini-batch, its mask and its key.
+
+        Returns:
+          (gradient, report), the gradient with the params' structure, shapes and dtypes.
+        """
         (loss, num_examples), grads = jax.value_and_grad(self._mean_loss, has_aux=True)(
             params, step.examples, step.mask, step.key
         )
@@ -93,7 +105,13 @@ class Gradient:
     def transformed(
         self, grads: PyTree, params: Params, report: StepReport
     ) -> tuple[PyTree, StepReport]:
-        """Transform raw ``grads``, with any decay taken at ``params``; the report has the state."""
+        """Transform raw ``grads``, with any decay taken at ``params``; the report has the state.
+
+        Args:
+          grads: raw gradient, shaped like ``params``.
+          params: where any decay is taken.
+          report: of the raw gradient; holds the transform's state.
+        """
         if self.transform is None:
             return grads, report
         grads, state = self.transform.update(grads, report.transform_state, params)
@@ -103,6 +121,10 @@ class Gradient:
         """Gradient over all of the client's examples: one masked mean, transformed afresh.
 
         Takes ``batch.full_examples``, or the valid examples of the steps that are taken.
+
+        Args:
+          params: where the gradient is taken.
+          batch: the client's slice of the round.
         """
         examples, mask = batch.full_examples, batch.full_mask
         if examples is None:
@@ -148,7 +170,12 @@ class LocalResult(NamedTuple):
 
 
 def gather(examples: PyTree, source: PyTree) -> PyTree:
-    """The examples themselves: rows of ``source`` where ``examples`` are indices into it."""
+    """The examples themselves: rows of ``source`` where ``examples`` are indices into it.
+
+    Args:
+      examples: pytree [..., B, ...]; with ``source``, integer indices into it.
+      source: pytree [n, ...] of resident examples, or None.
+    """
     return examples if source is None else jax.tree.map(lambda s: s[examples], source)
 
 
@@ -170,7 +197,7 @@ def local_steps(
       direction: what a step descends; takes the step's gradients itself.
       gradient: gives the transform its initial state.
       params: where the client starts.
-      batch: the client's mini-batches.
+      batch: the client's mini-batches, with examples [K, B, ...].
       lr: learning rate, or a function of (k, K_i), where k counts the steps taken before.
       memory: initial ``step.memory``; () if the method carries nothing.
     """

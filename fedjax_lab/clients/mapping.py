@@ -1,11 +1,14 @@
 """Client maps: how one client's function is run over a cohort of S slots.
 
-``vmap``      all clients at once, as one batched program
-``scan``      one after the other, with one client's memory
-``chunk:n``   n at once, chunk after chunk
-``shard_map``, ``pmap``   an equal share of the cohort on each device. ``shard_map:n`` takes n
-              devices, and ``shard_map/chunk:8`` says how a device maps its share (else ``scan``
-              on CPU and ``vmap`` elsewhere)
+=======================  ============================================
+``vmap``                 all clients at once, as one batched program
+``scan``                 one after the other, with one client's memory
+``chunk:n``              n at once, chunk after chunk
+``shard_map``, ``pmap``  an equal share of the cohort on each device
+``shard_map:n``          the same on n devices
+``shard_map/chunk:8``    the same, saying how a device maps its share (else ``scan`` on CPU and
+                         ``vmap`` elsewhere)
+=======================  ============================================
 
 ``auto`` and ``measure`` leave the choice to the planner (see ``fedjax_lab.clients.planner``).
 Where clients take unequal numbers of steps, ``chunk:n`` puts clients of like length together,
@@ -62,7 +65,9 @@ def single_device_map() -> str:
 def check_client_map(client_map: str, argument: str = "client_map") -> str:
     """Return ``client_map`` if it is the name of a client map, or one of ``PLANNED``.
 
-    Errors call it ``argument``.
+    Args:
+      client_map: what was given.
+      argument: the argument's name, for the error.
 
     Raises:
       ValueError: the name is unknown, or a number in it is no positive integer.
@@ -74,6 +79,9 @@ def check_client_map(client_map: str, argument: str = "client_map") -> str:
 
 def parse_client_map(client_map: str) -> ClientMap:
     """Turn a client map's name into a ``ClientMap``.
+
+    Args:
+      client_map: such as "scan", "chunk:8" or "shard_map:2/vmap".
 
     Raises:
       ValueError: the name is unknown or left to the planner, a number in it is no positive

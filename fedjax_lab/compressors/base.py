@@ -78,6 +78,10 @@ class Compressor:
         """C(v) [d], in the dtype of v: the bits of ``decompress(compress(key, v))``.
 
         What a simulation needs of a message of which nobody reads the bytes.
+
+        Args:
+          key: typed PRNG key; consumed.
+          v: floating-point [d].
         """
         if self.direct is not None:
             return self.direct(key, v)
@@ -106,6 +110,9 @@ class Dense:
 def size_of(v: jax.Array) -> int:
     """The size d of a vector that is to be compressed.
 
+    Args:
+      v: floating-point [d].
+
     Raises:
       ValueError: ``v`` is no floating-point vector, is empty, or is too long for int32 indices.
     """
@@ -117,7 +124,11 @@ def size_of(v: jax.Array) -> int:
 
 
 def at_least_float32(dtype: DType) -> np.dtype:
-    """The dtype in which scales and norms are computed and sent."""
+    """The dtype in which scales and norms are computed and sent.
+
+    Args:
+      dtype: of the vector.
+    """
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -125,6 +136,12 @@ def relative_to_largest(v: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(max |v|, v / max |v|), both at least float32: squares then neither vanish nor overflow.
 
     A vector without a normal number counts as zero.
+
+    Args:
+      v: floating-point [d].
+
+    Returns:
+      (scalar, [d]).
     """
     v = v.astype(at_least_float32(v.dtype))
     largest = jnp.abs(v).max()

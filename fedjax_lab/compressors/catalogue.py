@@ -27,6 +27,61 @@ COMPRESSORS: dict[str, Callable[..., Compressor]] = {
 }
 
 
+# Bytes of a message from d float32 numbers, as packed. k = max(1, round((1 - comp) * d)).
+MESSAGE_BYTES: dict[str, str] = {
+    "bfloat16": "2 * d",
+    "compose": "positions of the sparsifier + the quantiser's bytes at d = k",
+    "identity": "4 * d",
+    "int8": "d + 4",
+    "low_rank": "4 * min(rank, n) * (n + ceil(d / n)) with n = floor(sqrt(d))",
+    "qsgd": "ceil(d * ceil(log2(2 * levels + 1)) / 8) + 4",
+    "random_drop": "4 * (1 - comp) * d + 4 on average",
+    "random_k": "4 * k + 4 with k = (1 - comp) * d",
+    "sign": "ceil(d / 8) + 4",
+    "terngrad": "ceil(d / 4) + 4",
+    "top_k": "4 * k + ceil(k * ceil(log2(d)) / 8) with k = (1 - comp) * d",
+}
+
+_EXAMPLES = {
+    "compose": "top_k:0.99+qsgd:15",
+    "low_rank": "low_rank:4",
+    "qsgd": "qsgd:15",
+    "random_drop": "random_drop:0.99",
+    "random_k": "random_k:0.99",
+    "top_k": "top_k:0.99",
+}
+_EXAMPLE_SIZE = 1_000_000
+
+
+def describe(name: str) -> list[str]:
+    """How a compressor is written as text, its arguments, and the bytes of its messages.
+
+    Args:
+      name: a key of ``COMPRESSORS``.
+
+    Raises:
+      KeyError: no compressor is called so.
+    """
+    parameters = inspect.signature(COMPRESSORS[name]).parameters.values()
+    text = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    if name == "compose":
+        form = "SPARSIFIER+QUANTISER"
+    elif text:
+        form = f"{name}:{text[0].name.upper()}"
+    else:
+        form = name
+    arguments = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in parameters]
+    example = _EXAMPLES.get(name, name)
+    size = as_compressor("example", example).bytes(_EXAMPLE_SIZE)
+    return [
+        f"as text: {form}",
+        f"arguments in Python: {', '.join(arguments) or 'none'}",
+        f"bytes: {MESSAGE_BYTES[name]}",
+        f"{example}, d = {_EXAMPLE_SIZE:,}: {size:,} bytes, 1/{4 * _EXAMPLE_SIZE / size:.3g} of "
+        "float32",
+    ]
+
+
 def as_compressor(argument: str, value: Any) -> Compressor:
     """Return a compressor, or make it from text.
 

@@ -54,6 +54,9 @@ class Seeded:
 def check_comp(comp: float) -> float:
     """Return the fraction dropped as a float.
 
+    Args:
+      comp: fraction of coordinates that is dropped.
+
     Raises:
       TypeError: it is no number.
       ValueError: it lies outside [0, 1).

@@ -62,7 +62,12 @@ class CompressedServer(NamedTuple):
 
 
 def message_key(client_key: Key, field: int) -> Key:
-    """The key with which a client compresses the field of this number."""
+    """The key with which a client compresses the field of this number.
+
+    Args:
+      client_key: the client's key of the round.
+      field: number of the field in the order of the phase's ``reduce``.
+    """
     return jax.random.fold_in(jax.random.fold_in(client_key, _MESSAGES), field)
 
 

@@ -61,14 +61,26 @@ class Devices:
         check_number("dropout", self.dropout, minimum=0.0, maximum=1.0, exclusive_maximum=True)
 
     def step_seconds(self, key: Key, client_ids: jax.Array) -> jax.Array:
-        """Simulated seconds of a local step of each client, float [S]; ``key`` is the run's."""
+        """Simulated seconds of a local step of each client, float [S].
+
+        Args:
+          key: the run's key.
+          client_ids: int32 [S].
+        """
         normal = _per_client(jax.random.normal, jax.random.fold_in(key, _SPEED), client_ids)
         return self.step_time * jnp.exp(self.step_time_spread * normal)
 
     def local_steps(
         self, key: Key, round: jax.Array, client_ids: jax.Array, planned: jax.Array
     ) -> jax.Array:
-        """Steps that each client takes, int32 [S], of the ``planned`` ones, int32 [S]."""
+        """Steps that each client takes, int32 [S].
+
+        Args:
+          key: the run's key.
+          round: int32 scalar, counted from 0.
+          client_ids: int32 [S].
+          planned: int32 [S], the steps that the schedule asks for.
+        """
         steps = planned
         if self.min_local_steps is not None:
             draw_key = jax.random.fold_in(key, _STEPS)
@@ -84,7 +96,12 @@ class Devices:
         return steps
 
     def reports(self, key: Key, client_ids: jax.Array) -> jax.Array | None:
-        """Which clients do not fail, bool [S]; ``key`` is the round's. None: nobody fails."""
+        """Which clients do not fail, bool [S]; None: nobody fails.
+
+        Args:
+          key: the round's key of drop-outs.
+          client_ids: int32 [S].
+        """
         if self.dropout == 0:
             return None
         return _per_client(jax.random.uniform, key, client_ids) >= self.dropout
@@ -96,6 +113,12 @@ class Devices:
 
         Until the last client reports; until the budget is used up if a client never does.
         Without a budget, clients that never report are known to have failed.
+
+        Args:
+          key: the run's key.
+          client_ids: int32 [S].
+          steps: int32 [S], the steps taken.
+          reports: bool [S], which clients do not fail.
         """
         reports = reports & (steps > 0)
         last = jnp.where(reports, steps * self.step_seconds(key, client_ids), 0.0).max()

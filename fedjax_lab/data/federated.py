@@ -161,7 +161,15 @@ def partition(
 
 
 def from_partition(train: Any, host: Partition) -> FederatedArrays:
-    """Put ``train`` and a ``Partition`` of it on the device."""
+    """Put ``train`` and a ``Partition`` of it on the device.
+
+    Args:
+      train: pytree of arrays with leading axis n.
+      host: who holds which of them.
+
+    Raises:
+      ValueError: there is no client.
+    """
     check_int("num_clients", host.num_clients, minimum=1)
     nonempty = np.flatnonzero(host.sizes).astype(np.int32)
     return FederatedArrays(

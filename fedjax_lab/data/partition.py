@@ -62,7 +62,11 @@ class Partition:
         return digest.hexdigest()[:16]
 
     def client(self, i: int) -> np.ndarray:
-        """int32 [n_i], the examples of client ``i``."""
+        """int32 [n_i], the examples of client ``i``.
+
+        Args:
+          i: client id, in [0, N).
+        """
         return self.indices[self.starts[i] : self.starts[i] + self.sizes[i]]
 
 
@@ -193,7 +197,12 @@ def heterogeneity(labels: Any, partition: Partition) -> Heterogeneity:
 
 
 def describe(labels: Any, partition: Partition) -> str:
-    """Summarise a partition in a few lines."""
+    """Summarise a partition in a few lines.
+
+    Args:
+      labels: integers [n], or targets [n, L].
+      partition: a partition of them.
+    """
     measured = heterogeneity(labels, partition)
     low, median, high = measured.size_range
     classes = measured.classes_per_client

@@ -135,10 +135,13 @@ def load(
 
 
 def num_classes(train: Any) -> int:
-    """Number of classes: the largest label plus one. ``train`` is ``Examples`` or has ``y``.
+    """Number of classes: the largest label plus one.
 
     Of sequences it is the size of the vocabulary: the largest word in ``x`` or ``y`` plus one, and
     at least 2 (``<unk>`` and ``<eos>``).
+
+    Args:
+      train: ``Examples``, or anything with ``y``: integers [n], or with ``x`` and ``y`` [n, L].
     """
     largest = int(np.max(np.asarray(train.y)))
     if np.ndim(train.y) > 1:
@@ -179,8 +182,12 @@ def _find_idx(folder: Path, file_name: str) -> Path | None:
 def read_idx(path: Path, *, ndim: int) -> np.ndarray:
     """Read one IDX file of unsigned bytes, plain or (ending in .gz) compressed.
 
+    Args:
+      path: the file.
+      ndim: the rank that it must have.
+
     Returns:
-      uint8 array of rank ``ndim``.
+      uint8 [...] of rank ``ndim``.
 
     Raises:
       ValueError: the file is no such IDX file, is cut short, or has bytes left over.

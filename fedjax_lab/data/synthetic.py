@@ -141,8 +141,14 @@ def noise_images(
 ) -> Examples:
     """Uniform random bytes with random labels, to measure speed and memory.
 
+    Args:
+      n: number of examples.
+      shape: of one of them.
+      num_classes: labels lie in [0, num_classes).
+      seed: the same seed gives the same bytes.
+
     Returns:
-      ``Examples``: uint8 [n, *shape] and int32 [n] in [0, num_classes).
+      ``Examples``: uint8 ``[n, *shape]`` and int32 [n] in [0, num_classes).
 
     Raises:
       TypeError, ValueError: an argument has the wrong type or range.

@@ -121,5 +121,9 @@ def build(name: str, num_classes: int, **options: Any) -> Model:
 
 
 def count_params(params: Params) -> int:
-    """The number d of scalars in a pytree of arrays (or of their shapes, ``jax.eval_shape``)."""
+    """The number d of scalars in a pytree of arrays (or of their shapes, ``jax.eval_shape``).
+
+    Args:
+      params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
+    """
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

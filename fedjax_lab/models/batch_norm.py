@@ -97,7 +97,11 @@ def _normalise(x, mean, var, scale, bias):
 
 
 def running_statistics(params: Params) -> PyTree:
-    """Which leaves of ``params`` are running statistics: the same structure, of bools."""
+    """Which leaves of ``params`` are running statistics: the same structure, of bools.
+
+    Args:
+      params: a model's parameters.
+    """
     return jax.tree_util.tree_map_with_path(
         lambda path, _: getattr(path[-1], "key", None) in _STATISTICS if path else False, params
     )

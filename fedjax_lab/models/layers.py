@@ -36,6 +36,11 @@ def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
     a window reduction, forward and backward. Equal pixels share the gradient (PyTorch gives it to
     the first one).
 
+    Args:
+      x: [B, H, W, C].
+      size: height and width of a window.
+      padding: pixels of -inf on every side.
+
     Raises:
       ValueError: the image is too small.
     """
@@ -56,7 +61,11 @@ def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
 
 
 def flatten(x: jax.Array) -> jax.Array:
-    """[B, ...] -> [B, F]."""
+    """[B, ...] -> [B, F].
+
+    Args:
+      x: [B, ...].
+    """
     return x.reshape(x.shape[0], -1)
 
 
@@ -244,7 +253,14 @@ class Classifier(nn.Module):
         self.classifier = Dense(self.num_classes)
 
     def features(self, x: jax.Array) -> jax.Array:
-        """The representation [B, F]: what the last block returns, flattened."""
+        """The representation [B, F]: what the last block returns, flattened.
+
+        Args:
+          x: float [B, ...].
+
+        Raises:
+          TypeError: ``x`` holds integers.
+        """
         if x.ndim < 2:
             raise ValueError(f"x has shape {x.shape}; it must be a batch [B, ...].")
         if self.is_initializing():
@@ -254,7 +270,11 @@ class Classifier(nn.Module):
         return flatten(x)
 
     def head(self, representation: jax.Array) -> jax.Array:
-        """Logits [B, C] of a representation [B, F], or of what the last block returns."""
+        """Logits [B, C] of a representation [B, F], or of what the last block returns.
+
+        Args:
+          representation: float [B, F].
+        """
         logits = self.classifier(flatten(representation))
         return logits if self.activation is None else self.activation(logits)
 
@@ -266,6 +286,9 @@ class Classifier(nn.Module):
 def check_norm(norm: str | None) -> str | None:
     """Return ``norm`` if it is a policy that ``Norm`` knows.
 
+    Args:
+      norm: name of a policy, or None.
+
     Raises:
       ValueError: it is neither None nor one of ``NORMS``.
     """
@@ -276,6 +299,9 @@ def check_norm(norm: str | None) -> str | None:
 
 def check_float(x: jax.Array) -> None:
     """Check that the first layer of a model gets numbers that it can be trained on.
+
+    Args:
+      x: [B, ...].
 
     Raises:
       TypeError: ``x`` holds integers.

@@ -122,7 +122,13 @@ def token_counts(apply: Apply) -> Callable[[Params, PyTree], tuple[jax.Array, ja
 def training_inputs(
     preprocess: Preprocess | None, examples: PyTree, key: Key
 ) -> tuple[jax.Array, jax.Array, Key]:
-    """What a model is trained on: x [B, ...] and y [B] after ``preprocess``, and a key for it."""
+    """What a model is trained on: x [B, ...] and y [B] after ``preprocess``, and a key for it.
+
+    Args:
+      preprocess: (examples, key) -> examples; None: as they are.
+      examples: with ``x`` [B, ...] and ``y`` [B].
+      key: typed PRNG key; consumed.
+    """
     augmentation_key, dropout_key = jax.random.split(key)
     return *_inputs(preprocess, examples, augmentation_key), dropout_key
 
@@ -137,6 +143,10 @@ def _inputs(
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Cross-entropy [B] of logits [B, C], computed in float32 or what is wider.
+
+    Args:
+      logits: float [B, C].
+      labels: integers [B].
 
     Raises:
       ValueError: logits are not [B, C], or labels not integers [B].
@@ -171,12 +181,20 @@ def _word_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """``x`` in float32 if its dtype is narrower, else as it is."""
+    """``x`` in float32 if its dtype is narrower, else as it is.
+
+    Args:
+      x: array [...].
+    """
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def check_functions(apply: Any, preprocess: Any) -> None:
     """Check the arguments of ``classification_loss``.
+
+    Args:
+      apply: a model's function.
+      preprocess: a function or None.
 
     Raises:
       TypeError: one is no function.

@@ -1,20 +1,29 @@
-"""A report's figures. Only this file, and ``FederatedArrays.plot``, import matplotlib."""
+"""The figures of a report on run directories."""
 
-import math
-import operator
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from fedjax_lab.report.curves import (
+    ACCURACY,
+    DRIFT,
+    ERROR_MEMORY,
+    LOSSES,
+    Measure,
+    Panel,
+    accuracy_figure,
+    has,
+    metric_figure,
+    panels_note,
+    spread_note,
+)
+from fedjax_lab.report.partition_figure import partition_figure
+from fedjax_lab.report.ranking import ranking_figure
 from fedjax_lab.report.runs import Group, Run
+from fedjax_lab.report.style import save
+from fedjax_lab.report.surfaces import surface_figure
 
-# Okabe and Ito's colours, which differ in lightness too, without the yellow; then dashes.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-_DASHES = ("-", "--", ":", "-.")
-_DPI = 150
+MOST_CURVES = 14  # more cannot be told apart
 
 
 def write_figures(groups: Sequence[Group], folder: Path) -> list[tuple[str, str]]:
@@ -23,131 +32,52 @@ def write_figures(groups: Sequence[Group], folder: Path) -> list[tuple[str, str]
     Raises:
       ImportError: matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "a report's figures need matplotlib: `pip install 'fedjax-lab[report]'`."
-        ) from error
-    several = any(len(group.runs) > 1 for group in groups)
-    seeds = " Thin lines are single seeds, thick ones their mean." if several else ""
     written = []
 
-    def save(figure: Any, name: str, caption: str) -> None:
-        scratch = folder / f".{name}.tmp"
-        figure.savefig(scratch, dpi=_DPI, format="png")
-        os.replace(scratch, folder / name)
+    def add(figure: Any, name: str, caption: str) -> None:
+        save(figure, folder / name)
         written.append((name, caption))
 
-    def rounds(run: Run) -> list[float]:
-        return run.values("round")
+    def add_metrics(measures: Sequence[Measure], name: str, caption: str) -> None:
+        shown = [Panel(having(groups, y), y) for y in measures if has(groups, y)]
+        if shown:
+            add(metric_figure(shown), name, f"{caption}{panels_note(shown)}")
 
-    if _has(groups, "accuracy"):
-        figure = Figure(figsize=(7, 4.5), layout="constrained")
-        axes = figure.subplots()
-        _curves(axes, groups, rounds, _accuracy)
-        _label(axes, "round", "test accuracy (%)")
-        _legend(figure, groups)
-        save(figure, "accuracy_rounds.png", f"Test accuracy against rounds.{seeds}")
-
-        figure = Figure(figsize=(7, 4.5), layout="constrained")
-        axes = figure.subplots()
-        _curves(axes, groups, lambda run: [b / 1e6 for b in run.values("bytes_up")], _accuracy)
-        _label(axes, "uplink of all clients together (MB)", "test accuracy (%)")
-        _legend(figure, groups)
-        save(figure, "accuracy_uplink.png", f"Test accuracy against bytes sent.{seeds}")
-
-    losses = {"loss": "training loss (in local steps)", "test_loss": "test loss"}
-    shown = [name for name in losses if _has(groups, name)]
-    if shown:
-        figure = Figure(figsize=(1 + 4.2 * len(shown), 4.5), layout="constrained")
-        figure.set_layout_engine("constrained", wspace=0.06)
-        for axes, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-            _curves(axes, groups, rounds, operator.methodcaller("values", name))
-            _label(axes, "round", losses[name])
-            if _positive(groups, name):
-                axes.set_yscale("log")
-        _legend(figure, groups)
-        save(figure, "loss.png", f"Loss against rounds.{seeds}")
-
+    if has(groups, ACCURACY):
+        if len(groups) > MOST_CURVES:
+            caption = "Top test accuracy: mean, 95 % interval, and the single seeds as ticks."
+            add(ranking_figure(groups), "ranking.png", caption)
+        caption = "Test accuracy against rounds, bytes sent and gradients taken."
+        add(accuracy_figure(groups), "accuracy.png", f"{caption}{spread_note(groups)}")
+    add_metrics(LOSSES, "loss.png", "Loss against rounds.")
+    drift = "How far local models y get from the server's x in a round."
+    add_metrics([DRIFT], "drift.png", drift)
+    errors = "Compressed messages: what is kept for later, what was to be sent, and what was sent."
+    add_metrics(ERROR_MEMORY, "error_memory.png", errors)
     for number, run in enumerate(_distinct_partitions(groups)):
-        name = f"partition{number or ''}.png"
-        figure = _plot_partition(run.partition)
         spec, seed = run.partition["spec"], run.partition["seed"]
-        save(figure, name, f"Partition `{spec}` drawn with seed {seed}: who holds which labels.")
+        figure = partition_figure(run.partition["label_histogram"])
+        caption = f"Partition `{spec}` drawn with seed {seed}: who holds which labels."
+        add(figure, f"partition{number or ''}.png", caption)
+    landscapes = landscapes_of(groups)
+    if landscapes:
+        caption = (
+            "Training loss on a plane through the last model (the cross), with the largest "
+            "eigenvalues λ of its Hessian."
+        )
+        add(surface_figure(landscapes), "landscape.png", caption)
     return written
 
 
-def _accuracy(run: Run) -> list[float]:
-    return [100 * accuracy for accuracy in run.values("accuracy")]
+def having(groups: Sequence[Group], measure: Measure) -> list[Group]:
+    """The groups that have the measure."""
+    return [group for group in groups if has([group], measure)]
 
 
-def _has(groups: Sequence[Group], name: str) -> bool:
-    return any(math.isfinite(v) for group in groups for run in group.runs for v in run.values(name))
-
-
-def _positive(groups: Sequence[Group], name: str) -> bool:
-    values = [v for group in groups for run in group.runs for v in run.values(name)]
-    return all(v > 0 for v in values if math.isfinite(v))
-
-
-def _curves(
-    axes: Any,
-    groups: Sequence[Group],
-    x: Callable[[Run], list[float]],
-    y: Callable[[Run], list[float]],
-) -> None:
-    """One colour per group: each seed as a thin line, the mean as a thick one.
-
-    The mean is over the rounds at which all seeds were evaluated.
-    """
-    for index, group in enumerate(groups):
-        style = _style(index)
-        if len(group.runs) > 1:
-            for run in group.runs:
-                axes.plot(x(run), y(run), linewidth=0.8, alpha=0.45, **style)
-        common = set.intersection(*(set(run.values("round")) for run in group.runs))
-        points = [
-            [
-                (a, b)
-                for r, a, b in zip(run.values("round"), x(run), y(run), strict=True)
-                if r in common
-            ]
-            for run in group.runs
-        ]  # [runs, rounds, 2]
-        mean = np.asarray(points).mean(0)
-        marker = "o" if len(mean) == 1 else None
-        axes.plot(mean[:, 0], mean[:, 1], linewidth=2, marker=marker, **style)
-
-
-def _style(index: int) -> dict[str, Any]:
-    dashes = _DASHES[index // len(_COLOURS) % len(_DASHES)]
-    return {"color": _COLOURS[index % len(_COLOURS)], "linestyle": dashes}
-
-
-def _label(axes: Any, xlabel: str, ylabel: str) -> None:
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.set_xlim(left=0)
-
-
-def _legend(figure: Any, groups: Sequence[Group]) -> None:
-    """Below the axes, where it covers nothing; the figure grows by the legend's rows."""
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], linewidth=2, label=group.label, **_style(index))
-        for index, group in enumerate(groups)
-    ]
-    longest = max(len(group.label) for group in groups)
-    width = figure.get_figwidth() * 11  # characters that fit, roughly
-    columns = max(1, min(len(groups), int(width // (longest + 8))))
-    rows = -(-len(groups) // columns)
-    figure.set_figheight(figure.get_figheight() + 0.22 * (rows - 1))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+def landscapes_of(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
+    """Label -> the landscape of the group's first run that has one."""
+    found = {group.label: [r.landscape for r in group.runs if r.landscape] for group in groups}
+    return {label: landscapes[0] for label, landscapes in found.items() if landscapes}
 
 
 def _distinct_partitions(groups: Sequence[Group]) -> list[Run]:
@@ -164,17 +94,3 @@ def _distinct_partitions(groups: Sequence[Group]) -> list[Run]:
                 )
                 found.setdefault(key, run)
     return list(found.values())[:4]
-
-
-def _plot_partition(partition: dict[str, Any]) -> Any:
-    from fedjax_lab.data.federated import from_partition
-    from fedjax_lab.data.partition import Partition
-    from fedjax_lab.data.sources import Examples
-
-    histogram = np.asarray(partition["label_histogram"], np.int64)  # [N, C]
-    labels = np.repeat(np.tile(np.arange(histogram.shape[1]), len(histogram)), histogram.ravel())
-    indices = np.arange(len(labels), dtype=np.int32)
-    host = Partition(
-        indices, histogram.sum(1).astype(np.int32), partition["spec"], partition["seed"]
-    )
-    return from_partition(Examples(indices, labels.astype(np.int32)), host).plot()

@@ -18,6 +18,7 @@ from fedjax_lab.simulation.run_dir import (
     read_metrics,
 )
 
+LANDSCAPE = "landscape.json"
 # Not a setting: who runs it, on what, or a count that follows from the rest.
 _NO_SETTING = {
     *("algorithm", "hyperparameters", "partition", "run_config", "data", "versions"),
@@ -40,6 +41,7 @@ class Run(NamedTuple):
       config: config.json.
       summary: summary.json; {} if the run did not end.
       partition: partition.json; {} if the run did not end, or was not made by ``runner.run``.
+      landscape: landscape.json, the loss around the last model; {} if it was not computed.
     """
 
     path: Path
@@ -50,6 +52,7 @@ class Run(NamedTuple):
     config: dict[str, Any]
     summary: dict[str, Any]
     partition: dict[str, Any]
+    landscape: dict[str, Any]
 
     @property
     def finished(self) -> bool:
@@ -67,7 +70,11 @@ class Run(NamedTuple):
         return number(self.rows[-1].get("compile_seconds"))
 
     def values(self, name: str) -> list[float]:
-        """A metric in all rows; NaN where it is null or missing."""
+        """A metric in all rows; NaN where it is null or missing.
+
+        Args:
+          name: of the metric.
+        """
         return [number(row.get(name)) for row in self.rows]
 
 
@@ -90,6 +97,9 @@ def load_runs(directories: Iterable[str | Path]) -> list[Run]:
     """Read run directories; a directory that is none is searched for those below it.
 
     Of the runs below a directory, those without an evaluation are left out.
+
+    Args:
+      directories: run directories, or directories that hold some.
 
     Raises:
       FileNotFoundError: there is no such directory, or no run in it.
@@ -142,6 +152,7 @@ def _load(path: Path) -> Run:
         config,
         _read_json(path / SUMMARY, missing={}),
         _read_json(path / PARTITION, missing={}),
+        _read_json(path / LANDSCAPE, missing={}),
     )
 
 
@@ -190,6 +201,9 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     """Put runs together that differ in their seeds only.
 
     A label names the settings that differ between the groups that have them.
+
+    Args:
+      runs: from ``load_runs``.
 
     Raises:
       ValueError: two runs do not even differ in their seeds, so that an interval over both

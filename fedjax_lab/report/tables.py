@@ -13,16 +13,26 @@ from fedjax_lab.estimates import (
     markdown_table,
 )
 from fedjax_lab.options import format_value
+from fedjax_lab.report.paired import NOISE, behind_best
 from fedjax_lab.report.runs import Group, Run, common_settings
 from fedjax_lab.report.statistics import LAST, best, last, mean_of_last, number, reach
+
+PAIRED = (
+    "Behind the best: the mean difference over the seeds that both have, which share partition, "
+    "cohorts and mini-batches, with its 95 % interval and the p-value of the paired t-test; "
+    f"{NOISE}: the interval contains 0, the difference is within noise."
+)
 
 
 def default_target(groups: Iterable[Group]) -> float:
     """95 % of the best group's best accuracy (the mean over its seeds), cut to 0.001.
 
     NaN if no run has an accuracy.
+
+    Args:
+      groups: from ``group_runs``.
     """
-    means = [over_seeds(group, lambda run: best(run.values("accuracy"))).mean for group in groups]
+    means = [over_seeds(group, top).mean for group in groups]
     return math.floor(950 * best(means)) / 1000 if not math.isnan(best(means)) else math.nan
 
 
@@ -31,23 +41,38 @@ def over_seeds(group: Group, value: Callable[[Run], float]) -> Estimate:
     return estimate([value(run) for run in group.runs])
 
 
-def accuracy_table(groups: Sequence[Group]) -> Rows:
-    """Head and rows: accuracies in percent, best group (by the mean of the last 10) first."""
-    head = ["method", "seeds", "last", "best", f"mean of last {LAST}", "worst 10 % of clients"]
-    head[2:] = [f"{name} (%)" for name in head[2:]]
+def top(run: Run) -> float:
+    """The highest accuracy of a run."""
+    return best(run.values("accuracy"))
 
-    def row(group: Group) -> list[str]:
-        accuracies = [
-            estimate([100 * measure(run.values("accuracy")) for run in group.runs])
-            for measure in (last, best, mean_of_last)
-        ]
-        worst = over_seeds(
-            group, lambda run: 100 * number(run.summary.get("worst_10_percent_accuracy"))
-        )
-        shown = [format_estimate(value, 2) for value in (*accuracies, worst)]
-        return [group.label, str(len(group.runs)), *shown]
 
-    return [head, *map(row, groups)]
+def late(run: Run) -> float:
+    """The mean of the last 10 accuracies of a run."""
+    return mean_of_last(run.values("accuracy"))
+
+
+def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] = late) -> Rows:
+    """Head and rows: accuracies in percent, and how far each group is behind the best one.
+
+    Args:
+      groups: a row for each.
+      measure: by which the best group is found and the others differ from it, over the seeds
+        that both have.
+    """
+    head = ["method", "seeds", "top (%)", "last (%)", f"mean of last {LAST} (%)"]
+    head += ["worst 10 % of clients (%)", "behind the best (points)", "p"]
+
+    def row(group: Group, behind: list[str]) -> list[str]:
+        measures = (top, lambda run: last(run.values("accuracy")), late, _worst)
+        shown = [estimate([100 * value(run) for run in group.runs]) for value in measures]
+        return [group.label, str(len(group.runs)), *(format_estimate(e, 2) for e in shown), *behind]
+
+    behind = behind_best(groups, lambda run: 100 * measure(run))
+    return [head, *(row(group, cells) for group, cells in zip(groups, behind, strict=True))]
+
+
+def _worst(run: Run) -> float:
+    return number(run.summary.get("worst_10_percent_accuracy"))
 
 
 def target_table(groups: Sequence[Group], target: float) -> Rows:
@@ -108,7 +133,7 @@ def by_accuracy(groups: Iterable[Group]) -> list[Group]:
     """Best group, by its mean of the last 10 accuracies, first."""
 
     def key(group: Group) -> float:
-        mean = over_seeds(group, lambda run: mean_of_last(run.values("accuracy"))).mean
+        mean = over_seeds(group, late).mean
         return math.inf if math.isnan(mean) else -mean
 
     return sorted(groups, key=key)
@@ -131,11 +156,12 @@ def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
             "over seeds), cut to 0.1 %."
         )
     several = any(len(group.runs) > 1 for group in groups)
-    interval = " Mean ± 95 % interval over the seeds (Student's t)." if several else ""
+    interval = f" Mean ± 95 % interval over the seeds (Student's t). {PAIRED}" if several else ""
     parts += [
         "## Accuracy",
-        f"Test accuracy in percent. The mean of the last {LAST} is over evaluations; the worst "
-        "10 % of clients are those on whose own training data the last model does worst."
+        f"Test accuracy in percent. The mean of the last {LAST} is over evaluations and says "
+        "which method is the best; the worst 10 % of clients are those on whose own training data "
+        "the last model does worst."
         f"{interval}{_unfinished(groups)}",
         markdown_table(accuracy_table(groups)),
     ]

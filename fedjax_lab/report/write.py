@@ -1,4 +1,4 @@
-"""A report on disk: report.md and its figures."""
+"""A report on disk: report.md with its figures, and both as one page, report.html."""
 
 import os
 from collections.abc import Iterable
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedjax_lab.checks import check_number
 from fedjax_lab.report.figures import write_figures
+from fedjax_lab.report.html import html_page
 from fedjax_lab.report.runs import Run, group_runs, load_runs
 from fedjax_lab.report.tables import by_accuracy, summary_table
 
@@ -19,7 +20,7 @@ def write_report(
     target: float | None = None,
     title: str = "Report",
 ) -> Path:
-    """Write report.md with its figures beside it.
+    """Write report.md with its figures beside it, and report.html, which holds them.
 
     Args:
       directories: run directories, or directories that hold some.
@@ -41,19 +42,36 @@ def write_report(
     folder = default_folder(runs) if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     figures = write_figures(groups, folder)
-    shown = "\n\n".join(f"![{caption}]({name})\n\n{caption}" for name, caption in figures)
     text = f"# {title}\n\n{summary_table(groups, target)}"
     if figures:
-        text += f"\n## Figures\n\n{shown}\n"
-    path = folder / REPORT
-    scratch = folder / f".{REPORT}.tmp"
+        text += f"\n## Figures\n\n{show_figures(figures)}\n"
+    write_page(text, folder / REPORT)
+    return folder / REPORT
+
+
+def show_figures(figures: Iterable[tuple[str, str]]) -> str:
+    """Markdown of figures, each with its caption below: (file name, caption)."""
+    return "\n\n".join(f"![{caption}]({name})\n\n{caption}" for name, caption in figures)
+
+
+def write_page(markdown: str, path: Path) -> None:
+    """Write ``path``, Markdown, and the same as a page beside it that ends in .html."""
+    _write(path, markdown)
+    _write(path.with_suffix(".html"), html_page(markdown, path.parent))
+
+
+def _write(path: Path, text: str) -> None:
+    scratch = path.with_name(f".{path.name}.tmp")
     scratch.write_text(text, encoding="utf-8")
     os.replace(scratch, path)
-    return path
 
 
 def default_folder(runs: list[Run]) -> Path:
-    """The run's own directory if there is one run; else ``report`` beside the runs."""
+    """The run's own directory if there is one run; else ``report`` beside the runs.
+
+    Args:
+      runs: from ``load_runs``.
+    """
     if len(runs) == 1:
         return runs[0].path
     return Path(os.path.commonpath([run.path.resolve() for run in runs])) / "report"

@@ -29,7 +29,13 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def save(self, round: int, state: PyTree, extra: dict[str, Any]) -> None:
-        """Save the state after ``round`` rounds, with ``extra``, any JSON value."""
+        """Save a state.
+
+        Args:
+          round: finished rounds.
+          state: pytree of arrays.
+          extra: any JSON value.
+        """
         if round in self._manager.all_steps():
             return
         arrays = _to_arrays(state)

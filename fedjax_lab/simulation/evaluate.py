@@ -44,6 +44,9 @@ def with_perplexity(
     """``evaluate`` with "perplexity" added: exp("test_loss"), of a mean cross-entropy per word.
 
     It is the size of the vocabulary for a model that finds all words equally probable.
+
+    Args:
+      evaluate: params -> scalars, "test_loss" among them.
     """
 
     def evaluate_text(params):
@@ -59,6 +62,11 @@ def build_client_evaluation(
     """Build ``evaluate(params) -> accuracy [N]`` on each client's own training examples.
 
     A client without data gets NaN.
+
+    Args:
+      count_fn: (params, examples [B, ...]) -> (correct [B], losses [B]).
+      clients: the clients' data.
+      batch_size: examples per step of the evaluation's scan.
 
     Raises:
       ValueError: ``batch_size`` is below 1.

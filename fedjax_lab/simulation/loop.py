@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -67,6 +68,20 @@ class Tally:
             self._totals["simulated_seconds"] += float(metrics["round_seconds"].sum())
         row = {name: float(values.mean()) for name, values in sorted(metrics.items())}
         return {**row, "local_steps": float(steps.mean()), **self._totals}
+
+
+@contextmanager
+def traced(folder: str | Path | None) -> Iterator[None]:
+    """Write a profile of what is computed inside, with ``jax.profiler``; None: do nothing.
+
+    It lies in ``folder/plugins/profile/DATE``: a .trace.json.gz, which https://ui.perfetto.dev
+    opens in a browser, and a .xplane.pb for ``xprof`` or TensorBoard's plugin of that name.
+    """
+    if folder is None:
+        yield
+        return
+    with jax.profiler.trace(str(folder)):
+        yield
 
 
 @contextmanager

@@ -21,14 +21,19 @@ class Progress:
             from rich import progress
             from rich.console import Console
 
+            console = Console(stderr=True)
+            # The line must not be wider than the terminal: rich would cut every column then.
+            width = max(10, min(40, console.width // 8))
+            taken = len(name) + width + 2 * len(str(rounds)) + len("/ 1000.0 rounds/s 00:00:00    ")
+            self._room = console.width - taken
             self._bar = progress.Progress(
                 progress.TextColumn("[bold]{task.description}"),
-                progress.BarColumn(),
+                progress.BarColumn(bar_width=width),
                 progress.MofNCompleteColumn(),
                 progress.TextColumn("{task.fields[rate]:6.1f} rounds/s"),
                 progress.TimeRemainingColumn(compact=True),
                 progress.TextColumn("{task.fields[note]}"),
-                console=Console(stderr=True),
+                console=console,
             )
             self._task = self._bar.add_task(
                 name, total=rounds, completed=start, rate=0.0, note="compiling"
@@ -39,9 +44,12 @@ class Progress:
         """Report that ``round`` rounds are done, with a few values to show."""
         now = time.monotonic()
         rate = (round - self._start) / max(now - self._began, 1e-9)
-        note = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        notes = [f"{name} {value:#.4g}" for name, value in values.items()]
+        note = "  ".join(notes)
         if self._bar is not None:
-            self._bar.update(self._task, completed=round, rate=rate, note=note)
+            while notes and len("  ".join(notes)) > self._room:
+                notes.pop()
+            self._bar.update(self._task, completed=round, rate=rate, note="  ".join(notes))
         elif self._enabled and (
             round == self._rounds or now - self._last_line >= 10 or self._last_line == self._began
         ):

@@ -37,11 +37,25 @@ class Schedule(NamedTuple):
     devices: Devices | None = None
 
     def draw(self, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:
-        """The batch of one round; a function of (key, round) and the client ids only."""
+        """The batch of one round; a function of (key, round) and the client ids only.
+
+        Args:
+          clients: the clients' data.
+          key: the run's key.
+          round: int32 scalar, counted from 0.
+
+        Returns:
+          ``CohortBatch`` with indices [S, K, B].
+        """
         return draw_batch(clients, key, round, **self._asdict())
 
     def round_seconds(self, key: Key, batch: CohortBatch) -> jax.Array:
-        """Simulated seconds that the devices of a round take; a float scalar."""
+        """Simulated seconds that the devices of a round take; a float scalar.
+
+        Args:
+          key: the run's key.
+          batch: what ``draw`` gave.
+        """
         assert self.devices is not None
         assert batch.num_steps is not None
         steps, reports = batch.num_steps, batch.participates
@@ -56,6 +70,11 @@ def build_rounds(
 
     The metrics of its rounds are stacked [length]; with ``devices`` they include
     ``round_seconds``, the simulated time of a round. ``length`` is a Python int.
+
+    Args:
+      algorithm: the method.
+      schedule: how batches are drawn.
+      client_map: see ``fedjax_lab.clients.mapping``.
     """
     round_fn = build_round(algorithm, client_map)
 
@@ -76,6 +95,11 @@ def build_chunk(algorithm: Algorithm, schedule: Schedule, client_map: str) -> ja
     """``build_rounds`` as a program: jitted, with the state donated and ``length`` static.
 
     The data is an argument, never a constant of the program.
+
+    Args:
+      algorithm: the method.
+      schedule: how batches are drawn.
+      client_map: see ``fedjax_lab.clients.mapping``.
     """
     run_rounds = build_rounds(algorithm, schedule, client_map)
     return jax.jit(run_rounds, static_argnames="length", donate_argnums=0)
@@ -84,7 +108,10 @@ def build_chunk(algorithm: Algorithm, schedule: Schedule, client_map: str) -> ja
 def place(values: Any, client_map: str, split: bool = False) -> Any:
     """Copy ``values`` to every device that the client map uses, once, before the run.
 
-    With ``split`` each device gets its share of the leading axis instead.
+    Args:
+      values: pytree of arrays.
+      client_map: see ``fedjax_lab.clients.mapping``.
+      split: give each device its share of the leading axis instead.
     """
     devices = parse_client_map(client_map).devices
     if len(devices) < 2:

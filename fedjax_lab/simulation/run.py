@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,8 @@ from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
 from fedjax_lab.data import Devices, FederatedArrays
 from fedjax_lab.round import Algorithm, plan_round
-from fedjax_lab.simulation.loop import Tally, start_state, stop_on_interrupt
+from fedjax_lab.simulation.loggers import Hook, Hooks
+from fedjax_lab.simulation.loop import Tally, start_state, stop_on_interrupt, traced
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.recorder import Recorder, Row
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
@@ -76,6 +77,8 @@ def simulate(
     run_dir: str | Path | None = None,
     checkpoint_every: int | None = None,
     config: Mapping[str, Any] | None = None,
+    on_row: Hook | Iterable[Hook] = (),
+    profile_dir: str | Path | None = None,
     progress: bool = False,
 ) -> SimulationResult:
     """Run ``rounds`` rounds of a method and return its history.
@@ -110,6 +113,11 @@ def simulate(
       checkpoint_every: rounds between checkpoints, rounded up to a multiple of
         ``eval_every``; None: a tenth of the run. The last round is always saved.
       config: written to config.json beside what this function knows.
+      on_row: a function of a row, or several, called with each row of the history, those from
+        before an interruption first; see ``fedjax_lab.simulation.loggers``. One that raises an
+        error is left out from then on, with a warning.
+      profile_dir: a folder for a profile of ``eval_every`` rounds, once they are compiled; see
+        ``fedjax_lab.simulation.loop.traced``. None: no profile.
       progress: show progress on stderr.
 
     Raises:
@@ -132,6 +140,7 @@ def simulate(
         devices,
     )
     check_client_map(client_map)
+    hooks = Hooks(on_row)
     key = jax.random.key(seed)
     state = start_state(algorithm, params, clients, schedule, key)
     if client_map in PLANNED:
@@ -163,6 +172,8 @@ def simulate(
     bar = Progress(algorithm.name, round, rounds, progress)
     tally = Tally(algorithm, params, schedule, history)
     seconds, compile_seconds = recorder.spent
+    for row in history:
+        hooks(row)
     began = time.perf_counter() - seconds - compile_seconds
     with closing(recorder), closing(bar), stop_on_interrupt() as stop:
         while round < rounds and not stop.is_set():
@@ -174,7 +185,11 @@ def simulate(
                 compiled[length] = lowered.compile()
                 compile_seconds += time.perf_counter() - before
                 bar.start_clock()
-            state, metrics = compiled[length](state, clients, key, first)
+            with traced(profile_dir):
+                state, metrics = compiled[length](state, clients, key, first)
+                if profile_dir is not None:
+                    jax.block_until_ready(state)
+            profile_dir = None  # one profile is enough
             round += length
             scores = {} if evaluate is None else evaluate(algorithm.params(state))
             found = {} if diagnose is None else diagnose(state)
@@ -185,6 +200,7 @@ def simulate(
             recorder.row(row, seconds, compile_seconds)
             bar.update(round, {"loss": row["loss"], **scores})
             recorder.checkpoint(round, state, history, last=round == rounds or stop.is_set())
+            began += hooks(row)
     interrupted = round < rounds
     recorder.summarise(
         round=round, seconds=seconds, compile_seconds=compile_seconds, interrupted=interrupted

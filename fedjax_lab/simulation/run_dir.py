@@ -24,7 +24,12 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically: whoever reads it finds the old or the new one, whole."""
+    """Write a JSON file atomically: whoever reads it finds the old or the new one, whole.
+
+    Args:
+      path: the file.
+      value: any JSON value.
+    """
     scratch = path.with_name(path.name + ".tmp")
     with open(scratch, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=2, sort_keys=True, allow_nan=False)
@@ -37,7 +42,14 @@ def write_json(path: Path, value: Any) -> None:
 def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
     """Create the run directory, or check that an existing one belongs to the same config.
 
-    Returns whether there was a run before. ``versions`` may differ; everything else may not.
+    ``versions`` may differ; everything else may not.
+
+    Args:
+      path: the directory.
+      config: what the run is; a JSON object.
+
+    Returns:
+      Whether there was a run before.
 
     Raises:
       FileExistsError: the directory holds another run, or something else.
@@ -82,6 +94,9 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl.
 
+    Args:
+      path: the file.
+
     Raises:
       ValueError: a line is no JSON object (the last one may be cut off and is then ignored).
     """
@@ -107,7 +122,11 @@ class MetricsFile:
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write one row and flush it."""
+        """Write one row and flush it.
+
+        Args:
+          row: {name: number}; NaN and infinities become null.
+        """
         self._file.write(_line(row))
         self._file.flush()
 

@@ -3,6 +3,7 @@
 Run maps say how the program goes through the runs; they are the client maps of
 ``fedjax_lab.clients.mapping``, one level up, and nothing is summed over runs:
 
+=============  ============================================
 ``vmap``       all runs at once
 ``scan``       one after the other
 ``chunk:n``    n at once, chunk after chunk
@@ -10,6 +11,7 @@ Run maps say how the program goes through the runs; they are the client maps of
                CPU and ``vmap`` elsewhere; devices do not talk to each other
 ``auto``       ``shard_map`` over the devices that are of use where there are several; else ``scan``
                on CPU (where batched products over per-run weights are slow), ``vmap`` elsewhere
+=============  ============================================
 
 Where the memory of all runs together does not suffice, groups of equal size run one after the
 other with the same program.

@@ -1,256 +1,304 @@
-"""The machinery of the studies: resuming, tuning without the test set, the report."""
+"""The machinery of the studies: tuning, resuming, results and report; what is declared."""
 
 import dataclasses
 import importlib
 import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from scipy import stats
 
+import experiments
 from experiments import study as machinery
-from experiments.study import Method, Problem, Scale, Study, run_study, settle, tune
-from experiments.study_report import table, write_report
+from experiments.paper_numbers import paper_accuracies
+from experiments.study import Column, Method, Problem, Scale, Study, gather, main, run_study, tune
 from fedjax_lab import algorithms, data, models, simulate
-from fedjax_lab.simulation.rounds import Schedule
+from fedjax_lab.build import build_algorithm
 
-PAPERS = ("catalogue", "cfedavg", "fafed", "fedswa", "gradma")
-SCALE = Scale(
-    dataset="digits",
-    model="mlp",
-    model_options={"hidden": (8,)},
-    num_clients=6,
-    schedule=Schedule(cohort_size=3, batch_size=8, local_steps=2),
-    rounds=4,
+ROOT = Path(experiments.__file__).parent
+PAPERS = sorted(file.parent.name for file in ROOT.glob("*/__main__.py"))
+PAPERS.remove("benchmarks")
+BROKEN = 1e30  # a learning rate with which nothing stays finite
+
+COLUMN = Column(
+    {
+        "dataset": "digits",
+        "model": "mlp",
+        "model_option": {"hidden": [8]},
+        "partition": "iid",
+        "num_clients": 6,
+        "cohort_size": 3,
+        "batch_size": 8,
+        "local_steps": 2,
+        "rounds": 4,
+        "eval_every": 2,
+        "client_map": "scan",
+    },
     tuning_rounds=2,
-    eval_every=2,
+)
+SCALE = Scale(
+    {"iid": COLUMN},
+    hardware="any",
+    minutes=1,
     finalists=2,
     seeds=(1, 2),
     held_out=100,
-    client_map="scan",
+    landscape=("FedAvg",),
 )
-STUDY = Study(
-    name="tiny/digits",
-    title="A tiny study",
-    notes="Six clients.",
-    partitions=("iid",),
-    methods={"FedAvg": Method("fedavg", {"client_lr": (0.01, 0.3)}, paper={"iid": 50.0})},
-    scales={"smoke": SCALE},
-)
+METHOD = Method("fedavg", {"client_lr": (0.01, 0.3, BROKEN)})
+STUDY = Study("tiny/digits", "A tiny study", "Six clients.", {"FedAvg": METHOD}, {"smoke": SCALE})
 
 
 @pytest.fixture(scope="module")
 def problem():
-    return Problem(SCALE)
+    return Problem(COLUMN, SCALE.held_out)
 
 
 @pytest.fixture(scope="module")
-def finished(problem, tmp_path_factory):
-    """The file of a finished study."""
-    path = tmp_path_factory.mktemp("study") / "results.json"
+def runs(problem, tmp_path_factory):
+    """Where the tiny study has been run, tuned by an eye that has no test set."""
+
+    def blindfolded(problem, *arguments):
+        test, problem.test = problem.test, None
+        try:
+            return tune(problem, *arguments)
+        finally:
+            problem.test = test
+
+    folder = tmp_path_factory.mktemp("study")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machinery, "Problem", lambda scale: problem)
-        run_study(STUDY, SCALE, path)
-    return path
+        patch.setattr(machinery, "Problem", lambda column, held_out: problem)
+        patch.setattr(machinery, "tune", blindfolded)
+        run_study(STUDY, SCALE, folder / STUDY.name / "smoke")
+    return folder
 
 
-def entry_of(path):
-    return json.loads(path.read_text())["entries"]["iid"]["FedAvg"]
+def cell_of(runs):
+    return runs / STUDY.name / "smoke" / "iid" / "FedAvg"
 
 
-def test_final_runs_are_those_of_simulate_on_all_training_data(problem, finished):
-    entry = entry_of(finished)
-    assert [run["seed"] for run in entry["runs"]] == [1, 2]
-    train, test = data.load("digits")
-    clients = data.partition(train, "iid", num_clients=6, seed=2)
-    run = entry["runs"][1]
-    assert run["partition_hash"] == clients.partition.hash
+def tuning_of(runs):
+    return json.loads((cell_of(runs) / "tuning.json").read_text())
 
-    algorithm = algorithms.fedavg(
-        models.classification_loss(problem.model.apply, problem.preprocess), **entry["chosen"]
-    )
+
+def plain_run(train, test, client_lr, seed):
+    """The rows of ``simulate`` on these data, by parts of the public interface alone."""
+    clients = data.partition(train, "iid", num_clients=6, seed=seed)
+    mean, std, scale = data.normalization(train)
+    prepare = data.preprocess(mean, std, scale=scale)
+    model = models.build("mlp", 10, hidden=(8,))
+    first = prepare(data.Examples(train.x[:1], train.y[:1]), None).x
 
     def accuracy(params):
-        return {"accuracy": problem.counts(params, test)[0].mean()}
+        shown = prepare(data.Examples(test.x, test.y), None)
+        return {"accuracy": (model.apply(params, shown.x).argmax(-1) == shown.y).mean()}
 
-    result = simulate(
-        algorithm,
-        problem.model.init(jax.random.key(2), train.x[:1]),
+    return simulate(
+        algorithms.fedavg(models.classification_loss(model.apply, prepare), client_lr=client_lr),
+        model.init(jax.random.key(seed), first),
         clients,
         rounds=4,
         cohort_size=3,
         local_steps=2,
         batch_size=8,
-        seed=2,
+        seed=seed,
         evaluate=accuracy,
         eval_every=2,
         client_map="scan",
     )
-    expected = [row["accuracy"] for row in result.history]
-    np.testing.assert_allclose(run["accuracy"], expected, atol=1e-4)
-    assert run["metrics"]["bytes_up"] == 3 * sum(p.nbytes for p in jax.tree.leaves(result.params))
 
 
-def test_tuning_never_reads_the_test_set(problem, finished, monkeypatch):
-    monkeypatch.setattr(problem, "test", None)
-    chosen, trials = tune(problem, "FedAvg", STUDY.methods["FedAvg"], "iid", STUDY.allowed)
-    entry = entry_of(finished)
-    assert trials == entry["validation"]
-    assert trials[json.dumps(chosen)] == max(trials.values())
-    finals = settle(problem, "FedAvg", STUDY.methods["FedAvg"], "iid", trials)
-    assert finals == entry["finalists"]
-    assert finals[json.dumps(entry["chosen"])] == max(finals.values())
-    assert len(trials) == len(finals) == 2
+def test_final_runs_are_those_of_simulate_on_all_training_data(problem, runs):
+    train, test = data.load("digits")
+    rate = tuning_of(runs)["chosen"]["client_lr"]
+    expected = plain_run(train, test, rate, seed=2)
+    folder = cell_of(runs) / "seed2"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [2, 4]
+    np.testing.assert_allclose(
+        [row["accuracy"] for row in rows],
+        [row["accuracy"] for row in expected.history],
+        atol=1e-6,
+    )
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(expected.params))
+    assert rows[-1]["bytes_up"] == 4 * 3 * size
+    assert sorted(path.name for path in cell_of(runs).glob("seed*")) == ["seed1", "seed2"]
+    assert not (folder / "checkpoints").exists()
 
-    # Validation data and what tuning trains on are the training set, cut in two.
-    rows = [
-        np.asarray(part.x).reshape(len(part.y), -1) for part in (problem.fit, problem.validation)
-    ]
-    assert len(rows[1]) == 100
-    both = np.concatenate(rows)
-    whole = np.asarray(problem.train.x).reshape(len(both), -1)
+
+def test_tuning_scores_held_out_training_images(problem, runs):
+    found = tuning_of(runs)  # ``runs`` tunes without a test set
+    assert found["tried"].keys() == {json.dumps({"client_lr": lr}) for lr in (0.01, 0.3, BROKEN)}
+    assert found["tried"][json.dumps({"client_lr": BROKEN})] is None
+    assert len(found["finalists"]) == 2
+    key = json.dumps(found["chosen"])
+    assert found["finalists"][key] == max(found["finalists"].values())
+
+    fit, validation = problem.fit, problem.validation
+    again = plain_run(fit, validation, found["chosen"]["client_lr"], machinery.TUNING_SEED)
+    best = max(row["accuracy"] for row in again.history)
+    np.testing.assert_allclose(found["finalists"][key], best, atol=1e-6)
+
+    # Both together are the training set.
+    assert len(validation.y) == SCALE.held_out
+    both, whole = (
+        np.concatenate(
+            [np.column_stack([np.reshape(part.x, (len(part.y), -1)), part.y]) for part in parts]
+        )
+        for parts in ((fit, validation), (problem.train,))
+    )
     np.testing.assert_array_equal(both[np.lexsort(both.T)], whole[np.lexsort(whole.T)])
 
 
-def test_finished_entries_are_skipped_and_stale_ones_are_not(problem, finished, monkeypatch):
-    before = finished.read_bytes()
+def test_finished_cells_are_skipped_and_other_settings_refused(problem, runs, monkeypatch):
+    folder = runs / STUDY.name / "smoke"
+    before = {path: path.read_bytes() for path in folder.rglob("*.json*")}
     ran = []
 
-    def run_entry(problem, name, method, partition, allowed):
-        ran.append(name)
-        return {**entry_of(finished), "declared": method.declared()}
+    def fake_run(config, **rest):
+        ran.append(config.seed)
+        return SimpleNamespace(interrupted=False)
 
-    monkeypatch.setattr(machinery, "Problem", lambda scale: problem)
-    monkeypatch.setattr(machinery, "run_entry", run_entry)
-    run_study(STUDY, SCALE, finished)
+    monkeypatch.setattr(machinery, "Problem", lambda column, held_out: problem)
+    monkeypatch.setattr(machinery, "tune", None)
+    monkeypatch.setattr(machinery, "run", fake_run)
+    run_study(STUDY, SCALE, folder)
     assert ran == []
-    assert finished.read_bytes() == before
+    run_study(STUDY, dataclasses.replace(SCALE, seeds=(1, 2, 7)), folder)
+    assert ran == [7]
+    wider = dataclasses.replace(METHOD, grid={"client_lr": (0.01, 0.3, 1.0)})
+    for study, scale in (
+        (dataclasses.replace(STUDY, methods={"FedAvg": wider}), SCALE),
+        (STUDY, dataclasses.replace(SCALE, held_out=200)),
+    ):
+        with pytest.raises(SystemExit, match="other settings"):
+            run_study(study, scale, folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*.json*")} == before
 
-    wider = dataclasses.replace(STUDY.methods["FedAvg"], grid={"client_lr": (0.01, 0.3, 1.0)})
-    methods = {**STUDY.methods, "FedAvg": wider, "other": wider}
-    run_study(dataclasses.replace(STUDY, methods=methods), SCALE, finished)
-    assert ran == ["FedAvg", "other"]
-    finished.write_bytes(before)
 
-    with pytest.raises(SystemExit, match="another scale"):
-        run_study(STUDY, dataclasses.replace(SCALE, rounds=6), finished)
+def test_the_report_is_the_same_from_runs_and_from_the_results_alone(runs, tmp_path):
+    out = tmp_path / "report"
+    out.mkdir()
+    (out / "discussion.md").write_text("## What showed\n\nNothing.\n")
+    arguments = ["--report", "--scale", "smoke", "--out", str(out)]
+    main((STUDY,), [*arguments, "--runs", str(runs)])
+    written = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    names = {str(path.relative_to(out)) for path in written}
+    assert names > {"results/digits.json", "RESULTS.md", "RESULTS.html"}
+    text = (out / "RESULTS.md").read_text()
+    assert text.endswith("## What showed\n\nNothing.\n")
+    result = json.loads((out / "results" / "digits.json").read_text())
+    assert result == gather(STUDY, "smoke", SCALE, runs / STUDY.name / "smoke")
+    cell = result["columns"]["iid"]["methods"]["FedAvg"]
+    first, second = (run["landscape"] for run in cell["runs"])
+    assert np.shape(first["losses"]) == (len(first["offsets"]),) * 2
+    assert second is None
+    tops = [100 * max(row["accuracy"] for row in run["rows"]) for run in cell["runs"]]
+    assert f"{np.mean(tops):.2f} ± " in text
+
+    for path in written:
+        if path.suffix in (".md", ".html", ".png") and path.name != "discussion.md":
+            path.unlink()
+    main((STUDY,), [*arguments, "--runs", str(tmp_path / "nothing")])
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == written
+
+
+class Stub:
+    """A problem whose scores are a formula of the point and the rounds; keeps what was asked."""
+
+    column = COLUMN
+
+    def __init__(self, score):
+        self.score, self.asked = score, []
+
+    def scores(self, method, points, rounds):
+        self.asked.append((rounds, [tuple(point.values()) for point in points]))
+        return [float(self.score(rounds=rounds, **point)) for point in points]
 
 
 def test_tuning_tries_the_grid_and_then_one_after_the_other():
-    def run(name, method, rounds, hyper, seed, clients, examples):
-        loss = (hyper["a"] - 2) ** 2 + (hyper["b"] - 3) ** 2 + (hyper["c"] - hyper["a"]) ** 2
-        return np.array([np.nan, 1 - loss / 100]), {}
+    def score(rounds, a, b, c):
+        return 1 - ((a - 2) ** 2 + (b - 3) ** 2 + (c - a) ** 2) / 100
 
-    class Stub:
-        scale = SCALE
-        fit = validation = None
-        clients = staticmethod(lambda *arguments: None)
-
-    Stub.run = staticmethod(run)
+    alone = dataclasses.replace(SCALE, finalists=1)
     method = Method("fedavg", {"a": (1, 2), "b": (3, 4)}, then={"c": (0, 1, 2)}, start={"c": 1})
-    best, trials = tune(Stub, "any", method, "iid", lambda hyper: hyper["b"] == 3)
-    assert best == {"a": 1, "b": 3, "c": 1}  # (2, 3, 1) is as good and comes later
-    assert len(trials) == 2 + 2
-    best, _ = tune(Stub, "any", dataclasses.replace(method, start={"c": 2}), "iid", lambda h: True)
-    assert best == {"a": 2, "b": 3, "c": 2}
-    alone = dataclasses.replace(method, grid={"a": (1,), "b": (3,)}, then={})
-    assert tune(Stub, "any", alone, "iid", lambda hyper: True) == ({"a": 1, "b": 3, "c": 1}, {})
-
-
-def by_hand(accuracies, up):
-    runs = [
-        {"seed": i, "accuracy": row, "metrics": {"bytes_up": up, "bytes_down": 2e6}}
-        for i, row in enumerate(accuracies, start=1)
-    ]
-    times = {"tuning_seconds": 30.0, "final_seconds": 60.0}
-    return {"chosen": {"client_lr": 0.3}, "validation": {"{}": 0.1}, "runs": runs, **times}
-
-
-def test_report_from_json(tmp_path):
-    methods = {**STUDY.methods, "slow": Method("fedavg", {"client_lr": (0.3,)})}
-    study = dataclasses.replace(STUDY, methods=methods)
-    fast = by_hand([[0.5, 0.9, 0.8], [0.5, 0.7, 0.94], [0.9, 0.89, 0.8]], up=1e6)
-    slow = by_hand([[0.1, 0.2, None], [0.1, 0.3, 0.2], [0.1, 0.1, 0.1]], up=5e5)
-    result = {
-        "study": study.name,
-        "scale": SCALE.declared(),
-        "versions": {"jax": "1"},
-        "entries": {"iid": {"FedAvg": fast, "slow": slow}},
-    }
-    source, folder = tmp_path / "made.json", tmp_path / "report"
-    source.write_text(json.dumps(result))
-    folder.mkdir()
-    (folder / "discussion.md").write_text("## What showed\n\nNothing.\n")
-
-    head, _, first, second = (
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in table(study, result).splitlines()
-        if line.startswith("|")
-    )
-    tops, lasts = np.array([90, 94, 90.0]), np.array([80, 94, 80.0])
-    for cell, values in zip(first[1:3], (tops, lasts), strict=True):
-        half = stats.t.interval(0.95, 2, scale=stats.sem(values))[1]
-        assert cell == f"{values.mean():.2f} ± {half:.2f}"
-    target = np.floor(9.5 * tops.mean()) / 10
-    assert head[3] == f"rounds to {target:.1f} %" == "rounds to 86.7 %"
-    half = stats.t.interval(0.95, 2, scale=stats.sem([4, 6, 2]))[1]
-    # 4, 6 and 2 rounds at 1 MB; 6 rounds up and down.
-    assert first[3:7] == [f"4 ± {half:.0f}", "4.00", "6.00", "12.0"]
-    assert first[7:] == ["50.00", "client_lr 0.3", "1.5"]
-    assert second[2:6] == ["-", "-", "-", "3.00"]
-
-    write_report(study, source, folder)
-    text = (folder / "RESULTS.md").read_bytes()
-    assert text.decode().endswith("## What showed\n\nNothing.\n")
-    assert json.loads((folder / "results.json").read_text()) == result
-    assert 1_000 < (folder / "iid.png").stat().st_size < 100_000
-    for name in ("RESULTS.md", "iid.png"):
-        (folder / name).unlink()
-    compact = (folder / "results.json").read_bytes()
-    write_report(study, folder / "results.json", folder)
-    assert (folder / "RESULTS.md").read_bytes() == text
-    assert (folder / "results.json").read_bytes() == compact
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_studies_are_declared_consistently(paper):
-    study = importlib.import_module(f"experiments.{paper}.fashion_mnist").STUDY
-    assert study.module == f"experiments.{paper}.fashion_mnist"
-    assert set(study.scales) >= {"paper", "machine", "smoke"}
-    for scale in study.scales.values():
-        assert scale.model in models.MODELS
-        assert scale.rounds % scale.eval_every == scale.tuning_rounds % scale.eval_every == 0
-        assert machinery.TUNING_SEED not in scale.seeds
-        assert set(scale.partitions or ()) <= set(study.partitions)
-    for method in study.methods.values():
-        assert method.factory in algorithms.ALGORITHMS
-        assert set(method.paper) <= set(study.partitions)
-        hyper = {**{key: values[0] for key, values in method.grid.items()}, **method.start}
-        assert set(hyper) >= set(method.then)
-        method.build(models.build("mlp", num_classes=10), lambda examples, key: examples, hyper)
+    stub = Stub(score)
+    chosen, tried, finals = tune(stub, method, alone, lambda point: point["b"] == 3)
+    assert chosen == {"a": 1, "b": 3, "c": 1}  # (2, 3, 1) is as good and comes later
+    assert stub.asked == [(2, [(1, 3, 1), (2, 3, 1)]), (2, [(1, 3, 0), (1, 3, 2)])]
+    assert (len(tried), finals) == (4, {})
+    later = dataclasses.replace(method, start={"c": 2})
+    assert tune(Stub(score), later, alone, lambda point: True)[0] == {"a": 2, "b": 3, "c": 2}
+    single = dataclasses.replace(method, grid={"a": (1,), "b": (3,)}, then={}, start={"c": 1})
+    assert tune(None, single, alone, lambda point: True) == ({"a": 1, "b": 3, "c": 1}, {}, {})
+    one = dataclasses.replace(alone, grid_points=1)
+    assert tune(None, method, one, lambda point: True)[0] == {"a": 1, "b": 3, "c": 1}
 
 
 def test_what_diverges_later_is_passed_over():
-    class Unstable:
-        """Learning rate 1 is best early and diverges late; 0.5 diverges at once."""
+    def score(rounds, lr):
+        """1 is best early and diverges late; 0.5 diverges at once."""
+        return np.nan if lr == 0.5 or (lr == 1.0 and rounds == 4) else lr
 
-        scale = dataclasses.replace(SCALE, rounds=4, tuning_rounds=2, finalists=1)
-        fit = validation = None
+    method = Method("fedavg", {"lr": (0.2, 0.5, 1.0, 0.3, 0.1)})
+    stub = Stub(score)
+    chosen, tried, finals = tune(stub, method, SCALE, lambda point: True)
+    assert chosen == {"lr": 0.3}
+    assert stub.asked[1:] == [(4, [(1.0,), (0.3,)]), (4, [(0.2,)])]
+    assert np.isnan(tried['{"lr": 0.5}'])
+    assert np.isnan(finals['{"lr": 1.0}'])
+    assert list(finals) == ['{"lr": 1.0}', '{"lr": 0.3}', '{"lr": 0.2}']
 
-        def clients(self, *arguments):
-            return None
 
-        def run(self, name, method, rounds, hyper, seed, clients, examples):
-            lr = hyper["client_lr"]
-            finite = lr != 0.5 and not (lr == 1.0 and rounds == 4)
-            return np.asarray([lr, 0.1]), {"loss": 1.0 if finite else np.nan}
+def test_the_command_names_what_there_is(capsys):
+    main((STUDY,), ["--list"])
+    assert "--scale smoke: iid; 2 seeds" in capsys.readouterr().out
+    for arguments in (["table_9"], ["--scale", "smoke", "--methods", "FedSGD"]):
+        with pytest.raises(SystemExit):
+            main((STUDY,), arguments)
+        assert re.search("there are: digits|it has FedAvg", capsys.readouterr().err)
 
-    method = Method("fedavg", {"client_lr": (0.2, 0.5, 1.0, 0.3)})
-    chosen, trials = tune(Unstable(), "m", method, "iid", lambda hyper: True)
-    assert chosen == {"client_lr": 1.0}
-    assert np.isnan(trials['{"client_lr": 0.5}'])
-    finals = settle(Unstable(), "m", method, "iid", trials)
-    assert list(finals) == ['{"client_lr": 1.0}', '{"client_lr": 0.3}']
-    assert np.isnan(finals['{"client_lr": 1.0}'])
-    assert finals['{"client_lr": 0.3}'] == 0.3
+
+def test_every_paper_has_a_make_target():
+    makefile = (ROOT.parent / "Makefile").read_text()
+    (named,) = re.findall(r"^STUDIES := (.*)$", makefile, re.MULTILINE)
+    assert sorted(named.split()) == PAPERS
+
+
+def scales_of(paper):
+    studies = importlib.import_module(f"experiments.{paper}.__main__").STUDIES
+    return [(study, name, scale) for study in studies for name, scale in study.scales.items()]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_declared_runs_are_valid(paper):
+    for study, _, scale in scales_of(paper):
+        for column in scale.columns.values():
+            for name in scale.methods or study.methods:
+                method = study.methods[name]
+                assert set(method.start) <= set(method.then)
+                first = {key: values[0] for key, values in {**method.grid, **method.then}.items()}
+                config = method.config(column, {**first, **method.start}).resolve()
+                assert config.rounds % config.eval_every == 0
+                assert column.tuning_rounds % config.eval_every == 0
+                assert column.tuning_rounds <= config.rounds
+                model = models.build(config.model, 10)
+                for key, values in {**method.grid, **method.then}.items():
+                    for value in values:
+                        build_algorithm(config, len, model, len, {key: value})
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_declared_studies_are_consistent(paper):
+    for study, name, scale in scales_of(paper):
+        assert study.paper == paper
+        assert set(study.scales) == {"paper", "machine", "smoke"}
+        assert set(scale.methods or ()) | set(scale.landscape) <= set(study.methods)
+        assert scale.seeds
+        assert machinery.TUNING_SEED not in scale.seeds
+        assert (scale.grid_points == 1 and scale.seeds == (1,)) == (name == "smoke")
+        for column in scale.columns.values():  # raises where the paper's file has no such number
+            assert bool(column.paper) == bool(paper_accuracies(paper, column.paper, study.methods))

@@ -1,0 +1,9 @@
+"""CFedAvg's studies; see ``experiments.study``."""
+
+from experiments.cfedavg import figure_1, figure_2
+from experiments.study import main
+
+STUDIES = (figure_1.STUDY, figure_2.STUDY)
+
+if __name__ == "__main__":
+    main(STUDIES)

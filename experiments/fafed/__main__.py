@@ -1,0 +1,10 @@
+"""FAFED's studies; see ``experiments.study``."""
+
+from experiments.fafed import cifar10, language_model, mnist, table_2
+from experiments.study import main
+
+STUDIES = (table_2.STUDY, mnist.STUDY, cifar10.STUDY, language_model.STUDY)
+
+if __name__ == "__main__":
+    language_model.write_text()
+    main(STUDIES)

@@ -1,0 +1,21 @@
+"""FedSpeed's studies; see ``experiments.study``."""
+
+from experiments.fedspeed import (
+    figure_4_3,
+    table_4_6,
+    tables_4_2_and_4_5,
+    tables_4_3_and_4_4,
+    tables_4_7_and_4_8,
+)
+from experiments.study import main
+
+STUDIES = (
+    tables_4_2_and_4_5.STUDY,
+    tables_4_3_and_4_4.STUDY,
+    table_4_6.STUDY,
+    *tables_4_7_and_4_8.STUDIES,
+    figure_4_3.STUDY,
+)
+
+if __name__ == "__main__":
+    main(STUDIES)

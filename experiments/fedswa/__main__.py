@@ -1,0 +1,23 @@
+"""FedSWA's studies; see ``experiments.study``."""
+
+from experiments.fedswa import (
+    figure_5,
+    figures_1_and_4,
+    table_4,
+    table_5,
+    table_8,
+    tables_2_3_and_6,
+)
+from experiments.study import main
+
+STUDIES = (
+    tables_2_3_and_6.STUDY,
+    table_4.STUDY,
+    table_5.STUDY,
+    table_8.STUDY,
+    *figure_5.STUDIES,
+    figures_1_and_4.STUDY,
+)
+
+if __name__ == "__main__":
+    main(STUDIES)

@@ -1,0 +1,9 @@
+"""GradMA's studies; see ``experiments.study``."""
+
+from experiments.gradma import figure_5, figures_6_and_7, tables_1_and_2
+from experiments.study import main
+
+STUDIES = (tables_1_and_2.STUDY, figures_6_and_7.STUDY, figure_5.STUDY)
+
+if __name__ == "__main__":
+    main(STUDIES)

@@ -1,0 +1,191 @@
+"""Figures of what a run measures on its way: a line for each group of runs."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_lab.report.runs import Group, Run
+from fedjax_lab.report.style import (
+    Styles,
+    frame,
+    legend,
+    log_axis,
+    panels,
+    plain_numbers,
+    styles_of,
+)
+
+_MANY_RUNS = 12  # more single lines hide the means
+_WIDE = 10.0  # ratio of costs beyond which the axis is logarithmic
+_STEEP = 5.0  # and of a measure's values
+
+
+class Measure(NamedTuple):
+    """What an axis shows: its label, and a run's values, one for each evaluation."""
+
+    label: str
+    values: Callable[[Run], list[float]]
+
+
+def metric(name: str, label: str, scale: float = 1.0) -> Measure:
+    """A column of a run's rows, times ``scale``."""
+    return Measure(label, lambda run: [scale * value for value in run.values(name)])
+
+
+ROUNDS = metric("round", "round")
+ACCURACY = metric("accuracy", "test accuracy (%)", 100)
+COSTS = (
+    ROUNDS,
+    metric("bytes_up", "uplink of all clients together (MB)", 1e-6),
+    metric("gradients", "mini-batch gradients of all clients (thousands)", 1e-3),
+)
+LOSSES = (metric("loss", "training loss (in local steps)"), metric("test_loss", "test loss"))
+DRIFT = metric("client_drift", "client drift, mean ‖y - x‖²")
+ERROR_MEMORY = (
+    metric("error_sq", "error memory, mean ‖e‖²"),
+    metric("change_sq", "uncompressed change, mean ‖u‖²"),
+    metric("message_sq", "message sent, mean ‖Δ‖²"),
+)
+
+
+class Panel(NamedTuple):
+    """One of a figure's axes: ``y`` against rounds."""
+
+    groups: Sequence[Group]
+    y: Measure
+    title: str = ""
+
+
+def has(groups: Sequence[Group], measure: Measure) -> bool:
+    """Whether any run has a finite value of it that is not 0."""
+    values = [value for group in groups for run in group.runs for value in measure.values(run)]
+    return any(math.isfinite(value) and value != 0 for value in values)
+
+
+def accuracy_figure(groups: Sequence[Group], styles: Styles | None = None) -> Any:
+    """Accuracy against rounds, uplink and gradients, side by side, as far as they are known.
+
+    A cost axis is logarithmic where the groups' totals differ more than tenfold.
+
+    Args:
+      groups: at least one run has an accuracy.
+      styles: label -> style; None: by the groups' order.
+    """
+    styles = styles or styles_of(group.label for group in groups)
+    costs = [cost for cost in COSTS if has(groups, cost)]
+    figure, all_axes = panels(len(costs), 5.0 if len(costs) < 3 else 4.2, 3.7)
+    limits = _accuracy_limits(groups)
+    for axes, cost in zip(all_axes, costs, strict=True):
+        draw_curves(axes, groups, cost, ACCURACY, styles, shows_single_runs(groups))
+        frame(axes, cost.label, ACCURACY.label if axes is all_axes[0] else "")
+        axes.set_ylim(*limits)
+        _cost_axis(axes, groups, cost)
+    legend(figure, [group.label for group in groups], styles)
+    return figure
+
+
+def metric_figure(shown: Sequence[Panel], styles: Styles | None = None, columns: int = 3) -> Any:
+    """A panel for each measure, against rounds.
+
+    Logarithmic where all values are positive and differ fivefold.
+    """
+    labels = list(dict.fromkeys(group.label for panel in shown for group in panel.groups))
+    styles = styles or styles_of(labels)
+    columns = min(columns, len(shown))
+    single = all(shows_single_runs(panel.groups) for panel in shown)
+    figure, all_axes = panels(len(shown), 5.6 if columns == 1 else 4.4, 3.5, columns)
+    for axes, panel in zip(all_axes, shown, strict=True):
+        draw_curves(axes, panel.groups, ROUNDS, panel.y, styles, single)
+        frame(axes, ROUNDS.label, panel.y.label, panel.title)
+        axes.set_xlim(left=0)
+        values = [v for group in panel.groups for run in group.runs for v in panel.y.values(run)]
+        finite = [v for v in values if math.isfinite(v)]
+        if finite and 0 < _STEEP * min(finite) < max(finite):
+            log_axis(axes, "y", min(finite), max(finite))
+    legend(figure, labels, styles)
+    return figure
+
+
+def draw_curves(
+    axes: Any, groups: Sequence[Group], x: Measure, y: Measure, styles: Styles, single: bool
+) -> None:
+    """Each group's mean as a thick line, over the rounds at which all its runs were evaluated.
+
+    ``single``: single runs are thin lines; else their range is a shade.
+    """
+    for group in groups:
+        style = styles[group.label]
+        if len(group.runs) > 1 and single:
+            for run in group.runs:
+                axes.plot(x.values(run), y.values(run), linewidth=0.7, alpha=0.4, **style)
+        across, values = common_curves(group, x, y)
+        if len(group.runs) > 1 and not single:
+            low, high = values.min(0), values.max(0)
+            axes.fill_between(across, low, high, color=style["color"], alpha=0.12, linewidth=0)
+        marker = "o" if len(across) == 1 else None
+        axes.plot(across, values.mean(0), linewidth=1.8, marker=marker, **style)
+
+
+def shows_single_runs(groups: Sequence[Group]) -> bool:
+    """Whether there are few enough runs for a line each."""
+    return _count_runs(groups) <= _MANY_RUNS
+
+
+def spread_note(groups: Sequence[Group]) -> str:
+    """How a figure's caption explains several seeds; empty where there is one."""
+    if all(len(group.runs) == 1 for group in groups):
+        return ""
+    if shows_single_runs(groups):
+        return " Thin lines are single seeds, thick ones their mean."
+    return " Lines are means over the seeds, shades their range."
+
+
+def panels_note(shown: Sequence[Panel]) -> str:
+    """``spread_note`` for a figure of several panels, which treats them alike."""
+    return spread_note(max((panel.groups for panel in shown), key=_count_runs))
+
+
+def _count_runs(groups: Sequence[Group]) -> int:
+    return sum(len(group.runs) for group in groups)
+
+
+def common_curves(group: Group, x: Measure, y: Measure) -> tuple[np.ndarray, np.ndarray]:
+    """(mean x [T], y [runs, T]) at the T rounds at which all runs of the group were evaluated."""
+    common = set.intersection(*(set(run.values("round")) for run in group.runs))
+    points = [
+        [
+            (a, b)
+            for r, a, b in zip(run.values("round"), x.values(run), y.values(run), strict=True)
+            if r in common
+        ]
+        for run in group.runs
+    ]
+    values = np.asarray(points, float).reshape(len(points), len(common), 2)
+    return values[..., 0].mean(0), values[..., 1]
+
+
+def _accuracy_limits(groups: Sequence[Group]) -> tuple[float, float]:
+    """Room for all but the first fifth of each curve, whose rise says little."""
+    settled = []
+    for group in groups:
+        values = common_curves(group, ROUNDS, ACCURACY)[1]
+        settled += values[:, values.shape[1] // 5 :].ravel().tolist()
+    settled = [value for value in settled if math.isfinite(value)] or [0.0, 100.0]
+    low, high = min(settled), max(settled)
+    room = max(0.5, 0.06 * (high - low))
+    return max(0.0, low - room), min(100.0, high) + room
+
+
+def _cost_axis(axes: Any, groups: Sequence[Group], cost: Measure) -> None:
+    runs = [[v for v in cost.values(run) if v > 0] for group in groups for run in group.runs]
+    totals = [max(values) for values in runs if values]  # NaN is not above 0
+    if max(totals) > _WIDE * min(totals):
+        log_axis(axes, "x", min(min(values) for values in runs if values), max(totals))
+        return
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(plain_numbers())

@@ -1,0 +1,76 @@
+"""Who holds which labels, twice: as bubbles (GradMA, Figure 8) and as a heat map (FedSpeed,
+Figure 4.1).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_lab.report.style import COLOURS, frame, new_figure
+
+_MOST = 100  # clients that can be told apart
+
+
+def partition_figure(histogram: Sequence[Sequence[int]] | np.ndarray, title: str = "") -> Any:
+    """Bubbles, whose area is the number of examples, beside a heat map of each client's shares.
+
+    Of more than 100 clients, 100 are shown, evenly spaced among the clients in order of size.
+
+    Args:
+      histogram: examples of each client with each label, int [N, C].
+      title: above both.
+
+    Raises:
+      ValueError: the histogram is not of two axes, or is empty.
+    """
+    counts = np.asarray(histogram, float)
+    if counts.ndim != 2 or not counts.size:
+        raise ValueError(f"histogram has shape {counts.shape}; it must be [N, C].")
+    num_clients, num_classes = counts.shape
+    xlabel = "client"
+    if num_clients > _MOST:
+        by_size = np.argsort(counts.sum(1), kind="stable")
+        counts = counts[by_size[np.linspace(0, num_clients - 1, _MOST).round().astype(int)]]
+        xlabel = f"client ({_MOST} of {num_clients:,}, in order of size)"
+    width, height = 6.2, 3.6
+    figure = new_figure(2 * width, height)
+    left, right = figure.subplots(1, 2)
+    _bubbles(left, counts, 72 * 0.85 * width, 72 * 0.7 * height)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    image = right.imshow(
+        shares.T,
+        aspect="auto",
+        origin="lower",
+        cmap="YlGnBu",
+        vmin=0,
+        vmax=max(shares.max(), 1e-9),
+        interpolation="nearest",
+    )
+    figure.colorbar(image, ax=right, label="share of the client's examples", pad=0.01)
+    largest = f"area: examples (largest {counts.max():,.0f})"
+    for axes, above in ((left, largest), (right, "label shares")):
+        frame(axes, xlabel, "class", above)
+        axes.set_yticks(np.arange(0, num_classes, max(1, num_classes // 10)))
+        if num_clients > _MOST:
+            axes.set_xticks([])
+        else:
+            axes.xaxis.get_major_locator().set_params(integer=True)
+    right.grid(False)
+    if title:
+        figure.suptitle(title, fontsize=12)
+    return figure
+
+
+def _bubbles(axes: Any, counts: np.ndarray, width: float, height: float) -> None:
+    """Circles on axes of about ``width`` x ``height`` points; the largest is as high as its row.
+
+    Of many clients they may be wider than a column, since they show through.
+    """
+    num_clients, num_classes = counts.shape
+    diameter = min(22.0, max(12.0, width / num_clients), max(5.0, 0.95 * height / num_classes))
+    client, label = np.nonzero(counts)
+    share = counts[client, label] / max(1.0, counts.max())
+    axes.scatter(client, label, s=share * diameter**2, color=COLOURS[0], alpha=0.65, linewidths=0)
+    axes.set_xlim(-1, num_clients)
+    axes.set_ylim(-0.7, num_classes - 0.3)

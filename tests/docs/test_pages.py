@@ -1,0 +1,151 @@
+"""The tutorial, the guides and the pages on moving here run as printed, with fewer rounds."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import cli
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [DOCS / "tutorial.md", *sorted(DOCS.glob("guides/*.md")), *sorted(DOCS.glob("moving/*.md"))]
+BLOCK = re.compile(r"^( *)```(python|sh)\n(.*?)^ *```$", re.M | re.S)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in one language, without the indentation of a list."""
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [
+        re.sub(f"^{indent}", "", code, flags=re.M)
+        for indent, kind, code in found
+        if kind == language
+    ]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The arguments of all calls of our command line on a page."""
+    lines = "\n".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
+    calls = [line.partition("python -m fedjax_lab ")[2] for line in lines]
+    return [shlex.split(call) for call in calls if call]
+
+
+def execute(name: str) -> dict[str, Any]:
+    """Run the Python of a page, two rounds a run, on one device; returns what it defines."""
+    page = DOCS / name
+    namespace: dict[str, Any] = {"__name__": "page"}
+    for code in blocks(page, "python"):
+        if "import fedjax\n" in code or "import flwr" in code or "from flwr" in code:
+            compile(code, str(page), "exec")  # another library's
+            continue
+        # One device, of the tests' eight, is soonest compiled for.
+        short = re.sub(r"\brounds=\d+", 'rounds=2, client_map="scan"', code)
+        exec(compile(short, str(page), "exec"), namespace)
+    return namespace
+
+
+@pytest.fixture(autouse=True)
+def _in_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_tutorial(tmp_path, capsys):
+    namespace = execute("tutorial.md")
+    assert list(namespace["histories"]) == ["FedAvg", "SCAFFOLD", "FedMoSWA"]
+    for history in namespace["histories"].values():
+        assert 0 < history[-1]["accuracy"] < 1
+    # The same method and seed, once for the first run and once for the comparison.
+    assert namespace["histories"]["FedAvg"] == namespace["result"].history
+    assert {"partition.png", "comparison.png"} <= {path.name for path in tmp_path.iterdir()}
+    assert "dirichlet:0.1" in capsys.readouterr().out
+    calls = commands(DOCS / "tutorial.md")
+    assert [call[0] for call in calls] == ["run", "run", "report"]
+    first, _, last = [[word.replace("100", "2") for word in call] for call in calls]
+    assert cli.main([*first, "--client-map", "scan"]) == 0
+    assert cli.main(last) == 0
+    (report,) = tmp_path.glob("runs/**/report.md")
+    assert "fedavg" in report.read_text()
+
+
+def test_an_algorithm():
+    namespace = execute("guides/add_an_algorithm.md")
+    state, result = namespace["result"].state, namespace["result"]
+    assert namespace["algorithm"].hyperparameters["decay"] == 0.9
+    for average, last in zip(
+        *map(jax.tree.leaves, (result.params, state.server.params)), strict=True
+    ):
+        assert not np.array_equal(average, last)
+    with pytest.raises(ValueError, match="decay is 2"):
+        namespace["averaged"](namespace["loss_fn"], client_lr=0.1, decay=2)
+
+
+def test_a_compressor():
+    namespace = execute("guides/add_a_compressor.md")
+    names = ("scaffold", "small", "algorithm")
+    full, small, striped = (namespace[name].uplink(namespace["params"]) for name in names)
+    assert small < 0.1 * full
+    assert full / 4 < striped < full / 3.9
+    stripes = namespace["stripes"](4)
+    for d in (1, 4, 33):
+        v = jax.random.normal(jax.random.key(d), (d,))
+        for seed in range(6):
+            message = stripes.compress(jax.random.key(seed), v)
+            packed = stripes.pack(message)
+            assert len(packed) == stripes.bytes(d)
+            received = stripes.decompress(message)
+            np.testing.assert_array_equal(stripes.decompress(stripes.unpack(packed, d)), received)
+            first = int(message.first)
+            expected = np.where(np.arange(d) % 4 == first, v, 0)
+            np.testing.assert_array_equal(received, expected)
+
+
+def test_a_partition():
+    namespace = execute("guides/add_a_partition.md")
+    clients, brightness = namespace["clients"], namespace["brightness"]
+    owner = namespace["owner"]
+    assert sorted(clients.sizes.tolist()) == sorted(np.bincount(owner).tolist())
+    assert brightness[owner == 0].mean() < brightness[owner == 9].mean()
+
+
+def test_a_data_set():
+    namespace = execute("guides/add_a_data_set.md")
+    np.testing.assert_array_equal(namespace["train"].x, namespace["x"][:400])
+    ready = namespace["preprocess"](namespace["test"], jax.random.key(0)).x
+    assert ready.shape == (100, 12, 12, 3)
+    assert ready.dtype == jnp.float32
+
+
+def test_several_devices():
+    losses = execute("guides/several_devices.md")["losses"]
+    np.testing.assert_allclose(losses["shard_map"], losses["scan"], rtol=1e-5)
+
+
+def test_a_resumed_run(tmp_path):
+    namespace = execute("guides/resume_a_run.md")
+    assert namespace["again"].history == namespace["result"].history
+    assert (tmp_path / "runs" / "first" / "config.json").exists()
+
+
+@pytest.mark.parametrize("name", ["from_fedjax", "from_flower"])
+def test_moving(name):
+    result = execute(f"moving/{name}.md")["result"]
+    assert np.isfinite(result.history[-1]["loss"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_are_understood(page):
+    for call in commands(page):
+        command = cli._parse(call)
+        if call[0] == "run":
+            command.settings.resolve()
+
+
+def test_every_block_of_python_is_reached():
+    pages = {page.relative_to(DOCS).as_posix() for page in PAGES if blocks(page, "python")}
+    source = Path(__file__).read_text(encoding="utf-8")
+    named = set(re.findall(r"\w+/\w+\.md|tutorial\.md", source))
+    assert pages <= named | {"moving/from_fedjax.md", "moving/from_flower.md"}

@@ -1,0 +1,116 @@
+"""The wheel as a stranger gets it: what is inside, and whether its first commands work.
+
+    python tests/packaging/check_wheel.py
+
+All in a temporary directory: a copy of the checkout is built (a build leaves files behind, and
+picks up those that earlier ones left), the wheel is installed into a new virtual environment with
+the versions of constraints.txt, and two commands run in an empty home with no other settings.
+It needs Python, pip and a package index; a minute or two.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", "runs", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
+)
+DATA_FILES = {"fedjax_lab/py.typed", "fedjax_lab/data/digits.npz"}
+METADATA = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
+EXTRA = "report"  # the report draws figures
+
+
+def main() -> None:
+    """Build, list, install, run; ends with an error at the first thing that is not as it should."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="fedjax-lab-wheel-") as name:
+        folder = Path(name)
+        wheel = build(folder)
+        version = wheel.name.split("-")[1]
+        check_content(wheel, version)
+        bin = install(wheel, folder / "venv")
+        check_commands(bin, folder, version)
+    print(f"wheel-check: all is well after {time.monotonic() - began:.0f} s")
+
+
+def build(folder: Path) -> Path:
+    """Build the wheel of a copy of the checkout."""
+    source = folder / "source"
+    shutil.copytree(ROOT, source, ignore=LEFT_OUT)
+    out = folder / "wheels"
+    call(sys.executable, *PIP, "wheel", "--no-deps", "--wheel-dir", out, source)
+    (wheel,) = out.iterdir()
+    return wheel
+
+
+def check_content(wheel: Path, version: str) -> None:
+    """The package's modules, its two data files and the metadata, and nothing else."""
+    modules = {str(p.relative_to(ROOT)) for p in (ROOT / "fedjax_lab").rglob("*.py")}
+    metadata = {f"fedjax_lab-{version}.dist-info/{name}" for name in METADATA}
+    expected = modules | DATA_FILES | metadata
+    with zipfile.ZipFile(wheel) as file:
+        found = set(file.namelist())
+    print(f"{wheel.name}: {len(found)} files, {wheel.stat().st_size / 1e3:,.0f} kB")
+    for path in sorted(found):
+        print(f"  {path}")
+    if found != expected:
+        sys.exit(f"missing: {sorted(expected - found)}; not wanted: {sorted(found - expected)}")
+
+
+def install(wheel: Path, venv: Path) -> Path:
+    """A new environment with the wheel; returns its folder of commands."""
+    call(sys.executable, "-m", "venv", venv)
+    bin = venv / ("Scripts" if os.name == "nt" else "bin")
+    call(
+        bin / "python",
+        *PIP,
+        "install",
+        "--constraint",
+        ROOT / "constraints.txt",
+        f"{wheel}[{EXTRA}]",
+    )
+    return bin
+
+
+def check_commands(bin: Path, folder: Path, version: str) -> None:
+    """A run of two rounds, and its report."""
+    home = folder / "home"
+    home.mkdir()
+    clean = {"HOME": str(home), "PATH": f"{bin}{os.pathsep}{os.defpath}"}
+
+    def command(*arguments: str) -> str:
+        print("$ fedjax-lab", *arguments, flush=True)
+        done = subprocess.run(
+            [bin / "fedjax-lab", *arguments],
+            cwd=home,
+            env=clean,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    if command("--version") != f"fedjax-lab {version}\n":
+        sys.exit("--version prints something else")
+    print(command("run", "--rounds", "2", "--eval-every", "1", "--run-dir", "first"))
+    print(command("report", "first"))
+    report = home / "first" / "report.md"
+    if "accuracy" not in report.read_text(encoding="utf-8"):
+        sys.exit(f"{report} says nothing about accuracy")
+
+
+def call(*command: object) -> None:
+    """Run a command; a failure ends the check."""
+    subprocess.run([str(part) for part in command], check=True)
+
+
+PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+
+if __name__ == "__main__":
+    main()
