@@ -36,6 +36,14 @@ from fedjax_lab.report.tables import PAIRED, accuracy_table, default_target, tar
 from fedjax_lab.report.write import show_figures, write_page
 
 RESULTS, DISCUSSION, FIGURES = "RESULTS.md", "discussion.md", "figures"
+_PAPERS = {
+    "catalogue": "the whole catalogue",
+    "cfedavg": "CFedAvg",
+    "fafed": "FAFED",
+    "fedspeed": "FedSpeed",
+    "fedswa": "FedSWA and FedMoSWA",
+    "gradma": "GradMA",
+}
 _READING = f"""\
 ## How to read the tables
 
@@ -48,7 +56,9 @@ model does worst.
 
 The target is 95 % of the best method's top accuracy. What it takes to get there is given only
 where all seeds do: uplink counts all clients' messages (1 MB = 10^6 bytes), gradients are
-mini-batch gradients, seconds leave compilation out. A dash stands for what was not measured."""
+mini-batch gradients, seconds leave compilation out. The machine did other work as well, so that
+minutes and seconds compare a table's methods roughly at best. A dash stands for what was not
+measured."""
 
 
 def write_results(studies: Sequence[Any], folder: Path) -> Path:
@@ -72,7 +82,7 @@ def write_results(studies: Sequence[Any], folder: Path) -> Path:
     if not sections:
         names = ", ".join(str(study.result_path(folder)) for study in studies)
         raise FileNotFoundError(f"there are no results to report; looked for {names}.")
-    parts = [f"# Results: {studies[0].paper}", _READING, *sections]
+    parts = [f"# Results: {_PAPERS.get(studies[0].paper, studies[0].paper)}", _READING, *sections]
     discussion = folder / DISCUSSION
     if discussion.exists():
         parts.append(discussion.read_text(encoding="utf-8").strip())
