@@ -54,21 +54,31 @@ def late(run: Run) -> float:
 def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] = late) -> Rows:
     """Head and rows: accuracies in percent, and how far each group is behind the best one.
 
+    Language models also have a column with the lowest perplexity.
+
     Args:
       groups: a row for each.
       measure: by which the best group is found and the others differ from it, over the seeds
         that both have.
     """
     head = ["method", "seeds", "top (%)", "last (%)", f"mean of last {LAST} (%)"]
-    head += ["worst 10 % of clients (%)", "behind the best (points)", "p"]
+    head += ["worst 10 % of clients (%)"]
+    is_text = any("perplexity" in run.rows[-1] for group in groups for run in group.runs)
+    head += [*(["lowest perplexity"] if is_text else []), "behind the best (points)", "p"]
 
     def row(group: Group, behind: list[str]) -> list[str]:
         measures = (top, lambda run: last(run.values("accuracy")), late, _worst)
-        shown = [estimate([100 * value(run) for run in group.runs]) for value in measures]
-        return [group.label, str(len(group.runs)), *(format_estimate(e, 2) for e in shown), *behind]
+        estimates = [estimate([100 * value(run) for run in group.runs]) for value in measures]
+        estimates += [over_seeds(group, _lowest_perplexity)] if is_text else []
+        shown = [format_estimate(found, 2) for found in estimates]
+        return [group.label, str(len(group.runs)), *shown, *behind]
 
     behind = behind_best(groups, lambda run: 100 * measure(run))
     return [head, *(row(group, cells) for group, cells in zip(groups, behind, strict=True))]
+
+
+def _lowest_perplexity(run: Run) -> float:
+    return -best([-value for value in run.values("perplexity")])
 
 
 def _worst(run: Run) -> float:

@@ -84,6 +84,15 @@ def test_seeds_are_one_row_with_an_interval(tmp_path):
     assert target_table(groups, 0.8)[1] == ["fedavg", "1 of 2", "-", "-", "-", "-"]
 
 
+def test_language_models_show_their_lowest_perplexity(tmp_path):
+    # 600 / round: 120 at round 5, 60 at round 10.
+    text = write_run(tmp_path / "a", [0.1, 0.2], more={"perplexity": 600.0})
+    head, row = accuracy_table(groups_of(text))
+    assert row[head.index("lowest perplexity")] == "60.00"
+    images = write_run(tmp_path / "b", [0.1, 0.2])
+    assert "lowest perplexity" not in accuracy_table(groups_of(images))[0]
+
+
 def test_labels_name_what_differs(tmp_path):
     paths = [write_run(tmp_path / f"lr{lr}", lr=lr) for lr in (0.1, 0.01)]
     labels = [group.label for group in groups_of(*paths)]
