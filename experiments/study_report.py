@@ -169,9 +169,9 @@ def _group(method: str, cell: Mapping[str, Any]) -> Group:
             algorithm=method,
             seed=run["seed"],
             settings={},
-            rows=run["rows"],
+            rows=_rows(run["curves"]),
             config={
-                "rounds": run["rows"][-1]["round"],
+                "rounds": run["curves"]["round"][-1],
                 "partition": {"hash": run.get("partition_hash")},
             },
             summary=run.get("summary") or {},
@@ -181,6 +181,11 @@ def _group(method: str, cell: Mapping[str, Any]) -> Group:
         for run in cell["runs"]
     ]
     return Group(method, runs, "")
+
+
+def _rows(curves: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """A row per evaluation, as a run directory has them."""
+    return [dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]
 
 
 def _skew(histogram: Any) -> float:

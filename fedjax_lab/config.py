@@ -267,6 +267,14 @@ class RunConfig:
             return None
         return Devices(**settings)
 
+    def schedule(self) -> dict[str, Any]:
+        """What ``simulate`` and ``sweep`` both take: keyword arguments about rounds and batches."""
+        names = (
+            *("rounds", "cohort_size", "local_steps", "local_epochs", "batch_size", "replace"),
+            *("weights", "full_examples", "eval_every"),
+        )
+        return {**{name: getattr(self, name) for name in names}, "devices": self.devices()}
+
     def run_name(self) -> str:
         """A readable name from the settings, such as gradma-digits-dirichlet0.1-seed0.
 

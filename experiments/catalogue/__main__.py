@@ -1,7 +1,7 @@
-"""The catalogue's study; see ``experiments.study``."""
+"""The catalogue's study; see ``experiments.study_command``."""
 
 from experiments.catalogue import table
-from experiments.study import main
+from experiments.study_command import main
 
 STUDIES = (table.STUDY,)
 

@@ -1,7 +1,7 @@
-"""CFedAvg's studies; see ``experiments.study``."""
+"""CFedAvg's studies; see ``experiments.study_command``."""
 
 from experiments.cfedavg import figure_1, figure_2
-from experiments.study import main
+from experiments.study_command import main
 
 STUDIES = (figure_1.STUDY, figure_2.STUDY)
 

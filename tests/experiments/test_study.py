@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 import experiments
-from experiments import study as machinery
+from experiments import study_runs as machinery
 from experiments.paper_numbers import paper_accuracies
-from experiments.study import Column, Method, Problem, Scale, Study, gather, main, run_study, tune
+from experiments.study import Column, Method, Scale, Study
+from experiments.study_command import main
+from experiments.study_runs import Problem, gather, run_study, tune
 from fedjax_lab import algorithms, data, models, simulate
 from fedjax_lab.build import build_algorithm
 
@@ -196,7 +198,7 @@ def test_the_report_is_the_same_from_runs_and_from_the_results_alone(runs, tmp_p
     first, second = (run["landscape"] for run in cell["runs"])
     assert np.shape(first["losses"]) == (len(first["offsets"]),) * 2
     assert second is None
-    tops = [100 * max(row["accuracy"] for row in run["rows"]) for run in cell["runs"]]
+    tops = [100 * max(run["curves"]["accuracy"]) for run in cell["runs"]]
     assert f"{np.mean(tops):.2f} ± " in text
 
     for path in written:

@@ -37,7 +37,8 @@ def run(seed, accuracies, up=1e6, old=False, landscape=None, **more):
     if not old:
         rows = [{**r, **more, "gradients": 10 * r["round"], "seconds": 0.5} for r in rows]
     summary = {} if old else {"worst_10_percent_accuracy": 0.25}
-    return {"seed": seed, "rows": rows, "summary": summary, "landscape": landscape}
+    curves = {name: [row[name] for row in rows] for name in rows[0]}
+    return {"seed": seed, "curves": curves, "summary": summary, "landscape": landscape}
 
 
 def cell(*runs, tried=2):
