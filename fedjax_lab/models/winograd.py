@@ -1,0 +1,226 @@
+"""Winograd's convolution along rows: fewer products than outputs times weights.
+
+A tile of m outputs y_i = sum_j d_{i + j} g_j of a row of w weights takes P = m + w - 1 products
+in place of m w: a sum like this is the transpose of a product of polynomials of degrees m - 1 and
+w - 1, which is known from its values at P points (one of them infinity: the leading coefficient):
+
+    y = A^T [(G g) * (B^T d)],   * element by element.
+
+The products are summed over channels and kernel rows first, so that they are matrix products; the
+linear maps A^T, G and B^T cost little beside them. Source: S. Winograd, Arithmetic Complexity of
+Computations, 1980; for convolutional networks A. Lavin, S. Gray: Fast Algorithms for Convolutional
+Neural Networks, CVPR 2016, who nest the method along both axes. Along one axis, as here, rounding
+grows once and not twice, and the matrix products keep the kernel's rows.
+
+Axes: images [H, C, W, B] and features [H', F, W', B], as in ``convolution``; T tiles of m outputs,
+kernel h x w.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_lab.models.layout import written_out
+
+# Small numbers with small differences, on which rounding depends; infinity comes after them.
+_POINTS = (0.0, 1.0, -1.0, 2.0, -0.5, -2.0, 0.5)
+_MAX_TILE = 4  # float32: an error of 1e-6 of the largest output; 1e-5 with tiles of 5
+
+
+class _Maps(NamedTuple):
+    """The three linear maps, float64: A^T [m, P], G [P, w], B^T [P, P]."""
+
+    outputs: np.ndarray
+    kernel: np.ndarray
+    pixels: np.ndarray
+
+
+@functools.cache
+def _maps(tile: int, width: int) -> _Maps:
+    points = np.array(_POINTS[: tile + width - 2])
+    others = [np.delete(points, i) for i in range(len(points))]
+    # Rows of Lagrange's polynomials, which vanish at the other points; that of infinity at all.
+    pixels = np.zeros((len(points) + 1, len(points) + 1))
+    for i, roots in enumerate(others):
+        pixels[i, :-1] = np.poly(roots)[::-1]
+    pixels[-1] = np.poly(points)[::-1]
+
+    def values(length):
+        """Of the monomials below that degree, at the points: [P, length]."""
+        return np.vstack([np.vander(points, length, increasing=True), np.eye(length)[-1]])
+
+    kernel = values(width)
+    kernel[:-1] /= np.array([np.prod(p - q) for p, q in zip(points, others, strict=True)])[:, None]
+    return _Maps(values(tile).T, kernel, pixels)
+
+
+def best_tile(num_outputs: int, width: int) -> int:
+    """The tile that takes the fewest products for a row of outputs.
+
+    Args:
+      num_outputs: W', at least 1.
+      width: w, at least 1.
+
+    Returns:
+      m; 0 where none takes fewer than the ``num_outputs`` times ``width`` products of the sums as
+      they stand: for one output, one column of weights, or more than seven.
+    """
+    tiles = range(2, min(_MAX_TILE, len(_POINTS) + 2 - width) + 1)
+    costs = {tile: -(-num_outputs // tile) * (tile + width - 1) for tile in tiles}
+    best = min(costs, key=lambda tile: costs[tile], default=0)
+    return best if best and costs[best] < num_outputs * width else 0
+
+
+def saves_time(num_outputs: int, batch: int, kernel: tuple[int, ...]) -> bool:
+    """Whether tiles are expected to be faster than the sums as they stand.
+
+    A model of one core's work on an output row, which met the faster way on each of twenty shapes
+    where the two differed by a fifth: a number read or written by the linear maps costs as much as
+    two multiplications in a matrix product, and matrices of few columns are slow.
+
+    Args:
+      num_outputs: W', at least 1.
+      batch: B, of one client.
+      kernel: (h, w, C, F).
+    """
+    height, width, channels, features = kernel
+    tile = best_tile(num_outputs, width)
+    if not tile:
+        return False
+    num_tiles, num_points = -(-num_outputs // tile), tile + width - 1
+    product = height * channels * features
+    maps = 2 * (num_points * channels + tile * features)
+    saved = num_outputs * width * product - num_tiles * num_points * (product + maps)
+    return num_tiles * batch >= 64 and saved > 0.1 * num_outputs * width * product
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def correlate(x: jax.Array, kernel: jax.Array, stride: int, tile: int) -> jax.Array:
+    """Correlate by tiles, one output row at a time: P matrices [F, h C] times [h C, T B] each.
+
+    Args:
+      x: [H, C, W, B], padded.
+      kernel: [h, w, C, F].
+      stride: of H; that of W is 1.
+      tile: m, of ``best_tile``.
+
+    Returns:
+      [H', F, W', B].
+    """
+    height, width, _, num_features = kernel.shape
+    points = _to_points(written_out(x), width, tile)
+    matrices = _to_matrices(kernel, tile)
+
+    def row(top):
+        products = _product(matrices, _rows(points, top, height), (2, 1))
+        products = products.reshape(len(products), num_features, *points.shape[3:])
+        return _combine(_maps(tile, width).outputs, _unstack(products, 0), axis=2)
+
+    rows = lax.map(row, _tops(x, height, stride))
+    num_outputs = x.shape[2] - width + 1
+    return rows.reshape(len(rows), num_features, -1, x.shape[3])[:, :, :num_outputs]
+
+
+def _forward(x, kernel, stride, tile):
+    return correlate(x, kernel, stride, tile), (x, kernel)
+
+
+def _backward(stride, tile, residuals, gradient):
+    """Two loops over output rows; XLA drops the one whose result nobody reads."""
+    x, kernel = residuals
+    height, width = kernel.shape[:2]
+    points = _to_points(written_out(x), width, tile)
+    matrices, matrices_to_kernel = jax.vjp(lambda kernel: _to_matrices(kernel, tile), kernel)
+    num_points, num_tiles = points.shape[1], points.shape[3]
+    past_end = num_tiles * tile - gradient.shape[2]
+    gradient = jnp.pad(gradient, ((0, 0), (0, 0), (0, past_end), (0, 0)))
+    gradient = gradient.reshape(*gradient.shape[:2], num_tiles, tile, -1)
+
+    def to_products(gradient):
+        """[F, T, m, B] -> [P, F, T B]."""
+        weights = _maps(tile, width).outputs.T
+        products = _combine(weights, _unstack(gradient, 2), axis=0)
+        return products.reshape(*products.shape[:2], -1)
+
+    def add_to_matrices(total, row):
+        top, gradient = row
+        return total + _product(to_products(gradient), _rows(points, top, height), (2, 2)), None
+
+    def add_to_points(total, row):
+        top, gradient = row
+        rows = _product(matrices, to_products(gradient), (1, 1))
+        rows = rows.reshape(num_points, height, *points.shape[2:]).swapaxes(0, 1)
+        rows = lax.dynamic_slice_in_dim(total, top, height) + rows
+        return lax.dynamic_update_slice_in_dim(total, rows, top, 0), None
+
+    rows = _tops(x, height, stride), gradient
+    to_matrices, _ = lax.scan(add_to_matrices, jnp.zeros_like(matrices), rows)
+    to_points, _ = lax.scan(add_to_points, jnp.zeros_like(points), rows)
+    return _to_pixels(to_points, x.shape[2], width, tile), *matrices_to_kernel(to_matrices)
+
+
+correlate.defvjp(_forward, _backward)
+
+
+def _tops(x: jax.Array, height: int, stride: int) -> jax.Array:
+    """The first row of the image that each output row sees."""
+    return jnp.arange(0, x.shape[0] - height + 1, stride)
+
+
+def _rows(points: jax.Array, top: jax.Array, height: int) -> jax.Array:
+    """What an output row sees: [H, P, C, T, B] -> [P, h C, T B]."""
+    rows = lax.dynamic_slice_in_dim(points, top, height).swapaxes(0, 1)
+    return rows.reshape(rows.shape[0], height * rows.shape[2], -1)
+
+
+def _product(left: jax.Array, right: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    """P matrix products, summed over an axis of each."""
+    return lax.dot_general(left, right, (((axes[0],), (axes[1],)), ((0,), (0,))))
+
+
+def _to_matrices(kernel: jax.Array, tile: int) -> jax.Array:
+    """G: [h, w, C, F] -> [P, F, h C]."""
+    weights = jnp.asarray(_maps(tile, kernel.shape[1]).kernel, kernel.dtype)
+    points = jnp.einsum("pj,ijcf->pfic", weights, kernel)
+    return points.reshape(*points.shape[:2], -1)
+
+
+def _to_points(x: jax.Array, width: int, tile: int) -> jax.Array:
+    """B^T: [H, C, W, B] -> [H, P, C, T, B]."""
+    num_tiles = -(-(x.shape[2] - width + 1) // tile)
+    missing = num_tiles * tile + width - 1 - x.shape[2]
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, missing), (0, 0)))
+    last = (num_tiles - 1) * tile + 1
+    pixels = [lax.slice_in_dim(x, i, i + last, tile, axis=2) for i in range(tile + width - 1)]
+    return _combine(_maps(tile, width).pixels, pixels, axis=1)
+
+
+def _to_pixels(points: jax.Array, num_pixels: int, width: int, tile: int) -> jax.Array:
+    """The transpose of ``_to_points``: tiles overlap by w - 1 pixels, which are added."""
+    weights, parts = _maps(tile, width).pixels.T, _unstack(points, 1)
+    num_blocks = -(-len(weights) // tile)  # of m pixels each
+    blocks = []
+    for i in range(num_blocks):
+        block = _combine(weights[i * tile : (i + 1) * tile], parts, axis=3)
+        around = ((i, num_blocks - 1 - i), (0, tile - block.shape[3]))
+        blocks.append(jnp.pad(block, ((0, 0), (0, 0), *around, (0, 0))))
+    total = functools.reduce(jnp.add, blocks)
+    return total.reshape(*total.shape[:2], -1, total.shape[4])[:, :, :num_pixels]
+
+
+def _combine(weights: np.ndarray, parts, axis: int) -> jax.Array:
+    """Weighted sums of the parts, one for each row of ``weights``, stacked along a new axis."""
+    sums = [
+        functools.reduce(jnp.add, [float(w) * p for w, p in zip(row, parts, strict=True) if w])
+        for row in weights
+    ]
+    return jnp.stack(sums, axis)
+
+
+def _unstack(x: jax.Array, axis: int) -> list[jax.Array]:
+    """The slices of an axis."""
+    return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]

@@ -1,0 +1,142 @@
+"""Winograd's convolution against XLA's and against the sums as they stand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab.models import winograd
+from fedjax_lab.models.convolution import convolution
+from tests.models.test_convolution import compare, normal, value_and_gradients, xla
+
+TILES = [(tile, width) for width in range(2, 8) for tile in range(2, min(4, 9 - width) + 1)]
+# image, kernel, strides, padding: outputs that tiles divide and do not, fewer than a tile; all
+# widths of a kernel that tiles take; oblong kernels; a batch of one.
+CASES = [
+    ((2, 9, 12, 3), (5, 5, 3, 4), (1, 1), "VALID"),
+    ((3, 8, 7, 2), (3, 3, 2, 5), (2, 1), "SAME"),
+    ((1, 6, 4, 1), (1, 3, 1, 1), (1, 1), "VALID"),
+    ((2, 5, 11, 2), (2, 7, 2, 3), (3, 1), "SAME"),
+    ((2, 4, 9, 3), (3, 6, 3, 2), (1, 1), "SAME"),
+    ((2, 4, 6, 2), (4, 4, 2, 2), (1, 1), "VALID"),
+    ((2, 3, 8, 2), (2, 2, 2, 2), (1, 1), "VALID"),
+]
+
+
+@pytest.mark.parametrize(("tile", "width"), TILES)
+def test_maps_correlate(tile, width):
+    outputs, kernel, pixels = winograd._maps(tile, width)
+    weights, row = normal(width, 0), normal(tile + width - 1, 1)
+    got = outputs @ ((kernel @ weights) * (pixels @ row))
+    np.testing.assert_allclose(got, np.correlate(row, weights), rtol=0, atol=1e-13)
+    assert (pixels.astype(np.float32) == pixels).all()  # no rounding before the products
+
+
+@pytest.mark.parametrize(("shape", "kernel_shape", "strides", "padding"), CASES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-5)])
+def test_values_and_gradients_are_xlas(
+    x64, shape, kernel_shape, strides, padding, dtype, tolerance
+):
+    fns = (
+        functools.partial(convolution, padding=padding, stride=strides, lowering="winograd"),
+        functools.partial(xla, strides=strides, padding=padding),
+    )
+    run = jax.jit(lambda x, kernel: [value_and_gradients(fn, x, kernel) for fn in fns])
+    compare(*run(normal(shape, 0, dtype), normal(kernel_shape, 1, dtype)), tolerance)
+
+
+def test_rounding_of_many_channels(x64):
+    """Float32 next to float64, where the sums are as long as in the larger models."""
+    x, kernel = normal((8, 10, 12, 64), 0), normal((5, 5, 64, 32), 1)
+
+    @jax.jit
+    def run(x, kernel):
+        winograds = functools.partial(convolution, lowering="winograd")
+        single = value_and_gradients(winograds, *(v.astype(jnp.float32) for v in (x, kernel)))
+        return single, value_and_gradients(
+            functools.partial(xla, strides=(1, 1), padding="VALID"), x, kernel
+        )
+
+    for ours, exact in zip(*run(x, kernel), strict=True):
+        assert np.abs(ours - exact).max() < 5e-6 * np.abs(exact).max()
+
+
+def test_a_kernel_for_each_client(x64):
+    """Mapped and scanned: XLA's result, client after client."""
+    x, kernels = normal((3, 2, 6, 7, 3), 0), normal((3, 3, 3, 3, 2), 1)
+
+    def one(x, kernel):
+        fn = functools.partial(convolution, padding="SAME", lowering="winograd")
+        return value_and_gradients(fn, x, kernel)
+
+    expected = [
+        value_and_gradients(lambda x, k: xla(x, k, (1, 1), "SAME"), x[i], kernels[i])
+        for i in range(3)
+    ]
+    expected = jax.tree.map(lambda *leaves: np.stack(leaves), *expected)
+    compare(jax.jit(jax.vmap(one))(x, kernels), expected, 1e-12)
+    compare(jax.lax.map(lambda pair: one(*pair), (x, kernels)), expected, 1e-12)
+
+
+def test_automatic_choice():
+    """Where the sums are long and rows are too; never where it cannot be."""
+
+    def chosen(shape, kernel_shape, dtype=jnp.float32, stride=1):
+        x, kernel = jnp.ones(shape, dtype), jnp.ones(kernel_shape, dtype)
+        programs = {}
+        for lowering in ("auto", "gemm", "winograd"):
+            fn = functools.partial(convolution, stride=stride, lowering=lowering)
+            try:
+                programs[lowering] = str(jax.make_jaxpr(fn)(x, kernel))
+            except ValueError:
+                continue
+        return {name for name, program in programs.items() if program == programs["auto"]}
+
+    wide = (50, 14, 14, 32), (5, 5, 32, 64)
+    assert chosen(*wide) == {"auto", "winograd"}
+    assert chosen(*wide, jnp.bfloat16) == {"auto", "gemm"}
+    assert chosen(*wide, stride=2) == {"auto", "gemm"}
+    assert chosen((50, 28, 28, 1), (5, 5, 1, 32)) == {"auto", "gemm"}
+    assert chosen((4, 14, 14, 32), (5, 5, 32, 64)) == {"auto", "gemm"}
+    assert chosen((50, 14, 14, 32), (1, 1, 32, 64)) == {"auto", "gemm"}
+
+
+def test_tiles_take_the_fewest_products():
+    for num_outputs in range(1, 20):
+        for width in range(1, 12):
+            tile = winograd.best_tile(num_outputs, width)
+            assert tile == 0 or (2 <= tile <= 4 and tile + width - 1 <= 8)
+            fewest = num_outputs * width
+            for other in range(2, min(4, 9 - width) + 1):
+                fewest = min(fewest, -(-num_outputs // other) * (other + width - 1))
+            ours = -(-num_outputs // tile) * (tile + width - 1) if tile else num_outputs * width
+            assert ours == fewest
+
+
+def test_gradient_that_nobody_reads_is_not_computed():
+    def loss(x, kernel):
+        return (convolution(x, kernel, lowering="winograd") ** 2).sum()
+
+    def num_loops(arguments):
+        compiled = jax.jit(jax.grad(loss, arguments)).lower(x, kernel).compile()
+        return compiled.as_text().count(" while(")
+
+    x, kernel = jnp.ones((4, 9, 9, 2)), jnp.ones((3, 3, 2, 4))
+    assert num_loops((0, 1)) == 3  # the features, and a gradient each
+    assert num_loops(1) == num_loops(0) == 2
+
+
+def test_what_it_cannot_do_is_named():
+    x, kernel = jnp.ones((2, 9, 9, 3)), jnp.ones((3, 3, 3, 2))
+    bad = [
+        (x, kernel, 2, "a stride of 2 along W"),
+        (x, jnp.ones((3, 1, 3, 2)), 1, "kernels of 1 columns"),
+        (x, jnp.ones((3, 8, 3, 2)), 1, "kernels of 8 columns"),
+        (x[:, :, :3], kernel, 1, "rows of 1 outputs"),
+        (x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), 1, "bfloat16; it takes"),
+    ]
+    for x, kernel, stride, words in bad:
+        with pytest.raises(ValueError, match=words):
+            convolution(x, kernel, stride=stride, lowering="winograd")
