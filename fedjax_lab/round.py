@@ -38,6 +38,8 @@ class Phase(NamedTuple):
       down: how many vectors of the params' size the broadcast holds.
       once: whether it sends anything in one round of a run only (first estimates); then
         ``uplink`` and ``downlink``, which are those of every round, leave it out.
+      keeps_if_nobody: whether ``server_update`` itself returns the server as it was where nobody
+        takes part. Otherwise ``build_round`` sees to it, which reads all of it once more.
     """
 
     broadcast: Callable[[PyTree, jax.Array], PyTree]
@@ -46,6 +48,7 @@ class Phase(NamedTuple):
     reduce: dict[str, str]
     down: int = 1
     once: bool = False
+    keeps_if_nobody: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +159,8 @@ def build_round(algorithm: Algorithm, client_map: str = "auto") -> RoundFn:
             )
             server, server_metrics = phase.server_update(server, messages, cohort)
             metrics = {**metrics, **report, **server_metrics}
-        server = tree.where(cohort.participates.any(), server, state.server)
+        if not all(phase.keeps_if_nobody for phase in algorithm.phases):
+            server = tree.where(cohort.participates.any(), server, state.server)
         state = state._replace(server=server, clients=clients)
         participants = cohort.participates.sum(dtype=cohort.weights.dtype)
         params = algorithm.params(state)

@@ -259,13 +259,14 @@ def _gradma(
             metrics["server_qp_active"] = _active(info)
             metrics["server_qp_iterations"] = info.iterations.astype(metrics["delta_norm"].dtype)
         params = tree.descend(server.params, at_round(server_lr, cohort.round), m)
-        return GradMAServer(params, m, memory), metrics
+        return _unless_nobody(cohort, GradMAServer(params, m, memory), server), metrics
 
     phase = Phase(
         broadcast,
         corrected_client_update if corrects_client else local_sgd(gradient, client_lr),
         corrected_server_update if corrects_server else plain_server_update,
         reduce={"delta": "stack" if corrects_server else "mean"},
+        keeps_if_nobody=corrects_server,
     )
     return Algorithm(
         name,
@@ -323,6 +324,18 @@ def _remember(memory: Memory, deltas: PyTree, cohort: Cohort, decay: Scalar, p: 
     products = memory.products.at[:, slot].set(with_new.mT, mode="drop")
     products = products.at[:, :, slot].set(with_new, mode="drop")
     return Memory(rows, put(scale, new_scale), products, slots), with_p
+
+
+def _unless_nobody(cohort: Cohort, new: GradMAServer, old: GradMAServer) -> GradMAServer:
+    """``new``, or ``old`` where nobody took part, and so wrote no row of the memory."""
+    if not new.memory:
+        return tree.where(cohort.participates.any(), new, old)
+
+    def without_rows(server):
+        return server._replace(memory=server.memory._replace(rows=()))
+
+    kept = tree.where(cohort.participates.any(), without_rows(new), without_rows(old))
+    return kept._replace(memory=kept.memory._replace(rows=new.memory.rows))
 
 
 def _power_of_two(x: jax.Array) -> jax.Array:

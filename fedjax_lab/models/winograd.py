@@ -185,7 +185,7 @@ def _product(left: jax.Array, right: jax.Array, axes: tuple[int, int]) -> jax.Ar
 def _to_matrices(kernel: jax.Array, tile: int) -> jax.Array:
     """G: [h, w, C, F] -> [P, F, h C]."""
     weights = jnp.asarray(_maps(tile, kernel.shape[1]).kernel, kernel.dtype)
-    points = jnp.einsum("pj,ijcf->pfic", weights, kernel)
+    points = jnp.einsum("pj,ijcf->pfic", weights, kernel, precision=lax.Precision.HIGHEST)
     return points.reshape(*points.shape[:2], -1)
 
 

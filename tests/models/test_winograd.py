@@ -80,6 +80,23 @@ def test_a_kernel_for_each_client(x64):
     compare(jax.lax.map(lambda pair: one(*pair), (x, kernels)), expected, 1e-12)
 
 
+@pytest.mark.parametrize("lowering", ["winograd", "gemm"])
+def test_second_derivatives_are_xlas(x64, lowering):
+    """As the eigenvalues of a Hessian need them: reverse mode twice."""
+
+    def products(fn):
+        def norm_of_gradient(x, kernel):
+            to_x, to_kernel = jax.grad(lambda *a: (fn(*a) ** 3).sum(), (0, 1))(x, kernel)
+            return (to_x**2).sum() + (to_kernel**2).sum()
+
+        return jax.grad(norm_of_gradient, (0, 1))
+
+    ours = functools.partial(convolution, lowering=lowering)
+    expected = functools.partial(xla, strides=(1, 1), padding="VALID")
+    run = jax.jit(lambda x, kernel: [products(fn)(x, kernel) for fn in (ours, expected)])
+    compare(*run(normal((2, 5, 6, 2), 0), normal((3, 3, 2, 2), 1)), 1e-11)
+
+
 def test_automatic_choice():
     """Where the sums are long and rows are too; never where it cannot be."""
 
