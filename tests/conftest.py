@@ -19,7 +19,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     _CACHE = tempfile.TemporaryDirectory(prefix="fedjax-lab-tests-", ignore_cleanup_errors=True)
     os.environ["FEDJAX_LAB_TEST_CACHE"] = _CACHE.name  # workers inherit it
 jax.config.update("jax_compilation_cache_dir", os.environ["FEDJAX_LAB_TEST_CACHE"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.03)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
