@@ -254,7 +254,8 @@ def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) 
             broadcast=lambda server, round: phase.broadcast(server.inner, round),
             server_update=server_update,
         )
-    return phase._replace(broadcast=broadcast, server_update=server_update)
+    # What the clients hold would change in a round of nobody, whatever the method sees to itself.
+    return phase._replace(broadcast=broadcast, server_update=server_update, keeps_if_nobody=False)
 
 
 def _like(params: Params):

@@ -78,7 +78,7 @@ def best_tile(num_outputs: int, width: int) -> int:
 def saves_time(num_outputs: int, batch: int, kernel: tuple[int, ...]) -> bool:
     """Whether tiles are expected to be faster than the sums as they stand.
 
-    A model of one core's work on an output row, which met the faster way on each of twenty shapes
+    A model of one core's work on an output row, which chose the faster way on those of 28 shapes
     where the two differed by a fifth: a number read or written by the linear maps costs as much as
     two multiplications in a matrix product, and matrices of few columns are slow.
 

@@ -181,6 +181,19 @@ def test_a_client_that_takes_no_part_keeps_its_residual():
     assert metrics["participants"] == 2
 
 
+@pytest.mark.parametrize("name", ["fedavg", "gradma_s"])
+def test_a_round_without_clients_keeps_what_the_clients_hold(name):
+    """Also where the method's own server sees to it that nothing of it changes."""
+    options = {"memory_size": N} if name == "gradma_s" else {}
+    plain = getattr(algorithms, name)(loss_fn, **LR, **options)
+    wrapped = with_compression(plain, "identity", downlink="top_k:0.75")
+    round_fn = build_round(wrapped, "scan")
+    first, second = (to_batch(padded, t) for t, (_, padded) in enumerate(rounds(2)))
+    state, _ = round_fn(wrapped.init(initial_params(), N), first)
+    nobody = second._replace(participates=jnp.zeros(len(second.client_ids), bool))
+    chex.assert_trees_all_equal(round_fn(state, nobody)[0], state)
+
+
 def test_an_uncompressed_downlink_changes_nothing(x64):
     plain = algorithms.scaffold(loss_fn, **LR)
     wrapped = with_compression(plain, "identity", downlink="identity")

@@ -126,6 +126,7 @@ def test_a_loss_is_traced_once_per_length_of_chunk():
     [
         algorithms.scaffold(loss_fn, client_lr=0.3),
         algorithms.gradma_s(loss_fn, client_lr=0.3, memory_size=4),
+        algorithms.fedadam(loss_fn, client_lr=0.3, server_lr=0.1),
         algorithms.fafed(loss_fn, client_lr=0.1, momentum=0.5, second_moment_decay=0.9),
     ],
     ids=lambda algorithm: algorithm.name,
