@@ -7,15 +7,25 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 WORKERS ?= auto
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
-.PHONY: demo test lint smoke docs notebooks wheel-check qp-accuracy clean
+.PHONY: demo check test test-all lint smoke docs notebooks wheel-check qp-accuracy clean
 .PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-sweep
 .PHONY: $(STUDIES:%=%-study)
 
 demo: $(VENV)/.runtime
 	$(BIN)/python -m experiments.demo
 
+# Style, types and the tests that mirror what has changed since a commit.
+SINCE ?= HEAD
+check: $(VENV)/.test
+	$(BIN)/python -m tests.changed $(SINCE)
+
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+# Also every method under every map and compressor, and the examples of the documentation. With
+# FEDJAX_LAB_TEST_OPTIMIZED=1 programs are compiled as users compile them, which takes hours.
+test-all: $(VENV)/.test
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m ''
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -71,9 +81,10 @@ notebooks: $(VENV)/.notebooks
 wheel-check:
 	$(PYTHON) tests/packaging/check_wheel.py
 
-# The documentation, as HTML in build/docs; a warning is an error.
-docs: $(VENV)/.docs
+# The documentation, as HTML in build/docs; a warning is an error. Its examples are run, too.
+docs: $(VENV)/.docs $(VENV)/.test
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/docs
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m example tests/docs
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

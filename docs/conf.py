@@ -27,7 +27,6 @@ napoleon_attr_annotations = False
 smartquotes_action = "D"  # dashes; quotes stay straight
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
 add_module_names = False
 toc_object_entries_show_parents = "hide"

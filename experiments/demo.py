@@ -11,7 +11,8 @@ it compilation. Started again, it finds its runs finished and writes the report 
 import sys
 from pathlib import Path
 
-from fedjax_lab.config import RunConfig
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.runner import run
 from fedjax_lab.report import group_runs, load_runs, write_report
 from fedjax_lab.report.tables import (
     accuracy_table,
@@ -20,7 +21,6 @@ from fedjax_lab.report.tables import (
     markdown_table,
     target_table,
 )
-from fedjax_lab.runner import run
 from fedjax_lab.simulation.programs import keep_programs
 
 ALGORITHMS = ("fedavg", "scaffold", "gradma")

@@ -2,14 +2,13 @@
 
 from fedjax_lab import algorithms, compressors, data, models, qp
 from fedjax_lab.clients.host_devices import divide_cpu
-from fedjax_lab.compressors import with_compression
 from fedjax_lab.round import Algorithm, Phase, build_round
 from fedjax_lab.simulation.run import SimulationResult, simulate
 from fedjax_lab.simulation.sweep import sweep
 from fedjax_lab.simulation.sweep_result import SweepResult
 from fedjax_lab.types import CohortBatch, FedState
-
-__version__ = "0.2.0"
+from fedjax_lab.version import __version__
+from fedjax_lab.wrappers import with_compression
 
 __all__ = [
     "Algorithm",
@@ -18,6 +17,7 @@ __all__ = [
     "Phase",
     "SimulationResult",
     "SweepResult",
+    "__version__",
     "algorithms",
     "build_round",
     "compressors",

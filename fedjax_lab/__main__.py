@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_lab.cli import main
+from fedjax_lab.command.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""Means with intervals over seeds, and tables of them as Markdown."""
+"""Means with intervals over seeds, and how values are written in tables."""
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Rows = list[list[str]]
 NOTHING = "-"
@@ -78,3 +78,15 @@ def markdown_table(rows: Rows) -> str:
 
     rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join([line(cells[0]), line(rule), *map(line, cells[1:])])
+
+
+def format_value(value: Any) -> str:
+    """A value as it is written after ``name=``.
+
+    Args:
+      value: a number, a bool, None, text, or a tuple of these.
+    """
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(format_value, value)) + ("," if len(value) == 1 else "")
+    words: dict[Any, str] = {True: "true", False: "false"}
+    return "none" if value is None else words[value] if isinstance(value, bool) else str(value)

@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.checks import check_int, is_traced
+from fedjax_lab.checks import check_int
+from fedjax_lab.clients.batch import complete_batch
 from fedjax_lab.clients.mapping import check_client_map, parse_client_map, single_device_map
 from fedjax_lab.clients.planner import Plan, plan
 from fedjax_lab.clients.store import put_clients, take_clients
 from fedjax_lab.types import ClientBatch, Cohort, CohortBatch, FedState, Metrics, Params, PyTree
+
+_MANY = 2**20  # clients, where only shapes count and no shape depends on their number
 
 RoundFn = Callable[[FedState, CohortBatch], tuple[FedState, Metrics]]
 
@@ -28,27 +30,44 @@ class Phase(NamedTuple):
     Attributes:
       broadcast: (server, round) -> what clients may see of the server.
       client_update: (received, row, ``ClientBatch``) -> (message, new row, report), for one
-        client. A message is a dict of trees shaped like the params; a report is a dict
-        name -> (total, weight), as ``local_steps`` gives it.
+        client. A message is a dict of trees; a report is a dict name -> (total, weight), as
+        ``local_steps`` gives it.
       server_update: (server, messages, ``Cohort``) -> (new server, metrics). A metric
         ``communicated``, 0 or 1, says whether anything travels in this round; without it, all does.
-      reduce: field of the message -> how the server receives it: "mean" (with the
-        aggregation weights), "sum" (over those who take part, unweighted) or "stack"
+      reduce: field of the message -> how it is aggregated on its way to the server: "mean"
+        (with the aggregation weights), "sum" (over those who take part, unweighted) or "stack"
         ([S, ...]; rows of slots that did not take part are to be ignored).
-      down: how many vectors of the params' size the broadcast holds.
+      message: params -> the shapes of a message. None: each of its fields is shaped like the
+        params.
+      message_bytes: message -> the bytes of it that a client sends; it may hold what the server
+        can derive from the rest.
+      broadcast_bytes: (what is broadcast, params) -> the bytes that a client receives.
       once: whether it sends anything in one round of a run only (first estimates); then
         ``uplink`` and ``downlink``, which are those of every round, leave it out.
       keeps_if_nobody: whether ``server_update`` itself returns the server as it was where nobody
-        takes part. Otherwise ``build_round`` sees to it, which reads all of it once more.
+        takes part. Otherwise ``build_round`` sees to it, which reads all of it once more: too
+        much for a server with a table of a hundred models.
     """
 
     broadcast: Callable[[PyTree, jax.Array], PyTree]
     client_update: Callable[[PyTree, PyTree, ClientBatch], tuple[dict, PyTree, dict]]
     server_update: Callable[[PyTree, dict, Cohort], tuple[PyTree, Metrics]]
     reduce: dict[str, str]
-    down: int = 1
+    message: Callable[[Params], dict[str, PyTree]] | None = None
+    message_bytes: Callable[[dict[str, PyTree]], int] = tree.nbytes
+    broadcast_bytes: Callable[[PyTree, Params], int] = lambda received, _: tree.nbytes(received)
     once: bool = False
     keeps_if_nobody: bool = False
+
+    def message_like(self, params: Params) -> dict[str, PyTree]:
+        """The shapes of a message.
+
+        Args:
+          params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
+        """
+        if self.message is not None:
+            return jax.eval_shape(self.message, params)
+        return dict.fromkeys(self.reduce, jax.eval_shape(lambda: params))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +80,6 @@ class Algorithm:
       phases: the exchanges of a round, in order.
       params: state -> the server model.
       gradients_per_step: gradients that a client takes in one local step.
-      message_bytes: params -> bytes that a client sends per round; None: its messages,
-        uncompressed.
-      broadcast_bytes: params -> bytes that a client receives per round; None: the broadcasts,
-        uncompressed.
-      needs_first_batch: whether ``init`` makes use of round 0's batch.
       hyperparameters: what the factory was called with, as plain values for a run's config.
     """
 
@@ -74,9 +88,6 @@ class Algorithm:
     phases: tuple[Phase, ...]
     params: Callable[[FedState], Params]
     gradients_per_step: int = 1
-    message_bytes: Callable[[Params], int] | None = None
-    broadcast_bytes: Callable[[Params], int] | None = None
-    needs_first_batch: bool = False
     hyperparameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def init(self, params: Params, num_clients: int, batch: CohortBatch | None = None) -> FedState:
@@ -111,9 +122,7 @@ class Algorithm:
         Args:
           params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
         """
-        if self.message_bytes is not None:
-            return self.message_bytes(params)
-        return tree.nbytes(params) * sum(len(p.reduce) for p in self.phases if not p.once)
+        return sum(p.message_bytes(p.message_like(params)) for p in self.phases if not p.once)
 
     def downlink(self, params: Params) -> int:
         """Bytes that one client receives in a round.
@@ -121,9 +130,11 @@ class Algorithm:
         Args:
           params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
         """
-        if self.broadcast_bytes is not None:
-            return self.broadcast_bytes(params)
-        return tree.nbytes(params) * sum(phase.down for phase in self.phases if not phase.once)
+        server, _ = jax.eval_shape(lambda params: self.start(params, _MANY, None), params)
+        round = jax.ShapeDtypeStruct((), jnp.int32)
+        counted = [phase for phase in self.phases if not phase.once]
+        received = [jax.eval_shape(phase.broadcast, server, round) for phase in counted]
+        return sum(p.broadcast_bytes(r, params) for p, r in zip(counted, received, strict=True))
 
 
 def build_round(algorithm: Algorithm, client_map: str = "auto") -> RoundFn:
@@ -148,14 +159,15 @@ def build_round(algorithm: Algorithm, client_map: str = "auto") -> RoundFn:
 
     def round_fn(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
         cohort_map = fixed or parse_client_map(plan_round(algorithm, state, batch).client_map)
-        cohort, mapped = _complete(batch, state.num_clients, cohort_map.multiple)
+        cohort, mapped = complete_batch(batch, state.num_clients, cohort_map.multiple)
         server, clients = state.server, state.clients
+        params = algorithm.params(state)
         metrics: Metrics = {}
         for index, phase in enumerate(algorithm.phases):
             key = jax.random.fold_in(batch.key, index)
             received = phase.broadcast(server, cohort.round)
             messages, clients, report = _run_clients(
-                phase, cohort_map, received, clients, cohort, mapped, key, batch.source
+                phase, params, cohort_map, received, clients, cohort, mapped, key, batch.source
             )
             server, server_metrics = phase.server_update(server, messages, cohort)
             metrics = {**metrics, **report, **server_metrics}
@@ -163,13 +175,12 @@ def build_round(algorithm: Algorithm, client_map: str = "auto") -> RoundFn:
             server = tree.where(cohort.participates.any(), server, state.server)
         state = state._replace(server=server, clients=clients)
         participants = cohort.participates.sum(dtype=cohort.weights.dtype)
-        params = algorithm.params(state)
         senders = participants * metrics.get("communicated", 1)
         return state, {
             **metrics,
             "participants": participants,
-            "bytes_up": senders * algorithm.uplink(params),
-            "bytes_down": senders * algorithm.downlink(params),
+            "bytes_up": senders * float(algorithm.uplink(params)),
+            "bytes_down": senders * float(algorithm.downlink(params)),
         }
 
     return round_fn
@@ -186,7 +197,7 @@ def plan_round(algorithm: Algorithm, state: FedState, batch: CohortBatch) -> Pla
     return plan(functools.partial(build_round, algorithm), state, batch)
 
 
-def _run_clients(phase, cohort_map, received, clients, cohort, mapped, key, source):
+def _run_clients(phase, params, cohort_map, received, clients, cohort, mapped, key, source):
     """Run the cohort. Returns the messages as the server receives them, rows and report."""
     slots = cohort.client_ids.shape[0]
     extra = -slots % cohort_map.multiple
@@ -218,8 +229,7 @@ def _run_clients(phase, cohort_map, received, clients, cohort, mapped, key, sour
         row, fields = client
         batch = ClientBatch(**fields, round=round, source=source, longest=longest)
         message, row, report = phase.client_update(received, row, batch)
-        if message.keys() != phase.reduce.keys():
-            raise ValueError(f"message has fields {sorted(message)}, not {sorted(phase.reduce)}.")
+        _check_message(message, phase.message_like(params), phase.reduce)
         mean, total, stack = (
             {name: message[name] for name, how in phase.reduce.items() if how == rule}
             for rule in ("mean", "sum", "stack")
@@ -243,103 +253,18 @@ def _run_clients(phase, cohort_map, received, clients, cohort, mapped, key, sour
     return {**sums["mean"], **total, **stack}, clients, report
 
 
-def _complete(batch: CohortBatch, num_clients: jax.Array, multiple: int):
-    """Check the batch, and say who takes part.
-
-    Returns the ``Cohort`` and the fields of each slot's ``ClientBatch``. Where it is known
-    that all steps are taken there is no step mask, and no step is wrapped in a condition.
-    """
-    slots, max_steps = _batch_shape(batch)
-    _check_concrete(batch, num_clients, max_steps)
-    participates = batch.client_ids < num_clients
-    step_mask, num_steps = None, jnp.full(slots, max_steps, jnp.int32)
-    optional = (batch.num_steps, batch.example_mask, batch.participates)
-    if slots % multiple or any(value is not None for value in optional):
-        if batch.participates is not None:
-            participates = participates & batch.participates
-        step_mask = jnp.broadcast_to(participates[:, None], (slots, max_steps))
-        if batch.num_steps is not None:
-            step_mask = step_mask & (jnp.arange(max_steps)[None] < batch.num_steps[:, None])
-        if batch.example_mask is not None:
-            step_mask = step_mask & batch.example_mask.any(-1)
-        num_steps = step_mask.sum(-1, dtype=jnp.int32)
-        participates = participates & (num_steps > 0)
-    weights = jnp.ones(slots) if batch.weights is None else batch.weights
-    weights = jnp.where(participates, weights, 0).astype(jnp.result_type(float))
-    weights = tree.safe_divide(weights, weights.sum())
-    cohort = Cohort(
-        batch.client_ids,
-        participates,
-        weights,
-        batch.round,
-        num_clients,
-        max_steps,
-        num_steps,
-        batch.key,
-    )
-    return cohort, {
-        "examples": batch.examples,
-        "example_mask": batch.example_mask,
-        "step_mask": step_mask,
-        "num_steps": num_steps,
-        "full_examples": batch.full_examples,
-        "full_mask": batch.full_mask,
-    }
-
-
-def _batch_shape(batch: CohortBatch) -> tuple[int, int]:
-    """(S, K), after checking every field's shape against them."""
-    leaves = jax.tree.leaves(batch.examples)
-    if not leaves or any(leaf.ndim < 3 for leaf in leaves):
-        raise ValueError("examples must be a pytree of arrays [S, K, B, ...].")
-    slots, steps, size = leaves[0].shape[:3]
-    if batch.source is not None and not all(
-        jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves
-    ):
-        raise ValueError("with source, examples must be integer indices into it.")
-    expected = {
-        "client_ids": (slots,),
-        "example_mask": (slots, steps, size),
-        "num_steps": (slots,),
-        "weights": (slots,),
-        "participates": (slots,),
-    }
-    for name, shape in expected.items():
-        value = getattr(batch, name)
-        if value is not None and jnp.shape(value) != shape:
-            raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be {shape}.")
-    for leaf in leaves:
-        if leaf.shape[:3] != (slots, steps, size):
+def _check_message(message: dict, expected: dict, reduce: dict[str, str]) -> None:
+    """Check a message's fields and shapes against what the phase says of them."""
+    if message.keys() != reduce.keys():
+        raise ValueError(f"message has fields {sorted(message)}, not {sorted(reduce)}.")
+    for name in reduce:
+        sent, said = (jax.tree.map(_shape, tree[name]) for tree in (message, expected))
+        if sent != said:
             raise ValueError(
-                f"examples has leaves of shapes {leaves[0].shape} and {leaf.shape}; "
-                "all must begin with the same [S, K, B]."
+                f"message[{name!r}] holds {sent}; by the phase's ``message`` it must hold {said} "
+                "(without one, what the params hold)."
             )
-    if 0 in (slots, steps, size):
-        raise ValueError(f"examples begins with [S, K, B] = {[slots, steps, size]}; none may be 0.")
-    if (batch.full_examples is None) != (batch.full_mask is None):
-        raise ValueError("full_examples and full_mask must be given together.")
-    return slots, steps
 
 
-def _check_concrete(batch: CohortBatch, num_clients, max_steps: int) -> None:
-    """Check the numbers that are known: client ids, step counts, weights."""
-    if not is_traced((batch.client_ids, num_clients)):
-        ids = np.asarray(batch.client_ids)
-        if ids.min() < 0 or ids.max() > num_clients:
-            raise ValueError(
-                f"client_ids is {ids.tolist()}; ids must lie between 0 and {int(num_clients) - 1} "
-                f"(or be {int(num_clients)} for a padded slot)."
-            )
-        real = ids[ids < num_clients]
-        if np.unique(real).size != real.size:
-            raise ValueError(f"client_ids is {ids.tolist()}; ids must be distinct in a round.")
-    if batch.num_steps is not None and not is_traced(batch.num_steps):
-        counts = np.asarray(batch.num_steps)
-        if counts.min() < 0 or counts.max() > max_steps:
-            raise ValueError(
-                f"num_steps is {counts.tolist()}; each must lie between 0 and {max_steps}."
-            )
-    if batch.weights is not None and not is_traced(batch.weights):
-        weights = np.asarray(batch.weights)
-        if not (np.isfinite(weights).all() and (weights >= 0).all()):
-            raise ValueError(f"weights is {weights.tolist()}; each must be finite and at least 0.")
+def _shape(leaf) -> str:
+    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"

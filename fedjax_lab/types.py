@@ -1,7 +1,8 @@
 """The values that travel through a round. This file imports nothing of ours.
 
 Axes: N clients, S slots of the cohort, K local steps, B examples of a mini-batch,
-M examples of a client.
+M examples of a client. A slot is a place in the cohort's arrays: it holds a client, or is padding.
+A client's row is what it keeps from round to round, in a table with one row for each client.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@ import textwrap
 
 PROGRAM = textwrap.dedent(
     """
-    import builtins, sys
+    import builtins, functools, sys
 
     allowed = {"fedjax_lab", "jax", "jaxlib", "flax", "optax", "chex", "numpy"}
     allowed |= set(sys.stdlib_module_names)
@@ -32,12 +32,11 @@ PROGRAM = textwrap.dedent(
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
     model = models.build("linear", num_classes=10)
     loss_fn = models.classification_loss(model.apply, data.preprocess(scale=16))
-    params = model.init(jax.random.key(0), train.x[:1])
+    params = jax.eval_shape(model.init, jax.random.key(0), train.x[:1])
     algorithm = algorithms.gradma(loss_fn, client_lr=0.1, memory_size=20)
-    state = algorithm.init(params, num_clients=20)
-    batch = data.draw_batch(
-        clients, jax.random.key(0), 0, cohort_size=2, local_steps=1, batch_size=2
-    )
+    state = jax.eval_shape(lambda params: algorithm.init(params, num_clients=20), params)
+    draw = functools.partial(data.draw_batch, cohort_size=2, local_steps=1, batch_size=2)
+    batch = jax.eval_shape(draw, clients, jax.random.key(0), 0)
     after, _ = jax.eval_shape(build_round(algorithm, client_map="vmap"), state, batch)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert not refused, refused

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import data, models
-from fedjax_lab.cli import main
+from fedjax_lab.command.cli import main
 from fedjax_lab.simulation.evaluate import build_evaluation, with_perplexity
 
 LINES = ["the cat sat on the mat", "a dog ran to the red barn", "we all saw her"] * 60

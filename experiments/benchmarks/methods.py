@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.catalogue.table import METHODS
-from experiments.study import Column
+from experiments.studies.study import Column
 from fedjax_lab import data, models
-from fedjax_lab.build import build_algorithm
+from fedjax_lab.command.build import build_algorithm
+from fedjax_lab.simulation.loop import start_state
 from fedjax_lab.simulation.rounds import Schedule, build_chunk
 
 STEPS = 5
@@ -41,8 +42,7 @@ def start(name, rounds):
     schedule = Schedule(cohort_size=10, batch_size=64, local_steps=STEPS)
     params = model.init(jax.random.key(0), noise.x[:1])
     key, first = jax.random.key(0), jnp.zeros((), jnp.int32)
-    batch = schedule.draw(clients, key, 0) if algorithm.needs_first_batch else None
-    state = jax.tree.map(jnp.copy, algorithm.init(params, 100, batch))
+    state = start_state(algorithm, params, clients, schedule, key)
     began = time.perf_counter()
     chunk = build_chunk(algorithm, schedule, "scan")
     compiled = chunk.lower(state, clients, key, first, length=rounds).compile()

@@ -18,6 +18,7 @@ from experiments.benchmarks.methods import take
 from experiments.benchmarks.workloads import SEED, WORKLOADS
 from fedjax_lab import data
 from fedjax_lab.round import plan_round
+from fedjax_lab.simulation.loop import start_state
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
 
 METHODS = {
@@ -53,11 +54,7 @@ class Bench:
         schedule = Schedule(workload.cohort_size, batch, local_steps=steps, replace=True)
         key, first = jax.random.key(0), jnp.zeros((), jnp.int32)
         shapes = jax.eval_shape(schedule.draw, self._clients, key, first)
-        batch = None
-        if algorithm.needs_first_batch:
-            batch = jax.jit(schedule.draw)(self._clients, key, first)
-        state = algorithm.init(self._params, workload.num_clients, batch)
-        state = jax.tree.map(jnp.copy, state)
+        state = start_state(algorithm, self._params, self._clients, schedule, key)
         client_map = plan_round(algorithm, state, shapes).client_map
         placed = place((state, self._clients, key), client_map)
         chunk = build_chunk(algorithm, schedule, client_map)

@@ -1,7 +1,7 @@
-"""The catalogue's study; see ``experiments.study_command``."""
+"""The catalogue's study; see ``experiments.studies.command``."""
 
 from experiments.catalogue import table
-from experiments.study_command import main
+from experiments.studies.command import main
 
 STUDIES = (table.STUDY,)
 

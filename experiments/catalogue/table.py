@@ -6,7 +6,7 @@ clients, 5 steps of batch 64, the MLP 784-200-100-10, Dirichlet 0.1 and 0.01.
     python -m experiments.catalogue table
 """
 
-from experiments.study import Method, Point, Scale, Study, columns, smoke
+from experiments.studies.study import Method, Point, Scale, Study, columns, smoke
 
 _CLIENT = {"client_lr": (0.1, 0.01, 0.001)}
 _BOTH = {**_CLIENT, "server_lr": (1.0, 0.1, 10.0)}

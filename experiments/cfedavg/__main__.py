@@ -1,7 +1,7 @@
-"""CFedAvg's studies; see ``experiments.study_command``."""
+"""CFedAvg's studies; see ``experiments.studies.command``."""
 
 from experiments.cfedavg import figure_1, figure_2
-from experiments.study_command import main
+from experiments.studies.command import main
 
 STUDIES = (figure_1.STUDY, figure_2.STUDY)
 

@@ -9,7 +9,7 @@ change and residual, which the metrics of the same runs hold as ``change_sq`` an
     python -m experiments.cfedavg figure_1
 """
 
-from experiments.study import Column, Method, Scale, Study, columns, smoke
+from experiments.studies.study import Column, Method, Scale, Study, columns, smoke
 
 RATE = {"client_lr": (0.1,)}
 PARTITIONS = tuple(f"classes_per_client:{p}" for p in (10, 5, 2, 1))

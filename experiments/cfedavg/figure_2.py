@@ -8,7 +8,7 @@ one local step a round and compresses nothing.
 """
 
 from experiments.cfedavg.figure_1 import MACHINE, METHODS, PAPER, RATE
-from experiments.study import Column, Method, Scale, Study, smoke
+from experiments.studies.study import Column, Method, Scale, Study, smoke
 
 BASELINE = "FedAvg, one local step"
 _ONE_STEP = {"local_steps": 1, "local_epochs": None}

@@ -1,7 +1,7 @@
-"""FAFED's studies; see ``experiments.study_command``."""
+"""FAFED's studies; see ``experiments.studies.command``."""
 
 from experiments.fafed import cifar10, language_model, mnist, table_2
-from experiments.study_command import main
+from experiments.studies.command import main
 
 STUDIES = (table_2.STUDY, mnist.STUDY, cifar10.STUDY, language_model.STUDY)
 

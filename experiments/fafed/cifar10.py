@@ -7,7 +7,7 @@ those of Table 2. The figures print no numbers.
 """
 
 from experiments.fafed.table_2 import HIGH, METHODS, paper_columns
-from experiments.study import Column, Scale, Study, smoke
+from experiments.studies.study import Column, Scale, Study, smoke
 
 _DIGITS = {
     "dataset": "digits",

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 from experiments.fafed.table_2 import FACTOR
-from experiments.study import Column, Method, Scale, Study
+from experiments.studies.study import Column, Method, Scale, Study
 
 TEXT = Path("runs/text/python_reference_letters.txt")
 _SGD = {"client_lr": (10.0, 3.0, 1.0)}

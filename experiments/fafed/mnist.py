@@ -7,7 +7,7 @@ those of Table 2. The figures print no numbers.
 """
 
 from experiments.fafed.table_2 import HIGH, LOW, METHODS, paper_columns
-from experiments.study import Scale, Study, columns, smoke
+from experiments.studies.study import Scale, Study, columns, smoke
 
 _DIGITS = {
     "dataset": "digits",

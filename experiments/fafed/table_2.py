@@ -9,7 +9,7 @@ of its medium column are not in the text at hand.
     python -m experiments.fafed table_2
 """
 
-from experiments.study import Column, Method, Scale, Study, smoke
+from experiments.studies.study import Column, Method, Scale, Study, smoke
 
 # At medium heterogeneity clients hold examples of all classes, in proportions left open.
 LOW, MEDIUM, HIGH = "similarity:95", "dirichlet_equal:1.0", "classes_per_client:5"

@@ -1,4 +1,4 @@
-"""FedSpeed's studies; see ``experiments.study_command``."""
+"""FedSpeed's studies; see ``experiments.studies.command``."""
 
 from experiments.fedspeed import (
     figure_4_3,
@@ -7,7 +7,7 @@ from experiments.fedspeed import (
     tables_4_3_and_4_4,
     tables_4_7_and_4_8,
 )
-from experiments.study_command import main
+from experiments.studies.command import main
 
 STUDIES = (
     tables_4_2_and_4_5.STUDY,

@@ -7,7 +7,7 @@ epochs in 2500 / E rounds.
 """
 
 from experiments.fedspeed.tables_4_3_and_4_4 import machine_setting, paper_setting, rows
-from experiments.study import Column, Scale, Study, smoke
+from experiments.studies.study import Column, Scale, Study, smoke
 
 _NAMES = ("FedAdam", "FedCM", "SCAFFOLD", "FedSpeed")
 _EPOCHS, _TOTAL_EPOCHS = (1, 2, 5, 10, 20), 2500

@@ -11,7 +11,7 @@ from experiments.fedspeed.tables_4_3_and_4_4 import (
     method,
     paper_setting,
 )
-from experiments.study import Column, Scale, Study, smoke
+from experiments.studies.study import Column, Scale, Study, smoke
 
 _PAPER = {"table": "4.6"}
 _PROX = {"prox_weight": 0.1}

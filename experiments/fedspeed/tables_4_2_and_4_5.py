@@ -8,7 +8,7 @@ CIFAR-10. The lower part of Table 4.4, rounds to a target, is of the same runs.
 """
 
 from experiments.fedspeed.tables_4_3_and_4_4 import machine_setting, paper_setting, rows
-from experiments.study import Column, Scale, Study, smoke
+from experiments.studies.study import Column, Scale, Study, smoke
 
 _PARTITIONS = {
     "iid": "iid",

@@ -9,7 +9,7 @@ Paper: Sun, thesis of 2023, section 4.2 (ICLR 2023, Figure 2): CIFAR-10, iid and
 from collections.abc import Iterable
 from typing import Any
 
-from experiments.study import Column, Method, Scale, Study, smoke
+from experiments.studies.study import Column, Method, Scale, Study, smoke
 
 SLOW = 0.998
 NAMES = (

@@ -8,7 +8,7 @@ Paper: Sun, thesis of 2023, Tables 4.7 and 4.8: CIFAR-10, 10 of 100 clients, 500
 import dataclasses
 
 from experiments.fedspeed.tables_4_3_and_4_4 import machine_setting, method, paper_setting
-from experiments.study import Column, Method, Scale, Study, smoke
+from experiments.studies.study import Column, Method, Scale, Study, smoke
 
 _NOTES = """\
 The setting of Tables 4.3 and 4.4, 500 rounds at the paper's scale. Nothing is tuned. The paper does

@@ -1,4 +1,4 @@
-"""FedSWA's studies; see ``experiments.study_command``."""
+"""FedSWA's studies; see ``experiments.studies.command``."""
 
 from experiments.fedswa import (
     figure_5,
@@ -8,7 +8,7 @@ from experiments.fedswa import (
     table_8,
     tables_2_3_and_6,
 )
-from experiments.study_command import main
+from experiments.studies.command import main
 
 STUDIES = (
     tables_2_3_and_6.STUDY,

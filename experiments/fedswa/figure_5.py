@@ -6,7 +6,7 @@ Paper: Liu et al., ICML 2025, Figure 5: CIFAR-100, ResNet-18; (a) alpha, (b) gam
 """
 
 from experiments.fedswa.tables_2_3_and_6 import FIXED, MLP, machine_setting, paper_setting
-from experiments.study import Column, Method, Scale, Study, smoke
+from experiments.studies.study import Column, Method, Scale, Study, smoke
 
 _NOTES = """\
 The setting of Tables 2, 3 and 6 with client_lr 0.1 for all, which is not tuned. The paper has

@@ -15,7 +15,7 @@ from experiments.fedswa.tables_2_3_and_6 import (
     machine_setting,
     rows,
 )
-from experiments.study import Column, Scale, Study, smoke
+from experiments.studies.study import Column, Scale, Study, smoke
 
 _NAMES = ("FedAvg", "SCAFFOLD", "FedSAM", "MoFedSAM", "FedLESAM", "FedSWA", "FedMoSWA")
 _ON_TWO_CORES = ("FedAvg", "FedSAM", "FedSWA", "FedMoSWA")

@@ -13,7 +13,7 @@ from experiments.fedswa.tables_2_3_and_6 import (
     cifar100_paper,
     machine_setting,
 )
-from experiments.study import Column, Method, Scale, Study, smoke
+from experiments.studies.study import Column, Method, Scale, Study, smoke
 
 _PAPER = (0.1, 0.2, 0.3, 0.4, 0.7, 0.8, 1.0)
 _MACHINE = (0.1, 0.4, 0.7, 1.0)

@@ -12,7 +12,7 @@ from experiments.fedswa.tables_2_3_and_6 import (
     paper_setting,
     rows,
 )
-from experiments.study import Column, Scale, Study, smoke
+from experiments.studies.study import Column, Scale, Study, smoke
 
 _PAPER = {"table": "5"}
 _ALL = {"num_clients": 10, "cohort_size": 10}

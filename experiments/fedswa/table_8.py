@@ -13,7 +13,7 @@ from experiments.fedswa.tables_2_3_and_6 import (
     machine_setting,
     rows,
 )
-from experiments.study import Column, Scale, Study, smoke
+from experiments.studies.study import Column, Scale, Study, smoke
 
 _ALPHAS = ("0.1", "0.3", "0.6")
 

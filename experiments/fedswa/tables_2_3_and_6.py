@@ -10,7 +10,7 @@ with FedMo.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.study import Column, Method, Scale, Study, smoke
+from experiments.studies.study import Column, Method, Scale, Study, smoke
 
 # The paper's grid, in the order in which smaller scales cut it.
 LRS = {"client_lr": (0.1, 0.03, 0.3, 0.01, 0.003, 0.001)}

@@ -1,7 +1,7 @@
-"""GradMA's studies; see ``experiments.study_command``."""
+"""GradMA's studies; see ``experiments.studies.command``."""
 
 from experiments.gradma import figure_5, figures_6_and_7, tables_1_and_2
-from experiments.study_command import main
+from experiments.studies.command import main
 
 STUDIES = (tables_1_and_2.STUDY, figures_6_and_7.STUDY, figure_5.STUDY)
 

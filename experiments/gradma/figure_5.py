@@ -7,7 +7,7 @@ Paper: Luo et al., CVPR 2023: server_momentum (beta1) and memory_decay (beta2) f
 """
 
 from experiments.gradma.tables_1_and_2 import table_setting
-from experiments.study import Method, Scale, Study, columns, smoke
+from experiments.studies.study import Method, Scale, Study, columns, smoke
 
 _PAPER = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 _MACHINE = (0.0, 0.5, 0.9)

@@ -7,7 +7,7 @@ without a memory it is FedAvgM.
 """
 
 from experiments.gradma.tables_1_and_2 import table_setting
-from experiments.study import Method, Scale, Study, columns, smoke
+from experiments.studies.study import Method, Scale, Study, columns, smoke
 
 _RATES = {"client_lr": (0.1,), "server_lr": (1.0,)}
 _FACTORS = {"server_momentum": 0.5, "memory_decay": 0.5}

@@ -7,7 +7,7 @@ set, 500 to 2000 rounds, three seeds.
     python -m experiments.gradma tables_1_and_2
 """
 
-from experiments.study import Column, Method, Scale, Study, columns, smoke
+from experiments.studies.study import Column, Method, Scale, Study, columns, smoke
 
 _LRS = {"client_lr": (0.1, 0.01, 0.001), "server_lr": (1.0, 0.1, 10.0)}
 _LR = {"client_lr": (0.1, 0.01, 0.001)}

@@ -44,7 +44,7 @@ if importlib.util.find_spec("fedjax_lab") is None:
 #
 # A `Phase` is one exchange between server and clients: what is broadcast, what **one** client does
 # (the library maps it over the cohort), what the server does, and how the messages reach it: here
-# as their mean. `local_steps` takes the client's steps, and leaves out padded examples and steps
+# as their mean. `LocalTraining` takes the client's steps, and leaves out padded examples and steps
 # that a slow client does not take.
 
 # %%
@@ -57,7 +57,7 @@ import numpy as np
 
 import fedjax_lab
 from fedjax_lab import Algorithm, Phase, algorithms, build_round, data, simulate, tree
-from fedjax_lab.clients.local import Gradient, local_steps
+from fedjax_lab.algorithms.factory import LocalTraining
 from fedjax_lab.estimates import estimate
 from fedjax_lab.simulation.evaluate import build_evaluation
 
@@ -68,7 +68,7 @@ class Server(NamedTuple):
 
 
 def gentle_fedavg(loss_fn, *, client_lr, radius, momentum=0.0):
-    gradient = Gradient(loss_fn)
+    training = LocalTraining(loss_fn, client_lr=client_lr)
 
     def start(params, num_clients, batch):
         return Server(params, tree.zeros_like(params)), ()  # clients remember nothing
@@ -77,7 +77,7 @@ def gentle_fedavg(loss_fn, *, client_lr, radius, momentum=0.0):
         return server.params
 
     def client_update(params, row, batch):
-        local = local_steps(gradient, gradient, params, batch, client_lr)
+        local = training.steps(params, batch)
         delta = tree.subtract(params, local.params)
         length = tree.norm(delta)
         delta = tree.scale(delta, jnp.minimum(1, radius / jnp.maximum(length, 1e-12)))

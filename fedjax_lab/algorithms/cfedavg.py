@@ -20,49 +20,43 @@ partial participation, which the paper has not, e_i waits; weights are those of 
 """
 
 import dataclasses
+from typing import Unpack
 
 import jax.numpy as jnp
-import optax
 
 from fedjax_lab import tree
+from fedjax_lab.algorithms.factory import Common, factory
 from fedjax_lab.algorithms.fedavg import fedavg
-from fedjax_lab.algorithms.hyper import factory
-from fedjax_lab.compressors import Compressor, as_compressor, with_compression
+from fedjax_lab.compressors import Compressor, as_compressor
 from fedjax_lab.round import Algorithm
 from fedjax_lab.types import LossFn, ScalarOrSchedule
+from fedjax_lab.wrappers.compression import with_compression
 
 
 @factory
 def cfedavg(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     compressor: Compressor | str,
     server_lr: ScalarOrSchedule = 1.0,
     error_feedback: bool = True,
     normalize_by_steps: bool = False,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """CFedAvg: ``with_compression(fedavg(...), compressor)``.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       compressor: of the clients' changes; also text, such as "top_k:0.99".
-      server_lr: server learning rate, or a schedule of the round.
       error_feedback: keep what is left out and add it to the next message.
       normalize_by_steps: divide a client's change by its own number of steps K_i
         (Algorithm 2); the server's step shrinks with it.
-      gradient_transform: optax transformation of each mini-batch gradient.
 
     Raises:
       TypeError: ``compressor`` is neither a ``Compressor`` nor text.
-      ValueError: a learning rate is negative or not finite.
+      ValueError: a learning rate is negative or not finite, or the text is no compressor.
     """
     compressor = as_compressor("compressor", compressor)
-    plain = fedavg(
-        loss_fn, client_lr=client_lr, server_lr=server_lr, gradient_transform=gradient_transform
-    )
+    plain = fedavg(loss_fn, server_lr=server_lr, **common)
     (phase,) = plain.phases
     local_sgd = phase.client_update
 

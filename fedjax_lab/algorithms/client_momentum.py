@@ -29,15 +29,15 @@ leaves out the 1/2 of the penalty: its weight is half of ours.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
-import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.checks import check_scalar_or_schedule
-from fedjax_lab.clients.local import Gradient, Step, StepReport, local_steps
+from fedjax_lab.clients.local import Step, StepReport
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
@@ -70,37 +70,28 @@ class FedACGServer(NamedTuple):
 def fedcm(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     mixing: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedCM: local steps descend mixing * g + (1 - mixing) * Δ_t, Δ_t being last round's mean step.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       mixing: weight of the fresh gradient, in [0, 1], or a schedule of the round; the first
         round has no direction yet, so that its steps are this much shorter.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range.
     """
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
 
     def local_gradient(y, step, round):
-        return gradient(y, step)
+        return training.gradient(y, step)
 
-    return mix_direction("fedcm", gradient, local_gradient, client_lr, server_lr, mixing)
+    return mix_direction("fedcm", training, local_gradient, server_lr, mixing)
 
 
 def mix_direction(
     name: str,
-    gradient: Gradient,
+    training: LocalTraining,
     local_gradient: LocalGradient,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule,
     mixing: ScalarOrSchedule,
     **attributes: Any,
@@ -109,18 +100,16 @@ def mix_direction(
 
     Args:
       name: the method's name.
-      gradient: gives the gradient transform its initial state.
+      training: takes the local steps.
       local_gradient: (local params, step, round) -> (what is mixed with the broadcast direction,
         report).
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
+      server_lr: server learning rate, or a schedule of the round.
       mixing: weight of the fresh gradient, in [0, 1], or a schedule of the round.
       attributes: further attributes of the ``Algorithm``.
 
     Raises:
-      ValueError: a hyper-parameter is out of range.
+      ValueError: ``mixing`` is out of range.
     """
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
     check_scalar_or_schedule("mixing", mixing, maximum=1.0)
 
     def start(params, num_clients, batch):
@@ -137,7 +126,7 @@ def mix_direction(
             g, report = local_gradient(y, step, batch.round)
             return tree.add_scaled(tree.scale(g, alpha), 1 - alpha, mean_direction), report
 
-        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        local = training.steps(x, batch, direction)
         delta = tree.subtract(x, local.params)
         mean_step = tree.safe_divide(1.0, local.lr_sum)
         message = {"delta": delta, "direction": tree.scale(delta, mean_step)}
@@ -153,14 +142,13 @@ def mix_direction(
         client_update,
         server_update,
         reduce={"delta": "mean", "direction": "mean"},
-        down=2,
+        message_bytes=lambda message: tree.nbytes(message["delta"]),
     )
     return Algorithm(
         name,
         start,
         (phase,),
         lambda state: state.server.params,
-        message_bytes=tree.nbytes,
         **attributes,
     )
 
@@ -169,10 +157,9 @@ def mix_direction(
 def mime(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     momentum: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """Mime: local momentum SGD with the server's momentum held fixed and an SVRG correction.
 
@@ -181,24 +168,16 @@ def mime(
     (1 - β)(g(y) - g(x_t)) + m_{t+1}: the clients need not be sent c_t.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       momentum: β in [0, 1], the weight of the old momentum, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round; 1 is the paper.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range.
     """
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
     check_scalar_or_schedule("momentum", momentum, maximum=1.0)
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
 
     def broadcast_model(server, round):
         return server.params
 
     def full_gradient(x, row, batch):
-        return {"gradient": gradient.full(x, batch)}, row, {}
+        return {"gradient": training.gradient.full(x, batch)}, row, {}
 
     def update_momentum(server, messages, cohort):
         beta = at_round(momentum, cohort.round)
@@ -212,11 +191,11 @@ def mime(
         beta = at_round(momentum, batch.round)
 
         def direction(y, step):
-            g, report = gradient(y, step)
-            g_at_server, _ = gradient(x, step)
+            g, report = training.gradient(y, step)
+            g_at_server, _ = training.gradient(x, step)
             return tree.add_scaled(new_m, 1 - beta, tree.subtract(g, g_at_server)), report
 
-        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        local = training.steps(x, batch, direction)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
     def server_update(server, messages, cohort):
@@ -225,7 +204,7 @@ def mime(
         return server._replace(params=params), {"delta_norm": tree.norm(delta)}
 
     gradients = Phase(broadcast_model, full_gradient, update_momentum, reduce={"gradient": "mean"})
-    steps = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"}, down=2)
+    steps = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
     return Algorithm(
         "mime",
         _start_mime,
@@ -239,26 +218,17 @@ def mime(
 def mimelite(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     momentum: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """MimeLite: local steps descend (1 - β) g + β m_t; m_t then averages the gradients at x_t.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       momentum: β in [0, 1], the weight of the old momentum, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round; 1 is the paper.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range.
     """
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
     check_scalar_or_schedule("momentum", momentum, maximum=1.0)
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
 
     def broadcast(server, round):
         return server.params, server.momentum
@@ -268,12 +238,12 @@ def mimelite(
         beta = at_round(momentum, batch.round)
 
         def direction(y, step):
-            g, report = gradient(y, step)
+            g, report = training.gradient(y, step)
             return _average(m, g, beta), report
 
-        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        local = training.steps(x, batch, direction)
         delta = tree.subtract(x, local.params)
-        return {"delta": delta, "gradient": gradient.full(x, batch)}, row, local.report
+        return {"delta": delta, "gradient": training.gradient.full(x, batch)}, row, local.report
 
     def server_update(server, messages, cohort):
         delta = messages["delta"]
@@ -287,7 +257,6 @@ def mimelite(
         client_update,
         server_update,
         reduce={"delta": "mean", "gradient": "mean"},
-        down=2,
     )
     return Algorithm("mimelite", _start_mime, (phase,), lambda state: state.server.params)
 
@@ -305,10 +274,9 @@ def _average(m: PyTree, g: PyTree, beta: Scalar) -> PyTree:
 def fedacg(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     momentum: ScalarOrSchedule,
     prox_weight: ScalarOrSchedule,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedACG: clients start from the look-ahead z_t = x_t + λ m_t, and are held near it.
 
@@ -316,19 +284,12 @@ def fedacg(
     model to evaluate is x_t.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       momentum: λ in [0, 1], or a schedule of the round.
       prox_weight: weight b of the penalty b/2 ||y - z_t||², or a schedule of the round.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range.
     """
-    check_lrs(client_lr=client_lr)
     check_scalar_or_schedule("momentum", momentum, maximum=1.0)
     check_scalar_or_schedule("prox_weight", prox_weight)
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
         return FedACGServer(params, tree.zeros_like(params)), ()
@@ -340,10 +301,10 @@ def fedacg(
         b = at_round(prox_weight, batch.round)
 
         def direction(y, step):
-            g, report = gradient(y, step)
+            g, report = training.gradient(y, step)
             return tree.add_scaled(g, b, tree.subtract(y, z)), report
 
-        local = local_steps(direction, gradient, z, batch, at_round(client_lr, batch.round))
+        local = training.steps(z, batch, direction)
         return {"delta": tree.subtract(z, local.params)}, row, local.report
 
     def server_update(server, messages, cohort):

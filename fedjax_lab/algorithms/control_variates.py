@@ -19,15 +19,14 @@ option II keeps c_i - c (0/0 is 0). The mean of the deltas takes the batch's wei
 of the Δc_i over N does not, so that c stays the mean of all c_i.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
-import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.checks import check_choice
-from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
@@ -44,28 +43,19 @@ class ScaffoldServer(NamedTuple):
 def scaffold(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     control_update: str = "II",
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """SCAFFOLD.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round.
       control_update: "I": the client's gradient at the server model, over
         ``full_examples`` if the batch has them, else over the round's examples; "II": the
         mean of the gradients that the local steps saw.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a learning rate is negative or not finite, or the option is unknown.
     """
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
     check_choice("control_update", control_update, ("I", "II"))
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
         server = ScaffoldServer(params, tree.zeros_like(params))
@@ -78,13 +68,13 @@ def scaffold(
         x, c = received
 
         def direction(y, step):  # line 10: g_i(y) - c_i + c
-            g, report = gradient(y, step)
+            g, report = training.gradient(y, step)
             return jax.tree.map(lambda g, c_i, c: g - c_i + c, g, c_i, c), report
 
-        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        local = training.steps(x, batch, direction)
         delta = tree.subtract(x, local.params)
         if control_update == "I":  # line 12
-            new_c_i = gradient.full(x, batch)
+            new_c_i = training.gradient.full(x, batch)
         else:
             mean_step = tree.safe_divide(1.0, local.lr_sum)
             new_c_i = tree.add_scaled(tree.subtract(c_i, c), mean_step, delta)
@@ -103,6 +93,5 @@ def scaffold(
         client_update,
         server_update,
         reduce={"delta": "mean", "control_change": "sum"},
-        down=2,
     )
     return Algorithm("scaffold", start, (phase,), lambda state: state.server.params)

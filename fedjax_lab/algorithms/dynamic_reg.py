@@ -32,17 +32,16 @@ send (the server knows both), but a compressor compresses it alone. Where a trac
 is 0, there is neither proximal term nor correction.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.checks import check_choice, check_number
-from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import one_row_per_client, zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -88,26 +87,15 @@ class FedPDRow(NamedTuple):
 
 @factory
 def feddyn(
-    loss_fn: LossFn,
-    *,
-    client_lr: ScalarOrSchedule,
-    prox_weight: ScalarOrSchedule = 0.1,
-    gradient_transform: optax.GradientTransformation | None = None,
+    loss_fn: LossFn, *, prox_weight: ScalarOrSchedule = 0.1, **common: Unpack[Common]
 ) -> Algorithm:
     """FedDyn: local steps descend g - λ_i + α (y - x_t);  x_{t+1} = mean x^i_K - h_{t+1} / α.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       prox_weight: α, above 0, or a schedule of the round.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range.
     """
-    check_lrs(client_lr=client_lr)
     _check_prox_weight(prox_weight)
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
         server = FedDynServer(params, tree.zeros_like(params))
@@ -120,10 +108,10 @@ def feddyn(
         alpha = at_round(prox_weight, batch.round)
 
         def direction(y, step):
-            g, report = gradient(y, step)
+            g, report = training.gradient(y, step)
             return tree.add_scaled(tree.subtract(g, dual), alpha, tree.subtract(y, x)), report
 
-        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        local = training.steps(x, batch, direction)
         delta = tree.subtract(x, local.params)
         dual_change = tree.scale(delta, alpha)
         message = {"delta": delta, "dual_change": dual_change}
@@ -138,52 +126,45 @@ def feddyn(
         return FedDynServer(params, h), {"delta_norm": tree.norm(delta)}
 
     phase = Phase(
-        broadcast, client_update, server_update, reduce={"delta": "mean", "dual_change": "sum"}
+        broadcast,
+        client_update,
+        server_update,
+        reduce={"delta": "mean", "dual_change": "sum"},
+        message_bytes=lambda message: tree.nbytes(message["delta"]),
     )
-    return Algorithm(
-        "feddyn",
-        start,
-        (phase,),
-        lambda state: state.server.params,
-        message_bytes=tree.nbytes,
-    )
+    return Algorithm("feddyn", start, (phase,), lambda state: state.server.params)
 
 
 @factory
 def fedadmm(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     prox_weight: ScalarOrSchedule = 0.1,
     variant: str = "W",
     prev: str = "local",
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedADMM: local steps descend g + y_i + ρ (y - x_t); the server adds changes of x_i + y_i / ρ.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       server_lr: factor on the server's step, or a schedule of the round. In W it is 1, so that
         x_t is the mean over all clients of x_i + y_i / ρ; in G it is a hyper-parameter.
       prox_weight: ρ, above 0, or a schedule of the round.
       variant: "W": the server adds the sum of the changes / N; "G": their mean over the cohort.
       prev: of variant G, what a client's new model is compared with: "local": its last one
         (the paper); "global": x_t (the published code).
-      gradient_transform: optax transformation of each mini-batch gradient.
 
     Raises:
       ValueError: a hyper-parameter is out of range, an option is unknown, or ``prev`` is
         "global" in variant W.
     """
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
     _check_prox_weight(prox_weight)
     check_choice("variant", variant, ("G", "W"))
     check_choice("prev", prev, ("global", "local"))
     if variant == "W" and prev == "global":
         raise ValueError("prev is 'global'; with variant 'W' it must be 'local'.")
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
         row = FedADMMRow(params if prev == "local" else (), tree.zeros_like(params))
@@ -196,10 +177,10 @@ def fedadmm(
         rho = at_round(prox_weight, batch.round)
 
         def direction(y, step):
-            g, report = gradient(y, step)
+            g, report = training.gradient(y, step)
             return tree.add_scaled(tree.add(g, row.dual), rho, tree.subtract(y, x)), report
 
-        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        local = training.steps(x, batch, direction)
         primal = tree.subtract(local.params, x)  # (y_i⁺ - y_i) / ρ
         dual = tree.add_scaled(row.dual, rho, primal)
         before, last = (row.params, local.params) if prev == "local" else (x, ())
@@ -222,10 +203,9 @@ def fedadmm(
 def fedpd(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     prox_weight: ScalarOrSchedule = 1.0,
     skip_probability: Scalar = 0.0,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedPD: each client's anchor is its own x_i + y_i / ρ, and at times the mean of all.
 
@@ -237,19 +217,12 @@ def fedpd(
     on in skipped rounds as if the messages had been sent.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       prox_weight: ρ, above 0, or a schedule of the round.
       skip_probability: how likely a round is not to communicate, in [0, 1].
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range.
     """
-    check_lrs(client_lr=client_lr)
     _check_prox_weight(prox_weight)
     check_number("skip_probability", skip_probability, minimum=0.0, maximum=1.0)
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
         row = FedPDRow(params, tree.zeros_like(params), params)
@@ -262,11 +235,10 @@ def fedpd(
         rho = at_round(prox_weight, batch.round)
 
         def direction(y, step):
-            g, report = gradient(y, step)
+            g, report = training.gradient(y, step)
             return tree.add_scaled(tree.add(g, row.dual), rho, tree.subtract(y, row.anchor)), report
 
-        lr = at_round(client_lr, batch.round)
-        local = local_steps(direction, gradient, row.params, batch, lr)
+        local = training.steps(row.params, batch, direction)
         dual = tree.add_scaled(row.dual, rho, tree.subtract(local.params, row.anchor))
         anchor = tree.add_scaled(local.params, _inverse(rho), dual)
         message = {"delta": tree.subtract(x, anchor)}
@@ -297,13 +269,7 @@ def fedpd(
         Phase(broadcast, client_update, average, reduce={"delta": "mean"}),
         Phase(broadcast_mean, adopt, nothing, reduce={}),
     )
-    return Algorithm(
-        "fedpd",
-        start,
-        phases,
-        lambda state: state.server.params,
-        broadcast_bytes=lambda params: 2 * tree.nbytes(params) + 1,
-    )
+    return Algorithm("fedpd", start, phases, lambda state: state.server.params)
 
 
 def _check_prox_weight(prox_weight: ScalarOrSchedule) -> None:

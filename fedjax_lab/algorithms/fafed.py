@@ -36,16 +36,16 @@ Naive method: down d, up d, client state d. Here schedules are of the round.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.checks import check_number, check_scalar_or_schedule
-from fedjax_lab.clients.local import Gradient, local_steps
+from fedjax_lab.clients.local import Gradient
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import (
@@ -79,18 +79,16 @@ class NaiveServer(NamedTuple):
 def fafed(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     momentum: ScalarOrSchedule,
     second_moment_decay: Scalar,
     server_lr: ScalarOrSchedule = 1.0,
     stability: Scalar = 0.01,
     precondition_first_step: bool = False,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FAFED: variance-reduced momentum and a preconditioner that the clients share.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
       client_lr: η_t, or a schedule of the global local step t.
       momentum: α_t in [0, 1], the paper's: m = g + (1 - α_t)(m - g'), so that 1 is plain
         gradients; or a schedule of the global local step t.
@@ -98,16 +96,11 @@ def fafed(
       server_lr: share of the way from x to the paper's next x, or a schedule of the round.
       stability: ρ, added to sqrt(v), above 0.
       precondition_first_step: apply A_0 to the first step, as the paper's proof does.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range.
     """
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
     check_scalar_or_schedule("momentum", momentum, maximum=1.0)
     check_number("second_moment_decay", second_moment_decay, minimum=0.0, maximum=1.0)
     check_number("stability", stability, minimum=0.0, exclusive_minimum=True)
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
 
     def preconditioned(m, v):  # A^{-1} m
         def divide(m, v):
@@ -129,7 +122,7 @@ def fafed(
     def first_step(server, means, cohort):
         m, v = means["momentum"], _clamp(means["second_moment"])
         descent = preconditioned(m, v) if precondition_first_step else m
-        first_lr = at_round(client_lr, jnp.zeros((), jnp.int32))
+        first_lr = training.rate(jnp.zeros((), jnp.int32))
         params = tree.descend(server.params, first_lr, descent)
         return FAFEDServer(params, m, v, jnp.ones((), bool))
 
@@ -143,8 +136,8 @@ def fafed(
 
         def direction(y, step):
             t, m_i, v_i, before = step.memory
-            g, report = gradient(y, step)
-            g_before, _ = gradient(before, step)
+            g, report = training.gradient(y, step)
+            g_before, _ = training.gradient(before, step)
             alpha = at_round(momentum, t)
             m_i = tree.add_scaled(g, 1 - alpha, tree.subtract(m_i, g_before))
             v_i = _average(v_i, g, second_moment_decay)
@@ -153,10 +146,10 @@ def fafed(
         first = batch.round * batch.max_steps + 1
 
         def lr(k, num_steps):  # the last step is the sync
-            return jnp.where(k + 1 < num_steps, at_round(client_lr, first + k), 0.0)
+            return jnp.where(k + 1 < num_steps, training.rate(first + k), 0.0)
 
         memory = (first, m, v, previous)
-        local = local_steps(direction, gradient, x, batch, lr, memory)
+        local = training.steps(x, batch, direction, lr=lr, memory=memory)
         _, m_i, v_i, _ = local.memory
         message = {
             "delta": tree.subtract(x, local.params),
@@ -168,7 +161,7 @@ def fafed(
     def server_update(server, messages, cohort):
         m = tree.add(server.momentum, messages["momentum_change"])
         v = _clamp(tree.add(server.second_moment, messages["second_moment_change"]))
-        lr = at_round(client_lr, (cohort.round + 1) * cohort.max_steps)
+        lr = training.rate((cohort.round + 1) * cohort.max_steps)
         move = tree.add_scaled(messages["delta"], lr, preconditioned(m, v))
         params = tree.descend(server.params, at_round(server_lr, cohort.round), move)
         metrics = {"delta_norm": tree.norm(messages["delta"]), "momentum_norm": tree.norm(m)}
@@ -179,15 +172,13 @@ def fafed(
         client_update,
         server_update,
         reduce={"delta": "mean", "momentum_change": "mean", "second_moment_change": "mean"},
-        down=3,
     )
     algorithm = Algorithm(
         "fafed",
         start,
-        (first_estimates(gradient, estimates, first_step), steps),
+        (first_estimates(training.gradient, estimates, first_step), steps),
         lambda state: state.server.params,
         gradients_per_step=2,
-        needs_first_batch=True,
     )
     return algorithm
 
@@ -255,31 +246,22 @@ def take_first_estimates(
 def naive_adaptive_fedavg(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     second_moment_decay: Scalar,
     server_lr: ScalarOrSchedule = 1.0,
     initial_second_moment: Scalar = 0.0,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """Naive adaptive FedAvg: each client divides by the root of its own second moment.
 
     It can move away from the optimum for ever: it is here to be compared with.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       second_moment_decay: β in [0, 1], the weight of the old second moment.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
       initial_second_moment: every coordinate of v at the start; 0/0 is a step of 0.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range.
     """
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
     check_number("second_moment_decay", second_moment_decay, minimum=0.0, maximum=1.0)
     check_number("initial_second_moment", initial_second_moment, minimum=0.0)
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
         row = jax.tree.map(lambda p: jnp.full_like(p, initial_second_moment), params)
@@ -290,13 +272,12 @@ def naive_adaptive_fedavg(
 
     def client_update(x, v, batch):
         def direction(y, step):
-            g, report = gradient(y, step)
+            g, report = training.gradient(y, step)
             v = _average(step.memory, g, second_moment_decay)
             descent = jax.tree.map(lambda g, v: tree.safe_divide(g, jnp.sqrt(v)), g, v)
             return descent, report._replace(memory=v)
 
-        lr = at_round(client_lr, batch.round)
-        local = local_steps(direction, gradient, x, batch, lr, memory=v)
+        local = training.steps(x, batch, direction, memory=v)
         return {"delta": tree.subtract(x, local.params)}, local.memory, local.report
 
     def server_update(server, messages, cohort):

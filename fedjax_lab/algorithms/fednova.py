@@ -23,16 +23,15 @@ part. With a proximal term the published code takes sum_i p_i K_i for τ_eff; he
 sum_i p_i A_i.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory, is_plain_zero
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.checks import check_number, check_scalar_or_schedule, is_traced
-from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
@@ -50,31 +49,25 @@ class FedNovaServer(NamedTuple):
 def fednova(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     local_momentum: Scalar = 0.0,
     prox_weight: ScalarOrSchedule = 0.0,
     server_momentum: Scalar = 0.0,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedNova: x_{t+1} = x_t - server_lr * (sum_i p_i A_i) * sum_i p_i (x_t - x^i_K) / A_i.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round.
       local_momentum: ρ in [0, 1): clients descend v <- ρ v + g, with v = 0 at the start of
         each round.
       prox_weight: μ in g + μ (y - x_t), or a schedule of the round.
       server_momentum: in [0, 1]: the server descends client_lr * b, where b is
         server_momentum * b + (its step) / client_lr; 0 keeps no b.
-      gradient_transform: optax transformation of each mini-batch gradient.
 
     Raises:
       ValueError: a hyper-parameter is out of range, or there is a local momentum and a
         proximal term too.
     """
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
     check_number("local_momentum", local_momentum, minimum=0.0, maximum=1.0, exclusive_maximum=True)
     check_scalar_or_schedule("prox_weight", prox_weight)
     check_number("server_momentum", server_momentum, minimum=0.0, maximum=1.0)
@@ -84,12 +77,12 @@ def fednova(
             f"local_momentum is {local_momentum} and prox_weight is {prox_weight}; FedNova's "
             "effective steps are defined with one of them, so one must be 0."
         )
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
     has_buffer = not is_plain_zero(server_momentum)
 
     def effective_steps(num_steps, max_steps, round):
         """A_i of clients that take K_i = ``num_steps`` of at most K steps; 0 for none."""
-        shrink = 1 - jnp.asarray(at_round(client_lr, round) * at_round(prox_weight, round), float)
+        shrink = 1 - jnp.asarray(training.rate(round) * at_round(prox_weight, round), float)
 
         def one_more(carry, _):
             velocity, effective = carry
@@ -111,13 +104,13 @@ def fednova(
         mu = at_round(prox_weight, batch.round)
 
         def direction(y, step):
-            g, report = gradient(y, step)
+            g, report = training.gradient(y, step)
             v = tree.add_scaled(g, local_momentum, step.memory)
             u = tree.add_scaled(v, mu, tree.subtract(y, x))
             return u, report._replace(memory=v)
 
-        lr = at_round(client_lr, batch.round)
-        local = local_steps(direction, gradient, x, batch, lr, memory=tree.zeros_like(x))
+        lr = training.rate(batch.round)
+        local = training.steps(x, batch, direction, lr=lr, memory=tree.zeros_like(x))
         per_step = tree.safe_divide(
             1.0, effective_steps(batch.num_steps, batch.max_steps, batch.round)
         )
@@ -130,7 +123,7 @@ def fednova(
         step = tree.scale(messages["delta"], mean_steps)
         rate, buffer = at_round(server_lr, cohort.round), ()
         if has_buffer:
-            lr = jnp.asarray(at_round(client_lr, cohort.round))
+            lr = jnp.asarray(training.rate(cohort.round))
             buffer = tree.add_scaled(
                 tree.scale(step, tree.safe_divide(1.0, lr)), server_momentum, server.momentum
             )
@@ -139,11 +132,11 @@ def fednova(
         metrics = {"delta_norm": tree.norm(messages["delta"]), "effective_steps": mean_steps}
         return FedNovaServer(params, buffer), metrics
 
-    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
-    return Algorithm(
-        "fednova",
-        start,
-        (phase,),
-        lambda state: state.server.params,
-        message_bytes=lambda params: tree.nbytes(params) + _STEP_COUNT_BYTES,
+    phase = Phase(
+        broadcast,
+        client_update,
+        server_update,
+        reduce={"delta": "mean"},
+        message_bytes=lambda message: tree.nbytes(message) + _STEP_COUNT_BYTES,
     )
+    return Algorithm("fednova", start, (phase,), lambda state: state.server.params)

@@ -23,17 +23,16 @@ methods start from v = τ² and apply no bias correction, as their paper does an
 FedAMS starts from v = 0; its published code corrects the bias, its paper does not.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.fedavg import local_sgd
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.checks import check_int, check_number
-from fedjax_lab.clients.local import Gradient
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
@@ -70,9 +69,8 @@ class AMSServer(NamedTuple):
     steps: jax.Array | tuple[()]  # that the server has taken; () without bias correction
 
 
-def _with_server_step(name, loss_fn, client_lr, gradient_transform, start, server_step):
+def _with_server_step(name, training, start, server_step):
     """Plain local SGD under ``server_step(server, delta, round) -> server``."""
-    check_lrs(client_lr=client_lr)
 
     def server_update(server, messages, cohort):
         delta = messages["delta"]
@@ -80,7 +78,7 @@ def _with_server_step(name, loss_fn, client_lr, gradient_transform, start, serve
 
     phase = Phase(
         broadcast=lambda server, round: server.params,
-        client_update=local_sgd(Gradient(loss_fn, gradient_transform), client_lr),
+        client_update=training.client_update,
         server_update=server_update,
         reduce={"delta": "mean"},
     )
@@ -94,23 +92,13 @@ def _with_server_step(name, loss_fn, client_lr, gradient_transform, start, serve
 
 @factory
 def fedopt(
-    loss_fn: LossFn,
-    server_optimizer: optax.GradientTransformation,
-    *,
-    client_lr: ScalarOrSchedule,
-    gradient_transform: optax.GradientTransformation | None = None,
+    loss_fn: LossFn, server_optimizer: optax.GradientTransformation, **common: Unpack[Common]
 ) -> Algorithm:
     """Any optax optimiser on the server; it receives the mean delta as its gradient.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
       server_optimizer: holds the server learning rate; a schedule in it counts the rounds in
         which somebody took part. ``optax.sgd(1.0)`` is FedAvg.
-      client_lr: local learning rate, or a schedule of the round.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: ``client_lr`` is negative or not finite.
     """
 
     def start(params):
@@ -120,31 +108,23 @@ def fedopt(
         updates, opt_state = server_optimizer.update(delta, server.opt_state, server.params)
         return FedOptServer(optax.apply_updates(server.params, updates), opt_state)
 
-    return _with_server_step("fedopt", loss_fn, client_lr, gradient_transform, start, server_step)
+    training = LocalTraining(loss_fn, **common)
+    return _with_server_step("fedopt", training, start, server_step)
 
 
 @factory
 def fedavgm(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     momentum: Scalar = 0.9,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedAvg with server momentum: m <- momentum * m + delta;  x <- x - server_lr * m.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round.
       momentum: in [0, 1]; 0 is FedAvg.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a learning rate or ``momentum`` is out of range.
     """
-    check_lrs(server_lr=server_lr)
     check_number("momentum", momentum, minimum=0.0, maximum=1.0)
 
     def start(params):
@@ -154,12 +134,12 @@ def fedavgm(
         m = tree.add_scaled(delta, momentum, server.momentum)
         return MomentumServer(tree.descend(server.params, at_round(server_lr, round), m), m)
 
-    return _with_server_step("fedavgm", loss_fn, client_lr, gradient_transform, start, server_step)
+    training = LocalTraining(loss_fn, **common)
+    return _with_server_step("fedavgm", training, start, server_step)
 
 
-def _adaptive(name, second_moment, loss_fn, client_lr, server_lr, beta1, tau, gradient_transform):
+def _adaptive(name, training, second_moment, server_lr, beta1, tau):
     """FedAdagrad, FedYogi and FedAdam differ in v_t = ``second_moment(v, delta²)`` only."""
-    check_lrs(server_lr=server_lr)
     check_number("beta1", beta1, minimum=0.0, maximum=1.0)
     check_number("tau", tau, minimum=0.0, exclusive_minimum=True)
 
@@ -174,33 +154,26 @@ def _adaptive(name, second_moment, loss_fn, client_lr, server_lr, beta1, tau, gr
         params = tree.descend(server.params, at_round(server_lr, round), direction)
         return AdaptiveServer(params, m, v)
 
-    return _with_server_step(name, loss_fn, client_lr, gradient_transform, start, server_step)
+    return _with_server_step(name, training, start, server_step)
 
 
 @factory
 def fedadam(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule,
     beta1: Scalar = 0.9,
     beta2: Scalar = 0.99,
     tau: Scalar = 1e-3,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedAdam: v <- beta2 v + (1 - beta2) delta²;  x <- x - server_lr m / (sqrt(v) + tau).
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       server_lr: server learning rate: about the size of a step per coordinate.
       beta1: decay of the momentum m.
       beta2: decay of the second moment v.
       tau: added to sqrt(v); v starts at tau².
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range.
     """
     check_number("beta2", beta2, minimum=0.0, maximum=1.0)
 
@@ -208,86 +181,67 @@ def fedadam(
         decay = jnp.asarray(beta2, v.dtype)
         return decay * v + (1 - decay) * squared
 
-    return _adaptive(
-        "fedadam", second_moment, loss_fn, client_lr, server_lr, beta1, tau, gradient_transform
-    )
+    training = LocalTraining(loss_fn, **common)
+    return _adaptive("fedadam", training, second_moment, server_lr, beta1, tau)
 
 
 @factory
 def fedyogi(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule,
     beta1: Scalar = 0.9,
     beta2: Scalar = 0.99,
     tau: Scalar = 1e-3,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedYogi: v <- v - (1 - beta2) delta² sign(v - delta²); otherwise as ``fedadam``.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       server_lr: server learning rate: about the size of a step per coordinate.
       beta1: decay of the momentum m.
       beta2: 1 - beta2 is the share of delta² by which v moves.
       tau: added to sqrt(v); v starts at tau².
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range.
     """
     check_number("beta2", beta2, minimum=0.0, maximum=1.0)
 
     def second_moment(v, squared):
         return v - (1 - jnp.asarray(beta2, v.dtype)) * squared * jnp.sign(v - squared)
 
-    return _adaptive(
-        "fedyogi", second_moment, loss_fn, client_lr, server_lr, beta1, tau, gradient_transform
-    )
+    training = LocalTraining(loss_fn, **common)
+    return _adaptive("fedyogi", training, second_moment, server_lr, beta1, tau)
 
 
 @factory
 def fedadagrad(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule,
     beta1: Scalar = 0.0,
     tau: Scalar = 1e-3,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedAdagrad: v <- v + delta²; otherwise as ``fedadam``.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate.
       beta1: decay of the momentum m.
       tau: added to sqrt(v); v starts at tau².
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range.
     """
-    return _adaptive(
-        "fedadagrad", jnp.add, loss_fn, client_lr, server_lr, beta1, tau, gradient_transform
-    )
+    training = LocalTraining(loss_fn, **common)
+    return _adaptive("fedadagrad", training, jnp.add, server_lr, beta1, tau)
 
 
 @factory
 def fedams(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     beta1: Scalar = 0.9,
     beta2: Scalar = 0.99,
     tau: Scalar = 1e-3,
     option: int = 1,
     bias_correction: bool = False,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedAMS: FedAdam whose denominator never falls; m and v start from 0.
 
@@ -295,8 +249,6 @@ def fedams(
     Option 2: v̂ <- max(v̂, v);       x <- x - server_lr m / (sqrt(v̂) + tau).
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       server_lr: server learning rate: about the size of a step per coordinate.
       beta1: decay of the momentum m.
       beta2: decay of the second moment v.
@@ -304,13 +256,11 @@ def fedams(
       option: 1 (FedAMS) or 2 (FedAMSGrad).
       bias_correction: divide m and v̂ by 1 - beta^n in the step, n counting the server's steps
         (the published code).
-      gradient_transform: optax transformation of each mini-batch gradient.
 
     Raises:
       TypeError: ``option`` is no integer.
       ValueError: a hyper-parameter is out of range.
     """
-    check_lrs(server_lr=server_lr)
     check_number("beta1", beta1, minimum=0.0, maximum=1.0)
     check_number("beta2", beta2, minimum=0.0, maximum=1.0)
     check_number("tau", tau, minimum=0.0, exclusive_minimum=True)
@@ -345,4 +295,5 @@ def fedams(
         params = tree.descend(server.params, at_round(server_lr, round), step)
         return AMSServer(params, m, v, v_hat, steps)
 
-    return _with_server_step("fedams", loss_fn, client_lr, gradient_transform, start, server_step)
+    training = LocalTraining(loss_fn, **common)
+    return _with_server_step("fedams", training, start, server_step)

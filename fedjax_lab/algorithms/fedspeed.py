@@ -33,16 +33,15 @@ The reference code also clips to norm 10 (use ``gradient_transform``; there it i
 linear terms). Where a traced ``prox_weight`` is 0 there is neither prox term nor correction.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory, is_plain_zero
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
-from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -69,7 +68,6 @@ class Duals(NamedTuple):
 def fedspeed(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     prox_weight: Scalar = 0.1,
     perturbation_radius: ScalarOrSchedule = 0.1,
@@ -77,14 +75,11 @@ def fedspeed(
     normalize_perturbation: bool = True,
     correction: bool = True,
     server_dual: str = "cohort",
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedSpeed.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round; 1 is the paper.
       prox_weight: weight 1/λ of the prox term, above 0.
       perturbation_radius: length of the ascent step, or a schedule of the round.
       perturbation_weight: weight α of the perturbed gradient; 1 - α is that of the other.
@@ -93,18 +88,18 @@ def fedspeed(
         clients send their local models.
       server_dual: whose duals the server's mean takes: "cohort" (the paper) or "all".
       gradient_transform: optax transformation of each descended gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range, or ``server_dual`` is unknown.
     """
-    return _fedspeed("fedspeed", **locals())
+    training = LocalTraining(loss_fn, **common)
+    perturbation = perturbation_radius, perturbation_weight, normalize_perturbation
+    return _fedspeed(
+        "fedspeed", training, server_lr, prox_weight, perturbation, correction, server_dual
+    )
 
 
 @factory
 def fedspeed_ing(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     inertia: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     prox_weight: Scalar = 0.1,
@@ -113,16 +108,13 @@ def fedspeed_ing(
     normalize_perturbation: bool = True,
     correction: bool = True,
     server_dual: str = "cohort",
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedSpeed-Ing: FedSpeed with extrapolated duals and an extrapolated prox centre.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       inertia: ζ_t: how far both go on in the direction of their last change, or a schedule of the
         round.
-      server_lr: server learning rate, or a schedule of the round; 1 is the paper.
       prox_weight: weight 1/λ of the prox term, above 0.
       perturbation_radius: length of the ascent step, or a schedule of the round.
       perturbation_weight: weight α of the perturbed gradient; 1 - α is that of the other.
@@ -130,39 +122,33 @@ def fedspeed_ing(
       correction: use the duals; without them the local steps are plain proximal ones.
       server_dual: whose duals the server's mean takes: "cohort" or "all".
       gradient_transform: optax transformation of each descended gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range, or ``server_dual`` is unknown.
     """
-    return _fedspeed("fedspeed_ing", **locals())
+    check_scalar_or_schedule("inertia", inertia)
+    training = LocalTraining(loss_fn, **common)
+    perturbation = perturbation_radius, perturbation_weight, normalize_perturbation
+    return _fedspeed(
+        "fedspeed_ing",
+        training,
+        server_lr,
+        prox_weight,
+        perturbation,
+        correction,
+        server_dual,
+        inertia,
+    )
 
 
 def _fedspeed(
-    name,
-    *,
-    loss_fn,
-    client_lr,
-    server_lr,
-    prox_weight,
-    perturbation_radius,
-    perturbation_weight,
-    normalize_perturbation,
-    correction,
-    server_dual,
-    gradient_transform,
-    inertia=None,
+    name, training, server_lr, prox_weight, perturbation, correction, server_dual, inertia=None
 ):
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
+    perturbation_radius, perturbation_weight, normalize_perturbation = perturbation
     check_number("prox_weight", prox_weight, minimum=0.0, exclusive_minimum=True)
     check_scalar_or_schedule("perturbation_radius", perturbation_radius)
     check_number("perturbation_weight", perturbation_weight, minimum=0.0)
     check_choice("server_dual", server_dual, ("all", "cohort"))
     inertial = inertia is not None
-    if inertial:
-        check_scalar_or_schedule("inertia", inertia)
     perturbs = not (is_plain_zero(perturbation_radius) or is_plain_zero(perturbation_weight))
     dual_of_all = correction and server_dual == "all"
-    gradient = Gradient(loss_fn, gradient_transform)
 
     def start(params, num_clients, batch):
         rows = zero_row_per_client(params, num_clients) if correction else ()
@@ -174,17 +160,17 @@ def _fedspeed(
         return (server.params, server.anchor) if inertial else server.params
 
     def quasi_gradient(y, step, round):  # g̃
-        g1, report = gradient.raw(y, step)
+        g1, report = training.gradient.raw(y, step)
         mixed = g1
         if perturbs:
             r = at_round(perturbation_radius, round)
             if normalize_perturbation:
                 norm = tree.norm(g1)
                 r = tree.safe_divide(r, jnp.where(norm < _TINY, 0, norm))
-            g2, _ = gradient.raw(tree.add_scaled(y, r, g1), step)
+            g2, _ = training.gradient.raw(tree.add_scaled(y, r, g1), step)
             kept = tree.scale(g1, 1 - perturbation_weight)
             mixed = tree.add_scaled(kept, perturbation_weight, g2)
-        return gradient.transformed(mixed, y, report)
+        return training.gradient.transformed(mixed, y, report)
 
     def client_update(received, row, batch):
         x, anchor = received if inertial else (received, received)
@@ -195,8 +181,7 @@ def _fedspeed(
             g = tree.add_scaled(g, prox_weight, tree.subtract(y, anchor))
             return (tree.subtract(g, pull) if correction else g), report
 
-        lr = at_round(client_lr, batch.round)
-        local = local_steps(direction, gradient, x, batch, lr)
+        local = training.steps(x, batch, direction)
         delta = tree.subtract(x, local.params)
         if not correction:
             return {"delta": delta}, row, local.report
@@ -224,14 +209,19 @@ def _fedspeed(
         return FedSpeedServer(params, anchor, mean_dual), metrics
 
     reduce = {"delta": "mean", "dual_change": "sum"} if dual_of_all else {"delta": "mean"}
-    phase = Phase(broadcast, client_update, server_update, reduce, down=2 if inertial else 1)
+    phase = Phase(
+        broadcast,
+        client_update,
+        server_update,
+        reduce,
+        message_bytes=lambda message: tree.nbytes(message["delta"]),
+    )
     return Algorithm(
         name,
         start,
         (phase,),
         lambda state: state.server.params,
         gradients_per_step=2 if perturbs else 1,
-        message_bytes=tree.nbytes,
     )
 
 

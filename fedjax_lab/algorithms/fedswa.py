@@ -23,19 +23,18 @@ m to the mean of the c_i⁺ in its first round (``first_round_gamma_one``); the 
 means take the batch's weights.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round, check_lrs
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
-from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
+from fedjax_lab.types import LossFn, Params, Scalar, ScalarOrSchedule
 
 
 class FedSWAServer(NamedTuple):
@@ -55,26 +54,20 @@ class FedMoSWAServer(NamedTuple):
 def fedswa(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     final_lr_ratio: ScalarOrSchedule = 0.1,
     server_lr: ScalarOrSchedule = 1.5,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedSWA: local steps under a falling learning rate, x_{t+1} = x_t + α (mean x^i_K - x_t).
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
       client_lr: learning rate of a round's first local step, or a schedule of the round.
       final_lr_ratio: what is left of it at the end of the round, or a schedule of the round;
         step k of K_i has the share (1 - k/K_i) + (k/K_i) final_lr_ratio; 1 is constant.
       server_lr: server learning rate, or a schedule of the round; above 1 it extrapolates.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is negative or not finite.
     """
-    check_lrs(client_lr=client_lr, final_lr_ratio=final_lr_ratio, server_lr=server_lr)
-    gradient = Gradient(loss_fn, gradient_transform)
+    check_lrs(final_lr_ratio=final_lr_ratio)
+    training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
         return FedSWAServer(params), ()
@@ -83,8 +76,8 @@ def fedswa(
         return server.params
 
     def client_update(x, row, batch):
-        lr = _falling(client_lr, final_lr_ratio, batch.round)
-        local = local_steps(gradient, gradient, x, batch, lr)
+        lr = _falling(training.rate(batch.round), at_round(final_lr_ratio, batch.round))
+        local = training.steps(x, batch, lr=lr)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
     def server_update(server, messages, cohort):
@@ -100,18 +93,16 @@ def fedswa(
 def fedmoswa(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     final_lr_ratio: ScalarOrSchedule = 0.1,
     server_lr: ScalarOrSchedule = 1.5,
     momentum: ScalarOrSchedule = 0.2,
     control_update: str = "II",
     first_round_gamma_one: bool = False,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedMoSWA: FedSWA whose local steps descend g - c_i + m.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
       client_lr: learning rate of a round's first local step, or a schedule of the round.
       final_lr_ratio: what is left of it at the end of the round, or a schedule of the round.
       server_lr: server learning rate, or a schedule of the round; above 1 it extrapolates.
@@ -121,57 +112,45 @@ def fedmoswa(
         ``full_examples`` if the batch has them, else over the round's examples; "II": the
         mean of the gradients that the local steps saw, weighted with their learning rates.
       first_round_gamma_one: round 0 sets m to the cohort's mean control.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range, or the option is unknown.
     """
-    return _fedmoswa("fedmoswa", **locals())
+    return _fedmoswa(
+        "fedmoswa",
+        LocalTraining(loss_fn, **common),
+        final_lr_ratio,
+        server_lr,
+        momentum,
+        control_update,
+        first_round_gamma_one,
+    )
 
 
 @factory
 def fedmo(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     momentum: ScalarOrSchedule = 0.2,
     control_update: str = "II",
     first_round_gamma_one: bool = False,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedMo: FedMoSWA with a constant learning rate within the round and plain averaging.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       momentum: share of the cohort's mean control in the new m, in [0, 1], or a schedule of the
         round.
       control_update: how a client renews its control, "I" or "II", as in ``fedmoswa``.
       first_round_gamma_one: round 0 sets m to the cohort's mean control.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range, or the option is unknown.
     """
-    return _fedmoswa("fedmo", final_lr_ratio=1.0, server_lr=1.0, **locals())
+    training = LocalTraining(loss_fn, **common)
+    return _fedmoswa("fedmo", training, 1.0, 1.0, momentum, control_update, first_round_gamma_one)
 
 
 def _fedmoswa(
-    name,
-    *,
-    loss_fn,
-    client_lr,
-    final_lr_ratio,
-    server_lr,
-    momentum,
-    control_update,
-    first_round_gamma_one,
-    gradient_transform,
+    name, training, final_lr_ratio, server_lr, momentum, control_update, first_round_gamma_one
 ):
-    check_lrs(client_lr=client_lr, final_lr_ratio=final_lr_ratio, server_lr=server_lr)
+    check_lrs(final_lr_ratio=final_lr_ratio)
     check_scalar_or_schedule("momentum", momentum, maximum=1.0)
     check_choice("control_update", control_update, ("I", "II"))
-    gradient = Gradient(loss_fn, gradient_transform)
 
     def start(params, num_clients, batch):
         server = FedMoSWAServer(params, tree.zeros_like(params))
@@ -184,14 +163,14 @@ def _fedmoswa(
         x, m = received
 
         def direction(y, step):
-            g, report = gradient(y, step)
+            g, report = training.gradient(y, step)
             return jax.tree.map(lambda g, c_i, m: g - c_i + m, g, c_i, m), report
 
-        lr = _falling(client_lr, final_lr_ratio, batch.round)
-        local = local_steps(direction, gradient, x, batch, lr)
+        lr = _falling(training.rate(batch.round), at_round(final_lr_ratio, batch.round))
+        local = training.steps(x, batch, direction, lr=lr)
         delta = tree.subtract(x, local.params)
         if control_update == "I":
-            new_c_i = gradient.full(x, batch)
+            new_c_i = training.gradient.full(x, batch)
         else:
             mean_step = tree.safe_divide(1.0, local.lr_sum)
             new_c_i = tree.add_scaled(tree.subtract(c_i, m), mean_step, delta)
@@ -212,14 +191,12 @@ def _fedmoswa(
         client_update,
         server_update,
         reduce={"delta": "mean", "control_change": "mean"},
-        down=2,
     )
     return Algorithm(name, start, (phase,), lambda state: state.server.params)
 
 
-def _falling(client_lr: ScalarOrSchedule, final_lr_ratio: ScalarOrSchedule, round: jax.Array):
+def _falling(first: Scalar, ratio: Scalar):
     """η_k = η_l (1 - k/K_i) + (k/K_i) ρ η_l of one round, a function of (k, K_i)."""
-    first, ratio = at_round(client_lr, round), at_round(final_lr_ratio, round)
 
     def lr(k, num_steps):
         done = tree.safe_divide(k.astype(float), num_steps)  # int32 / int32 would be float32

@@ -33,16 +33,15 @@ the correction of -S by 0.1 (``correction_weight``). Norms are over all paramete
 of a vector shorter than 1e-12 is 0, and so is a client's on its first visit.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory, is_plain_zero
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
-from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, ScalarOrSchedule
@@ -89,20 +88,17 @@ class FedSMOORow(NamedTuple):
 def fedlesam(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     perturbation_radius: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     variant: str = "base",
     reference: str = "own_last_visit",
     prox_weight: ScalarOrSchedule = 0.1,
     correction_weight: ScalarOrSchedule = 1.0,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedLESAM: local steps descend the gradient at y + e, where e points from x_t to an older x.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       perturbation_radius: ρ = ||e||, or a schedule of the round.
       server_lr: server learning rate, or a schedule of the round; in "D" the share of the way
         from x_t to the paper's x_{t+1}.
@@ -111,19 +107,14 @@ def fedlesam(
         part (the paper); "last_round": x_{t-1} for everybody (the published code).
       prox_weight: weight p of h_i + y - x_t in "D", or a schedule of the round.
       correction_weight: weight of c - c_i in the steps of "S", or a schedule of the round.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is negative or not finite, or an option is unknown.
     """
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
     check_scalar_or_schedule("perturbation_radius", perturbation_radius)
     check_scalar_or_schedule("prox_weight", prox_weight)
     check_scalar_or_schedule("correction_weight", correction_weight)
     check_choice("variant", variant, ("base", "S", "D"))
     check_choice("reference", reference, ("own_last_visit", "last_round"))
     remembers, corrects = reference == "own_last_visit", variant != "base"
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
         rows = zero_row_per_client(params, num_clients)
@@ -148,15 +139,15 @@ def fedlesam(
         share = at_round(correction_weight, batch.round)
 
         def direction(y, step):
-            g, report = gradient.raw(tree.add(y, e), step)
-            g, report = gradient.transformed(g, y, report)
+            g, report = training.gradient.raw(tree.add(y, e), step)
+            g, report = training.gradient.transformed(g, y, report)
             if variant == "S":
                 g = tree.add_scaled(g, share, tree.subtract(c, c_i))
             elif variant == "D":
                 g = tree.add_scaled(g, p, tree.add(c_i, tree.subtract(y, x)))
             return g, report
 
-        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        local = training.steps(x, batch, direction)
         delta = tree.subtract(x, local.params)
         message = {"delta": delta}
         if variant == "S":
@@ -180,25 +171,20 @@ def fedlesam(
         return FedLESAMServer(params, () if remembers else server.params, correction), metrics
 
     reduce = {"delta": "mean", "correction_change": "sum"} if corrects else {"delta": "mean"}
-    down = 1 + (not remembers) + (variant == "S")
-    return Algorithm(
-        "fedlesam",
-        start,
-        (Phase(broadcast, client_update, server_update, reduce, down),),
-        lambda state: state.server.params,
-        message_bytes=tree.nbytes if variant == "D" else None,
-    )
+    phase = Phase(broadcast, client_update, server_update, reduce)
+    if variant == "D":  # the server derives the other field
+        phase = phase._replace(message_bytes=lambda message: tree.nbytes(message["delta"]))
+    return Algorithm("fedlesam", start, (phase,), lambda state: state.server.params)
 
 
 @factory
 def fedsmoo(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     perturbation_radius: ScalarOrSchedule,
     prox_weight: ScalarOrSchedule,
     s_source: str = "mu_minus_e",
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedSMOO: FedDyn whose clients perturb towards an agreed perturbation s.
 
@@ -206,24 +192,18 @@ def fedsmoo(
     g(y + e) + p (h_i + y - x_t). The server's s is the mean of the s̃_i, scaled to norm ρ.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       perturbation_radius: ρ, or a schedule of the round.
       prox_weight: weight p of h_i + y - x_t, or a schedule of the round. At 0 the h_i are
         added up and used by the server nevertheless.
       s_source: s̃_i: "mu_minus_e": μ_i minus the last step's e (the paper); "mu": μ_i (the
         published code).
       gradient_transform: optax transformation of each descended gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is negative or not finite, or the option is unknown.
     """
-    check_lrs(client_lr=client_lr)
     check_scalar_or_schedule("perturbation_radius", perturbation_radius)
     check_scalar_or_schedule("prox_weight", prox_weight)
     check_choice("s_source", s_source, ("mu", "mu_minus_e"))
     perturbs = not is_plain_zero(perturbation_radius)
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
         zeros, rows = tree.zeros_like(params), zero_row_per_client(params, num_clients)
@@ -239,19 +219,19 @@ def fedsmoo(
 
         def direction(y, step):
             mu, e = step.memory
-            g, report = gradient.raw(y, step)
+            g, report = training.gradient.raw(y, step)
             if perturbs:
                 u = jax.tree.map(lambda g, mu, s: g - mu - s, g, mu, s)
                 e = tree.scale(tree.unit(u), rho)
                 mu = jax.tree.map(lambda mu, e, s: mu + e - s, mu, e, s)
-                g, _ = gradient.raw(tree.add(y, e), step)
-            g, report = gradient.transformed(g, y, report)
+                g, _ = training.gradient.raw(tree.add(y, e), step)
+            g, report = training.gradient.transformed(g, y, report)
             g = tree.add_scaled(g, p, tree.add(row.dual, tree.subtract(y, x)))
             return g, report._replace(memory=(mu, e))
 
-        lr = at_round(client_lr, batch.round)
+        lr = training.rate(batch.round)
         memory = (row.multiplier, tree.zeros_like(x))
-        local = local_steps(direction, gradient, x, batch, lr, memory)
+        local = training.steps(x, batch, direction, lr=lr, memory=memory)
         mu, e = local.memory
         delta = tree.subtract(x, local.params)
         message = {
@@ -271,11 +251,17 @@ def fedsmoo(
         return FedSMOOServer(params, s, mean_dual), metrics
 
     reduce = {"delta": "mean", "dual_change": "sum", "perturbation": "mean"}
+    phase = Phase(
+        broadcast,
+        client_update,
+        server_update,
+        reduce,
+        message_bytes=lambda message: tree.nbytes((message["delta"], message["perturbation"])),
+    )
     return Algorithm(
         "fedsmoo",
         start,
-        (Phase(broadcast, client_update, server_update, reduce, down=2),),
+        (phase,),
         lambda state: state.server.params,
         gradients_per_step=2 if perturbs else 1,
-        message_bytes=lambda params: 2 * tree.nbytes(params),
     )

@@ -25,18 +25,16 @@ mean of the deltas takes the batch's weights (uniform: the paper; example counts
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedjax_lab import qp, tree
-from fedjax_lab.algorithms.fedavg import local_sgd
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.checks import check_choice, check_int, check_number
-from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import one_row_per_client, zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import Cohort, LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -79,7 +77,6 @@ class GradMAServer(NamedTuple):
 def gradma(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     memory_size: int,
     server_lr: ScalarOrSchedule = 1.0,
     server_momentum: Scalar = 0.9,
@@ -87,16 +84,13 @@ def gradma(
     keep_local_model: bool = False,
     margin: Scalar = 0.0,
     qp_scope: str = "global",
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """GradMA: corrected local steps (``gradma_w``) and a corrected server step (``gradma_s``).
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       memory_size: clients that the server's memory holds: at least the cohort's slots, at
         most N; 0 is no memory.
-      server_lr: server learning rate, or a schedule of the round.
       server_momentum: weight of the last corrected momentum, in [0, 1].
       memory_decay: factor on every memory row in every round, in [0, 1].
       keep_local_model: keep each client's last local model and take it as x_{-1}; else x_t.
@@ -104,87 +98,93 @@ def gradma(
         vector stays uncorrected.
       qp_scope: "global": one QP over all parameters (the paper); "per_leaf": one for each
         parameter array (the published code).
-      gradient_transform: optax transformation of each mini-batch gradient.
 
     Raises:
       ValueError: a hyper-parameter is out of range; ``memory_size`` exceeds N (at ``init``)
         or is below the number of slots (when the round is traced).
     """
-    return _gradma("gradma", **locals())
+    return _gradma(
+        "gradma",
+        LocalTraining(loss_fn, **common),
+        server_lr,
+        margin,
+        qp_scope,
+        memory_size=memory_size,
+        server_momentum=server_momentum,
+        memory_decay=memory_decay,
+        keep_local_model=keep_local_model,
+    )
 
 
 @factory
 def gradma_w(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     keep_local_model: bool = False,
     margin: Scalar = 0.0,
     qp_scope: str = "global",
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """GradMA-W: corrected local steps (Algorithm 2), plain averaging on the server.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
       keep_local_model: keep each client's last local model and take it as x_{-1}; else x_t.
       margin: constraints are <q, M> >= margin ||p|| ||M||.
       qp_scope: "global": one QP over all parameters; "per_leaf": one for each parameter array.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range, or ``qp_scope`` is unknown.
     """
-    return _gradma("gradma_w", **locals())
+    training = LocalTraining(loss_fn, **common)
+    return _gradma(
+        "gradma_w", training, server_lr, margin, qp_scope, keep_local_model=keep_local_model
+    )
 
 
 @factory
 def gradma_s(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     memory_size: int,
     server_lr: ScalarOrSchedule = 1.0,
     server_momentum: Scalar = 0.9,
     memory_decay: Scalar = 0.5,
     margin: Scalar = 0.0,
     qp_scope: str = "global",
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """GradMA-S: plain local SGD, corrected server step (Algorithms 3 and 4).
 
     ``memory_size=0`` is FedAvgM.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       memory_size: clients that the server's memory holds: at least the cohort's slots, at most N.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
       server_momentum: weight of the last corrected momentum, in [0, 1].
       memory_decay: factor on every memory row in every round, in [0, 1].
       margin: constraints are <q, M> >= margin ||p|| ||M||.
       qp_scope: "global": one QP over all parameters; "per_leaf": one for each parameter array.
-      gradient_transform: optax transformation of each mini-batch gradient.
 
     Raises:
       ValueError: a hyper-parameter is out of range; ``memory_size`` exceeds N (at ``init``) or is
         below the number of slots (when the round is traced).
     """
-    return _gradma("gradma_s", **locals())
+    return _gradma(
+        "gradma_s",
+        LocalTraining(loss_fn, **common),
+        server_lr,
+        margin,
+        qp_scope,
+        memory_size=memory_size,
+        server_momentum=server_momentum,
+        memory_decay=memory_decay,
+    )
 
 
 def _gradma(
     name,
-    *,
-    loss_fn,
-    client_lr,
+    training,
     server_lr,
     margin,
     qp_scope,
-    gradient_transform,
+    *,
     memory_size=None,
     server_momentum=None,
     memory_decay=None,
@@ -192,14 +192,12 @@ def _gradma(
 ):
     """All three methods: each half is either corrected or plain."""
     corrects_client, corrects_server = name != "gradma_s", name != "gradma_w"
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
     check_number("margin", margin, minimum=0.0, maximum=1.0)
     check_choice("qp_scope", qp_scope, ("global", "per_leaf"))
     if corrects_server:
         check_int("memory_size", memory_size, minimum=0)
         check_number("server_momentum", server_momentum, minimum=0.0, maximum=1.0)
         check_number("memory_decay", memory_decay, minimum=0.0, maximum=1.0)
-    gradient = Gradient(loss_fn, gradient_transform)
 
     is_global = qp_scope == "global"
     # One vector of all parameters has one QP, and compiles in a fraction of the time.
@@ -228,17 +226,16 @@ def _gradma(
 
     def corrected_client_update(x, last_local, batch):  # Algorithm 2
         def direction(y, step):
-            g, report = gradient(y, step)
-            previous, _ = gradient(step.memory, step)  # at x_{k-1}
-            at_server, _ = gradient(x, step)
+            g, report = training.gradient(y, step)
+            previous, _ = training.gradient(step.memory, step)  # at x_{k-1}
+            at_server, _ = training.gradient(x, step)
             constraints = tree.stack([previous, at_server, tree.subtract(y, x)])
             corrected, info = project(g, pack(constraints, 1))
             metrics = {"client_qp_residual": info.kkt_residual, "client_qp_active": _active(info)}
             return corrected, report._replace(memory=y, metrics=metrics)
 
         before = last_local if keep_local_model else x
-        lr = at_round(client_lr, batch.round)
-        local = local_steps(direction, gradient, x, batch, lr, memory=before)
+        local = training.steps(x, batch, direction, memory=before)
         row = local.params if keep_local_model else ()
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
@@ -263,7 +260,7 @@ def _gradma(
 
     phase = Phase(
         broadcast,
-        corrected_client_update if corrects_client else local_sgd(gradient, client_lr),
+        corrected_client_update if corrects_client else training.client_update,
         corrected_server_update if corrects_server else plain_server_update,
         reduce={"delta": "stack" if corrects_server else "mean"},
         keeps_if_nobody=corrects_server,

@@ -21,16 +21,15 @@ first phase) rows fill up at x_0 as clients take part, and the model moves from 
 which the last of them has; the published code runs all clients at once then.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.checks import check_choice, check_number
-from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -49,67 +48,49 @@ class MIFAServer(NamedTuple):
 def mifa(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     table: str = "displacement",
     start: str = "zeros",
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """MIFA: x_{t+1} = x_t - server_lr * mean over all N clients of their latest change.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round.
       table: what is remembered of a client: its "displacement" x_t - x^i_K (GradMA), or the
         "gradient", which is that divided by the round's client_lr, and multiplied by the
         present one when it is used (MIFA). They differ where client_lr falls.
       start: "zeros": clients not seen yet count as a change of 0; "wait": the model waits at
         x_0 until all have taken part.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a learning rate is negative or not finite, or an option is unknown.
     """
-    return _mifa("mifa", **locals())
+    return _mifa("mifa", LocalTraining(loss_fn, **common), server_lr, table, start)
 
 
 @factory
 def mifam(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     momentum: Scalar = 0.9,
     table: str = "displacement",
     start: str = "zeros",
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """MIFA-M: MIFA whose server descends m <- momentum * m + mean_row.
 
     With ``table="gradient"`` m is a gradient too, multiplied by the present client_lr.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round.
       momentum: in [0, 1]; 0 is MIFA.
       table: what is remembered of a client: "displacement" or "gradient", as in ``mifa``.
       start: what clients not seen yet count as: "zeros" or "wait", as in ``mifa``.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range, or an option is unknown.
     """
     check_number("momentum", momentum, minimum=0.0, maximum=1.0)
-    return _mifa("mifam", **locals())
+    return _mifa("mifam", LocalTraining(loss_fn, **common), server_lr, table, start, momentum)
 
 
-def _mifa(name, *, loss_fn, client_lr, server_lr, table, start, gradient_transform, momentum=None):
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
+def _mifa(name, training, server_lr, table, start, momentum=None):
     check_choice("table", table, ("displacement", "gradient"))
     check_choice("start", start, ("wait", "zeros"))
-    gradient = Gradient(loss_fn, gradient_transform)
     keeps_gradients, waits = table == "gradient", start == "wait"
 
     def start_state(params, num_clients, batch):
@@ -122,8 +103,8 @@ def _mifa(name, *, loss_fn, client_lr, server_lr, table, start, gradient_transfo
         return server.params
 
     def client_update(x, row, batch):
-        lr = at_round(client_lr, batch.round)
-        local = local_steps(gradient, gradient, x, batch, lr)
+        lr = training.rate(batch.round)
+        local = training.steps(x, batch, lr=lr)
         new = tree.subtract(x, local.params)
         if keeps_gradients:
             new = tree.scale(new, tree.safe_divide(1.0, jnp.asarray(lr)))
@@ -136,7 +117,7 @@ def _mifa(name, *, loss_fn, client_lr, server_lr, table, start, gradient_transfo
         step = mean_row
         if momentum is not None:
             step = m = tree.add_scaled(mean_row, momentum, server.momentum)
-        unit = at_round(client_lr, cohort.round) if keeps_gradients else 1.0
+        unit = training.rate(cohort.round) if keeps_gradients else 1.0
         rate = at_round(server_lr, cohort.round) * unit
         params = tree.descend(server.params, rate, step)
         if waits:

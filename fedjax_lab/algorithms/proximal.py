@@ -17,14 +17,12 @@ Down d, up d, no client state. Departures: the paper draws clients by their size
 them evenly; here the cohort and the weights are the batch's.
 """
 
-from typing import NamedTuple
-
-import optax
+from typing import NamedTuple, Unpack
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.checks import check_number, check_scalar_or_schedule
-from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
@@ -40,61 +38,44 @@ class FedProxServer(NamedTuple):
 def fedprox(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     prox_weight: ScalarOrSchedule = 0.1,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedProx: local steps descend g + prox_weight * (y - x_t); averaging as in FedAvg.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
       prox_weight: weight of the proximal term, or a schedule of the round; 0 is FedAvg.
       gradient_transform: optax transformation of each mini-batch gradient, without the
         proximal term.
-
-    Raises:
-      ValueError: a hyper-parameter is negative or not finite.
     """
-    return _fedprox("fedprox", **locals())
+    return _fedprox("fedprox", LocalTraining(loss_fn, **common), server_lr, prox_weight)
 
 
 @factory
 def fedproxm(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     prox_weight: ScalarOrSchedule = 0.1,
     momentum: Scalar = 0.9,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedProxM: FedProx under m <- momentum * m + delta;  x <- x - server_lr * m.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
       prox_weight: weight of the proximal term, or a schedule of the round; 0 is FedAvgM.
       momentum: in [0, 1]; 0 is FedProx.
       gradient_transform: optax transformation of each mini-batch gradient, without the proximal
         term.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range.
     """
     check_number("momentum", momentum, minimum=0.0, maximum=1.0)
-    return _fedprox("fedproxm", **locals())
+    training = LocalTraining(loss_fn, **common)
+    return _fedprox("fedproxm", training, server_lr, prox_weight, momentum)
 
 
-def _fedprox(
-    name, *, loss_fn, client_lr, server_lr, prox_weight, gradient_transform, momentum=None
-):
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
+def _fedprox(name, training, server_lr, prox_weight, momentum=None):
     check_scalar_or_schedule("prox_weight", prox_weight)
-    gradient = Gradient(loss_fn, gradient_transform)
 
     def start(params, num_clients, batch):
         return FedProxServer(params, () if momentum is None else tree.zeros_like(params)), ()
@@ -106,10 +87,10 @@ def _fedprox(
         mu = at_round(prox_weight, batch.round)
 
         def direction(y, step):
-            g, report = gradient(y, step)
+            g, report = training.gradient(y, step)
             return tree.add_scaled(g, mu, tree.subtract(y, x)), report
 
-        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        local = training.steps(x, batch, direction)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
     def server_update(server, messages, cohort):

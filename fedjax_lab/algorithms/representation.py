@@ -32,16 +32,15 @@ loss, and nothing to the gradient). FedMLB's paper fixes the weight of the plain
 1; it is ``ce_weight`` here, as in its code.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory, is_plain_zero
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.checks import check_number, check_scalar_or_schedule
-from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.models.base import Model
 from fedjax_lab.models.losses import (
@@ -73,19 +72,16 @@ class MoonRow(NamedTuple):
 def moon(
     model: Model,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     contrastive_weight: ScalarOrSchedule = 1.0,
     temperature: Scalar = 0.5,
     preprocess: Preprocess | None = None,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """MOON: local steps descend cross-entropy + μ l_con; averaging as in FedAvg.
 
     Args:
       model: a model with ``features`` and ``head``.
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
       contrastive_weight: weight of the contrastive term, or a schedule of the round; 0 is
         FedAvg. The paper tunes it from 0.1 to 10.
       temperature: what cosines are divided by, above 0.
@@ -97,27 +93,24 @@ def moon(
       TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
       ValueError: the model lacks a part, or a hyper-parameter is out of range.
     """
-    return _moon("moon", **locals())
+    return _moon("moon", model, server_lr, contrastive_weight, temperature, preprocess, common)
 
 
 @factory
 def moonm(
     model: Model,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     contrastive_weight: ScalarOrSchedule = 1.0,
     temperature: Scalar = 0.5,
     momentum: Scalar = 0.9,
     preprocess: Preprocess | None = None,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """MOON-M: MOON under m <- momentum * m + delta;  x <- x - server_lr * m.
 
     Args:
       model: a model with ``features`` and ``head``.
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
       contrastive_weight: weight of the contrastive term, or a schedule of the round.
       temperature: what cosines are divided by, above 0.
       momentum: in [0, 1]; 0 is MOON.
@@ -130,20 +123,13 @@ def moonm(
       ValueError: the model lacks a part, or a hyper-parameter is out of range.
     """
     check_number("momentum", momentum, minimum=0.0, maximum=1.0)
-    return _moon("moonm", **locals())
+    return _moon(
+        "moonm", model, server_lr, contrastive_weight, temperature, preprocess, common, momentum
+    )
 
 
 def _moon(
-    name,
-    *,
-    model,
-    client_lr,
-    server_lr,
-    contrastive_weight,
-    temperature,
-    preprocess,
-    gradient_transform,
-    momentum=None,
+    name, model, server_lr, contrastive_weight, temperature, preprocess, common, momentum=None
 ):
     _check_model(name, model, ("features", "head"))
     check_functions(model.apply, preprocess)
@@ -165,12 +151,11 @@ def _moon(
             z_global, z_previous = model.features(x, inputs), model.features(row.previous, inputs)
             return ce + _gradient_of(mu * contrastive_loss(z, z_global, z_previous, temperature))
 
-        gradient = Gradient(loss_fn, gradient_transform)
-        local = local_steps(gradient, gradient, x, batch, at_round(client_lr, batch.round))
+        local = LocalTraining(loss_fn, **common).steps(x, batch)
         row = MoonRow(local.params, jnp.ones_like(row.has_previous))
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
-    return _averaged(name, start_rows, client_update, client_lr, server_lr, momentum)
+    return _averaged(name, start_rows, client_update, server_lr, momentum)
 
 
 def contrastive_loss(
@@ -199,14 +184,13 @@ def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
 def fedmlb(
     model: Model,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     ce_weight: ScalarOrSchedule = 1.0,
     hybrid_ce_weight: ScalarOrSchedule = 1.0,
     hybrid_kl_weight: ScalarOrSchedule = 1.0,
     temperature: Scalar = 1.0,
     preprocess: Preprocess | None = None,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedMLB: hybrid paths of local and frozen global blocks teach the local model.
 
@@ -216,8 +200,6 @@ def fedmlb(
 
     Args:
       model: a model with at least two ``blocks``; they say where the paths branch off.
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
       ce_weight: weight of the local model's cross-entropy, or a schedule of the round.
       hybrid_ce_weight: weight of that of the paths, or a schedule; with both weights of the
         paths 0, and ``ce_weight`` 1, it is FedAvg.
@@ -231,14 +213,14 @@ def fedmlb(
       TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
       ValueError: the model lacks blocks, or a hyper-parameter is out of range.
     """
-    return _fedmlb("fedmlb", **locals())
+    weights = ce_weight, hybrid_ce_weight, hybrid_kl_weight
+    return _fedmlb("fedmlb", model, server_lr, weights, temperature, preprocess, common)
 
 
 @factory
 def fedmlbm(
     model: Model,
     *,
-    client_lr: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     ce_weight: ScalarOrSchedule = 1.0,
     hybrid_ce_weight: ScalarOrSchedule = 1.0,
@@ -246,14 +228,12 @@ def fedmlbm(
     temperature: Scalar = 1.0,
     momentum: Scalar = 0.9,
     preprocess: Preprocess | None = None,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedMLB-M: FedMLB under m <- momentum * m + delta;  x <- x - server_lr * m.
 
     Args:
       model: a model with at least two ``blocks``.
-      client_lr: local learning rate, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
       ce_weight: weight of the local model's cross-entropy, or a schedule of the round.
       hybrid_ce_weight: weight of that of the paths, or a schedule of the round.
       hybrid_kl_weight: weight of the divergence, or a schedule of the round.
@@ -268,23 +248,11 @@ def fedmlbm(
       ValueError: the model lacks blocks, or a hyper-parameter is out of range.
     """
     check_number("momentum", momentum, minimum=0.0, maximum=1.0)
-    return _fedmlb("fedmlbm", **locals())
+    weights = ce_weight, hybrid_ce_weight, hybrid_kl_weight
+    return _fedmlb("fedmlbm", model, server_lr, weights, temperature, preprocess, common, momentum)
 
 
-def _fedmlb(
-    name,
-    *,
-    model,
-    client_lr,
-    server_lr,
-    ce_weight,
-    hybrid_ce_weight,
-    hybrid_kl_weight,
-    temperature,
-    preprocess,
-    gradient_transform,
-    momentum=None,
-):
+def _fedmlb(name, model, server_lr, weights, temperature, preprocess, common, momentum=None):
     _check_model(name, model, ("blocks",))
     if len(model.blocks) < 2:
         raise ValueError(
@@ -292,12 +260,8 @@ def _fedmlb(
             "hybrid paths branch off."
         )
     check_functions(model.apply, preprocess)
-    weights = {
-        "ce_weight": ce_weight,
-        "hybrid_ce_weight": hybrid_ce_weight,
-        "hybrid_kl_weight": hybrid_kl_weight,
-    }
-    for argument, weight in weights.items():
+    names = ("ce_weight", "hybrid_ce_weight", "hybrid_kl_weight")
+    for argument, weight in zip(names, weights, strict=True):
         check_scalar_or_schedule(argument, weight)
     check_number("temperature", temperature, minimum=0.0, exclusive_minimum=True)
 
@@ -305,7 +269,7 @@ def _fedmlb(
         return ()
 
     def client_update(x, row, batch):
-        w_ce, w_hybrid_ce, w_kl = (at_round(w, batch.round) for w in weights.values())
+        w_ce, w_hybrid_ce, w_kl = (at_round(w, batch.round) for w in weights)
 
         def loss_fn(y, examples, key):
             h, labels, key = training_inputs(preprocess, examples, key)
@@ -321,15 +285,13 @@ def _fedmlb(
             kl = sum(divergence(q, local, temperature) for q in hybrids) / len(hybrids)
             return ce + _gradient_of((w_ce - 1) * ce + w_hybrid_ce * hybrid_ce + w_kl * kl)
 
-        gradient = Gradient(loss_fn, gradient_transform)
-        local = local_steps(gradient, gradient, x, batch, at_round(client_lr, batch.round))
+        local = LocalTraining(loss_fn, **common).steps(x, batch)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
     return _averaged(
         name,
         start_rows,
         client_update,
-        client_lr,
         server_lr,
         momentum,
         gradients_per_step=1 + len(model.blocks) // 2,  # M / 2 rounded up
@@ -349,11 +311,8 @@ def divergence(p_logits: jax.Array, q_logits: jax.Array, temperature: Scalar) ->
     return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
 
 
-def _averaged(
-    name, start_rows, client_update, client_lr, server_lr, momentum, gradients_per_step=1
-):
+def _averaged(name, start_rows, client_update, server_lr, momentum, gradients_per_step=1):
     """The server half of all four: average, under heavy-ball momentum unless it is None."""
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
 
     def start(params, num_clients, batch):
         m = () if momentum is None else tree.zeros_like(params)

@@ -32,17 +32,17 @@ decays after the correction.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.client_momentum import LocalGradient, mix_direction
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory, is_plain_zero
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
-from fedjax_lab.clients.local import Gradient, local_steps
+from fedjax_lab.clients.local import Gradient
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -96,53 +96,39 @@ def perturbed_gradient(
 def fedsam(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     perturbation_radius: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedSAM: FedAvg whose clients descend the gradient at y + ρ g / ||g||.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       perturbation_radius: ρ, the length of the ascent step, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
       gradient_transform: optax transformation of each descended gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is negative or not finite.
     """
-    gradient = Gradient(loss_fn, gradient_transform)
-    local_gradient, passes = perturbed_gradient(gradient, perturbation_radius)
-    return _fedsam("fedsam", gradient, local_gradient, passes, client_lr, server_lr)
+    training = LocalTraining(loss_fn, **common)
+    local_gradient, passes = perturbed_gradient(training.gradient, perturbation_radius)
+    return _fedsam("fedsam", training, local_gradient, passes, server_lr)
 
 
 @factory
 def fedasam(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     perturbation_radius: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
     stability: Scalar = 0.2,
     adaptive: str = "weights",
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedASAM: FedSAM with an ascent that scales with the parameters, e = ρ T² g / ||T g||.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       perturbation_radius: ρ = ||T⁻¹ e||, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
       stability: what T = |y| + stability adds, at least 0.
       adaptive: where that is T: "weights": in every array but those whose own name contains
         "bias", where T = 1; "all": everywhere.
       gradient_transform: optax transformation of each descended gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is negative or not finite, or ``adaptive`` is unknown.
     """
     check_number("stability", stability, minimum=0.0)
     check_choice("adaptive", adaptive, ("weights", "all"))
@@ -157,14 +143,12 @@ def fedasam(
         scaled = tree.unit(jax.tree.map(jnp.multiply, t, g))
         return jax.tree.map(jnp.multiply, t, scaled)
 
-    gradient = Gradient(loss_fn, gradient_transform)
-    local_gradient, passes = perturbed_gradient(gradient, perturbation_radius, ascent)
-    return _fedsam("fedasam", gradient, local_gradient, passes, client_lr, server_lr)
+    training = LocalTraining(loss_fn, **common)
+    local_gradient, passes = perturbed_gradient(training.gradient, perturbation_radius, ascent)
+    return _fedsam("fedasam", training, local_gradient, passes, server_lr)
 
 
-def _fedsam(name, gradient, local_gradient, passes, client_lr, server_lr):
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
-
+def _fedsam(name, training, local_gradient, passes, server_lr):
     def start(params, num_clients, batch):
         return FedSAMServer(params), ()
 
@@ -175,7 +159,7 @@ def _fedsam(name, gradient, local_gradient, passes, client_lr, server_lr):
         def direction(y, step):
             return local_gradient(y, step, batch.round)
 
-        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        local = training.steps(x, batch, direction)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
     def server_update(server, messages, cohort):
@@ -193,36 +177,23 @@ def _fedsam(name, gradient, local_gradient, passes, client_lr, server_lr):
 def mofedsam(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     perturbation_radius: ScalarOrSchedule,
     mixing: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """MoFedSAM: FedCM with FedSAM's gradient.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       perturbation_radius: ρ, the length of the ascent step, or a schedule of the round.
       mixing: weight of the fresh gradient, in [0, 1], or a schedule of the round; the rest is
         that of last round's mean step.
-      server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
       gradient_transform: optax transformation of each descended gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range.
     """
-    gradient = Gradient(loss_fn, gradient_transform)
-    local_gradient, passes = perturbed_gradient(gradient, perturbation_radius)
+    training = LocalTraining(loss_fn, **common)
+    local_gradient, passes = perturbed_gradient(training.gradient, perturbation_radius)
     return mix_direction(
-        "mofedsam",
-        gradient,
-        local_gradient,
-        client_lr,
-        server_lr,
-        mixing,
-        gradients_per_step=passes,
+        "mofedsam", training, local_gradient, server_lr, mixing, gradients_per_step=passes
     )
 
 
@@ -230,26 +201,18 @@ def mofedsam(
 def fedgamma(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     perturbation_radius: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """FedGAMMA: SCAFFOLD (option II) with FedSAM's gradient.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
-      client_lr: local learning rate, or a schedule of the round.
       perturbation_radius: ρ, the length of the ascent step, or a schedule of the round.
-      server_lr: server learning rate, or a schedule of the round.
       gradient_transform: optax transformation of each descended gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is negative or not finite.
     """
-    check_lrs(client_lr=client_lr, server_lr=server_lr)
-    gradient = Gradient(loss_fn, gradient_transform)
-    local_gradient, passes = perturbed_gradient(gradient, perturbation_radius)
+    training = LocalTraining(loss_fn, **common)
+    local_gradient, passes = perturbed_gradient(training.gradient, perturbation_radius)
 
     def start(params, num_clients, batch):
         server = FedGAMMAServer(params, tree.zeros_like(params))
@@ -265,7 +228,7 @@ def fedgamma(
             g, report = local_gradient(y, step, batch.round)
             return jax.tree.map(lambda g, c_i, c: g - c_i + c, g, c_i, c), report
 
-        local = local_steps(direction, gradient, x, batch, at_round(client_lr, batch.round))
+        local = training.steps(x, batch, direction)
         delta = tree.subtract(x, local.params)
         mean_step = tree.safe_divide(1.0, local.lr_sum)
         new_c_i = tree.add_scaled(tree.subtract(c_i, c), mean_step, delta)
@@ -284,7 +247,6 @@ def fedgamma(
         client_update,
         server_update,
         reduce={"delta": "mean", "control_change": "sum"},
-        down=2,
     )
     return Algorithm(
         "fedgamma", start, (phase,), lambda state: state.server.params, gradients_per_step=passes

@@ -27,17 +27,16 @@ of its last round. A client with K_i < I steps
 takes its last one as its part of the sync.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_lab import tree
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.fafed import first_estimates, take_first_estimates
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, factory
+from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
-from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, ScalarOrSchedule
@@ -56,29 +55,22 @@ class STEMServer(NamedTuple):
 def stem(
     loss_fn: LossFn,
     *,
-    client_lr: ScalarOrSchedule,
     momentum: ScalarOrSchedule,
     prev_at_sync: str = "local",
-    gradient_transform: optax.GradientTransformation | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """STEM: m_i <- g + (1 - a_t)(m_i - g'), with g' at the iterate before, and y <- y - η_t m_i.
 
     Args:
-      loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B].
       client_lr: η_t, or a schedule of the global local step t.
       momentum: a_t in [0, 1]; 1 is plain gradients; or a schedule of the global local step t.
       prev_at_sync: the iterate before a round's first step: "local": the client's own before
         the averaging (the paper); "mean": their mean.
-      gradient_transform: optax transformation of each mini-batch gradient.
-
-    Raises:
-      ValueError: a hyper-parameter is out of range, or the option is unknown.
     """
-    check_lrs(client_lr=client_lr)
     check_scalar_or_schedule("momentum", momentum, maximum=1.0)
     check_choice("prev_at_sync", prev_at_sync, ("local", "mean"))
     keeps_own = prev_at_sync == "local"
-    gradient = Gradient(loss_fn, gradient_transform)
+    training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
         zeros = tree.zeros_like(params)
@@ -92,7 +84,7 @@ def stem(
         return {"momentum": g}
 
     def first_step(server, means, cohort):
-        m, first_lr = means["momentum"], at_round(client_lr, jnp.zeros((), jnp.int32))
+        m, first_lr = means["momentum"], training.rate(jnp.zeros((), jnp.int32))
         params = tree.descend(server.params, first_lr, m)
         return server._replace(params=params, momentum=m, started=jnp.ones((), bool))
 
@@ -104,17 +96,17 @@ def stem(
 
         def direction(y, step):
             t, m_i, before = step.memory
-            g, report = gradient(y, step)
-            g_before, _ = gradient(before, step)
+            g, report = training.gradient(y, step)
+            g_before, _ = training.gradient(before, step)
             m_i = tree.add_scaled(g, 1 - at_round(momentum, t), tree.subtract(m_i, g_before))
             return m_i, report._replace(memory=(t + 1, m_i, y))
 
         first = batch.round * batch.max_steps + 1
 
         def lr(k, num_steps):  # the last step is the sync
-            return jnp.where(k + 1 < num_steps, at_round(client_lr, first + k), 0.0)
+            return jnp.where(k + 1 < num_steps, training.rate(first + k), 0.0)
 
-        local = local_steps(direction, gradient, x, batch, lr, memory=(first, m, previous))
+        local = training.steps(x, batch, direction, lr=lr, memory=(first, m, previous))
         _, m_i, _ = local.memory
         message = {
             "delta": tree.subtract(x, local.params),
@@ -125,7 +117,7 @@ def stem(
     def server_update(server, messages, cohort):
         m = tree.add(server.momentum, messages["momentum_change"])
         mean = tree.subtract(server.params, messages["delta"])
-        lr = at_round(client_lr, (cohort.round + 1) * cohort.max_steps)
+        lr = training.rate((cohort.round + 1) * cohort.max_steps)
         params = tree.descend(mean, lr, m)
         metrics = {"delta_norm": tree.norm(messages["delta"]), "momentum_norm": tree.norm(m)}
         return STEMServer(params, m, () if keeps_own else mean, server.started), metrics
@@ -144,9 +136,8 @@ def stem(
         client_update,
         server_update,
         reduce={"delta": "mean", "momentum_change": "mean"},
-        down=2,
     )
-    phases: tuple[Phase, ...] = (first_estimates(gradient, estimates, first_step), steps)
+    phases: tuple[Phase, ...] = (first_estimates(training.gradient, estimates, first_step), steps)
     if not keeps_own:
         phases = (*phases, Phase(broadcast_mean, keep_mean, server_rests, reduce={}))
     algorithm = Algorithm(
@@ -155,6 +146,5 @@ def stem(
         phases,
         lambda state: state.server.params,
         gradients_per_step=2,
-        needs_first_batch=True,
     )
     return algorithm

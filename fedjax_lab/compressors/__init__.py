@@ -6,7 +6,6 @@ from fedjax_lab.compressors.compose import compose
 from fedjax_lab.compressors.low_rank import low_rank
 from fedjax_lab.compressors.quantize import int8, qsgd, sign, terngrad
 from fedjax_lab.compressors.sparsify import random_drop, random_k, top_k
-from fedjax_lab.compressors.wrap import with_compression
 
 __all__ = [
     "COMPRESSORS",
@@ -23,5 +22,4 @@ __all__ = [
     "sign",
     "terngrad",
     "top_k",
-    "with_compression",
 ]

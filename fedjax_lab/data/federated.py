@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int
-from fedjax_lab.data.partition import Heterogeneity, Partition, describe, heterogeneity
+from fedjax_lab.data.heterogeneity import Heterogeneity, describe, heterogeneity
+from fedjax_lab.data.partition import Partition
 from fedjax_lab.data.partition import split_indices as _split_indices
 from fedjax_lab.types import PyTree
 

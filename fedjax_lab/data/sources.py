@@ -1,16 +1,10 @@
-"""Data sets as host arrays: embedded, IDX, NPZ and text files, and tensorflow-datasets.
+"""Data sets by name, as host arrays: read, checked, and in the dtype they are stored in.
 
 Axes: n examples of a split; an image is [height, width, channels] (channels last); an example of
 text is a sequence of L words.
 """
 
-import gzip
 import importlib.resources
-import struct
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_lab.checks import check_choice
-from fedjax_lab.data import text
+from fedjax_lab.data import files, text, tfds
 
 # Where Debian's package dataset-fashion-mnist puts its files.
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -40,31 +34,6 @@ DATASETS = {
 SCHEMES = tuple(form.partition(":")[0] for form in DATASETS if ":" in form)
 
 _TFDS_ALIASES = ("mnist", "cifar10", "cifar100")
-_IDX_FILES = {
-    "x_train": "train-images-idx3-ubyte",
-    "y_train": "train-labels-idx1-ubyte",
-    "x_test": "t10k-images-idx3-ubyte",
-    "y_test": "t10k-labels-idx1-ubyte",
-}
-_IDX_TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32"}
-_CHUNK = 1 << 20
-# What zipfile and NumPy raise on a damaged archive.
-_NPZ_ERRORS = (
-    ValueError,
-    OSError,
-    EOFError,
-    KeyError,
-    NotImplementedError,
-    OverflowError,
-    MemoryError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 class Examples(NamedTuple):
@@ -115,9 +84,9 @@ def load(
         if not rest:
             raise ValueError(f"name is {name!r}; something must follow the colon, as in DATASETS.")
         if scheme == "idx":
-            return _load_idx(Path(rest), name)
+            return _checked_splits(name, files.read_idx_folder(Path(rest), name))
         if scheme == "npz":
-            return _load_npz(Path(rest), name)
+            return _checked_splits(rest, files.read_npz(Path(rest), name))
         if scheme == "tfds":
             return _load_tfds(rest, data_dir)
         return _load_text(name, data_dir, sequence_length, vocabulary_size)
@@ -128,7 +97,7 @@ def load(
         with importlib.resources.as_file(
             importlib.resources.files("fedjax_lab.data") / "digits.npz"
         ) as path:
-            return _load_npz(path, name)
+            return _checked_splits(name, files.read_npz(path, name))
     if name == "fashion_mnist":
         return _load_fashion_mnist(data_dir)
     raise ValueError(f"name is {name!r}; replace the capitals: {DATASETS[name]}.")
@@ -151,8 +120,9 @@ def num_classes(train: Any) -> int:
 
 def _load_fashion_mnist(data_dir: str | Path | None) -> tuple[Examples, Examples]:
     for folder in (data_dir, DEBIAN_FASHION_MNIST):
-        if folder is not None and _find_idx(Path(folder), _IDX_FILES["x_train"]) is not None:
-            return _load_idx(Path(folder), "fashion_mnist")
+        if folder is not None and files.has_idx(Path(folder)):
+            arrays = files.read_idx_folder(Path(folder), "fashion_mnist")
+            return _checked_splits("fashion_mnist", arrays)
     try:
         return _load_tfds("fashion_mnist", data_dir)
     except (ImportError, FileNotFoundError) as error:
@@ -164,125 +134,16 @@ def _load_fashion_mnist(data_dir: str | Path | None) -> tuple[Examples, Examples
         ) from error
 
 
-def _load_idx(folder: Path, name: str) -> tuple[Examples, Examples]:
-    arrays = {}
-    for key, file_name in _IDX_FILES.items():
-        path = _find_idx(folder, file_name)
-        if path is None:
-            raise FileNotFoundError(f"{name}: {folder} has neither {file_name} nor {file_name}.gz.")
-        arrays[key] = read_idx(path, ndim=3 if key.startswith("x") else 1)
-    return _checked_splits(name, arrays)
-
-
-def _find_idx(folder: Path, file_name: str) -> Path | None:
-    paths = (folder / file_name, folder / f"{file_name}.gz")
-    return next((path for path in paths if path.is_file()), None)
-
-
-def read_idx(path: Path, *, ndim: int) -> np.ndarray:
-    """Read one IDX file of unsigned bytes, plain or (ending in .gz) compressed.
-
-    Args:
-      path: the file.
-      ndim: the rank that it must have.
-
-    Returns:
-      uint8 [...] of rank ``ndim``.
-
-    Raises:
-      ValueError: the file is no such IDX file, is cut short, or has bytes left over.
-    """
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rb") as file:
-            header = _read_up_to(file, 4)
-            if len(header) < 4 or header[:2] != b"\0\0":
-                raise ValueError(f"{path}: magic number {header.hex()}; IDX files begin with 0000.")
-            kind, rank = header[2], header[3]
-            if kind != 0x08:
-                found = _IDX_TYPES.get(kind, "unknown")
-                raise ValueError(f"{path}: data type 0x{kind:02x} ({found}); it must be uint8.")
-            if rank != ndim:
-                raise ValueError(f"{path}: {rank} dimensions; there must be {ndim}.")
-            sizes = _read_up_to(file, 4 * ndim)
-            if len(sizes) < 4 * ndim:
-                raise ValueError(f"{path}: the file ends within its header.")
-            shape = struct.unpack(f">{ndim}I", sizes)
-            count = 1
-            for size in shape:
-                count *= size
-            values = _read_up_to(file, count)
-            if len(values) < count:
-                raise ValueError(
-                    f"{path}: the file ends after {len(values):,} of {count:,} values of {shape}."
-                )
-            # Reading past the end also makes gzip verify its checksum.
-            if file.read(1):
-                raise ValueError(f"{path}: bytes are left over after the values of {shape}.")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}: damaged or cut short gzip file: {error}") from error
-    return np.frombuffer(values, np.uint8).reshape(shape)
-
-
-def _read_up_to(file: Any, count: int) -> bytearray:
-    # In pieces: a damaged header may announce more bytes than there is memory.
-    buffer = bytearray()
-    while len(buffer) < count:
-        piece = file.read(min(_CHUNK, count - len(buffer)))
-        if not piece:
-            break
-        buffer += piece
-    return buffer
-
-
-def _load_npz(path: Path, name: str) -> tuple[Examples, Examples]:
-    keys = ("x_train", "y_train", "x_test", "y_test")
-    if not path.is_file():
-        raise FileNotFoundError(f"{name}: there is no file {path}.")
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path}: damaged or no .npz file (a zip archive of arrays).")
-    try:
-        # NumPy would leave a file that it opened itself open on a damaged archive.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            found = list(archive.files)
-            missing = [key for key in keys if key not in found]
-            arrays = {} if missing else {key: archive[key] for key in keys}
-    except _NPZ_ERRORS as error:
-        raise ValueError(
-            f"{path}: not readable as an .npz file of plain arrays: {error}"
-        ) from error
-    if missing:
-        raise ValueError(
-            f"{path}: no array {', '.join(missing)}; it has {', '.join(found) or 'none'}. "
-            f"There must be {', '.join(keys)}."
-        )
-    for key, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise ValueError(f"{path}: {key} is no array in NumPy's format.")
-    return _checked_splits(str(path), arrays)
-
-
 def _load_tfds(name: str, data_dir: str | Path | None) -> tuple[Examples, Examples]:
-    tfds, info, sources = _open_tfds(f"tfds:{name}", data_dir)
-    supervised = info.supervised_keys
-    if supervised is None or not all(isinstance(key, str) for key in supervised[:2]):
-        raise ValueError(f"tfds:{name} has no (image, label) pair to learn from.")
-    label = info.features[supervised[1]]
-    if not isinstance(label, tfds.features.ClassLabel):
-        raise ValueError(f"tfds:{name}: {supervised[1]!r} is no class label.")
-    arrays: dict[str, np.ndarray] = {}
-    for part, source in sources.items():
-        arrays[f"x_{part}"], arrays[f"y_{part}"] = _read_source(
-            f"tfds:{name}", source, supervised[:2]
-        )
-    return _checked_splits(f"tfds:{name}", arrays, label.num_classes)
+    arrays, classes = tfds.read_images(name, data_dir)
+    return _checked_splits(f"tfds:{name}", arrays, classes)
 
 
 def _load_text(
     name: str, data_dir: str | Path | None, sequence_length: int, vocabulary_size: int | None
 ) -> tuple[Examples, Examples]:
     scheme, _, rest = name.partition(":")
-    lines = text.read_lines(Path(rest)) if scheme == "text" else _tfds_lines(name, data_dir)
+    lines = text.read_lines(Path(rest)) if scheme == "text" else tfds.read_lines(name, data_dir)
     try:
         corpus = text.build_corpus(
             *lines, sequence_length=sequence_length, vocabulary_size=vocabulary_size
@@ -290,89 +151,6 @@ def _load_text(
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     return Examples(*corpus.train), Examples(*corpus.test)
-
-
-def _tfds_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], Iterator[str]]:
-    """The lines of train and test: those of the records, in the order in which TFDS keeps them."""
-    tfds, info, sources = _open_tfds(name, data_dir)
-    kinds = info.features.items()
-    texts = sorted(key for key, kind in kinds if isinstance(kind, tfds.features.Text))
-    if "text" not in texts and len(texts) != 1:
-        raise ValueError(
-            f"{name} has the texts {', '.join(texts) or 'none'}; there must be one, or one that is "
-            "called text."
-        )
-    key = "text" if "text" in texts else texts[0]
-
-    def lines(source: Any) -> Iterator[str]:
-        for i in range(len(source)):
-            # An empty record is an empty line.
-            yield from source[i][key].decode("utf-8").rstrip("\n").split("\n")
-
-    return lines(sources["train"]), lines(sources["test"])
-
-
-def _open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, dict[str, Any]]:
-    """(tensorflow_datasets, the set's info, {"train", "test"} -> records by index)."""
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise ImportError(
-            f"{name} needs the package tensorflow-datasets: `pip install 'fedjax-lab[data]'`."
-        ) from error
-    its_name = name.partition(":")[2]
-    prepare = (
-        f"`tfds build {its_name} --file_format=array_record"
-        + (f" --data_dir={data_dir}`" if data_dir is not None else "`")
-        + " downloads and prepares it once (this step alone needs TensorFlow)."
-    )
-    try:
-        # As tfds.data_source does, which would not tell us whether the data are prepared:
-        # a directory with data in it decides the file format itself.
-        file_format = {} if data_dir is not None else {"file_format": "array_record"}
-        builder = tfds.builder(its_name, data_dir=data_dir, **file_format)
-        prepared = builder.is_prepared()
-    except tfds.core.DatasetNotFoundError as error:
-        raise ValueError(f"{name}: tensorflow-datasets knows no such data set.") from error
-    except (ValueError, AssertionError) as error:
-        raise ValueError(f"{name}: {error}") from error
-    if not prepared:
-        raise FileNotFoundError(f"{name} is not prepared in {builder.data_path}. {prepare}")
-    splits = builder.info.splits
-    test_split = next((split for split in ("test", "validation") if split in splits), None)
-    if "train" not in splits or test_split is None:
-        raise ValueError(
-            f"{name} has the splits {', '.join(splits)}; there must be train and test (or "
-            "validation)."
-        )
-    try:
-        sources = {
-            part: builder.as_data_source(split=split)
-            for part, split in (("train", "train"), ("test", test_split))
-        }
-    except NotImplementedError as error:
-        raise ValueError(
-            f"{name} is prepared in {builder.data_path} in a format that cannot be read by "
-            f"index. Prepare it anew: {prepare}"
-        ) from error
-    return tfds, builder.info, sources
-
-
-def _read_source(name: str, source: Any, keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    # Filled in place: a list of all examples would need the memory twice.
-    x, y = np.empty((0,)), np.empty((len(source),), np.int64)
-    for i in range(len(source)):
-        row = source[i]
-        example = np.asarray(row[keys[0]])
-        if i == 0:
-            x = np.empty((len(source), *example.shape), example.dtype)
-        if example.shape != x.shape[1:]:
-            raise ValueError(
-                f"{name}: example {i} has shape {example.shape}, example 0 {x.shape[1:]}; all "
-                "must have one shape."
-            )
-        x[i], y[i] = example, row[keys[1]]
-    return x, y
 
 
 def _checked_splits(

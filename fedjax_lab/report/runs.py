@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_lab.options import format_value
+from fedjax_lab.estimates import format_value
 from fedjax_lab.report.statistics import number
 from fedjax_lab.simulation.run_dir import (
     CHECKPOINTS,

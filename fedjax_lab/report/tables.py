@@ -10,9 +10,9 @@ from fedjax_lab.estimates import (
     Rows,
     estimate,
     format_estimate,
+    format_value,
     markdown_table,
 )
-from fedjax_lab.options import format_value
 from fedjax_lab.report.paired import NOISE, behind_best
 from fedjax_lab.report.runs import Group, Run, common_settings
 from fedjax_lab.report.statistics import LAST, best, last, mean_of_last, number, reach

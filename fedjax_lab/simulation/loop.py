@@ -22,10 +22,14 @@ def start_state(
     algorithm: Algorithm, params: Params, clients: FederatedArrays, schedule: Schedule, key: Key
 ) -> FedState:
     """The state before round 0; it owns its buffers, because the rounds donate them."""
-    batch = None
-    if algorithm.needs_first_batch:
-        batch = jax.jit(schedule.draw)(clients, key, jnp.zeros((), jnp.int32))
-    return jax.tree.map(jnp.copy, algorithm.init(params, clients.num_clients, batch))
+
+    @jax.jit
+    def start(params, clients, key):
+        # Where a method makes no use of the first batch, none is drawn.
+        batch = schedule.draw(clients, key, jnp.zeros((), jnp.int32))
+        return jax.tree.map(jnp.copy, algorithm.init(params, clients.num_clients, batch))
+
+    return start(params, clients, key)
 
 
 class Tally:

@@ -17,7 +17,7 @@ _VERSIONED = ("fedjax_lab", "jax", "jaxlib", "flax", "optax", "numpy")
 
 def versions() -> dict[str, str]:
     """Versions of the packages that decide a run's numbers."""
-    from fedjax_lab import __version__
+    from fedjax_lab.version import __version__
 
     found = {name: metadata.version(name) for name in _VERSIONED[1:]}
     return {"fedjax_lab": __version__, **found}

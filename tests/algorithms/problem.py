@@ -27,28 +27,37 @@ def flat(params):
 
 
 def to_batch(padded, t):
-    """One round of ``reference.make_rounds`` as a ``CohortBatch``."""
+    """One round of ``reference.make_rounds`` as a ``CohortBatch``.
+
+    ``jax.device_put`` compiles nothing, where ``jnp.asarray`` compiles a program for each shape.
+    """
     full = "full_x" in padded
     return CohortBatch(
-        client_ids=jnp.asarray(padded["client_ids"]),
-        examples={"x": jnp.asarray(padded["x"]), "y": jnp.asarray(padded["y"])},
+        client_ids=jax.device_put(padded["client_ids"]),
+        examples={"x": jax.device_put(padded["x"]), "y": jax.device_put(padded["y"])},
         key=jax.random.fold_in(jax.random.key(1), t),
-        round=jnp.asarray(t, jnp.int32),
-        full_examples={"x": jnp.asarray(padded["full_x"]), "y": jnp.asarray(padded["full_y"])}
+        round=jax.device_put(np.int32(t)),
+        full_examples={"x": jax.device_put(padded["full_x"]), "y": jax.device_put(padded["full_y"])}
         if full
         else None,
-        full_mask=jnp.asarray(padded["full_mask"]) if full else None,
-        example_mask=jnp.asarray(padded["example_mask"]),
-        num_steps=jnp.asarray(padded["num_steps"]),
-        weights=jnp.asarray(padded["weights"]),
-        participates=jnp.asarray(padded["participates"]),
+        full_mask=jax.device_put(padded["full_mask"]) if full else None,
+        example_mask=jax.device_put(padded["example_mask"]),
+        num_steps=jax.device_put(padded["num_steps"]),
+        weights=jax.device_put(padded["weights"]),
+        participates=jax.device_put(padded["participates"]),
     )
 
 
 def stack_rounds(drawn):
     """All rounds' batches with a leading axis of rounds, to be scanned."""
     batches = [to_batch(padded, t) for t, (_, padded) in enumerate(drawn)]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+
+    def stack(*leaves):
+        if jnp.issubdtype(leaves[0].dtype, jax.dtypes.prng_key):
+            return jnp.stack(leaves)
+        return jax.device_put(np.stack(leaves))
+
+    return jax.tree.map(stack, *batches)
 
 
 def toy_loss(y, examples, key):

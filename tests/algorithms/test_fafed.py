@@ -8,6 +8,7 @@ from jax.extend.core import jaxprs_in_params
 
 from fedjax_lab import CohortBatch, algorithms, build_round
 from tests.algorithms.cases import N
+from tests.algorithms.compiled import begin
 from tests.algorithms.problem import (
     flat,
     initial_params,
@@ -40,15 +41,13 @@ def draw(rounds, **options):
     return reference.make_rounds(19, rounds, 4, 3, 4, **options)
 
 
-@pytest.mark.parametrize("first_step", [False, True])
-def test_init_takes_the_first_rounds_estimates(first_step, x64):
+def test_init_takes_the_first_rounds_estimates(x64):
     """With round 0's batch or without, with ragged cohorts, full data given and ignored."""
     drawn = draw(5, full=True)
-    algorithm = algorithms.fafed(loss_fn, precondition_first_step=first_step, **OPTIONS)
-    assert algorithm.needs_first_batch
+    algorithm = algorithms.fafed(loss_fn, precondition_first_step=True, **OPTIONS)
     ends = []
     for batch in (None, to_batch(drawn[0][1], 0)):
-        state = algorithm.init(initial_params(), N, batch)
+        state = begin(algorithm, initial_params(), batch)
         assert isinstance(state.server.started, tuple) == (batch is not None)
         moved = np.abs(flat(algorithm.params(state)) - flat(initial_params())).max()
         assert (moved > 1e-3) == (batch is not None)
@@ -56,20 +55,20 @@ def test_init_takes_the_first_rounds_estimates(first_step, x64):
         ends.append(flat(algorithm.params(state)))
     np.testing.assert_allclose(*ends, rtol=0, atol=1e-12)
     without = [(clients, {k: v for k, v in p.items() if "full" not in k}) for clients, p in drawn]
-    state, _ = run_rounds(algorithm.round_fn, algorithm.init(initial_params(), N), without)
+    state, _ = run_rounds(algorithm.round_fn, begin(algorithm, initial_params()), without)
     np.testing.assert_allclose(flat(algorithm.params(state)), ends[0], rtol=0, atol=1e-12)
 
 
 def test_first_estimates_wait_for_somebody():
     drawn = draw(3, empty_round=0)
     algorithm = algorithms.fafed(loss_fn, **OPTIONS)
-    start, round_fn = algorithm.init(initial_params(), N), jax.jit(algorithm.round_fn)
+    start, round_fn = begin(algorithm, initial_params()), jax.jit(algorithm.round_fn)
     state, _ = round_fn(start, to_batch(drawn[0][1], 0))
     jax.tree.map(np.testing.assert_array_equal, start, state)
     state, _ = round_fn(state, to_batch(drawn[1][1], 1))
     assert state.server.started
     # From a batch without anybody the estimates are 0, and the run goes on from there.
-    state = algorithm.init(initial_params(), N, to_batch(drawn[0][1], 0))
+    state = begin(algorithm, initial_params(), to_batch(drawn[0][1], 0))
     np.testing.assert_array_equal(flat(algorithm.params(state)), flat(initial_params()))
     state, _ = run_rounds(algorithm.round_fn, state, drawn)
     assert np.isfinite(flat(algorithm.params(state))).all()
@@ -97,7 +96,7 @@ def test_later_rounds_do_not_compute_first_estimates(client_map):
     round_fn = build_round(algorithm, client_map)
     found = []
     for first in (None, batch):
-        state = algorithm.init(initial_params(), N, first)
+        state = begin(algorithm, initial_params(), first)
         outside, within = primitives(jax.make_jaxpr(round_fn)(state, batch).jaxpr)
         found.append(("exp" in within, "cond" in outside, outside.count("exp")))
     flagged, settled = found
@@ -109,7 +108,7 @@ def test_later_rounds_do_not_compute_first_estimates(client_map):
 def test_without_momentum_and_preconditioner_it_is_fedavg_from_x1(x64):
     drawn = reference.make_rounds(19, 5, N, 3, 4, equal_steps=True, weighted=False)
     fafed = constant_preconditioner(loss_fn, 0.2, momentum=1.0)
-    state = fafed.init(initial_params(), N, to_batch(drawn[0][1], 0))
+    state = begin(fafed, initial_params(), to_batch(drawn[0][1], 0))
     x_1 = fafed.params(state)
     examples = [client.round_examples() for client in drawn[0][0]]
     x_0 = flat(initial_params())
@@ -125,7 +124,7 @@ def test_without_momentum_and_preconditioner_it_is_fedavg_from_x1(x64):
 def test_without_preconditioner_it_is_stem(x64):
     """Against STEM's golden trajectory with each client's own previous iterate."""
     algorithm = constant_preconditioner(toy_loss, 0.1, momentum=0.5)
-    state = algorithm.init(jnp.asarray(reference.TOY_X0), 4, toy_round(0, ALL))
+    state = begin(algorithm, jnp.asarray(reference.TOY_X0), toy_round(0, ALL), 4)
     np.testing.assert_allclose(algorithm.params(state), [0.525, -0.35], atol=1e-9)
     golden = "0.5818906250 -0.0079531250 0.6204946875 0.2225005469 0.6465958629 0.3780153600"
     path = toy_path(algorithm, [ALL] * 3, state)
@@ -156,7 +155,8 @@ def test_one_client_is_centralised_storm(x64):
         stability=rho,
         precondition_first_step=True,
     )
-    state = algorithm.init(jnp.asarray(reference.TOY_X0), 1)
+    state = begin(algorithm, jnp.asarray(reference.TOY_X0), num_clients=1)
+    round_fn = jax.jit(algorithm.round_fn)
     old = reference.TOY_X0
     m = gradient(old, a[0].reshape(-1, 2), b[0].reshape(-1, 2))
     v = m**2
@@ -165,7 +165,7 @@ def test_one_client_is_centralised_storm(x64):
     for r in range(3):
         examples = (jnp.asarray(a[r])[None], jnp.asarray(b[r])[None])
         batch = CohortBatch(jnp.array([0]), examples, jax.random.key(r), jnp.int32(r))
-        state, _ = algorithm.round_fn(state, batch)
+        state, _ = round_fn(state, batch)
         for k in range(q):
             t = r * q + k + 1
             g = gradient(x, a[r, k], b[r, k])

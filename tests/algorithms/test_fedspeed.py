@@ -94,7 +94,7 @@ def test_traced_zeros_give_no_nan_and_the_same_run():
 
     def after(loss, **options):
         algorithm = algorithms.fedspeed(loss, **options, **LR)
-        state, _ = algorithm.round_fn(algorithm.init(initial_params(), N), batch)
+        state, _ = jax.jit(algorithm.round_fn)(algorithm.init(initial_params(), N), batch)
         return algorithm.params(state)
 
     for name in ("perturbation_radius", "perturbation_weight"):

@@ -26,7 +26,6 @@ def test_without_memory_it_is_fedavg_after_one_gradient_step(x64):
     """The gradient step is that of ``init`` with round 0's batch."""
     drawn = reference.make_rounds(23, 4, N, 3, 4, equal_steps=True, weighted=False)
     stem = algorithms.stem(loss_fn, client_lr=0.2, momentum=1.0)
-    assert stem.needs_first_batch
     state = jax.jit(stem.init, static_argnums=1)(initial_params(), N, to_batch(drawn[0][1], 0))
     x_1 = stem.params(state)
     examples = [client.round_examples() for client in drawn[0][0]]

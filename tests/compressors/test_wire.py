@@ -9,46 +9,83 @@ import pytest
 
 from fedjax_lab import compressors as c
 from fedjax_lab.compressors import wire
-from tests.compressors.vectors import ALL, KINDS, vector
+from tests.compressors.vectors import ALL, KINDS, every, every_kernel, vector
 
-SIZES = (1, 37, 64)
+SIZES, MORE_SIZES = (1, 37), (2, 64)
 
 
 @functools.cache
-def jitted(name):
-    return jax.jit(ALL[name].compress), jax.jit(ALL[name].decompress)
-
-
-def assert_comes_back(name, v):
-    v, compressor = jnp.asarray(v), ALL[name]
-    compress, decompress = jitted(name)
-    message = compress(jax.random.key(0), v)
-    data = compressor.pack(message)
-    assert type(data) is bytes
-    again = compressor.unpack(data, v.size, v.dtype)
-    expected, actual = decompress(message), decompress(again)
-    assert expected.dtype == actual.dtype == v.dtype
-    assert np.asarray(expected).tobytes() == np.asarray(actual).tobytes()
-    return data
-
-
-@pytest.mark.parametrize("d", SIZES)
-@pytest.mark.parametrize("name", ALL)
-def test_there_and_back(name, d):
+def programs(name):
+    """[v [n, d], ...] -> a message of each row, and those messages -> what arrives."""
     compressor = ALL[name]
-    for kind in KINDS:
-        data = assert_comes_back(name, vector(kind, d))
+
+    def compress(vs):
+        return [jax.vmap(compressor.compress, (None, 0))(jax.random.key(0), v) for v in vs]
+
+    return jax.jit(compress), jax.jit(
+        lambda messages: list(map(jax.vmap(compressor.decompress), messages))
+    )
+
+
+def vectors(sizes=SIZES):
+    return [np.stack([vector(kind, d) for kind in KINDS]) for d in sizes]
+
+
+@functools.cache
+def messages(name):
+    """Of all kinds of vectors, for each size; in NumPy."""
+    return jax.tree.map(np.asarray, programs(name)[0](vectors()))
+
+
+def row(tree, i):
+    return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def assert_they_come_back(name, vs, sent):
+    """Packed messages of the vectors: unpacked, they give the same bits, in the same dtype."""
+    compressor = ALL[name]
+    packed, again = [], []
+    for v, stacked in zip(vs, sent, strict=True):
+        data = [compressor.pack(row(stacked, i)) for i in range(len(v))]
+        assert all(type(each) is bytes for each in data)
+        unpacked = [compressor.unpack(each, v.shape[1], v.dtype) for each in data]
+        packed.append(data)
+        again.append(jax.tree.map(lambda *leaves: np.stack(leaves), *unpacked))
+    decompress = programs(name)[1]
+    for v, expected, actual in zip(vs, decompress(sent), decompress(again), strict=True):
+        assert expected.dtype == actual.dtype == v.dtype
+        assert expected.shape == v.shape
+        assert np.isfinite(np.asarray(expected, np.float64)).all()
+        assert np.asarray(expected).tobytes() == np.asarray(actual).tobytes()
+    for v, data in zip(vs, packed, strict=True):
         if compressor.name != "random_drop":
-            assert len(data) == compressor.bytes(d)
+            assert {len(each) for each in data} == {compressor.bytes(v.shape[1], v.dtype)}
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_other_float_types(name, x64):
-    v = vector("random", 37)
-    for dtype in (jnp.float64, jnp.bfloat16):
-        data = assert_comes_back(name, jnp.asarray(v, dtype))
-        if ALL[name].name != "random_drop":
-            assert len(data) == ALL[name].bytes(37, dtype)
+@every
+def test_there_and_back(name):
+    assert_they_come_back(name, vectors(), messages(name))
+
+
+@pytest.mark.slow
+@every
+def test_there_and_back_at_more_sizes(name):
+    vs = vectors(MORE_SIZES)
+    assert_they_come_back(name, vs, jax.tree.map(np.asarray, programs(name)[0](vs)))
+
+
+@every_kernel
+@pytest.mark.parametrize(
+    "dtypes",
+    [("float64", "bfloat16"), pytest.param(("float16",), marks=pytest.mark.slow)],
+    ids=lambda dtypes: dtypes[0],
+)
+def test_other_float_types(name, dtypes, x64):
+    v = vector("random", 37)[None]
+    vs = [jnp.asarray(v, dtype) for dtype in dtypes]
+    compress, decompress = programs(name)
+    assert_they_come_back(name, vs, jax.tree.map(np.asarray, compress(vs)))
+    assert jax.eval_shape(lambda v: decompress(compress([v]))[0], v).dtype == jnp.float32
 
 
 def test_bytes_are_what_the_format_says():
@@ -97,10 +134,10 @@ def test_bit_fields_longer_than_a_chunk():
     np.testing.assert_array_equal(wire.unpack_bits(data, numbers.size, 3), numbers)
 
 
-@pytest.mark.parametrize("name", ALL)
+@every
 def test_data_of_another_size_is_an_error(name):
     compressor = ALL[name]
-    data = compressor.pack(jitted(name)[0](jax.random.key(0), jnp.ones(37)))
+    data = compressor.pack(row(messages(name)[SIZES.index(37)], 0))
     for wrong in (data[:-1], data + b"\0"):
         with pytest.raises(ValueError, match="the packed message has"):
             compressor.unpack(wrong, 37)
@@ -109,9 +146,4 @@ def test_data_of_another_size_is_an_error(name):
 def test_messages_have_a_fixed_form():
     """Structure and shapes depend on d alone, so that a message can be scanned or stacked."""
     for name in ALL:
-        forms = [
-            jax.tree.map(jnp.shape, jitted(name)[0](jax.random.key(i), jnp.asarray(v)))
-            for i, v in enumerate((vector("random", 37), vector("zero", 37)))
-        ]
-        assert forms[0] == forms[1]
-        assert forms[0].d == 37
+        assert [message.d for message in messages(name)] == list(SIZES)

@@ -1,6 +1,7 @@
 """Vectors and compressors that the tests go through."""
 
 import numpy as np
+import pytest
 
 from fedjax_lab import compressors as c
 
@@ -28,6 +29,22 @@ ALL = {
     "compose-random_k-sign": c.compose(c.random_k(0.7, rescale=True), c.sign()),
     "compose-random_k-qsgd": c.compose(c.random_k(0.7, rescale=True), c.qsgd(3)),
 }
+# They share the kernels of another one, or of two.
+VARIANTS = {
+    "top_k-sort",
+    "top_k-approximate",
+    "random_k",
+    "random_drop-rescale",
+    "qsgd-scaled",
+    "terngrad-scaled",
+    "compose-top_k-qsgd",
+    "compose-random_k-sign",
+}
+every = pytest.mark.parametrize("name", ALL)
+every_kernel = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in ALL],
+)
 UNBIASED = {
     "random_k-rescale",
     "random_drop-rescale",

@@ -3,7 +3,6 @@
 import collections
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -13,14 +12,13 @@ from fedjax_lab.data import Devices
 from fedjax_lab.simulation.rounds import Schedule
 from tests.algorithms.problem import initial_params, loss_fn
 
-IDS = jnp.arange(2000, dtype=jnp.int32)
+IDS = np.arange(2000, dtype=np.int32)
 KEY = jax.random.key(3)
 
 
 def steps(devices, planned=10, round=0, ids=IDS):
-    return np.asarray(
-        devices.local_steps(KEY, jnp.int32(round), ids, jnp.full(ids.shape, planned, jnp.int32))
-    )
+    local_steps = jax.jit(devices.local_steps)
+    return np.asarray(local_steps(KEY, np.int32(round), ids, np.full(ids.shape, planned, np.int32)))
 
 
 def test_step_numbers_are_uniform_and_drawn_anew():
@@ -37,7 +35,7 @@ def test_step_numbers_are_uniform_and_drawn_anew():
 
 def test_a_time_budget_leaves_the_steps_that_are_finished_in_time():
     devices = Devices(time_budget=6.0, step_time=0.5, step_time_spread=1.0)
-    seconds = np.asarray(devices.step_seconds(KEY, IDS))
+    seconds = np.asarray(jax.jit(devices.step_seconds)(KEY, IDS))
     assert stats.kstest(np.log(seconds / 0.5), "norm").pvalue > 1e-3
     taken = steps(devices, planned=40)
     expected = np.minimum(np.floor(6.0 / seconds.astype(np.float32)), 40)
@@ -50,13 +48,17 @@ def test_a_time_budget_leaves_the_steps_that_are_finished_in_time():
 
 def test_round_seconds():
     devices = Devices(time_budget=6.0, step_time=0.5)
-    ids, taken = IDS[:3], jnp.array([4, 12, 0])
-    present = jnp.array([True, True, True])
-    assert devices.round_seconds(KEY, ids, taken, present) == 6.0  # one never reports
-    assert devices.round_seconds(KEY, ids[:2], taken[:2], present[:2]) == 6.0
-    assert devices.round_seconds(KEY, ids[:1], taken[:1], present[:1]) == 2.0
+    ids, taken, present = IDS[:3], np.array([4, 12, 0], np.int32), np.ones(3, bool)
     unlimited = Devices(step_time=0.5)
-    assert unlimited.round_seconds(KEY, ids, taken, jnp.array([True, False, True])) == 2.0
+
+    @jax.jit
+    def run(ids, taken, present, some):
+        first = [devices.round_seconds(KEY, ids[:n], taken[:n], present[:n]) for n in (3, 2, 1)]
+        return [*first, unlimited.round_seconds(KEY, ids, taken, some)]
+
+    # One never reports; one takes too long; all are in time; and without a budget.
+    seconds = run(ids, taken, present, np.array([True, False, True]))
+    assert [float(each) for each in seconds] == [6.0, 6.0, 2.0, 2.0]
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +76,15 @@ def test_a_drawn_round(clients):
     devices = Devices(min_local_steps=1, dropout=0.3)
     schedule = Schedule(cohort_size=12, batch_size=2, local_steps=6, devices=devices)
     plain = schedule._replace(devices=None)
-    draws = [jax.jit(s.draw) for s in (schedule, plain)]
+
+    @jax.jit
+    def draw(clients, t):
+        drawn = [s.draw(clients, KEY, t) for s in (schedule, plain)]
+        return [batch._replace(key=None, source=None) for batch in drawn]
+
     failed = taken = 0
     for t in range(40):
-        batch, without = (draw(clients, KEY, jnp.int32(t)) for draw in draws)
+        batch, without = jax.tree.map(np.asarray, draw(clients, np.int32(t)))
         np.testing.assert_array_equal(batch.client_ids, without.client_ids)
         np.testing.assert_array_equal(batch.examples, without.examples)
         failed += (~batch.participates).sum()
@@ -85,9 +92,19 @@ def test_a_drawn_round(clients):
     assert stats.binomtest(int(failed), 480, 0.3).pvalue > 1e-3
     assert abs(float(taken) / 480 - 3.5) < 0.35
     epochs = Schedule(cohort_size=12, batch_size=4, local_epochs=2, devices=Devices(step_time=2.0))
-    batch = epochs.draw(clients, KEY, 0)
-    np.testing.assert_array_equal(batch.num_steps, 2 * 3)  # 10 examples: 3 mini-batches a pass
-    assert epochs.round_seconds(KEY, batch) == 12.0
+
+    @jax.jit
+    def run(clients):
+        batch = epochs.draw(clients, KEY, 0)
+        return batch.num_steps, epochs.round_seconds(KEY, batch)
+
+    num_steps, seconds = run(clients)
+    np.testing.assert_array_equal(num_steps, 2 * 3)  # 10 examples: 3 mini-batches a pass
+    assert seconds == 12.0
+
+
+UNEQUAL = Devices(min_local_steps=1, time_budget=3.0, step_time=0.5, step_time_spread=0.1)
+draw_unequal = jax.jit(Schedule(cohort_size=12, batch_size=2, local_steps=9, devices=UNEQUAL).draw)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +123,15 @@ def test_steps_that_nobody_takes_are_not_computed(clients, client_map, most):
         jax.debug.callback(lambda y: calls.append(1), examples.y)
         return loss_fn(params, examples._asdict(), key)
 
-    devices = Devices(min_local_steps=1, time_budget=3.0, step_time=0.5, step_time_spread=0.1)
-    schedule = Schedule(cohort_size=12, batch_size=2, local_steps=9, devices=devices)
     algorithm = algorithms.fedavg(counted, client_lr=0.1)
-    state = algorithm.init(initial_params(), clients.num_clients)
-    batch = schedule.draw(clients, KEY, 0)
-    _, metrics = jax.jit(build_round(algorithm, client_map))(state, batch)
+
+    @jax.jit
+    def run(batch):
+        state = algorithm.init(initial_params(), clients.num_clients)
+        return build_round(algorithm, client_map)(state, batch)[1]
+
+    batch = draw_unequal(clients, KEY, 0)
+    metrics = run(batch)
     jax.effects_barrier()
     taken = np.asarray(batch.num_steps)
     assert metrics["local_steps"] == pytest.approx(taken.mean())
@@ -124,13 +144,15 @@ def test_simulated_seconds_are_in_the_history(clients):
         return loss_fn(params, examples._asdict(), key)
 
     devices = Devices(time_budget=3.0, step_time=1.0, step_time_spread=0.5, dropout=0.2)
-    settings = {"rounds": 6, "cohort_size": 4, "batch_size": 2, "local_steps": 5, "eval_every": 2}
+    drawn = {"cohort_size": 4, "batch_size": 2, "local_steps": 5, "replace": True}
     algorithm = algorithms.fedavg(loss, client_lr=0.1)
-    result = simulate(algorithm, initial_params(), clients, devices=devices, **settings)
-    schedule = Schedule(cohort_size=4, batch_size=2, local_steps=5, devices=devices)
+    result = simulate(
+        algorithm, initial_params(), clients, devices=devices, rounds=6, eval_every=2, **drawn
+    )
+    schedule = Schedule(devices=devices, **drawn)
     key = jax.random.key(0)
     time = jax.jit(lambda clients, t: schedule.round_seconds(key, schedule.draw(clients, key, t)))
-    expected = np.cumsum([float(time(clients, jnp.int32(t))) for t in range(6)])
+    expected = np.cumsum([float(time(clients, np.int32(t))) for t in range(6)])
     seconds = [row["simulated_seconds"] for row in result.history]
     np.testing.assert_allclose(seconds, expected[1::2], rtol=1e-6)
     assert isinstance(result.state, FedState)

@@ -8,12 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedjax_lab.data.partition import (
-    PARTITIONS,
-    describe,
-    heterogeneity,
-    split_indices,
-)
+from fedjax_lab.data.heterogeneity import describe, heterogeneity
+from fedjax_lab.data.partition import PARTITIONS, split_indices
 
 SPECS = [
     "iid",

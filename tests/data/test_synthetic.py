@@ -20,16 +20,15 @@ from fedjax_lab.data import synthetic
     ],
 )
 def test_optimum(problem, x64):
-    wide = data.Examples(jnp.asarray(problem.examples.x, jnp.float64), problem.examples.y)
-
-    def objective(y):
-        return problem.loss_fn(jnp.asarray(y), wide, None).mean()
-
-    assert problem.loss_fn(jnp.zeros(len(problem.optimum)), wide, None).shape == (len(wide.y),)
-    assert np.linalg.norm(jax.grad(objective)(problem.optimum)) < 1e-12
-    assert float(objective(problem.optimum)) == pytest.approx(problem.minimum, rel=1e-12)
+    wide = data.Examples(np.asarray(problem.examples.x, np.float64), problem.examples.y)
     start = np.zeros(len(problem.optimum))
-    found = optimize.minimize(objective, start, jac=jax.grad(objective), tol=1e-8)
+    losses = jax.eval_shape(lambda y: problem.loss_fn(y, wide, None), start)
+    assert losses.shape == (len(wide.y),)
+    objective = jax.jit(jax.value_and_grad(lambda y: problem.loss_fn(y, wide, None).mean()))
+    minimum, gradient = objective(problem.optimum)
+    assert np.linalg.norm(gradient) < 1e-12
+    assert float(minimum) == pytest.approx(problem.minimum, rel=1e-12)
+    found = optimize.minimize(objective, start, jac=True, tol=1e-8)
     np.testing.assert_allclose(found.x, problem.optimum, atol=1e-4)
 
 

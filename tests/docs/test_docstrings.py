@@ -13,6 +13,7 @@ PAGES = ROOT / "docs" / "reference"
 ARRAY = re.compile(r"jax\.Array|np\.ndarray|\bArray\b")
 SHAPE = re.compile(r"\[[^\]]*\]|scalar")
 ERRORS = ("ValueError", "TypeError")
+COMMON = "common: Unpack[Common]"
 
 
 def source_of(module: str) -> Path:
@@ -71,6 +72,17 @@ def raises(function: ast.FunctionDef, local: dict, seen: frozenset = frozenset()
     return False
 
 
+def shared_arguments() -> set[str]:
+    """What ``@factory`` describes where the docstring of a method does not."""
+    tree = ast.parse(source_of("fedjax_lab.algorithms.factory").read_text(encoding="utf-8"))
+    fields = definitions(tree)["Common"].body
+    common = {node.target.id for node in fields if isinstance(node, ast.AnnAssign)}
+    return {"loss_fn", "server_lr", *common}
+
+
+SHARED = shared_arguments()
+
+
 def gaps_of(function: ast.FunctionDef, local: dict) -> list[str]:
     """What the docstring of a function or a method lacks."""
     doc = ast.get_docstring(function)
@@ -84,6 +96,9 @@ def gaps_of(function: ast.FunctionDef, local: dict) -> list[str]:
     section = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)*)", doc, re.M)
     heads = re.findall(r"^  (\S.*?):", section[1], re.M) if section else []
     listed = {name.strip().lstrip("*") for head in heads for name in head.split(",")}
+    takes_common = given.kwarg is not None and ast.unparse(given.kwarg) == COMMON
+    if takes_common:
+        names = names - {"common"} - SHARED | listed & SHARED
     if names != listed:
         found.append(f"has the arguments {sorted(names)} and describes {sorted(listed)}")
     annotations = [p.annotation for p in parameters] + [function.returns]
@@ -91,7 +106,7 @@ def gaps_of(function: ast.FunctionDef, local: dict) -> list[str]:
     if any(map(ARRAY.search, types)) and not SHAPE.search(doc):
         found.append("takes or returns arrays and gives no shape")
     is_property = any(ast.unparse(d).endswith("property") for d in function.decorator_list)
-    if not is_property and raises(function, local) and "Raises:" not in doc:
+    if not (is_property or takes_common) and raises(function, local) and "Raises:" not in doc:
         found.append("raises errors and does not say which")
     return found
 
@@ -146,7 +161,9 @@ def test_nothing_public_is_undescribed():
 def test_what_is_exported_stands_on_a_page():
     shown = read_pages()
     packages = ["fedjax_lab"]
-    packages += [f"fedjax_lab.{name}" for name in ("algorithms", "compressors", "data", "models")]
+    packages += [
+        f"fedjax_lab.{name}" for name in ("algorithms", "compressors", "data", "models", "qp")
+    ]
     missing = []
     for package in [*packages, "fedjax_lab.report"]:
         for name, module in exports(package).items():
@@ -175,3 +192,22 @@ def f(x: jax.Array, y):
         "takes or returns arrays and gives no shape",
         "raises errors and does not say which",
     ]
+
+
+def test_common_arguments_count_as_described():
+    source = '''
+@factory
+def method(loss_fn, *, decay=0.9, **common: Unpack[Common]):
+    """Short.
+
+    Args:
+      client_lr: as this method takes it.
+      decay: in [0, 1].
+    """
+    check_number("decay", decay)
+'''
+    (method,) = ast.parse(source).body
+    assert gaps_of(method, {}) == []
+    (method,) = ast.parse(source.replace("decay: in", "momentum: in")).body
+    (gap,) = gaps_of(method, {})
+    assert "['client_lr', 'decay'] and describes ['client_lr', 'momentum']" in gap

@@ -128,6 +128,7 @@ def test_example_keeps_the_contract(namespace):
     np.testing.assert_array_equal(before[1:], after[1:])
 
 
+@pytest.mark.example
 def test_example_runs_end_to_end(namespace, capsys):
     import fedjax_lab
 

@@ -1,4 +1,7 @@
-"""The tutorial, the guides and the pages on moving here run as printed, with fewer rounds."""
+"""The tutorial, the guides and the pages on moving here run as printed, with fewer rounds.
+
+One of them does so in every run of the tests, the others with the documentation's examples.
+"""
 
 import re
 import shlex
@@ -10,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import cli
+from fedjax_lab.command import cli
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS / "tutorial.md", *sorted(DOCS.glob("guides/*.md")), *sorted(DOCS.glob("moving/*.md"))]
@@ -53,6 +56,7 @@ def _in_a_new_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.example
 def test_the_tutorial(tmp_path, capsys):
     namespace = execute("tutorial.md")
     assert list(namespace["histories"]) == ["FedAvg", "SCAFFOLD", "FedMoSWA"]
@@ -83,6 +87,7 @@ def test_an_algorithm():
         namespace["averaged"](namespace["loss_fn"], client_lr=0.1, decay=2)
 
 
+@pytest.mark.example
 def test_a_compressor():
     namespace = execute("guides/add_a_compressor.md")
     names = ("scaffold", "small", "algorithm")
@@ -111,6 +116,7 @@ def test_a_partition():
     assert brightness[owner == 0].mean() < brightness[owner == 9].mean()
 
 
+@pytest.mark.example
 def test_a_data_set():
     namespace = execute("guides/add_a_data_set.md")
     np.testing.assert_array_equal(namespace["train"].x, namespace["x"][:400])
@@ -119,17 +125,20 @@ def test_a_data_set():
     assert ready.dtype == jnp.float32
 
 
+@pytest.mark.example
 def test_several_devices():
     losses = execute("guides/several_devices.md")["losses"]
     np.testing.assert_allclose(losses["shard_map"], losses["scan"], rtol=1e-5)
 
 
+@pytest.mark.example
 def test_a_resumed_run(tmp_path):
     namespace = execute("guides/resume_a_run.md")
     assert namespace["again"].history == namespace["result"].history
     assert (tmp_path / "runs" / "first" / "config.json").exists()
 
 
+@pytest.mark.example
 @pytest.mark.parametrize("name", ["from_fedjax", "from_flower"])
 def test_moving(name):
     result = execute(f"moving/{name}.md")["result"]

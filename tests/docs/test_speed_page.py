@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 DOC = Path(__file__).parents[2] / "docs" / "speed.md"
 
 
+@pytest.mark.example
 def test_the_examples_run_as_printed():
     namespace: dict[str, Any] = {}
     blocks = re.findall(r"^( *)```python\n(.*?)^ *```$", DOC.read_text(), re.M | re.S)

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import fedjax_lab
 
 DOC = Path(__file__).parents[2] / "docs" / "sweeps.md"
 
 
+@pytest.mark.example
 def test_the_example_runs_as_printed(capsys):
     text = DOC.read_text(encoding="utf-8")
     example, schedule = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)

@@ -124,6 +124,7 @@ def test_systems_take_turns_and_missing_ones_are_named():
     assert "4.00 (4.00 to 4.00)" in text
 
 
+@pytest.mark.slow
 def test_a_smoke_run_of_our_own_writes_a_row_per_system(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "measure_peak", lambda torch_python: {"jax": 1e11})
     # An interpreter without PyTorch, wherever the tests run.
@@ -161,6 +162,7 @@ def test_systems_are_set_next_to_their_gradients(small, capsys):
     assert row.startswith("| fedspeed | 2 | ")
 
 
+@pytest.mark.slow
 def test_memory_holds_the_data(small):
     found = memory.measure(4, 1)
     assert found["process"] > found["arguments"] > 64 * 784

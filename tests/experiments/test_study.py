@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import experiments
-from experiments import study_runs as machinery
-from experiments.paper_numbers import paper_accuracies
-from experiments.study import Column, Method, Scale, Study
-from experiments.study_command import main
-from experiments.study_runs import Problem, gather, run_study, tune
+from experiments.studies import runs as machinery
+from experiments.studies.command import main
+from experiments.studies.paper_numbers import paper_accuracies
+from experiments.studies.runs import Problem, gather, run_study, tune
+from experiments.studies.study import Column, Method, Scale, Study
 from fedjax_lab import algorithms, data, models, simulate
-from fedjax_lab.build import build_algorithm
+from fedjax_lab.command.build import build_algorithm
 
 ROOT = Path(experiments.__file__).parent
 PAPERS = sorted(file.parent.name for file in ROOT.glob("*/__main__.py"))
@@ -28,13 +28,13 @@ BROKEN = 1e30  # a learning rate with which nothing stays finite
 COLUMN = Column(
     {
         "dataset": "digits",
-        "model": "mlp",
-        "model_option": {"hidden": [8]},
+        "model": "linear",
         "partition": "iid",
         "num_clients": 6,
         "cohort_size": 3,
         "batch_size": 8,
         "local_steps": 2,
+        "replace": True,  # soonest compiled
         "rounds": 4,
         "eval_every": 2,
         "client_map": "scan",
@@ -91,7 +91,7 @@ def plain_run(train, test, client_lr, seed):
     clients = data.partition(train, "iid", num_clients=6, seed=seed)
     mean, std, scale = data.normalization(train)
     prepare = data.preprocess(mean, std, scale=scale)
-    model = models.build("mlp", 10, hidden=(8,))
+    model = models.build("linear", 10)
     first = prepare(data.Examples(train.x[:1], train.y[:1]), None).x
 
     def accuracy(params):
@@ -106,6 +106,7 @@ def plain_run(train, test, client_lr, seed):
         cohort_size=3,
         local_steps=2,
         batch_size=8,
+        replace=True,
         seed=seed,
         evaluate=accuracy,
         eval_every=2,

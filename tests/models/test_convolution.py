@@ -111,10 +111,8 @@ def test_a_kernel_for_each_client(x64, lowering):
     automatic = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((2,), ("clients",), automatic, devices=jax.devices()[:2])
     split = jax.sharding.PartitionSpec("clients")
-    expected = [
-        value_and_gradients(lambda x, k: xla(x, k, (2, 2), "SAME"), x[i], kernels[i])
-        for i in range(4)
-    ]
+    xlas = jax.jit(lambda *args: value_and_gradients(lambda x, k: xla(x, k, (2, 2), "SAME"), *args))
+    expected = [xlas(x[i], kernels[i]) for i in range(4)]
     expected = jax.tree.map(lambda *leaves: np.stack(leaves), *expected)
     compare(jax.jit(jax.vmap(one))(x, kernels), expected, 1e-10)
     compare(jax.jit(loop)(x, kernels), expected, 1e-10)

@@ -47,20 +47,21 @@ TABLE = [
     ("lenet5_gradma", {}, 10, COLOR, [*GRADMA, ("dense", 128, 10)], True, 941_834),
     ("lenet5_gradma", {"norm": None}, 10, COLOR, [*GRADMA, ("dense", 128, 10)], False, 940_362),
 ]
-# The smallest images, and small MLPs, so that loops in NumPy are quick.
+# The smallest images, and small MLPs, so that loops in NumPy are quick. What a plain run leaves out
+# has layers that others have.
 SMALL = [
     ("linear", {}, (4, 4, 2)),
-    ("mlp", {"hidden": (12, 6)}, (4, 4, 2)),
+    pytest.param("mlp", {"hidden": (12, 6)}, (4, 4, 2), marks=pytest.mark.slow),
     ("mlp", {"hidden": (12, 6), "norm": "group"}, (4, 4, 2)),
-    ("cnn", {}, (16, 16, 1)),
+    pytest.param("cnn", {}, (16, 16, 1), marks=pytest.mark.slow),
     ("cnn", {"padding": "SAME"}, (8, 8, 1)),
     ("fafed_cnn", {}, (10, 11, 1)),
     ("fafed_cnn", {"bounded": False, "padding": "SAME"}, (5, 4, 2)),
     ("fafed_cnn_mnist", {"padding": "SAME"}, (4, 4, 1)),
     ("fafed_cnn_cifar10", {"bounded": False}, (8, 8, 3)),
-    ("lenet5", {}, (16, 18, 3)),
+    pytest.param("lenet5", {}, (16, 18, 3), marks=pytest.mark.slow),
     ("lenet5", {"norm": "group", "padding": "SAME"}, (8, 8, 3)),
-    ("lenet5_gradma", {}, (16, 16, 3)),
+    pytest.param("lenet5_gradma", {}, (16, 16, 3), marks=pytest.mark.slow),
     ("lenet5_gradma", {"norm": None}, (17, 16, 3)),  # an odd row is cut by the pool
 ]
 
@@ -77,18 +78,18 @@ def layer_counts(table, norm):
 
 
 def normal(shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def setup(name, options, shape, *, batch=3):
     """A model, NumPy's parameters for it (scales and biases of norms included), and inputs."""
     model = models.build(name, 10, **options)
     rng = np.random.default_rng(1)
-    x = jnp.asarray(rng.standard_normal((batch, *shape)), jnp.float32)
+    x = rng.standard_normal((batch, *shape)).astype(np.float32)
 
     def draw(leaf):
         fan_in = math.prod(leaf.shape[:-1])
-        return jnp.asarray(rng.standard_normal(leaf.shape) / math.sqrt(fan_in), jnp.float32)
+        return (rng.standard_normal(leaf.shape) / math.sqrt(fan_in)).astype(np.float32)
 
     return model, jax.tree.map(draw, jax.eval_shape(model.init, jax.random.key(0), x)), x
 
@@ -190,8 +191,9 @@ def test_forward_pass_is_numpys_and_splits_at_the_head(name, options, shape):
 def test_examples_do_not_see_each_other():
     model, params, x = setup("mlp", {"hidden": (8,), "norm": "group"}, (6,))
     apply = jax.jit(model.apply)
-    others = x.at[1:].multiply(-3.0)
-    np.testing.assert_array_equal(apply(params, x)[0], apply(params, others)[0])
+    others = np.concatenate([x[:1], -3 * x[1:]])
+    alone, among_others = (np.asarray(apply(params, each)) for each in (x, others))
+    np.testing.assert_array_equal(alone[0], among_others[0])
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_examples_do_not_see_each_other():
     [
         ("linear", {}, (4, 4, 2), 1),
         ("mlp", {"hidden": (12, 6)}, (4, 4, 2), 3),
-        ("cnn", {"padding": "SAME"}, (4, 4, 1), 4),
+        pytest.param("cnn", {"padding": "SAME"}, (4, 4, 1), 4, marks=pytest.mark.slow),
         ("lenet5_gradma", {"padding": "SAME"}, (4, 4, 1), 5),
     ],
 )
@@ -230,7 +232,7 @@ def test_every_classifier_has_blocks():
 def test_group_norm_is_per_example_and_group():
     x = 3 * normal((3, 5, 5, 6)) + 2
     norm = layers.Norm("group")
-    out = np.asarray(norm.init_with_output(jax.random.key(1), x)[0])
+    out = np.asarray(jax.jit(norm.init_with_output)(jax.random.key(1), x)[0])
     for channels in (slice(0, 3), slice(3, 6)):
         np.testing.assert_allclose(out[..., channels].mean(axis=(1, 2, 3)), 0, atol=1e-5)
         np.testing.assert_allclose(out[..., channels].std(axis=(1, 2, 3)), 1, atol=1e-4)
@@ -250,7 +252,8 @@ def test_conv_and_dense_have_flaxs_parameters(ours, flaxs, shape):
     shapes = jax.eval_shape(ours.init, jax.random.key(0), x)
     assert shapes == jax.eval_shape(flaxs.init, jax.random.key(0), x)
     params = jax.tree.map(lambda leaf: normal(leaf.shape), shapes)
-    np.testing.assert_allclose(ours.apply(params, x), flaxs.apply(params, x), rtol=1e-5, atol=1e-5)
+    both = jax.jit(lambda params, x: (ours.apply(params, x), flaxs.apply(params, x)))
+    np.testing.assert_allclose(*both(params, x), rtol=1e-5, atol=1e-5)
 
 
 def test_pool_is_flaxs_and_its_gradient_where_no_pixels_are_equal():
@@ -269,63 +272,77 @@ def test_initialisation_is_pytorchs():
     # Images may be stored as integers; their values do not matter.
     module = layers.Classifier(100, (layers.ConvBlock(64), layers.DenseBlock(128)))
     model = models.from_linen(module)
-    params = model.init(jax.random.key(0), jnp.ones((1, 8, 8, 3), jnp.uint8))
+    init = jax.jit(model.init)
+    params = init(jax.random.key(0), np.ones((1, 8, 8, 3), np.uint8))
     blocks = [*params["blocks_0"].values(), *params["blocks_1"].values(), params["classifier"]]
     for layer, fan_in in zip(blocks, (5 * 5 * 3, 2 * 2 * 64, 128), strict=True):
         for leaf in map(np.asarray, layer.values()):
             assert np.abs(leaf).max() <= 1 / math.sqrt(fan_in)
             np.testing.assert_allclose(leaf.std(), 1 / math.sqrt(3 * fan_in), rtol=0.2)
-    other = model.init(jax.random.key(1), jnp.zeros((1, 8, 8, 3), jnp.uint8))
-    assert (np.asarray(other["classifier"]["kernel"]) != blocks[-1]["kernel"]).all()
+    other = init(jax.random.key(1), np.zeros((1, 8, 8, 3), np.uint8))
+    kernels = (np.asarray(each["classifier"]["kernel"]) for each in (other, params))
+    assert np.not_equal(*kernels).all()
 
 
 def test_dropout_needs_a_key_and_depends_on_it():
     model, params, x = setup("lenet5_gradma", {"norm": None}, (16, 16, 3))
     key, other = jax.random.split(jax.random.key(3))
-    apply, features, head = map(jax.jit, (model.apply, model.features, model.head))
-    evaluation = apply(params, x)
-    training = apply(params, x, key)
-    np.testing.assert_array_equal(training, apply(params, x, key))
+
+    @jax.jit
+    def run(params, x, key):
+        hidden, dropped = model.features(params, x), model.features(params, x, key)
+        last = model.head(params, dropped, key)
+        return model.apply(params, x), model.apply(params, x, key), hidden, dropped, last
+
+    evaluation, training, hidden, dropped, last = map(np.asarray, run(params, x, key))
+    np.testing.assert_array_equal(training, run(params, x, key)[1])
     assert (training != evaluation).any()
-    assert (training != apply(params, x, other)).any()
+    assert (training != np.asarray(run(params, x, other)[1])).any()
 
     # About half of the last hidden units are dropped; the head itself has no dropout.
-    hidden, dropped = features(params, x), features(params, x, key)
     assert 0.35 < (dropped[hidden > 0] == 0).mean() < 0.75
-    np.testing.assert_allclose(head(params, dropped, key), training, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(last, training, rtol=1e-5, atol=1e-5)
 
 
 def test_dropout_of_rate_zero_changes_nothing():
     options = {"norm": None, "dropout": 0.0, "padding": "SAME"}
     model, params, x = setup("lenet5_gradma", options, (4, 4, 1))
-    apply = jax.jit(model.apply)
-    np.testing.assert_allclose(
-        apply(params, x), apply(params, x, jax.random.key(0)), rtol=1e-6, atol=1e-6
-    )
+    both = jax.jit(lambda params, x, key: [model.apply(params, x, k) for k in (None, key)])
+    np.testing.assert_allclose(*both(params, x, jax.random.key(0)), rtol=1e-6, atol=1e-6)
 
 
 def test_mean_over_dropout_keys_is_the_evaluation():
     block = layers.DenseBlock(40, dropout=0.25)
     rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.standard_normal((2, 8)), jnp.float32)
+    x = rng.standard_normal((2, 8)).astype(np.float32)
     params = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape) / 3, jnp.float32),
+        lambda leaf: (rng.standard_normal(leaf.shape) / 3).astype(np.float32),
         jax.eval_shape(block.init, jax.random.key(1), x),
     )
     keys = jax.random.split(jax.random.key(2), 4000)
-    outs = jax.vmap(lambda key: block.apply(params, x, rngs={"dropout": key}))(keys)
-    np.testing.assert_allclose(outs.mean(axis=0), block.apply(params, x), atol=0.1)
+
+    @jax.jit
+    def run(keys):
+        outs = jax.vmap(lambda key: block.apply(params, x, rngs={"dropout": key}))(keys)
+        return outs.mean(axis=0), block.apply(params, x)
+
+    np.testing.assert_allclose(*run(keys), atol=0.1)
 
 
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("linear", (16, 16, 3)),
-        ("mlp", (16, 16, 3)),
-        ("cnn", (16, 16, 1)),
-        ("fafed_cnn", (10, 10, 1)),
-        ("lenet5", (16, 16, 3)),
-        ("lenet5_gradma", (16, 16, 3)),
+        *(
+            pytest.param(name, shape, marks=pytest.mark.slow)
+            for name, shape in [
+                ("linear", (16, 16, 3)),
+                ("mlp", (16, 16, 3)),
+                ("cnn", (16, 16, 1)),
+                ("lenet5", (16, 16, 3)),
+            ]
+        ),
+        ("fafed_cnn", (10, 10, 1)),  # bounded, with tanh
+        ("lenet5_gradma", (16, 16, 3)),  # norm, dropout
     ],
 )
 def test_gradient_is_finite_and_reaches_every_leaf(name, shape):
@@ -336,20 +353,24 @@ def test_gradient_is_finite_and_reaches_every_leaf(name, shape):
     def gradient(params, x):
         return (model.apply(params, x, jax.random.key(0)) ** 2).sum()
 
-    leaves = jax.tree.leaves(gradient(params, x))
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(gradient(params, x))]
     assert all(np.isfinite(leaf).all() for leaf in leaves)
     assert all((leaf != 0).any() for leaf in leaves)
     # Blank images: no variance under a norm, all pixels of every pool equal.
-    blank = jax.tree.leaves(gradient(params, jnp.zeros_like(x)))
+    blank = jax.tree.leaves(gradient(params, np.zeros_like(x)))
     assert all(np.isfinite(leaf).all() for leaf in blank)
 
 
 def test_clients_parameters_are_mapped_and_scanned_alike():
     model, params, x = setup("cnn", {"padding": "SAME"}, (4, 4, 1))
-    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf]), params)
-    mapped = jax.jit(jax.vmap(model.apply, (0, None)))(stacked, x)
-    scanned = jax.jit(lambda p: jax.lax.map(lambda params: model.apply(params, x), p))(stacked)
-    np.testing.assert_allclose(mapped, scanned, rtol=1e-4, atol=1e-5)
+    stacked = jax.tree.map(lambda leaf: np.stack([leaf, 0.5 * leaf]), params)
+
+    @jax.jit
+    def both(stacked):
+        scanned = jax.lax.map(lambda params: model.apply(params, x), stacked)
+        return jax.vmap(model.apply, (0, None))(stacked, x), scanned
+
+    np.testing.assert_allclose(*both(stacked), rtol=1e-4, atol=1e-5)
 
 
 # --- errors ---
@@ -380,7 +401,7 @@ def test_inputs_of_the_wrong_kind_are_refused():
     key = jax.random.key(0)
     model, params, x = setup("mlp", {"hidden": (4,)}, (8,))
     with pytest.raises(TypeError, match="x has dtype uint8; the model takes floats"):
-        model.apply(params, x.astype(jnp.uint8))
+        model.apply(params, x.astype(np.uint8))
     with pytest.raises(ValueError, match=r"x has shape \(8,\); it must be a batch"):
         model.apply(params, x[0])
     with pytest.raises(ValueError, match=r"a convolution takes images \[B, H, W, C\]"):
@@ -417,23 +438,30 @@ class WithBatchNorm(nn.Module):
 @pytest.mark.parametrize("module", [WithTrain(), WithDeterministic()])
 def test_from_linen_sets_the_modules_flag(module):
     model = models.from_linen(module)
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 6)), jnp.float32)
-    params = model.init(jax.random.key(1), x)
+    x = normal((4, 6))
+    params = jax.jit(model.init)(jax.random.key(1), x)
     assert model.features is None
     assert model.head is None
     assert model.blocks is None
     key = jax.random.key(2)
-    apply = jax.jit(model.apply)
-    assert (apply(params, x) != apply(params, x, key)).any()
-    np.testing.assert_array_equal(apply(params, x), apply(params, x, None))
+
+    @jax.jit
+    def run(params, x):
+        return model.apply(params, x), model.apply(params, x, key), model.apply(params, x, None)
+
+    evaluation, training, without_key = map(np.asarray, run(params, x))
+    assert (evaluation != training).any()
+    np.testing.assert_array_equal(evaluation, without_key)
 
 
 def test_from_linen_takes_modules_without_a_flag():
     model = models.from_linen(nn.Sequential([nn.Dense(4), nn.relu, nn.Dense(2)]))
-    x = jnp.ones((3, 5))
-    params = model.init(jax.random.key(0), x)
-    assert model.apply(params, x).shape == (3, 2)
-    np.testing.assert_array_equal(model.apply(params, x, jax.random.key(1)), model.apply(params, x))
+    x = np.ones((3, 5), np.float32)
+    params = jax.jit(model.init)(jax.random.key(0), x)
+    both = jax.jit(lambda params, x, key: (model.apply(params, x), model.apply(params, x, key)))
+    without, with_key = both(params, x, jax.random.key(1))
+    assert without.shape == (3, 2)
+    np.testing.assert_array_equal(without, with_key)
 
 
 def test_from_linen_refuses_what_is_not_only_parameters():

@@ -31,13 +31,14 @@ def problem(name):
     rng = np.random.default_rng(0)
     model = MODELS[name]
     if name == "lstm":
-        words = jnp.asarray(rng.integers(0, 7, (6, 5)), jnp.int32)
+        words = rng.integers(0, 7, (6, 5)).astype(np.int32)
         examples, loss = Examples(words, words), models.language_model_loss
     else:
-        x = jnp.asarray(rng.normal(size=(6, 8, 8, 1)), FULL)
-        examples = Examples(x, jnp.asarray(rng.integers(0, 3, 6), jnp.int32))
+        x = rng.normal(size=(6, 8, 8, 1)).astype(FULL)
+        examples = Examples(x, rng.integers(0, 3, 6).astype(np.int32))
         loss = models.classification_loss
-    return model, model.init(KEY, examples.x[:1]), lambda m: loss(m.apply), examples
+    params = jax.jit(model.init)(KEY, examples.x[:1])
+    return model, params, lambda m: loss(m.apply), examples
 
 
 def equations(jaxpr):
@@ -58,6 +59,7 @@ def test_products_are_bfloat16_and_everything_outside_float32(name):
     model, params, loss, examples = problem(name)
     low = models.mixed_precision(model)
     grad = jax.value_and_grad(lambda params, m: loss(m)(params, examples, KEY).mean())
+    both = jax.jit(lambda params: (grad(params, low), grad(params, model)))
     traced = jax.make_jaxpr(lambda params: grad(params, low))(params)
     used = {"dot_general": set(), "rsqrt": set(), "reduce_max": set()}
     for equation in equations(traced.jaxpr):
@@ -68,13 +70,13 @@ def test_products_are_bfloat16_and_everything_outside_float32(name):
     assert used["rsqrt"] <= {jnp.dtype(FULL)}  # of norms
     assert used["reduce_max"] == {jnp.dtype(FULL)}  # of the softmax of attention and of the loss
 
-    value, gradient = jax.jit(lambda params: grad(params, low))(params)
-    exact, exact_gradient = jax.jit(lambda params: grad(params, model))(params)
+    (value, gradient), (exact, exact_gradient) = both(params)
     assert value.dtype == exact.dtype == FULL
     assert jax.tree.map(jnp.result_type, gradient) == jax.tree.map(jnp.result_type, params)
     assert 0 < abs(value - exact) < 4 * ROUNDING * exact
-    squares = jax.tree.map(lambda a, b: jnp.square(a - b).sum(), gradient, exact_gradient)
-    size = sum(jnp.square(g).sum() for g in jax.tree.leaves(exact_gradient))
+    gradient, exact_gradient = jax.tree.map(np.asarray, (gradient, exact_gradient))
+    squares = jax.tree.map(lambda a, b: np.square(a - b).sum(), gradient, exact_gradient)
+    size = sum(np.square(g).sum() for g in jax.tree.leaves(exact_gradient))
     assert 0 < sum(jax.tree.leaves(squares)) < (20 * ROUNDING) ** 2 * size
 
 
@@ -115,11 +117,12 @@ def test_running_statistics_keep_float32():
 def test_an_lstm_adds_up_in_float32():
     """Saturated gates: the cell state gains 1/512 a word, which bfloat16 adds up to 1/2 at most."""
     model = models.lstm(2, embedding=1, hidden=1, layers=1, dropout=0.0)
-    words = jnp.zeros((1, 600), jnp.int32)
-    params = jax.tree.map(jnp.zeros_like, model.init(KEY, words))
-    params["layers_0"]["input_bias"] = jnp.asarray([30.0, 30.0, 1 / 512, 30.0])
-    params["decoder"] = jnp.asarray([[1.0, 0.0]])
-    logits = models.mixed_precision(model).apply(params, words)
+    words = np.zeros((1, 600), np.int32)
+    shapes = jax.eval_shape(model.init, KEY, words)
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    params["layers_0"]["input_bias"] = np.array([30.0, 30.0, 1 / 512, 30.0], FULL)
+    params["decoder"] = np.array([[1.0, 0.0]], FULL)
+    logits = np.asarray(jax.jit(models.mixed_precision(model).apply)(params, words))
     np.testing.assert_allclose(logits[0, -1, 0], np.tanh(600 / 512), rtol=2 * ROUNDING)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.study_report import study_section, table, write_results
+from experiments.studies.report import study_section, table, write_results
 
 
 def method(algorithm="fedavg", at=None, style=None):

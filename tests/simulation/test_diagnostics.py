@@ -32,6 +32,8 @@ def test_control_error():
         cohort_size=3,
         batch_size=4,
         local_steps=3,
+        replace=True,  # soonest compiled
+        client_map="scan",
         eval_every=4,
         diagnose=build_control_error(loss_fn, clients, batch_size=4),
     )

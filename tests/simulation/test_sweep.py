@@ -17,10 +17,14 @@ from fedjax_lab.clients.memory import device_memory
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.points import list_points
 from fedjax_lab.simulation.rounds import Schedule, build_chunk
-from fedjax_lab.simulation.sweep import group_size
+from fedjax_lab.simulation.sweep_program import group_size
 from tests.simulation.test_run import CLASSES, FEATURES, first_params, loss_fn, make_clients
 
-OPTIONS = {"rounds": 2, "cohort_size": 3, "local_steps": 2, "batch_size": 4, "eval_every": 2}
+OPTIONS = {
+    **{"rounds": 2, "cohort_size": 3, "local_steps": 2, "batch_size": 4, "eval_every": 2},
+    "replace": True,  # shuffled passes take longer to compile
+}
+SLOW = pytest.mark.slow
 UNEQUAL = data.Devices(min_local_steps=1, dropout=0.3)
 
 
@@ -62,16 +66,22 @@ def start(key):
     return {"w": 0.1 * jax.random.normal(key, (FEATURES, CLASSES))}
 
 
+EPOCHS = {"local_epochs": 1, "local_steps": None, "replace": False, "rounds": 3}
 METHODS = {
-    "fedavg": (algorithms.fedavg, {}, {"local_epochs": 1, "local_steps": None, "rounds": 3}),
+    # A row for each client.
     "scaffold": (algorithms.scaffold, {}, {"rounds": 4, "weights": "examples", "devices": UNEQUAL}),
-    "gradma_s": (functools.partial(algorithms.gradma_s, memory_size=4), {}, {}),
+    # A start that depends on the data.
     "fafed": (algorithms.fafed, {"momentum": 0.5, "second_moment_decay": 0.9}, {}),
+    "fedavg": (algorithms.fedavg, {}, EPOCHS),
+    "gradma_s": (functools.partial(algorithms.gradma_s, memory_size=4), {}, {}),
     "stem": (algorithms.stem, {"momentum": 0.5}, {"devices": UNEQUAL}),
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    ["scaffold", "fafed", *(pytest.param(m, marks=SLOW) for m in ("fedavg", "gradma_s", "stem"))],
+)
 def test_a_run_equals_the_separate_run_in_float64(x64, method):
     factory, fixed, options = METHODS[method]
     build = functools.partial(factory, loss_fn, **fixed)
@@ -86,27 +96,32 @@ def test_a_run_equals_the_separate_run_in_float64(x64, method):
     assert_is_the_run(result, 1, 1, single, 1e-12)
 
 
-def test_all_maps_of_runs_and_clients_give_the_runs_of_simulate():
-    points = {"client_lr": [0.3], "server_lr": [1.0, 0.0, 0.5]}
-    results = {
-        maps: run(points=points, seeds=(5,), run_map=maps[0], client_map=maps[1])
-        for maps in [
-            ("auto", "auto"),  # one run on each of 3 devices
-            ("vmap", "scan"),
-            ("chunk:2", "chunk:2"),
-            ("shard_map", "vmap"),  # 3 runs on 8 devices
-        ]
-    }
+@pytest.fixture(scope="module")
+def single():
+    """Three rounds, of which the last one is a chunk of its own."""
     algorithm = algorithms.fedavg(loss_fn, client_lr=0.3, server_lr=0.5)
-    options = {"seed": 5, "client_map": "scan"}
-    single = simulate(algorithm, first_params(), make_clients(), **OPTIONS, **options)
-    for result in results.values():
-        assert_is_the_run(result, 2, 0, single, 1e-5)
-        np.testing.assert_array_equal(result.params["w"][1, 0], first_params()["w"])
-    assert results["auto", "auto"].run_map == "shard_map:3"
-    for result in results.values():
-        assert result.params["w"].shape == (3, 1, FEATURES, CLASSES)
-        assert result.history["loss"].shape == (3, 1, 1)
+    options = OPTIONS | {"rounds": 3, "seed": 5, "client_map": "scan"}
+    return simulate(algorithm, first_params(), make_clients(), **options)
+
+
+@pytest.mark.parametrize(
+    ("run_map", "client_map"),
+    [
+        ("auto", "auto"),  # one run on each of 3 devices
+        ("chunk:2", "chunk:2"),
+        pytest.param("vmap", "scan", marks=SLOW),
+        pytest.param("shard_map", "vmap", marks=SLOW),  # 3 runs on 8 devices
+    ],
+)
+def test_all_maps_of_runs_and_clients_give_the_runs_of_simulate(run_map, client_map, single):
+    points = {"client_lr": [0.3], "server_lr": [1.0, 0.0, 0.5]}
+    options = {"seeds": (5,), "rounds": 3, "run_map": run_map, "client_map": client_map}
+    result = run(points=points, **options)
+    assert_is_the_run(result, 2, 0, single, 1e-5)
+    np.testing.assert_array_equal(result.params["w"][1, 0], first_params()["w"])
+    assert result.run_map == {"auto": "shard_map:3"}.get(run_map, run_map)
+    assert result.params["w"].shape == (3, 1, FEATURES, CLASSES)
+    assert result.history["loss"].shape == (3, 1, 2)
 
 
 def test_groups_give_the_same_runs_with_one_program():
@@ -120,7 +135,7 @@ def test_groups_give_the_same_runs_with_one_program():
     build = functools.partial(algorithms.fedavg, counted, client_lr=0.1)
     clients, key = make_clients(), jax.random.key(0)
     state = build().init(first_params(), clients.num_clients)
-    single = build_chunk(build(), Schedule(3, 4, 2), "scan")
+    single = build_chunk(build(), Schedule(3, 4, 2, replace=True), "scan")
     single.lower(state, clients, key, jnp.int32(0), length=2)
     once = len(traces)
     traces.clear()

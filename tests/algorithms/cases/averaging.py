@@ -18,8 +18,13 @@ AMS = {"client_lr": 0.2, "server_lr": 0.1, "tau": 1e-4, "beta2": 0.9}
 
 CASES = [
     Case("fedavg", algorithms.fedavg, FedAvg, LR, main=True),
-    Case("fedavg-schedule", algorithms.fedavg, FedAvg, {"client_lr": decaying(0.2)}),
-    Case("fedavg-transform", algorithms.fedavg, FedAvg, LR, **TRANSFORM),
+    Case(
+        "fedavg-schedule-transform",
+        algorithms.fedavg,
+        FedAvg,
+        {"client_lr": decaying(0.2)},
+        **TRANSFORM,
+    ),
     Case(
         "fedopt",
         algorithms.fedopt,
@@ -33,6 +38,12 @@ CASES = [
     Case("fedadam", algorithms.fedadam, FedAdam, LR | {"tau": 0.1, "beta2": 0.9}, main=True),
     Case("fedyogi", algorithms.fedyogi, FedYogi, LR | {"tau": 0.1, "beta2": 0.9}, main=True),
     Case("fedadagrad", algorithms.fedadagrad, FedAdagrad, LR | {"tau": 0.1}, main=True),
+    Case(
+        "fedadagrad-schedule",
+        algorithms.fedadagrad,
+        FedAdagrad,
+        {"client_lr": decaying(0.2), "server_lr": decaying(0.8), "tau": 0.1},
+    ),
     Case("fedams", algorithms.fedams, FedAMS, AMS, main=True),
     Case("fedams-2", algorithms.fedams, FedAMS, AMS | {"option": 2, "tau": 0.1}),
 ]

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import algorithms, compressors
-from fedjax_lab.compressors.wrap import message_key
-from tests.algorithms.cases.base import LR, TRANSFORM, Case
+from fedjax_lab.wrappers.compression import message_key
+from tests.algorithms.cases.base import LR, Case
 from tests.reference import cfedavg_numpy
 from tests.reference import problem as reference
 from tests.reference.cfedavg_numpy import CFedAvg
@@ -49,14 +49,6 @@ CASES = [
         CFedAvg,
         LR | {"normalize_by_steps": True, "error_feedback": False},
         **TOP_K,
-    ),
-    Case(
-        "cfedavg-transform",
-        algorithms.cfedavg,
-        CFedAvg,
-        LR,
-        only_factory=TOP_K["only_factory"] | TRANSFORM["only_factory"],
-        only_twin=TOP_K["only_twin"] | TRANSFORM["only_twin"],
     ),
     Case("cfedavg-drop", algorithms.cfedavg, CFedAvg, LR, **DROP),
     Case(

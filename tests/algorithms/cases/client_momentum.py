@@ -13,24 +13,24 @@ CHANGING = LR | {"client_lr": decaying(0.2), "momentum": decaying(0.9)}
 CASES = [
     Case("fedcm", algorithms.fedcm, FedCM, CM, main=True),
     Case(
-        "fedcm-schedule",
+        "fedcm-schedule-transform",
         algorithms.fedcm,
         FedCM,
         CM | {"client_lr": decaying(0.2), "mixing": decaying(0.5)},
+        **TRANSFORM,
     ),
-    Case("fedcm-transform", algorithms.fedcm, FedCM, CM, **TRANSFORM),
     Case("mime", algorithms.mime, Mime, MIME, main=True, uplink=2),
-    Case("mime-full", algorithms.mime, Mime, CHANGING, full=True),
-    Case("mime-transform", algorithms.mime, Mime, MIME, **TRANSFORM),
+    Case("mime-full-transform", algorithms.mime, Mime, CHANGING, full=True, **TRANSFORM),
     Case("mimelite", algorithms.mimelite, MimeLite, MIME, main=True, uplink=2),
-    Case("mimelite-full", algorithms.mimelite, MimeLite, CHANGING, full=True),
-    Case("mimelite-transform", algorithms.mimelite, MimeLite, MIME, **TRANSFORM),
+    Case(
+        "mimelite-full-transform", algorithms.mimelite, MimeLite, CHANGING, full=True, **TRANSFORM
+    ),
     Case("fedacg", algorithms.fedacg, FedACG, ACG, main=True),
     Case(
-        "fedacg-schedule",
+        "fedacg-schedule-transform",
         algorithms.fedacg,
         FedACG,
         ACG | {"client_lr": decaying(0.2), "momentum": decaying(0.9), "prox_weight": decaying(1.0)},
+        **TRANSFORM,
     ),
-    Case("fedacg-transform", algorithms.fedacg, FedACG, ACG, **TRANSFORM),
 ]

@@ -24,11 +24,9 @@ COIN = {"only_twin": {"coin": skips}}
 
 CASES = [
     Case("feddyn", algorithms.feddyn, FedDyn, PROX, main=True),
-    Case("feddyn-schedule", algorithms.feddyn, FedDyn, FALLING),
-    Case("feddyn-transform", algorithms.feddyn, FedDyn, PROX, **TRANSFORM),
+    Case("feddyn-schedule-transform", algorithms.feddyn, FedDyn, FALLING, **TRANSFORM),
     Case("fedadmm", algorithms.fedadmm, FedADMM, PROX, main=True),
     Case("fedadmm-schedule", algorithms.fedadmm, FedADMM, FALLING),
-    Case("fedadmm-G", algorithms.fedadmm, FedADMM, PROX | GONG),
     Case("fedadmm-G-global", algorithms.fedadmm, FedADMM, PROX | GONG | {"prev": "global"}),
     Case(
         "fedadmm-G-transform",
@@ -45,6 +43,5 @@ CASES = [
         **COIN,
         main=True,
     ),
-    Case("fedpd-schedule", algorithms.fedpd, FedPD, FALLING),
-    Case("fedpd-transform", algorithms.fedpd, FedPD, PROX, **TRANSFORM),
+    Case("fedpd-schedule-transform", algorithms.fedpd, FedPD, FALLING, **TRANSFORM),
 ]

@@ -24,17 +24,10 @@ CASES = [
         only_twin=FAFED_STEPS,
     ),
     Case(
-        "fafed-schedule",
+        "fafed-schedule-transform",
         algorithms.fafed,
         FAFED,
         ADAPTIVE | {"client_lr": falling_root(0.1), "momentum": falling_root(0.9)},
-        only_twin=FAFED_STEPS,
-    ),
-    Case(
-        "fafed-transform",
-        algorithms.fafed,
-        FAFED,
-        ADAPTIVE,
         only_factory=TRANSFORM["only_factory"],
         only_twin=TRANSFORM["only_twin"] | FAFED_STEPS,
     ),

@@ -21,10 +21,10 @@ CASES = [
     Case("fednova-plain", algorithms.fednova, FedNova, LR),
     Case("fednova-prox", algorithms.fednova, FedNova, LR | {"prox_weight": 0.8}),
     Case(
-        "fednova-server_momentum-schedule",
+        "fednova-server_momentum-schedule-transform",
         algorithms.fednova,
         FedNova,
         {"client_lr": decaying(0.2), "server_momentum": 0.6, "prox_weight": decaying(1.0)},
+        **TRANSFORM,
     ),
-    Case("fednova-transform", algorithms.fednova, FedNova, LR, **TRANSFORM),
 ]

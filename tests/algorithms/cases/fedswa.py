@@ -9,13 +9,22 @@ MOSWA = SWA | {"momentum": 0.3}
 
 CASES = [
     Case("fedswa", algorithms.fedswa, FedSWA, SWA, main=True),
-    Case("fedswa-schedule", algorithms.fedswa, FedSWA, SWA | {"client_lr": decaying(0.2)}),
-    Case("fedswa-ratio", algorithms.fedswa, FedSWA, SWA | {"final_lr_ratio": decaying(0.5)}),
-    Case("fedswa-transform", algorithms.fedswa, FedSWA, SWA, **TRANSFORM),
+    Case(
+        "fedswa-schedule-transform",
+        algorithms.fedswa,
+        FedSWA,
+        SWA | {"client_lr": decaying(0.2), "final_lr_ratio": decaying(0.5)},
+        **TRANSFORM,
+    ),
     Case("fedmoswa", algorithms.fedmoswa, FedMoSWA, MOSWA, main=True, uplink=2),
     Case("fedmoswa-I", algorithms.fedmoswa, FedMoSWA, MOSWA | {"control_update": "I"}),
-    Case("fedmoswa-schedule", algorithms.fedmoswa, FedMoSWA, MOSWA | {"momentum": decaying(0.5)}),
-    Case("fedmoswa-transform", algorithms.fedmoswa, FedMoSWA, MOSWA, **TRANSFORM),
+    Case(
+        "fedmoswa-schedule-transform",
+        algorithms.fedmoswa,
+        FedMoSWA,
+        MOSWA | {"momentum": decaying(0.5)},
+        **TRANSFORM,
+    ),
     Case(
         "fedmoswa-first_round",
         algorithms.fedmoswa,

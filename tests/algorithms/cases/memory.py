@@ -9,10 +9,9 @@ GRADIENT, WAIT = {"table": "gradient"}, {"start": "wait"}
 
 CASES = [
     Case("mifa", algorithms.mifa, MIFA, LR, main=True),
-    Case("mifa-schedule", algorithms.mifa, MIFA, FALLING),
+    Case("mifa-schedule-transform", algorithms.mifa, MIFA, FALLING, **TRANSFORM),
     Case("mifa-gradient", algorithms.mifa, MIFA, FALLING | GRADIENT),
     Case("mifa-wait", algorithms.mifa, MIFA, LR | WAIT),
-    Case("mifa-transform", algorithms.mifa, MIFA, LR, **TRANSFORM),
     Case("mifam", algorithms.mifam, MIFAM, LR | {"momentum": 0.6}, main=True),
     Case(
         "mifam-gradient-wait",

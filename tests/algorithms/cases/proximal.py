@@ -9,7 +9,6 @@ FALLING = {"client_lr": decaying(0.2), "prox_weight": decaying(1.0)}
 
 CASES = [
     Case("fedprox", algorithms.fedprox, FedProx, PROX, main=True),
-    Case("fedprox-schedule", algorithms.fedprox, FedProx, FALLING),
-    Case("fedprox-transform", algorithms.fedprox, FedProx, PROX, **TRANSFORM),
+    Case("fedprox-schedule-transform", algorithms.fedprox, FedProx, FALLING, **TRANSFORM),
     Case("fedproxm", algorithms.fedproxm, FedProxM, PROX | {"momentum": 0.6}, main=True),
 ]

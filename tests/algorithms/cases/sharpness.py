@@ -24,22 +24,22 @@ SMOO = {"client_lr": 0.2, "perturbation_radius": 0.3, "prox_weight": 0.4}
 CASES = [
     Case("fedsam", algorithms.fedsam, FedSAM, SAM, main=True),
     Case("fedsam-radius_0", algorithms.fedsam, FedSAM, SAM | NO_RADIUS),
-    Case("fedsam-schedule", algorithms.fedsam, FedSAM, SAM | SCHEDULES),
-    Case("fedsam-transform", algorithms.fedsam, FedSAM, SAM, **TRANSFORM),
+    Case("fedsam-schedule-transform", algorithms.fedsam, FedSAM, SAM | SCHEDULES, **TRANSFORM),
     Case("mofedsam", algorithms.mofedsam, MoFedSAM, MIXED, main=True),
     Case(
-        "mofedsam-schedule",
+        "mofedsam-schedule-transform",
         algorithms.mofedsam,
         MoFedSAM,
         MIXED | SCHEDULES | {"mixing": decaying(0.5)},
+        **TRANSFORM,
     ),
-    Case("mofedsam-transform", algorithms.mofedsam, MoFedSAM, MIXED, **TRANSFORM),
     Case("fedasam", algorithms.fedasam, FedASAM, ASAM, main=True),
     Case("fedasam-all", algorithms.fedasam, FedASAM, SAM, only_factory={"adaptive": "all"}),
     Case("fedasam-transform", algorithms.fedasam, FedASAM, ASAM | {"stability": 0.0}, **TRANSFORM),
     Case("fedgamma", algorithms.fedgamma, FedGAMMA, SAM, main=True, uplink=2),
-    Case("fedgamma-schedule", algorithms.fedgamma, FedGAMMA, SAM | SCHEDULES),
-    Case("fedgamma-transform", algorithms.fedgamma, FedGAMMA, SAM, **TRANSFORM),
+    Case(
+        "fedgamma-schedule-transform", algorithms.fedgamma, FedGAMMA, SAM | SCHEDULES, **TRANSFORM
+    ),
     Case("fedlesam", algorithms.fedlesam, FedLESAM, SAM, main=True),
     Case("fedlesam-last", algorithms.fedlesam, FedLESAM, SAM | LAST_ROUND),
     Case("fedlesam-transform", algorithms.fedlesam, FedLESAM, SAM | SCHEDULES, **TRANSFORM),

@@ -12,12 +12,11 @@ MEAN = {"prev_at_sync": "mean"}
 CASES = [
     Case("stem", algorithms.stem, STEM, STORM, only_twin=STEPS, main=True, uplink=2),
     Case("stem-mean", algorithms.stem, STEM, FALLING | MEAN, only_twin=STEPS),
-    Case("stem-schedule", algorithms.stem, STEM, FALLING, only_twin=STEPS),
     Case(
-        "stem-transform",
+        "stem-schedule-transform",
         algorithms.stem,
         STEM,
-        STORM,
+        FALLING,
         only_factory=TRANSFORM["only_factory"],
         only_twin=TRANSFORM["only_twin"] | STEPS,
     ),

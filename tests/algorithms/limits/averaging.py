@@ -3,7 +3,7 @@
 import optax
 
 from fedjax_lab import algorithms as a
-from tests.algorithms.limits.base import LR, Limit
+from tests.algorithms.limits.base import FEDAVG, LR, Limit
 from tests.algorithms.problem import loss_fn
 
 GROWING = 1 - 1e-6  # with this decay the second moments of the first rounds only grow
@@ -12,7 +12,7 @@ TABLE = [
     Limit(
         "fedavgm momentum 0 = fedavg",
         a.fedavgm(loss_fn, momentum=0.0, **LR),
-        a.fedavg(loss_fn, **LR),
+        FEDAVG,
     ),
     Limit(
         "fedopt sgd(s) = fedavg server_lr s",

@@ -2,12 +2,15 @@
 
 from typing import NamedTuple
 
+from fedjax_lab import algorithms
 from tests.algorithms.cases.base import N
+from tests.algorithms.problem import loss_fn
 
-__all__ = ["COHORT", "LR", "Limit", "N"]
+__all__ = ["COHORT", "FEDAVG", "LR", "Limit", "N"]
 
 COHORT = 4  # of N clients, unless all take part
 LR = {"client_lr": 0.2}
+FEDAVG = algorithms.fedavg(loss_fn, **LR)  # where many limits lead: one object, run once
 
 
 class Limit(NamedTuple):

@@ -2,7 +2,7 @@
 
 from fedjax_lab import algorithms as a
 from fedjax_lab import with_compression
-from tests.algorithms.limits.base import LR, Limit
+from tests.algorithms.limits.base import FEDAVG, LR, Limit
 from tests.algorithms.problem import loss_fn
 
 TABLE = [
@@ -14,12 +14,12 @@ TABLE = [
     Limit(
         "cfedavg, nothing dropped = fedavg",
         a.cfedavg(loss_fn, compressor="top_k:0", **LR),
-        a.fedavg(loss_fn, **LR),
+        FEDAVG,
     ),
     Limit(
         "cfedavg, nothing dropped at random = fedavg",
         a.cfedavg(loss_fn, compressor="random_drop:0", error_feedback=False, **LR),
-        a.fedavg(loss_fn, **LR),
+        FEDAVG,
     ),
     Limit(
         "cfedavg by steps, equal steps K, server_lr K = cfedavg",

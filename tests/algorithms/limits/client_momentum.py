@@ -3,7 +3,7 @@
 import optax
 
 from fedjax_lab import algorithms as a
-from tests.algorithms.limits.base import LR, Limit
+from tests.algorithms.limits.base import FEDAVG, LR, Limit
 from tests.algorithms.problem import loss_fn
 
 
@@ -13,7 +13,7 @@ def averaged_momentum(beta):
 
 
 TABLE = [
-    Limit("fedcm mixing 1 = fedavg", a.fedcm(loss_fn, mixing=1.0, **LR), a.fedavg(loss_fn, **LR)),
+    Limit("fedcm mixing 1 = fedavg", a.fedcm(loss_fn, mixing=1.0, **LR), FEDAVG),
     Limit(
         "fedcm round 1 = fedavg at mixing * client_lr",
         a.fedcm(loss_fn, mixing=0.3, client_lr=0.5),
@@ -52,7 +52,7 @@ TABLE = [
     Limit(
         "fedacg without momentum and prox = fedavg",
         a.fedacg(loss_fn, momentum=0.0, prox_weight=0.0, **LR),
-        a.fedavg(loss_fn, **LR),
+        FEDAVG,
     ),
     Limit(
         "fedacg without momentum = fedprox",

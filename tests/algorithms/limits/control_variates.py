@@ -1,7 +1,7 @@
 """Limits of control_variates."""
 
 from fedjax_lab import algorithms as a
-from tests.algorithms.limits.base import LR, Limit
+from tests.algorithms.limits.base import FEDAVG, LR, Limit
 from tests.algorithms.problem import loss_fn
 
 TABLE = [
@@ -14,13 +14,13 @@ TABLE = [
     Limit(
         "scaffold I round 1 = fedavg",
         a.scaffold(loss_fn, control_update="I", **LR),
-        a.fedavg(loss_fn, **LR),
+        FEDAVG,
         rounds=1,
     ),
     Limit(
         "scaffold, one step, all clients = fedavg",
         a.scaffold(loss_fn, **LR),
-        a.fedavg(loss_fn, **LR),
+        FEDAVG,
         max_steps=1,
         full_cohort=True,
     ),

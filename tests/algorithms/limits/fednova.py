@@ -3,13 +3,11 @@
 import optax
 
 from fedjax_lab import algorithms as a
-from tests.algorithms.limits.base import LR, Limit
+from tests.algorithms.limits.base import FEDAVG, LR, Limit
 from tests.algorithms.problem import loss_fn
 
 TABLE = [
-    Limit(
-        "fednova, one step = fedavg", a.fednova(loss_fn, **LR), a.fedavg(loss_fn, **LR), max_steps=1
-    ),
+    Limit("fednova, one step = fedavg", a.fednova(loss_fn, **LR), FEDAVG, max_steps=1),
     Limit(
         "fednova, equal steps = fedavg",
         a.fednova(loss_fn, server_lr=0.7, **LR),

@@ -1,7 +1,7 @@
 """Limits of fedspeed."""
 
 from fedjax_lab import algorithms as a
-from tests.algorithms.limits.base import LR, Limit
+from tests.algorithms.limits.base import FEDAVG, LR, Limit
 from tests.algorithms.problem import loss_fn
 
 BARE = {"correction": False, "perturbation_weight": 0.0}
@@ -10,7 +10,7 @@ TABLE = [
     Limit(
         "fedspeed, no prox, correction and perturbation = fedavg",
         a.fedspeed(loss_fn, prox_weight=1e-13, **BARE, **LR),
-        a.fedavg(loss_fn, **LR),
+        FEDAVG,
     ),
     Limit(
         "fedspeed radius 0 = weight 0",

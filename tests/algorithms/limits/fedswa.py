@@ -1,14 +1,14 @@
 """Limits of fedswa."""
 
 from fedjax_lab import algorithms as a
-from tests.algorithms.limits.base import LR, Limit
+from tests.algorithms.limits.base import FEDAVG, LR, Limit
 from tests.algorithms.problem import loss_fn
 
 TABLE = [
     Limit(
         "fedswa, constant rate, server_lr 1 = fedavg",
         a.fedswa(loss_fn, final_lr_ratio=1.0, server_lr=1.0, **LR),
-        a.fedavg(loss_fn, **LR),
+        FEDAVG,
     ),
     Limit(
         "fedswa, one step = fedavg at its server_lr",

@@ -2,7 +2,7 @@
 
 from fedjax_lab import algorithms as a
 from tests.algorithms.cases import N
-from tests.algorithms.limits.base import LR, Limit
+from tests.algorithms.limits.base import FEDAVG, LR, Limit
 from tests.algorithms.problem import loss_fn
 
 TABLE = [
@@ -19,7 +19,7 @@ TABLE = [
     Limit(
         "gradma_w, one step = fedavg",
         a.gradma_w(loss_fn, **LR),
-        a.fedavg(loss_fn, **LR),
+        FEDAVG,
         max_steps=1,
     ),
     Limit(

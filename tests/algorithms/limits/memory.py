@@ -1,7 +1,7 @@
 """Limits of memory."""
 
 from fedjax_lab import algorithms as a
-from tests.algorithms.limits.base import COHORT, LR, Limit, N
+from tests.algorithms.limits.base import COHORT, FEDAVG, LR, Limit, N
 from tests.algorithms.problem import loss_fn
 
 TABLE = [
@@ -33,7 +33,7 @@ TABLE = [
     Limit(
         "mifa that waits, all clients = fedavg",
         a.mifa(loss_fn, start="wait", **LR),
-        a.fedavg(loss_fn, **LR),
+        FEDAVG,
         full_cohort=True,
     ),
 ]

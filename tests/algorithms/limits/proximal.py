@@ -1,7 +1,7 @@
 """Limits of proximal."""
 
 from fedjax_lab import algorithms as a
-from tests.algorithms.limits.base import LR, Limit
+from tests.algorithms.limits.base import FEDAVG, LR, Limit
 from tests.algorithms.problem import loss_fn
 
 TABLE = [
@@ -13,7 +13,7 @@ TABLE = [
     Limit(
         "fedprox, one step = fedavg",
         a.fedprox(loss_fn, prox_weight=3.0, **LR),
-        a.fedavg(loss_fn, **LR),
+        FEDAVG,
         max_steps=1,
     ),
     Limit(

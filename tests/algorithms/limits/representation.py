@@ -1,7 +1,7 @@
 """Limits of representation."""
 
 from fedjax_lab import algorithms as a
-from tests.algorithms.limits.base import LR, Limit
+from tests.algorithms.limits.base import FEDAVG, LR, Limit
 from tests.algorithms.networks import preprocess, two_blocks
 from tests.algorithms.problem import loss_fn
 
@@ -13,15 +13,15 @@ TABLE = [
     Limit(
         "moon weight 0 = fedavg",
         a.moon(MODEL, contrastive_weight=0.0, **ARGUMENTS),
-        a.fedavg(loss_fn, **LR),
+        FEDAVG,
     ),
-    Limit("moon round 1 = fedavg", a.moon(MODEL, **ARGUMENTS), a.fedavg(loss_fn, **LR), rounds=1),
+    Limit("moon round 1 = fedavg", a.moon(MODEL, **ARGUMENTS), FEDAVG, rounds=1),
     Limit(
         "moonm momentum 0 = moon",
         a.moonm(MODEL, momentum=0.0, **ARGUMENTS),
         a.moon(MODEL, **ARGUMENTS),
     ),
-    Limit("fedmlb without paths = fedavg", a.fedmlb(MODEL, **PLAIN), a.fedavg(loss_fn, **LR)),
+    Limit("fedmlb without paths = fedavg", a.fedmlb(MODEL, **PLAIN), FEDAVG),
     Limit(
         "fedmlbm without paths = fedavgm",
         a.fedmlbm(MODEL, momentum=0.6, **PLAIN),

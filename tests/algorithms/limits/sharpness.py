@@ -6,7 +6,7 @@ A radius of 0 is given as a schedule, so that the perturbed gradient is computed
 import jax.numpy as jnp
 
 from fedjax_lab import algorithms as a
-from tests.algorithms.limits.base import LR, Limit
+from tests.algorithms.limits.base import FEDAVG, LR, Limit
 from tests.algorithms.problem import loss_fn
 
 RADIUS = {"perturbation_radius": 0.3}
@@ -21,9 +21,7 @@ def linear_loss(params, examples, key):
 
 
 TABLE = [
-    Limit(
-        "fedsam radius 0 = fedavg", a.fedsam(loss_fn, **NO_RADIUS, **LR), a.fedavg(loss_fn, **LR)
-    ),
+    Limit("fedsam radius 0 = fedavg", a.fedsam(loss_fn, **NO_RADIUS, **LR), FEDAVG),
     Limit(
         "fedsam, linear loss = fedavg",
         a.fedsam(linear_loss, **RADIUS, **LR),
@@ -45,9 +43,7 @@ TABLE = [
         a.fedsam(loss_fn, client_lr=0.15, **RADIUS),
         rounds=1,
     ),
-    Limit(
-        "fedasam radius 0 = fedavg", a.fedasam(loss_fn, **NO_RADIUS, **LR), a.fedavg(loss_fn, **LR)
-    ),
+    Limit("fedasam radius 0 = fedavg", a.fedasam(loss_fn, **NO_RADIUS, **LR), FEDAVG),
     Limit(
         "fedasam with a constant scale = fedsam",
         a.fedasam(loss_fn, perturbation_radius=0.3e-12, stability=1e12, **LR),
@@ -72,7 +68,7 @@ TABLE = [
     Limit(
         "fedlesam round 1 = fedavg",
         a.fedlesam(loss_fn, **RADIUS, **LR),
-        a.fedavg(loss_fn, **LR),
+        FEDAVG,
         rounds=1,
     ),
     Limit(

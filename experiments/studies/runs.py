@@ -1,0 +1,303 @@
+"""Tune a study's methods, run them with several seeds, and gather what the runs left.
+
+A cell of the table is an ordinary run: ``runner.run`` with a ``RunConfig``, in a run directory
+of its own, runs/PAPER/STUDY/SCALE/COLUMN/METHOD/seedS. What is finished is not run again, and
+``fedjax-lab run --config .../config.json`` repeats a single one.
+
+Tuning: one seed. Training images are held out beforehand; they are divided like the others,
+so that they stand for held-out clients, whose pooled accuracy is the score. A grid is one
+``sweep``, a compiled program over all its points: ``tuning_rounds`` for all, then all rounds for
+the best, until as many as ``finalists`` says have stayed finite; the best of those is chosen. A
+run that does not stay finite has no score. Final runs have all training images and other seeds;
+the test set is read by them only. tuning.json beside them says what was tried.
+"""
+
+import itertools
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.studies.paper_numbers import paper_accuracies
+from experiments.studies.study import Column, Method, Point, Scale, Study, as_json, finite
+from fedjax_lab import data, sweep
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.runner import build, load, run
+from fedjax_lab.report import load_runs
+from fedjax_lab.simulation.run_dir import CHECKPOINTS, PARTITION, versions, write_json
+
+TUNING, LANDSCAPE = "tuning.json", "landscape.json"
+TUNING_SEED = 0
+
+
+class Problem:
+    """A column's data: all of it for final runs, cut in two for tuning."""
+
+    def __init__(self, column: Column, held_out: int):
+        self.column = column
+        self.train, self.test = load(RunConfig.from_dict(column.settings))
+        order = np.random.default_rng(TUNING_SEED).permutation(len(self.train.y))
+        self.validation = self._take(order[:held_out])
+        self.fit = self._take(order[held_out:])
+
+    def _take(self, chosen: np.ndarray) -> data.Examples:
+        chosen = np.sort(chosen)
+        return data.Examples(self.train.x[chosen], self.train.y[chosen])
+
+    def scores(self, method: Method, points: Sequence[Point], rounds: int) -> list[float]:
+        """The best validation accuracy at each point; NaN where the run did not stay finite."""
+        config = method.config(self.column, points[0], rounds=rounds, seed=TUNING_SEED).resolve()
+        setup = build(config, (self.fit, self.validation))
+        result = sweep(
+            setup.vary,
+            setup.params,
+            setup.clients,
+            points=list(points),
+            seeds=[TUNING_SEED],
+            evaluate=setup.evaluate,
+            **config.schedule(),
+        )
+        if result.interrupted:
+            raise KeyboardInterrupt
+        finite = [np.isfinite(result.history[name][:, 0]).all(1) for name in ("loss", "delta_norm")]
+        best = np.nanmax(result.history["accuracy"][:, 0], axis=1)
+        return np.where(np.all(finite, axis=0), best, np.nan).tolist()
+
+
+def tune(
+    problem: Problem, method: Method, scale: Scale, allowed: Callable[[Point], bool]
+) -> tuple[Point, dict[str, float], dict[str, float]]:
+    """Find a method's hyper-parameters on a column.
+
+    Returns:
+      (the chosen point; what was tried for ``tuning_rounds``: JSON of a point -> score; what
+      was run for all rounds, likewise).
+    """
+    grid = {name: values[: scale.grid_points] for name, values in method.grid.items()}
+    then = {name: values[: scale.grid_points] for name, values in method.then.items()}
+    start = {**{name: values[0] for name, values in then.items()}, **method.start}
+    points = [
+        {**dict(zip(grid, v, strict=True)), **start} for v in itertools.product(*grid.values())
+    ]
+    points = [point for point in points if allowed(point)]
+    if len(points) == 1 and all(len(values) == 1 for values in then.values()):
+        return points[0], {}, {}
+    tried = _score(problem, method, points, problem.column.tuning_rounds)
+    for name, values in then.items():
+        best = json.loads(_best(tried))
+        further = [{**best, name: value} for value in values]
+        further = [point for point in further if _key(point) not in tried]
+        if further:
+            tried |= _score(problem, method, further, problem.column.tuning_rounds)
+    ranked = sorted(tried, key=lambda key: _rank(tried[key]), reverse=True)
+    finals: dict[str, float] = {}
+    rounds = problem.column.settings["rounds"]
+    while scale.finalists > 1 and len(finals) < len(ranked):
+        missing = scale.finalists - int(np.isfinite(list(finals.values())).sum())
+        if missing <= 0:
+            break
+        group = [json.loads(key) for key in ranked[len(finals) : len(finals) + missing]]
+        finals |= _score(problem, method, group, rounds)
+    return json.loads(_best(finals or tried)), tried, finals
+
+
+def _score(problem, method, points, rounds) -> dict[str, float]:
+    scores = problem.scores(method, points, rounds)
+    return {_key(point): score for point, score in zip(points, scores, strict=True)}
+
+
+def _key(point: Point) -> str:
+    return json.dumps(point, sort_keys=True)
+
+
+def _rank(score: float) -> float:
+    return score if np.isfinite(score) else -1.0
+
+
+def _best(scores: Mapping[str, float]) -> str:
+    """The first one with the highest score."""
+    return max(scores, key=lambda key: _rank(scores[key]))
+
+
+def run_cell(
+    study: Study, scale: Scale, method_name: str, problem: Problem, folder: Path
+) -> dict[str, Any]:
+    """Tune a method on a column and run it with all seeds, as far as that is not done yet.
+
+    Returns:
+      What tuning.json holds.
+
+    Raises:
+      SystemExit: the folder holds results of other settings.
+    """
+    method, tuning_file = study.methods[method_name], folder / TUNING
+    column = {"settings": problem.column.settings, "tuning_rounds": problem.column.tuning_rounds}
+    rest = {"finalists": scale.finalists, "grid_points": scale.grid_points}
+    declared = as_json({**method.declared(), **column, **rest, "held_out": scale.held_out})
+    if tuning_file.exists():
+        tuning = json.loads(tuning_file.read_text(encoding="utf-8"))
+        if tuning["declared"] != declared:
+            raise SystemExit(f"{folder} holds results of other settings; move it away first.")
+    else:
+        began = time.perf_counter()
+        chosen, tried, finals = tune(problem, method, scale, study.allowed)
+        seconds = round(time.perf_counter() - began, 1)
+        tuning = {"declared": declared, "chosen": chosen, "tried": tried, "finalists": finals}
+        tuning = finite({**tuning, "seconds": seconds, "versions": versions()})
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(tuning_file, tuning)
+    for seed in scale.seeds:
+        path = folder / f"seed{seed}"
+        if _finished(path):
+            continue
+        rounds = problem.column.settings["rounds"]
+        config = method.config(
+            problem.column,
+            tuning["chosen"],
+            seed=seed,
+            run_dir=str(path),
+            checkpoint_every=rounds,
+        )
+        result = run(config, examples=(problem.train, problem.test), progress=False)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        if method_name in scale.landscape and seed == scale.seeds[0]:
+            write_json(path / LANDSCAPE, _landscape(config, result.params, problem))
+        # A study keeps numbers; its models would be gigabytes.
+        shutil.rmtree(path / CHECKPOINTS, ignore_errors=True)
+    return tuning
+
+
+def _finished(path: Path) -> bool:
+    return (path / PARTITION).exists()  # what ``runner.run`` writes last
+
+
+def _landscape(config: RunConfig, params: Any, problem: Problem) -> dict[str, Any]:
+    """The Hessian's largest eigenvalue and a loss surface around the last model."""
+    from fedjax_lab.simulation.landscape import hessian_eigenvalues, loss_surface
+
+    loss_fn = build(config, (problem.train, problem.test)).loss_fn
+    sample = jax.tree.map(lambda leaf: leaf[:2000], problem.train)
+    surface = loss_surface(loss_fn, params, sample, radius=1.0, points=21, seed=0)
+    values = hessian_eigenvalues(loss_fn, params, sample, count=1)
+    return {
+        "examples": len(sample.y),
+        "eigenvalues": [float(value) for value in values],
+        "offsets": np.asarray(surface.offsets, float).round(4).tolist(),
+        "losses": np.asarray(surface.losses, float).round(5).tolist(),
+    }
+
+
+def run_study(study: Study, scale: Scale, folder: Path, chosen_columns=None, methods=None) -> None:
+    """Run what ``folder`` does not hold yet, a cell at a time."""
+    for column_name in chosen_columns or scale.columns:
+        problem = Problem(scale.columns[column_name], scale.held_out)
+        for name in methods or scale.methods or study.methods:
+            began = time.perf_counter()
+            cell = folder / slug(column_name) / slug(name)
+            tuning = run_cell(study, scale, name, problem, cell)
+            runs = load_runs([cell])
+            top = [round(100 * float(np.nanmax(run.values("accuracy"))), 2) for run in runs]
+            print(
+                f"{study.short} {column_name} {name}: {tuning['chosen']} top {top} "
+                f"{time.perf_counter() - began:.0f} s",
+                flush=True,
+            )
+
+
+def slug(name: str) -> str:
+    """A column's or method's name as that of a folder."""
+    return re.sub(r"[^\w.+-]+", "_", name)
+
+
+def gather(study: Study, scale_name: str, scale: Scale, folder: Path) -> dict[str, Any]:
+    """The compact copy of a study's run directories, from which its report is made."""
+    found: dict[str, Any] = {}
+    for column_name, column in scale.columns.items():
+        methods, first = {}, None
+        for name in study.methods:
+            cell = folder / slug(column_name) / slug(name)
+            paths = [cell / f"seed{seed}" for seed in scale.seeds]
+            paths = [path for path in paths if _finished(path)]
+            if not paths:
+                continue
+            runs = load_runs(paths)
+            first = first or runs[0]
+            methods[name] = _compact_cell(cell, runs)
+        if methods:
+            found[column_name] = {
+                "settings": dict(column.settings),
+                "tuning_rounds": column.tuning_rounds,
+                "paper": paper_accuracies(study.paper, column.paper, study.methods),
+                "label_histogram": first.partition.get("label_histogram"),
+                "methods": methods,
+            }
+    made_with = [cell.pop("versions") for c in found.values() for cell in c["methods"].values()]
+    distinct = [v for i, v in enumerate(made_with) if v not in made_with[:i]]
+    return as_json(
+        {
+            "study": study.name,
+            "scale": scale_name,
+            "declared": scale.declared(),
+            "versions": distinct,
+            "columns": found,
+        }
+    )
+
+
+def _compact_cell(cell: Path, runs: Sequence[Any]) -> dict[str, Any]:
+    tuning = json.loads((cell / TUNING).read_text(encoding="utf-8"))
+    compact = []
+    for run_ in runs:
+        landscape = run_.path / LANDSCAPE
+        compact.append(
+            {
+                "seed": run_.seed,
+                "partition_hash": run_.partition["hash"],
+                "curves": {
+                    name: [_short(row.get(name)) for row in run_.rows] for name in run_.rows[-1]
+                },
+                "summary": {
+                    name: run_.summary.get(name)
+                    for name in ("client_accuracy_mean", "worst_10_percent_accuracy")
+                },
+                "landscape": json.loads(landscape.read_text()) if landscape.exists() else None,
+            }
+        )
+    return {
+        "chosen": tuning["chosen"],
+        "tuning": {"tried": tuning["tried"], "finalists": tuning["finalists"]},
+        "seconds": round(tuning["seconds"] + sum(r.seconds + r.compile_seconds for r in runs), 1),
+        "versions": runs[0].config["versions"],
+        "runs": compact,
+    }
+
+
+def _short(value: Any) -> Any:
+    """Six digits say all that the report shows."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def write_compact(path: Path, result: Mapping[str, Any]) -> None:
+    """Write JSON in which a run is a line, so that changes can be read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.tmp")
+    scratch.write_text(_lines(result, depth=6) + "\n", encoding="utf-8")
+    scratch.replace(path)
+
+
+def _lines(value: Any, depth: int) -> str:
+    """JSON; what is short, or deeper than ``depth``, is on one line."""
+    line = json.dumps(value, sort_keys=True)
+    if depth == 0 or len(line) < 100 or not isinstance(value, (dict, list)):
+        return line
+    if isinstance(value, list):
+        return "[\n" + ",\n".join(_lines(item, depth - 1) for item in value) + "\n]"
+    pairs = (f"{json.dumps(k)}: {_lines(v, depth - 1)}" for k, v in sorted(value.items()))
+    return "{\n" + ",\n".join(pairs) + "\n}"

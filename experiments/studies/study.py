@@ -1,0 +1,198 @@
+"""A study of a paper's table or figure, as it is declared.
+
+A paper's package holds a module for each table or figure, with a ``Study``: methods (rows) with
+their grids, and scales, each with its columns: "paper" is the paper's own setting, "machine" what
+two CPU cores do in minutes, "smoke" what CI runs. How one is called stands in
+``experiments.studies.command``, how it is tuned and run in ``experiments.studies.runs``.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_lab.command.config import RunConfig
+
+Point = dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A row of the paper's table.
+
+    Attributes:
+      algorithm: the method's name in fedjax_lab.
+      grid: hyper-parameter -> values, of which all combinations are tried: client_lr,
+        server_lr, or the method's own.
+      then: hyper-parameter -> values, tried one after the other at the best of ``grid``.
+      start: where those of ``then`` begin; its first value where it is not given.
+      option: the method's other arguments.
+      settings: other settings of its runs, such as client_lr_schedule.
+      style: (colour, dash) in figures; None: by its place.
+      at: where it stands on the study's axis.
+    """
+
+    algorithm: str
+    grid: Mapping[str, Sequence[float]]
+    then: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    start: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    option: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    style: tuple[int, int] | None = None
+    at: float | None = None
+
+    def config(self, column: "Column", point: Mapping[str, float], **more: Any) -> RunConfig:
+        """The settings of a run at a point of the grid."""
+        rates = {name: point[name] for name in ("client_lr", "server_lr") if name in point}
+        option = {name: value for name, value in point.items() if name not in rates}
+        settings = {**column.settings, **self.settings, **rates, **more}
+        return RunConfig.from_dict(
+            {**settings, "algorithm": self.algorithm, "option": {**self.option, **option}}
+        )
+
+    def declared(self) -> dict[str, Any]:
+        """What decides its numbers, as JSON has it."""
+        names = ("algorithm", "grid", "then", "start", "option", "settings")
+        return as_json({name: getattr(self, name) for name in names})
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of the table: the conditions under which methods are compared.
+
+    Attributes:
+      settings: of its runs, by the names of ``RunConfig``.
+      tuning_rounds: of the grids.
+      paper: what to look up among the paper's numbers, such as {"table": "1", "dataset":
+        "MNIST", "partition": "dirichlet:0.1"}; {}: the paper has no such column.
+    """
+
+    settings: Mapping[str, Any]
+    tuning_rounds: int
+    paper: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How large a study is run, on what, and for how long.
+
+    Attributes:
+      columns: name -> column.
+      hardware: on which it is meant to run.
+      minutes: that it takes there, roughly.
+      finalists: points of a grid that stay finite for all rounds; 1: tuning decides alone.
+      seeds: of the final runs; not 0, which tunes.
+      held_out: training images that tuning takes as validation data.
+      grid_points: values of each hyper-parameter that are tried; None: all.
+      methods: those that are run; None: all.
+      landscape: methods for whose last model, of the first seed, the largest eigenvalue of the
+        Hessian and a loss surface are computed.
+    """
+
+    columns: Mapping[str, Column]
+    hardware: str
+    minutes: float
+    finalists: int = 1
+    seeds: tuple[int, ...] = (1, 2, 3)
+    held_out: int = 5_000
+    grid_points: int | None = None
+    methods: tuple[str, ...] | None = None
+    landscape: tuple[str, ...] = ()
+
+    def declared(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return as_json(dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A table or figure of a paper.
+
+    Attributes:
+      name: "PAPER/STUDY".
+      title: its heading in the report.
+      notes: the setting and how it departs from the paper's, for the report.
+      methods: name in the table, as the paper has it -> method.
+      scales: name -> scale.
+      allowed: whether a point of a method's grid is tried.
+      paper_head: the head of the column with the paper's numbers.
+      axis: the hyper-parameter by which the methods differ, against which accuracy is drawn.
+    """
+
+    name: str
+    title: str
+    notes: str
+    methods: Mapping[str, Method]
+    scales: Mapping[str, Scale]
+    allowed: Callable[[Point], bool] = lambda point: True
+    paper_head: str = "paper %"
+    axis: str | None = None
+
+    @property
+    def paper(self) -> str:
+        """The paper's package."""
+        return self.name.partition("/")[0]
+
+    @property
+    def short(self) -> str:
+        """The study's name within its paper."""
+        return self.name.partition("/")[2]
+
+    def result_path(self, folder: Path) -> Path:
+        """Where a paper's folder keeps the compact copy of its run directories."""
+        return folder / "results" / f"{self.short}.json"
+
+
+def columns(settings: Mapping[str, Any], partitions: Sequence[str], tuning_rounds: int, **paper):
+    """Columns that differ in the partition only, named by it."""
+    return {
+        spec: Column(
+            {**settings, "partition": spec},
+            tuning_rounds,
+            {**paper, "partition": spec} if paper else {},
+        )
+        for spec in partitions
+    }
+
+
+def smoke(num_clients: int, cohort_size: int, methods: Sequence[str] = (), **settings) -> Scale:
+    """The scale on which CI runs a study: a few rounds on digits, one point of each grid."""
+    column = {
+        "dataset": "digits",
+        "model": "mlp",
+        "model_option": {"hidden": [16]},
+        "partition": "dirichlet:0.1",
+        "num_clients": num_clients,
+        "cohort_size": cohort_size,
+        "batch_size": 16,
+        "local_steps": 3,
+        "rounds": 4,
+        "eval_every": 2,
+        **settings,
+    }
+    return Scale(
+        columns={"digits": Column(column, tuning_rounds=2)},
+        hardware="any",
+        minutes=1,
+        seeds=(1,),
+        held_out=200,
+        grid_points=1,
+        methods=tuple(methods) or None,
+    )
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def as_json(value: Any) -> Any:
+    """What a JSON file gives back."""
+    return json.loads(json.dumps(finite(value)))

@@ -1,0 +1,232 @@
+"""What all methods share: common arguments, local training, and the decorator of their factories.
+
+A factory names its own arguments and takes the common ones as they come::
+
+    @factory
+    def method(loss_fn: LossFn, *, momentum: Scalar = 0.9, **common: Unpack[Common]) -> Algorithm:
+        training = LocalTraining(loss_fn, **common)
+
+To give all methods one more argument, add it to ``Common`` and ``LocalTraining``: signatures, help
+and recorded hyper-parameters follow.
+"""
+
+import dataclasses
+import functools
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any, Required, TypedDict, TypeVar, get_type_hints
+
+import jax
+import numpy as np
+import optax
+
+from fedjax_lab import tree
+from fedjax_lab.algorithms.hyper import at_round, check_lrs
+from fedjax_lab.checks import is_traced
+from fedjax_lab.clients.local import Direction, Gradient, LocalResult, local_steps
+from fedjax_lab.compressors import Compressor
+from fedjax_lab.types import ClientBatch, LossFn, Params, PyTree, Scalar, ScalarOrSchedule
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+
+
+class Common(TypedDict, total=False):
+    """Arguments of every method; those that are not required are None by default.
+
+    Attributes:
+      client_lr: local learning rate, or a schedule of the round.
+      gradient_transform: optax transformation of each mini-batch gradient.
+    """
+
+    client_lr: Required[ScalarOrSchedule]
+    gradient_transform: optax.GradientTransformation | None
+
+
+class LocalTraining:
+    """A client's local training: a loss function and the ``Common`` arguments, put to use.
+
+    Attributes:
+      gradient: of the mean loss over a mini-batch, transformed.
+      client_lr: local learning rate, or a schedule of the round.
+    """
+
+    def __init__(
+        self,
+        loss_fn: LossFn,
+        *,
+        client_lr: ScalarOrSchedule,
+        gradient_transform: optax.GradientTransformation | None = None,
+    ):
+        check_lrs(client_lr=client_lr)
+        self.gradient = Gradient(loss_fn, gradient_transform)
+        self.client_lr = client_lr
+
+    def rate(self, round: jax.Array) -> Scalar:
+        """The local learning rate of a round.
+
+        Args:
+          round: int32 scalar, counted from 0.
+        """
+        return at_round(self.client_lr, round)
+
+    def steps(
+        self,
+        params: Params,
+        batch: ClientBatch,
+        direction: Direction | None = None,
+        *,
+        lr: Scalar | Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+        memory: PyTree = (),
+    ) -> LocalResult:
+        """Take the client's local steps, as ``local_steps`` does.
+
+        Args:
+          params: where the client starts.
+          batch: the client's mini-batches, with examples [K, B, ...].
+          direction: what a step descends. None: the gradient, which is local SGD.
+          lr: learning rate, or a function of (k, K_i). None: that of the round.
+          memory: initial ``step.memory``; () if the method carries nothing.
+        """
+        lr = self.rate(batch.round) if lr is None else lr
+        return local_steps(direction or self.gradient, self.gradient, params, batch, lr, memory)
+
+    def client_update(self, params: Params, row: PyTree, batch: ClientBatch):
+        """Local SGD as the client half of a phase.
+
+        Args:
+          params: what the server broadcast, x_t.
+          row: the client's row, which stays as it is.
+          batch: the client's mini-batches, with examples [K, B, ...].
+
+        Returns:
+          (message, row, report). The message is ``delta`` = x_t - x^i_K, a descent direction.
+        """
+        local = self.steps(params, batch)
+        return {"delta": tree.subtract(params, local.params)}, row, local.report
+
+
+# What a docstring says of arguments that it leaves out, besides those of ``Common``.
+_SHARED = {
+    "loss_fn": "(params, examples [B, ...], key) -> per-example losses, float [B].",
+    "server_lr": "server learning rate, or a schedule of the round",
+}
+_RAISES = "  ValueError: a hyper-parameter is outside what is allowed."
+
+
+def factory(build: Factory) -> Factory:
+    """Make a method's factory of a function that takes ``**common``, the ``Common`` arguments.
+
+    Signature and docstring then show the common arguments like any other, learning rates are
+    checked, and arguments are recorded in ``algorithm.hyperparameters``, defaults included:
+    numbers, strings and None as they are; a schedule, an optimiser, a compressor or a traced
+    scalar as a short description. A function without ``**common`` only gets the record.
+
+    Args:
+      build: own arguments, ``**common`` -> ``Algorithm``.
+    """
+    own = inspect.signature(build)
+    takes_common = "common" in own.parameters
+    signature = _with_common(own) if takes_common else own
+
+    @functools.wraps(build)
+    def wrapper(*args, **kwargs):
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{build.__name__}() {error}") from None
+        given.apply_defaults()
+        if takes_common:
+            rates = ("client_lr", "server_lr")
+            check_lrs(**{name: given.arguments[name] for name in rates if name in given.arguments})
+        described = {
+            name: _describe(value)
+            for name, value in given.arguments.items()
+            if name not in ("loss_fn", "model", "preprocess")
+        }
+        algorithm = build(*given.args, **given.kwargs)
+        return dataclasses.replace(algorithm, hyperparameters=described)
+
+    if takes_common:
+        wrapper.__signature__ = signature  # type: ignore[attr-defined]
+        hints = {name: p.annotation for name, p in signature.parameters.items()}
+        hints["return"] = signature.return_annotation
+        wrapper.__annotations__ = {
+            k: v for k, v in hints.items() if v is not inspect.Signature.empty
+        }
+        if build.__doc__:
+            wrapper.__doc__ = _with_shared(inspect.cleandoc(build.__doc__), signature)
+    return wrapper  # type: ignore[return-value]
+
+
+def _with_common(own: inspect.Signature) -> inspect.Signature:
+    """The signature with ``**common`` spelled out: required ones first, the others last."""
+    keyword, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    common = [
+        inspect.Parameter(
+            name,
+            keyword,
+            default=empty if name in Common.__required_keys__ else None,
+            annotation=annotation,
+        )
+        for name, annotation in get_type_hints(Common).items()
+    ]
+    parameters = [p for name, p in own.parameters.items() if name != "common"]
+    return own.replace(
+        parameters=[
+            *(p for p in parameters if p.kind is not keyword),
+            *(p for p in common if p.default is empty),
+            *(p for p in parameters if p.kind is keyword),
+            *(p for p in common if p.default is not empty),
+        ]
+    )
+
+
+def _with_shared(doc: str, signature: inspect.Signature) -> str:
+    """The docstring with all arguments described, in their order; its own words count first."""
+    shared = _entries(_sections(inspect.getdoc(Common) or "").get("Attributes", ""))
+    shared |= {name: f"{name}: {text}" for name, text in _SHARED.items()}
+    server_lr = signature.parameters.get("server_lr")
+    if server_lr is not None:
+        required = server_lr.default is inspect.Parameter.empty
+        shared["server_lr"] += "." if required else f"; {server_lr.default} by default."
+    sections = _sections(doc)
+    entries = {**shared, **_entries(sections.pop("Args", ""))}
+    # Once where an entry describes several arguments.
+    args = dict.fromkeys(entries[name] for name in signature.parameters if name in entries)
+    text = sections.pop("")
+    sections.setdefault("Raises", _RAISES)
+    sections = {"Args": textwrap.indent("\n".join(args), "  "), **sections}
+    return "\n\n".join([text, *(f"{title}:\n{body}" for title, body in sections.items())])
+
+
+def _sections(doc: str) -> dict[str, str]:
+    """Title -> text of a docstring's sections; of what stands before them, the title is ""."""
+    text, *parts = re.split(r"\n\n([A-Z]\w*):\n", doc)
+    return {"": text, **dict(zip(parts[::2], parts[1::2], strict=True))}
+
+
+def _entries(section: str) -> dict[str, str]:
+    """Name -> its lines in a section, without their indentation."""
+    entries = {}
+    for entry in re.split(r"\n+(?=\w)", textwrap.dedent(section).strip()):
+        names = entry.partition(":")[0].split(",")
+        entries.update({name.strip(): entry for name in names})
+    return entries
+
+
+def _describe(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if is_traced(value):
+        return "traced"
+    if isinstance(value, Compressor):
+        return str(value)
+    if callable(value):
+        return f"function {getattr(value, '__qualname__', type(value).__name__)}"
+    return float(value) if _is_scalar(value) else type(value).__name__
+
+
+def _is_scalar(value: Any) -> bool:
+    return not isinstance(value, tuple) and np.ndim(value) == 0

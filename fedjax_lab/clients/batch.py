@@ -1,0 +1,127 @@
+"""A round's batch: checked, and completed with who takes part.
+
+Axes: N clients, S slots of the cohort, K local steps, B examples of a mini-batch.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import tree
+from fedjax_lab.checks import is_traced
+from fedjax_lab.types import Cohort, CohortBatch, PyTree
+
+
+def complete_batch(
+    batch: CohortBatch, num_clients: jax.Array, multiple: int
+) -> tuple[Cohort, dict[str, PyTree]]:
+    """Check a batch, and say who takes part.
+
+    Where it is known that all steps are taken there is no step mask, and no step is wrapped in a
+    condition.
+
+    Args:
+      batch: a round's batch; what is traced of it is checked by its shape alone.
+      num_clients: int32 scalar N.
+      multiple: slots are padded to a multiple of this (see ``ClientMap``).
+
+    Returns:
+      The ``Cohort``, and the fields of a ``ClientBatch`` with leading axis S.
+
+    Raises:
+      ValueError: a field's shape disagrees with the others', or a number is out of range.
+    """
+    slots, max_steps = _batch_shape(batch)
+    _check_concrete(batch, num_clients, max_steps)
+    participates = batch.client_ids < num_clients
+    step_mask, num_steps = None, jnp.full(slots, max_steps, jnp.int32)
+    optional = (batch.num_steps, batch.example_mask, batch.participates)
+    if slots % multiple or any(value is not None for value in optional):
+        if batch.participates is not None:
+            participates = participates & batch.participates
+        step_mask = jnp.broadcast_to(participates[:, None], (slots, max_steps))
+        if batch.num_steps is not None:
+            step_mask = step_mask & (jnp.arange(max_steps)[None] < batch.num_steps[:, None])
+        if batch.example_mask is not None:
+            step_mask = step_mask & batch.example_mask.any(-1)
+        num_steps = step_mask.sum(-1, dtype=jnp.int32)
+        participates = participates & (num_steps > 0)
+    weights = jnp.ones(slots) if batch.weights is None else batch.weights
+    weights = jnp.where(participates, weights, 0).astype(jnp.result_type(float))
+    weights = tree.safe_divide(weights, weights.sum())
+    cohort = Cohort(
+        batch.client_ids,
+        participates,
+        weights,
+        batch.round,
+        num_clients,
+        max_steps,
+        num_steps,
+        batch.key,
+    )
+    return cohort, {
+        "examples": batch.examples,
+        "example_mask": batch.example_mask,
+        "step_mask": step_mask,
+        "num_steps": num_steps,
+        "full_examples": batch.full_examples,
+        "full_mask": batch.full_mask,
+    }
+
+
+def _batch_shape(batch: CohortBatch) -> tuple[int, int]:
+    """(S, K), after checking every field's shape against them."""
+    leaves = jax.tree.leaves(batch.examples)
+    if not leaves or any(leaf.ndim < 3 for leaf in leaves):
+        raise ValueError("examples must be a pytree of arrays [S, K, B, ...].")
+    slots, steps, size = leaves[0].shape[:3]
+    if batch.source is not None and not all(
+        jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves
+    ):
+        raise ValueError("with source, examples must be integer indices into it.")
+    expected = {
+        "client_ids": (slots,),
+        "example_mask": (slots, steps, size),
+        "num_steps": (slots,),
+        "weights": (slots,),
+        "participates": (slots,),
+    }
+    for name, shape in expected.items():
+        value = getattr(batch, name)
+        if value is not None and jnp.shape(value) != shape:
+            raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be {shape}.")
+    for leaf in leaves:
+        if leaf.shape[:3] != (slots, steps, size):
+            raise ValueError(
+                f"examples has leaves of shapes {leaves[0].shape} and {leaf.shape}; "
+                "all must begin with the same [S, K, B]."
+            )
+    if 0 in (slots, steps, size):
+        raise ValueError(f"examples begins with [S, K, B] = {[slots, steps, size]}; none may be 0.")
+    if (batch.full_examples is None) != (batch.full_mask is None):
+        raise ValueError("full_examples and full_mask must be given together.")
+    return slots, steps
+
+
+def _check_concrete(batch: CohortBatch, num_clients, max_steps: int) -> None:
+    """Check the numbers that are known: client ids, step counts, weights."""
+    if not is_traced((batch.client_ids, num_clients)):
+        ids = np.asarray(batch.client_ids)
+        if ids.min() < 0 or ids.max() > num_clients:
+            raise ValueError(
+                f"client_ids is {ids.tolist()}; ids must lie between 0 and {int(num_clients) - 1} "
+                f"(or be {int(num_clients)} for a padded slot)."
+            )
+        real = ids[ids < num_clients]
+        if np.unique(real).size != real.size:
+            raise ValueError(f"client_ids is {ids.tolist()}; ids must be distinct in a round.")
+    if batch.num_steps is not None and not is_traced(batch.num_steps):
+        counts = np.asarray(batch.num_steps)
+        if counts.min() < 0 or counts.max() > max_steps:
+            raise ValueError(
+                f"num_steps is {counts.tolist()}; each must lie between 0 and {max_steps}."
+            )
+    if batch.weights is not None and not is_traced(batch.weights):
+        weights = np.asarray(batch.weights)
+        if not (np.isfinite(weights).all() and (weights >= 0).all()):
+            raise ValueError(f"weights is {weights.tolist()}; each must be finite and at least 0.")

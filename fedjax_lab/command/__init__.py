@@ -1,0 +1,1 @@
+"""A run as a value, and the command line around it."""

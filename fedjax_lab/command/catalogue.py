@@ -1,0 +1,187 @@
+"""The catalogue: what each method is, where it comes from and what it costs, from the code.
+
+Axes: N clients. Sizes are in units of d, the size of the params in their own dtype.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab import models, tree
+from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.command.options import REQUIRED, algorithm_options, describe_options
+
+# factory -> (the method's name, its paper), in the order in which one would read them.
+SOURCES: dict[str, tuple[str, str]] = {
+    "fedavg": ("FedAvg", "McMahan et al., AISTATS 2017"),
+    "fedprox": ("FedProx", "Li et al., MLSys 2020"),
+    "fednova": ("FedNova", "Wang et al., NeurIPS 2020"),
+    "fedavgm": ("FedAvgM, server momentum", "Hsu et al., 2019"),
+    "fedproxm": ("FedProx with server momentum", "Luo et al., CVPR 2023"),
+    "fedopt": ("FedOpt, any optax optimiser on the server", "Reddi et al., ICLR 2021"),
+    "fedadagrad": ("FedAdagrad", "Reddi et al., ICLR 2021"),
+    "fedadam": ("FedAdam", "Reddi et al., ICLR 2021"),
+    "fedyogi": ("FedYogi", "Reddi et al., ICLR 2021"),
+    "fedams": ("FedAMS", "Wang et al., ICML 2022"),
+    "scaffold": ("SCAFFOLD, options I and II", "Karimireddy et al., ICML 2020"),
+    "feddyn": ("FedDyn", "Acar et al., ICLR 2021"),
+    "fedadmm": ("FedADMM, both methods of that name", "Wang, CDC 2022; Gong, ICDE 2022"),
+    "fedpd": ("FedPD", "Zhang et al., IEEE TSP 2021"),
+    "mifa": ("MIFA", "Gu et al., NeurIPS 2021"),
+    "mifam": ("MIFA with server momentum", "Luo et al., CVPR 2023"),
+    "moon": ("MOON", "Li et al., CVPR 2021"),
+    "moonm": ("MOON with server momentum", "Luo et al., CVPR 2023"),
+    "fedmlb": ("FedMLB", "Kim et al., ICML 2022"),
+    "fedmlbm": ("FedMLB with server momentum", "Luo et al., CVPR 2023"),
+    "fedcm": ("FedCM", "Xu et al., 2021"),
+    "mimelite": ("MimeLite, momentum SGD", "Karimireddy et al., NeurIPS 2021"),
+    "mime": ("Mime, momentum SGD", "Karimireddy et al., NeurIPS 2021"),
+    "fedacg": ("FedACG", "Kim et al., CVPR 2024"),
+    "stem": ("STEM", "Khanduri et al., NeurIPS 2021"),
+    "naive_adaptive_fedavg": ("naive adaptive FedAvg, of FAFED", "Wu et al., AAAI 2023"),
+    "fafed": ("FAFED", "Wu et al., AAAI 2023"),
+    "fedsam": ("FedSAM", "Qu et al., ICML 2022; Caldarola et al., ECCV 2022"),
+    "fedasam": ("FedASAM", "Caldarola et al., ECCV 2022"),
+    "mofedsam": ("MoFedSAM", "Qu et al., ICML 2022"),
+    "fedgamma": ("FedGAMMA", "Dai et al., IEEE TNNLS 2023"),
+    "fedlesam": ("FedLESAM, -S, -D", "Fan et al., ICML 2024"),
+    "fedsmoo": ("FedSMOO", "Sun et al., ICML 2023"),
+    "fedspeed": ("FedSpeed", "Sun et al., ICLR 2023"),
+    "fedspeed_ing": ("FedSpeed-Ing", "Sun, thesis 2023"),
+    "fedswa": ("FedSWA", "Liu et al., ICML 2025"),
+    "fedmo": ("FedMo, ablation of FedMoSWA", "Liu et al., ICML 2025"),
+    "fedmoswa": ("FedMoSWA", "Liu et al., ICML 2025"),
+    "cfedavg": ("CFedAvg, any compressor", "Yang et al., MobiHoc 2021"),
+    "gradma_w": ("GradMA-W, its worker half", "Luo et al., CVPR 2023"),
+    "gradma_s": ("GradMA-S, its server half", "Luo et al., CVPR 2023"),
+    "gradma": ("GradMA", "Luo et al., CVPR 2023"),
+}  # fmt: skip
+
+# For arguments without a default; costs do not depend on their values.
+_EXAMPLES: dict[str, Any] = {
+    "compressor": "identity",
+    "memory_size": 2,
+    "server_optimizer": optax.sgd(1.0),
+}
+_NUM_CLIENTS = 2
+
+
+class Entry(NamedTuple):
+    """A row of the catalogue.
+
+    Attributes:
+      name: of the factory.
+      method: the method's name in the literature.
+      paper: authors, venue and year.
+      up: what a client sends in a round, in units of d.
+      down: what it receives.
+      client_state: what each client keeps, in units of d.
+      server_state: what the server keeps besides the model, in units of d.
+      gradients: mini-batch gradients of a local step.
+      options: hyper-parameters and their defaults, learning rates left out.
+    """
+
+    name: str
+    method: str
+    paper: str
+    up: float
+    down: float
+    client_state: float
+    server_state: float
+    gradients: int
+    options: Mapping[str, Any]
+
+
+def entry(name: str) -> Entry:
+    """The catalogue's row of one method, with the options that are its defaults.
+
+    CFedAvg is shown uncompressed.
+
+    Args:
+      name: a key of ``ALGORITHMS``.
+
+    Raises:
+      KeyError: no method is called so.
+    """
+    factory = ALGORITHMS[name]
+    parameters = inspect.signature(factory).parameters
+    model = models.mlp(10, hidden=(8, 8))
+    params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 784)))
+    arguments = {
+        argument: _EXAMPLES.get(argument, 0.5)
+        for argument, parameter in parameters.items()
+        if parameter.default is REQUIRED and argument not in ("loss_fn", "model")
+    }
+    loss_fn = models.classification_loss(model.apply)
+    algorithm = factory(model if "model" in parameters else loss_fn, **arguments)
+    size = tree.nbytes(params)
+    server, clients = jax.eval_shape(
+        lambda params: algorithm.start(params, _NUM_CLIENTS, None), params
+    )
+    method, paper = SOURCES[name]
+    return Entry(
+        name,
+        method,
+        paper,
+        up=_rounded(algorithm.uplink(params) / size),
+        down=_rounded(algorithm.downlink(params) / size),
+        client_state=_rounded(tree.nbytes(clients) / _NUM_CLIENTS / size),
+        server_state=_rounded(tree.nbytes(server) / size - 1),
+        gradients=algorithm.gradients_per_step,
+        options=algorithm_options(name),
+    )
+
+
+def _rounded(value: float) -> float:
+    """To a tenth of d: single numbers such as a counter are not shown."""
+    return round(value, 1)
+
+
+def size(value: float) -> str:
+    """A size as text: 0, d, 2d.
+
+    Args:
+      value: in units of d.
+    """
+    number = f"{value:g}"
+    return {"0": "0", "1": "d"}.get(number, f"{number}d")
+
+
+def table(*, options: bool = True) -> str:
+    """The catalogue as a Markdown table.
+
+    Args:
+      options: whether there is a column of options and defaults.
+    """
+    head = ["factory", "method", "paper", "up", "down", "client state", "gradients a step"]
+    head += ["options and defaults"] if options else []
+    rows = [head, ["---"] * len(head)]
+    for name in SOURCES:
+        row = entry(name)
+        sizes = [size(value) for value in (row.up, row.down, row.client_state)]
+        if name == "cfedavg":
+            sizes[0] = "compressed"
+        cells = [f"`{name}`", row.method, row.paper, *sizes, str(row.gradients)]
+        if options:
+            described = describe_options(row.options)
+            cells.append(f"`{described}`" if described else "")
+        rows.append(cells)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+def page() -> str:
+    """The catalogue's page of the documentation."""
+    return f"""# The methods
+
+Written by `python -m fedjax_lab algorithms --markdown`, from the code. Sizes are in units of d, the
+size of the model's parameters: what a client sends up and receives in a round, what each client
+keeps from round to round; and the mini-batch gradients that a local step takes. They are those of
+the default options: some options change them, as the docstrings say. A learning rate of the clients
+(`client_lr`) and a `gradient_transform` are taken by all methods, `server_lr` by most.
+
+{table()}
+"""

@@ -1,0 +1,365 @@
+"""One run as a value: what the command line parses, a file holds, ``runner.run`` runs.
+
+Algorithms, data and models never see a ``RunConfig``: it is turned into keyword arguments in
+``runner`` and goes no further.
+"""
+
+import dataclasses
+import re
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.clients.mapping import check_client_map
+from fedjax_lab.command.config_file import convert, read_settings
+from fedjax_lab.command.options import (
+    DEFAULT_OPTIMIZER,
+    REQUIRED,
+    algorithm_options,
+    check_option_names,
+    check_server_lr,
+    client_schedule,
+    defaults_of,
+    did_you_mean,
+    format_options,
+    model_defaults,
+    parse_options,
+)
+from fedjax_lab.compressors import as_compressor
+from fedjax_lab.data import DATASETS, PARTITIONS, Devices
+from fedjax_lab.data.sources import SCHEMES
+from fedjax_lab.models import COMPUTE_DTYPES, MODELS
+from fedjax_lab.simulation.loggers import LOGGERS
+
+# Where a run keeps its files, and which: the result does not depend on them.
+_NOT_RECORDED = ("data_dir", "run_dir", "checkpoint_every", "log", "profile_dir")
+_MAX_MEMORY = 100  # GradMA's own m
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Settings of one run. Lists: `fedjax-lab algorithms | datasets | partitions | models`."""
+
+    algorithm: str = "fedavg"
+    """Method, such as fedavg, scaffold or gradma."""
+
+    option: tuple[str, ...] = ()
+    """Hyper-parameter as name=value. memory_size (gradma, gradma_s): num_clients, at most 100."""
+
+    client_lr: float = 0.1
+    """Learning rate of the local steps."""
+
+    client_lr_schedule: str = "constant"
+    """Over the rounds: constant, exponential:FACTOR (each round), or cosine (down to 0)."""
+
+    server_lr: float | None = None
+    """Learning rate of the server. None: the method's default, where it has one."""
+
+    clip_norm: float | None = None
+    """Clip each mini-batch gradient to this global norm."""
+
+    weight_decay: float = 0.0
+    """Add this multiple of the parameters to each mini-batch gradient, after clipping."""
+
+    compressor: str | None = None
+    """Compress what clients send, such as top_k:0.99, sign or top_k:0.9+qsgd:15."""
+
+    error_feedback: bool = True
+    """With a compressor: add to a client's next message what this one left out."""
+
+    downlink_compressor: str | None = None
+    """Compress what the server sends as well."""
+
+    dataset: str = "digits"
+    """Data set, such as digits, fashion_mnist, idx:FOLDER, npz:FILE or text:FILE_OR_FOLDER."""
+
+    data_dir: str | None = None
+    """Folder with the data set's files, where it is not found by itself."""
+
+    sequence_length: int = 35
+    """Words of an example of text, L."""
+
+    vocabulary_size: int | None = None
+    """Tell at most this many words of a text apart, the most frequent ones. None: all."""
+
+    partition: str = "dirichlet:0.1"
+    """How the data are divided among the clients: iid, classes_per_client:2, contiguous, ..."""
+
+    num_clients: int = 20
+    """Clients, N. 20 suits digits (1,442 training images); 100 is usual for fashion_mnist."""
+
+    min_client_size: int = 2
+    """Training examples that every client has at least."""
+
+    flip: bool = False
+    """Mirror training images left to right at random."""
+
+    crop: int = 0
+    """Shift training images by up to this many pixels at random."""
+
+    model: str = "mlp"
+    """Model, such as linear, mlp, cnn (images of 16x16 or more) or lstm (text)."""
+
+    model_option: tuple[str, ...] = ()
+    """An option of the model as name=value, such as hidden=64,32."""
+
+    compute_dtype: str = "float32"
+    """Numbers in which the model computes: float32 or bfloat16; what is kept is float32."""
+
+    rounds: int = 100
+    """Rounds of the whole run."""
+
+    cohort_size: int = 5
+    """Clients drawn for a round, S."""
+
+    local_steps: int | None = None
+    """Local steps of each client, K. None: 5, or what local_epochs comes to."""
+
+    local_epochs: int | None = None
+    """Passes over each client's data, instead of local_steps."""
+
+    min_local_steps: int | None = None
+    """Clients take a random number of steps between this and all of theirs. None: all."""
+
+    time_budget: float | None = None
+    """Simulated seconds of a round, in which clients take as many steps as they manage."""
+
+    step_time: float = 1.0
+    """Simulated seconds of a local step; the median over the clients."""
+
+    step_time_spread: float = 0.0
+    """Standard deviation over the clients of the logarithm of their step time."""
+
+    dropout: float = 0.0
+    """Probability that a client of the cohort fails in a round."""
+
+    batch_size: int = 16
+    """Examples of a mini-batch, B."""
+
+    replace: bool = False
+    """Draw mini-batches with replacement instead of in shuffled passes."""
+
+    weights: str = "uniform"
+    """Weights of the clients in the server's mean: uniform, or examples (by size)."""
+
+    full_examples: bool = False
+    """Give the method each client's whole data set for full local gradients."""
+
+    seed: int = 0
+    """Decides the cohorts, the mini-batches and everything random inside a round."""
+
+    partition_seed: int | None = None
+    """Decides the partition. None: the same as seed."""
+
+    init_seed: int | None = None
+    """Decides the first model. None: the same as seed."""
+
+    eval_every: int = 10
+    """Rounds between evaluations; also the length of a compiled chunk."""
+
+    client_map: str = "auto"
+    """How clients are mapped onto devices: auto (the planner chooses), measure (it times two
+    plans), scan, vmap, chunk:n, pmap, shard_map."""
+
+    run_dir: str | None = None
+    """Where the run is kept, and goes on from. None: runs/ALGORITHM-DATASET-PARTITION-seedSEED."""
+
+    checkpoint_every: int | None = None
+    """Rounds between checkpoints. None: a tenth of the run."""
+
+    log: tuple[str, ...] = ()
+    """Write the metrics as csv, tensorboard or wandb, too; metrics.jsonl is always there."""
+
+    profile_dir: str | None = None
+    """Folder for a profile of the rounds between two evaluations, once they are compiled."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
+        """Make a config from plain values; what is missing takes its default.
+
+        ``option`` and ``model_option`` may be {name: value} or a list of "name=value".
+
+        Args:
+          values: {setting: value}.
+
+        Raises:
+          ValueError: a key is unknown.
+          TypeError: a value has the wrong type.
+        """
+        hints = typing.get_type_hints(cls)
+        for key in values:
+            if key not in hints:
+                raise ValueError(
+                    f"{key} is no setting of a run.{did_you_mean(key, hints)} "
+                    f"There are: {', '.join(hints)}."
+                )
+        return cls(**{key: convert(key, value, hints[key]) for key, value in values.items()})
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "RunConfig":
+        """Read settings from YAML (.yaml, .yml) or JSON, such as a run directory's config.json.
+
+        Args:
+          path: the file.
+
+        Raises:
+          FileNotFoundError: there is no such file.
+          ValueError, TypeError: it holds no settings, or as ``from_dict``.
+        """
+        values = read_settings(path)
+        try:
+            return cls.from_dict(values)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{path}: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings as plain values of JSON and YAML; ``from_dict`` takes them back."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name in ("option", "model_option"):
+            values[name] = {
+                option: list(value) if isinstance(value, tuple) else value
+                for option, value in parse_options(values[name], name).items()
+            }
+        return {**values, "log": list(self.log)}
+
+    def record(self) -> dict[str, Any]:
+        """What a run directory's config.json keeps: ``to_dict`` without places on the disk.
+
+        Seeds that follow ``seed`` stay None, so that the record may be run with another seed.
+        """
+        return {name: v for name, v in self.to_dict().items() if name not in _NOT_RECORDED}
+
+    def resolve(self) -> "RunConfig":
+        """Check all settings, and fill in those that depend on others.
+
+        Filled in are ``local_steps``, the options that a method needs and that have a default
+        here, and ``run_dir``.
+
+        Raises:
+          ValueError, TypeError: a setting is unknown, out of range, or missing.
+        """
+        self._check()
+        options = {**_derived_options(self), **parse_options(self.option, "option")}
+        check_option_names(
+            self.algorithm,
+            options,
+            algorithm_options(self.algorithm, options.get("server_optimizer")),
+        )
+        check_server_lr(self.algorithm, self.server_lr)
+        model_options = parse_options(self.model_option, "model_option")
+        check_option_names(f"the model {self.model}", model_options, model_defaults(self.model))
+        steps = 5 if self.local_steps is None and self.local_epochs is None else self.local_steps
+        return dataclasses.replace(
+            self,
+            option=format_options(options),
+            model_option=format_options(model_options),
+            local_steps=steps,
+            run_dir=self.run_dir or str(Path("runs") / self.run_name()),
+        )
+
+    def devices(self) -> Devices | None:
+        """The clients' devices; None if all clients take all their steps, in no counted time."""
+        settings = {name: getattr(self, name) for name in _DEVICE_SETTINGS}
+        if all(value == _DEFAULTS[name] for name, value in settings.items()):
+            return None
+        return Devices(**settings)
+
+    def schedule(self) -> dict[str, Any]:
+        """What ``simulate`` and ``sweep`` both take: keyword arguments about rounds and batches."""
+        names = (
+            *("rounds", "cohort_size", "local_steps", "local_epochs", "batch_size", "replace"),
+            *("weights", "full_examples", "eval_every"),
+        )
+        return {**{name: getattr(self, name) for name in names}, "devices": self.devices()}
+
+    def run_name(self) -> str:
+        """A readable name from the settings, such as gradma-digits-dirichlet0.1-seed0.
+
+        Learning rates and options are part of it where they were given.
+        """
+        given = [
+            f"{name}{value:g}"
+            for name, value in (("client_lr", self.client_lr), ("server_lr", self.server_lr))
+            if value is not None and value != _DEFAULTS[name]
+        ]
+        scheme, _, rest = self.dataset.partition(":")
+        dataset = scheme + (f"-{Path(rest).stem}" if rest else "")
+        given += [
+            f"{name}{getattr(self, name)}"
+            for name in (*_METHOD_SETTINGS, *_DEVICE_SETTINGS)
+            if getattr(self, name) != _DEFAULTS[name]
+        ]
+        parts = [self.algorithm, dataset, self.partition, *given, *self.option, *self.model_option]
+        name = "-".join([*(part.rstrip(",") for part in parts), f"seed{self.seed}"])
+        return re.sub(r"[^\w.,-]", "", name)
+
+    def _check(self) -> None:
+        check_choice("algorithm", self.algorithm, ALGORITHMS)
+        check_choice("model", self.model, MODELS)
+        if self.dataset.partition(":")[0] not in SCHEMES:
+            check_choice("dataset", self.dataset, DATASETS)
+        schemes = [form.partition(":")[0] for form in PARTITIONS]
+        check_choice("partition", self.partition.partition(":")[0], schemes)
+        check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
+        check_choice("weights", self.weights, ("uniform", "examples"))
+        check_client_map(self.client_map)
+        check_number("client_lr", self.client_lr, minimum=0.0)
+        client_schedule(self.client_lr_schedule, self.client_lr, self.rounds)
+        for name in self.log:
+            check_choice("log", name, LOGGERS)
+        for name in ("compressor", "downlink_compressor"):
+            if getattr(self, name) is not None:
+                as_compressor(name, getattr(self, name))
+        self.devices()
+        if self.server_lr is not None:
+            check_number("server_lr", self.server_lr, minimum=0.0)
+        if self.clip_norm is not None:
+            check_number("clip_norm", self.clip_norm, minimum=0.0, exclusive_minimum=True)
+        check_number("weight_decay", self.weight_decay, minimum=0.0)
+        check_int("num_clients", self.num_clients, minimum=1)
+        check_int("cohort_size", self.cohort_size, minimum=1, maximum=self.num_clients)
+        for name in ("rounds", "batch_size", "eval_every", "sequence_length"):
+            check_int(name, getattr(self, name), minimum=1)
+        if self.vocabulary_size is not None:
+            check_int("vocabulary_size", self.vocabulary_size, minimum=2)
+        for name in ("local_steps", "local_epochs", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), minimum=1)
+        for name in ("seed", "partition_seed", "init_seed", "min_client_size", "crop"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), minimum=0)
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError(
+                f"local_steps is {self.local_steps} and local_epochs {self.local_epochs}; give one."
+            )
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunConfig)}
+_METHOD_SETTINGS = (
+    "client_lr_schedule",
+    "compressor",
+    "error_feedback",
+    "downlink_compressor",
+    "compute_dtype",
+)
+_DEVICE_SETTINGS = (
+    "min_local_steps",
+    "time_budget",
+    "step_time",
+    "step_time_spread",
+    "dropout",
+)
+
+
+def _derived_options(config: RunConfig) -> dict[str, Any]:
+    """Defaults for what a factory requires, where the config suggests one."""
+    options = defaults_of(ALGORITHMS[config.algorithm], leave_out=())
+    derived: dict[str, Any] = {}
+    if options.get("memory_size", 0) is REQUIRED:
+        derived["memory_size"] = min(config.num_clients, _MAX_MEMORY)
+    if "server_optimizer" in options:
+        derived["server_optimizer"] = DEFAULT_OPTIMIZER
+    return derived

@@ -1,0 +1,117 @@
+"""Settings in a file: YAML or JSON, told apart by the file's name."""
+
+import json
+import re
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_lab.command.options import format_options
+
+_YAML_SUFFIXES = (".yaml", ".yml")
+# PyYAML follows YAML 1.1, where 1e-3 is text; here it is a number, as in YAML 1.2 and in JSON.
+_FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+\Z")
+
+
+def is_yaml(path: str | Path) -> bool:
+    """Whether a file's name says that it holds YAML.
+
+    Args:
+      path: the file; only its name counts.
+    """
+    return Path(path).suffix.lower() in _YAML_SUFFIXES
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """Read {setting: value} from YAML (.yaml, .yml) or else JSON.
+
+    Of a run directory's config.json these are the settings of the run, ``run_config``.
+
+    Args:
+      path: the file.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it cannot be read, or holds something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"config: there is no file {path}.")
+    kind = "YAML" if is_yaml(path) else "JSON"
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = _parse_yaml(text) if is_yaml(path) else json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid {kind} ({error}).") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds no {kind} object {{setting: value}}.")
+    settings = values.get("run_config", values)
+    if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
+        raise ValueError(f"{path} holds no {kind} object {{setting: value}}.")
+    return settings
+
+
+def format_settings(values: Mapping[str, Any], form: str) -> str:
+    """Settings as the text of a file that ``read_settings`` reads.
+
+    Args:
+      values: {setting: value}.
+      form: "yaml" or "json".
+    """
+    if form == "json":
+        return json.dumps(values, indent=2, allow_nan=False) + "\n"
+    import yaml
+
+    return yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=False)
+
+
+def convert(name: str, value: Any, hint: Any) -> Any:
+    """A value of a file as the type of its setting, where it can mean that.
+
+    Args:
+      name: the setting.
+      value: a plain value of YAML or JSON.
+      hint: the setting's type: str, int, float, bool, tuple[str, ...], or one of them or None.
+
+    Raises:
+      TypeError: it has another type.
+    """
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and types.NoneType in kinds:
+        return None
+    if typing.get_origin(kinds[0]) is tuple:
+        options = name != "log"
+        if isinstance(value, Mapping) and options:
+            return format_options(value)
+        if isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value):
+            return tuple(value)
+        forms = '{name: value} or ["name=value", ...]' if options else '["name", ...]'
+        raise TypeError(f"{name} is {value!r}; it must be {forms}.")
+    kind = kinds[0]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    words = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
+    raise TypeError(f"{name} is {value!r}; it must be {words[kind]}.")
+
+
+def _parse_yaml(text: str) -> Any:
+    """Like ``yaml.safe_load``; an empty file is an object without settings.
+
+    Raises:
+      ValueError: it is no YAML, or not of plain values.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+    try:
+        values = yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    return {} if values is None else values

@@ -1,0 +1,69 @@
+"""What there is to choose from, as text: the lists that the command line prints."""
+
+import inspect
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.command import catalogue
+from fedjax_lab.command.options import (
+    SERVER_OPTIMIZERS,
+    describe_options,
+    model_defaults,
+    server_lr_of,
+)
+from fedjax_lab.compressors.catalogue import COMPRESSORS, describe
+from fedjax_lab.models import MODELS
+
+
+def algorithms() -> str:
+    """Every method: paper, traffic, client state, gradients, options and defaults."""
+    entries = []
+    for name in catalogue.SOURCES:
+        factory, row = ALGORITHMS[name], catalogue.entry(name)
+        up, down, state = map(catalogue.size, (row.up, row.down, row.client_state))
+        lines = [f"paper: {row.paper}"]
+        lines += [
+            f"up {up}, down {down} (d: size of the model), client state {state}, "
+            f"gradients a local step: {row.gradients}"
+        ]
+        lines += [f"options: {describe_options(row.options) or 'none'}"]
+        lines += [f"server_lr: {server_lr_of(name)}"]
+        if name == "fedopt":
+            names = ", ".join(SERVER_OPTIMIZERS)
+            lines += [f"server_optimizer: {names}; the other options are those of the optimizer"]
+        entries.append(_entry(name, factory, *lines))
+    return "\n".join(entries)
+
+
+def compressors() -> str:
+    """Every compressor: how it is written, its arguments, the bytes of its messages."""
+    head = "--compressor and --downlink-compressor take these as text. d: numbers of the message."
+    entries = [_entry(name, factory, *describe(name)) for name, factory in COMPRESSORS.items()]
+    return "\n".join([head, *entries])
+
+
+def models() -> str:
+    """Every model, with its options and their defaults."""
+    return "\n".join(
+        _entry(name, factory, f"options: {describe_options(model_defaults(name)) or 'none'}")
+        for name, factory in MODELS.items()
+    )
+
+
+def _entry(name: str, factory: Any, *lines: str) -> str:
+    """A name with the first sentence of its docstring, and further lines below it."""
+    first = (inspect.getdoc(factory) or "").split("\n\n")[0].replace("\n", " ")
+    first = first.replace("``", "")
+    text = [textwrap.fill(first, 96, initial_indent="    ", subsequent_indent="    ")]
+    text += [
+        textwrap.fill(line, 96, initial_indent="    ", subsequent_indent=" " * 8) for line in lines
+    ]
+    return "\n".join([name, *text])
+
+
+def pairs(descriptions: Mapping[str, str]) -> str:
+    """Names and descriptions in two columns."""
+    width = max(map(len, descriptions))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in descriptions.items())

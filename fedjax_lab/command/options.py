@@ -1,0 +1,244 @@
+"""Options as text: what ``--option name=value`` may say of each method and model."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import optax
+
+from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.algorithms.factory import Common
+from fedjax_lab.checks import check_choice, check_number
+from fedjax_lab.estimates import format_value
+from fedjax_lab.models import MODELS
+from fedjax_lab.types import ScalarOrSchedule
+
+REQUIRED = inspect.Parameter.empty
+
+# Arguments of a factory that have a flag of their own, or that the runner makes.
+_NOT_OPTIONS = ("loss_fn", "model", "preprocess", "server_lr", *Common.__annotations__)
+
+
+def parse_options(texts: Iterable[str], argument: str = "option") -> dict[str, Any]:
+    """Turn "name=value" texts into {name: value}; of equal names the last one counts.
+
+    A value is read as an int, a float, true, false or none, a tuple of these (with commas),
+    or else as text.
+
+    Args:
+      texts: such as "margin=0.1".
+      argument: the argument's name, for the error.
+
+    Raises:
+      ValueError: a text is not of the form name=value.
+    """
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip().isidentifier() or not value.strip():
+            raise ValueError(f"{argument} is {text!r}; it must be of the form name=value.")
+        options[name.strip()] = _parse_value(value.strip())
+    return options
+
+
+def _parse_value(text: str) -> Any:
+    if "," in text:
+        return tuple(_parse_value(part.strip()) for part in text.split(",") if part.strip())
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+def format_options(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The inverse of ``parse_options``.
+
+    Args:
+      options: {name: value}.
+    """
+    return tuple(f"{name}={format_value(value)}" for name, value in options.items())
+
+
+def algorithm_options(algorithm: str, server_optimizer: Any = None) -> dict[str, Any]:
+    """The hyper-parameters of a method and their defaults; ``REQUIRED`` where there is none.
+
+    Args:
+      algorithm: a key of ``ALGORITHMS``.
+      server_optimizer: for fedopt, a key of ``SERVER_OPTIMIZERS``, whose own
+        hyper-parameters are then among the options. None: adam.
+
+    Raises:
+      ValueError: one of the names is unknown.
+    """
+    factory = ALGORITHMS[check_choice("algorithm", algorithm, ALGORITHMS)]
+    options = defaults_of(factory, leave_out=_NOT_OPTIONS)
+    if "server_optimizer" in options:
+        name = DEFAULT_OPTIMIZER if server_optimizer is None else server_optimizer
+        optimizer = SERVER_OPTIMIZERS[check_choice("server_optimizer", name, SERVER_OPTIMIZERS)]
+        own = defaults_of(optimizer, leave_out=("learning_rate",))
+        numbers = {key: value for key, value in own.items() if isinstance(value, (bool, float))}
+        options = {**options, "server_optimizer": DEFAULT_OPTIMIZER, **numbers}
+    return options
+
+
+def model_defaults(model: str) -> dict[str, Any]:
+    """The options of a model and their defaults.
+
+    Args:
+      model: a key of ``MODELS``.
+
+    Raises:
+      ValueError: no model is called so.
+    """
+    factory = MODELS[check_choice("model", model, MODELS)]
+    return defaults_of(factory, leave_out=("num_classes",))
+
+
+def defaults_of(function: Callable[..., Any], leave_out: Iterable[str]) -> dict[str, Any]:
+    """The arguments of a function and their defaults; ``REQUIRED`` where there is none.
+
+    Args:
+      function: any function.
+      leave_out: arguments that do not count.
+    """
+    parameters = inspect.signature(function).parameters
+    return {name: p.default for name, p in parameters.items() if name not in leave_out}
+
+
+def _momentum(learning_rate: float, momentum: float = 0.9, nesterov: bool = False):
+    return optax.sgd(learning_rate, momentum, nesterov)
+
+
+def _sgd(learning_rate: float):
+    return optax.sgd(learning_rate)
+
+
+DEFAULT_OPTIMIZER = "adam"
+# What `--algorithm fedopt --option server_optimizer=NAME` offers; in Python any optax will do.
+SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "adagrad": optax.adagrad,
+    "adam": optax.adam,
+    "momentum": _momentum,
+    "sgd": _sgd,
+    "yogi": optax.yogi,
+}
+
+
+def check_option_names(owner: str, given: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:
+    """Check that ``owner`` has the options ``given``, and is given those that it needs.
+
+    Args:
+      owner: whose options they are, for the error.
+      given: {name: value}.
+      allowed: {name: default}, ``REQUIRED`` where there is none.
+
+    Raises:
+      ValueError: an option is unknown or missing.
+    """
+    for name in given:
+        if name not in allowed:
+            raise ValueError(
+                f"{name} is no option of {owner}.{did_you_mean(name, allowed)} "
+                f"Allowed: {describe_options(allowed) or 'none'}."
+            )
+    missing = [name for name, default in allowed.items() if default is REQUIRED]
+    missing = [name for name in missing if name not in given]
+    if missing:
+        raise ValueError(f"{owner} needs {missing[0]}: give --option {missing[0]}=VALUE.")
+
+
+def server_lr_of(algorithm: str) -> str:
+    """A method's default server learning rate, or "required", or "none taken".
+
+    Args:
+      algorithm: a key of ``ALGORITHMS``.
+    """
+    parameters = inspect.signature(ALGORITHMS[algorithm]).parameters
+    if algorithm == "fedopt":
+        return "required"
+    if "server_lr" not in parameters:
+        return "none taken"
+    default = parameters["server_lr"].default
+    return "required" if default is REQUIRED else format_value(default)
+
+
+def check_server_lr(algorithm: str, server_lr: float | None) -> None:
+    """Check that a server learning rate is given where a method needs one, and else is not.
+
+    Args:
+      algorithm: a key of ``ALGORITHMS``.
+      server_lr: what was given, or None.
+
+    Raises:
+      ValueError: it is missing, or the method takes none.
+    """
+    kind = server_lr_of(algorithm)
+    if server_lr is None and kind == "required":
+        raise ValueError(
+            f"{algorithm} needs a server learning rate: give --server-lr, such as 0.01."
+        )
+    if server_lr is not None and kind == "none taken":
+        raise ValueError(f"server_lr is {server_lr}; {algorithm} takes none.")
+
+
+def describe_options(options: Mapping[str, Any]) -> str:
+    """Options and defaults in one line.
+
+    Args:
+      options: {name: default}, ``REQUIRED`` where there is none.
+    """
+    derived = {"memory_size": "num_clients, at most 100"}
+    return ", ".join(
+        f"{name} ({derived.get(name, 'required')})"
+        if default is REQUIRED
+        else f"{name}={format_value(default)}"
+        for name, default in options.items()
+    )
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A hint with the nearest names, or nothing.
+
+    Args:
+      name: what was given.
+      names: what there is.
+    """
+    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def client_schedule(text: str, client_lr: Any, rounds: int) -> ScalarOrSchedule:
+    """The client learning rate as the factories take it.
+
+    Args:
+      text: constant, cosine, or exponential:FACTOR.
+      client_lr: the rate of round 0, a number or traced.
+      rounds: of the whole run.
+
+    Raises:
+      ValueError: ``text`` is something else.
+    """
+    kind, _, factor = text.partition(":")
+    if kind == "constant" and not factor:
+        return client_lr
+    if kind == "cosine" and not factor:
+        return optax.cosine_decay_schedule(client_lr, rounds)
+    if kind == "exponential":
+        try:
+            decay = check_number("its factor", float(factor), minimum=0.0, exclusive_minimum=True)
+        except ValueError:
+            pass
+        else:
+            return optax.exponential_decay(client_lr, 1, decay)
+    raise ValueError(
+        f"client_lr_schedule is {text!r}; it must be constant, cosine or "
+        "exponential:FACTOR, such as exponential:0.998."
+    )

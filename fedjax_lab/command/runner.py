@@ -1,0 +1,301 @@
+"""From a ``RunConfig`` to a finished run: load, divide, build, simulate, measure the clients."""
+
+import hashlib
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab import data, models
+from fedjax_lab.command.build import build_algorithm
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.options import parse_options
+from fedjax_lab.models.losses import Preprocess
+from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.evaluate import (
+    CountFn,
+    build_client_evaluation,
+    build_evaluation,
+    with_perplexity,
+)
+from fedjax_lab.simulation.loggers import Hook, build_loggers
+from fedjax_lab.simulation.run import SimulationResult, simulate
+from fedjax_lab.simulation.run_dir import (
+    CONFIG,
+    METRICS,
+    PARTITION,
+    SUMMARY,
+    write_json,
+)
+from fedjax_lab.types import LossFn, Params
+
+_EVALUATED = 1000  # examples of an evaluation's step
+_MAX_LOGITS = 2**25  # of such a step, of text: 128 MiB
+
+
+class Setup(NamedTuple):
+    """Everything that a run needs, built from a config.
+
+    Attributes:
+      algorithm: the method.
+      vary: hyper-parameters by name, floats or traced -> the method with these in place of the
+        config's, as ``sweep`` wants it.
+      loss_fn: the model's loss of each example.
+      params: the first server model.
+      clients: the clients' training data, on the device.
+      evaluate: params -> {"accuracy", "test_loss"} on the test set; of text also "perplexity",
+        and the accuracy is the share of next words foretold.
+      evaluate_clients: params -> accuracy [N] on each client's own training data.
+      data: what identifies the data set: sizes, shape of an example, classes (of text: words of
+        the vocabulary), and a hash.
+    """
+
+    algorithm: Algorithm
+    vary: Callable[..., Algorithm]
+    loss_fn: LossFn
+    params: Params
+    clients: data.FederatedArrays
+    evaluate: Callable[[Params], Mapping[str, Any]]
+    evaluate_clients: Callable[[Params], jax.Array]
+    data: dict[str, Any]
+
+
+def build(config: RunConfig, examples: tuple[data.Examples, data.Examples] | None = None) -> Setup:
+    """Load the data, divide them, and build model, method and evaluation.
+
+    Args:
+      config: the settings; they are resolved here.
+      examples: (train, test) in place of those that ``config.dataset`` names, such as a part of
+        the training data and the rest of it, for tuning.
+
+    Raises:
+      ValueError, TypeError: a setting is unknown, out of range, or missing.
+      FileNotFoundError, ImportError: the data set, or what reads it, is not there.
+    """
+    config = config.resolve()
+    train, test = examples or load(config)
+    is_text = train.y.ndim > 1
+    _check_model(config, is_text)
+    clients = data.partition(
+        train,
+        config.partition,
+        num_clients=config.num_clients,
+        seed=config.seed if config.partition_seed is None else config.partition_seed,
+        min_size=config.min_client_size,
+    )
+    num_classes = data.num_classes(train)
+    model_options = parse_options(config.model_option, "model_option")
+    model = models.build(config.model, num_classes, **model_options)
+    model = models.mixed_precision(model, config.compute_dtype)
+    init_key = jax.random.key(config.seed if config.init_seed is None else config.init_seed)
+    first_x, prepare, loss_fn, count_fn = _task(config, train, model, is_text)
+    evaluated = _EVALUATED
+    if is_text:
+        evaluated = max(1, min(evaluated, _MAX_LOGITS // (train.y.shape[1] * num_classes)))
+    evaluate = build_evaluation(count_fn, test, evaluated)
+
+    def vary(**changed: Any) -> Algorithm:
+        return build_algorithm(config, loss_fn, model, prepare, changed)
+
+    return Setup(
+        vary(),
+        vary,
+        loss_fn,
+        model.init(init_key, first_x),
+        clients,
+        with_perplexity(evaluate) if is_text else evaluate,
+        build_client_evaluation(count_fn, clients, evaluated),
+        {
+            "train": len(train.y),
+            "test": len(test.y),
+            "shape": list(train.x.shape[1:]),
+            "classes": num_classes,
+            "hash": _hash(*train, *test),
+        },
+    )
+
+
+def load(config: RunConfig) -> tuple[data.Examples, data.Examples]:
+    """(train, test) of the data set that the config names.
+
+    Args:
+      config: the settings, resolved or not.
+
+    Raises:
+      ValueError, FileNotFoundError, ImportError: the data set, or what reads it, is not there.
+    """
+    return data.load(
+        config.dataset,
+        data_dir=config.data_dir,
+        sequence_length=config.sequence_length,
+        vocabulary_size=config.vocabulary_size,
+    )
+
+
+def _check_model(config: RunConfig, is_text: bool) -> None:
+    allowed = [name for name in models.MODELS if (name in models.LANGUAGE_MODELS) == is_text]
+    if config.model not in allowed:
+        raise ValueError(
+            f"model is {config.model!r}; {config.dataset} is {'text' if is_text else 'no text'}: "
+            f"it must be one of {', '.join(allowed)}."
+        )
+    if is_text and (config.flip or config.crop):
+        raise ValueError(
+            f"flip is {config.flip} and crop {config.crop}; they need images, and {config.dataset} "
+            "is text."
+        )
+
+
+def _task(
+    config: RunConfig, train: data.Examples, model: models.Model, is_text: bool
+) -> tuple[Any, Preprocess | None, LossFn, CountFn]:
+    """(input to initialise the model with, preprocessing, loss, what evaluation counts)."""
+    if is_text:
+        loss_fn = models.language_model_loss(model.apply)
+        return train.x[:1], None, loss_fn, models.token_counts(model.apply)
+    mean, std, scale = data.normalization(train)
+    prepare = data.preprocess(mean, std, scale=scale, flip=config.flip, crop=config.crop)
+    return (
+        prepare(data.Examples(train.x[:1], train.y[:1]), None).x,
+        prepare,
+        models.classification_loss(model.apply, prepare),
+        models.accuracy_counts(model.apply, prepare),
+    )
+
+
+def run(
+    config: RunConfig,
+    *,
+    examples: tuple[data.Examples, data.Examples] | None = None,
+    progress: bool = True,
+    on_row: Hook | Iterable[Hook] = (),
+) -> SimulationResult:
+    """Run a config, or go on with it where its run directory stops.
+
+    The directory (``config.resolve().run_dir``) then holds what ``simulate`` writes, where
+    summary.json also has ``client_accuracy`` [N] of the last model on each client's own
+    training data, its mean and ``worst_10_percent_accuracy``; and partition.json has the label
+    histogram (null of text).
+
+    Args:
+      config: the settings; they are resolved here.
+      examples: as of ``build``.
+      progress: show what is run, and how far it is, on stderr.
+      on_row: as of ``simulate``, beside the loggers of ``config.log``.
+
+    Raises:
+      ValueError, TypeError: a setting is unknown, out of range, or missing.
+      FileNotFoundError, ImportError: the data set, or what reads it, is not there.
+      FileExistsError: the directory holds another run.
+    """
+    config = config.resolve()
+    assert config.run_dir is not None  # resolved
+    path = Path(config.run_dir)
+    hooks = [on_row] if callable(on_row) else list(on_row)
+    loggers = build_loggers(config.log, path, config.record())
+    setup = build(config, examples)
+    if progress:
+        print(_describe(config, setup, path), file=sys.stderr, flush=True)
+    # Compiled here, so that the time of the rounds does not include it.
+    jax.block_until_ready(setup.evaluate(setup.params))
+    with ExitStack() as stack, _removed_on_mistake(path):
+        for logger in loggers:
+            stack.callback(logger.close)
+        result = simulate(
+            setup.algorithm,
+            setup.params,
+            setup.clients,
+            **config.schedule(),
+            seed=config.seed,
+            evaluate=setup.evaluate,
+            client_map=config.client_map,
+            run_dir=path,
+            checkpoint_every=config.checkpoint_every,
+            config={"run_config": config.record(), "data": setup.data},
+            on_row=[*hooks, *loggers],
+            profile_dir=config.profile_dir,
+            progress=progress,
+        )
+    accuracy = np.asarray(setup.evaluate_clients(result.params), np.float64)
+    summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    write_json(path / SUMMARY, {**summary, **summarise_clients(accuracy)})
+    write_json(path / PARTITION, _partition(setup.clients))
+    return result
+
+
+@contextmanager
+def _removed_on_mistake(path: Path):
+    """Take a new run directory away again if the method refuses its settings in round 0.
+
+    Some are checked when the round is traced only. Otherwise the corrected command would find
+    the directory taken.
+    """
+    new = not path.exists()
+    try:
+        yield
+    except (ValueError, TypeError):
+        metrics = path / METRICS
+        if new and metrics.exists() and not metrics.read_bytes():
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def summarise_clients(accuracy: np.ndarray) -> dict[str, Any]:
+    """Accuracy [N] of the clients, its mean, and the mean of the worst tenth, as JSON values.
+
+    The worst tenth is ceil(N / 10) clients; those without data (NaN) are left out of both.
+
+    Args:
+      accuracy: float [N]; NaN for a client without data.
+    """
+    held = np.sort(accuracy[np.isfinite(accuracy)])
+    worst = held[: math.ceil(len(held) / 10)]
+    return {
+        "client_accuracy": [float(a) if np.isfinite(a) else None for a in accuracy],
+        "client_accuracy_mean": float(held.mean()) if len(held) else None,
+        "worst_10_percent_accuracy": float(worst.mean()) if len(held) else None,
+    }
+
+
+def _partition(clients: data.FederatedArrays) -> dict[str, Any]:
+    measured = clients.heterogeneity()
+    is_text = clients.examples.y.ndim > 1
+    return {
+        "spec": clients.partition.spec,
+        "seed": clients.partition.seed,
+        "hash": clients.partition.hash,
+        "mean_tv_distance": measured.mean_tv_distance,
+        # A word's count in every client is much to keep, and nothing to look at.
+        "label_histogram": None if is_text else measured.label_histogram.tolist(),
+    }
+
+
+def _describe(config: RunConfig, setup: Setup, path: Path) -> str:
+    verb = "going on with" if (path / CONFIG).exists() else "new run in"
+    size = models.count_params(setup.params)
+    shape = "x".join(map(str, setup.data["shape"]))
+    kind = "words" if config.model in models.LANGUAGE_MODELS else "classes"
+    return "\n".join(
+        [
+            f"{config.dataset}: {setup.data['train']:,} + {setup.data['test']:,} examples {shape}, "
+            f"{setup.data['classes']:,} {kind}",
+            setup.clients.summary(),
+            f"{config.model}: {size:,} parameters",
+            f"{setup.algorithm.name}, {verb} {path}",
+        ]
+    )
+
+
+def _hash(*arrays: np.ndarray) -> str:
+    digest = hashlib.sha256()
+    for array in map(np.ascontiguousarray, arrays):
+        digest.update(f"{array.shape} {array.dtype.str}".encode())
+        digest.update(array.view(np.uint8).data)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,164 @@
+"""Data sets in files of NumPy's (.npz) and of MNIST's (IDX) formats, read with suspicion."""
+
+import gzip
+import struct
+import tokenize
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_IDX_FILES = {
+    "x_train": "train-images-idx3-ubyte",
+    "y_train": "train-labels-idx1-ubyte",
+    "x_test": "t10k-images-idx3-ubyte",
+    "y_test": "t10k-labels-idx1-ubyte",
+}
+_IDX_TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32"}
+_CHUNK = 1 << 20
+# What zipfile and NumPy raise on a damaged archive.
+_NPZ_ERRORS = (
+    ValueError,
+    OSError,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def read_idx_folder(folder: Path, name: str) -> dict[str, np.ndarray]:
+    """Read x_train, y_train, x_test and y_test from a folder with MNIST's four file names.
+
+    Args:
+      folder: where the files are, .gz or not.
+      name: of the data set, for an error.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: a file is damaged.
+    """
+    arrays = {}
+    for key, file_name in _IDX_FILES.items():
+        path = _find_idx(folder, file_name)
+        if path is None:
+            raise FileNotFoundError(f"{name}: {folder} has neither {file_name} nor {file_name}.gz.")
+        arrays[key] = read_idx(path, ndim=3 if key.startswith("x") else 1)
+    return arrays
+
+
+def has_idx(folder: Path) -> bool:
+    """Whether a folder has MNIST's training images.
+
+    Args:
+      folder: where to look.
+    """
+    return _find_idx(folder, _IDX_FILES["x_train"]) is not None
+
+
+def _find_idx(folder: Path, file_name: str) -> Path | None:
+    paths = (folder / file_name, folder / f"{file_name}.gz")
+    return next((path for path in paths if path.is_file()), None)
+
+
+def read_idx(path: Path, *, ndim: int) -> np.ndarray:
+    """Read one IDX file of unsigned bytes, plain or (ending in .gz) compressed.
+
+    Args:
+      path: the file.
+      ndim: the rank that it must have.
+
+    Returns:
+      uint8 [...] of rank ``ndim``.
+
+    Raises:
+      ValueError: the file is no such IDX file, is cut short, or has bytes left over.
+    """
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as file:
+            header = _read_up_to(file, 4)
+            if len(header) < 4 or header[:2] != b"\0\0":
+                raise ValueError(f"{path}: magic number {header.hex()}; IDX files begin with 0000.")
+            kind, rank = header[2], header[3]
+            if kind != 0x08:
+                found = _IDX_TYPES.get(kind, "unknown")
+                raise ValueError(f"{path}: data type 0x{kind:02x} ({found}); it must be uint8.")
+            if rank != ndim:
+                raise ValueError(f"{path}: {rank} dimensions; there must be {ndim}.")
+            sizes = _read_up_to(file, 4 * ndim)
+            if len(sizes) < 4 * ndim:
+                raise ValueError(f"{path}: the file ends within its header.")
+            shape = struct.unpack(f">{ndim}I", sizes)
+            count = 1
+            for size in shape:
+                count *= size
+            values = _read_up_to(file, count)
+            if len(values) < count:
+                raise ValueError(
+                    f"{path}: the file ends after {len(values):,} of {count:,} values of {shape}."
+                )
+            # Reading past the end also makes gzip verify its checksum.
+            if file.read(1):
+                raise ValueError(f"{path}: bytes are left over after the values of {shape}.")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: damaged or cut short gzip file: {error}") from error
+    return np.frombuffer(values, np.uint8).reshape(shape)
+
+
+def _read_up_to(file: Any, count: int) -> bytearray:
+    # In pieces: a damaged header may announce more bytes than there is memory.
+    buffer = bytearray()
+    while len(buffer) < count:
+        piece = file.read(min(_CHUNK, count - len(buffer)))
+        if not piece:
+            break
+        buffer += piece
+    return buffer
+
+
+def read_npz(path: Path, name: str) -> dict[str, np.ndarray]:
+    """Read the arrays x_train, y_train, x_test and y_test of an .npz file; never pickled objects.
+
+    Args:
+      path: the file.
+      name: of the data set, for an error.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is damaged, or lacks an array.
+    """
+    keys = ("x_train", "y_train", "x_test", "y_test")
+    if not path.is_file():
+        raise FileNotFoundError(f"{name}: there is no file {path}.")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path}: damaged or no .npz file (a zip archive of arrays).")
+    try:
+        # NumPy would leave a file that it opened itself open on a damaged archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            found = list(archive.files)
+            missing = [key for key in keys if key not in found]
+            arrays = {} if missing else {key: archive[key] for key in keys}
+    except _NPZ_ERRORS as error:
+        raise ValueError(
+            f"{path}: not readable as an .npz file of plain arrays: {error}"
+        ) from error
+    if missing:
+        raise ValueError(
+            f"{path}: no array {', '.join(missing)}; it has {', '.join(found) or 'none'}. "
+            f"There must be {', '.join(keys)}."
+        )
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{path}: {key} is no array in NumPy's format.")
+    return arrays

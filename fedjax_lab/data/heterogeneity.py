@@ -1,0 +1,85 @@
+"""How unlike the clients of a partition are.
+
+Axes: n examples, N clients, C classes, L words of an example of text.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_lab.data.partition import Partition
+
+
+class Heterogeneity(NamedTuple):
+    """How unlike the clients are. Of sequences, the labels are their words.
+
+    Attributes:
+      label_histogram: int64 [N, C].
+      sizes: int64 [N].
+      tv_distance: float64 [N], total variation distance of each client's label distribution
+        to that of all data together; NaN for a client without data.
+      classes_per_client: int64 [N].
+    """
+
+    label_histogram: np.ndarray
+    sizes: np.ndarray
+    tv_distance: np.ndarray
+    classes_per_client: np.ndarray
+
+    @property
+    def mean_tv_distance(self) -> float:
+        """Mean over the clients with data, in [0, 1): 0 where all have the global mix."""
+        return float(np.nanmean(self.tv_distance))
+
+    @property
+    def size_range(self) -> tuple[int, float, int]:
+        """(min, median, max) of the sizes."""
+        return int(self.sizes.min()), float(np.median(self.sizes)), int(self.sizes.max())
+
+
+def heterogeneity(labels: Any, partition: Partition) -> Heterogeneity:
+    """Label histogram, sizes, and distances to the global label distribution.
+
+    Args:
+      labels: integers [n], or [n, L] of sequences, from 0.
+      partition: a ``Partition`` of them (or anything with its ``indices`` and ``sizes``).
+    """
+    labels = np.asarray(labels)
+    sizes = np.asarray(partition.sizes).astype(np.int64)
+    num_clients, num_classes = len(sizes), int(labels.max()) + 1
+    owners = np.repeat(np.arange(num_clients), sizes)
+    targets = labels[np.asarray(partition.indices)].reshape(len(owners), -1)
+    cells = (owners[:, None] * num_classes + targets).ravel()
+    histogram = np.bincount(cells, minlength=num_clients * num_classes)
+    histogram = histogram.reshape(num_clients, num_classes)
+    overall = histogram.sum(0) / histogram.sum()
+    distance = np.full(num_clients, np.nan)
+    held = sizes > 0
+    shares = histogram[held] / histogram[held].sum(1, keepdims=True)
+    distance[held] = 0.5 * np.abs(shares - overall).sum(1)
+    return Heterogeneity(histogram, sizes, distance, (histogram > 0).sum(1))
+
+
+def describe(labels: Any, partition: Partition) -> str:
+    """Summarise a partition in a few lines.
+
+    Args:
+      labels: integers [n], or targets [n, L].
+      partition: a partition of them.
+    """
+    measured = heterogeneity(labels, partition)
+    low, median, high = measured.size_range
+    classes = measured.classes_per_client
+    kind = "classes" if np.ndim(labels) == 1 else "words"
+    empty = int((measured.sizes == 0).sum())
+    lines = [
+        f"{partition.spec}, seed {partition.seed}, hash {partition.hash}",
+        f"{measured.sizes.sum():,} examples, {len(measured.sizes):,} clients"
+        + (f", {empty:,} of them empty" if empty else ""),
+        f"examples per client: min {low:,}, median {median:,.10g}, max {high:,}",
+        f"{kind} per client: min {classes.min()}, median {np.median(classes):.10g}, "
+        f"max {classes.max()} of {measured.label_histogram.shape[1]}",
+        f"label skew (mean total variation distance to the global mix): "
+        f"{measured.mean_tv_distance:.3f}",
+    ]
+    return "\n".join(lines)

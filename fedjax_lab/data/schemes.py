@@ -1,0 +1,209 @@
+"""The rules by which a partition gives examples to clients.
+
+A scheme is a function (rng, labels [n], N, number of the spec, min_size) -> owner of each
+example, int [n]. ``split_indices`` in ``partition`` says what each one does.
+
+Axes: n examples, N clients, C classes.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+
+def _iid(rng, labels, num_clients, value, min_size):
+    del value, min_size
+    owners = np.empty(len(labels), np.int64)
+    owners[rng.permutation(len(labels))] = np.repeat(
+        np.arange(num_clients), _equal_sizes(len(labels), num_clients)
+    )
+    return owners
+
+
+def _contiguous(rng, labels, num_clients, value, min_size):
+    del rng, value, min_size
+    return np.repeat(np.arange(num_clients), _equal_sizes(len(labels), num_clients))
+
+
+def _dirichlet(rng, labels, num_clients, alpha, min_size):
+    available = np.bincount(labels)
+    counts = _reserve(rng, available, num_clients, min_size)
+    for k, rest in enumerate(available - counts.sum(0)):
+        # A new order of the clients for each class: else rounding favours the same ones.
+        order = rng.permutation(num_clients)
+        counts[order, k] += _cut(_log_dirichlet(rng, alpha, (1, num_clients))[0], rest)
+    return _deal(rng, labels, counts)
+
+
+def _dirichlet_equal(rng, labels, num_clients, alpha, min_size):
+    del min_size  # Equal sizes are at least n // N >= min_size.
+    available = np.bincount(labels)
+    wanted = _equal_sizes(len(labels), num_clients)
+    log_prior = _log_dirichlet(rng, alpha, (num_clients, len(available)))
+    counts = np.zeros((num_clients, len(available)), np.int64)
+    # All open places of all clients draw at once. A class in excess demand goes to a random
+    # part of those who drew it, and is dropped: so there are about C rounds at most.
+    while wanted.any():
+        open_clients = np.flatnonzero(wanted)
+        live = np.flatnonzero(available)
+        log_p = log_prior[np.ix_(open_clients, live)]
+        demand = rng.multinomial(wanted[open_clients], _softmax(log_p))
+        for j, k in enumerate(live):
+            column = demand[:, j]
+            if column.sum() > available[k]:
+                column = rng.multivariate_hypergeometric(column, available[k], method="marginals")
+            counts[open_clients, k] += column
+            wanted[open_clients] -= column
+            available[k] -= column.sum()
+    return _deal(rng, labels, counts)
+
+
+def _classes_per_client(rng, labels, num_clients, per_client, min_size):
+    available = np.bincount(labels)
+    num_classes, per_client = len(available), int(per_client)
+    # Hands of P classes are dealt from shuffled decks of all C, so that holders are balanced.
+    hands = np.empty(num_clients * per_client, np.int64)
+    for start in range(0, len(hands), num_classes):
+        deck = rng.permutation(num_classes)
+        held = hands[start - start % per_client : start]  # of a hand begun with the last deck
+        again = np.isin(deck, held)
+        deck = np.concatenate([deck[~again], deck[again]])
+        hands[start : start + num_classes] = deck[: len(hands) - start]
+    holds = np.zeros((num_clients, num_classes), bool)
+    holds[np.repeat(np.arange(num_clients), per_client), hands] = True
+    holds = holds[rng.permutation(num_clients)]
+    counts = np.zeros((num_clients, num_classes), np.int64)
+    sizes = np.zeros(num_clients, np.int64)
+    for k in rng.permutation(num_classes):
+        holders = rng.permutation(np.flatnonzero(holds[:, k]))
+        # What is left over after an even share goes to the clients that have least so far.
+        holders = holders[np.argsort(sizes[holders], kind="stable")]
+        share = _equal_sizes(int(available[k]), len(holders))
+        counts[holders, k] = share
+        sizes[holders] += share
+    _raise_to(min_size, counts, holds)
+    return _deal(rng, labels, counts)
+
+
+def _similarity(rng, labels, num_clients, percent, min_size):
+    del min_size  # Equal sizes are at least n // N >= min_size.
+    n = len(labels)
+    order = rng.permutation(n)
+    num_iid = round(n * percent / 100)
+    iid_sizes = _equal_sizes(num_iid, num_clients)
+    owners = np.empty(n, np.int64)
+    owners[order[:num_iid]] = np.repeat(np.arange(num_clients), iid_sizes)
+    rest = order[num_iid:]
+    rest = rest[np.argsort(labels[rest], kind="stable")]
+    owners[rest] = np.repeat(np.arange(num_clients), _equal_sizes(n, num_clients) - iid_sizes)
+    return owners
+
+
+def _quantity(rng, labels, num_clients, alpha, min_size):
+    n = len(labels)
+    log_p = _log_dirichlet(rng, alpha, (1, num_clients))[0]
+    sizes = min_size + _cut(log_p, n - num_clients * min_size)
+    owners = np.empty(n, np.int64)
+    owners[rng.permutation(n)] = np.repeat(np.arange(num_clients), sizes)
+    return owners
+
+
+SCHEMES: dict[str, Callable[..., np.ndarray]] = {
+    "iid": _iid,
+    "contiguous": _contiguous,
+    "dirichlet": _dirichlet,
+    "dirichlet_equal": _dirichlet_equal,
+    "classes_per_client": _classes_per_client,
+    "similarity": _similarity,
+    "quantity": _quantity,
+}
+BY_LABEL = ("dirichlet", "dirichlet_equal", "classes_per_client", "similarity")
+
+
+def _equal_sizes(n: int, parts: int) -> np.ndarray:
+    """int64 [parts] that sum to n and differ by at most 1, larger ones first."""
+    return n // parts + (np.arange(parts) < n % parts)
+
+
+def _log_dirichlet(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> np.ndarray:
+    """Logarithms, up to a constant per row, of Dirichlet(alpha) rows.
+
+    Gamma(a) = Gamma(a + 1) U^(1/a) is taken in logarithms: at small a, Gamma(a) itself
+    underflows to 0 in whole rows.
+    """
+    boosted = np.log(rng.standard_gamma(alpha + 1, shape)) - np.log(alpha)
+    log_u = -rng.standard_exponential(shape)
+    # Relative to the largest before the division by alpha, which may overflow to -inf.
+    scaled = log_u + alpha * boosted
+    with np.errstate(over="ignore"):
+        return (scaled - scaled.max(1, keepdims=True)) / alpha
+
+
+def _softmax(log_p: np.ndarray) -> np.ndarray:
+    top = log_p.max(1, keepdims=True)
+    # A row whose classes all have prior 0 in float64 falls back on equal ones.
+    p = np.exp(np.where(np.isfinite(top), log_p - np.where(np.isfinite(top), top, 0), 0))
+    return p / p.sum(1, keepdims=True)
+
+
+def _cut(log_p: np.ndarray, n: int) -> np.ndarray:
+    """int64 counts that sum to n: n items cut at the cumulative proportions exp(log_p)."""
+    ends = np.floor(np.cumsum(_softmax(log_p[None])[0]) * n).astype(np.int64)
+    ends = np.minimum(ends, n)
+    ends[-1] = n
+    return np.diff(ends, prepend=0)
+
+
+def _reserve(
+    rng: np.random.Generator, available: np.ndarray, num_clients: int, min_size: int
+) -> np.ndarray:
+    """Counts [N, C]: min_size examples per client, each of a random class with any left."""
+    num_classes = len(available)
+    left = available.copy()
+    clients = np.repeat(np.arange(num_clients), min_size)
+    cells = []
+    while len(clients):
+        clients = rng.permutation(clients)
+        drawn = rng.choice(np.flatnonzero(left), len(clients))
+        # An example is there for the first `left` of those who drew its class.
+        order = np.argsort(drawn, kind="stable")
+        drawn, clients = drawn[order], clients[order]
+        rank = np.arange(len(drawn)) - np.searchsorted(drawn, drawn)
+        served = rank < left[drawn]
+        cells.append(clients[served] * num_classes + drawn[served])
+        left -= np.bincount(drawn[served], minlength=num_classes)
+        clients = clients[~served]
+    flat = np.concatenate([*cells, np.empty(0, np.int64)])
+    counts = np.bincount(flat, minlength=num_clients * num_classes)
+    return counts.reshape(num_clients, num_classes)
+
+
+def _raise_to(min_size: int, counts: np.ndarray, holds: np.ndarray) -> None:
+    """Move examples, in place, from the largest co-holders to clients below ``min_size``."""
+    sizes = counts.sum(1)
+    for client in np.flatnonzero(sizes < min_size):
+        while sizes[client] < min_size:
+            spare = (counts > 0) & holds[client] & (sizes > min_size)[:, None]
+            givers = np.flatnonzero(spare.any(1))
+            if len(givers) == 0:
+                raise ValueError(
+                    f"min_size is {min_size}; with {int(holds.sum(1).max())} classes per client, "
+                    f"some of the {len(counts)} clients would have fewer. Lower min_size or "
+                    "num_clients, or allow more classes."
+                )
+            giver = givers[np.argmax(sizes[givers])]
+            k = np.argmax(np.where(spare[giver], counts[giver], -1))
+            counts[giver, k] -= 1
+            counts[client, k] += 1
+            sizes[giver] -= 1
+            sizes[client] += 1
+
+
+def _deal(rng: np.random.Generator, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Owner [n] of each example: client i gets counts[i, k] random examples of class k."""
+    num_clients, num_classes = counts.shape
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    owners = np.empty(len(labels), np.int64)
+    owners[order] = np.repeat(np.tile(np.arange(num_clients), num_classes), counts.T.ravel())
+    return owners

@@ -1,0 +1,168 @@
+"""Inner products of long vectors in float32: compensated sums, and scales where squares overflow.
+
+A row is one vector of d numbers, held as a pytree of leaves; C rows are that pytree with a leading
+axis C.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_lab.types import PyTree
+
+_MIN_BLOCK = 16_384  # numbers per row that one product sums up; the blocks' sums are compensated
+_MAX_BLOCKS = 128  # per leaf; longer leaves have longer blocks
+_SAFE_SQUARE = 2.0**60  # squared norms outside [1 / this, this] are computed from scaled rows
+_FEW_ROWS = 8  # up to here each row is read as a vector of its own
+
+
+def inner_products(rows: PyTree, *others: PyTree) -> jax.Array:
+    """Return each leaf's inner products of all rows with all others, float [leaves, C, K].
+
+    One pass over ``rows``, with the compensated sums that ``project_to_cone`` takes itself.
+
+    Args:
+      rows: pytree of arrays [C, ...].
+      others: pytrees like ``rows``, with K_1, K_2, ... in place of C; K is their sum.
+    """
+    leaves, *other_leaves = [jax.tree.leaves(tree) for tree in (rows, *others)]
+    dtype = jnp.result_type(jnp.float32, *leaves)
+    products = []
+    for leaf, *other in zip(leaves, *other_leaves, strict=True):
+        right = [part.reshape(len(part), -1) for part in other]
+        products.append(_product([_parts(leaf)], [right], dtype))
+    return jnp.stack(products)
+
+
+def _over_blocks(size: int, body: Callable[..., Any], carry: Any) -> Any:
+    """Fold ``body(start, length, carry)`` over consecutive blocks of ``size`` numbers."""
+    block = max(_MIN_BLOCK, math.ceil(size / _MAX_BLOCKS))
+    whole, rest = divmod(size, block)
+    if whole:
+        carry = lax.fori_loop(0, whole, lambda i, c: body(i * block, block, c), carry)
+    return body(whole * block, rest, carry) if rest else carry
+
+
+def _add(total: tuple[jax.Array, jax.Array], term: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Add ``term`` to a sum kept as (sum, rounding error) (Knuth's two-sum)."""
+    value, error = total
+    new = value + term
+    part = new - value
+    return new, error + ((value - (new - part)) + (term - part))
+
+
+def _slice(leaf: jax.Array, start: Any, length: int, dtype: Any) -> jax.Array:
+    return lax.dynamic_slice_in_dim(leaf, start, length, axis=-1).astype(dtype)
+
+
+def _parts(leaf: jax.Array) -> list[jax.Array]:
+    """A leaf's rows as matrices [k, n]: few rows one by one, so that no stack of them is made."""
+    if len(leaf) <= _FEW_ROWS:
+        return [row.reshape(1, -1) for row in leaf]
+    return [leaf.reshape(len(leaf), -1)]
+
+
+def _product(
+    left: list[list[jax.Array]],
+    right: list[list[jax.Array]],
+    dtype: Any,
+    scale: jax.Array | None = None,
+) -> jax.Array:
+    """left @ right.T [C, K], compensated over blocks; per leaf, the matrices to be stacked."""
+    shape = tuple(sum(len(part) for part in side[0]) for side in (left, right))
+    total = (jnp.zeros(shape, dtype),) * 2
+
+    def block(parts, start, length):
+        rows = jnp.concatenate([_slice(part, start, length, dtype) for part in parts])
+        return rows if scale is None else rows * scale[:, None]
+
+    for parts, others in zip(left, right, strict=True):
+
+        def body(start, length, total, parts=parts, others=others):
+            rows = block(parts, start, length)
+            columns = rows if others is parts else block(others, start, length)
+            return _add(total, jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST))
+
+        total = _over_blocks(parts[0].shape[-1], body, total)
+    return total[0] + total[1]
+
+
+def scaled_gram(
+    p: list[jax.Array],
+    rows: list[jax.Array],
+    dtype: Any,
+    mask: jax.Array | None,
+    products: tuple[jax.Array, jax.Array] | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Return powers of two [C + 1] and the Gram matrix [C + 1, C + 1] of the scaled (rows, p).
+
+    The scale is 1 unless a squared norm could leave the range of float32.
+    """
+    vectors = [[*_parts(leaf), p_leaf.reshape(1, -1)] for p_leaf, leaf in zip(p, rows, strict=True)]
+    num_rows = len(rows[0])
+
+    def gram_of(scale):
+        return _product(vectors, vectors, dtype, scale)
+
+    def rescale(state):
+        scale, gram, unsafe = state  # ones, but XLA cannot know it and hoist the maxima
+
+        def maxima(parts):
+            ends = np.cumsum([len(part) for part in parts])[:-1]
+            factors = [factor[:, None] for factor in jnp.split(scale, ends)]
+            pairs = zip(parts, factors, strict=True)
+            rows = [jnp.abs(part.astype(dtype) * factor) for part, factor in pairs]
+            return jnp.concatenate([jnp.max(row, axis=1, initial=0) for row in rows])
+
+        largest = jnp.max(jnp.stack([maxima(parts) for parts in vectors]), axis=0)
+        exponent = jnp.frexp(largest)[1]
+        new = jnp.ldexp(jnp.ones((), dtype), jnp.clip(-exponent, -126, 126))
+        new = jnp.where(unsafe, new, 1)  # and 1 for a row of zeros
+        gram = lax.cond(jnp.any(new != 1), gram_of, lambda _: gram, new)
+        return new, gram, jnp.zeros_like(unsafe)
+
+    scale = jnp.ones(num_rows + 1, dtype)
+    if products is None:
+        gram = gram_of(scale)
+    else:
+        known, with_p = (jnp.asarray(product, dtype) for product in products)
+        own = [[p_leaf.reshape(1, -1)] for p_leaf in p]
+        gram = jnp.block([[known, with_p[:, None]], [with_p, _product(own, own, dtype)]])
+    squares = jnp.diagonal(gram)
+    if mask is not None:
+        squares = jnp.where(jnp.append(mask, True), squares, 1)
+    unsafe = ~((squares > 1 / _SAFE_SQUARE) & (squares < _SAFE_SQUARE))
+    # A loop of one turn: under vmap, a cond would always compute both branches.
+    scale, gram, _ = lax.while_loop(lambda state: jnp.any(state[2]), rescale, (scale, gram, unsafe))
+    return scale, gram
+
+
+def add_rows(
+    q: list[jax.Array], rows: list[jax.Array], weights: jax.Array, scale: jax.Array, dtype: Any
+) -> list[jax.Array]:
+    """Return q + sum_c weights[c] rows[c]; the weights are those of the scaled q and rows."""
+    new_q = []
+    for q_leaf, leaf in zip(q, rows, strict=True):
+        parts = _parts(leaf)
+        if len(parts) == len(leaf):  # one fused loop; XLA's CPU product is slow on few rows
+            terms = [
+                weights[c] * (part[0].astype(dtype) * scale[c]) for c, part in enumerate(parts)
+            ]
+            change = sum(terms)
+        else:
+            flat_rows = parts[0].astype(dtype)
+            change = jnp.matmul(weights * scale[:-1], flat_rows, precision=lax.Precision.HIGHEST)
+        flat_q = (q_leaf.reshape(-1) * scale[-1] + change) / scale[-1]
+        new_q.append(flat_q.astype(q_leaf.dtype).reshape(q_leaf.shape))
+    return new_q
+
+
+def measure(q: list[jax.Array], rows: list[jax.Array], scale: jax.Array, dtype: Any) -> jax.Array:
+    """Return the inner products [C] of the scaled q with the scaled rows."""
+    scaled_q = [[q_leaf.reshape(1, -1).astype(dtype) * scale[-1]] for q_leaf in q]
+    return _product([_parts(leaf) for leaf in rows], scaled_q, dtype)[:, 0] * scale[:-1]

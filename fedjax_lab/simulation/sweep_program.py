@@ -1,0 +1,207 @@
+"""The compiled program of a sweep, and the runs that it has in hand."""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from fedjax_lab import tree
+from fedjax_lab.clients.mapping import ClientMap
+from fedjax_lab.clients.memory import device_memory
+from fedjax_lab.data import FederatedArrays
+from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.loop import start_state
+from fedjax_lab.simulation.points import Point
+from fedjax_lab.simulation.rounds import Schedule, build_rounds, place
+from fedjax_lab.types import Key, Params, PyTree
+
+# Of a device's memory, what a sweep may fill; the rest is for what lies there besides.
+_SHARE_OF_MEMORY = 0.8
+
+Run = tuple[Params, Key, Point]  # first server model, the run's key, hyper-parameters
+
+
+def group_size(num_runs: int, multiple: int, capacity: int) -> int:
+    """How many runs one call of the program takes, so that all groups are of one size.
+
+    Args:
+      num_runs: runs of the sweep.
+      multiple: the size must be a multiple of this.
+      capacity: runs that memory allows at once; less than ``multiple`` counts as ``multiple``.
+    """
+    units = -(-num_runs // multiple)
+    groups = -(-units // max(1, capacity // multiple))
+    return multiple * -(-units // groups)
+
+
+class Program:
+    """What runs of one size are compiled to: their start, a chunk of rounds, the served models."""
+
+    def __init__(
+        self,
+        build: Callable[..., Algorithm],
+        schedule: Schedule,
+        client_map: str,
+        run_map: ClientMap,
+        evaluate: Callable[[Params], Mapping[str, Any]] | None,
+        clients: FederatedArrays,
+    ):
+        self._build, self._schedule, self._client_map = build, schedule, client_map
+        self._run_map, self._evaluate = run_map, evaluate
+        self._clients = place(clients, run_map.name)
+        self._resident: PyTree = ()  # what ``evaluate`` reads beside the params
+        self._score: Callable[[PyTree, Params], PyTree] = lambda resident, params: {}
+        self._compiled: dict[Any, Any] = {}
+        self.compile_seconds = 0.0
+        self.size = 0
+
+    def fit(self, runs: list[Run], length: int, max_bytes: int | None) -> None:
+        """Choose how many runs are in hand at once, compile their program, and start the first.
+
+        The states decide the first guess, what the compiled program says it needs the answer.
+        """
+        one_run = (runs[0][0], runs[0][1], _as_arrays(runs[0][2]))
+        state = jax.eval_shape(self._start_one, self._clients, one_run, None)[1]
+        algorithm = self._build(**runs[0][2])
+        self._trace_evaluation(jax.eval_shape(algorithm.params, state))
+        multiple, num_devices = self._run_map.multiple, max(1, len(self._run_map.devices))
+        budget = max_bytes or int(_SHARE_OF_MEMORY * device_memory())
+        shared = tree.nbytes((self._clients, self._resident))
+
+        def size_for(capacity):
+            return group_size(len(runs), multiple, capacity)
+
+        def needed_by(size):
+            self.size = size
+            self._compiled.clear()
+            self.start(runs[:size])
+            memory = self._chunk(0, length).memory_analysis()
+            if memory is None:  # not every backend tells
+                return 0
+            new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+            return memory.argument_size_in_bytes + memory.temp_size_in_bytes + new
+
+        # A program has its states at least twice: as it gets them, and as it returns them.
+        most = size_for(num_devices * (budget - shared) // (2 * tree.nbytes(state)))
+        needed = needed_by(most)
+        if needed > budget and most > multiple:
+            least = needed_by(multiple)
+            if least <= budget:  # what is needed grows linearly with the number of runs
+                per_run = (needed - least) / (most - multiple)
+                capacity = multiple + int((budget - least) / per_run)
+                size = size_for(min(capacity, most - multiple))
+                if size > multiple and needed_by(size) > budget:
+                    needed_by(multiple)
+            needed = least
+        if needed > budget and max_bytes is not None:
+            raise ValueError(
+                f"max_bytes is {max_bytes:,}; it must be at least {needed:,}, which "
+                f"{multiple} run{'s' * (multiple > 1)} at once need{'s' * (multiple == 1)}."
+            )
+
+    def start(self, runs: list[Run]) -> None:
+        """Take runs in hand, before round 0. Where they are too few, the last one is repeated."""
+        self._states = None  # make room
+        runs = [*runs, *[runs[-1]] * (self.size - len(runs))]
+        models, keys, points = zip(*runs, strict=True)
+        values = {name: jnp.stack([_as_arrays(p)[name] for p in points]) for name in points[0]}
+        items = (tree.stack(list(models)), jnp.stack(keys), values)
+        models, *self._runs = place(items, self._run_map.name, split=True)
+        start = self._compile("start", self._start, (), self._clients, (models, *self._runs))
+        self._states = start(self._clients, (models, *self._runs))
+
+    def advance(self, first: int, length: int) -> tuple[PyTree, PyTree]:
+        """Run rounds ``first`` to ``first + length``: metrics [runs, length], scores [runs]."""
+        rounds = self._chunk(first, length)
+        arguments = self._arguments(first)
+        self._states = None  # donated
+        self._states, metrics, scores = rounds(*arguments)
+        return jax.device_get((metrics, scores))
+
+    def served(self, count: int) -> Params:
+        """The first ``count`` runs' server models, on the host."""
+        serve = self._compile("serve", self._serve, (), self._states, self._runs)
+        return jax.tree.map(
+            lambda leaf: leaf[:count], jax.device_get(serve(self._states, self._runs))
+        )
+
+    def _arguments(self, first):
+        return (
+            self._states,
+            self._runs,
+            (self._clients, self._resident, jnp.asarray(first, jnp.int32)),
+        )
+
+    def _chunk(self, first, length):
+        rounds = functools.partial(self._advance, length)
+        return self._compile(length, rounds, (0,), *self._arguments(first))
+
+    def _compile(self, name, function, donated, *arguments):
+        if name not in self._compiled:
+            before = time.perf_counter()
+            lowered = jax.jit(function, donate_argnums=donated).lower(*arguments)
+            self._compiled[name] = lowered.compile()
+            self.compile_seconds += time.perf_counter() - before
+        return self._compiled[name]
+
+    # What is compiled. The functions of one run have the form of a ``ClientFn``.
+
+    def _map(self, one, shared, runs):
+        return self._run_map.run(one, shared, runs, {}, None)[1]
+
+    def _start(self, clients, runs):
+        return self._map(self._start_one, clients, runs)
+
+    def _start_one(self, clients, run, _):
+        params, key, values = run
+        algorithm = self._build(**values)
+        return {}, start_state(algorithm, params, clients, self._schedule, key)
+
+    def _advance(self, length, states, runs, shared):
+        def one(shared, run, _):
+            clients, resident, first = shared
+            state, (key, values) = run
+            algorithm = self._build(**values)
+            run_rounds = build_rounds(algorithm, self._schedule, self._client_map)
+            state, metrics = run_rounds(state, clients, key, first, length)
+            return {}, (state, metrics, self._score(resident, algorithm.params(state)))
+
+        return self._map(one, shared, (states, runs))
+
+    def _serve(self, states, runs):
+        def one(_shared, run, _):
+            state, (_, values) = run
+            return {}, self._build(**values).params(state)
+
+        return self._map(one, (), (states, runs))
+
+    def _trace_evaluation(self, params: Params) -> None:
+        """Trace ``evaluate`` once, so that its data become arguments, not constants."""
+        if self._evaluate is None:
+            return
+        try:
+            traced, shapes = jax.make_jaxpr(self._evaluate, return_shape=True)(params)
+        except jax.errors.JAXTypeError as error:
+            raise TypeError(
+                "evaluate cannot be traced; in a sweep it must consist of JAX operations, without "
+                f"float(), NumPy functions or `if` on what depends on the params. {error}"
+            ) from error
+        for name, shape in shapes.items():
+            if shape.shape != ():
+                raise ValueError(
+                    f"evaluate returned {name} of shape {shape.shape}; it must be a scalar."
+                )
+
+        def score(resident, params):
+            run = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, resident))
+            return jax.tree.unflatten(jax.tree.structure(shapes), run(*jax.tree.leaves(params)))
+
+        self._resident, self._score = place(list(traced.consts), self._run_map.name), score
+
+
+def _as_arrays(point: Point) -> dict[str, jax.Array]:
+    return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in point.items()}

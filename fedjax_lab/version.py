@@ -1,0 +1,3 @@
+"""The version of the package, for whoever writes it into a file."""
+
+__version__ = "0.3.0"

@@ -1,0 +1,308 @@
+"""Any compressor with any method: compression of the messages between a phase's two halves.
+
+Yang, Fang, Liu: CFedAvg: Achieving Efficient Communication and Fast Convergence in Non-IID
+Federated Learning. MobiHoc 2021, Algorithm 1, for every field of every message.
+
+=========================  ==========================================
+paper                      here
+=========================  ==========================================
+Δ̄_i (the local change)     u_i, a field of the method's message
+e_i                        a residual in the client's row
+C(Δ̄_i + e_i)               Δ_i, what the server receives
+=========================  ==========================================
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fedjax_lab import tree
+from fedjax_lab.checks import check_choice
+from fedjax_lab.clients.store import zero_row_per_client
+from fedjax_lab.compressors.base import Compressor
+from fedjax_lab.compressors.catalogue import as_compressor
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import Key, Params, PyTree
+
+# Folded into a client's key for its messages; local steps fold in 0, 1, 2, ... and the full
+# gradient 2**32 - 1.
+_MESSAGES = np.uint32(2**32 - 2)
+_SQUARES = ("message_sq", "error_sq", "change_sq")
+
+
+class CompressedRow(NamedTuple):
+    """A client's row.
+
+    Attributes:
+      inner: the method's own row.
+      residuals: for each compressed phase {field: e_i, like the params}; () without error
+        feedback.
+      squares: sums over the phases of a round so far; () if there is one phase.
+    """
+
+    inner: PyTree
+    residuals: tuple[dict[str, Params], ...]
+    squares: jax.Array | tuple[()]
+
+
+class CompressedServer(NamedTuple):
+    """Server state where the broadcast is compressed as well.
+
+    Attributes:
+      inner: the method's own server state.
+      held: for each compressed phase the vectors of its broadcast, as the clients hold them.
+    """
+
+    inner: PyTree
+    held: tuple[list[Params], ...]
+
+
+def message_key(client_key: Key, field: int) -> Key:
+    """The key with which a client compresses the field of this number.
+
+    Args:
+      client_key: the client's key of the round.
+      field: number of the field in the order of the phase's ``reduce``.
+    """
+    return jax.random.fold_in(jax.random.fold_in(client_key, _MESSAGES), field)
+
+
+def with_compression(
+    algorithm: Algorithm,
+    compressor: Compressor | str,
+    *,
+    error_feedback: bool = True,
+    downlink: Compressor | str | None = None,
+    scope: str = "global",
+) -> Algorithm:
+    """The same method with compressed messages.
+
+    Up: every field u_i of every message is compressed alone, p_i = u_i + e_i, Δ_i = C(p_i),
+    e_i <- p_i - Δ_i, with a key of its own; the server works with the Δ_i. A client that does
+    not take part (K_i = 0) sends nothing and keeps its e_i. A row grows by one vector like the
+    params for each field. Phases of first estimates (``once``) are not compressed.
+
+    Down, with ``downlink``: clients hold a copy h of each vector x of the broadcast (the
+    vectors shaped like the params; anything else goes as it is). Each round the server sends
+    D(x - h), server and clients set h <- h + D(x - h), and the clients work with h. What
+    D left out stays in x - h and is sent later: the server's error feedback. Everyone knows
+    the h of the start, and clients that were absent are taken to have listened to every
+    broadcast; ``bytes_down`` counts the cohort's share only. D's randomness depends on the
+    round and the phase, not on the run's seed.
+
+    A client's row keeps what the client computed, and the server adds what it received. What
+    ties the two then holds only up to the compression error: the server's c as the mean of the
+    c_i (SCAFFOLD, FedMoSWA), the mean dual as the mean of the duals (FedSpeed with
+    ``server_dual="all"``), a memory's rows as the clients' deltas (GradMA, MIFA). With error
+    feedback the sum over rounds of what a client sent plus its residual is the sum of what it
+    computed. With ``downlink``, the client's start is h, so a delta is a change from h.
+
+    Bytes: those of the packed messages, for params of their dtype, with what a method says
+    that it sends beyond its fields. Metrics: ``message_sq``, ``error_sq`` and ``change_sq``,
+    the cohort's means of ||Δ_i||², ||e_i||² (0 without error feedback) and ||u_i||², over all
+    fields and phases of the round.
+
+    Args:
+      algorithm: any method.
+      compressor: of the clients' messages; also text, such as "top_k:0.99".
+      error_feedback: keep what is left out and add it to the next message.
+      downlink: compressor of the broadcast; None: sent in full.
+      scope: "global": all arrays of a field as one vector; "per_leaf": each array alone.
+
+    Raises:
+      TypeError: a compressor is neither a ``Compressor`` nor text.
+      ValueError: the scope is unknown, or a compressor's text is wrong.
+    """
+    up = as_compressor("compressor", compressor)
+    down = None if downlink is None else as_compressor("downlink", downlink)
+    check_choice("scope", scope, ("global", "per_leaf"))
+    compressed = [phase for phase in algorithm.phases if not phase.once]
+
+    def start(params, num_clients, batch):
+        server, rows = algorithm.start(params, num_clients, batch)
+        residuals = tuple(
+            zero_row_per_client(phase.message_like(params), num_clients)
+            for phase in compressed
+            if error_feedback
+        )
+        dtype = jnp.result_type(float)
+        squares = jnp.zeros((num_clients, len(_SQUARES)), dtype) if len(compressed) > 1 else ()
+        if down is not None:
+            first = jnp.zeros((), jnp.int32)
+            held = (_vectors(phase.broadcast(server, first), params) for phase in compressed)
+            server = CompressedServer(server, jax.tree.map(jnp.copy, tuple(held)))
+        return server, CompressedRow(rows, residuals, squares)
+
+    def inner_params(state):
+        server = state.server if down is None else state.server.inner
+        return algorithm.params(state._replace(server=server, clients=state.clients.inner))
+
+    phases: list[Phase] = []
+    index = 0  # among the compressed ones
+    for phase in algorithm.phases:
+        if phase.once:
+            wrapped = _pass_on(phase)
+        else:
+            wrapped = _compress_messages(phase, index, len(compressed), up, error_feedback, scope)
+        if down is not None:
+            wrapped = _compress_broadcast(wrapped, index, down, scope)
+        phases.append(wrapped)
+        index += not phase.once
+    return dataclasses.replace(
+        algorithm,
+        name=f"{algorithm.name}+{up.name}",
+        start=start,
+        phases=tuple(phases),
+        params=inner_params,
+        hyperparameters={
+            **algorithm.hyperparameters,
+            "compressor": str(up),
+            "error_feedback": error_feedback,
+            "downlink": None if down is None else str(down),
+            "scope": scope,
+        },
+    )
+
+
+def _pass_on(phase: Phase) -> Phase:
+    """A phase that is not compressed, on the rows of one that is."""
+
+    def client_update(received, row, batch):
+        message, inner, report = phase.client_update(received, row.inner, batch)
+        return message, row._replace(inner=inner), report
+
+    return phase._replace(client_update=client_update)
+
+
+def _compress_messages(phase, index, num_phases, up, error_feedback, scope) -> Phase:
+    """The phase with compressed messages."""
+
+    def client_update(received, row, batch):
+        message, inner, report = phase.client_update(received, row.inner, batch)
+        sent, errors = dict(message), {}
+        for field, name in enumerate(phase.reduce):
+            p = message[name]
+            if error_feedback:
+                p = tree.add(p, row.residuals[index][name])
+            sent[name] = _through(up, message_key(batch.key, field), p, scope)
+            if error_feedback:
+                errors[name] = tree.subtract(p, sent[name])
+        squares = jnp.stack(
+            [jnp.asarray(tree.norm(t, squared=True)) for t in (sent, errors, message)]
+        )
+        residuals = row.residuals
+        if error_feedback:
+            residuals = (*residuals[:index], errors, *residuals[index + 1 :])
+        row = row._replace(inner=inner, residuals=residuals)
+        if num_phases > 1:
+            squares = squares if index == 0 else row.squares + squares
+            row = row._replace(squares=squares.astype(row.squares.dtype))
+        if index == num_phases - 1:
+            one = jnp.ones((), squares.dtype)
+            report = {**report, **{name: (squares[i], one) for i, name in enumerate(_SQUARES)}}
+        return sent, row, report
+
+    def message_bytes(message):
+        beyond = phase.message_bytes(message) - tree.nbytes(message)
+        packed = sum(_packed_bytes(up, field, scope) for field in message.values())
+        return packed + max(beyond, 0)
+
+    return phase._replace(client_update=client_update, message_bytes=message_bytes)
+
+
+def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) -> Phase:
+    """The phase with a compressed broadcast, on the state of one: ``CompressedServer``."""
+
+    def heard(server, round):
+        """What the clients hold once they have this round's broadcast."""
+        held = server.held[index]
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), round), index)
+        vectors = _vectors(phase.broadcast(server.inner, round), held[0]) if held else []
+        changes = [
+            _through(down, jax.random.fold_in(key, i), tree.subtract(x, h), scope)
+            for i, (x, h) in enumerate(zip(vectors, held, strict=True))
+        ]
+        return [tree.add(h, change) for h, change in zip(held, changes, strict=True)]
+
+    def broadcast(server, round):
+        received = phase.broadcast(server.inner, round)
+        new = heard(server, round)
+        return _replace_vectors(received, new) if new else received
+
+    def server_update(server, messages, cohort):
+        held = (
+            server.held
+            if phase.once
+            else (*server.held[:index], heard(server, cohort.round), *server.held[index + 1 :])
+        )
+        inner, metrics = phase.server_update(server.inner, messages, cohort)
+        return CompressedServer(inner, held), metrics
+
+    def broadcast_bytes(received, params):
+        vectors = _vectors(received, params)
+        packed = sum(_packed_bytes(down, vector, scope) for vector in vectors)
+        return packed + phase.broadcast_bytes(received, params) - tree.nbytes(vectors)
+
+    if phase.once:
+        return phase._replace(
+            broadcast=lambda server, round: phase.broadcast(server.inner, round),
+            server_update=server_update,
+        )
+    # What the clients hold would change in a round of nobody, whatever the method sees to itself.
+    return phase._replace(
+        broadcast=broadcast,
+        server_update=server_update,
+        broadcast_bytes=broadcast_bytes,
+        keeps_if_nobody=False,
+    )
+
+
+def _like(params: Params):
+    """Whether a tree has the structure and the shapes of the params."""
+
+    def form(candidate: PyTree) -> Any:
+        leaves, structure = jax.tree.flatten(candidate)
+        return structure, [jnp.shape(leaf) for leaf in leaves]
+
+    expected = form(params)
+    return lambda candidate: form(candidate) == expected
+
+
+def _vectors(received: PyTree, params: Params) -> list[Params]:
+    """The parts of a broadcast that are shaped like the params, in order."""
+    is_like = _like(params)
+    return [part for part in jax.tree.leaves(received, is_leaf=is_like) if is_like(part)]
+
+
+def _replace_vectors(received: PyTree, vectors: list[Params]) -> PyTree:
+    """The broadcast with other vectors in the places of its own."""
+    is_like, remaining = _like(vectors[0]), iter(vectors)
+    parts, structure = jax.tree.flatten(received, is_leaf=is_like)
+    parts = [next(remaining) if is_like(part) else part for part in parts]
+    return jax.tree.unflatten(structure, parts)
+
+
+def _through(compressor: Compressor, key: Key, vector: PyTree, scope: str) -> PyTree:
+    """What arrives of a tree that is sent compressed."""
+    if scope == "global":
+        flat, unravel = ravel_pytree(vector)
+        return unravel(compressor.apply(key, flat))
+    leaves, structure = jax.tree.flatten(vector)
+    keys = (jax.random.fold_in(key, i) for i in range(len(leaves)))
+    arrived = [
+        compressor.apply(key, leaf.reshape(-1)).reshape(leaf.shape) if leaf.size else leaf
+        for key, leaf in zip(keys, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, arrived)
+
+
+def _packed_bytes(compressor: Compressor, params: Params, scope: str) -> int:
+    """Bytes of one packed vector like the params."""
+    leaves = [leaf for leaf in jax.tree.leaves(params) if leaf.size]
+    if scope == "per_leaf":
+        return sum(compressor.bytes(leaf.size, leaf.dtype) for leaf in leaves)
+    return compressor.bytes(sum(leaf.size for leaf in leaves), jnp.result_type(*leaves))

@@ -1,0 +1,168 @@
+"""What ``@factory`` makes of a function: signature, docstring, checks, recorded arguments."""
+
+import inspect
+import re
+from typing import Unpack, get_type_hints
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.clients.local import Gradient, local_steps
+from fedjax_lab.round import Algorithm, Phase
+
+EMPTY = inspect.Parameter.empty
+OPTIONAL = [name for name in Common.__annotations__ if name in Common.__optional_keys__]
+each_method = pytest.mark.parametrize("name", ALGORITHMS)
+
+
+def described(doc):
+    """Argument -> its description in one line, of the section Args."""
+    (section,) = re.findall(r"^Args:\n((?:  .*\n)+)", doc, re.M)
+    entries = re.split(r"\n(?=  \w)", section.rstrip())
+    pairs = (entry.partition(":")[::2] for entry in entries)
+    return {name.strip(): " ".join(text.split()) for name, text in pairs}
+
+
+def required(name):
+    """A value for every required argument of a method; none of them is looked at."""
+    parameters = inspect.signature(ALGORITHMS[name]).parameters.values()
+    return {p.name: None for p in parameters if p.default is EMPTY}
+
+
+def method(loss_fn, *, server_lr=0.5, decay=0.9, **common: Unpack[Common]) -> Algorithm:
+    """A method.
+
+    Args:
+      decay: in [0, 1].
+    """
+    training = LocalTraining(loss_fn, **common)
+    phase = Phase(None, training.client_update, None, reduce={"delta": "mean"})
+    return Algorithm("method", None, (phase,), None)
+
+
+@each_method
+def test_signatures_are_whole(name):
+    parameters = inspect.signature(ALGORITHMS[name]).parameters
+    kinds = {p.kind for p in parameters.values()}
+    assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    assert parameters["client_lr"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameters["client_lr"].default is EMPTY
+    assert parameters["gradient_transform"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameters["gradient_transform"].default is None
+    assert Common.__annotations__.keys() <= parameters.keys()
+    hints = get_type_hints(ALGORITHMS[name])
+    assert hints.pop("return") is Algorithm
+    assert hints == {p.name: p.annotation for p in parameters.values()}
+
+
+@each_method
+def test_docstrings_are_whole(name):
+    parameters = inspect.signature(ALGORITHMS[name]).parameters
+    doc = inspect.getdoc(ALGORITHMS[name])
+    texts = described(doc)
+    assert list(texts) == list(parameters)
+    assert all(texts.values())
+    for argument, text in texts.items():
+        for default in re.findall(r"(\S+) by default", text):
+            assert default == str(parameters[argument].default)
+    assert doc.count("\nRaises:\n") == 1
+
+
+@each_method
+def test_wrong_keywords_are_named(name):
+    build, arguments = ALGORITHMS[name], required(name)
+    with pytest.raises(TypeError, match=rf"{name}\(\) .*unexpected keyword argument 'clent_lr'"):
+        build(**arguments, clent_lr=0.1)
+    for missing in arguments:
+        rest = {key: value for key, value in arguments.items() if key != missing}
+        with pytest.raises(TypeError, match=rf"{name}\(\) missing .*'{missing}'"):
+            build(**rest)
+
+
+def test_own_words_count_first():
+    assert described(ALGORITHMS["stem"].__doc__)["client_lr"].startswith("η_t")
+    assert described(ALGORITHMS["fedavg"].__doc__)["server_lr"].endswith("1 is plain averaging.")
+
+
+def test_shared_words():
+    texts = described(factory(method).__doc__)
+    assert list(texts) == ["loss_fn", "client_lr", "server_lr", "decay", *OPTIONAL]
+    assert texts["client_lr"] == "local learning rate, or a schedule of the round."
+    assert texts["server_lr"] == "server learning rate, or a schedule of the round; 0.5 by default."
+    assert described(ALGORITHMS["fedadagrad"].__doc__)["server_lr"].endswith("of the round.")
+
+
+def test_docstrings_of_other_shapes():
+    def bare(loss_fn, **common: Unpack[Common]):
+        """Short.
+
+        Example:
+            bare(loss_fn, client_lr=0.1)
+        """
+
+    def deep(loss_fn, *, a, b, c, **common: Unpack[Common]):
+        """Short.
+
+        Args:
+            a, b: numbers,
+                both of them.
+
+            c: another.
+
+        Raises:
+            ValueError: rarely.
+        """
+
+    def silent(loss_fn, **common: Unpack[Common]):
+        pass
+
+    assert list(described(factory(bare).__doc__)) == ["loss_fn", "client_lr", *OPTIONAL]
+    assert "Example:\n    bare(" in factory(bare).__doc__
+    texts = described(factory(deep).__doc__)
+    assert list(texts) == ["loss_fn", "client_lr", "a, b", "c", *OPTIONAL]
+    assert texts["a, b"] == "numbers, both of them."
+    assert factory(deep).__doc__.endswith("Raises:\n    ValueError: rarely.")
+    assert factory(silent).__doc__ is None
+    assert factory(silent).__annotations__ == get_type_hints(Common)
+
+
+def test_learning_rates_are_checked():
+    for name in ("client_lr", "server_lr"):
+        with pytest.raises(ValueError, match=f"{name} is -1"):
+            factory(method)(None, **({"client_lr": 0.1} | {name: -1}))
+    with pytest.raises(ValueError, match="client_lr is -1"):
+        LocalTraining(None, client_lr=-1)
+
+
+def test_arguments_are_recorded():
+    made = factory(method)(None, client_lr=optax.constant_schedule(0.1), decay=jnp.ones(()))
+    assert list(made.hyperparameters) == ["client_lr", "server_lr", "decay", *OPTIONAL]
+    assert made.hyperparameters["client_lr"].startswith("function constant_schedule")
+    assert made.hyperparameters["server_lr"] == 0.5
+    assert made.hyperparameters["decay"] == 1.0
+    assert made.hyperparameters["gradient_transform"] is None
+
+
+def test_arguments_may_be_written_out():
+    """A factory that names every argument itself is left as it is, but for the record."""
+
+    def written(loss_fn, *, client_lr, server_lr=None, gradient_transform=None):
+        """Short."""
+        gradient = Gradient(loss_fn, gradient_transform)
+
+        def client_update(x, row, batch):
+            return local_steps(gradient, gradient, x, batch, client_lr)
+
+        phase = Phase(None, client_update, None, reduce={"delta": "mean"})
+        return Algorithm("written", None, (phase,), None)
+
+    made = factory(written)
+    assert made.__doc__ == "Short."
+    assert inspect.signature(made) == inspect.signature(written)
+    recorded = {"client_lr": 0.1, "server_lr": None, "gradient_transform": None}
+    assert made(None, client_lr=0.1).hyperparameters == recorded
+    with pytest.raises(TypeError, match=r"written\(\) missing .*'client_lr'"):
+        made(None)

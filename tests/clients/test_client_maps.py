@@ -1,0 +1,63 @@
+"""Every client map gives the twin's numbers, for each kind of exchange that a method can have."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_lab import with_compression
+from tests.algorithms.cases.base import Problem
+from tests.algorithms.compiled import case_of
+from tests.algorithms.problem import CLIENT_MAPS, loss_fn
+from tests.algorithms.test_twins import both
+
+# What a round's plumbing has to carry -> a method that has it.
+KINDS = {
+    "a mean": "fedavg",
+    "a sum and client rows": "scaffold",
+    "messages one by one": "gradma_s",
+    "two exchanges": "mime",
+    "rows that depend on the mean": "fedpd",
+    "first estimates": "fafed",
+    "compressed messages and residuals": "cfedavg",
+    "a gradient of a second model": "moon",
+}
+
+
+# Clients one by one, some at a time, and over devices. Options of methods run under scan, too,
+# and pmap differs from shard_map in how it cuts arrays.
+PAIRS = [(kind, client_map) for kind in KINDS for client_map in ("chunk:2", "shard_map")]
+PAIRS += [(kind, client_map) for kind in list(KINDS)[:3] for client_map in ("scan", "pmap")]
+
+
+@pytest.mark.parametrize(("kind", "client_map"), PAIRS)
+def test_maps_agree_with_the_twin(kind, client_map, x64):
+    ours, theirs = both(case_of(KINDS[kind]), client_map)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("client_map", CLIENT_MAPS)
+def test_float32(client_map):
+    ours, theirs = both(case_of("scaffold"), client_map)
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_the_kinds_are_of_the_kind():
+    """The table above says what is so."""
+    phases = {kind: case_of(name).build(loss_fn).phases for kind, name in KINDS.items()}
+    rules = {kind: {how for p in ps for how in p.reduce.values()} for kind, ps in phases.items()}
+    assert rules["a mean"] == {"mean"}
+    assert "sum" in rules["a sum and client rows"]
+    assert rules["messages one by one"] == {"stack"}
+    assert len(phases["two exchanges"]) == len(phases["rows that depend on the mean"]) == 2
+    assert [phase.once for phase in phases["first estimates"]] == [True, False]
+    assert case_of(KINDS["a gradient of a second model"]).problem != Problem()
+    plain = case_of("fedavg").build(loss_fn)
+    names = {phase.client_update.__qualname__ for phase in with_compression(plain, "sign").phases}
+    assert {p.client_update.__qualname__ for p in phases["compressed messages and residuals"]} == (
+        names
+    )
+
+
+def test_the_device_count_is_what_the_maps_need():
+    assert jax.device_count() == 8

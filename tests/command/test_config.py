@@ -1,0 +1,359 @@
+import dataclasses
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import CohortBatch
+from fedjax_lab.command.build import build_algorithm
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config_file import format_settings
+from fedjax_lab.command.options import algorithm_options, parse_options, server_lr_of
+from fedjax_lab.command.runner import build, summarise_clients
+from fedjax_lab.data import Devices
+
+CONFIG = RunConfig(
+    algorithm="gradma",
+    option=("memory_size=7", "keep_local_model=true", "qp_scope=per_leaf", "margin=0.25"),
+    model_option=("hidden=8,4", "norm=none"),
+    server_lr=0.5,
+    local_epochs=2,
+    flip=True,
+    partition_seed=3,
+)
+
+
+def test_dict_and_json_take_a_config_there_and_back(tmp_path):
+    values = CONFIG.to_dict()
+    assert values["option"] == {
+        "memory_size": 7,
+        "keep_local_model": True,
+        "qp_scope": "per_leaf",
+        "margin": 0.25,
+    }
+    assert values["model_option"] == {"hidden": [8, 4], "norm": None}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(values))
+    assert RunConfig.from_file(file) == CONFIG
+    assert RunConfig.from_dict(RunConfig().to_dict()) == RunConfig()
+
+
+def test_yaml_takes_a_config_there_and_back(tmp_path):
+    file = tmp_path / "config.yml"
+    file.write_text(format_settings(CONFIG.to_dict(), "yaml"))
+    assert RunConfig.from_file(file) == CONFIG
+    file.write_text(
+        """
+        # comments are what YAML is for
+        client_lr: 1e-3
+        server_lr: 2.5E+1
+        clip_norm: .5e0
+        dataset: idx:1e3
+        log: [csv]
+        option: {margin: 0.25, keep_local_model: true, memory_size: 7}
+        """
+    )
+    config = RunConfig.from_file(file)
+    assert (config.client_lr, config.server_lr, config.clip_norm) == (0.001, 25.0, 0.5)
+    assert (config.dataset, config.log) == ("idx:1e3", ("csv",))
+    assert config.option == ("margin=0.25", "keep_local_model=true", "memory_size=7")
+    file.write_text("# nothing\n")
+    assert RunConfig.from_file(file) == RunConfig()
+
+
+def test_a_run_directorys_config_is_read_as_settings(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"algorithm": "gradma", "run_config": CONFIG.record()}))
+    assert RunConfig.from_file(file) == CONFIG
+
+
+def test_the_record_leaves_places_on_the_disk_out():
+    config = dataclasses.replace(CONFIG, run_dir="a", data_dir="b", checkpoint_every=3)
+    assert config.record() == CONFIG.record()
+    assert set(config.to_dict()) - set(config.record()) == {
+        "run_dir",
+        "data_dir",
+        "checkpoint_every",
+        "log",
+        "profile_dir",
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "parts"),
+    [
+        ({"roundz": 3}, ValueError, ["roundz is no setting", "Did you mean 'rounds'", "client_lr"]),
+        ({"rounds": "3"}, TypeError, ["rounds is '3'; it must be an integer"]),
+        ({"rounds": True}, TypeError, ["rounds is True; it must be an integer"]),
+        ({"flip": 1}, TypeError, ["flip is 1; it must be true or false"]),
+        ({"client_lr": None}, TypeError, ["client_lr is None; it must be a number"]),
+        ({"log": "csv"}, TypeError, ["log is 'csv'", '["name", ...]']),
+        ({"option": "a=1"}, TypeError, ["option is 'a=1'", "{name: value}"]),
+    ],
+)
+def test_wrong_keys_and_types_are_refused(values, error, parts):
+    with pytest.raises(error) as caught:
+        RunConfig.from_dict(values)
+    assert all(part in str(caught.value) for part in parts)
+
+
+def test_an_integer_is_a_number():
+    config = RunConfig.from_dict({"client_lr": 1, "server_lr": 2})
+    assert (config.client_lr, type(config.client_lr), config.server_lr) == (1.0, float, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("-2", -2),
+        ("3.0", 3.0),
+        ("1e-3", 0.001),
+        ("true", True),
+        ("False", False),
+        ("none", None),
+        ("II", "II"),
+        ("64,32", (64, 32)),
+        ("64,", (64,)),
+    ],
+)
+def test_option_values(text, value):
+    parsed = parse_options([f"name={text}"])["name"]
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+def test_the_last_of_equal_options_counts():
+    assert parse_options(["a=1", "b=2", "a=3"]) == {"a": 3, "b": 2}
+
+
+@pytest.mark.parametrize("text", ["a", "=1", "a=", "a b=1"])
+def test_options_must_be_name_value(text):
+    with pytest.raises(ValueError, match=r"option is .*; it must be of the form name=value"):
+        parse_options([text])
+
+
+def test_resolve_fills_in_what_depends_on_other_settings():
+    resolved = RunConfig(algorithm="gradma").resolve()
+    assert resolved.local_steps == 5
+    assert resolved.option == ("memory_size=20",)
+    assert resolved.run_dir == "runs/gradma-digits-dirichlet0.1-seed0"
+    assert RunConfig(local_epochs=1).resolve().local_steps is None
+    large = RunConfig(algorithm="gradma_s", num_clients=150).resolve()
+    assert large.option == ("memory_size=100",)
+    given = RunConfig(algorithm="gradma", option=("memory_size=6",)).resolve()
+    assert given.option == ("memory_size=6",)
+    assert resolved.resolve() == resolved
+
+
+def test_run_names_are_readable_and_safe():
+    config = RunConfig(
+        algorithm="fedopt",
+        dataset="npz:/some where/my set.npz",
+        partition="classes_per_client:2",
+        server_lr=0.01,
+        option=("server_optimizer=yogi",),
+        model_option=("hidden=32,",),
+        seed=4,
+    )
+    assert config.run_name() == (
+        "fedopt-npz-myset-classes_per_client2-server_lr0.01-server_optimizeryogi-hidden32-seed4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"algorithm": "fedavgg"}, ["algorithm is 'fedavgg'", "Did you mean 'fedavg'"]),
+        ({"model": "nlp"}, ["model is 'nlp'", "Did you mean 'mlp'"]),
+        ({"dataset": "digts"}, ["dataset is 'digts'", "Did you mean 'digits'"]),
+        ({"partition": "dirichlt:1"}, ["partition is 'dirichlt'", "Did you mean 'dirichlet'"]),
+        ({"compute_dtype": "float16"}, ["compute_dtype is 'float16'", "bfloat16, float32"]),
+        ({"weights": "size"}, ["weights is 'size'", "examples, uniform"]),
+        ({"client_map": "chunk:0"}, ["chunk:0"]),
+        ({"cohort_size": 21}, ["cohort_size is 21; it must be between 1 and 20"]),
+        ({"rounds": 0}, ["rounds is 0; it must be at least 1"]),
+        ({"seed": -1}, ["seed is -1; it must be at least 0"]),
+        ({"clip_norm": 0.0}, ["clip_norm is 0.0", "greater than 0"]),
+        ({"local_steps": 1, "local_epochs": 1}, ["local_steps is 1 and local_epochs 1; give one"]),
+        (
+            {"algorithm": "gradma", "option": ("memory_sise=3",)},
+            [
+                "memory_sise is no option of gradma. Did you mean 'memory_size'",
+                "server_momentum=0.9",
+                "memory_size (num_clients, at most 100)",
+            ],
+        ),
+        ({"option": ("momentum=0.5",)}, ["momentum is no option of fedavg", "Allowed: none"]),
+        ({"model_option": ("hiden=3",)}, ["hiden is no option of the model mlp", "'hidden'"]),
+        ({"algorithm": "fedadam"}, ["fedadam needs a server learning rate: give --server-lr"]),
+        ({"algorithm": "fedopt"}, ["fedopt needs a server learning rate"]),
+        (
+            {"algorithm": "fedopt", "server_lr": 0.1, "option": ("server_optimizer=adm",)},
+            ["server_optimizer is 'adm'", "Did you mean 'adam'", "momentum, sgd, yogi"],
+        ),
+        (
+            {"algorithm": "fedopt", "server_lr": 0.1, "option": ("momentum=0.5",)},
+            ["momentum is no option of fedopt", "b1=0.9"],
+        ),
+    ],
+)
+def test_mistakes_name_the_setting_and_the_nearest_valid_ones(settings, parts):
+    with pytest.raises(ValueError, match=" ") as caught:
+        RunConfig(**settings).resolve()
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_options_are_the_factorys_own():
+    assert algorithm_options("fedavg") == {}
+    assert algorithm_options("scaffold") == {"control_update": "II"}
+    assert algorithm_options("fedopt", "momentum") == {
+        "server_optimizer": "adam",
+        "momentum": 0.9,
+        "nesterov": False,
+    }
+    assert [server_lr_of(name) for name in ("fedavg", "fedyogi", "fedopt")] == [
+        "1.0",
+        "required",
+        "required",
+    ]
+
+
+def _rounds(config, count):
+    """x after rounds of one client whose gradient is (30, 40), starting at (3, 4)."""
+    algorithm = build_algorithm(config.resolve(), lambda x, examples, key: examples @ x)
+    state = algorithm.init(jnp.array([3.0, 4.0]), num_clients=1)
+    round_fn = jax.jit(algorithm.round_fn)
+    for round in range(count):
+        batch = CohortBatch(
+            client_ids=jnp.array([0]),
+            examples=jnp.array([30.0, 40.0]).reshape(1, 1, 1, 2),
+            key=jax.random.key(0),
+            round=round,
+        )
+        state, _ = round_fn(state, batch)
+    return np.asarray(algorithm.params(state))
+
+
+def test_clipping_comes_before_weight_decay():
+    # (30, 40) clipped to norm 1 is (0.6, 0.8); decay adds (1.5, 2).
+    config = RunConfig(client_lr=1.0, clip_norm=1.0, weight_decay=0.5)
+    np.testing.assert_allclose(_rounds(config, 1), [0.9, 1.2], rtol=1e-6)
+
+
+def test_fedopt_takes_an_optimizer_with_its_options():
+    # delta = (3, 4) each round; the momentum of two rounds is 1 + 1.5 of it.
+    options = ("server_optimizer=momentum", "momentum=0.5")
+    config = RunConfig(algorithm="fedopt", client_lr=0.1, server_lr=0.2, option=options)
+    np.testing.assert_allclose(_rounds(config, 2), [3 - 0.2 * 7.5, 4 - 0.2 * 10], rtol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["moon", "fedmlbm"])
+def test_methods_that_look_inside_take_the_model(algorithm):
+    assert not {"model", "preprocess"} & set(algorithm_options(algorithm))
+    setup = build(RunConfig(algorithm=algorithm, option=("temperature=0.25",)))
+    assert setup.algorithm.hyperparameters["temperature"] == 0.25
+    batch = CohortBatch(
+        client_ids=jnp.arange(2),
+        examples=jnp.zeros((2, 3, 4), jnp.int32),
+        key=jax.random.key(0),
+        round=jnp.int32(0),
+        source=setup.clients.examples,
+    )
+    state = setup.algorithm.init(setup.params, num_clients=20)
+    after, _ = jax.eval_shape(setup.algorithm.round_fn, state, batch)  # traced, not compiled
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    with pytest.raises(ValueError, match="fedmlb needs at least 2"):
+        build(RunConfig(algorithm="fedmlb", model="linear"))
+
+
+@pytest.mark.parametrize("algorithm", ["moon", "fedmlbm", "scaffold"])
+def test_the_compute_dtype_reaches_every_part_and_nothing_that_is_kept(algorithm):
+    config = RunConfig(algorithm=algorithm, compute_dtype="bfloat16").resolve()
+    assert config.record()["compute_dtype"] == "bfloat16"
+    assert "compute_dtypebfloat16" in config.run_name()
+    setup = build(config)
+    batch = CohortBatch(
+        client_ids=jnp.arange(2),
+        examples=jnp.zeros((2, 3, 4), jnp.int32),
+        key=jax.random.key(0),
+        round=jnp.int32(0),
+        source=setup.clients.examples,
+    )
+    state = setup.algorithm.init(setup.params, num_clients=20)
+    traced = jax.make_jaxpr(setup.algorithm.round_fn)(state, batch)
+    products = re.findall(r":(\w+)\[[^\]]*\] = dot_general", str(traced))
+    assert "bf16" in products
+    after, _ = jax.eval_shape(setup.algorithm.round_fn, state, batch)
+    assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
+
+
+def test_server_lr_reaches_the_method():
+    config = RunConfig(client_lr=0.1, server_lr=0.5)
+    np.testing.assert_allclose(_rounds(config, 1), [1.5, 2.0], rtol=1e-6)
+
+
+def test_the_worst_tenth_of_the_clients():
+    # 11 clients with data: the worst 2 count; the one without data does not.
+    accuracy = np.array([0.9, 0.1, np.nan, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 1.0, 0.0])
+    summary = summarise_clients(accuracy)
+    assert summary["worst_10_percent_accuracy"] == pytest.approx(0.05)
+    assert summary["client_accuracy_mean"] == pytest.approx(0.5)
+    assert summary["client_accuracy"][2] is None
+    assert summary["client_accuracy"][0] == 0.9
+    json.dumps(summary, allow_nan=False)
+
+
+def test_devices_compressors_and_schedules_become_arguments():
+    assert RunConfig().devices() is None
+    config = RunConfig(time_budget=3.0, step_time_spread=0.5, dropout=0.1).resolve()
+    assert config.devices() == Devices(time_budget=3.0, step_time_spread=0.5, dropout=0.1)
+    assert "time_budget3.0" in config.run_name()
+
+    def loss_fn(params, examples, key):
+        return jnp.square(params["w"][None] - examples).sum(-1)
+
+    config = RunConfig(
+        algorithm="scaffold",
+        compressor="top_k:0.5",
+        error_feedback=False,
+        client_lr=0.2,
+        client_lr_schedule="exponential:0.5",
+    ).resolve()
+    algorithm = build_algorithm(config, loss_fn)
+    assert algorithm.name == "scaffold+top_k"
+    # Two fields of 4 floats, of which 2 are sent with indices of 2 bits.
+    assert algorithm.uplink({"w": jnp.zeros(4)}) == 2 * (2 * 4 + 1)
+    plain = build_algorithm(dataclasses.replace(config, compressor=None), loss_fn)
+    state = plain.init({"w": jnp.zeros(2)}, 1)
+    round_fn = jax.jit(plain.round_fn)
+    moves = []
+    for t in (0, 3):
+        batch = CohortBatch(
+            client_ids=jnp.zeros(1, jnp.int32),
+            examples=jnp.ones((1, 1, 1, 2)),
+            key=jax.random.key(0),
+            round=jnp.int32(t),
+        )
+        moves.append(np.asarray(plain.params(round_fn(state, batch)[0])["w"]))
+    np.testing.assert_allclose(moves, [[0.4, 0.4], [0.05, 0.05]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"client_lr_schedule": "linear"}, "client_lr_schedule is 'linear'"),
+        ({"client_lr_schedule": "exponential:-1"}, "must be constant, cosine or exponential"),
+        ({"compressor": "top_l:0.9"}, "Did you mean 'top_k'"),
+        ({"downlink_compressor": "top_k:2"}, "comp is 2.0; .* less than 1"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"min_local_steps": 0}, "min_local_steps is 0"),
+    ],
+)
+def test_wrong_devices_compressors_and_schedules(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig(**settings).resolve()

@@ -1,0 +1,356 @@
+"""The projection onto a cone against scipy's NNLS in float64 and against its KKT conditions."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import nnls
+
+from fedjax_lab.qp import inner_products, project_to_cone, project_to_cone_per_leaf
+
+TOLERANCE = 1e-5  # of the data's scale, in float32
+_solve = jax.jit(project_to_cone)
+_solve_many = jax.jit(jax.vmap(project_to_cone))
+_solve_known = jax.jit(lambda p, rows, products: project_to_cone(p, rows, products=products))
+
+
+def solve(p, rows, mask=None, margin=0.0):
+    """One program per shape, whatever the options."""
+    return _solve(p, rows, np.ones(len(rows), bool) if mask is None else mask, margin)
+
+
+def solve_many(p, rows):
+    """In NumPy, so that to take one of many compiles nothing."""
+    return jax.tree.map(np.asarray, _solve_many(p, rows))
+
+
+def unit(rows):
+    rows = np.asarray(rows, np.float64)
+    norms = np.linalg.norm(rows, axis=1)
+    return rows / np.where(norms > 0, norms, 1)[:, None], norms
+
+
+def oracle(p, rows, margin=0.0):
+    """q in float64: min_{z>=0} ||M z + p||; a margin moves into one more coordinate."""
+    p = np.asarray(p, np.float64)
+    size = np.linalg.norm(p) or 1.0
+    units, norms = unit(rows)
+    units = units[norms > 0]
+    if not len(units):
+        return p
+    # <q, u> >= margin: find q0 with <q0, u> = margin for all c, and project p - q0 onto the cone.
+    shift = np.linalg.lstsq(units, np.full(len(units), margin), rcond=None)[0] if margin else 0.0
+    if margin:
+        np.testing.assert_allclose(units @ shift, margin)
+    target = p / size - shift
+    z, _ = nnls(units.T, -target, maxiter=1000 + 100 * len(units))
+    return size * (shift + target + z @ units)
+
+
+def kkt(p, rows, q, z, margin=0.0):
+    """max(-y, -s, y |s| / max(1, max y)) over the nonzero rows, in float64; see ConeInfo."""
+    units, norms = unit(rows)
+    size = np.linalg.norm(np.asarray(p, np.float64)) or 1.0
+    s = (units @ (np.asarray(q, np.float64) / size) - margin)[norms > 0]
+    y = (np.asarray(z, np.float64) * norms / size)[norms > 0]
+    return max([0.0, *-y, *-s, *(y * abs(s) / max([1.0, *y]))])
+
+
+def check(p, rows, q, info, tolerance=TOLERANCE):
+    size = np.linalg.norm(np.asarray(p, np.float64)) or 1.0
+    assert np.linalg.norm(np.asarray(q, np.float64) - oracle(p, rows)) <= tolerance * size
+    measured = kkt(p, rows, q, info.z)
+    assert measured <= tolerance
+    np.testing.assert_allclose(float(info.kkt_residual), measured, atol=tolerance / 10)
+    assert bool(info.feasible)
+    assert (np.asarray(info.z) >= 0).all()
+    assert info.iterations.dtype == jnp.int32
+
+
+def draw(seed, c, d, kind):
+    """One problem (p [d], rows [C, d]) in float32."""
+    rng = np.random.default_rng(seed)
+    p, rows = rng.normal(size=d), rng.normal(size=(c, d))
+    if kind == "conflicting":
+        rows -= 0.3 * p
+    elif kind == "correlated":
+        rows += 3 * (rng.normal(size=d) - 0.5 * p)
+    elif kind == "duplicate":
+        rows[c // 2 :] = rows[: c - c // 2]
+    elif kind == "parallel":
+        rows[c // 2 :] = 1e-3 * rows[: c - c // 2]
+    elif kind == "opposed":
+        rows[c // 2 :] = -rows[: c - c // 2]
+    elif kind == "zero":
+        rows[::2] = 0
+    elif kind == "mixed scales":
+        rows *= 10.0 ** rng.integers(-20, 16, size=(c, 1))
+    elif kind.startswith("spread"):
+        noise = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        rows = -p / np.linalg.norm(p) + float(kind.split()[1]) * noise
+    return p.astype(np.float32), rows.astype(np.float32)
+
+
+KINDS = ("random", "conflicting", "correlated", "duplicate", "parallel", "opposed", "zero")
+KINDS += ("mixed scales", "spread 0.3", "spread 0.1", "spread 0.01")
+
+
+@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shape=st.sampled_from([(1, 1), (3, 30), (8, 30)]),
+    kind=st.sampled_from(KINDS),
+    exponent=st.integers(-20, 15),
+)
+def test_agrees_with_nnls(seed, shape, kind, exponent):
+    p, rows = draw(seed, *shape, kind)
+    p = (p * 10.0**exponent).astype(np.float32)
+    check(p, rows, *solve(p, rows))
+
+
+@settings(max_examples=40, deadline=None, database=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(KINDS[:-1]))
+def test_more_rows_than_dimensions(seed, kind):
+    p, rows = draw(seed, 20, 8, kind)
+    check(p, rows, *solve(p, rows))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("c", "d"), [(3, 20_000), (100, 2000)])  # two blocks of a sum; many rows
+def test_vmap_agrees_with_nnls(kind, c, d):
+    problems = [draw(seed, c, d, kind) for seed in range(3)]
+    p, rows = (np.stack(part) for part in zip(*problems, strict=True))
+    q, info = solve_many(p, rows)
+    for i in range(3):
+        check(p[i], rows[i], q[i], jax.tree.map(lambda leaf, i=i: leaf[i], info))
+
+
+@pytest.mark.parametrize("kind", [*KINDS[:-1], "spread 0.03"])
+def test_many_rows_in_few_dimensions(kind):
+    p, rows = draw(0, 100, 50, kind)
+    check(p, rows, *solve(p, rows))
+
+
+E1 = np.array([1, 0, 0], np.float32)
+ROWS = np.array([[1, 0, 0], [0, 1, 0]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("p", "rows", "expected"),
+    [
+        (E1, np.zeros((0, 3)), E1),  # no rows
+        (E1, np.zeros((2, 3)), E1),  # only zero rows
+        (0 * E1, -ROWS, 0 * E1),  # p = 0
+        (-0.1 * E1, -ROWS, -0.1 * E1),  # feasible
+        (-E1, [E1, 0 * E1], 0 * E1),  # a zero row among others
+        (-E1, [E1, E1, E1], 0 * E1),  # duplicates
+        (-E1, [E1, 1e-3 * E1, 1e3 * E1], 0 * E1),  # parallel rows
+        (E1, [E1, -E1], 0 * E1),  # contradicting rows leave the plane between them
+        ([1, 2, 3], [[0, 1, 0], [0, -1, 0]], [1, 0, 3]),
+        ([-1, -2, -3], np.eye(3), [0, 0, 0]),
+        ([-1, -2, -3], np.concatenate([np.eye(3), -np.eye(3)]), [0, 0, 0]),  # C > d
+        ([-3, 1, 2], [[1, 1, 0]], [-2, 2, 2]),
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, 1e-20, 1e15])
+@pytest.mark.parametrize("row_scale", [1.0, 1e-20, 1e15])
+def test_degenerate_cases(p, rows, expected, scale, row_scale):
+    p = np.asarray(p, np.float32) * np.float32(scale)
+    rows = np.asarray(rows, np.float32) * np.float32(row_scale)
+    if len(rows):
+        rows = np.concatenate([rows, np.zeros((6 - len(rows), 3), np.float32)])
+    q, info = solve(p, rows)
+    np.testing.assert_allclose(q / np.float32(scale), expected, atol=1e-6)
+    assert info.z.shape == (len(rows),)
+    assert kkt(p, rows, q, info.z) <= 1e-6 if len(rows) else info.kkt_residual == 0
+    assert bool(info.feasible)
+    if np.array_equal(np.asarray(expected, np.float32) * np.float32(scale), p):
+        assert np.asarray(q).tobytes() == p.tobytes()
+        assert int(info.iterations) == 0
+        assert not np.asarray(info.z).any()
+
+
+def test_a_feasible_p_comes_back_bit_for_bit_beside_infeasible_lanes():
+    p, rows = draw(0, 100, 2000, "conflicting")
+    feasible_rows = rows * np.where(rows @ p < 0, -1, 1)[:, None].astype(np.float32)
+    q, info = solve_many(np.stack([p, p, p]), np.stack([rows, feasible_rows, rows]))
+    assert q[1].tobytes() == p.tobytes()
+    assert info.iterations[1] == 0
+    assert not info.z[1].any()
+    for i in (0, 2):
+        check(p, rows, q[i], jax.tree.map(lambda leaf, i=i: leaf[i], info))
+
+
+def test_masked_rows_are_no_constraints():
+    p, rows = draw(1, 8, 30, "conflicting")
+    mask = np.array([True, False, True, False, False, True, True, False])
+    q, info = solve(p, rows, mask)
+    np.testing.assert_allclose(q, oracle(p, rows[mask]), atol=TOLERANCE * np.linalg.norm(p))
+    assert not np.asarray(info.z)[~mask].any()
+    q, info = solve(p, rows, np.zeros(8, bool))
+    assert np.asarray(q).tobytes() == p.tobytes()
+
+
+def test_a_pytree_is_one_long_vector():
+    p, rows = draw(2, 7, 60, "conflicting")
+    tree = {"a": p[:12].reshape(3, 4), "b": (p[12], p[13:13], p[13:])}
+    row_tree = {
+        "a": rows[:, :12].reshape(7, 3, 4),
+        "b": (rows[:, 12], rows[:, 13:13], rows[:, 13:]),
+    }
+    q, info = _solve(tree, row_tree)
+    assert jax.tree.structure(q) == jax.tree.structure(tree)
+    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(q)])
+    check(p, rows, flat, info)
+
+
+def test_per_leaf_projects_every_leaf_alone():
+    p, rows = draw(3, 4, 50, "conflicting")
+    tree, row_tree = {"a": p[:20], "b": p[20:]}, {"a": rows[:, :20], "b": rows[:, 20:]}
+    q, info = jax.tree.map(np.asarray, jax.jit(project_to_cone_per_leaf)(tree, row_tree))
+    assert info.z.shape == (2, 4)
+    assert info.iterations >= 2
+    for i, name in enumerate(tree):
+        alone = info._replace(z=info.z[i])
+        check(tree[name], row_tree[name], q[name], alone)
+    worst = max(kkt(tree[name], row_tree[name], q[name], info.z[i]) for i, name in enumerate(tree))
+    np.testing.assert_allclose(info.kkt_residual, worst, atol=TOLERANCE / 10)
+
+
+def test_inner_products_of_every_leaf():
+    p, rows = draw(3, 9, 40_000, "random")
+    tree = {"a": p[None, :20].reshape(1, 4, 5), "b": p[None, 20:]}
+    row_tree = {"a": rows[:, :20].reshape(9, 4, 5), "b": rows[:, 20:]}
+    some = jax.tree.map(lambda leaf: leaf[:2], row_tree)
+    products = jax.jit(inner_products)(row_tree, some, tree)
+    right = np.concatenate([rows[:2], p[None]]).astype(np.float64)
+    expected = [rows[:, :20] @ right[:, :20].T, rows[:, 20:] @ right[:, 20:].T]
+    np.testing.assert_allclose(products, expected, atol=1e-6 * np.square(rows).sum(1).max())
+
+
+@pytest.mark.parametrize("row_scale", [1.0, 1e-20])  # at 1e-20 the given squares are all 0
+def test_known_products(row_scale):
+    p, rows = draw(4, 8, 50, "conflicting")
+    rows *= np.float32(row_scale)
+    products = (rows @ rows.T, rows @ p)
+    check(p, rows, *_solve_known(p, rows, products))
+
+
+def test_known_products_are_not_computed_again():
+    p, rows = draw(4, 8, 50, "conflicting")
+    products = np.eye(8, dtype=np.float32), np.ones(8, np.float32)  # as if p were feasible
+    q, _ = _solve_known(p, rows, products)
+    assert np.asarray(q).tobytes() == p.tobytes()
+
+
+def test_known_products_of_every_leaf():
+    p, rows = draw(3, 4, 50, "conflicting")
+    tree, row_tree = {"a": p[:20], "b": p[20:]}, {"a": rows[:, :20], "b": rows[:, 20:]}
+
+    @jax.jit
+    def run(tree, row_tree):
+        with_rows = inner_products(row_tree, row_tree)
+        with_p = inner_products(row_tree, jax.tree.map(lambda leaf: leaf[None], tree))[..., 0]
+        return project_to_cone_per_leaf(tree, row_tree, products=(with_rows, with_p))
+
+    q, info = jax.tree.map(np.asarray, run(tree, row_tree))
+    for i, name in enumerate(tree):
+        check(tree[name], row_tree[name], q[name], info._replace(z=info.z[i]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float64(kind):
+    with jax.enable_x64(True):
+        p, rows = (part.astype(np.float64) for part in draw(4, 8, 30, kind))
+        q, info = solve(p, rows)
+        assert q.dtype == info.z.dtype == jnp.float64
+        check(p, rows, q, info, tolerance=1e-11)
+
+
+def test_low_precision_leaves_keep_their_dtype():
+    p, rows = draw(5, 3, 30, "conflicting")
+    q, info = solve(p.astype(jnp.bfloat16), rows)
+    assert q.dtype == jnp.bfloat16
+    assert info.z.dtype == jnp.float32
+
+
+def test_scan_and_pmap():
+    problems = [draw(seed, 3, 30, "conflicting") for seed in range(jax.local_device_count())]
+    p, rows = (np.stack(part) for part in zip(*problems, strict=True))
+    scanned = jax.jit(partial(jax.lax.map, lambda xs: project_to_cone(*xs)))((p, rows))
+    for q, info in jax.tree.map(np.asarray, [scanned, jax.pmap(project_to_cone)(p, rows)]):
+        for i in range(len(p)):
+            check(p[i], rows[i], q[i], jax.tree.map(lambda leaf, i=i: leaf[i], info))
+
+
+@pytest.mark.parametrize("margin", [0.01, 0.3])
+def test_margin(margin):
+    p, rows = draw(6, 8, 30, "conflicting")
+    rows[3] = 0  # no constraint, also with a margin
+    q, info = solve(p, rows, margin=margin)
+    size = np.linalg.norm(p)
+    np.testing.assert_allclose(q, oracle(p, rows, margin), atol=TOLERANCE * size)
+    assert kkt(p, rows, q, info.z, margin) <= TOLERANCE
+    assert info.z[3] == 0
+    assert bool(info.feasible)
+
+
+@pytest.mark.parametrize("margin", [1e-3, 0.1, 1.0])
+@pytest.mark.parametrize("c", [3, 8])
+def test_a_margin_that_nothing_satisfies(margin, c):
+    p, rows = draw(7, c, 30, "opposed")
+    q, info = solve(p, rows, margin=margin)
+    assert np.isfinite(q).all()
+    assert np.isfinite(info.z).all()
+    assert not bool(info.feasible)
+    assert float(info.kkt_residual) >= margin / 2
+    assert int(info.iterations) <= 2000
+
+
+def test_not_finite_is_not_feasible():
+    p, rows = draw(8, 3, 30, "random")
+    for bad in (np.nan, np.inf):
+        assert not bool(solve(np.where(p > 1, np.float32(bad), p), rows)[1].feasible)
+        assert not bool(solve(p, np.where(rows > 1, np.float32(bad), rows))[1].feasible)
+
+
+def test_the_cap_holds():
+    p, rows = draw(9, 20, 8, "conflicting")
+    q, info = jax.jit(partial(project_to_cone, max_iterations=5))(p, rows)
+    assert int(info.iterations) == 5
+    assert np.isfinite(q).all()
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        (ValueError, "structure", ({"a": E1}, {"b": ROWS})),
+        (ValueError, "no leaves", ({}, {})),
+        (ValueError, "shape", (E1, ROWS[:, :2])),
+        (ValueError, "shape", ({"a": E1, "b": E1}, {"a": ROWS, "b": ROWS[:1]})),
+        (ValueError, "shape", (np.float32(1), np.float32(1))),
+        (TypeError, "floating", (np.arange(3), np.ones((2, 3), int))),
+        (TypeError, "bool", (E1, ROWS, np.ones(2))),
+        (ValueError, "mask", (E1, ROWS, np.ones(3, bool))),
+        (ValueError, "margin", (E1, ROWS, None, -1.0)),
+    ],
+)
+@pytest.mark.parametrize("function", [project_to_cone, project_to_cone_per_leaf])
+def test_errors(function, error, message, arguments):
+    with pytest.raises(error, match=message):
+        function(*arguments)
+
+
+def test_option_errors():
+    with pytest.raises(ValueError, match="max_iterations"):
+        project_to_cone(E1, ROWS, max_iterations=-1)
+    with pytest.raises(ValueError, match="tolerance"):
+        project_to_cone(E1, ROWS, tolerance=-1.0)
+    with pytest.raises(ValueError, match="products"):
+        project_to_cone(E1, ROWS, products=(np.eye(3), np.ones(2)))
+    with pytest.raises(ValueError, match="products"):
+        project_to_cone_per_leaf(E1, ROWS, products=(np.eye(2), np.ones(2)))

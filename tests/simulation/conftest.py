@@ -1,0 +1,24 @@
+"""Runs share what is compiled for them: a program takes a hundred times as long as its rounds."""
+
+import importlib
+
+import pytest
+
+simulation = importlib.import_module("fedjax_lab.simulation.run")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_are_shared():
+    """``simulate`` traces and compiles once for all runs of one algorithm object and schedule."""
+    kept = {}
+    build_chunk = simulation.build_chunk
+
+    def kept_chunk(algorithm, schedule, client_map):
+        key = (id(algorithm), schedule, client_map)
+        if key not in kept:  # with the algorithm, so that no other one gets its id
+            kept[key] = build_chunk(algorithm, schedule, client_map), algorithm
+        return kept[key][0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation, "build_chunk", kept_chunk)
+        yield
