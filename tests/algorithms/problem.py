@@ -93,7 +93,9 @@ def toy_path(algorithm, cohorts, state=None):
 
 
 def run_rounds(round_fn, state, drawn):
-    """Scan all rounds in one jit; returns (state, stacked metrics)."""
-    return jax.jit(lambda state, batches: jax.lax.scan(round_fn, state, batches))(
-        state, stack_rounds(drawn)
-    )
+    """All rounds one by one, so that one round is compiled; returns (state, stacked metrics)."""
+    round_fn, rows = jax.jit(round_fn), []
+    for t, (_, padded) in enumerate(drawn):
+        state, metrics = round_fn(state, to_batch(padded, t))
+        rows.append(metrics)
+    return state, jax.tree.map(lambda *leaves: np.stack(leaves), *rows)

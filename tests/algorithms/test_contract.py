@@ -185,7 +185,7 @@ def test_hyper_parameters_at_the_end_of_their_range(method):
 # The rest is about the round and the local steps, which all methods share: one of each kind.
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fafed"], indirect=True)
+@pytest.mark.parametrize("name", ["scaffold"], indirect=True)
 def test_scanning_on_from_the_middle_gives_the_same_bits(method, noisy):
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *noisy)
     round_fn = build_round(method.algorithm, "scan")
@@ -195,7 +195,7 @@ def test_scanning_on_from_the_middle_gives_the_same_bits(method, noisy):
     assert_same_bits(run(state, stacked), run(run(state, first), second))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "mime", "fafed", "moon"], indirect=True)
+@pytest.mark.parametrize("name", ["mime", "fafed"], indirect=True)
 def test_late_gather_equals_examples_in_the_batch(method, noisy):
     def late(batch):
         slots, steps, size = batch.example_mask.shape
@@ -208,7 +208,9 @@ def test_late_gather_equals_examples_in_the_batch(method, noisy):
     chex.assert_trees_all_close(expected, actual, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fafed", "moon"], indirect=True)
+@pytest.mark.parametrize(
+    "name", ["fafed", pytest.param("moon", marks=pytest.mark.slow)], indirect=True
+)
 def test_hyper_parameters_can_be_swept(method):
     """vmap over a round with two values of each hyper-parameter, and one by one."""
     _, batches, states = method.run

@@ -85,7 +85,13 @@ def test_the_first_step_of_fedmlb_scales_each_blocks_gradient(x64):
     assert algorithm.gradients_per_step == 3  # 1 + 3 / 2, rounded up
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize(
+    "factory",
+    [
+        pytest.param(f, marks=pytest.mark.slow if f.__name__.endswith("m") else ())
+        for f in FACTORIES
+    ],
+)
 def test_a_shipped_model_on_stored_images(factory):
     """Dropout, and integers that are scaled by ``preprocess``; traced, not compiled."""
 

@@ -17,6 +17,8 @@ from fedjax_lab.round import plan_round
 from tests.algorithms.problem import initial_params, loss_fn, to_batch
 from tests.reference.problem import make_rounds
 
+SLOW = pytest.mark.slow
+
 
 def one_round():
     algorithm = algorithms.scaffold(loss_fn, client_lr=0.1)
@@ -104,7 +106,12 @@ def test_gpu_takes_as_many_clients_as_memory_holds(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "client_map", ["shard_map:2", "shard_map:3/chunk:2", "pmap:2/vmap", "auto"]
+    "client_map",
+    [
+        "shard_map:3/chunk:2",
+        "auto",
+        *(pytest.param(m, marks=SLOW) for m in ("shard_map:2", "pmap:2/vmap")),
+    ],
 )
 def test_shares_of_devices_give_the_same_round(client_map):
     algorithm, state, batch = one_round()
@@ -201,8 +208,8 @@ print(jax.device_count(), len(os.sched_getaffinity(0)))
     [
         ("", {}, None),
         ("", {"FEDJAX_LAB_CPU_DEVICES": "3"}, 3),
-        ("", {"XLA_FLAGS": "--xla_force_host_platform_device_count=5"}, 5),
-        ("import jax; jax.config.update('jax_num_cpu_devices', 4)", {}, 4),
+        pytest.param("", {"XLA_FLAGS": "--xla_force_host_platform_device_count=5"}, 5, marks=SLOW),
+        pytest.param("import jax; jax.config.update('jax_num_cpu_devices', 4)", {}, 4, marks=SLOW),
         ("import jax; jax.devices()", {}, 1),
     ],
 )

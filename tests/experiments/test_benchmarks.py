@@ -156,6 +156,7 @@ def small(monkeypatch):
     monkeypatch.setitem(WORKLOADS, "W3", small)
 
 
+@pytest.mark.slow  # five methods with a model each
 def test_systems_are_set_next_to_their_gradients(small, capsys):
     systems.main(["--workload", "W3", "--methods", "fedspeed", "--rounds", "1", "--repeats", "2"])
     *_, row = capsys.readouterr().out.splitlines()

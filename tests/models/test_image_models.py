@@ -223,7 +223,7 @@ VGG = (layers.ConvBlock(4, "batch", 1, 3, pool=False), layers.DenseBlock(6, drop
     "model",
     [
         pytest.param(models.from_linen(layers.Classifier(3, VGG)), marks=pytest.mark.slow),
-        models.from_linen(layers.Classifier(3, RESIDUAL)),
+        pytest.param(models.from_linen(layers.Classifier(3, RESIDUAL)), marks=pytest.mark.slow),
         models.vit(3, width=4, depth=1, num_heads=2, dropout=0.1),
     ],
     ids=["vgg", "resnet", "vit"],

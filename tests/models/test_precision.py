@@ -54,7 +54,10 @@ def equations(jaxpr):
                 yield from equations(parameter)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(m, marks=pytest.mark.slow if m == "lenet5-group" else ()) for m in MODELS],
+)
 def test_products_are_bfloat16_and_everything_outside_float32(name):
     model, params, loss, examples = problem(name)
     low = models.mixed_precision(model)

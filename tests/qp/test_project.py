@@ -125,8 +125,8 @@ def test_vmap_agrees_with_nnls(kind, c, d):
     problems = [draw(seed, c, d, kind) for seed in range(3)]
     p, rows = (np.stack(part) for part in zip(*problems, strict=True))
     q, info = solve_many(p, rows)
-    for i in range(3):
-        check(p[i], rows[i], q[i], jax.tree.map(lambda leaf, i=i: leaf[i], info))
+    for i in range(3):  # how a CPU adds up 2000 products in float32 decides the last digits
+        check(p[i], rows[i], q[i], jax.tree.map(lambda leaf, i=i: leaf[i], info), 2 * TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", [*KINDS[:-1], "spread 0.03"])

@@ -75,7 +75,7 @@ def test_eigenvalues_of_an_mlp(x64):
     np.testing.assert_array_equal(first, find(batch_size=5, seed=3))
 
 
-@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize("norm", [pytest.param("group", marks=pytest.mark.slow), "batch"])
 def test_eigenvalues_of_a_convolution(norm, x64):
     """Ours have gradients of their own on CPU; the dense Hessian is that of XLA's."""
     examples = labelled((6, 4, 4, 1))
