@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.checks import check_int
+from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.clients.batch import complete_batch
 from fedjax_lab.clients.mapping import check_client_map, parse_client_map, single_device_map
 from fedjax_lab.clients.planner import Plan, plan
@@ -20,6 +20,9 @@ from fedjax_lab.clients.store import put_clients, take_clients
 from fedjax_lab.types import ClientBatch, Cohort, CohortBatch, FedState, Metrics, Params, PyTree
 
 _MANY = 2**20  # clients, where only shapes count and no shape depends on their number
+
+# What becomes of a client whose message or row is not finite.
+ON_NONFINITE = ("exclude", "keep")
 
 RoundFn = Callable[[FedState, CohortBatch], tuple[FedState, Metrics]]
 
@@ -137,7 +140,9 @@ class Algorithm:
         return sum(p.broadcast_bytes(r, params) for p, r in zip(counted, received, strict=True))
 
 
-def build_round(algorithm: Algorithm, client_map: str = "auto") -> RoundFn:
+def build_round(
+    algorithm: Algorithm, client_map: str = "auto", on_nonfinite: str = "exclude"
+) -> RoundFn:
     """Build ``round_fn(state, batch) -> (state, metrics)`` for one way of mapping clients.
 
     The result is pure: jit, vmap and scan go through it. Each client's randomness comes from
@@ -145,14 +150,21 @@ def build_round(algorithm: Algorithm, client_map: str = "auto") -> RoundFn:
     without a valid step (K_i = 0) takes no part, and a round in which nobody takes part
     leaves the state as it was.
 
+    What padded slots, masked examples and absent clients hold reaches no sum, whatever it is.
+
     Args:
       algorithm: the method.
+      on_nonfinite: "exclude": a client whose message or new row holds a NaN or an infinity is
+        treated as one that did not take part, from that phase on, and the metric
+        ``nonfinite_clients`` counts it; "keep": it is added up like the others.
       client_map: "vmap", "scan", "chunk:n", "pmap", "shard_map" (see
         ``fedjax_lab.clients.mapping``), or "auto": the planner chooses when the round is traced.
 
     Raises:
-      ValueError: the client map is unknown, or "measure", which is for ``simulate``.
+      ValueError: the client map is unknown, or "measure", which is for ``simulate``; or
+        ``on_nonfinite`` is unknown.
     """
+    exclude = check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE) == "exclude"
     if check_client_map(client_map) == "measure":
         raise ValueError("client_map is 'measure'; a round function is not run, only simulate is.")
     fixed = None if client_map == "auto" else parse_client_map(client_map)
@@ -161,13 +173,13 @@ def build_round(algorithm: Algorithm, client_map: str = "auto") -> RoundFn:
         cohort_map = fixed or parse_client_map(plan_round(algorithm, state, batch).client_map)
         cohort, mapped = complete_batch(batch, state.num_clients, cohort_map.multiple)
         server, clients = state.server, state.clients
-        params = algorithm.params(state)
+        params, expected = algorithm.params(state), cohort.participates
         metrics: Metrics = {}
         for index, phase in enumerate(algorithm.phases):
             key = jax.random.fold_in(batch.key, index)
             received = phase.broadcast(server, cohort.round)
-            messages, clients, report = _run_clients(
-                phase, params, cohort_map, received, clients, cohort, mapped, key, batch.source
+            messages, clients, report, cohort = _run_clients(
+                phase, params, cohort_map, received, clients, cohort, mapped, key, batch, exclude
             )
             server, server_metrics = phase.server_update(server, messages, cohort)
             metrics = {**metrics, **report, **server_metrics}
@@ -176,6 +188,9 @@ def build_round(algorithm: Algorithm, client_map: str = "auto") -> RoundFn:
         state = state._replace(server=server, clients=clients)
         participants = cohort.participates.sum(dtype=cohort.weights.dtype)
         senders = participants * metrics.get("communicated", 1)
+        if exclude:
+            left_out = expected & ~cohort.participates
+            metrics["nonfinite_clients"] = left_out.sum(dtype=participants.dtype)
         return state, {
             **metrics,
             "participants": participants,
@@ -197,8 +212,8 @@ def plan_round(algorithm: Algorithm, state: FedState, batch: CohortBatch) -> Pla
     return plan(functools.partial(build_round, algorithm), state, batch)
 
 
-def _run_clients(phase, params, cohort_map, received, clients, cohort, mapped, key, source):
-    """Run the cohort. Returns the messages as the server receives them, rows and report."""
+def _run_clients(phase, params, cohort_map, received, clients, cohort, mapped, key, batch, exclude):
+    """Run the cohort: the messages as the server receives them, rows, report, who is left."""
     slots = cohort.client_ids.shape[0]
     extra = -slots % cohort_map.multiple
 
@@ -212,6 +227,7 @@ def _run_clients(phase, params, cohort_map, received, clients, cohort, mapped, k
         "mean": pad(cohort.weights),
         "sum": participates.astype(cohort.weights.dtype),
     }
+    weighs = None if exclude else coefficients["mean"] > 0
     mapped = jax.tree.map(pad, mapped)
     mapped["key"] = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)
     lengths = order = None
@@ -220,37 +236,58 @@ def _run_clients(phase, params, cohort_map, received, clients, cohort, mapped, k
         lengths = jnp.where(mapped["step_mask"], numbers[None], 0).max(1)
         if cohort_map.sort is not None:
             order = cohort_map.sort(lengths)
-            ids, participates, coefficients, mapped, lengths = jax.tree.map(
-                lambda leaf: leaf[order], (ids, participates, coefficients, mapped, lengths)
+            ids, participates, weighs, coefficients, mapped, lengths = jax.tree.map(
+                lambda leaf: leaf[order], (ids, participates, weighs, coefficients, mapped, lengths)
             )
 
     def one_client(shared, client, longest):
         received, round, source = shared
-        row, fields = client
+        row, fields, counts, weighs = client
         batch = ClientBatch(**fields, round=round, source=source, longest=longest)
         message, row, report = phase.client_update(received, row, batch)
         _check_message(message, phase.message_like(params), phase.reduce)
+        if exclude:
+            counts = counts & tree.all_finite((message, row))
+        message, report = tree.zero_unless(counts, (message, report))
         mean, total, stack = (
             {name: message[name] for name, how in phase.reduce.items() if how == rule}
             for rule in ("mean", "sum", "stack")
         )
-        return {"mean": mean, "sum": (total, report)}, (row, stack)
+        if weighs is not None:
+            mean = tree.zero_unless(weighs, mean)
+        return {"mean": mean, "sum": (total, report)}, (row, stack, counts)
 
-    sums, (rows, stack) = cohort_map.run(
+    sums, (rows, stack, counts) = cohort_map.run(
         one_client,
-        (received, cohort.round, source),
-        (take_clients(clients, ids), mapped),
+        (received, cohort.round, batch.source),
+        (take_clients(clients, ids), mapped, participates, weighs),
         coefficients,
         lengths,
     )
     total, report = sums["sum"]
+    clients = put_clients(clients, ids, rows, counts)
     if order is not None:
         back = jnp.argsort(order)
-        stack = jax.tree.map(lambda leaf: leaf[back], stack)
-    stack = jax.tree.map(lambda leaf: leaf[:slots], stack)
+        stack, counts = jax.tree.map(lambda leaf: leaf[back], (stack, counts))
+    stack, counts = jax.tree.map(lambda leaf: leaf[:slots], (stack, counts))
+    mean = sums["mean"]
+    if exclude:
+        cohort, rest = _without(cohort, counts)
+        mean = jax.tree.map(lambda leaf: tree.safe_divide(leaf, rest.astype(leaf.dtype)), mean)
     report = {name: tree.safe_divide(value, weight) for name, (value, weight) in report.items()}
-    clients = put_clients(clients, ids, rows, participates)
-    return {**sums["mean"], **total, **stack}, clients, report
+    return {**mean, **total, **stack}, clients, report, cohort
+
+
+def _without(cohort: Cohort, counts: jax.Array) -> tuple[Cohort, jax.Array]:
+    """The cohort of those who count, and the sum of their weights: exactly 1 if all do."""
+    weights = jnp.where(counts, cohort.weights, 0)
+    rest = jnp.where((counts == cohort.participates).all(), 1, weights.sum())
+    cohort = cohort._replace(
+        participates=counts,
+        weights=tree.safe_divide(weights, rest),
+        num_steps=jnp.where(counts, cohort.num_steps, 0),
+    )
+    return cohort, rest
 
 
 def _check_message(message: dict, expected: dict, reduce: dict[str, str]) -> None:

@@ -58,6 +58,16 @@ def where(condition: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), tree, other)
 
 
+def zero_unless(condition: jax.Array, tree: PyTree) -> PyTree:
+    """``tree`` where the scalar ``condition`` holds, else zeros: NaN times 0 would stay NaN.
+
+    Args:
+      condition: bool scalar.
+      tree: pytree of arrays.
+    """
+    return jax.tree.map(lambda a: jnp.where(condition, a, jnp.zeros_like(a)), tree)
+
+
 def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
     """sum_i weights[i] * stacked[i] over the leading axis, a matrix product per leaf.
 
@@ -71,6 +81,17 @@ def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
         return jnp.tensordot(coefficients, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
 
     return jax.tree.map(total, stacked)
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether all floating-point numbers of a tree are finite; a bool scalar.
+
+    Args:
+      tree: pytree of arrays.
+    """
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    checked = [jnp.isfinite(leaf).all() for leaf in leaves]
+    return jnp.stack(checked).all() if checked else jnp.asarray(True)
 
 
 def stack(trees: list[PyTree]) -> PyTree:

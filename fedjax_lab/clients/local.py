@@ -134,7 +134,7 @@ class Gradient:
             if batch.step_mask is not None:
                 mask = mask & batch.step_mask[:, None]
             mask = mask.reshape(-1)
-        examples = gather(examples, batch.source)
+        examples = gather(_fill(examples, mask), batch.source)
         key = jax.random.fold_in(batch.key, _FULL_GRADIENT)
         return self(params, Step(examples, mask, key, (), self.init(params)))[0]
 
@@ -179,6 +179,17 @@ def gather(examples: PyTree, source: PyTree) -> PyTree:
     return examples if source is None else jax.tree.map(lambda s: s[examples], source)
 
 
+def _fill(examples: PyTree, mask: jax.Array | None) -> PyTree:
+    """Put the first valid example into the masked places.
+
+    Else the gradient of a masked NaN, times 0, would be NaN.
+    """
+    if mask is None:
+        return examples
+    place = jnp.where(mask, jnp.arange(mask.shape[0]), jnp.argmax(mask))
+    return jax.tree.map(lambda leaf: leaf[place], examples)
+
+
 def local_steps(
     direction: Direction,
     gradient: Gradient,
@@ -205,7 +216,8 @@ def local_steps(
     def take(carry, step_index, examples, mask):
         y, carried, transform_state, taken_before = carry
         key = jax.random.fold_in(batch.key, step_index)
-        step = Step(gather(examples, batch.source), mask, key, carried, transform_state)
+        examples = gather(_fill(examples, mask), batch.source)
+        step = Step(examples, mask, key, carried, transform_state)
         descent, report = direction(y, step)
         rate = lr(taken_before, batch.num_steps) if callable(lr) else lr
         rate = jnp.asarray(rate, report.loss.dtype)

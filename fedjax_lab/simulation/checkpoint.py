@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,10 @@ import numpy as np
 from fedjax_lab.types import PyTree
 
 
+class _DamagedError(ValueError):
+    """A checkpoint that cannot be used, where an older one may be."""
+
+
 class Checkpoints:
     """The checkpoints of one run, one step per saved round; the last two are kept.
 
@@ -18,11 +24,12 @@ class Checkpoints:
     digest of its arrays, so that damage on the disk is noticed and not trained on.
     """
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, run_id: str = ""):
         import orbax.checkpoint as ocp
 
         self._ocp = ocp
         self._directory = Path(directory).absolute()
+        self._run_id = run_id  # whose they are: a folder from another run is refused
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2, create=True, enable_async_checkpointing=False
         )
@@ -43,7 +50,9 @@ class Checkpoints:
             round,
             args=self._ocp.args.Composite(
                 state=self._ocp.args.StandardSave(arrays),
-                meta=self._ocp.args.JsonSave({"digest": _digest(arrays), "extra": extra}),
+                meta=self._ocp.args.JsonSave(
+                    {"run": self._run_id, "digest": _digest(arrays, extra), "extra": extra}
+                ),
             ),
         )
         self._manager.wait_until_finished()
@@ -53,18 +62,40 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def restore(self, like: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
-        """The last checkpoint: (round, state, extra).
+        """The last checkpoint that is whole: (round, state, extra).
+
+        One that is damaged is left out with a warning, and taken away.
 
         Args:
           like: a state of the same structure, shapes and dtypes.
 
         Raises:
-          ValueError: the checkpoint is damaged, or belongs to another model or method.
+          ValueError: all checkpoints are damaged, or one belongs to another run.
           FileNotFoundError: there is no checkpoint.
         """
-        round = self.latest()
-        if round is None:
+        rounds = sorted(self._manager.all_steps(), reverse=True)
+        if not rounds:
             raise FileNotFoundError(f"there is no checkpoint in {self._directory}.")
+        damage = ""
+        for round in rounds:
+            try:
+                found = self._read(round, like)
+            except _DamagedError as error:
+                damage = damage or str(error)
+                continue
+            for newer in (step for step in rounds if step > round):
+                warnings.warn(
+                    f"{damage} The run goes on from round {round}.", UserWarning, stacklevel=2
+                )
+                shutil.rmtree(self._directory / str(newer), ignore_errors=True)
+            self._manager.reload()
+            return found
+        raise ValueError(
+            f"{damage} No other one is whole: delete {self._directory} to begin again, or choose "
+            "another run_dir."
+        )
+
+    def _read(self, round: int, like: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
         where = self._directory / str(round)
         expected = _to_arrays(like)
         try:
@@ -75,17 +106,20 @@ class Checkpoints:
                 ),
             )
             arrays, meta = restored["state"], restored["meta"]
-            intact = meta["digest"] == _digest(arrays)
+            intact = meta["digest"] == _digest(arrays, meta["extra"])
         except Exception as error:  # orbax and tensorstore raise many kinds for a damaged file
-            raise ValueError(
+            raise _DamagedError(
                 f"the checkpoint {where} cannot be read ({type(error).__name__}: "
-                f"{str(error).splitlines()[0][:200] if str(error) else 'no details'}). Delete this "
-                "folder to resume from an older checkpoint."
+                f"{str(error).splitlines()[0][:200] if str(error) else 'no details'})."
             ) from error
         if not intact:
+            raise _DamagedError(
+                f"the checkpoint {where} is damaged: its content does not match its digest."
+            )
+        if meta["run"] != self._run_id:
             raise ValueError(
-                f"the checkpoint {where} is damaged: its arrays do not match their digest. Delete "
-                "this folder to resume from an older checkpoint."
+                f"the checkpoint {where} belongs to another run than the config.json beside it; "
+                "put the right folder back, or choose another run_dir."
             )
         shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in arrays.items()}
         if shapes != {name: (leaf.shape, leaf.dtype) for name, leaf in expected.items()}:
@@ -110,8 +144,8 @@ def _to_arrays(state: PyTree) -> dict[str, np.ndarray]:
     }
 
 
-def _digest(arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
+def _digest(arrays: dict[str, np.ndarray], extra: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(extra, sort_keys=True).encode())
     for name in sorted(arrays):
         leaf = np.ascontiguousarray(arrays[name])
         digest.update(json.dumps([name, leaf.shape, str(leaf.dtype)]).encode())

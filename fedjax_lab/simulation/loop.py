@@ -1,7 +1,6 @@
 """What the host does around compiled chunks of rounds: the start, the books, the way to stop."""
 
-import signal
-import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab import tree
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.recorder import Row
@@ -32,6 +32,16 @@ def start_state(
     return start(params, clients, key)
 
 
+def as_value(value: Any) -> float | list:
+    """A metric as a row holds it: a number, or a list of an array's numbers.
+
+    Args:
+      value: a number or an array.
+    """
+    array = np.asarray(value, np.float64)
+    return float(array) if array.ndim == 0 else array.tolist()
+
+
 class Tally:
     """Exact totals since round 0, and the rows of a history.
 
@@ -40,6 +50,7 @@ class Tally:
       params: the server model.
       schedule: with ``devices``, the simulated time is a total, too.
       history: rows of the rounds before, if there are any.
+      counts_nonfinite: whether the rounds say how many clients were not finite.
     """
 
     def __init__(
@@ -48,14 +59,25 @@ class Tally:
         params: Params,
         schedule: Schedule,
         history: Sequence[Row] = (),
+        counts_nonfinite: bool = True,
     ):
         self._bytes_up, self._bytes_down = algorithm.uplink(params), algorithm.downlink(params)
         self._gradients_per_step = algorithm.gradients_per_step
         self._totals: dict[str, float] = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
         if schedule.devices is not None:
             self._totals["simulated_seconds"] = 0.0
+        if counts_nonfinite:
+            self._totals["nonfinite_clients"] = 0
         if history:
             self._totals = {name: history[-1][name] for name in self._totals}
+
+    def names(self, metrics: Mapping[str, Any]) -> set[str]:
+        """The names of a row, beside those of an evaluation.
+
+        Args:
+          metrics: of rounds.
+        """
+        return {"round", "seconds", "compile_seconds", *metrics, *self._totals}
 
     def row(self, metrics: Mapping[str, Any]) -> Row:
         """Means over a chunk's rounds (``metrics`` are stacked [rounds]), and the new totals."""
@@ -68,10 +90,65 @@ class Tally:
         self._totals["gradients"] += round((participants * steps).sum()) * self._gradients_per_step
         for name in ("bytes_up", "bytes_down"):
             metrics.pop(name)
+        if "nonfinite_clients" in metrics:
+            self._totals["nonfinite_clients"] += round(metrics.pop("nonfinite_clients").sum())
         if "round_seconds" in metrics:
             self._totals["simulated_seconds"] += float(metrics["round_seconds"].sum())
-        row = {name: float(values.mean()) for name, values in sorted(metrics.items())}
+        row = {name: as_value(values.mean(0)) for name, values in sorted(metrics.items())}
         return {**row, "local_steps": float(steps.mean()), **self._totals}
+
+
+class Watch:
+    """Watches over a run for values that are not finite, and says so when they come.
+
+    Args:
+      algorithm: the method.
+      on_nonfinite: as of ``simulate``.
+
+    Attributes:
+      diverged: whether the run has to end.
+    """
+
+    def __init__(self, algorithm: Algorithm, on_nonfinite: str):
+        self._algorithm, self._stop_at_once = algorithm, on_nonfinite == "stop"
+        self._params_are_finite = jax.jit(lambda state: tree.all_finite(algorithm.params(state)))
+        self._told = False
+        self.diverged = False
+
+    def look(self, first: int, state: FedState, metrics: Mapping[str, Any]) -> int:
+        """Look at a chunk of rounds; returns how many came before the one that ends the run.
+
+        Args:
+          first: number of its first round, from 0.
+          state: the state after it.
+          metrics: of its rounds, [length] each.
+        """
+        left = np.asarray(metrics["participants"])
+        excluded = np.asarray(metrics.get("nonfinite_clients", np.zeros_like(left)))
+        if excluded.any() and not self._told:
+            self._told = True
+            at = int(excluded.argmax())
+            self._warn(
+                f"in round {first + at} of {self._algorithm.name} {excluded[at]:.0f} of "
+                f"{excluded[at] + left[at]:.0f} clients gave values that are not finite and were "
+                "left out; rows count them as nonfinite_clients."
+            )
+        if self._stop_at_once and excluded.any():
+            self.diverged = True
+            at = int((excluded > 0).argmax())
+            self._warn(f"diverged: on_nonfinite is 'stop': the run ends before round {first + at}.")
+            return at
+        alone = (excluded > 0) & (left == 0)
+        if alone.any():
+            self.diverged = True
+            self._warn(f"diverged: in round {first + int(alone.argmax())} no client was finite.")
+        elif not self._params_are_finite(state):
+            self.diverged = True
+            self._warn(f"diverged: the server model is not finite after round {first + len(left)}.")
+        return len(left)
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(text, UserWarning, stacklevel=4)
 
 
 @contextmanager
@@ -86,22 +163,3 @@ def traced(folder: str | Path | None) -> Iterator[None]:
         return
     with jax.profiler.trace(str(folder)):
         yield
-
-
-@contextmanager
-def stop_on_interrupt() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets; the second one interrupts as usual."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def request_stop(number, frame):
-        stop.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, request_stop)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)

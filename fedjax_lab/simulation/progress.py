@@ -40,11 +40,20 @@ class Progress:
             )
             self._bar.start()
 
-    def update(self, round: int, values: dict[str, float]) -> None:
+    def go_on_from(self, round: int) -> None:
+        """Say that ``round`` rounds were done before."""
+        self._start = round
+        if self._bar is not None:
+            self._bar.update(self._task, completed=round)
+        if self._enabled and round >= self._rounds:
+            print(f"{self._name}: finished already, nothing run", file=sys.stderr, flush=True)
+
+    def update(self, round: int, values: dict[str, Any]) -> None:
         """Report that ``round`` rounds are done, with a few values to show."""
         now = time.monotonic()
         rate = (round - self._start) / max(now - self._began, 1e-9)
-        notes = [f"{name} {value:#.4g}" for name, value in values.items()]
+        numbers = {name: v for name, v in values.items() if isinstance(v, float)}
+        notes = [f"{name} {value:#.4g}" for name, value in numbers.items()]
         note = "  ".join(notes)
         if self._bar is not None:
             while notes and len("  ".join(notes)) > self._room:

@@ -1,5 +1,8 @@
 """What a run leaves on disk while it goes on, and what it goes on from."""
 
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.simulation.checkpoint import Checkpoints
+from fedjax_lab.simulation.lock import RunDirLock
 from fedjax_lab.simulation.run_dir import (
     CHECKPOINTS,
     METRICS,
     SUMMARY,
     TIMES,
     MetricsFile,
+    disk_full_in_one_line,
     open_run_dir,
+    plain_row,
     read_metrics,
+    run_id,
     write_json,
 )
 from fedjax_lab.types import PyTree
@@ -32,6 +39,7 @@ class Recorder:
 
     Raises:
       FileExistsError: ``run_dir`` holds another run.
+      BlockingIOError: another process is writing to it.
     """
 
     def __init__(self, run_dir: str | Path | None, *, every: int, config: Row):
@@ -39,54 +47,99 @@ class Recorder:
         self._saved = 0
         self.spent = (0.0, 0.0)  # (seconds, compile_seconds) before this call
         self._path = None if run_dir is None else Path(run_dir)
-        if self._path is not None:
-            open_run_dir(self._path, config)
+        self._open: list[Any] = []  # what ``close`` closes, in this order
+        if self._path is None:
+            return
+        with disk_full_in_one_line(self._path):
+            self._path.mkdir(parents=True, exist_ok=True)
+            lock = RunDirLock(self._path)
+            try:
+                open_run_dir(self._path, config)
+                self._checkpoints = Checkpoints(self._path / CHECKPOINTS, run_id(config))
+            except BaseException:
+                lock.release()
+                raise
+        self._open = [self._checkpoints.close, lock.release]
 
     def begin(self, state: PyTree) -> tuple[int, PyTree, list[Row]]:
         """(round, state, history) to go on from; ``state`` is that before round 0."""
         if self._path is None:
             return 0, state, []
-        self._checkpoints = Checkpoints(self._path / CHECKPOINTS)
         history: list[Row] = []
         times: list[Row] = []
         if self._checkpoints.latest() is not None:
-            try:
-                self._saved, state, _ = self._checkpoints.restore(like=state)
-            except ValueError:
-                self._checkpoints.close()
-                raise
-            rows = read_metrics(self._path / METRICS)
-            history = [row for row in rows if row["round"] <= self._saved]
+            self._saved, state, extra = self._checkpoints.restore(like=state)
             state = jax.tree.map(jnp.asarray, state)
-            if (self._path / TIMES).exists():
-                times = [r for r in read_metrics(self._path / TIMES) if r["round"] <= self._saved]
+            history, times = extra["rows"], extra["times"]
+            self._compare_rows(history)
         if times:
             self.spent = (times[-1]["seconds"], times[-1]["compile_seconds"])
-        self._metrics = MetricsFile(self._path / METRICS, history)
-        self._times = MetricsFile(self._path / TIMES, times)
+        with disk_full_in_one_line(self._path):
+            self._metrics = MetricsFile(self._path / METRICS, history)
+            self._times = MetricsFile(self._path / TIMES, times)
+        self._all_times = times
+        self._open = [self._metrics.close, self._times.close, *self._open]
         return self._saved, state, history
+
+    def _compare_rows(self, expected: list[Row]) -> None:
+        """Say so if the file's rows are not those of the checkpoint, which replace them."""
+        assert self._path is not None
+        file = self._path / METRICS
+        found: list[Row] | None = None
+        with suppress(OSError, ValueError):
+            found = [row for row in read_metrics(file) if row["round"] <= self._saved]
+        if found != expected:
+            warnings.warn(
+                f"{file} did not hold the {len(expected)} rows that the checkpoint of round "
+                f"{self._saved} knows; they were written again from it.",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def row(self, row: Row, seconds: float, compile_seconds: float) -> None:
         """Append a row; times go to a file of their own: equal runs have equal metrics."""
         if self._path is not None:
-            self._metrics.append(row)
             times = {"seconds": seconds, "compile_seconds": compile_seconds}
-            self._times.append({"round": row["round"], **times})
+            self._all_times.append({"round": row["round"], **times})
+            with disk_full_in_one_line(self._path):
+                self._metrics.append(row)
+                self._times.append(self._all_times[-1])
 
     def checkpoint(self, round: int, state: PyTree, history: list[Row], *, last: bool) -> None:
-        """Save the state if it is time to, or if this is the last chance."""
-        if self._path is not None and (last or round - self._saved >= self._every):
-            self._checkpoints.save(round, state, {"rows": len(history)})
+        """Save the state if it is time to; on the last chance, if it is not saved yet."""
+        due = round > self._saved if last else round - self._saved >= self._every
+        if self._path is not None and due:
+            with disk_full_in_one_line(self._path):
+                self._metrics.sync()
+                rows = [plain_row(row) for row in history]
+                extra = {"rows": rows, "times": list(self._all_times)}
+                self._checkpoints.save(round, state, extra)
             self._saved = round
 
     def summarise(self, **summary: Any) -> None:
         """Write summary.json."""
         if self._path is not None:
-            write_json(self._path / SUMMARY, summary)
+            with disk_full_in_one_line(self._path):
+                write_json(self._path / SUMMARY, summary)
 
     def close(self) -> None:
-        """Close the files."""
-        if self._path is not None:
-            self._metrics.close()
-            self._times.close()
-            self._checkpoints.close()
+        """Close the files, and let others write."""
+        for close in self._open:
+            with suppress(OSError):  # a full disk was told before
+                close()
+        self._open = []
+
+
+def check_names(recorded: Mapping[str, Any], given: Mapping[str, Any] | None) -> None:
+    """Check that what the caller adds to config.json replaces nothing that the run records.
+
+    Args:
+      recorded: what the run records.
+      given: the argument ``config``.
+
+    Raises:
+      ValueError: a name is in both.
+    """
+    for name in given or {}:
+        if name in recorded:
+            raise ValueError(f"config has the name {name!r}, which the run records itself.")

@@ -64,7 +64,7 @@ class Schedule(NamedTuple):
 
 
 def build_rounds(
-    algorithm: Algorithm, schedule: Schedule, client_map: str
+    algorithm: Algorithm, schedule: Schedule, client_map: str, on_nonfinite: str = "exclude"
 ) -> Callable[..., tuple[FedState, Metrics]]:
     """Build ``run_rounds(state, clients, key, first_round, length) -> (state, metrics)``.
 
@@ -75,8 +75,9 @@ def build_rounds(
       algorithm: the method.
       schedule: how batches are drawn.
       client_map: see ``fedjax_lab.clients.mapping``.
+      on_nonfinite: as of ``build_round``.
     """
-    round_fn = build_round(algorithm, client_map)
+    round_fn = build_round(algorithm, client_map, on_nonfinite)
 
     def run_rounds(state, clients, key, first_round, length):
         def body(state, round):
@@ -91,7 +92,9 @@ def build_rounds(
     return run_rounds
 
 
-def build_chunk(algorithm: Algorithm, schedule: Schedule, client_map: str) -> jax.stages.Wrapped:
+def build_chunk(
+    algorithm: Algorithm, schedule: Schedule, client_map: str, on_nonfinite: str = "exclude"
+) -> jax.stages.Wrapped:
     """``build_rounds`` as a program: jitted, with the state donated and ``length`` static.
 
     The data is an argument, never a constant of the program.
@@ -100,8 +103,9 @@ def build_chunk(algorithm: Algorithm, schedule: Schedule, client_map: str) -> ja
       algorithm: the method.
       schedule: how batches are drawn.
       client_map: see ``fedjax_lab.clients.mapping``.
+      on_nonfinite: as of ``build_round``.
     """
-    run_rounds = build_rounds(algorithm, schedule, client_map)
+    run_rounds = build_rounds(algorithm, schedule, client_map, on_nonfinite)
     return jax.jit(run_rounds, static_argnames="length", donate_argnums=0)
 
 

@@ -17,17 +17,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.checks import check_int
+from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
 from fedjax_lab.data import Devices, FederatedArrays
-from fedjax_lab.round import Algorithm, plan_round
+from fedjax_lab.round import ON_NONFINITE, Algorithm, plan_round
+from fedjax_lab.simulation.arguments import check_simulate, warn_of_nonfinite_data
+from fedjax_lab.simulation.chunks import Chunks
+from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.loggers import Hook, Hooks
-from fedjax_lab.simulation.loop import Tally, start_state, stop_on_interrupt, traced
+from fedjax_lab.simulation.loop import Tally, Watch, as_value, start_state, traced
 from fedjax_lab.simulation.progress import Progress
-from fedjax_lab.simulation.recorder import Recorder, Row
+from fedjax_lab.simulation.recorder import Recorder, Row, check_names
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
 from fedjax_lab.simulation.run_dir import versions
+from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.types import FedState, Params
 
 
@@ -44,7 +48,8 @@ class SimulationResult(NamedTuple):
       seconds: time spent in rounds and evaluation, compilation left out; the parts before an
         interruption are included.
       compile_seconds: time spent compiling rounds, likewise.
-      interrupted: whether Ctrl-C ended the run early.
+      stopped: why the run ended before its last round: "interrupt" (Ctrl-C or SIGTERM) or
+        "diverged"; None: it did not.
     """
 
     params: Params
@@ -52,7 +57,12 @@ class SimulationResult(NamedTuple):
     history: list[Row]
     seconds: float
     compile_seconds: float
-    interrupted: bool
+    stopped: str | None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C or SIGTERM ended the run early."""
+        return self.stopped == "interrupt"
 
 
 def simulate(
@@ -80,13 +90,18 @@ def simulate(
     on_row: Hook | Iterable[Hook] = (),
     profile_dir: str | Path | None = None,
     progress: bool = False,
+    on_nonfinite: str = "exclude",
 ) -> SimulationResult:
     """Run ``rounds`` rounds of a method and return its history.
 
     With ``run_dir``, metrics and checkpoints are kept there, and a second call with the same
     arguments goes on where the first one stopped; the result equals that of an uninterrupted
-    run bit for bit. Ctrl-C finishes the running chunk, saves, and returns; a second Ctrl-C
-    stops at once.
+    run bit for bit. The directory is bound to its run by content: params, data, the compiled
+    rounds, ``evaluate`` and ``diagnose``. Ctrl-C or SIGTERM finishes the running chunk, saves,
+    and returns; a second one stops at once.
+
+    A server model that is not finite, or a round in which no participant is, ends the run as
+    "diverged", with a warning: the model is not evaluated, and no checkpoint is written.
 
     Args:
       algorithm: the method.
@@ -119,14 +134,22 @@ def simulate(
       profile_dir: a folder for a profile of ``eval_every`` rounds, once they are compiled; see
         ``fedjax_lab.simulation.loop.traced``. None: no profile.
       progress: show progress on stderr.
+      on_nonfinite: a client whose message or row is not finite is left out of its round
+        ("exclude"; rows have the total ``nonfinite_clients``), ends the run before that round,
+        as diverged ("stop"), or is added up like the others ("keep").
 
     Raises:
-      ValueError: an argument is out of range, or a checkpoint is damaged.
+      ValueError: an argument is out of range, all checkpoints are damaged, or ``evaluate`` or
+        ``diagnose`` returned a name that rows have already.
       FileExistsError: ``run_dir`` holds another run.
+      BlockingIOError: another process is writing to ``run_dir``.
+      OSError: the disk is full.
     """
     check_int("rounds", rounds, minimum=1)
     check_int("eval_every", eval_every, minimum=1)
-    check_int("seed", seed, minimum=0)
+    check_int("seed", seed, minimum=0, maximum=2**32 - 1)
+    check_choice("on_nonfinite", on_nonfinite, (*ON_NONFINITE, "stop"))
+    check_simulate(algorithm, params, clients)
     if checkpoint_every is not None:
         check_int("checkpoint_every", checkpoint_every, minimum=1)
     schedule = Schedule(
@@ -146,68 +169,112 @@ def simulate(
     if client_map in PLANNED:
         client_map = _plan(algorithm, schedule, state, clients, key, client_map, progress)
     state, clients, key = place((state, clients, key), client_map)
+    in_round = "keep" if on_nonfinite == "keep" else "exclude"
+    chunks = Chunks(build_chunk(algorithm, schedule, client_map, in_round), clients, key)
+    record = {
+        "algorithm": algorithm.name,
+        "hyperparameters": dict(algorithm.hyperparameters),
+        "partition": dataclasses.asdict(clients.partition),
+        "num_clients": clients.num_clients,
+        "rounds": rounds,
+        **schedule._asdict(),
+        "devices": None if devices is None else dataclasses.asdict(devices),
+        "seed": seed,
+        "eval_every": eval_every,
+        "client_map": client_map,
+        "on_nonfinite": on_nonfinite,
+        "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
+        "versions": versions(),
+    }
+    check_names(record, config)
+    if run_dir is not None:
+        record["content"] = {
+            "params": hash_arrays(params),
+            "examples": hash_arrays((clients.examples, clients.indices)),
+            "program": hash_program(chunks.lower(state, eval_every)),
+            "evaluate": hash_function(evaluate),
+            "diagnose": hash_function(diagnose),
+        }
+    warn_of_nonfinite_data(clients)
     recorder = Recorder(
-        run_dir,
-        every=checkpoint_every or -(-rounds // 10),
-        config={
-            "algorithm": algorithm.name,
-            "hyperparameters": dict(algorithm.hyperparameters),
-            "partition": dataclasses.asdict(clients.partition),
-            "num_clients": clients.num_clients,
-            "rounds": rounds,
-            **schedule._asdict(),
-            "devices": None if devices is None else dataclasses.asdict(devices),
-            "seed": seed,
-            "eval_every": eval_every,
-            "client_map": client_map,
-            "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
-            **(config or {}),
-            "versions": versions(),
-        },
+        run_dir, every=checkpoint_every or -(-rounds // 10), config={**record, **(config or {})}
     )
-    round, state, history = recorder.begin(state)
-    state = place(state, client_map)
-    run_chunk = build_chunk(algorithm, schedule, client_map)
-    compiled: dict[int, Any] = {}
-    bar = Progress(algorithm.name, round, rounds, progress)
-    tally = Tally(algorithm, params, schedule, history)
-    seconds, compile_seconds = recorder.spent
-    for row in history:
-        hooks(row)
-    began = time.perf_counter() - seconds - compile_seconds
-    with closing(recorder), closing(bar), stop_on_interrupt() as stop:
-        while round < rounds and not stop.is_set():
+    bar = Progress(algorithm.name, 0, rounds, progress)
+    watch = Watch(algorithm, on_nonfinite)
+    with closing(recorder), closing(bar), stop_on_signal() as stop:
+        round, state, history = recorder.begin(state)
+        bar.go_on_from(round)
+        state = place(state, client_map)
+        tally = Tally(algorithm, params, schedule, history, in_round == "exclude")
+        seconds, chunks_before = recorder.spent
+        chunks.compile_seconds += chunks_before
+        for row in history:
+            hooks(row)
+        began = time.perf_counter() - seconds - chunks.compile_seconds
+        while round < rounds and not stop.is_set() and not watch.diverged:
             length = min(eval_every, rounds - round)
-            first = jnp.asarray(round, jnp.int32)
-            if length not in compiled:
-                before = time.perf_counter()
-                lowered = run_chunk.lower(state, clients, key, first, length=length)
-                compiled[length] = lowered.compile()
-                compile_seconds += time.perf_counter() - before
+            kept = jax.tree.map(jnp.copy, state) if on_nonfinite == "stop" else None
+            if chunks.prepare(state, length):
                 bar.start_clock()
             with traced(profile_dir):
-                state, metrics = compiled[length](state, clients, key, first)
+                state, metrics = chunks.run(state, round, length)
                 if profile_dir is not None:
                     jax.block_until_ready(state)
             profile_dir = None  # one profile is enough
+            good = watch.look(round, state, metrics)
+            if good < length and kept is not None:  # the rounds before the one that is stopped at
+                state, length = kept, good
+                if not good:
+                    break
+                state, metrics = chunks.run(state, round, good)
+            del kept
             round += length
-            scores = {} if evaluate is None else evaluate(algorithm.params(state))
-            found = {} if diagnose is None else diagnose(state)
-            scores = {name: float(value) for name, value in {**scores, **found}.items()}
+            scores: dict[str, Any] = {}
+            if not watch.diverged or on_nonfinite == "stop":
+                taken = tally.names(metrics)
+                scores = _scores(evaluate, algorithm.params(state), taken, "evaluate")
+                scores |= _scores(diagnose, state, {*taken, *scores}, "diagnose")
             row = {"round": round, **tally.row(metrics), **scores}
             history.append(row)
-            seconds = time.perf_counter() - began - compile_seconds
-            recorder.row(row, seconds, compile_seconds)
+            seconds = time.perf_counter() - began - chunks.compile_seconds
+            recorder.row(row, seconds, chunks.compile_seconds)
             bar.update(round, {"loss": row["loss"], **scores})
-            recorder.checkpoint(round, state, history, last=round == rounds or stop.is_set())
+            if not watch.diverged:
+                recorder.checkpoint(round, state, history, last=round == rounds)
             began += hooks(row)
-    interrupted = round < rounds
-    recorder.summarise(
-        round=round, seconds=seconds, compile_seconds=compile_seconds, interrupted=interrupted
-    )
+        if not watch.diverged:
+            recorder.checkpoint(round, state, history, last=True)
+        stopped = "diverged" if watch.diverged else "interrupt" if round < rounds else None
+        recorder.summarise(
+            round=round,
+            seconds=seconds,
+            compile_seconds=chunks.compile_seconds,
+            interrupted=stopped == "interrupt",
+            stopped=stopped,
+        )
     return SimulationResult(
-        algorithm.params(state), state, history, seconds, compile_seconds, interrupted
+        algorithm.params(state), state, history, seconds, chunks.compile_seconds, stopped
     )
+
+
+def _scores(
+    function: Callable[..., Mapping[str, Any]] | None, value: Any, taken: set[str], argument: str
+) -> dict[str, Any]:
+    """What ``evaluate`` or ``diagnose`` says, as a row holds it.
+
+    Raises:
+      TypeError: it returned no dict.
+      ValueError: a name in it is taken.
+    """
+    found = {} if function is None else function(value)
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{argument} returned {type(found).__name__}; it must be a dict.")
+    for name in found:
+        if name in taken:
+            raise ValueError(
+                f"{argument} returned {name!r}, a name that rows have already; choose another."
+            )
+    return {name: as_value(score) for name, score in found.items()}
 
 
 def _plan(algorithm, schedule, state, clients, key, client_map, progress) -> str:

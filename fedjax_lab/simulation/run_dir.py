@@ -1,14 +1,21 @@
 """A run directory: config.json, metrics.jsonl, times.jsonl, checkpoints/, summary.json.
 
-Nothing in it is half-written, save the last line of a .jsonl file.
+Nothing in it is half-written, save the last line of a .jsonl file. Of ``metrics.jsonl`` the
+rows up to the last checkpoint are also in it, and are taken from there.
 """
 
+import contextlib
+import errno
+import hashlib
 import json
 import math
 import os
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from fedjax_lab.simulation.lock import HOLDER, LOCK
 
 CONFIG, METRICS, TIMES = "config.json", "metrics.jsonl", "times.jsonl"
 CHECKPOINTS, SUMMARY, PARTITION = "checkpoints", "summary.json", "partition.json"
@@ -42,10 +49,10 @@ def write_json(path: Path, value: Any) -> None:
 def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
     """Create the run directory, or check that an existing one belongs to the same config.
 
-    ``versions`` may differ; everything else may not.
+    ``versions`` may differ, and with it the hash of the program; everything else may not.
 
     Args:
-      path: the directory.
+      path: the directory, which exists.
       config: what the run is; a JSON object.
 
     Returns:
@@ -58,25 +65,98 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
     config = json.loads(json.dumps(config))
     file = path / CONFIG
     if not file.exists():
-        if path.exists() and any(path.iterdir()):
+        if any(file for file in path.iterdir() if not _is_ours(file.name)):
             raise FileExistsError(
                 f"run_dir is {str(path)!r}, which holds files but no {CONFIG}; it must be empty, "
                 "new, or a directory of the same run."
             )
-        path.mkdir(parents=True, exist_ok=True)
         write_json(file, config)
         return False
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is not valid JSON ({error}).") from error
-    changed = _differences({**before, "versions": None}, {**config, "versions": None})
+        raise ValueError(
+            f"{file} is damaged: it is not valid JSON ({error}). Put a copy of it back, or choose "
+            "another run_dir."
+        ) from error
+    if not isinstance(before, dict):
+        raise ValueError(f"{file} is damaged: it holds no JSON object. Choose another run_dir.")
+    changed = _differences(_comparable(before, config), _comparable(config, before))
     if changed:
         raise FileExistsError(
             f"run_dir is {str(path)!r}, which holds a run with another config: "
             f"{'; '.join(changed)}. Choose another directory."
         )
     return True
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a killed run may have left a file of this name before its config.json."""
+    return name in (LOCK, HOLDER) or name.endswith(".tmp")
+
+
+def _comparable(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without what may differ from the other one's."""
+    kept = {**config, "versions": None}
+    content = kept.get("content")
+    if config.get("versions") != other.get("versions") and isinstance(content, dict):
+        # Another version may write the same operations differently.
+        kept["content"] = {**content, "program": None}
+    return kept
+
+
+def run_id(config: Mapping[str, Any]) -> str:
+    """A hash of what makes a run this one, which its checkpoints carry.
+
+    Args:
+      config: what ``open_run_dir`` was given.
+    """
+    kept = {**config, "versions": None}
+    kept["content"] = {**kept.get("content", {}), "program": None}
+    text = json.dumps(json.loads(json.dumps(kept)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def disk_full_in_one_line(path: Path) -> Iterator[None]:
+    """Turn whatever a full disk makes a library raise into an ``OSError`` that says so.
+
+    Args:
+      path: what is written to.
+
+    Raises:
+      OSError: with ``errno.ENOSPC``.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _says_disk_full(error):
+            raise
+        raise OSError(
+            errno.ENOSPC,
+            "disk full; what was saved before is whole, and the same call goes on from there once "
+            "there is room",
+            str(path),
+        ) from None
+
+
+def _says_disk_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+_NAMES = {
+    "params": "the first params",
+    "examples": "the clients' data",
+    "program": "the compiled rounds: loss, method, optimisers, schedules",
+    "evaluate": "the function evaluate",
+    "diagnose": "the function diagnose",
+}
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
@@ -86,6 +166,8 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
         there, here = before.get(key), now.get(key)
         if isinstance(there, dict) and isinstance(here, dict):
             found += _differences(there, here, f"{prefix}{key}.")
+        elif there != here and prefix == "content.":
+            found.append(f"{_NAMES[key]} ({prefix}{key}: there {there}, now {here})")
         elif there != here:
             found.append(f"{prefix}{key} (there {there!r}, now {here!r})")
     return found
@@ -101,14 +183,20 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
       ValueError: a line is no JSON object (the last one may be cut off and is then ignored).
     """
     rows = []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: it is no text ({error}).") from error
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
         except ValueError as error:
             if number == len(lines):
                 break  # the run was killed while it wrote this line
-            raise ValueError(f"{path}, line {number}, is not valid JSON ({error}).") from error
+            raise ValueError(
+                f"{path}, line {number}, is not valid JSON ({error}). Running the same again "
+                "repairs it from the last checkpoint."
+            ) from error
     return rows
 
 
@@ -117,7 +205,10 @@ class MetricsFile:
 
     def __init__(self, path: Path, kept: list[dict[str, Any]]):
         scratch = path.with_name(path.name + ".tmp")
-        scratch.write_text("".join(map(_line, kept)), encoding="utf-8")
+        with open(scratch, "w", encoding="utf-8") as file:
+            file.write("".join(map(_line, kept)))
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(scratch, path)
         self._file = path.open("a", encoding="utf-8")
 
@@ -130,15 +221,29 @@ class MetricsFile:
         self._file.write(_line(row))
         self._file.flush()
 
+    def sync(self) -> None:
+        """Wait until the rows are on the disk."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
 def _line(row: dict[str, Any]) -> str:
-    # JSON has no NaN or infinity: a diverged run's loss is null.
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in row.items()
-    }
-    return json.dumps(finite, allow_nan=False) + "\n"
+    return json.dumps(plain_row(row), allow_nan=False) + "\n"
+
+
+def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as JSON can hold it, without NaN and infinities: a diverged run's loss is null.
+
+    Args:
+      row: {name: number, or list of numbers}.
+    """
+
+    def plain(value):
+        if isinstance(value, list):
+            return [plain(part) for part in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {key: plain(value) for key, value in row.items()}

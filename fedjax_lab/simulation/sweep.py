@@ -34,10 +34,11 @@ from fedjax_lab.clients.mapping import (
 from fedjax_lab.clients.planner import useful_devices
 from fedjax_lab.data import Devices, FederatedArrays
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.loop import Tally, stop_on_interrupt
+from fedjax_lab.simulation.loop import Tally
 from fedjax_lab.simulation.points import Point, build_all, check_seeds, list_points
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.rounds import Schedule
+from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.simulation.sweep_program import Program
 from fedjax_lab.simulation.sweep_result import SweepResult
 from fedjax_lab.types import Key, Params, PyTree
@@ -131,7 +132,7 @@ def sweep(
     groups = [range(len(runs))[i : i + program.size] for i in range(0, len(runs), program.size)]
     bar = Progress(f"sweep of {algorithms[0].name}", 0, rounds * len(groups), progress)
     bar.start_clock()
-    with closing(bar), stop_on_interrupt() as stop:
+    with closing(bar), stop_on_signal() as stop:
         for index, group in enumerate(groups):
             if index:  # the first group is in hand
                 program.start([runs[run] for run in group])

@@ -13,10 +13,10 @@ def _programs_are_shared():
     kept = {}
     build_chunk = simulation.build_chunk
 
-    def kept_chunk(algorithm, schedule, client_map):
-        key = (id(algorithm), schedule, client_map)
+    def kept_chunk(algorithm, *settings):
+        key = (id(algorithm), *settings)
         if key not in kept:  # with the algorithm, so that no other one gets its id
-            kept[key] = build_chunk(algorithm, schedule, client_map), algorithm
+            kept[key] = build_chunk(algorithm, *settings), algorithm
         return kept[key][0]
 
     with pytest.MonkeyPatch.context() as patch:

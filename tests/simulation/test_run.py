@@ -154,20 +154,18 @@ def test_a_loss_is_traced_once_per_length_of_chunk():
 )
 def test_resume_equals_the_uninterrupted_run_bit_for_bit(tmp_path, algorithm, changes):
     whole = run(run_dir=tmp_path / "whole", algorithm=algorithm, **changes)
-    calls = []
 
-    def evaluate_and_interrupt(params):
-        calls.append(None)
-        if len(calls) == 2:
+    def interrupt(row):
+        if row["round"] == 4:
             os.kill(os.getpid(), signal.SIGINT)
-        return {"norm": jnp.abs(params["w"]).sum()}
 
     cut = {"run_dir": tmp_path / "cut", "algorithm": algorithm, **changes}
-    first = run(**cut, evaluate=evaluate_and_interrupt)
+    first = run(**cut, on_row=interrupt)
     assert first.interrupted
+    assert first.stopped == "interrupt"
     assert first.history[-1]["round"] == 4
     second = run(**cut)
-    assert not second.interrupted
+    assert second.stopped is None
     assert_same_bits(whole.state, second.state)
     assert whole.history == second.history
     lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
@@ -219,12 +217,21 @@ def flip(path):
 # orbax leaves a coroutine behind when a read fails
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("damage", [halve, flip, lambda path: path.unlink()])
-def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
-    run(run_dir=tmp_path, rounds=4)
-    step = tmp_path / "checkpoints" / "4"
-    for path in step.rglob("d/*"):  # where orbax keeps the arrays
-        damage(path)
-    with pytest.raises(ValueError, match=r"checkpoint .*4 (cannot be read|is damaged)"):
+def test_of_damaged_checkpoints_the_one_before_is_taken_or_none(tmp_path, damage):
+    whole = run(run_dir=tmp_path, rounds=4)
+
+    def harm(step):
+        for path in (tmp_path / "checkpoints" / step).rglob("d/*"):  # where orbax keeps the arrays
+            damage(path)
+
+    harm("4")
+    with pytest.warns(UserWarning, match=r"4 (cannot be read|is damaged).* goes on from round 2"):
+        again = run(run_dir=tmp_path, rounds=4)
+    assert_same_bits(whole.state, again.state)
+    assert whole.history == again.history
+    harm("2")
+    harm("4")
+    with pytest.raises(ValueError, match=r"checkpoint .*4 .* No other one is whole"):
         run(run_dir=tmp_path, rounds=4)
     gc.collect()
 
@@ -268,10 +275,18 @@ def test_the_caller_keeps_its_params():
 
 
 def test_a_diverging_run_is_written_as_null(tmp_path):
-    result = run(run_dir=tmp_path, params={"w": jnp.full((FEATURES, CLASSES), 1e38)}, rounds=2)
+    params = {"w": jnp.full((FEATURES, CLASSES), 1e38)}
+    with pytest.warns(UserWarning, match="diverged: the server model is not finite after round 2"):
+        result = run(run_dir=tmp_path, params=params, rounds=6, on_nonfinite="keep")
+    assert result.stopped == "diverged"
+    assert not result.interrupted
+    assert [row["round"] for row in result.history] == [2]
     assert not np.isfinite(result.history[-1]["loss"])
+    assert "norm" not in result.history[-1]  # it was not evaluated
     last = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["loss"] is None
+    assert json.loads((tmp_path / "summary.json").read_text())["stopped"] == "diverged"
+    assert not list((tmp_path / "checkpoints").glob("[0-9]*"))
 
 
 @pytest.mark.parametrize(
@@ -287,6 +302,11 @@ def test_a_diverging_run_is_written_as_null(tmp_path):
         ({"client_map": "chunk:0"}, "must be at least 1"),
         ({"client_map": "shard"}, "Did you mean 'shard_map'"),
         ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**32}, "seed is 4294967296; it must be between 0 and 4294967295"),
+        ({"on_nonfinite": "drop"}, "on_nonfinite is 'drop'; it must be one of exclude, keep, stop"),
+        ({"config": {"seed": 1}}, "config has the name 'seed'"),
+        ({"evaluate": lambda params: {"loss": 1.0}}, "evaluate returned 'loss', a name that rows"),
+        ({"diagnose": lambda state: {"norm": 1.0}}, "diagnose returned 'norm', a name that rows"),
         ({"checkpoint_every": 0}, "checkpoint_every is 0"),
     ],
 )

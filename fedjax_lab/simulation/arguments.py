@@ -1,0 +1,79 @@
+"""What a simulation is given by mistake, told in one sentence before anything is compiled."""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.data import FederatedArrays
+from fedjax_lab.round import Algorithm
+
+_NAMED = 10  # clients in a warning
+
+
+def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
+    """Check that a method is given, and not its factory.
+
+    Args:
+      algorithm: what was given.
+      argument: the argument's name, for the error.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    if isinstance(algorithm, Algorithm):
+        return
+    name = getattr(algorithm, "__name__", type(algorithm).__name__)
+    hint = f"call {name}(loss_fn, client_lr=...) first" if callable(algorithm) else "see algorithms"
+    raise TypeError(f"{argument} is {name}, not an Algorithm; {hint}.")
+
+
+def check_simulate(algorithm: Any, params: Any, clients: Any) -> None:
+    """Check the kinds of ``simulate``'s first three arguments.
+
+    Args:
+      algorithm: should be an ``Algorithm``.
+      params: should be a pytree of arrays.
+      clients: should be ``FederatedArrays``.
+
+    Raises:
+      TypeError: one of them is something else.
+    """
+    check_algorithm(algorithm)
+    if not isinstance(clients, FederatedArrays):
+        swapped = isinstance(params, FederatedArrays)
+        hint = "it comes after params" if swapped else "see fedjax_lab.data.partition"
+        raise TypeError(f"clients is {type(clients).__name__}, not FederatedArrays; {hint}.")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, float)):
+            where = jax.tree_util.keystr(path)
+            raise TypeError(
+                f"params{where} is {type(leaf).__name__}, not an array; params is the first server "
+                "model, such as model.init(key, x) gives."
+            )
+
+
+def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
+    """Warn of clients whose examples hold NaN or infinite values, with their ids.
+
+    Args:
+      clients: the clients' data.
+    """
+    leaves = [x for x in jax.tree.leaves(clients.examples) if jnp.issubdtype(x.dtype, jnp.floating)]
+    broken = np.zeros(clients.indices.shape[0], bool)
+    for leaf in leaves:
+        finite = jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(1)
+        broken |= ~np.asarray(finite)[np.asarray(clients.indices)]
+    if not broken.any():
+        return
+    owners = np.repeat(np.arange(clients.num_clients), np.asarray(clients.sizes))
+    ids = np.unique(owners[broken]).tolist()
+    more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+    warnings.warn(
+        f"{broken.sum()} examples of the clients {', '.join(map(str, ids[:_NAMED]))}{more} hold "
+        "values that are not finite; where they are drawn, on_nonfinite decides.",
+        UserWarning,
+        stacklevel=3,
+    )
