@@ -28,7 +28,7 @@ Where this equals PyTorch with the whole state averaged, and where it does not:
 - A loss that runs the model several times with the same params adds the r - s of all runs.
 - Weight decay shrinks r, unless masked out as above: with weight w towards s / (1 + w).
 - **Padding counts.** A model does not see which examples of a mini-batch are real. In a smaller
-  last mini-batch the masked places hold copies of one example of the same client, which enter the
+  last mini-batch the masked places hold copies of its first real example, which enter the
   statistics (PyTorch would have the real ones only). There is no padding where mini-batches
   are drawn with replacement or B divides the sizes of the clients.
 - Statistics that stay with their client (FedBN: Li et al., ICLR 2021) need a model for each

@@ -125,6 +125,11 @@ class Watch:
         """
         left = np.asarray(metrics["participants"])
         excluded = np.asarray(metrics.get("nonfinite_clients", np.zeros_like(left)))
+        if self._stop_at_once and excluded.any():
+            self.diverged = True
+            at = int((excluded > 0).argmax())
+            self._warn(f"diverged: on_nonfinite is 'stop': the run ends before round {first + at}.")
+            return at
         if excluded.any() and not self._told:
             self._told = True
             at = int(excluded.argmax())
@@ -133,11 +138,6 @@ class Watch:
                 f"{excluded[at] + left[at]:.0f} clients gave values that are not finite and were "
                 "left out; rows count them as nonfinite_clients."
             )
-        if self._stop_at_once and excluded.any():
-            self.diverged = True
-            at = int((excluded > 0).argmax())
-            self._warn(f"diverged: on_nonfinite is 'stop': the run ends before round {first + at}.")
-            return at
         alone = (excluded > 0) & (left == 0)
         if alone.any():
             self.diverged = True

@@ -184,6 +184,7 @@ def _compress_messages(phase, index, num_phases, up, error_feedback, scope) -> P
     def client_update(received, row, batch):
         message, inner, report = phase.client_update(received, row.inner, batch)
         sent, errors = dict(message), {}
+        is_finite = tree.all_finite(message)  # of a NaN, some compressors make a number
         for field, name in enumerate(phase.reduce):
             p = message[name]
             if error_feedback:
@@ -191,6 +192,7 @@ def _compress_messages(phase, index, num_phases, up, error_feedback, scope) -> P
             sent[name] = _through(up, message_key(batch.key, field), p, scope)
             if error_feedback:
                 errors[name] = tree.subtract(p, sent[name])
+            sent[name] = jax.tree.map(lambda x: jnp.where(is_finite, x, jnp.nan), sent[name])
         squares = jnp.stack(
             [jnp.asarray(tree.norm(t, squared=True)) for t in (sent, errors, message)]
         )

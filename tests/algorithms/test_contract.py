@@ -107,7 +107,7 @@ def test_rows_of_absent_clients_keep_their_bits(method):
 def test_what_is_masked_does_not_matter(method, noisy):
     def other_junk(batch):
         mask = jnp.asarray(valid_examples(batch))
-        junk = {"x": batch.examples["x"] + 7, "y": (batch.examples["y"] + 1) % 3}
+        junk = {"x": batch.examples["x"] + np.nan, "y": (batch.examples["y"] + 1) % 3}
         keep = {"x": mask[..., None], "y": mask}
         rest = {k: v for k, v in batch.examples.items() if k not in junk}
         mixed = {k: jnp.where(keep[k], batch.examples[k], junk[k]) for k in junk}
@@ -117,6 +117,29 @@ def test_what_is_masked_does_not_matter(method, noisy):
     expected, _ = method.advance(noisy)
     actual, _ = method.advance([other_junk(batch) for batch in noisy])
     assert_same_bits(expected, actual)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_client_that_is_not_finite_counts_as_absent(method, noisy, value):
+    """It spoils one round; the rounds after it, in which it may return, are whole."""
+
+    def spoilt(batch):
+        taking = np.flatnonzero(valid_examples(batch).any((1, 2)))
+        x = np.array(batch.examples["x"])
+        x[taking[0]] = value
+        return taking[0], batch._replace(examples=batch.examples | {"x": jax.device_put(x)})
+
+    slot, broken = spoilt(noisy[1])
+    participates = np.array(noisy[1].participates)
+    participates[slot] = False
+    without = noisy[1]._replace(participates=jax.device_put(participates))
+    ends = []
+    for batch in (broken, without):
+        state, _ = method.round(method.start(), noisy[0])
+        state, metrics = method.round(state, batch)
+        ends.append((method.round(state, noisy[2])[0], metrics))
+    assert [float(metrics.pop("nonfinite_clients")) for _, metrics in ends] == [1, 0]
+    chex.assert_trees_all_close(*ends, rtol=1e-9, atol=1e-9)
 
 
 def test_cohort_order_does_not_matter(method, noisy):

@@ -128,7 +128,9 @@ def test_server_averages_them_and_padding_counts():
     algorithm = algorithms.fedavg(models.classification_loss(model.apply), client_lr=0.25)
     state, _ = jax.jit(algorithm.round_fn)(algorithm.init(params, 2), batch)
     after = statistics_of(algorithm.params(state))
-    first, second = (before_norm(params, client[0]) for client in x)
+    repeated = x.copy()
+    repeated[1, 0, 3] = x[1, 0, 0]  # what stands in the place of padding
+    first, second = (before_norm(params, client[0]) for client in repeated)
     for name, statistic in (
         ("running_mean", lambda h: h.mean(0)),
         ("running_var", lambda h: h.var(0, ddof=1)),

@@ -1,5 +1,6 @@
 """Whole runs: resume, interruption, one compile, agreement with rounds taken by hand."""
 
+import dataclasses
 import functools
 import gc
 import json
@@ -287,6 +288,62 @@ def test_a_diverging_run_is_written_as_null(tmp_path):
     assert json.loads(last)["loss"] is None
     assert json.loads((tmp_path / "summary.json").read_text())["stopped"] == "diverged"
     assert not list((tmp_path / "checkpoints").glob("[0-9]*"))
+
+
+HEALTHY = make_clients()
+
+
+def spoilt_clients(*ids):
+    """The clients, of whom some hold values that are not finite."""
+    clients = HEALTHY
+    owners = np.repeat(np.arange(N), np.asarray(clients.sizes))
+    x = np.array(clients.examples.x)
+    x[np.asarray(clients.indices)[np.isin(owners, ids)]] = np.nan
+    examples = clients.examples._replace(x=jax.device_put(x))
+    return dataclasses.replace(clients, examples=examples)
+
+
+def ids_of_rounds(rounds):
+    schedule = Schedule(cohort_size=3, batch_size=4, local_steps=2, replace=True)
+    key = jax.random.key(5)
+    return [np.asarray(schedule.draw(HEALTHY, key, t).client_ids) for t in range(rounds)]
+
+
+@pytest.mark.filterwarnings("ignore:.*examples of the client")
+@pytest.mark.parametrize("on_nonfinite", ["exclude", "stop", "keep"])
+def test_clients_that_are_not_finite(monkeypatch, on_nonfinite):
+    taking = [2 in ids for ids in ids_of_rounds(7)]
+    first = taking.index(True)
+    healthy = run(FEDAVG, rounds=max(first, 1), eval_every=max(first, 1))
+    monkeypatch.setitem(globals(), "make_clients", lambda: spoilt_clients(2))
+    told = {
+        "exclude": f"in round {first} of fedavg 1 of 3 clients gave values that are not finite",
+        "stop": f"diverged: on_nonfinite is 'stop': the run ends before round {first}",
+        "keep": "diverged: the server model is not finite",
+    }
+    with pytest.warns(UserWarning, match=told[on_nonfinite]):
+        result = run(FEDAVG, on_nonfinite=on_nonfinite, eval_every=7)
+    if on_nonfinite == "exclude":
+        assert result.stopped is None
+        assert result.history[-1]["nonfinite_clients"] == sum(taking)
+        assert np.isfinite(result.params["w"]).all()
+        return
+    assert result.stopped == "diverged"
+    if on_nonfinite == "stop":
+        assert [row["round"] for row in result.history] == [first][: first > 0]
+        expected = healthy.params["w"] if first else first_params()["w"]
+        np.testing.assert_array_equal(result.params["w"], expected)
+    else:
+        assert "nonfinite_clients" not in result.history[-1]
+
+
+@pytest.mark.filterwarnings("ignore:.*examples of the client", "ignore:in round")
+def test_a_round_without_a_finite_client_is_the_end(monkeypatch):
+    monkeypatch.setitem(globals(), "make_clients", lambda: spoilt_clients(*range(N)))
+    with pytest.warns(UserWarning, match="diverged: in round 0 no client was finite"):
+        result = run(FEDAVG)
+    assert result.stopped == "diverged"
+    np.testing.assert_array_equal(result.params["w"], first_params()["w"])
 
 
 @pytest.mark.parametrize(

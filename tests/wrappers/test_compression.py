@@ -211,6 +211,27 @@ def test_a_client_that_takes_no_part_keeps_its_residual():
     assert metrics["participants"] == 2
 
 
+@pytest.mark.parametrize(
+    ("compressor", "error_feedback"),
+    [("sign", False), ("sign", True), ("int8", False), ("qsgd:3", True)],
+)
+def test_one_round_of_nan_does_not_silence_a_client(compressor, error_feedback):
+    """Of a NaN, a compressor may make a number; and a NaN in a residual would stay for ever."""
+    plain = algorithms.fedavg(loss_fn, **LR)
+    wrapped = with_compression(plain, compressor, error_feedback=error_feedback)
+    round_fn = jax.jit(build_round(wrapped, "scan"))
+    batch = to_batch(rounds(1, equal_steps=True)[0][1], 0)
+    x = np.array(batch.examples["x"])
+    x[1] = np.nan
+    spoilt = batch._replace(examples=batch.examples | {"x": jax.device_put(x)})
+    absent = batch._replace(participates=jax.device_put(np.array([True, False, True, True])))
+    state, metrics = round_fn(begin(wrapped), spoilt)
+    expected, _ = round_fn(begin(wrapped), absent)
+    chex.assert_trees_all_close(state, expected, rtol=1e-6)
+    assert metrics["nonfinite_clients"] == 1
+    assert round_fn(state, batch)[1]["nonfinite_clients"] == 0
+
+
 @pytest.mark.parametrize("name", ["fedavg", "gradma_s"])
 def test_a_round_without_clients_keeps_what_the_clients_hold(name):
     """Also where the method's own server sees to it that nothing of it changes."""
