@@ -8,7 +8,7 @@ WORKERS ?= auto
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: demo check test test-all lint smoke docs notebooks wheel-check qp-accuracy clean
-.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-sweep
+.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep
 .PHONY: $(STUDIES:%=%-study)
 
 demo: $(VENV)/.runtime
@@ -46,11 +46,12 @@ $(OPPONENTS)/.installed: experiments/benchmarks/opponents.txt
 	touch $@
 
 # Time of a round mapping by mapping, of each method and of the five systems next to FedAvg's, of
-# each compressor next to a copy; memory as the cohort grows; a sweep next to its runs one by one.
+# each compressor next to a copy; memory as the cohort grows; what leaving out broken clients costs;
+# a sweep next to its runs one by one.
 bench-maps: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.client_maps
 
-bench-methods bench-systems bench-compressors bench-memory bench-sweep: bench-%: $(VENV)/.runtime
+bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep: bench-%: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.$*
 
 # Accuracy of the quadratic program against scipy, two to seven minutes.

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.clients.batch import complete_batch
+from fedjax_lab.clients.finite import is_finite, run_until_finite
 from fedjax_lab.clients.mapping import check_client_map, parse_client_map, single_device_map
 from fedjax_lab.clients.planner import Plan, plan
 from fedjax_lab.clients.store import put_clients, take_clients
@@ -241,13 +242,13 @@ def _run_clients(phase, params, cohort_map, received, clients, cohort, mapped, k
             )
 
     def one_client(shared, client, longest):
-        received, round, source = shared
+        received, round, source, look = shared
         row, fields, counts, weighs = client
         batch = ClientBatch(**fields, round=round, source=source, longest=longest)
         message, row, report = phase.client_update(received, row, batch)
         _check_message(message, phase.message_like(params), phase.reduce)
-        if exclude:
-            counts = counts & tree.all_finite((message, row))
+        if look is not None:
+            counts = counts & is_finite((message, row), look)
         message, report = tree.zero_unless(counts, (message, report))
         mean, total, stack = (
             {name: message[name] for name, how in phase.reduce.items() if how == rule}
@@ -257,13 +258,18 @@ def _run_clients(phase, params, cohort_map, received, clients, cohort, mapped, k
             mean = tree.zero_unless(weighs, mean)
         return {"mean": mean, "sum": (total, report)}, (row, stack, counts)
 
-    sums, (rows, stack, counts) = cohort_map.run(
-        one_client,
-        (received, cohort.round, batch.source),
-        (take_clients(clients, ids), mapped, participates, weighs),
-        coefficients,
-        lengths,
-    )
+    rows = take_clients(clients, ids)
+
+    def run(look):
+        shared = (received, cohort.round, batch.source, look)
+        slots = (rows, mapped, participates, weighs)
+        return cohort_map.run(one_client, shared, slots, coefficients, lengths)
+
+    def without_report(results):
+        sums, (rows, stack, _) = results
+        return sums["mean"], sums["sum"][0], rows, stack
+
+    sums, (rows, stack, counts) = run_until_finite(run, without_report) if exclude else run(None)
     total, report = sums["sum"]
     clients = put_clients(clients, ids, rows, counts)
     if order is not None:

@@ -90,8 +90,8 @@ def all_finite(tree: PyTree) -> jax.Array:
       tree: pytree of arrays.
     """
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
-    checked = [jnp.isfinite(leaf).all() for leaf in leaves]
-    return jnp.stack(checked).all() if checked else jnp.asarray(True)
+    # Of a number that is not finite, 0 times it is NaN. A sum takes half as long as isfinite.
+    return sum((leaf * 0).sum() for leaf in leaves) == 0 if leaves else jnp.asarray(True)
 
 
 def stack(trees: list[PyTree]) -> PyTree:

@@ -46,7 +46,7 @@ class Bench:
         self._model = ours.build_model("fedjax_lab", name)
         self._params = self._model.init(jax.random.key(0), noise.x[:1])
 
-    def start(self, method, **options):
+    def start(self, method, on_nonfinite="exclude", **options):
         """([compiled chunk, its arguments], gradients of a local step, client map)."""
         workload = self._workload
         algorithm, _ = ours.build_algorithm(workload, self._model, method, **options)
@@ -57,7 +57,7 @@ class Bench:
         state = start_state(algorithm, self._params, self._clients, schedule, key)
         client_map = plan_round(algorithm, state, shapes).client_map
         placed = place((state, self._clients, key), client_map)
-        chunk = build_chunk(algorithm, schedule, client_map)
+        chunk = build_chunk(algorithm, schedule, client_map, on_nonfinite)
         compiled = chunk.lower(*placed, first, length=self._rounds).compile()
         return [compiled, *placed, first], algorithm.gradients_per_step, client_map
 
