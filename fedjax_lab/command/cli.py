@@ -11,6 +11,7 @@ import operator
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,7 +24,7 @@ from fedjax_lab.data import DATASETS, PARTITIONS
 from fedjax_lab.version import __version__
 
 _PROG = "fedjax-lab"
-_MISTAKE, _INTERRUPTED = 2, 130
+_MISTAKE, _DIVERGED, _INTERRUPTED = 2, 3, 130
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +120,8 @@ class ModelsCommand:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status.
 
-    0: done. 2: a mistake, told in one line on stderr. 130: stopped by Ctrl-C.
+    0: done. 2: a mistake, told in one line on stderr. 3: the run diverged. 130: stopped by Ctrl-C;
+    143: by SIGTERM.
 
     Args:
       argv: the words after the program's name; None: those of the process.
@@ -199,7 +201,9 @@ def _run(command: RunCommand) -> int:
         jax.config.update("jax_num_cpu_devices", count)
     config = command.settings.resolve()
     assert config.run_dir is not None  # resolved
-    result = run(config, progress=not command.quiet)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        result = run(config, progress=not command.quiet)
     if command.config is not None and is_yaml(command.config):
         settings = format_settings(config.record(), "yaml")
         (Path(config.run_dir) / "config.yaml").write_text(settings, encoding="utf-8")
@@ -213,8 +217,12 @@ def _run(command: RunCommand) -> int:
             "from there.",
             file=sys.stderr,
         )
-        return _INTERRUPTED
-    return 0
+        return _INTERRUPTED if result.signal is None else 128 + result.signal
+    return _DIVERGED if result.stopped == "diverged" else 0
+
+
+def _show_warning(message: Any, *about: Any, **more: Any) -> None:
+    print(f"{_PROG}: warning: {_one_line(message)}", file=sys.stderr, flush=True)
 
 
 def _facts(run: Any) -> list[list[str]]:

@@ -3,10 +3,9 @@
 import hashlib
 import json
 import math
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +28,6 @@ from fedjax_lab.simulation.loggers import Hook, build_loggers
 from fedjax_lab.simulation.run import SimulationResult, simulate
 from fedjax_lab.simulation.run_dir import (
     CONFIG,
-    METRICS,
     PARTITION,
     SUMMARY,
     write_json,
@@ -205,7 +203,7 @@ def run(
         print(_describe(config, setup, path), file=sys.stderr, flush=True)
     # Compiled here, so that the time of the rounds does not include it.
     jax.block_until_ready(setup.evaluate(setup.params))
-    with ExitStack() as stack, _removed_on_mistake(path):
+    with ExitStack() as stack:
         for logger in loggers:
             stack.callback(logger.close)
         result = simulate(
@@ -223,28 +221,13 @@ def run(
             profile_dir=config.profile_dir,
             progress=progress,
         )
+    if result.stopped == "diverged":
+        return result  # a model that is not finite has no accuracy
     accuracy = np.asarray(setup.evaluate_clients(result.params), np.float64)
     summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     write_json(path / SUMMARY, {**summary, **summarise_clients(accuracy)})
     write_json(path / PARTITION, _partition(setup.clients))
     return result
-
-
-@contextmanager
-def _removed_on_mistake(path: Path):
-    """Take a new run directory away again if the method refuses its settings in round 0.
-
-    Some are checked when the round is traced only. Otherwise the corrected command would find
-    the directory taken.
-    """
-    new = not path.exists()
-    try:
-        yield
-    except (ValueError, TypeError):
-        metrics = path / METRICS
-        if new and metrics.exists() and not metrics.read_bytes():
-            shutil.rmtree(path, ignore_errors=True)
-        raise
 
 
 def summarise_clients(accuracy: np.ndarray) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from fedjax_lab.simulation.run_dir import (
 )
 
 LANDSCAPE = "landscape.json"
+DIVERGED = "diverged"
+SCORES = ("accuracy", "test_loss")  # of which a run that diverged has none
 # Not a setting: who runs it, on what, or a count that follows from the rest.
 _NO_SETTING = {
     *("algorithm", "hyperparameters", "partition", "run_config", "data", "versions"),
@@ -57,7 +59,12 @@ class Run(NamedTuple):
     @property
     def finished(self) -> bool:
         """Whether all rounds were run."""
-        return self.rows[-1]["round"] == self.config["rounds"]
+        return self.rows[-1]["round"] == self.config["rounds"] and not self.diverged
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it ended because the model, or all of a cohort, was not finite."""
+        return self.summary.get("stopped") == DIVERGED
 
     @property
     def seconds(self) -> float:
@@ -143,6 +150,9 @@ def _load(path: Path) -> Run:
         raise ValueError(f"{path} has no evaluation yet: {METRICS} is empty or missing.")
     times = {row["round"]: row for row in _read_rows(path / TIMES)}
     rows = [{**times.get(row["round"], {}), **row} for row in rows]
+    summary = _read_json(path / SUMMARY, missing={})
+    if summary.get("stopped") == DIVERGED:
+        rows = [{**row, **dict.fromkeys(SCORES)} for row in rows]
     return Run(
         path,
         config["algorithm"],
@@ -150,7 +160,7 @@ def _load(path: Path) -> Run:
         _settings(config),
         rows,
         config,
-        _read_json(path / SUMMARY, missing={}),
+        summary,
         _read_json(path / PARTITION, missing={}),
         _read_json(path / LANDSCAPE, missing={}),
     )

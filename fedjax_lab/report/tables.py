@@ -131,7 +131,8 @@ def run_table(groups: Sequence[Group]) -> Rows:
     def row(group: Group, run: Run) -> list[str]:
         rounds = f"{run.rows[-1]['round']:,}"
         if not run.finished:
-            rounds += f" of {run.config['rounds']:,}, unfinished"
+            end = "diverged" if run.diverged else "unfinished"
+            rounds += f" of {run.config['rounds']:,}, {end}"
         partition = run.config.get("partition", {}).get("hash", NOTHING)
         accuracy = format_estimate(estimate([100 * run.values("accuracy")[-1]]), 2)
         return [str(run.path), group.label, str(run.seed), partition, rounds, accuracy]
@@ -194,8 +195,14 @@ def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
 
 def _unfinished(groups: Sequence[Group]) -> str:
     """A warning if a run has not come to its end."""
-    open_ = sum(not run.finished for group in groups for run in group.runs)
-    return f" **Unfinished runs: {open_}** (see the last table)." if open_ else ""
+    runs = [run for group in groups for run in group.runs]
+    diverged = sum(run.diverged for run in runs)
+    open_ = sum(not run.finished for run in runs) - diverged
+    counts = {"Unfinished runs": open_, "Runs that diverged and have no score": diverged}
+    said = [
+        f" **{name}: {count}** (see the last table)." for name, count in counts.items() if count
+    ]
+    return "".join(said)
 
 
 def _percent(fraction: float) -> str:

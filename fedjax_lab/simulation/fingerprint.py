@@ -74,7 +74,7 @@ def _add(digest: Any, value: Any, seen: dict[int, Any]) -> None:
     if id(value) in seen:
         return
     digest.update(type(value).__qualname__.encode())
-    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)) and value.dtype != object:
         _add_array(digest, "", value)
     elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         digest.update(repr(value).encode())
@@ -96,6 +96,8 @@ def _parts(value: Any) -> list[Any]:
         return sorted(_ADDRESS.sub("", repr(part)) for part in value)
     if isinstance(value, (list, tuple)):
         return list(value)
+    if isinstance(value, np.ndarray):  # of objects
+        return value.ravel().tolist()
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, types.MethodType):

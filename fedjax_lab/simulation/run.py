@@ -50,6 +50,7 @@ class SimulationResult(NamedTuple):
       compile_seconds: time spent compiling rounds, likewise.
       stopped: why the run ended before its last round: "interrupt" (Ctrl-C or SIGTERM) or
         "diverged"; None: it did not.
+      signal: the number of the signal that interrupted it; None: none did.
     """
 
     params: Params
@@ -58,6 +59,7 @@ class SimulationResult(NamedTuple):
     seconds: float
     compile_seconds: float
     stopped: str | None
+    signal: int | None = None
 
     @property
     def interrupted(self) -> bool:
@@ -207,7 +209,7 @@ def simulate(
         state = place(state, client_map)
         tally = Tally(algorithm, params, schedule, history, in_round == "exclude")
         seconds, chunks_before = recorder.spent
-        chunks.compile_seconds += chunks_before
+        chunks.compile_seconds = chunks_before + (chunks.compile_seconds if round < rounds else 0)
         for row in history:
             hooks(row)
         began = time.perf_counter() - seconds - chunks.compile_seconds
@@ -253,7 +255,13 @@ def simulate(
             stopped=stopped,
         )
     return SimulationResult(
-        algorithm.params(state), state, history, seconds, chunks.compile_seconds, stopped
+        algorithm.params(state),
+        state,
+        history,
+        seconds,
+        chunks.compile_seconds,
+        stopped,
+        stop.signal if stopped == "interrupt" else None,
     )
 
 

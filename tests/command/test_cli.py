@@ -182,35 +182,52 @@ def test_another_config_in_the_same_directory_is_refused(finished, capsys):
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 
-def test_after_ctrl_c_the_same_command_goes_on(finished, tmp_path, capsys, monkeypatch):
+class Interrupt:
+    """A logger that stops the run after two rounds."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self, row):
+        if row["round"] == 2:
+            signal.raise_signal(self.number)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_after_a_signal_the_same_command_goes_on(
+    finished, tmp_path, capfd, monkeypatch, number, status
+):
     directory = tmp_path / "run"
-    calls = []
-
-    def build_interrupted(*arguments):
-        evaluate = build_evaluation(*arguments)
-
-        def run_evaluate(params):
-            calls.append(params)
-            if len(calls) == 2:  # the first is for compilation, the second after 2 rounds
-                signal.raise_signal(signal.SIGINT)
-            return evaluate(params)
-
-        return run_evaluate
-
-    build_evaluation = runner.build_evaluation
-    monkeypatch.setattr(runner, "build_evaluation", build_interrupted)
-    assert run(directory, "--quiet") == 130
-    assert "stopped after round 2 of 6; the same command goes on" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "build_loggers", lambda *arguments: [Interrupt(number)])
+        assert run(directory, "--quiet") == status
+    said = capfd.readouterr().err
+    assert "finishing this chunk of rounds, then saving; again to stop now" in said
+    assert "stopped after round 2 of 6; the same command goes on" in said
     assert read(directory / "summary.json")["interrupted"]
     part = read(directory / "summary.json")["seconds"]
 
-    monkeypatch.setattr(runner, "build_evaluation", build_evaluation)
     assert run(directory, "--quiet") == 0
     for name in ("metrics.jsonl", "partition.json"):
         assert (directory / name).read_bytes() == (finished / name).read_bytes()
     whole, other = read(directory / "summary.json"), read(finished / "summary.json")
     assert whole["client_accuracy"] == other["client_accuracy"]
     assert whole["seconds"] > part  # the part before the interruption is counted
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_run_that_diverges_has_no_score(tmp_path, capsys):
+    directory = tmp_path / "run"
+    assert run(directory, "--client-lr", "3e38") == 3
+    said = capsys.readouterr()
+    assert "fedjax-lab: warning: diverged: " in said.err
+    assert "accuracy, best             -\n" in said.out
+    assert read(directory / "summary.json")["stopped"] == "diverged"
+    assert main(["report", str(directory)]) == 0
+    assert "Runs that diverged and have no score: 1" in (directory / "report.md").read_text()
 
 
 def test_flags_override_the_config_file(tmp_path):
