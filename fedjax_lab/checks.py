@@ -12,6 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
+LAST_SEED = 2**32 - 1
+MOST_ROUNDS = 2**31 - 1  # what an int32 counts
+
 
 def is_traced(value: Any) -> bool:
     """Whether ``value`` (or a leaf of it) is a tracer, so that its numbers are unknown now.

@@ -99,7 +99,15 @@ def fedopt(
     Args:
       server_optimizer: holds the server learning rate; a schedule in it counts the rounds in
         which somebody took part. ``optax.sgd(1.0)`` is FedAvg.
+
+    Raises:
+      TypeError: it is no optax optimiser.
     """
+    if not isinstance(server_optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"server_optimizer is {server_optimizer!r}; it must be an optax optimiser, such as "
+            "optax.adam(0.01)."
+        )
 
     def start(params):
         return FedOptServer(params, server_optimizer.init(params))

@@ -141,6 +141,13 @@ class Gradient:
     def _mean_loss(self, params, examples, mask, key):
         losses = self.loss_fn(params, examples, key)
         size = jax.tree.leaves(examples)[0].shape[0]
+        if not isinstance(losses, (jax.Array, np.ndarray)):
+            raise TypeError(
+                f"loss_fn returned {type(losses).__name__}; it must return one loss per example, "
+                f"an array of shape ({size},)."
+            )
+        if not jnp.issubdtype(losses.dtype, jnp.floating):
+            raise TypeError(f"loss_fn returned {losses.dtype}; losses must be floating-point.")
         if jnp.shape(losses) != (size,):
             raise ValueError(
                 f"loss_fn returned an array of shape {jnp.shape(losses)}; it must return one loss "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.algorithms import ALGORITHMS
-from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int, check_number
 from fedjax_lab.clients.mapping import check_client_map
 from fedjax_lab.command.config_file import convert, read_settings
 from fedjax_lab.command.options import (
@@ -22,6 +22,7 @@ from fedjax_lab.command.options import (
     check_option_names,
     check_server_lr,
     client_schedule,
+    convert_options,
     defaults_of,
     did_you_mean,
     format_options,
@@ -243,14 +244,14 @@ class RunConfig:
         """
         self._check()
         options = {**_derived_options(self), **parse_options(self.option, "option")}
-        check_option_names(
-            self.algorithm,
-            options,
-            algorithm_options(self.algorithm, options.get("server_optimizer")),
-        )
+        allowed = algorithm_options(self.algorithm, options.get("server_optimizer"))
+        check_option_names(self.algorithm, options, allowed)
+        options = convert_options(self.algorithm, options, allowed)
         check_server_lr(self.algorithm, self.server_lr)
         model_options = parse_options(self.model_option, "model_option")
-        check_option_names(f"the model {self.model}", model_options, model_defaults(self.model))
+        allowed = model_defaults(self.model)
+        check_option_names(f"the model {self.model}", model_options, allowed)
+        model_options = convert_options(f"the model {self.model}", model_options, allowed)
         steps = 5 if self.local_steps is None and self.local_epochs is None else self.local_steps
         return dataclasses.replace(
             self,
@@ -322,15 +323,22 @@ class RunConfig:
         check_int("num_clients", self.num_clients, minimum=1)
         check_int("cohort_size", self.cohort_size, minimum=1, maximum=self.num_clients)
         for name in ("rounds", "batch_size", "eval_every", "sequence_length"):
-            check_int(name, getattr(self, name), minimum=1)
+            check_int(name, getattr(self, name), minimum=1, maximum=MOST_ROUNDS)
         if self.vocabulary_size is not None:
             check_int("vocabulary_size", self.vocabulary_size, minimum=2)
         for name in ("local_steps", "local_epochs", "checkpoint_every"):
             if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), minimum=1)
-        for name in ("seed", "partition_seed", "init_seed", "min_client_size", "crop"):
+                check_int(name, getattr(self, name), minimum=1, maximum=MOST_ROUNDS)
+        for name in ("seed", "partition_seed", "init_seed"):
             if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), minimum=0)
+                check_int(name, getattr(self, name), minimum=0, maximum=LAST_SEED)
+        for name in ("min_client_size", "crop"):
+            check_int(name, getattr(self, name), minimum=0)
+        if self.min_local_steps is not None and self.local_epochs is None:
+            steps = 5 if self.local_steps is None else self.local_steps
+            check_int("min_local_steps", self.min_local_steps, minimum=1, maximum=steps)
+        if self.data_dir is not None and not Path(self.data_dir).is_dir():
+            raise FileNotFoundError(f"data_dir is {self.data_dir!r}; there is no such directory.")
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError(
                 f"local_steps is {self.local_steps} and local_epochs {self.local_epochs}; give one."

@@ -12,6 +12,8 @@ from fedjax_lab.command.options import format_options
 
 _YAML_SUFFIXES = (".yaml", ".yml")
 # PyYAML follows YAML 1.1, where 1e-3 is text; here it is a number, as in YAML 1.2 and in JSON.
+_DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9_]*)\Z")
+_DEPTH = 5  # a run's config.json has settings in settings in settings
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+\Z")
 
 
@@ -42,7 +44,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     kind = "YAML" if is_yaml(path) else "JSON"
     try:
         text = path.read_text(encoding="utf-8")
-        values = _parse_yaml(text) if is_yaml(path) else json.loads(text)
+        values = _parse_yaml(text) if is_yaml(path) else _parse_json(text)
     except ValueError as error:
         raise ValueError(f"{path} is not valid {kind} ({error}).") from error
     if not isinstance(values, dict):
@@ -98,6 +100,32 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     raise TypeError(f"{name} is {value!r}; it must be {words[kind]}.")
 
 
+def _parse_json(text: str) -> Any:
+    """Like ``json.loads``; a key that is there twice, and NaN, are errors.
+
+    Raises:
+      ValueError: it is no JSON.
+    """
+
+    def distinct(pairs):
+        _check_distinct([key for key, _ in pairs])
+        return dict(pairs)
+
+    def refuse(word):
+        raise ValueError(f"{word} is no number of JSON")
+
+    try:
+        return json.loads(text, object_pairs_hook=distinct, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _check_distinct(keys: list[Any]) -> None:
+    twice = [key for i, key in enumerate(keys) if key in keys[:i]]
+    if twice:
+        raise ValueError(f"{twice[0]!r} is given twice")
+
+
 def _parse_yaml(text: str) -> Any:
     """Like ``yaml.safe_load``; an empty file is an object without settings.
 
@@ -107,10 +135,24 @@ def _parse_yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        def construct_mapping(self, node, deep=False):
+            _check_distinct([self.construct_object(key, deep=True) for key, _ in node.value])
+            return super().construct_mapping(node, deep)
 
+        def construct_yaml_int(self, node):
+            if not _DECIMAL.match(node.value):  # 017 and 1:30 mean 15 and 90 in YAML 1.1
+                raise ValueError(f"{node.value} is no decimal number; put text into quotes")
+            return super().construct_yaml_int(node)
+
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
     try:
+        depth = 0
+        for event in yaml.parse(text, Loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEPTH:
+                raise ValueError("it is nested too deeply")
         values = yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error

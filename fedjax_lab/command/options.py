@@ -155,6 +155,48 @@ def check_option_names(owner: str, given: Mapping[str, Any], allowed: Mapping[st
         raise ValueError(f"{owner} needs {missing[0]}: give --option {missing[0]}=VALUE.")
 
 
+def convert_options(
+    owner: str, given: Mapping[str, Any], allowed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Options as the types of their defaults; a single number where a tuple is due is one of it.
+
+    Args:
+      owner: whose options they are, for the error.
+      given: {name: value}, as ``parse_options`` reads them.
+      allowed: {name: default}.
+
+    Raises:
+      ValueError: a value has another type.
+    """
+    return {name: _converted(owner, name, v, allowed[name]) for name, v in given.items()}
+
+
+def _converted(owner: str, name: str, value: Any, default: Any) -> Any:
+    numbers = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(default, bool):
+        fits, words = isinstance(value, bool), "true or false"
+    elif isinstance(default, int):
+        fits, words = numbers and isinstance(value, int), "an integer"
+    elif isinstance(default, float):
+        fits, words = numbers, "a number"
+    elif isinstance(default, str):
+        fits, words = isinstance(value, str), "text"
+    elif isinstance(default, tuple):
+        value = (value,) if not isinstance(value, tuple) else value
+        kinds = {type(part) for part in default} or {int}
+        fits, words = all(type(part) in kinds for part in value), "a tuple like 64,32"
+    elif default is REQUIRED:
+        fits, words = not isinstance(value, bool), "a number or text"
+    else:
+        fits, words = True, ""
+    if not fits:
+        raise ValueError(
+            f"{name} of {owner} is {format_value(value)}; it must be {words}, such as "
+            f"{'0.1' if default is REQUIRED else format_value(default)}."
+        )
+    return value
+
+
 def server_lr_of(algorithm: str) -> str:
     """A method's default server learning rate, or "required", or "none taken".
 

@@ -104,6 +104,7 @@ def preprocess(
             images = x.reshape(-1, *x.shape[-3:])
             crop_key, flip_key = jax.random.split(key)
             if crop:
+                check_int("crop", crop, minimum=0, maximum=min(images.shape[-3:-1]))
                 images = _random_crop(crop_key, images, crop)
             if flip:
                 images = _random_flip(flip_key, images)

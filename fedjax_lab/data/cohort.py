@@ -148,6 +148,8 @@ def draw_batch(
     if not equal_steps:
         steps_taken = epochs * ((sizes + batch_size - 1) // batch_size)
     if devices is not None:
+        if devices.min_local_steps is not None:
+            check_int("min_local_steps", devices.min_local_steps, minimum=1, maximum=num_steps)
         planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
         steps_taken = devices.local_steps(key, round, ids, planned)
         participates = devices.reports(report_key, ids)

@@ -10,8 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from fedjax_lab.checks import is_traced
 from fedjax_lab.models.base import Apply
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
@@ -67,7 +69,10 @@ def accuracy_counts(
         loss = cross_entropy(logits, y)
         return (jnp.argmax(logits, axis=-1) == y).astype(jnp.float32), loss
 
-    return counts
+    def logits_of(params: Params, examples: PyTree) -> jax.Array:
+        return apply(params, _inputs(preprocess, examples, None)[0], None)
+
+    return _with_check(counts, logits_of)
 
 
 def language_model_loss(apply: Apply) -> LossFn:
@@ -116,6 +121,27 @@ def token_counts(apply: Apply) -> Callable[[Params, PyTree], tuple[jax.Array, ja
         correct = (jnp.argmax(logits, axis=-1) == examples.y).astype(jnp.float32)
         return correct.mean(axis=1), losses.mean(axis=1)
 
+    return _with_check(counts, lambda params, examples: apply(params, examples.x, None))
+
+
+def _with_check(counts: Callable[..., Any], logits_of: Callable[..., jax.Array]) -> Any:
+    """``counts`` with ``counts.check(params, examples)``: whether there is a logit for each label.
+
+    A label without one would count as wrong, and its loss be NaN.
+    """
+
+    def check(params: Params, examples: PyTree) -> None:
+        if is_traced((params, examples)):
+            return
+        number = jax.eval_shape(logits_of, params, examples).shape[-1]
+        labels = np.asarray(examples.y)
+        if labels.size and not 0 <= labels.min() <= labels.max() < number:
+            raise ValueError(
+                f"examples.y has labels from {labels.min()} to {labels.max()}; the model has "
+                f"{number} logits, for 0 to {number - 1}."
+            )
+
+    counts.check = check  # type: ignore[attr-defined]
     return counts
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from fedjax_lab import tree
 from fedjax_lab.checks import check_int, is_traced
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.types import Params, PyTree
@@ -27,15 +28,45 @@ def build_evaluation(
       batch_size: examples per step of the evaluation's scan.
 
     Raises:
-      ValueError: ``batch_size`` is below 1.
+      ValueError: ``batch_size`` is below 1, ``test`` holds values that are not finite, or (when
+        it is called first) a label outside the logits.
+      TypeError: ``count_fn`` returns something else (when it is called first).
     """
     check_int("batch_size", batch_size, minimum=1)
+    test = jax.tree.map(jnp.asarray, test)
+    if not tree.all_finite(test):
+        raise ValueError(
+            "test holds values that are not finite; an accuracy on them means nothing."
+        )
 
     def run(params, test, mesh):
         correct, losses = _per_example(count_fn, params, test, batch_size, mesh)
         return {"accuracy": correct.mean(), "test_loss": losses.mean()}
 
-    return _on_all_devices(run, jax.tree.map(jnp.asarray, test))
+    return _checked_first(_on_all_devices(run, test), count_fn, test)
+
+
+def _checked_first(evaluate, count_fn, test):
+    """``evaluate``, which at first looks at what ``count_fn`` makes of the test set."""
+    unchecked = [True]
+
+    def evaluate_checked(params):
+        if unchecked:
+            _check_counts(jax.eval_shape(count_fn, params, test))
+            if hasattr(count_fn, "check"):  # see fedjax_lab.models.accuracy_counts
+                count_fn.check(params, test)
+            unchecked.clear()
+        return evaluate(params)
+
+    return evaluate_checked
+
+
+def _check_counts(counts: Any) -> None:
+    if not (isinstance(counts, tuple) and len(counts) == 2):
+        raise TypeError(
+            f"count_fn returned {type(counts).__name__}; it must return (correct [B], losses [B]), "
+            "such as models.accuracy_counts(model.apply) does."
+        )
 
 
 def with_perplexity(

@@ -60,6 +60,11 @@ def build_all(build: Callable[..., Algorithm], points: Sequence[Point]) -> list[
       TypeError: ``build`` returns no ``Algorithm``, or does not take a float where it gets one.
       ValueError: ``build`` does not accept a name, needs another, or a value is out of range.
     """
+    if isinstance(build, Algorithm):
+        raise TypeError(
+            f"build is the Algorithm {build.name}; it must be a function that makes one of a "
+            "point's values, such as functools.partial(algorithms.fedavg, loss_fn)."
+        )
     parameters = inspect.signature(build).parameters.values()
     accepted = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
 from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
 from fedjax_lab.data import Devices, FederatedArrays
@@ -147,9 +147,9 @@ def simulate(
       BlockingIOError: another process is writing to ``run_dir``.
       OSError: the disk is full.
     """
-    check_int("rounds", rounds, minimum=1)
+    check_int("rounds", rounds, minimum=1, maximum=MOST_ROUNDS)
     check_int("eval_every", eval_every, minimum=1)
-    check_int("seed", seed, minimum=0, maximum=2**32 - 1)
+    check_int("seed", seed, minimum=0, maximum=LAST_SEED)
     check_choice("on_nonfinite", on_nonfinite, (*ON_NONFINITE, "stop"))
     check_simulate(algorithm, params, clients)
     if checkpoint_every is not None:

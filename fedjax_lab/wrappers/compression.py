@@ -13,6 +13,7 @@ C(Δ̄_i + e_i)               Δ_i, what the server receives
 """
 
 import dataclasses
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -129,6 +130,7 @@ def with_compression(
             for phase in compressed
             if error_feedback
         )
+        _warn_if_larger(algorithm.name, up, compressed, params, scope)
         dtype = jnp.result_type(float)
         squares = jnp.zeros((num_clients, len(_SQUARES)), dtype) if len(compressed) > 1 else ()
         if down is not None:
@@ -166,6 +168,22 @@ def with_compression(
             "scope": scope,
         },
     )
+
+
+def _warn_if_larger(
+    name: str, up: Compressor, compressed: list[Phase], params: Params, scope: str
+) -> None:
+    """Warn of a compressor whose messages take more bytes than what they stand for."""
+    fields = [field for phase in compressed for field in phase.message_like(params).values()]
+    plain = sum(map(tree.nbytes, fields))
+    packed = sum(_packed_bytes(up, field, scope) for field in fields)
+    if packed > plain:
+        warnings.warn(
+            f"{up} sends {packed:,} bytes of {name}'s {plain:,}: more than no compression. What it "
+            "sends beside the values, such as their positions, outweighs what it leaves out.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _pass_on(phase: Phase) -> Phase:

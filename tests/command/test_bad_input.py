@@ -1,0 +1,133 @@
+"""Mistakes on the command line and in files: each is an error that names what is wrong."""
+
+import json
+
+import pytest
+
+from fedjax_lab.command.cli import main
+
+FLAGS = {
+    "--rounds": ("0", "-1", "1e20", "100000000000", "x", "1.5", ""),
+    "--cohort-size": ("0", "101", "-3", "x"),
+    "--num-clients": ("0", "-1", "x"),
+    "--batch-size": ("0", "-1", "1e3"),
+    "--local-steps": ("0", "-1", "x"),
+    "--local-epochs": ("0", "-1"),
+    "--eval-every": ("0", "-2", "x"),
+    "--checkpoint-every": ("0", "x"),
+    "--seed": ("-1", "1e23", "4294967296", "x", "1.5"),
+    "--partition-seed": ("-1", "4294967296"),
+    "--init-seed": ("-1", "4294967296"),
+    "--client-lr": ("-0.1", "nan", "inf", "x"),
+    "--server-lr": ("-1", "nan", "x"),
+    "--client-lr-schedule": ("cos", "exponential", "exponential:0", "exponential:x", "constant:1"),
+    "--clip-norm": ("0", "-1", "nan"),
+    "--weight-decay": ("-1", "nan"),
+    "--algorithm": ("fedavgg", "", "FedAvg"),
+    "--model": ("mlpp", "", "resnet"),
+    "--dataset": ("digitz", "", "npz:", "npz:/nowhere.npz", "idx:/nowhere", "text:/nowhere"),
+    "--data-dir": ("/nowhere/at/all",),
+    "--partition": (
+        "dirichlet:-1",
+        "dirichlet:x",
+        "classes_per_client:0",
+        "iidd",
+        "similarity:200",
+    ),
+    "--compressor": ("top_k", "top_k:2", "top_k:x", "qsgd:0", "zip", "top_k:0.9+"),
+    "--downlink-compressor": ("top_k:1.5", "zip"),
+    "--client-map": ("chunk", "chunk:0", "scan:2", "shard", "shard_map:99", "vmap/scan"),
+    "--compute-dtype": ("float8", ""),
+    "--weights": ("example", ""),
+    "--log": ("csvv",),
+    "--min-local-steps": ("0", "6", "99"),
+    "--time-budget": ("0", "-1"),
+    "--step-time": ("0", "-1"),
+    "--step-time-spread": ("-1",),
+    "--dropout": ("-0.1", "1", "2"),
+    "--min-client-size": ("-1", "x"),
+    "--crop": ("-1", "9", "1000"),
+    "--option": ("momentum=0.5", "novalue", "=1", "a b=1", "client_lr=1"),
+    "--model-option": ("hidden=abc", "hidden=1.5", "hidden=true", "norm=7", "depth=3", "hidden="),
+    "--config": ("/nowhere.yaml", "/nowhere.json"),
+    "--cpu-devices": ("0", "-1", "x"),
+    "--wrong-flag": ("1",),
+}
+METHODS = {  # options of methods, with their methods
+    "gradma": ("margin=x", "memory_size=1.5", "keep_local_model=maybe", "qp_scope=local"),
+    "fedavgm": ("momentum=true", "momentum=2", "momentum=-1", "momentum=abc"),
+    "fedadam": ("beta1=true", "beta1=1.5", "tau=-1"),
+    "fedprox": ("prox_weight=-1", "prox_weight=true", "prox_weight=none"),
+    "scaffold": ("control_update=III", "control_update=1"),
+    "fedspeed": ("normalize_perturbation=1", "correction=maybe", "perturbation_radius=-1"),
+    "cfedavg": ("error_feedback=2", "compressor=zip", "normalize_by_steps=no"),
+    "fafed": ("momentum=true", "momentum=7", "second_moment_decay=2"),
+}
+ON_FLAGS = [[flag, value] for flag, values in FLAGS.items() for value in values]
+ON_METHODS = [
+    ["--algorithm", method, "--option", option] for method, o in METHODS.items() for option in o
+]
+SMALL = ["--model", "mlp", "--rounds", "1", "--eval-every", "1", "--client-map", "scan"]
+
+
+def told(capsys, arguments):
+    """(exit status, what stderr has) of a run that should not begin."""
+    try:
+        status = main(["run", *arguments])
+    except SystemExit as end:  # the parser of flags ends so
+        status = end.code
+    return status, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", ON_FLAGS + ON_METHODS, ids=lambda words: " ".join(words[-2:]))
+def test_a_mistake_is_an_error_without_a_traceback(tmp_path, capsys, arguments):
+    directory = tmp_path / "run"
+    status, error = told(capsys, [*SMALL, "--run-dir", str(directory), *arguments])
+    assert status == 2
+    assert error.strip()
+    assert "Traceback" not in error
+    assert not directory.exists()
+
+
+FILES = {
+    "twice.yaml": ("rounds: 1\nrounds: 2\n", "'rounds' is given twice"),
+    "twice.json": ('{"rounds": 1, "rounds": 2}', "'rounds' is given twice"),
+    "octal.yaml": ("rounds: 017\n", "017 is no decimal number"),
+    "sexagesimal.yaml": ("rounds: 1:30\n", "1:30 is no decimal number"),
+    "hexadecimal.yaml": ("rounds: 0x10\n", "0x10 is no decimal number"),
+    "deep.yaml": ("a: " + "[" * 50 + "]" * 50, "nested too deeply"),
+    "deeper.yaml": ("[" * 100_000, "nested too deeply"),
+    "deep.json": ("[" * 100_000, "nested too deeply"),
+    "nan.json": ('{"client_lr": NaN}', "NaN is no number of JSON"),
+    "object.yaml": ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+    "list.json": ("[1]", "holds no JSON object"),
+    "text.yaml": ("just text", "holds no YAML object"),
+    "half.json": ('{"rounds": ', "not valid JSON"),
+    "tab.yaml": ("rounds:\n\t1", "not valid YAML"),
+    "key.yaml": ("1: 2\n", "holds no YAML object"),
+    "unknown.yaml": ("round: 2\n", "round is no setting of a run. Did you mean 'rounds'"),
+    "type.yaml": ("rounds: yes\n", "rounds is True; it must be an integer"),
+    "option.yaml": ("option: 7\n", "option is 7; it must be"),
+    "bytes.json": (b"\xff\xfe\x00", "not valid JSON"),
+    "bytes.yaml": (b"\xff\x00\x00", "not valid YAML"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_mistake_in_a_file_names_the_file(tmp_path, capsys, name):
+    content, message = FILES[name]
+    file = tmp_path / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    status, error = told(capsys, ["--config", str(file), "--run-dir", str(tmp_path / "run")])
+    assert status == 2
+    assert name in error
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_a_number_is_a_tuple_of_one(tmp_path):
+    directory = tmp_path / "run"
+    flags = [*SMALL, "--run-dir", str(directory), "--model-option", "hidden=32", "--quiet"]
+    assert main(["run", *flags]) == 0
+    config = json.loads((directory / "config.json").read_text())
+    assert config["run_config"]["model_option"]["hidden"] == [32]
