@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 WORKERS ?= auto
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
-.PHONY: demo check test test-all lint smoke docs notebooks wheel-check qp-accuracy clean
+.PHONY: demo check test test-all faults lint smoke docs notebooks wheel-check qp-accuracy clean
 .PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep
 .PHONY: $(STUDIES:%=%-study)
 
@@ -26,6 +26,12 @@ test: $(VENV)/.test
 # FEDJAX_LAB_TEST_OPTIMIZED=1 programs are compiled as users compile them, which takes hours.
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m ''
+
+# Kill runs at 200 moments, damage 300 files of half-finished ones, and compare what comes out.
+KILLS ?= 200
+MUTATIONS ?= 300
+faults: $(VENV)/.test
+	$(BIN)/python -m tests.faults --kills $(KILLS) --mutations $(MUTATIONS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

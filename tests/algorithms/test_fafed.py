@@ -93,7 +93,7 @@ def test_later_rounds_do_not_compute_first_estimates(client_map):
     batch = to_batch(drawn[0][1], 0)
     batch = batch._replace(num_steps=None, example_mask=None, participates=None)
     algorithm = algorithms.fafed(loss_fn, **OPTIONS)
-    round_fn = build_round(algorithm, client_map)
+    round_fn = build_round(algorithm, client_map, "keep")  # "exclude" has a condition itself
     found = []
     for first in (None, batch):
         state = begin(algorithm, initial_params(), first)

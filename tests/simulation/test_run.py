@@ -290,12 +290,12 @@ def test_a_diverging_run_is_written_as_null(tmp_path):
     assert not list((tmp_path / "checkpoints").glob("[0-9]*"))
 
 
-HEALTHY = make_clients()
+healthy_clients = make_clients  # whatever a test puts in its place
 
 
 def spoilt_clients(*ids):
     """The clients, of whom some hold values that are not finite."""
-    clients = HEALTHY
+    clients = healthy_clients()
     owners = np.repeat(np.arange(N), np.asarray(clients.sizes))
     x = np.array(clients.examples.x)
     x[np.asarray(clients.indices)[np.isin(owners, ids)]] = np.nan
@@ -306,7 +306,7 @@ def spoilt_clients(*ids):
 def ids_of_rounds(rounds):
     schedule = Schedule(cohort_size=3, batch_size=4, local_steps=2, replace=True)
     key = jax.random.key(5)
-    return [np.asarray(schedule.draw(HEALTHY, key, t).client_ids) for t in range(rounds)]
+    return [np.asarray(schedule.draw(healthy_clients(), key, t).client_ids) for t in range(rounds)]
 
 
 @pytest.mark.filterwarnings("ignore:.*examples of the client")
