@@ -1,9 +1,14 @@
 """Checkpoints of (state, round) through orbax, verified when they are read."""
 
+import contextlib
+import errno
 import hashlib
 import json
+import logging
+import os
 import shutil
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,8 @@ import jax
 import numpy as np
 
 from fedjax_lab.types import PyTree
+
+_BESIDE = 2**17  # bytes of a checkpoint's metadata
 
 
 class _DamagedError(ValueError):
@@ -42,20 +49,26 @@ class Checkpoints:
           round: finished rounds.
           state: pytree of arrays.
           extra: any JSON value.
+
+        Raises:
+          OSError: there is no room for it (``errno.ENOSPC``).
         """
         if round in self._manager.all_steps():
             return
         arrays = _to_arrays(state)
-        self._manager.save(
-            round,
-            args=self._ocp.args.Composite(
-                state=self._ocp.args.StandardSave(arrays),
-                meta=self._ocp.args.JsonSave(
-                    {"run": self._run_id, "digest": _digest(arrays, extra), "extra": extra}
+        # Where the disk is full, the threads of the storage library print traces of their own.
+        needed = sum(leaf.nbytes for leaf in arrays.values()) + len(json.dumps(extra)) + _BESIDE
+        if shutil.disk_usage(self._directory).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._directory))
+        meta = {"run": self._run_id, "digest": _digest(arrays, extra), "extra": extra}
+        with _raised_not_logged():
+            self._manager.save(
+                round,
+                args=self._ocp.args.Composite(
+                    state=self._ocp.args.StandardSave(arrays), meta=self._ocp.args.JsonSave(meta)
                 ),
-            ),
-        )
-        self._manager.wait_until_finished()
+            )
+            self._manager.wait_until_finished()
 
     def latest(self) -> int | None:
         """The last saved round; None if there is none."""
@@ -99,12 +112,13 @@ class Checkpoints:
         where = self._directory / str(round)
         expected = _to_arrays(like)
         try:
-            restored = self._manager.restore(
-                round,
-                args=self._ocp.args.Composite(
-                    state=self._ocp.args.StandardRestore(), meta=self._ocp.args.JsonRestore()
-                ),
-            )
+            with _raised_not_logged():
+                restored = self._manager.restore(
+                    round,
+                    args=self._ocp.args.Composite(
+                        state=self._ocp.args.StandardRestore(), meta=self._ocp.args.JsonRestore()
+                    ),
+                )
             arrays, meta = restored["state"], restored["meta"]
             intact = meta["digest"] == _digest(arrays, meta["extra"])
         except Exception as error:  # orbax and tensorstore raise many kinds for a damaged file
@@ -133,6 +147,17 @@ class Checkpoints:
     def close(self) -> None:
         """Release what orbax holds."""
         self._manager.close()
+
+
+@contextlib.contextmanager
+def _raised_not_logged() -> Iterator[None]:
+    """Leave out orbax's log, a page of threads' traces, where it raises the error as well."""
+    log = logging.getLogger("absl")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _to_arrays(state: PyTree) -> dict[str, np.ndarray]:
