@@ -175,8 +175,8 @@ def test_run_names_are_readable_and_safe():
         ({"weights": "size"}, ["weights is 'size'", "examples, uniform"]),
         ({"client_map": "chunk:0"}, ["chunk:0"]),
         ({"cohort_size": 21}, ["cohort_size is 21; it must be between 1 and 20"]),
-        ({"rounds": 0}, ["rounds is 0; it must be at least 1"]),
-        ({"seed": -1}, ["seed is -1; it must be at least 0"]),
+        ({"rounds": 0}, ["rounds is 0; it must be between 1 and 2147483647"]),
+        ({"seed": -1}, ["seed is -1; it must be between 0 and 4294967295"]),
         ({"clip_norm": 0.0}, ["clip_norm is 0.0", "greater than 0"]),
         ({"local_steps": 1, "local_epochs": 1}, ["local_steps is 1 and local_epochs 1; give one"]),
         (
