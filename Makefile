@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 WORKERS ?= auto
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
-.PHONY: demo check test test-all faults lint smoke docs notebooks wheel-check qp-accuracy clean
+.PHONY: demo check test test-all faults fuzz lint smoke docs notebooks wheel-check qp-accuracy clean
 .PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep
 .PHONY: $(STUDIES:%=%-study)
 
@@ -32,6 +32,11 @@ KILLS ?= 200
 MUTATIONS ?= 300
 faults: $(VENV)/.test
 	$(BIN)/python -m tests.faults --kills $(KILLS) --mutations $(MUTATIONS)
+
+# Damaged settings, data and messages: an error that is meant, or a value. So long for each kind.
+SECONDS ?= 10
+fuzz: $(VENV)/.test
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,10 +184,18 @@ def fastest(
         pass  # no answer yet, or one that cannot be read: measured again
     seconds = {name: seconds_of(name) for name in candidates}
     best = min(seconds, key=seconds.__getitem__)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    scratch = file.with_name(f"{file.name}.{os.getpid()}")
-    scratch.write_text(json.dumps({"client_map": best, "seconds": seconds}), encoding="utf-8")
-    os.replace(scratch, file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch = file.with_name(f"{file.name}.{os.getpid()}")
+        scratch.write_text(json.dumps({"client_map": best, "seconds": seconds}), encoding="utf-8")
+        os.replace(scratch, file)
+    except OSError as error:
+        warnings.warn(
+            f"the measured client map cannot be remembered in {file.parent} ({error}); the next "
+            "run measures again.",
+            UserWarning,
+            stacklevel=2,
+        )
     return best, False
 
 

@@ -33,6 +33,7 @@ from fedjax_lab.compressors import as_compressor
 from fedjax_lab.data import DATASETS, PARTITIONS, Devices
 from fedjax_lab.data.sources import SCHEMES
 from fedjax_lab.models import COMPUTE_DTYPES, MODELS
+from fedjax_lab.round import ON_NONFINITE
 from fedjax_lab.simulation.loggers import LOGGERS
 
 # Where a run keeps its files, and which: the result does not depend on them.
@@ -164,6 +165,10 @@ class RunConfig:
     client_map: str = "auto"
     """How clients are mapped onto devices: auto (the planner chooses), measure (it times two
     plans), scan, vmap, chunk:n, pmap, shard_map."""
+
+    on_nonfinite: str = "exclude"
+    """What becomes of a client whose message or row is not finite: exclude (it is left out of its
+    round and counted), stop (the run ends before that round), keep (added up like the others)."""
 
     run_dir: str | None = None
     """Where the run is kept, and goes on from. None: runs/ALGORITHM-DATASET-PARTITION-seedSEED."""
@@ -307,6 +312,7 @@ class RunConfig:
         check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
         check_choice("weights", self.weights, ("uniform", "examples"))
         check_client_map(self.client_map)
+        check_choice("on_nonfinite", self.on_nonfinite, (*ON_NONFINITE, "stop"))
         check_number("client_lr", self.client_lr, minimum=0.0)
         client_schedule(self.client_lr_schedule, self.client_lr, self.rounds)
         for name in self.log:

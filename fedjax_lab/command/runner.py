@@ -214,6 +214,7 @@ def run(
             seed=config.seed,
             evaluate=setup.evaluate,
             client_map=config.client_map,
+            on_nonfinite=config.on_nonfinite,
             run_dir=path,
             checkpoint_every=config.checkpoint_every,
             config={"run_config": config.record(), "data": setup.data},

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -131,7 +132,7 @@ def random_k(comp: float, *, rescale: bool = False) -> Compressor:
     kept = _kept(comp)
 
     def are_kept(seed, d):
-        return _are_largest(jax.random.bits(_drawn_key(seed), (d,), jnp.uint32), kept(d))
+        return _drawn(seed, d, kept(d))
 
     def factor(v):
         return jnp.asarray(v.size / kept(v.size) if rescale else 1.0, v.dtype)
@@ -240,6 +241,13 @@ def random_drop(comp: float, *, rescale: bool = False) -> Compressor:
         snr_bound=lambda d: comp / (1 - comp) if rescale else comp,
         unbiased=rescale,
     )
+
+
+# Outside of jit, each message would else compile its loop anew.
+@functools.partial(jax.jit, static_argnames=("d", "k"))
+def _drawn(seed: jax.Array, d: int, k: int) -> jax.Array:
+    """Which k of d coordinates a message's seed stands for, bool [d]."""
+    return _are_largest(jax.random.bits(_drawn_key(seed), (d,), jnp.uint32), k)
 
 
 def _drawn_key(seed: jax.Array):

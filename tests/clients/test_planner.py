@@ -203,6 +203,16 @@ print(jax.device_count(), len(os.sched_getaffinity(0)))
 """
 
 
+def test_an_answer_that_cannot_be_kept_is_a_warning(tmp_path):
+    (tmp_path / "file").touch()
+    times = {"scan": 2.0, "vmap": 1.0}
+    with pytest.warns(UserWarning, match=r"cannot be remembered in .*file/plans .*measures again"):
+        found = planner.fastest(
+            ["scan", "vmap"], times.__getitem__, ["method"], tmp_path / "file" / "plans"
+        )
+    assert found == ("vmap", False)
+
+
 @pytest.mark.parametrize(
     ("before", "environment", "expected"),
     [

@@ -40,6 +40,7 @@ FLAGS = {
     "--compute-dtype": ("float8", ""),
     "--weights": ("example", ""),
     "--log": ("csvv",),
+    "--on-nonfinite": ("drop", ""),
     "--min-local-steps": ("0", "6", "99"),
     "--time-budget": ("0", "-1"),
     "--step-time": ("0", "-1"),

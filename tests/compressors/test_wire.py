@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import compressors as c
-from fedjax_lab.compressors import wire
+from fedjax_lab.compressors import sparsify, wire
 from tests.compressors.vectors import ALL, KINDS, every, every_kernel, vector
 
 SIZES, MORE_SIZES = (1, 37), (2, 64)
@@ -86,6 +86,16 @@ def test_other_float_types(name, dtypes, x64):
     compress, decompress = programs(name)
     assert_they_come_back(name, vs, jax.tree.map(np.asarray, compress(vs)))
     assert jax.eval_shape(lambda v: decompress(compress([v]))[0], v).dtype == jnp.float32
+
+
+def test_random_k_compiles_once_for_all_messages():
+    compressor = c.random_k(0.5)
+    sent = [compressor.compress(jax.random.key(i), jnp.arange(51.0)) for i in range(3)]
+    before = sparsify._drawn._cache_size()
+    arrived = [compressor.decompress(compressor.unpack(compressor.pack(m), 51)) for m in sent]
+    compressor.decompress(compressor.unpack(compressor.pack(sent[0]), 51))
+    assert sparsify._drawn._cache_size() <= before + 1  # of an unpacked seed, a NumPy number
+    assert len({tuple(np.flatnonzero(v).tolist()) for v in arrived}) == 3
 
 
 def test_bytes_are_what_the_format_says():

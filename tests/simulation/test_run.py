@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, build_round, data, simulate
+from fedjax_lab import algorithms, build_round, data, models, simulate, sweep
 from fedjax_lab.simulation.checkpoint import Checkpoints
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
 from fedjax_lab.simulation.rounds import Schedule, build_chunk
@@ -391,6 +391,48 @@ def test_evaluation_counts_every_example_once():
     scores = build_evaluation(count, test, batch_size=5)(jnp.float32(2.0))
     assert float(scores["accuracy"]) == pytest.approx((test.x[:, 0] > 0).mean())
     assert float(scores["test_loss"]) == pytest.approx(2 * test.x[:, 1].mean(), rel=1e-5)
+
+
+def test_an_evaluation_that_means_nothing_is_refused():
+    def apply(params, x, key):
+        return x @ params["w"]
+
+    x, y = np.ones((4, FEATURES), np.float32), np.array([0, 1, 2, 3], np.int32)
+    counts = models.accuracy_counts(apply)
+    with pytest.raises(ValueError, match=r"labels from 0 to 3; the model has 3 logits, for 0 to 2"):
+        build_evaluation(counts, data.Examples(x, y))(first_params())
+    with pytest.raises(ValueError, match="test holds values that are not finite"):
+        build_evaluation(counts, data.Examples(x * np.nan, y))
+    with pytest.raises(TypeError, match=r"must return \(correct \[B\], losses \[B\]\)"):
+        build_evaluation(lambda p, e: apply(p, e.x, None), data.Examples(x, y))(first_params())
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda p, e, key: (loss_fn(p, e, key), 1), "loss_fn returned tuple; it must return one"),
+        (lambda p, e, key: e.y, "loss_fn returned int32; losses must be floating-point"),
+    ],
+)
+def test_losses_of_another_kind(loss, message):
+    with pytest.raises(TypeError, match=message):
+        run(algorithms.fedavg(loss, client_lr=0.1))
+
+
+def test_wrong_objects_elsewhere():
+    with pytest.raises(TypeError, match=r"server_optimizer is 'adam'.*such as optax\.adam"):
+        algorithms.fedopt(loss_fn, "adam", client_lr=0.1)
+    with pytest.raises(TypeError, match="build is the Algorithm fedavg; it must be a function"):
+        sweep(
+            FEDAVG,
+            first_params(),
+            make_clients(),
+            points={},
+            seeds=[0],
+            rounds=1,
+            cohort_size=2,
+            batch_size=2,
+        )
 
 
 def test_accuracy_per_client():

@@ -313,6 +313,12 @@ def test_what_a_run_records():
     assert cfedavg.name == "cfedavg"
 
 
+def test_a_compressor_that_enlarges_is_a_warning():
+    wrapped = with_compression(algorithms.fedavg(loss_fn, **LR), "top_k:0.01")
+    with pytest.warns(UserWarning, match=r"comp=0\.01.* sends 84 bytes of fedavg\'s 72: more than"):
+        begin(wrapped)
+
+
 def test_wrong_arguments():
     fedavg = algorithms.fedavg(loss_fn, **LR)
     with pytest.raises(ValueError, match=r"scope is 'leaf'; .* global, per_leaf"):
