@@ -191,6 +191,9 @@ def build_round(
         senders = participants * metrics.get("communicated", 1)
         if exclude:
             left_out = expected & ~cohort.participates
+            nobody = left_out.any() & (participants == 0)
+            for name in metrics.keys() & {"loss", "delta_norm"}:  # not 0, as where nobody came
+                metrics[name] = jnp.where(nobody, jnp.nan, metrics[name])
             metrics["nonfinite_clients"] = left_out.sum(dtype=participants.dtype)
         return state, {
             **metrics,

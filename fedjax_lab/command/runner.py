@@ -222,9 +222,9 @@ def run(
             profile_dir=config.profile_dir,
             progress=progress,
         )
-    if result.stopped == "diverged":
-        return result  # a model that is not finite has no accuracy
-    accuracy = np.asarray(setup.evaluate_clients(result.params), np.float64)
+    accuracy = np.full(setup.clients.num_clients, np.nan)  # a model that diverged has none
+    if result.stopped != "diverged":
+        accuracy = np.asarray(setup.evaluate_clients(result.params), np.float64)
     summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     write_json(path / SUMMARY, {**summary, **summarise_clients(accuracy)})
     write_json(path / PARTITION, _partition(setup.clients))

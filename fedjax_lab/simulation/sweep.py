@@ -167,6 +167,7 @@ class _Book:
 
     def __init__(self, tallies: list[Tally], evaluations: int):
         self._tallies, self._shape = tallies, (len(tallies), evaluations)
+        self._diverged = np.zeros(len(tallies), bool)
         self.history: dict[str, np.ndarray] = {}
         self.entries = self.columns = 0
 
@@ -174,7 +175,9 @@ class _Book:
         """Enter an evaluation of a group of runs; returns means to be shown."""
         for slot, run in enumerate(group):
             row = self._tallies[run].row({name: v[slot] for name, v in metrics.items()})
-            row |= {name: float(v[slot]) for name, v in scores.items()}
+            self._diverged[run] |= np.isnan([row["loss"], row["delta_norm"]]).any()
+            spoilt = np.nan if self._diverged[run] else 0.0  # what has diverged has no score
+            row |= {name: float(v[slot]) + spoilt for name, v in scores.items()}
             for name, value in row.items():
                 if name not in self.history:
                     self.history[name] = np.full(self._shape, np.nan)

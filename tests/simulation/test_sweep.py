@@ -274,3 +274,18 @@ def test_the_memory_of_a_device():
     lines = Path("/proc/meminfo").read_text()
     physical = 1024 * int(re.search(r"MemTotal: +(\d+) kB", lines)[1])
     assert device_memory() == pytest.approx(physical / 8, rel=0.01)
+
+
+def test_a_run_that_diverges_has_no_score():
+    """Its model stays as it was, and would else have an accuracy."""
+
+    def steep(params, examples, key):
+        return loss_fn(params, examples, key) + jnp.square(params["w"]).sum()
+
+    build = functools.partial(algorithms.fedavg, steep)
+    points = {"client_lr": [0.1, 3e38]}
+    result = run(build, points=points, seeds=(5,), evaluate=evaluation())
+    for name in ("loss", "accuracy", "test_loss"):
+        assert np.isfinite(result.history[name][0]).all()
+        assert np.isnan(result.history[name][1, 0, -1])
+    assert result.history["nonfinite_clients"][1, 0, -1] > 0
