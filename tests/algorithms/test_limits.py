@@ -44,6 +44,7 @@ def first_of_each_method():
         yield pytest.param(limit, id=limit.name, marks=pytest.mark.slow if again else ())
 
 
+@pytest.mark.filterwarnings("ignore:.*more than no compression")
 @pytest.mark.parametrize("limit", list(first_of_each_method()))
 def test_limit(limit, x64):
     rounds = (
