@@ -76,3 +76,19 @@ def test_weights_of_zero_and_absent_clients_reach_no_sum(client_map):
     chex.assert_trees_all_equal(actual, expected)
     broken, _ = round_fn(state, spoilt(batch, np.nan))
     assert np.isnan(algorithm.params(broken)["W"]).all()
+
+
+def test_healthy_cohorts_are_run_once_also_where_runs_are_batched():
+    """Under vmap a condition on a batch would compute both of its branches, for every cohort."""
+    algorithm = algorithms.fedavg(loss_fn, client_lr=0.2)
+    (batch, *_) = rounds()
+    state = begin(algorithm, MAIN[0].problem.initial_params())
+    states = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), state)
+    batched = jax.vmap(build_round(algorithm, "vmap"), in_axes=(0, None))
+    text = str(jax.make_jaxpr(batched)(states, batch))
+    assert text.count("cond[") == 2  # whether to run, and whether to look at each client
+    alone, metrics = jax.jit(build_round(algorithm, "vmap"))(state, spoilt(batch, np.nan))
+    together, counts = jax.jit(batched)(states, spoilt(batch, np.nan))
+    chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[1], together), alone, atol=1e-6)
+    np.testing.assert_array_equal(counts["nonfinite_clients"], [1, 1])
+    assert metrics["nonfinite_clients"] == 1
