@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,6 +35,7 @@ from fedjax_lab.simulation.run_dir import (
 )
 from fedjax_lab.types import LossFn, Params
 
+_OUTLIER = 1000  # times the median client's largest value
 _EVALUATED = 1000  # examples of an evaluation's step
 _MAX_LOGITS = 2**25  # of such a step, of text: 128 MiB
 
@@ -88,6 +90,7 @@ def build(config: RunConfig, examples: tuple[data.Examples, data.Examples] | Non
         seed=config.seed if config.partition_seed is None else config.partition_seed,
         min_size=config.min_client_size,
     )
+    _warn_of_outliers(clients)
     num_classes = data.num_classes(train)
     model_options = parse_options(config.model_option, "model_option")
     model = models.build(config.model, num_classes, **model_options)
@@ -148,6 +151,28 @@ def _check_model(config: RunConfig, is_text: bool) -> None:
         raise ValueError(
             f"flip is {config.flip} and crop {config.crop}; they need images, and {config.dataset} "
             "is text."
+        )
+
+
+def _warn_of_outliers(clients: data.FederatedArrays) -> None:
+    """Warn of clients whose values dwarf all others', which share one normalisation with them."""
+    x = np.asarray(clients.examples.x)
+    if not np.issubdtype(x.dtype, np.floating):
+        return
+    largest = np.zeros(clients.num_clients, x.dtype)
+    owners = np.repeat(np.arange(clients.num_clients), np.asarray(clients.sizes))
+    of_example = np.abs(x).reshape(len(x), -1).max(1)
+    np.maximum.at(largest, owners, of_example[np.asarray(clients.indices)])
+    typical = np.median(largest[np.asarray(clients.sizes) > 0])
+    far = np.flatnonzero(largest > _OUTLIER * typical)
+    if len(far):
+        named = ", ".join(map(str, far[:10])) + (" ..." if len(far) > 10 else "")
+        warnings.warn(
+            f"the clients {named} hold values up to {largest.max():.3g}, more than {_OUTLIER} "
+            f"times those of the median client ({typical:.3g}); the mean and the standard deviation by "
+            "which all inputs are normalised are theirs.",
+            UserWarning,
+            stacklevel=2,
         )
 
 

@@ -13,7 +13,7 @@ from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import format_settings
 from fedjax_lab.command.options import algorithm_options, parse_options, server_lr_of
 from fedjax_lab.command.runner import build, summarise_clients
-from fedjax_lab.data import Devices
+from fedjax_lab.data import Devices, Examples
 
 CONFIG = RunConfig(
     algorithm="gradma",
@@ -128,6 +128,19 @@ def test_option_values(text, value):
 
 def test_the_last_of_equal_options_counts():
     assert parse_options(["a=1", "b=2", "a=3"]) == {"a": 3, "b": 2}
+
+
+def test_a_client_that_spoils_the_normalisation_is_named():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3, 3, 1)).astype(np.float32)
+    y = np.arange(40, dtype=np.int32) % 2
+    config = RunConfig(num_clients=4, cohort_size=2, partition="iid", client_map="scan")
+    train, test = Examples(x, y), Examples(x[:4], y[:4])
+    clients = build(config, (train, test)).clients  # without a word
+    x = x.copy()
+    x[np.asarray(clients.indices)[-1]] = 1e6  # of the last client
+    with pytest.warns(UserWarning, match=r"the clients 3 hold values up to 1e\+06, more than 1000"):
+        build(config, (Examples(x, y), test))
 
 
 @pytest.mark.parametrize("text", ["a", "=1", "a=", "a b=1"])
