@@ -169,8 +169,8 @@ def _warn_of_outliers(clients: data.FederatedArrays) -> None:
         named = ", ".join(map(str, far[:10])) + (" ..." if len(far) > 10 else "")
         warnings.warn(
             f"the clients {named} hold values up to {largest.max():.3g}, more than {_OUTLIER} "
-            f"times those of the median client ({typical:.3g}); the mean and the standard deviation by "
-            "which all inputs are normalised are theirs.",
+            f"times those of the median client ({typical:.3g}); the mean and the standard "
+            "deviation by which all inputs are normalised are theirs.",
             UserWarning,
             stacklevel=2,
         )
