@@ -8,7 +8,7 @@ import pytest
 from fedjax_lab import algorithms, build_round
 from tests.algorithms.cases import MAIN, N
 from tests.algorithms.compiled import begin
-from tests.algorithms.problem import loss_fn, to_batch
+from tests.algorithms.problem import initial_params, loss_fn, to_batch
 from tests.reference import problem as reference
 
 MAPS = ("vmap", "scan", "shard_map:2")
@@ -39,7 +39,7 @@ def test_it_is_left_out_and_counted(case, client_map):
     algorithm = case.build(loss_fn)
     round_fn = jax.jit(build_round(algorithm, client_map))
     first, second, third = rounds()
-    start, _ = round_fn(begin(algorithm, case.problem.initial_params(), num_clients=N), first)
+    start, _ = round_fn(begin(algorithm, initial_params(), num_clients=N), first)
 
     def end(batch):
         state, metrics = round_fn(start, batch)
@@ -64,7 +64,7 @@ def test_weights_of_zero_and_absent_clients_reach_no_sum(client_map):
     algorithm = algorithms.fedavg(loss_fn, client_lr=0.2)
     round_fn = jax.jit(build_round(algorithm, client_map, "keep"))
     (batch, *_) = rounds()
-    state = begin(algorithm, MAIN[0].problem.initial_params())
+    state = begin(algorithm, initial_params())
     weights = np.array([1.0, 0.0, 2.0, 1.0], np.float32)
     weighted = batch._replace(weights=jax.device_put(weights))
     expected, _ = round_fn(state, weighted)
@@ -82,7 +82,7 @@ def test_healthy_cohorts_are_run_once_also_where_runs_are_batched():
     """Under vmap a condition on a batch would compute both of its branches, for every cohort."""
     algorithm = algorithms.fedavg(loss_fn, client_lr=0.2)
     (batch, *_) = rounds()
-    state = begin(algorithm, MAIN[0].problem.initial_params())
+    state = begin(algorithm, initial_params())
     states = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), state)
     batched = jax.vmap(build_round(algorithm, "vmap"), in_axes=(0, None))
     text = str(jax.make_jaxpr(batched)(states, batch))
