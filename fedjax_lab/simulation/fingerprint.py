@@ -102,10 +102,10 @@ def _parts(value: Any) -> list[Any]:
         return [value.func, value.args, value.keywords]
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
-    if hasattr(value, "__wrapped__"):  # such as what jax.jit makes of a function
-        return [value.__wrapped__]
     if isinstance(value, types.FunctionType):
         return [value.__code__, _closure(value), value.__defaults__, value.__kwdefaults__]
+    if hasattr(value, "__wrapped__"):  # such as what jax.jit makes of a function
+        return [value.__wrapped__]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, field.name) for field in dataclasses.fields(value)]
     if callable(value) and hasattr(type(value).__call__, "__code__"):

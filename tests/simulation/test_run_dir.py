@@ -2,11 +2,14 @@
 
 import dataclasses
 import errno
+import functools
 import json
 import multiprocessing
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +21,7 @@ from fedjax_lab import algorithms, data
 from fedjax_lab.simulation import run_dir as folder
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.lock import RunDirLock
+from fedjax_lab.simulation.stop import stop_on_signal
 from tests.simulation import test_run
 from tests.simulation.test_run import (
     FEDAVG,
@@ -158,6 +162,74 @@ def test_hashes_of_functions_follow_what_they_do():
     assert len(hashes) == 5
     assert hash_arrays({"a": jnp.ones(2)}) != hash_arrays({"a": jnp.ones((2, 1))})
     assert hash_arrays({"a": jnp.ones(2)}) != hash_arrays({"a": jnp.ones(2, jnp.int32)})
+
+
+class Scorer:
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, params):
+        return {"score": self.weight}
+
+    def score(self, params):
+        return {"score": self.weight}
+
+
+def closed_over(value):
+    return lambda params: value
+
+
+def decorated(weight):
+    def decorate(function):
+        @functools.wraps(function)
+        def call(params):
+            return weight * function(params)
+
+        return call
+
+    return decorate(lambda params: 1.0)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Scorer,
+        lambda weight: Scorer(weight).score,
+        lambda weight: functools.partial(max, weight),
+        lambda weight: lambda params: {weight, 7} | {"a"},
+        lambda weight: closed_over(jax.random.key(int(weight))),
+        lambda weight: closed_over(np.array([weight, None], object)),
+        lambda weight: closed_over({weight, 7}),
+        decorated,
+    ],
+)
+def test_hashes_see_into_callables_of_all_kinds(build):
+    assert hash_function(build(1.0)) == hash_function(build(1.0))
+    assert hash_function(build(1.0)) != hash_function(build(2.0))
+
+
+def test_the_second_signal_interrupts_at_once(capfd):
+    with stop_on_signal() as stop:
+        assert not stop.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert "finishing this chunk of rounds" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_other_threads_get_no_signal():
+    found = []
+
+    def work():
+        with stop_on_signal() as stop:
+            found.append(stop.is_set())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False]
 
 
 def hold(path, ready, over):
