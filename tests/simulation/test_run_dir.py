@@ -200,6 +200,9 @@ def decorated(weight):
         lambda weight: closed_over(jax.random.key(int(weight))),
         lambda weight: closed_over(np.array([weight, None], object)),
         lambda weight: closed_over({weight, 7}),
+        lambda weight: closed_over(data.Devices(step_time=weight)),
+        lambda weight: jax.jit(closed_over(weight)),
+        lambda weight: lambda params: closed_over(weight)(params),  # with a function of the module
         decorated,
     ],
 )
