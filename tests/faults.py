@@ -192,7 +192,7 @@ def damage(path, how, chance):
     elif how == "halve":
         del raw[len(raw) // 2 :]
     elif how == "append":
-        raw += b"\\x00{"
+        raw += b"\x00{"
     elif how == "zeros":
         begin = chance.randrange(len(raw))
         raw[begin : begin + 64] = bytes(len(raw[begin : begin + 64]))
