@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs
+from fedjax_lab.algorithms.hyper import at_round, check_lrs, check_transform
 from fedjax_lab.checks import is_traced
 from fedjax_lab.clients.local import Direction, Gradient, LocalResult, local_steps
 from fedjax_lab.compressors import Compressor
@@ -38,10 +38,13 @@ class Common(TypedDict, total=False):
     Attributes:
       client_lr: local learning rate, or a schedule of the round.
       gradient_transform: optax transformation of each mini-batch gradient.
+      step_transform: optax transformation of the whole direction of a local step, after the
+        method's own terms; its state is new in every round.
     """
 
     client_lr: Required[ScalarOrSchedule]
     gradient_transform: optax.GradientTransformation | None
+    step_transform: optax.GradientTransformation | None
 
 
 class LocalTraining:
@@ -50,6 +53,7 @@ class LocalTraining:
     Attributes:
       gradient: of the mean loss over a mini-batch, transformed.
       client_lr: local learning rate, or a schedule of the round.
+      step_transform: of the whole direction of a local step, or None.
     """
 
     def __init__(
@@ -58,10 +62,14 @@ class LocalTraining:
         *,
         client_lr: ScalarOrSchedule,
         gradient_transform: optax.GradientTransformation | None = None,
+        step_transform: optax.GradientTransformation | None = None,
     ):
         check_lrs(client_lr=client_lr)
+        check_transform("gradient_transform", gradient_transform)
+        check_transform("step_transform", step_transform)
         self.gradient = Gradient(loss_fn, gradient_transform)
         self.client_lr = client_lr
+        self.step_transform = step_transform
 
     def rate(self, round: jax.Array) -> Scalar:
         """The local learning rate of a round.
@@ -90,7 +98,10 @@ class LocalTraining:
           memory: initial ``step.memory``; () if the method carries nothing.
         """
         lr = self.rate(batch.round) if lr is None else lr
-        return local_steps(direction or self.gradient, self.gradient, params, batch, lr, memory)
+        direction = direction or self.gradient
+        return local_steps(
+            direction, self.gradient, params, batch, lr, memory, self.step_transform
+        )
 
     def client_update(self, params: Params, row: PyTree, batch: ClientBatch):
         """Local SGD as the client half of a phase.

@@ -3,8 +3,10 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
-from fedjax_lab.checks import check_scalar_or_schedule
+from fedjax_lab.checks import check_scalar_or_schedule, is_traced
 from fedjax_lab.types import Scalar, ScalarOrSchedule
 
 
@@ -39,3 +41,39 @@ def check_lrs(**learning_rates: Any) -> None:
     """
     for name, value in learning_rates.items():
         check_scalar_or_schedule(name, value, minimum=0.0)
+
+
+def check_transform(name: str, transform: Any) -> None:
+    """Check that an argument is None or an optax transformation that keeps the direction's sign.
+
+    Args:
+      name: the argument's name.
+      transform: what was given for it.
+
+    Raises:
+      TypeError: it is no transformation.
+      ValueError: it is an optimizer, whose updates are to be added and not descended.
+    """
+    if transform is None:
+        return
+    if not all(callable(getattr(transform, part, None)) for part in ("init", "update")):
+        raise TypeError(
+            f"{name} is {transform!r}; it must be an optax transformation, such as "
+            "optax.clip_by_global_norm(10.0) or optax.scale_by_adam()."
+        )
+    if _turns_round(transform):
+        raise ValueError(
+            f"{name} changes the sign of what it is given, as optax.adam(...) and optax.sgd(...) "
+            "do, but clients descend its result, with client_lr: give the transformation without "
+            "a learning rate, such as optax.scale_by_adam() or optax.trace(0.9)."
+        )
+
+
+def _turns_round(transform: optax.GradientTransformation) -> bool:
+    with jax.ensure_compile_time_eval():
+        one, zero = jnp.ones(1), jnp.zeros(1)
+        try:
+            update, _ = transform.update(one, transform.init(zero), zero)
+            return not is_traced(update) and bool((update < 0).all())
+        except Exception:  # made for params of another structure
+            return False

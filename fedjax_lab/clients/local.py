@@ -204,6 +204,7 @@ def local_steps(
     batch: ClientBatch,
     lr: Scalar | Callable[[jax.Array, jax.Array], jax.Array],
     memory: PyTree = (),
+    transform: optax.GradientTransformation | None = None,
 ) -> LocalResult:
     """Take the client's K_i local steps ``y <- y - lr * direction(y, step)``.
 
@@ -218,19 +219,23 @@ def local_steps(
       batch: the client's mini-batches, with examples [K, B, ...].
       lr: learning rate, or a function of (k, K_i), where k counts the steps taken before.
       memory: initial ``step.memory``; () if the method carries nothing.
+      transform: optax transformation of the whole direction, with any decay taken at y; its
+        state is new for every call. None: the direction as it is.
     """
 
     def take(carry, step_index, examples, mask):
-        y, carried, transform_state, taken_before = carry
+        y, carried, transform_state, descent_state, taken_before = carry
         key = jax.random.fold_in(batch.key, step_index)
         examples = gather(_fill(examples, mask), batch.source)
         step = Step(examples, mask, key, carried, transform_state)
         descent, report = direction(y, step)
+        if transform is not None:
+            descent, descent_state = transform.update(descent, descent_state, y)
         rate = lr(taken_before, batch.num_steps) if callable(lr) else lr
         rate = jnp.asarray(rate, report.loss.dtype)
         totals = (report.loss * report.num_examples, report.num_examples, rate, report.metrics)
         y = tree.descend(y, rate, descent)
-        return (y, report.memory, report.transform_state, taken_before + 1), totals
+        return (y, report.memory, report.transform_state, descent_state, taken_before + 1), totals
 
     def body(carry, xs):
         step_index, examples, mask, taken = xs
@@ -251,8 +256,9 @@ def local_steps(
         return jax.lax.cond(step_index < batch.longest, take_or_skip, skip, carry)
 
     xs = (jnp.arange(batch.max_steps), batch.examples, batch.example_mask, batch.step_mask)
-    carry = (params, memory, gradient.init(params), jnp.zeros((), jnp.int32))
-    (y, memory, _, _), totals = jax.lax.scan(body, carry, xs)
+    descent_state = () if transform is None else transform.init(params)
+    carry = (params, memory, gradient.init(params), descent_state, jnp.zeros((), jnp.int32))
+    (y, memory, *_), totals = jax.lax.scan(body, carry, xs)
     loss, examples, lr_sum, metrics = jax.tree.map(lambda total: total.sum(0), totals)
     one = jnp.ones_like(lr_sum)
     steps = batch.num_steps.astype(lr_sum.dtype)

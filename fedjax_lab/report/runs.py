@@ -28,7 +28,7 @@ _NO_SETTING = {
 }
 _LONG = 48  # characters of differing settings that fit into a label
 # Objects, of which config.json has a description only; their own settings are in run_config.
-_OBJECTS = ("gradient_transform", "server_optimizer")
+_OBJECTS = ("gradient_transform", "step_transform", "server_optimizer")
 
 
 class Run(NamedTuple):
