@@ -16,6 +16,7 @@ from fedjax_lab.algorithms.global_sharpness import fedlesam, fedsmoo
 from fedjax_lab.algorithms.gradma import gradma, gradma_s, gradma_w
 from fedjax_lab.algorithms.memory import mifa, mifam
 from fedjax_lab.algorithms.proximal import fedprox, fedproxm
+from fedjax_lab.algorithms.published import PUBLISHED, Published, as_published
 from fedjax_lab.algorithms.representation import fedmlb, fedmlbm, moon, moonm
 from fedjax_lab.algorithms.sharpness import fedasam, fedgamma, fedsam, mofedsam
 from fedjax_lab.algorithms.stem import stem
@@ -68,6 +69,9 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 
 __all__ = [
     "ALGORITHMS",
+    "PUBLISHED",
+    "Published",
+    "as_published",
     "cfedavg",
     "fafed",
     "fedacg",

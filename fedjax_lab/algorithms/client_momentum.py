@@ -79,6 +79,9 @@ def fedcm(
     Args:
       mixing: weight of the fresh gradient, in [0, 1], or a schedule of the round; the first
         round has no direction yet, so that its steps are this much shorter.
+      gradient_transform: optax transformation of each mini-batch gradient, which ``mixing``
+        scales afterwards: a weight decay of 1e-3 acts as mixing * 1e-3. The published code adds
+        it after the mixing: use ``step_transform``.
     """
     training = LocalTraining(loss_fn, **common)
 

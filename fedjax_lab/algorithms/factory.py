@@ -99,9 +99,7 @@ class LocalTraining:
         """
         lr = self.rate(batch.round) if lr is None else lr
         direction = direction or self.gradient
-        return local_steps(
-            direction, self.gradient, params, batch, lr, memory, self.step_transform
-        )
+        return local_steps(direction, self.gradient, params, batch, lr, memory, self.step_transform)
 
     def client_update(self, params: Params, row: PyTree, batch: ClientBatch):
         """Local SGD as the client half of a phase.

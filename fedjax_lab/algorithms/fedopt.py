@@ -146,14 +146,15 @@ def fedavgm(
     return _with_server_step("fedavgm", training, start, server_step)
 
 
-def _adaptive(name, training, second_moment, server_lr, beta1, tau):
+def _adaptive(name, training, second_moment, server_lr, beta1, tau, initial=None):
     """FedAdagrad, FedYogi and FedAdam differ in v_t = ``second_moment(v, delta²)`` only."""
     check_number("beta1", beta1, minimum=0.0, maximum=1.0)
     check_number("tau", tau, minimum=0.0, exclusive_minimum=True)
 
     def start(params):
-        floor = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.square(tau)), params)
-        return AdaptiveServer(params, tree.zeros_like(params), floor)
+        v = jnp.square(tau) if initial is None else initial
+        moments = jax.tree.map(lambda leaf: jnp.full_like(leaf, v), params)
+        return AdaptiveServer(params, tree.zeros_like(params), moments)
 
     def server_step(server, delta, round):
         m = tree.add_scaled(tree.scale(delta, 1 - beta1), beta1, server.momentum)
@@ -173,6 +174,7 @@ def fedadam(
     beta1: Scalar = 0.9,
     beta2: Scalar = 0.99,
     tau: Scalar = 1e-3,
+    initial_second_moment: Scalar | None = None,
     **common: Unpack[Common],
 ) -> Algorithm:
     """FedAdam: v <- beta2 v + (1 - beta2) delta²;  x <- x - server_lr m / (sqrt(v) + tau).
@@ -181,16 +183,21 @@ def fedadam(
       server_lr: server learning rate: about the size of a step per coordinate.
       beta1: decay of the momentum m.
       beta2: decay of the second moment v.
-      tau: added to sqrt(v); v starts at tau².
+      tau: added to sqrt(v).
+      initial_second_moment: every coordinate of v at the start. None: tau²; several published
+        codes have 0.
     """
     check_number("beta2", beta2, minimum=0.0, maximum=1.0)
+    if initial_second_moment is not None:
+        check_number("initial_second_moment", initial_second_moment, minimum=0.0)
 
     def second_moment(v, squared):
         decay = jnp.asarray(beta2, v.dtype)
         return decay * v + (1 - decay) * squared
 
     training = LocalTraining(loss_fn, **common)
-    return _adaptive("fedadam", training, second_moment, server_lr, beta1, tau)
+    start = initial_second_moment
+    return _adaptive("fedadam", training, second_moment, server_lr, beta1, tau, start)
 
 
 @factory

@@ -29,8 +29,8 @@ every cohort and equal weights the two agree.
 
 Departures: the thesis' print of FedSpeed-Ing lost its accents; this is the reading that its text
 describes, with y_0 = x_t, c_i in what is sent and one ζ_t for both sequences; ζ = 0 is FedSpeed.
-The reference code also clips to norm 10 (use ``gradient_transform``; there it includes the
-linear terms). Where a traced ``prox_weight`` is 0 there is neither prox term nor correction.
+The published code also clips the whole direction to norm 10, but for y/λ (``as_published``).
+Where a traced ``prox_weight`` is 0 there is neither prox term nor correction.
 """
 
 from typing import NamedTuple, Unpack

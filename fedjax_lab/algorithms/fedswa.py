@@ -18,9 +18,9 @@ options I, II              ``control_update``
 
 FedSWA: down d, up d. FedMoSWA and FedMo: down 2d (x, m), up 2d (x^i_K, c_i⁺ - m), client state d.
 Departures: k runs over the K_i steps that the client takes, and option II divides by the exact
-sum of their learning rates; with a sum of 0 it keeps c_i - m (0/0 is 0). The published code sets
-m to the mean of the c_i⁺ in its first round (``first_round_gamma_one``); the paper does not. Both
-means take the batch's weights.
+sum of their learning rates; with a sum of 0 it keeps c_i - m (0/0 is 0). The published code
+divides by another sum (``control_divisor``) and sets m to the mean of the c_i⁺ in its first round
+(``first_round_gamma_one``); the paper does not. Both means take the batch's weights.
 """
 
 from typing import NamedTuple, Unpack
@@ -97,6 +97,7 @@ def fedmoswa(
     server_lr: ScalarOrSchedule = 1.5,
     momentum: ScalarOrSchedule = 0.2,
     control_update: str = "II",
+    control_divisor: str = "sum",
     first_round_gamma_one: bool = False,
     **common: Unpack[Common],
 ) -> Algorithm:
@@ -111,6 +112,9 @@ def fedmoswa(
       control_update: "I": the client's gradient at the server model, over
         ``full_examples`` if the batch has them, else over the round's examples; "II": the
         mean of the gradients that the local steps saw, weighted with their learning rates.
+      control_divisor: by what "II" divides the way that a client went: "sum", of its learning
+        rates, or "trapezoid", K_i η_l (1 + ρ) / 2 (the published code), smaller by
+        η_l (1 - ρ) / 2.
       first_round_gamma_one: round 0 sets m to the cohort's mean control.
     """
     return _fedmoswa(
@@ -121,6 +125,7 @@ def fedmoswa(
         momentum,
         control_update,
         first_round_gamma_one,
+        control_divisor,
     )
 
 
@@ -146,11 +151,19 @@ def fedmo(
 
 
 def _fedmoswa(
-    name, training, final_lr_ratio, server_lr, momentum, control_update, first_round_gamma_one
+    name,
+    training,
+    final_lr_ratio,
+    server_lr,
+    momentum,
+    control_update,
+    first_round_gamma_one,
+    control_divisor="sum",
 ):
     check_lrs(final_lr_ratio=final_lr_ratio)
     check_scalar_or_schedule("momentum", momentum, maximum=1.0)
     check_choice("control_update", control_update, ("I", "II"))
+    check_choice("control_divisor", control_divisor, ("sum", "trapezoid"))
 
     def start(params, num_clients, batch):
         server = FedMoSWAServer(params, tree.zeros_like(params))
@@ -166,13 +179,16 @@ def _fedmoswa(
             g, report = training.gradient(y, step)
             return jax.tree.map(lambda g, c_i, m: g - c_i + m, g, c_i, m), report
 
-        lr = _falling(training.rate(batch.round), at_round(final_lr_ratio, batch.round))
-        local = training.steps(x, batch, direction, lr=lr)
+        first, ratio = training.rate(batch.round), at_round(final_lr_ratio, batch.round)
+        local = training.steps(x, batch, direction, lr=_falling(first, ratio))
         delta = tree.subtract(x, local.params)
         if control_update == "I":
             new_c_i = training.gradient.full(x, batch)
         else:
-            mean_step = tree.safe_divide(1.0, local.lr_sum)
+            divisor = local.lr_sum
+            if control_divisor == "trapezoid":
+                divisor = jnp.asarray(batch.num_steps * first * (1 + ratio) / 2, divisor.dtype)
+            mean_step = tree.safe_divide(1.0, divisor)
             new_c_i = tree.add_scaled(tree.subtract(c_i, m), mean_step, delta)
         message = {"delta": delta, "control_change": tree.subtract(new_c_i, m)}
         return message, new_c_i, local.report

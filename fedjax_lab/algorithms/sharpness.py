@@ -27,8 +27,8 @@ the raw one, without FedGAMMA's controls. A radius that is a plain 0 leaves one 
 
 Departures: FedASAM's code weights clients by their number of examples: use the batch's weights.
 It knows its adaptive parameters by the name "weight", in layers and norms; here they are all
-whose own name does not contain "bias", in whatever module. FedGAMMA's published code clips and
-decays after the correction.
+whose own name does not contain "bias", in whatever module. Published code of FedSAM, MoFedSAM and
+FedGAMMA clips and decays the whole direction, after mixing and correction (``as_published``).
 """
 
 from collections.abc import Callable
@@ -188,7 +188,9 @@ def mofedsam(
       perturbation_radius: ρ, the length of the ascent step, or a schedule of the round.
       mixing: weight of the fresh gradient, in [0, 1], or a schedule of the round; the rest is
         that of last round's mean step.
-      gradient_transform: optax transformation of each descended gradient.
+      gradient_transform: optax transformation of each descended gradient, which ``mixing`` scales
+        afterwards: a weight decay of 1e-3 acts as mixing * 1e-3. The published code adds it after
+        the mixing: use ``step_transform``.
     """
     training = LocalTraining(loss_fn, **common)
     local_gradient, passes = perturbed_gradient(training.gradient, perturbation_radius)

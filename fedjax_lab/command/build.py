@@ -1,14 +1,15 @@
 """The method of a ``RunConfig``."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
-import optax
-
-from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.algorithms import ALGORITHMS, as_published
+from fedjax_lab.algorithms.published import clip_and_decay
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.options import (
+    CLIPS,
     SERVER_OPTIMIZERS,
     client_schedule,
     defaults_of,
@@ -19,6 +20,9 @@ from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.round import Algorithm
 from fedjax_lab.types import LossFn
 from fedjax_lab.wrappers.compression import with_compression
+
+# Settings that a sweep may vary, beside the method's own hyper-parameters.
+VARIED = ("client_lr", "server_lr", "clip_norm", "weight_decay")
 
 
 def build_algorithm(
@@ -35,30 +39,30 @@ def build_algorithm(
       loss_fn: what most methods take.
       model, preprocess: what methods such as MOON take instead, to look inside the model.
       changed: hyper-parameters in place of the config's, which may be traced: client_lr,
-        server_lr, or the method's own.
+        server_lr, clip_norm, weight_decay, or the method's own.
 
     Raises:
       ValueError, TypeError: a hyper-parameter is out of range or has the wrong type.
     """
     changed = dict(changed or {})
-    rates = {name: changed.pop(name) for name in ("client_lr", "server_lr") if name in changed}
-    config = dataclasses.replace(config, **rates)
+    settings = {name: changed.pop(name) for name in VARIED if name in changed}
+    config = dataclasses.replace(config, **settings)
     arguments = {**parse_options(config.option, "option"), **changed}
     if config.algorithm == "fedopt":
         optimizer = SERVER_OPTIMIZERS[arguments.pop("server_optimizer")]
         arguments = {"server_optimizer": optimizer(config.server_lr, **arguments)}
     elif config.server_lr is not None:
         arguments["server_lr"] = config.server_lr
-    transforms = []
-    if config.clip_norm is not None:
-        transforms.append(optax.clip_by_global_norm(config.clip_norm))
-    if config.weight_decay:
-        transforms.append(optax.add_decayed_weights(config.weight_decay))
-    if transforms:
-        arguments["gradient_transform"] = optax.chain(*transforms)
     factory = ALGORITHMS[config.algorithm]
+    clip_norm, decay = config.clip_norm, config.weight_decay
+    if config.as_published:
+        arguments |= {"clip_norm": clip_norm, "weight_decay": decay}
+        factory = functools.partial(as_published, config.algorithm)
+    else:
+        clipping = clip_and_decay(clip_norm, 0.0 if decay is None else decay)
+        arguments[CLIPS[config.clip or "gradient"]] = clipping
     subject: Any = loss_fn
-    if "model" in defaults_of(factory, leave_out=()):
+    if "model" in defaults_of(ALGORITHMS[config.algorithm], leave_out=()):
         subject, arguments["preprocess"] = model, preprocess
     rate = client_schedule(config.client_lr_schedule, config.client_lr, config.rounds)
     algorithm = factory(subject, client_lr=rate, **arguments)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import models, tree
-from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.algorithms import ALGORITHMS, PUBLISHED, Published
 from fedjax_lab.command.options import REQUIRED, algorithm_options, describe_options
 
 # factory -> (the method's name, its paper), in the order in which one would read them.
@@ -181,7 +181,40 @@ Written by `python -m fedjax_lab algorithms --markdown`, from the code. Sizes ar
 size of the model's parameters: what a client sends up and receives in a round, what each client
 keeps from round to round; and the mini-batch gradients that a local step takes. They are those of
 the default options: some options change them, as the docstrings say. A learning rate of the clients
-(`client_lr`) and a `gradient_transform` are taken by all methods, `server_lr` by most.
+(`client_lr`), a `gradient_transform` (of each mini-batch gradient) and a `step_transform` (of the
+whole direction of a local step) are taken by all methods, `server_lr` by most.
 
 {table()}
+
+## As published
+
+`algorithms.as_published(name, loss_fn, client_lr=...)`, or `--as-published` on the command line,
+runs these as their authors' code does, where that is not what the paper writes:
+[papers and their codes](papers_and_codes.md) says why. What belongs to a run and not to its method
+is named in the last column and is left to the run.
+
+{published_table()}
 """
+
+
+def published_table() -> str:
+    """How published codes run their methods, as a Markdown table."""
+    head = ["factory", "code", "options", "clipping and weight decay", "its runs"]
+    rows = [head, ["---"] * len(head)]
+    for name, found in PUBLISHED.items():
+        options = describe_options(found.options)
+        shown = f"`{options}`" if options else ""
+        rows.append([f"`{name}`", found.code, shown, clipping(found), found.also])
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+def clipping(found: Published) -> str:
+    """Where a published code clips and decays, in words.
+
+    Args:
+      found: from ``PUBLISHED``.
+    """
+    if found.clip_norm is None and not found.weight_decay:
+        return "none"
+    on = {"gradient": "gradient", "step": "step", "prox step": "step without prox_weight * y"}
+    return f"{on[found.clips]} to norm {found.clip_norm:g}, then {found.weight_decay:g}"

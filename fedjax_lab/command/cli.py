@@ -82,6 +82,15 @@ class AlgorithmsCommand:
 
 
 @dataclasses.dataclass(frozen=True)
+class PublishedCommand:
+    """List the methods that --as-published knows, and how their codes run them."""
+
+    def text(self) -> str:
+        """What is printed."""
+        return listings.published()
+
+
+@dataclasses.dataclass(frozen=True)
 class CompressorsCommand:
     """List the compressors: how to write them, arguments, and the bytes of a message."""
 
@@ -295,6 +304,7 @@ def _one_line(error: BaseException) -> str:
 # The commands without arguments, and what each prints.
 _LISTS: dict[str, type] = {
     "algorithms": AlgorithmsCommand,
+    "published": PublishedCommand,
     "compressors": CompressorsCommand,
     "datasets": DatasetsCommand,
     "partitions": PartitionsCommand,

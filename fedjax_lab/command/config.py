@@ -19,6 +19,7 @@ from fedjax_lab.command.options import (
     DEFAULT_OPTIMIZER,
     REQUIRED,
     algorithm_options,
+    check_clip,
     check_option_names,
     check_server_lr,
     client_schedule,
@@ -28,6 +29,7 @@ from fedjax_lab.command.options import (
     format_options,
     model_defaults,
     parse_options,
+    published_settings,
 )
 from fedjax_lab.compressors import as_compressor
 from fedjax_lab.data import DATASETS, PARTITIONS, Devices
@@ -60,11 +62,21 @@ class RunConfig:
     server_lr: float | None = None
     """Learning rate of the server. None: the method's default, where it has one."""
 
-    clip_norm: float | None = None
-    """Clip each mini-batch gradient to this global norm."""
+    as_published: bool = False
+    """Run the method as its authors' published code does, where that is not what the paper writes;
+    `fedjax-lab published` lists the methods and what they change."""
 
-    weight_decay: float = 0.0
-    """Add this multiple of the parameters to each mini-batch gradient, after clipping."""
+    clip_norm: float | None = None
+    """Clip to this global norm. None: no clipping; with as_published: the code's norm."""
+
+    weight_decay: float | None = None
+    """Add this multiple of the parameters, after clipping. None: 0; with as_published: the
+    code's."""
+
+    clip: str | None = None
+    """What clip_norm and weight_decay act on: gradient (of each mini-batch, before the method's
+    own terms) or step (the whole direction of a local step). None: gradient; with as_published:
+    as the code has it."""
 
     compressor: str | None = None
     """Compress what clients send, such as top_k:0.99, sign or top_k:0.9+qsgd:15."""
@@ -242,13 +254,18 @@ class RunConfig:
         """Check all settings, and fill in those that depend on others.
 
         Filled in are ``local_steps``, the options that a method needs and that have a default
-        here, and ``run_dir``.
+        here, those of its published code where that is asked for, and ``run_dir``.
 
         Raises:
           ValueError, TypeError: a setting is unknown, out of range, or missing.
         """
         self._check()
-        options = {**_derived_options(self), **parse_options(self.option, "option")}
+        published = published_settings(self.algorithm) if self.as_published else ({}, {})
+        rest = {name: v for name, v in published[0].items() if getattr(self, name) is None}
+        if rest or self.weight_decay is None:
+            return dataclasses.replace(self, **{"weight_decay": 0.0, **rest}).resolve()
+        given = parse_options(self.option, "option")
+        options = {**_derived_options(self), **published[1], **given}
         allowed = algorithm_options(self.algorithm, options.get("server_optimizer"))
         check_option_names(self.algorithm, options, allowed)
         options = convert_options(self.algorithm, options, allowed)
@@ -325,7 +342,10 @@ class RunConfig:
             check_number("server_lr", self.server_lr, minimum=0.0)
         if self.clip_norm is not None:
             check_number("clip_norm", self.clip_norm, minimum=0.0, exclusive_minimum=True)
-        check_number("weight_decay", self.weight_decay, minimum=0.0)
+        if self.weight_decay is not None:
+            check_number("weight_decay", self.weight_decay, minimum=0.0)
+        if self.clip is not None:
+            check_clip(self.clip, self.as_published, bool(self.clip_norm or self.weight_decay))
         check_int("num_clients", self.num_clients, minimum=1)
         check_int("cohort_size", self.cohort_size, minimum=1, maximum=self.num_clients)
         for name in ("rounds", "batch_size", "eval_every", "sequence_length"):
@@ -353,6 +373,7 @@ class RunConfig:
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunConfig)}
 _METHOD_SETTINGS = (
+    *("as_published", "clip"),
     "client_lr_schedule",
     "compressor",
     "error_feedback",

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.algorithms import ALGORITHMS, PUBLISHED
 from fedjax_lab.command import catalogue
 from fedjax_lab.command.options import (
     SERVER_OPTIMIZERS,
@@ -35,6 +35,19 @@ def algorithms() -> str:
             lines += [f"server_optimizer: {names}; the other options are those of the optimizer"]
         entries.append(_entry(name, factory, *lines))
     return "\n".join(entries)
+
+
+def published() -> str:
+    """Every method with a published code, and how that runs it."""
+    head = (
+        "--as-published runs these as their authors' code does; other flags and options override."
+    )
+    entries = []
+    for name, found in PUBLISHED.items():
+        lines = [f"options: {describe_options(found.options) or 'the defaults'}"]
+        lines += [f"clipping, weight decay: {catalogue.clipping(found)}", f"its runs: {found.also}"]
+        entries.append("\n".join([f"{name}, {found.code}", *(f"    {line}" for line in lines)]))
+    return "\n".join([head, *entries])
 
 
 def compressors() -> str:

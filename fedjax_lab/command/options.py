@@ -7,7 +7,7 @@ from typing import Any
 
 import optax
 
-from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.algorithms import ALGORITHMS, PUBLISHED
 from fedjax_lab.algorithms.factory import Common
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.estimates import format_value
@@ -15,6 +15,8 @@ from fedjax_lab.models import MODELS
 from fedjax_lab.types import ScalarOrSchedule
 
 REQUIRED = inspect.Parameter.empty
+# What clipping and weight decay act on -> the argument of a factory.
+CLIPS = {"gradient": "gradient_transform", "step": "step_transform"}
 
 # Arguments of a factory that have a flag of their own, or that the runner makes.
 _NOT_OPTIONS = ("loss_fn", "model", "preprocess", "server_lr", *Common.__annotations__)
@@ -229,6 +231,45 @@ def check_server_lr(algorithm: str, server_lr: float | None) -> None:
         )
     if server_lr is not None and kind == "none taken":
         raise ValueError(f"server_lr is {server_lr}; {algorithm} takes none.")
+
+
+def published_settings(algorithm: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """({setting: value}, {option: value}) with which a method's published code runs it.
+
+    Args:
+      algorithm: a key of ``ALGORITHMS``.
+
+    Raises:
+      ValueError: no published code of it is known.
+    """
+    found = PUBLISHED[check_choice("as_published: algorithm", algorithm, PUBLISHED)]
+    options = dict(found.options)
+    settings = {
+        "server_lr": options.pop("server_lr", None),
+        "clip_norm": found.clip_norm,
+        "weight_decay": found.weight_decay,
+    }
+    return {name: value for name, value in settings.items() if value is not None}, options
+
+
+def check_clip(clip: str, as_published: bool, has_effect: bool) -> None:
+    """Check what clipping and weight decay are to act on.
+
+    Args:
+      clip: a key of ``CLIPS``.
+      as_published: whether the published code decides that.
+      has_effect: whether there is clipping or weight decay.
+
+    Raises:
+      ValueError: it is unknown, already decided, or about nothing.
+    """
+    check_choice("clip", clip, CLIPS)
+    if as_published:
+        raise ValueError(f"clip is {clip!r}; with as_published, the published code decides that.")
+    if not has_effect:
+        raise ValueError(
+            f"clip is {clip!r}; it says what clip_norm and weight_decay act on: give one of them."
+        )
 
 
 def describe_options(options: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ FLAGS = {
     "--client-lr-schedule": ("cos", "exponential", "exponential:0", "exponential:x", "constant:1"),
     "--clip-norm": ("0", "-1", "nan"),
     "--weight-decay": ("-1", "nan"),
+    "--clip": ("step", "all", ""),
     "--algorithm": ("fedavgg", "", "FedAvg"),
     "--model": ("mlpp", "", "resnet"),
     "--dataset": ("digitz", "", "npz:", "npz:/nowhere.npz", "idx:/nowhere", "text:/nowhere"),

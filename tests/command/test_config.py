@@ -236,7 +236,7 @@ def test_options_are_the_factorys_own():
     ]
 
 
-def _rounds(config, count):
+def _rounds(config, count, steps=1):
     """x after rounds of one client whose gradient is (30, 40), starting at (3, 4)."""
     algorithm = build_algorithm(config.resolve(), lambda x, examples, key: examples @ x)
     state = algorithm.init(jnp.array([3.0, 4.0]), num_clients=1)
@@ -244,7 +244,7 @@ def _rounds(config, count):
     for round in range(count):
         batch = CohortBatch(
             client_ids=jnp.array([0]),
-            examples=jnp.array([30.0, 40.0]).reshape(1, 1, 1, 2),
+            examples=jnp.tile(jnp.array([30.0, 40.0]), (1, steps, 1, 1)),
             key=jax.random.key(0),
             round=round,
         )
@@ -256,6 +256,52 @@ def test_clipping_comes_before_weight_decay():
     # (30, 40) clipped to norm 1 is (0.6, 0.8); decay adds (1.5, 2).
     config = RunConfig(client_lr=1.0, clip_norm=1.0, weight_decay=0.5)
     np.testing.assert_allclose(_rounds(config, 1), [0.9, 1.2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("clip", "end"), [("gradient", [1.875, 2.5]), ("step", [2.1, 2.8])])
+def test_clip_says_what_is_clipped(clip, end):
+    # FedNova's second v is 0.5 v + g: of clipped gradients the way is (0.6, 0.8) + (0.9, 1.2),
+    # while two clipped steps make (1.2, 1.6).
+    options = ("local_momentum=0.5",)
+    config = RunConfig(
+        algorithm="fednova", client_lr=0.75, clip_norm=1.0, clip=clip, option=options
+    )
+    config = dataclasses.replace(config, local_steps=2)
+    np.testing.assert_allclose(_rounds(config, 1, steps=2), end, rtol=1e-6)
+
+
+def test_fedspeed_as_published_clips_its_step_without_the_decay():
+    # (30, 40) - 0.1 x is clipped to (6, 8), and 0.101 x added: y = x - 0.1 (6.303, 8.404). With
+    # one client the mean of all duals doubles the way.
+    config = RunConfig(algorithm="fedspeed", client_lr=0.1, as_published=True)
+    np.testing.assert_allclose(_rounds(config, 1), [3 - 1.2606, 4 - 1.6808], rtol=1e-6)
+    unclipped = dataclasses.replace(config, clip_norm=1e6, weight_decay=0.0)
+    np.testing.assert_allclose(_rounds(unclipped, 1), [3 - 6, 4 - 8], rtol=1e-5)
+
+
+def test_settings_of_a_published_code_are_defaults():
+    config = RunConfig(algorithm="fedadam", as_published=True, option=("tau=0.1",)).resolve()
+    assert (config.server_lr, config.clip_norm, config.weight_decay) == (0.1, 10.0, 1e-3)
+    assert config.option == ("tau=0.1", "initial_second_moment=0.0")
+    assert config.resolve() == config
+    assert "as_published" in config.run_name()
+    given = RunConfig("fedadam", as_published=True, server_lr=0.5, weight_decay=0.0).resolve()
+    assert (given.server_lr, given.weight_decay) == (0.5, 0.0)
+    with pytest.raises(ValueError, match="as_published: algorithm is 'fednova'"):
+        RunConfig(algorithm="fednova", as_published=True).resolve()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip": "step"}, "give one of them"),
+        ({"clip": "all", "clip_norm": 1.0}, "must be one of gradient, step"),
+        ({"clip": "step", "clip_norm": 1.0, "as_published": True}, "the published code decides"),
+    ],
+)
+def test_a_clip_without_a_meaning_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig(**settings).resolve()
 
 
 def test_fedopt_takes_an_optimizer_with_its_options():
