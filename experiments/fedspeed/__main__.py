@@ -1,6 +1,7 @@
 """FedSpeed's studies; see ``experiments.studies.command``."""
 
 from experiments.fedspeed import (
+    duals,
     figure_4_3,
     table_4_6,
     tables_4_2_and_4_5,
@@ -15,6 +16,7 @@ STUDIES = (
     table_4_6.STUDY,
     *tables_4_7_and_4_8.STUDIES,
     figure_4_3.STUDY,
+    duals.STUDY,
 )
 
 if __name__ == "__main__":

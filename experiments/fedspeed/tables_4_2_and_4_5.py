@@ -7,7 +7,13 @@ CIFAR-10. The lower part of Table 4.4, rounds to a target, is of the same runs.
     python -m experiments.fedspeed tables_4_2_and_4_5
 """
 
-from experiments.fedspeed.tables_4_3_and_4_4 import machine_setting, paper_setting, rows
+from experiments.fedspeed.tables_4_3_and_4_4 import (
+    NAMES,
+    machine_setting,
+    paper_setting,
+    rows,
+    twice,
+)
 from experiments.studies.study import Column, Scale, Study, smoke
 
 _PARTITIONS = {
@@ -64,16 +70,19 @@ place of 1500. The paper's column has CIFAR-10 with ResNet-18 at the same hetero
             minutes=1200,
         ),
         "machine": Scale(
-            columns={
-                partition: Column(
-                    machine_setting(partition, **_OF_250, rounds=150),
-                    50,
-                    _numbers("CIFAR-10", partition),
-                )
-                for partition in _PARTITIONS
-            },
+            columns=twice(
+                {
+                    partition: Column(
+                        machine_setting(partition, **_OF_250, rounds=150),
+                        50,
+                        _numbers("CIFAR-10", partition),
+                    )
+                    for partition in _PARTITIONS
+                },
+                NAMES,
+            ),
             hardware="2 CPU cores",
-            minutes=5,
+            minutes=13,
         ),
         "smoke": smoke(50, 1, ("FedDyn", "FedSpeed"), partition="dirichlet_equal:0.3"),
     },

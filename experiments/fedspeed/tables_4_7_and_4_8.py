@@ -7,7 +7,12 @@ Paper: Sun, thesis of 2023, Tables 4.7 and 4.8: CIFAR-10, 10 of 100 clients, 500
 
 import dataclasses
 
-from experiments.fedspeed.tables_4_3_and_4_4 import machine_setting, method, paper_setting
+from experiments.fedspeed.tables_4_3_and_4_4 import (
+    machine_setting,
+    method,
+    paper_setting,
+    twice,
+)
 from experiments.studies.study import Column, Method, Scale, Study, smoke
 
 _NOTES = """\
@@ -38,7 +43,7 @@ def _scales(table, machine, minutes):
             columns={"CIFAR-10": Column(settings, 100, paper)}, hardware="1 GPU", minutes=250
         ),
         "machine": Scale(
-            columns={partition: Column(machine_setting(partition), 20, paper)},
+            columns=twice({partition: Column(machine_setting(partition), 20, paper)}),
             hardware="2 CPU cores",
             minutes=minutes,
             methods=machine,

@@ -52,6 +52,9 @@ def main(studies: Sequence[Study], arguments: Sequence[str] | None = None) -> No
         return
     keep_programs()
     for study in chosen:
+        if given.scale not in study.scales:
+            print(f"{study.short} has no scale {given.scale}; it is left out", flush=True)
+            continue
         scale = _with_changes(study.scales[given.scale], given)
         for kind, names, known in (
             ("column", given.columns, scale.columns),
@@ -97,7 +100,7 @@ def _report(studies: Sequence[Study], given: argparse.Namespace, out: Path) -> N
 
     for study in studies:
         folder = _folder(study, given)
-        if folder.exists():
+        if folder.exists() and given.scale in study.scales:
             scale = _with_changes(study.scales[given.scale], given)
             write_compact(study.result_path(out), gather(study, given.scale, scale, folder))
     print(write_results(studies, out))

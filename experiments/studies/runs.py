@@ -137,7 +137,7 @@ def run_cell(
       SystemExit: the folder holds results of other settings.
     """
     method, tuning_file = study.methods[method_name], folder / TUNING
-    column = {"settings": problem.column.settings, "tuning_rounds": problem.column.tuning_rounds}
+    column = problem.column.conditions()
     rest = {"finalists": scale.finalists, "grid_points": scale.grid_points}
     declared = as_json({**method.declared(), **column, **rest, "held_out": scale.held_out})
     if tuning_file.exists():
@@ -167,8 +167,9 @@ def run_cell(
         result = run(config, examples=(problem.train, problem.test), progress=False)
         if result.interrupted:
             raise KeyboardInterrupt
-        if method_name in scale.landscape and seed == scale.seeds[0]:
-            write_json(path / LANDSCAPE, _landscape(config, result.params, problem))
+        if method_name in scale.landscape:
+            first = seed == scale.seeds[0]
+            write_json(path / LANDSCAPE, _landscape(config, result.params, problem, first))
         # A study keeps numbers; its models would be gigabytes.
         shutil.rmtree(path / CHECKPOINTS, ignore_errors=True)
     return tuning
@@ -178,17 +179,19 @@ def _finished(path: Path) -> bool:
     return (path / PARTITION).exists()  # what ``runner.run`` writes last
 
 
-def _landscape(config: RunConfig, params: Any, problem: Problem) -> dict[str, Any]:
-    """The Hessian's largest eigenvalue and a loss surface around the last model."""
+def _landscape(config: RunConfig, params: Any, problem: Problem, drawn: bool) -> dict[str, Any]:
+    """The Hessian's largest eigenvalue, and a loss surface around the last model if it is drawn."""
     from fedjax_lab.simulation.landscape import hessian_eigenvalues, loss_surface
 
     loss_fn = build(config, (problem.train, problem.test)).loss_fn
     sample = jax.tree.map(lambda leaf: leaf[:2000], problem.train)
-    surface = loss_surface(loss_fn, params, sample, radius=1.0, points=21, seed=0)
     values = hessian_eigenvalues(loss_fn, params, sample, count=1)
+    found = {"examples": len(sample.y), "eigenvalues": [float(value) for value in values]}
+    if not drawn:
+        return found
+    surface = loss_surface(loss_fn, params, sample, radius=1.0, points=21, seed=0)
     return {
-        "examples": len(sample.y),
-        "eigenvalues": [float(value) for value in values],
+        **found,
         "offsets": np.asarray(surface.offsets, float).round(4).tolist(),
         "losses": np.asarray(surface.losses, float).round(5).tolist(),
     }
@@ -198,7 +201,7 @@ def run_study(study: Study, scale: Scale, folder: Path, chosen_columns=None, met
     """Run what ``folder`` does not hold yet, a cell at a time."""
     for column_name in chosen_columns or scale.columns:
         problem = Problem(scale.columns[column_name], scale.held_out)
-        for name in methods or scale.methods or study.methods:
+        for name in methods or shown(study, scale, scale.columns[column_name]):
             began = time.perf_counter()
             cell = folder / slug(column_name) / slug(name)
             tuning = run_cell(study, scale, name, problem, cell)
@@ -209,6 +212,12 @@ def run_study(study: Study, scale: Scale, folder: Path, chosen_columns=None, met
                 f"{time.perf_counter() - began:.0f} s",
                 flush=True,
             )
+
+
+def shown(study: Study, scale: Scale, column: Column) -> list[str]:
+    """The methods that a column has at this scale, in the study's order."""
+    wanted = [scale.methods or study.methods, column.methods or study.methods]
+    return [name for name in study.methods if all(name in names for names in wanted)]
 
 
 def slug(name: str) -> str:
@@ -232,8 +241,7 @@ def gather(study: Study, scale_name: str, scale: Scale, folder: Path) -> dict[st
             methods[name] = _compact_cell(cell, runs)
         if methods:
             found[column_name] = {
-                "settings": dict(column.settings),
-                "tuning_rounds": column.tuning_rounds,
+                **column.conditions(),
                 "paper": paper_accuracies(study.paper, column.paper, study.methods),
                 "label_histogram": first.partition.get("label_histogram"),
                 "methods": methods,

@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_lab.algorithms import PUBLISHED
+from fedjax_lab.command.build import VARIED
 from fedjax_lab.command.config import RunConfig
 
 Point = dict[str, float]
+SEEDS = (11, 12, 13)  # of all final runs, see PROTOCOL.md
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +49,11 @@ class Method:
 
     def config(self, column: "Column", point: Mapping[str, float], **more: Any) -> RunConfig:
         """The settings of a run at a point of the grid."""
-        rates = {name: point[name] for name in ("client_lr", "server_lr") if name in point}
+        rates = {name: point[name] for name in VARIED if name in point}
         option = {name: value for name, value in point.items() if name not in rates}
-        settings = {**column.settings, **self.settings, **rates, **more}
+        settings = {**column.settings, **self.settings, **column.override, **rates, **more}
+        known = PUBLISHED.get(self.algorithm)
+        settings["as_published"] = known is not None and known.code == column.published
         return RunConfig.from_dict(
             {**settings, "algorithm": self.algorithm, "option": {**self.option, **option}}
         )
@@ -68,11 +73,23 @@ class Column:
       tuning_rounds: of the grids.
       paper: what to look up among the paper's numbers, such as {"table": "1", "dataset":
         "MNIST", "partition": "dirichlet:0.1"}; {}: the paper has no such column.
+      published: the code as which it runs its methods (``fedjax_lab.algorithms.PUBLISHED``); "":
+        as the papers write them.
+      override: settings that count more than a method's own.
+      methods: those that it has; None: all.
     """
 
     settings: Mapping[str, Any]
     tuning_rounds: int
     paper: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    published: str = ""
+    override: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    methods: tuple[str, ...] | None = None
+
+    def conditions(self) -> dict[str, Any]:
+        """What decides its runs' numbers, as JSON has it."""
+        names = ("settings", "tuning_rounds", "published", "override")
+        return as_json({name: getattr(self, name) for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,15 +105,15 @@ class Scale:
       held_out: training images that tuning takes as validation data.
       grid_points: values of each hyper-parameter that are tried; None: all.
       methods: those that are run; None: all.
-      landscape: methods for whose last model, of the first seed, the largest eigenvalue of the
-        Hessian and a loss surface are computed.
+      landscape: methods for which the Hessian's largest eigenvalue is computed at each seed's last
+        model, and a loss surface around the first one's.
     """
 
     columns: Mapping[str, Column]
     hardware: str
     minutes: float
-    finalists: int = 1
-    seeds: tuple[int, ...] = (1, 2, 3)
+    finalists: int = 2
+    seeds: tuple[int, ...] = SEEDS
     held_out: int = 5_000
     grid_points: int | None = None
     methods: tuple[str, ...] | None = None
@@ -156,6 +173,32 @@ def columns(settings: Mapping[str, Any], partitions: Sequence[str], tuning_round
         )
         for spec in partitions
     }
+
+
+def both_ways(
+    found: Mapping[str, Column],
+    code: str,
+    methods: Sequence[str] | None = None,
+    **override: Any,
+) -> dict[str, Column]:
+    """Columns as the paper writes its methods, and then again as its code runs them.
+
+    Args:
+      found: name -> column.
+      code: the published code.
+      methods: those of the second kind of columns; None: all.
+      override: settings of the code's runs.
+    """
+    again = {
+        f"{name}, as published": dataclasses.replace(
+            column,
+            published=code,
+            override=override,
+            methods=None if methods is None else tuple(methods),
+        )
+        for name, column in found.items()
+    }
+    return {**found, **again}
 
 
 def smoke(num_clients: int, cohort_size: int, methods: Sequence[str] = (), **settings) -> Scale:
