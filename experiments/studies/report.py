@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.estimates import NOTHING, Estimate, estimate, markdown_table
+from experiments.studies.claims import claims_section, flatness
+from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate, markdown_table
 from fedjax_lab.report.curves import (
     ACCURACY,
     DRIFT,
@@ -27,6 +28,7 @@ from fedjax_lab.report.curves import (
     spread_note,
 )
 from fedjax_lab.report.figures import MOST_CURVES, having, landscapes_of
+from fedjax_lab.report.paired import behind_best
 from fedjax_lab.report.partition_figure import partition_figure
 from fedjax_lab.report.ranking import ablation_figure, ranking_figure, tops
 from fedjax_lab.report.runs import Group, Run
@@ -77,12 +79,13 @@ def write_results(studies: Sequence[Any], folder: Path) -> Path:
         if not study.result_path(folder).exists():
             continue
         result = json.loads(study.result_path(folder).read_text(encoding="utf-8"))
-        if _columns(study, result):
+        if groups_of(study, result):
             sections.append(study_section(study, result, folder, f"{FIGURES}/{study.short}_"))
     if not sections:
         names = ", ".join(str(study.result_path(folder)) for study in studies)
         raise FileNotFoundError(f"there are no results to report; looked for {names}.")
-    parts = [f"# Results: {_PAPERS.get(studies[0].paper, studies[0].paper)}", _READING, *sections]
+    title = f"# Results: {_PAPERS.get(studies[0].paper, studies[0].paper)}"
+    parts = [title, *claims_section(studies, folder), _READING, *sections]
     discussion = folder / DISCUSSION
     if discussion.exists():
         parts.append(discussion.read_text(encoding="utf-8").strip())
@@ -92,7 +95,7 @@ def write_results(studies: Sequence[Any], folder: Path) -> Path:
 
 def study_section(study: Any, result: Mapping[str, Any], folder: Path, prefix: str) -> str:
     """Markdown of a study; its figures are written to ``folder``, by names with that prefix."""
-    columns = _columns(study, result)
+    columns = groups_of(study, result)
     found = {group.label for groups in columns.values() for group in groups}
     shown = [name for name in study.methods if name in found]
     styles = _styles(study, shown)
@@ -140,12 +143,12 @@ def study_section(study: Any, result: Mapping[str, Any], folder: Path, prefix: s
 def table(study: Any, result: Mapping[str, Any]) -> str:
     """Markdown: the tables of every column."""
     parts = []
-    for name, groups in _columns(study, result).items():
+    for name, groups in groups_of(study, result).items():
         parts += [f"### {name}", _column_tables(study, result["columns"][name], groups)]
     return "\n\n".join(parts) + "\n"
 
 
-def _columns(study: Any, result: Mapping[str, Any]) -> dict[str, list[Group]]:
+def groups_of(study: Any, result: Mapping[str, Any]) -> dict[str, list[Group]]:
     """Column -> the groups of the methods that it has, in the study's order of both."""
     scale = study.scales.get(result["scale"])
     order = list(scale.columns) if scale else []
@@ -275,6 +278,8 @@ def _column_tables(study: Any, column: Mapping[str, Any], groups: Sequence[Group
     paper = column.get("paper") or {}
     target = default_target(groups)
     parts = []
+    if column.get("published"):
+        parts.append(f"As published: {column['published']}'s way where a method has one.")
     if paper.get("source"):
         parts.append(f"The paper's numbers: {paper['source']}.")
     parts.append(markdown_table(_with_paper(study, accuracy_table(groups, top), paper, groups)))
@@ -284,6 +289,11 @@ def _column_tables(study: Any, column: Mapping[str, Any], groups: Sequence[Group
             markdown_table(_cost_table(groups, target, paper)),
         ]
     parts += ["What was chosen:", markdown_table(_chosen_table(column, groups))]
+    if landscapes_of(groups):
+        parts += [
+            "Largest eigenvalue of the Hessian at the last model:",
+            markdown_table(_curvature(groups)),
+        ]
     return "\n\n".join(parts)
 
 
@@ -338,13 +348,35 @@ def _chosen_table(column: Mapping[str, Any], groups: Sequence[Group]) -> list[li
         tried = len((cell.get("tuning") or {}).get("tried") or {})
         seconds = cell.get("seconds")
         minutes = NOTHING if seconds is None else f"{seconds / 60:.1f}"
-        chosen = ", ".join(f"{n} {_plain(v)}" for n, v in sorted((cell["chosen"] or {}).items()))
+        points = [json.loads(key) for key in (cell.get("tuning") or {}).get("tried") or {}]
+        chosen = ", ".join(
+            f"{n} {_plain(v)}{_edge(n, v, points)}"
+            for n, v in sorted((cell["chosen"] or {}).items())
+        )
         rows.append([group.label, str(tried) if tried else NOTHING, minutes, chosen or NOTHING])
     return rows
 
 
+def _edge(name: str, value: Any, points: Sequence[Mapping[str, Any]]) -> str:
+    """A mark for a learning rate at an end of its grid."""
+    tried = sorted({point[name] for point in points if name in point})
+    if not name.endswith("_lr") or len(tried) < 3 or value not in (tried[0], tried[-1]):
+        return ""
+    return " (largest)" if value == tried[-1] else " (smallest)"
+
+
 def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _curvature(groups: Sequence[Group]) -> list[list[str]]:
+    rows = [["method", "largest eigenvalue", "behind the flattest", "p"]]
+    with_it = [group for group in groups if all(run.landscape for run in group.runs)]
+    behind = behind_best(with_it, flatness)
+    for group, cells in zip(with_it, behind, strict=True):
+        shown = format_estimate(estimate([-flatness(run) for run in group.runs]), 1)
+        rows.append([group.label, shown, *cells])
+    return rows
 
 
 def _ablation(study: Any, columns: Mapping[str, Sequence[Group]]) -> Any:

@@ -1,0 +1,188 @@
+"""A paper's claims as comparisons of a table's methods, and which of them show.
+
+A claim is decided by the rules of experiments/PROTOCOL.md from the results alone, once for the
+columns that run its methods as the paper writes them and once as its code does.
+
+    python -m experiments.studies.claims
+
+writes the count of verdicts for each paper into docs/papers_and_codes.md.
+"""
+
+import dataclasses
+import importlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_lab.estimates import NOTHING, format_estimate, markdown_table
+from fedjax_lab.report.paired import Difference, best_group, paired_difference
+from fedjax_lab.report.runs import Group, Run
+from fedjax_lab.report.statistics import number
+
+PAPERS = {
+    "gradma": "GradMA",
+    "fedswa": "FedSWA, FedMoSWA",
+    "cfedavg": "CFedAvg",
+    "fafed": "FAFED",
+    "fedspeed": "FedSpeed",
+}
+SHOWS, OPEN, FAILS = "shows", "open", "does not show"
+ALIKE = 1.0  # points
+AS_PUBLISHED = ", as published"
+_ROOT = Path(__file__).parents[1]
+PAGE = _ROOT.parent / "docs" / "papers_and_codes.md"
+BEGIN, END = "<!-- claims -->\n", "\n<!-- /claims -->"
+
+
+def top(run: Run) -> float:
+    """A run's top accuracy in percent."""
+    return 100 * max((v for v in run.values("accuracy") if not math.isnan(v)), default=math.nan)
+
+
+def lost(run: Run) -> float:
+    """What of it is gone at the end, negative: points."""
+    return 100 * run.values("accuracy")[-1] - top(run)
+
+
+def low_perplexity(run: Run) -> float:
+    """Minus the lowest perplexity."""
+    return -min((v for v in run.values("perplexity") if not math.isnan(v)), default=math.nan)
+
+
+def flatness(run: Run) -> float:
+    """Minus the Hessian's largest eigenvalue at the last model."""
+    values = run.landscape.get("eigenvalues") or [math.nan]
+    return -number(values[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a paper says of its table, as a comparison of methods that a study runs.
+
+    Attributes:
+      text: the claim.
+      study: the study's short name.
+      column: of the study; the one as published is named after it.
+      ahead: the method that is said to be ahead.
+      of: those that it is said to be ahead of; of several, the best counts.
+      alike: whether it is said to be as good as ``of``, and not ahead.
+      published: whether the study has the column as published.
+      measure: of a run; more is better.
+      by: how much it is said to be ahead, at least.
+    """
+
+    text: str
+    study: str
+    column: str
+    ahead: str
+    of: Sequence[str]
+    alike: bool = False
+    published: bool = True
+    measure: Callable[[Run], float] = top
+    by: float = 0.0
+
+
+def decide(claim: Claim, groups: Mapping[str, Group]) -> tuple[str, Difference | None]:
+    """What a column says of a claim: a verdict, and the difference behind it.
+
+    Args:
+      claim: the claim.
+      groups: method -> its final runs.
+    """
+    rivals = [groups[name] for name in claim.of if name in groups]
+    best = best_group(rivals, claim.measure)
+    if claim.ahead not in groups or best is None:
+        return NOTHING, None
+    found = paired_difference(groups[claim.ahead], best, claim.measure)
+    if found is None or math.isnan(found.estimate.mean):
+        return NOTHING, found
+    mean, half = found.estimate.mean - claim.by, found.estimate.half_width
+    half = math.inf if half is None else half
+    if claim.alike:
+        outside = abs(mean) - half > ALIKE
+        return SHOWS if abs(mean) <= ALIKE else FAILS if outside else OPEN, found
+    return SHOWS if mean - half > 0 else FAILS if mean <= 0 else OPEN, found
+
+
+def verdict(written: str, published: str) -> str:
+    """Both ways in one word.
+
+    Args:
+      written, published: what ``decide`` says of each; a dash where there is no such column.
+    """
+    if published == NOTHING or written == published:
+        return written
+    if SHOWS in (written, published):
+        return f"{SHOWS} only as {'written' if written == SHOWS else 'published'}"
+    return OPEN
+
+
+def judge(studies: Sequence[Any], folder: Path) -> list[list[str]]:
+    """Rows (claim, as written, as published, verdict) of a paper that has claims.
+
+    Args:
+      studies: all of the paper.
+      folder: with their results.
+    """
+    from experiments.studies.report import groups_of
+
+    paper = studies[0].paper
+    if paper not in PAPERS:
+        return []
+    claims = importlib.import_module(f"experiments.{paper}.claims").CLAIMS
+    by_name = {study.short: study for study in studies}
+    rows = []
+    for claim in claims:
+        study = by_name[claim.study]
+        path = study.result_path(folder)
+        result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        columns = groups_of(study, result) if result else {}
+        cells, verdicts = [], []
+        for name in (claim.column, claim.column + AS_PUBLISHED):
+            groups = {group.label: group for group in columns.get(name, ())}
+            said, found = decide(claim, groups)
+            verdicts.append(said)
+            shown = NOTHING if found is None else format_estimate(found.estimate, 1)
+            cells.append(shown if shown == NOTHING else f"{said}: {shown}")
+        rows.append([claim.text, *cells, verdict(*verdicts)])
+    return rows
+
+
+def claims_section(studies: Sequence[Any], folder: Path) -> list[str]:
+    """Markdown of a paper's claims; nothing for one without."""
+    rows = judge(studies, folder)
+    if not rows:
+        return []
+    return [
+        "## Claims",
+        "Each claim as a comparison of a table's methods: the paired difference in points of top "
+        "accuracy where nothing else is said, with its 95 % interval, as the paper writes its "
+        "methods and as its code runs them. [The protocol](../PROTOCOL.md) says what shows, what "
+        "does not, and what is open.",
+        markdown_table([["claim", "as written", "as published", "verdict"], *rows]),
+    ]
+
+
+def summary() -> str:
+    """Markdown: how many claims of each paper show, as written and as published."""
+    kinds = (SHOWS, f"{SHOWS} only as published", f"{SHOWS} only as written", OPEN, FAILS)
+    rows = [["paper", "claims", *kinds]]
+    for paper, name in PAPERS.items():
+        module = importlib.import_module(f"experiments.{paper}.__main__")
+        found = [row[-1] for row in judge(module.STUDIES, _ROOT / paper)]
+        rows.append([name, str(len(found)), *(str(found.count(kind)) for kind in kinds)])
+    return markdown_table(rows)
+
+
+def main() -> None:
+    """Write the summary where the page has a place for it."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}{summary()}{END}{after}", encoding="utf-8")
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()
