@@ -45,7 +45,10 @@ def _forget_programs():
 
 
 # The tests over all methods, of which --methods picks some.
-CATALOGUE = {f"test_{name}.py" for name in ("contract", "twins", "limits", "bad_input")}
+CATALOGUE = {
+    f"test_{name}.py"
+    for name in ("contract", "twins", "limits", "bad_input", "step_transform", "published")
+}
 
 
 def pytest_addoption(parser):

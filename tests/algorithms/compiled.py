@@ -103,6 +103,26 @@ def draw(case, rounds, seed=3):
     )
 
 
+def twin_after(case, drawn, **changes):
+    """The twin after all rounds."""
+    twin = case.build_twin(case.problem.flat(case.problem.initial_params()), **changes)
+    for t, (clients, _) in enumerate(drawn):
+        twin.round(clients, t)
+    return twin
+
+
+def both(case, client_map, *, ours=None, theirs=None):
+    """The params after twelve ragged rounds, ours and the twin's, each with what it changes."""
+    drawn, problem = draw(case, ROUNDS), case.problem
+    params, flat = problem.initial_params(), problem.flat
+    algorithm = case.build(problem.loss, **(ours or {}))
+    state = algorithm.init(params, N)
+    state, _ = softmax.run_rounds(build_round(algorithm, client_map), state, drawn)
+    twin = twin_after(case, drawn, **(theirs or {}))
+    assert np.abs(twin.x - flat(params)).max() > 0.05  # the run went somewhere
+    return flat(algorithm.params(state)), twin.x
+
+
 def case_of(name):
     return next(case for case in MAIN if case.id == name)
 

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_lab import algorithms, build_round
@@ -70,6 +71,41 @@ def test_learning_rates(case, value):
 def test_hyper_parameters(factory, options, message):
     with pytest.raises(ValueError, match=message):
         factory(loss_fn, client_lr=0.1, **options)
+
+
+TRANSFORMS = ("gradient_transform", "step_transform")
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("value", [3, "adam", optax.adam, lambda g, state: (g, state)])
+def test_transforms_that_are_none(name, value):
+    with pytest.raises(TypeError, match=f"^{name} is .*; it must be an optax transformation"):
+        algorithms.fedavg(loss_fn, client_lr=0.1, **{name: value})
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize(
+    "optimizer", [optax.adam(0.1), optax.sgd(0.1), optax.sgd(0.1, momentum=0.9), optax.scale(-1.0)]
+)
+def test_optimizers_in_place_of_transforms(name, optimizer):
+    with pytest.raises(ValueError, match=f"^{name} changes the sign .* without a learning rate"):
+        algorithms.scaffold(loss_fn, client_lr=0.1, **{name: optimizer})
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize(
+    "transform",
+    [
+        optax.chain(optax.clip_by_global_norm(1.0), optax.add_decayed_weights(0.1)),
+        optax.scale_by_adam(),
+        optax.trace(0.9),
+        optax.set_to_zero(),
+        optax.masked(optax.add_decayed_weights(0.1), {"W": True, "b": False}),
+    ],
+)
+def test_transforms_that_keep_the_sign(name, transform):
+    made = algorithms.fedavg(loss_fn, client_lr=0.1, **{name: transform})
+    assert made.hyperparameters[name] is not None
 
 
 def test_a_loss_that_returns_a_scalar(batch):

@@ -3,25 +3,11 @@
 import numpy as np
 import pytest
 
-from fedjax_lab import build_round
-from tests.algorithms.cases import CASES, MAIN, N
-from tests.algorithms.compiled import ROUNDS, draw
-from tests.algorithms.problem import CLIENT_MAPS, run_rounds
+from tests.algorithms.cases import CASES, MAIN
+from tests.algorithms.compiled import both
+from tests.algorithms.problem import CLIENT_MAPS
 
 OPTIONS = [case for case in CASES if not case.main]
-
-
-def both(case, client_map):
-    """The params after twelve ragged rounds, ours and the twin's."""
-    drawn, problem = draw(case, ROUNDS), case.problem
-    algorithm, params, flat = case.build(problem.loss), problem.initial_params(), problem.flat
-    state = algorithm.init(params, N)
-    state, _ = run_rounds(build_round(algorithm, client_map), state, drawn)
-    twin = case.build_twin(flat(params))
-    for t, (clients, _) in enumerate(drawn):
-        twin.round(clients, t)
-    assert np.abs(twin.x - flat(params)).max() > 0.05  # the run went somewhere
-    return flat(algorithm.params(state)), twin.x
 
 
 @pytest.mark.parametrize("case", OPTIONS, ids=lambda case: case.id)

@@ -6,9 +6,8 @@ import pytest
 
 from fedjax_lab import with_compression
 from tests.algorithms.cases.base import Problem
-from tests.algorithms.compiled import case_of
+from tests.algorithms.compiled import both, case_of
 from tests.algorithms.problem import CLIENT_MAPS, loss_fn
-from tests.algorithms.test_twins import both
 
 # What a round's plumbing has to carry -> a method that has it.
 KINDS = {

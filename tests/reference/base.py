@@ -78,8 +78,9 @@ class Twin:
 
     ``gradient(y, minibatch)`` is the mean gradient over the mini-batch's examples at y.
     ``transform(g, y)`` (clipping, weight decay) acts on every raw gradient, with y the point at
-    which it was taken, before any correction of the algorithm. ``client_lr`` and ``server_lr`` are
-    numbers or schedules of the round.
+    which it was taken, before any correction of the algorithm. ``step_transform()`` makes the
+    S(direction, y) of ``new_step``. ``client_lr`` and ``server_lr`` are numbers or schedules of the
+    round.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Twin:
         client_lr: Scalar,
         server_lr: Scalar = 1.0,
         transform=None,
+        step_transform=None,
     ):
         self.x = np.array(x0, dtype=np.float64)
         self.num_clients = num_clients
@@ -98,6 +100,7 @@ class Twin:
         self.client_lr = client_lr
         self.server_lr = server_lr
         self.transform = transform
+        self.step_transform = step_transform
 
     def client_rows(self) -> np.ndarray:
         """One zero vector per client: [N, d]."""
@@ -110,9 +113,17 @@ class Twin:
         """The mini-batch gradient at y, transformed."""
         return self.transformed(self.gradient(y, minibatch), y)
 
+    def new_step(self):
+        """S of one client's steps in one round, y <- y - eta S(direction, y).
+
+        It acts on the whole direction, corrections included, and may remember the client's earlier
+        steps in the round. A step that the server takes for all is none of them.
+        """
+        return self.step_transform() if self.step_transform else lambda direction, y: direction
+
     def local_sgd(self, client: ReferenceClient, t: int) -> Vector:
-        """K_i steps y <- y - eta g(y) from x_t; returns d_i."""
-        y = self.x.copy()
+        """K_i steps y <- y - eta S(g(y)) from x_t; returns d_i."""
+        y, S = self.x.copy(), self.new_step()
         for minibatch in client.minibatches:
-            y = y - at(self.client_lr, t) * self.grad(y, minibatch)
+            y = y - at(self.client_lr, t) * S(self.grad(y, minibatch), y)
         return self.x - y

@@ -41,9 +41,10 @@ class FedCM(Twin):
         eta, alpha = at(self.client_lr, t), at(self.alpha, t)
         moves, directions = [], []
         for client in clients:
-            y = self.x.copy()
+            y, S = self.x.copy(), self.new_step()
             for minibatch in client.minibatches:
-                y = y - eta * (alpha * self.grad(y, minibatch) + (1 - alpha) * self.delta)
+                direction = alpha * self.grad(y, minibatch) + (1 - alpha) * self.delta
+                y = y - eta * S(direction, y)
             d, scale = self.x - y, eta * client.steps
             moves.append(d)
             directions.append(d / scale if scale else 0 * d)
@@ -89,12 +90,12 @@ class MimeLite(Twin):
         c = weighted_mean(full, weights)
         moves = []
         for client in clients:
-            y = self.x.copy()
+            y, S = self.x.copy(), self.new_step()
             for minibatch in client.minibatches:
                 v = self.grad(y, minibatch)
                 if self.svrg:
                     v = v - self.grad(self.x, minibatch) + c
-                y = y - at(self.client_lr, t) * self.direction(v, t)
+                y = y - at(self.client_lr, t) * S(self.direction(v, t), y)
             moves.append(self.x - y)
         self.x = self.x - at(self.server_lr, t) * weighted_mean(moves, weights)
         self.m = (1 - at(self.beta, t)) * c + at(self.beta, t) * self.m

@@ -43,24 +43,19 @@ class Dual(Twin):
 
     def local_model(self, client, t, *, start, dual, anchor):
         """y_K; tests replace it by an exact minimiser."""
-        y = start
+        y, S = start, self.new_step()
         for minibatch in client.minibatches:
             pull = dual + at(self.rho, t) * (y - anchor)
-            y = y - at(self.client_lr, t) * (self.grad(y, minibatch) + pull)
+            y = y - at(self.client_lr, t) * S(self.grad(y, minibatch) + pull, y)
         return y
 
 
 class FedDyn(Dual):
     """``h`` and ``lambda_i`` [N, d]."""
 
-    def __init__(self, x0, num_clients, gradient, *, client_lr, prox_weight, transform=None):
+    def __init__(self, x0, num_clients, gradient, *, client_lr, prox_weight, **options):
         super().__init__(
-            x0,
-            num_clients,
-            gradient,
-            client_lr=client_lr,
-            prox_weight=prox_weight,
-            transform=transform,
+            x0, num_clients, gradient, client_lr=client_lr, prox_weight=prox_weight, **options
         )
         self.h = np.zeros_like(self.x)
         self.lambda_i = self.client_rows()
@@ -145,15 +140,10 @@ class FedPD(Dual):
         prox_weight,
         skip_probability=0.0,
         coin=None,
-        transform=None,
+        **options,
     ):
         super().__init__(
-            x0,
-            num_clients,
-            gradient,
-            client_lr=client_lr,
-            prox_weight=prox_weight,
-            transform=transform,
+            x0, num_clients, gradient, client_lr=client_lr, prox_weight=prox_weight, **options
         )
         if coin is None and skip_probability not in (0, 1):
             raise ValueError("a skip_probability between 0 and 1 needs a coin")

@@ -78,7 +78,8 @@ class FAFED(Twin):
         a = self.preconditioner(self.v)
         iterates, momenta, moments = [], [], []
         for client in clients:
-            y, previous, m, v = self.x, self.previous[client.id], self.m, self.v
+            y, S = self.x, self.new_step()
+            previous, m, v = self.previous[client.id], self.m, self.v
             for k, minibatch in enumerate(client.minibatches):
                 step = t * self.q + k + 1
                 g, g_previous = self.grad(y, minibatch), self.grad(previous, minibatch)
@@ -86,7 +87,7 @@ class FAFED(Twin):
                 v = self.beta * v + (1 - self.beta) * g**2
                 previous = y
                 if k < client.steps - 1:
-                    y = y - at(self.client_lr, step) * m / a
+                    y = y - at(self.client_lr, step) * S(m / a, y)
             iterates.append(y)
             momenta.append(m)
             moments.append(v)
@@ -122,12 +123,12 @@ class NaiveAdaptiveFedAvg(Twin):
             return
         moves = []
         for client in clients:
-            y, v = self.x, self.v[client.id]
+            y, S, v = self.x, self.new_step(), self.v[client.id]
             for minibatch in client.minibatches:
                 g = self.grad(y, minibatch)
                 v = self.beta * v + (1 - self.beta) * g**2
                 direction = np.divide(g, np.sqrt(v), out=np.zeros_like(g), where=v > 0)
-                y = y - at(self.client_lr, t) * direction
+                y = y - at(self.client_lr, t) * S(direction, y)
             self.v[client.id] = v
             moves.append(y - self.x)
         self.x = self.x + at(self.server_lr, t) * weighted_mean(moves, cohort_weights(clients))

@@ -16,10 +16,8 @@ from tests.reference.base import Twin, at, cohort_weights, participants, weighte
 
 
 class FedACG(Twin):
-    def __init__(
-        self, x0, num_clients, gradient, *, client_lr, momentum, prox_weight, transform=None
-    ):
-        super().__init__(x0, num_clients, gradient, client_lr=client_lr, transform=transform)
+    def __init__(self, x0, num_clients, gradient, *, client_lr, momentum, prox_weight, **options):
+        super().__init__(x0, num_clients, gradient, client_lr=client_lr, **options)
         self.lam = momentum
         self.prox = prox_weight
         self.m = np.zeros_like(self.x)
@@ -31,11 +29,10 @@ class FedACG(Twin):
         z = self.x + at(self.lam, t) * self.m
         moves = []
         for client in clients:
-            y = z.copy()
+            y, S = z.copy(), self.new_step()
             for minibatch in client.minibatches:
-                y = y - at(self.client_lr, t) * (
-                    self.grad(y, minibatch) + at(self.prox, t) * (y - z)
-                )
+                direction = self.grad(y, minibatch) + at(self.prox, t) * (y - z)
+                y = y - at(self.client_lr, t) * S(direction, y)
             moves.append(z - y)
         self.m = at(self.lam, t) * self.m - weighted_mean(moves, cohort_weights(clients))
         self.x = self.x + self.m

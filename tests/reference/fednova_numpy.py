@@ -54,10 +54,10 @@ class FedNova(Twin):
         eta, rho, mu = at(self.client_lr, t), at(self.rho, t), at(self.mu, t)
         moves, effective = [], []
         for client in clients:
-            y, v = self.x.copy(), np.zeros_like(self.x)
+            y, S, v = self.x.copy(), self.new_step(), np.zeros_like(self.x)
             for minibatch in client.minibatches:
                 v = rho * v + self.grad(y, minibatch) + mu * (y - self.x)
-                y = y - eta * v
+                y = y - eta * S(v, y)
             steps = effective_steps(client.steps, rho=rho, shrink=eta * mu)
             moves.append((self.x - y) / steps)
             effective.append(steps)

@@ -78,10 +78,10 @@ class FedSpeedIng(Twin):
             return
         moves = []
         for client in clients:
-            y = self.x.copy()
+            y, S = self.x.copy(), self.new_step()
             for minibatch in client.minibatches:
                 pull = self.prox * (y - self.xbar) - self.cbar[client.id]
-                y = y - at(self.client_lr, t) * (self.direction(y, minibatch, t) + pull)
+                y = y - at(self.client_lr, t) * S(self.direction(y, minibatch, t) + pull, y)
             moves.append(y - self.x)
             if self.correction:
                 c_old = self.c[client.id]

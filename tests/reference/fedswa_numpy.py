@@ -38,10 +38,10 @@ class FedSWA(Twin):
             return
         moves = []
         for client in clients:
-            y = self.x.copy()
+            y, S = self.x.copy(), self.new_step()
             rates = step_sizes(at(self.client_lr, t), client.steps, at(self.rho, t))
             for eta, minibatch in zip(rates, client.minibatches, strict=True):
-                y = y - eta * self.grad(y, minibatch)
+                y = y - eta * S(self.grad(y, minibatch), y)
             moves.append(y - self.x)
         self.x = self.x + at(self.server_lr, t) * weighted_mean(moves, cohort_weights(clients))
 
@@ -63,10 +63,10 @@ class FedMoSWA(FedSWA):
         moves, controls = [], []
         for client in clients:
             c_i = self.c_i[client.id]
-            y = self.x.copy()
+            y, S = self.x.copy(), self.new_step()
             rates = step_sizes(at(self.client_lr, t), client.steps, at(self.rho, t))
             for eta, minibatch in zip(rates, client.minibatches, strict=True):
-                y = y - eta * (self.grad(y, minibatch) - c_i + self.m)
+                y = y - eta * S(self.grad(y, minibatch) - c_i + self.m, y)
             d, total = self.x - y, sum(rates)
             if self.control_update == "I":
                 c_new = self.grad(self.x, client.full_examples())

@@ -148,13 +148,13 @@ class GradMA(Twin):
     def worker_update(self, client, t):
         """Algorithm 2: the last local model."""
         previous = self.local_models[client.id] if self.keep_local_model else self.x
-        y = self.x.copy()
+        y, S = self.x.copy(), self.new_step()
         for minibatch in client.minibatches:
             g = self.grad(y, minibatch)
             if self.worker:
                 rows = [self.grad(previous, minibatch), self.grad(self.x, minibatch), y - self.x]
                 g = self.project(g, rows)
-            previous, y = y, y - at(self.client_lr, t) * g
+            previous, y = y, y - at(self.client_lr, t) * S(g, y)
         return y
 
     def server_update(self, clients, moves, mean, t):

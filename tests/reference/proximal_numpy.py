@@ -22,10 +22,10 @@ class Proximal:
         self.mu = prox_weight
 
     def local_sgd(self, client, t):
-        y = self.x.copy()
+        y, S = self.x.copy(), self.new_step()
         for minibatch in client.minibatches:
             pull = at(self.mu, t) * (y - self.x)
-            y = y - at(self.client_lr, t) * (self.grad(y, minibatch) + pull)
+            y = y - at(self.client_lr, t) * S(self.grad(y, minibatch) + pull, y)
         return self.x - y
 
 

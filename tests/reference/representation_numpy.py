@@ -102,10 +102,10 @@ class LocalObjective:
         self.model = model
 
     def local_sgd(self, client, t):
-        y = self.x.copy()
+        y, S = self.x.copy(), self.new_step()
         for minibatch in client.minibatches:
             g = self.transformed(self.objective_gradient(y, minibatch, client, t), y)
-            y = y - at(self.client_lr, t) * g
+            y = y - at(self.client_lr, t) * S(g, y)
         return self.x - y
 
 

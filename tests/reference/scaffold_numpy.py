@@ -29,9 +29,9 @@ class Scaffold(Twin):
         moves, changes = [], []
         for client in clients:
             c_i = self.c_i[client.id]
-            y = self.x.copy()
+            y, S = self.x.copy(), self.new_step()
             for minibatch in client.minibatches:
-                y = y - eta * (self.grad(y, minibatch) - c_i + self.c)
+                y = y - eta * S(self.grad(y, minibatch) - c_i + self.c, y)
             d = self.x - y
             if self.control_update == "I":
                 c_new = self.grad(self.x, client.full_examples())

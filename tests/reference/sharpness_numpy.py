@@ -70,10 +70,10 @@ class FedSAM(Twin):
             return
         moves = []
         for client in clients:
-            y = self.x.copy()
+            y, S = self.x.copy(), self.new_step()
             for minibatch in client.minibatches:
                 e = self.ascent(y, minibatch, t)
-                y = y - at(self.client_lr, t) * self.descent(y, e, minibatch)
+                y = y - at(self.client_lr, t) * S(self.descent(y, e, minibatch), y)
             moves.append(self.x - y)
         self.x = self.x - at(self.server_lr, t) * weighted_mean(moves, cohort_weights(clients))
 
@@ -112,10 +112,11 @@ class MoFedSAM(FedSAM):
         a, eta = at(self.mixing, t), at(self.client_lr, t)
         moves, directions = [], []
         for client in clients:
-            y = self.x.copy()
+            y, S = self.x.copy(), self.new_step()
             for minibatch in client.minibatches:
                 e = self.ascent(y, minibatch, t)
-                y = y - eta * (a * self.descent(y, e, minibatch) + (1 - a) * self.m)
+                direction = a * self.descent(y, e, minibatch) + (1 - a) * self.m
+                y = y - eta * S(direction, y)
             moves.append(self.x - y)
             directions.append(per_step(self.x - y, client.steps, eta))
         weights = cohort_weights(clients)
@@ -139,10 +140,10 @@ class FedGAMMA(FedSAM):
         moves, changes = [], []
         for client in clients:
             correction = self.c - self.c_i[client.id]
-            y = self.x.copy()
+            y, S = self.x.copy(), self.new_step()
             for minibatch in client.minibatches:
                 e = self.ascent(y, minibatch, t)
-                y = y - eta * (self.descent(y, e, minibatch) + correction)
+                y = y - eta * S(self.descent(y, e, minibatch) + correction, y)
             moves.append(self.x - y)
             changes.append(per_step(self.x - y, client.steps, eta) - self.c)
         self.x = self.x - at(self.server_lr, t) * weighted_mean(moves, cohort_weights(clients))
@@ -201,10 +202,10 @@ class FedLESAM(FedSAM):
         moves = []
         for client in clients:
             e = self.perturbation(client.id, t)
-            y = self.x.copy()
+            y, S = self.x.copy(), self.new_step()
             for minibatch in client.minibatches:
                 g = self.descent(y, e, minibatch)
-                y = y - eta * (g + self.correction(client.id, y, t))
+                y = y - eta * S(g + self.correction(client.id, y, t), y)
             moves.append(self.x - y)
         old_c = self.c
         for client, d in zip(clients, moves, strict=True):
@@ -234,9 +235,9 @@ class FedSMOO(Twin):
         perturbation_radius,
         prox_weight,
         s_source="mu_minus_e",
-        transform=None,
+        **options,
     ):
-        super().__init__(x0, num_clients, gradient, client_lr=client_lr, transform=transform)
+        super().__init__(x0, num_clients, gradient, client_lr=client_lr, **options)
         if s_source not in ("mu_minus_e", "mu"):
             raise ValueError(f"unknown s_source {s_source!r}")
         self.radius = perturbation_radius
@@ -255,12 +256,12 @@ class FedSMOO(Twin):
         moves, sources = [], []
         for client in clients:
             mu, h = self.mu_i[client.id].copy(), self.h_i[client.id]
-            y = self.x.copy()
+            y, S = self.x.copy(), self.new_step()
             for minibatch in client.minibatches:
                 e = rho * unit(self.gradient(y, minibatch) - mu - self.s)
                 mu = mu + e - self.s
                 g = self.transformed(self.gradient(y + e, minibatch), y)
-                y = y - eta * (g + prox * (h + y - self.x))
+                y = y - eta * S(g + prox * (h + y - self.x), y)
             self.mu_i[client.id] = mu
             self.h_i[client.id] = h + (y - self.x)
             moves.append(y - self.x)

@@ -40,9 +40,9 @@ class STEM(Twin):
         momentum,
         steps_per_round,
         prev_at_sync="local",
-        transform=None,
+        **options,
     ):
-        super().__init__(x0, num_clients, gradient, client_lr=client_lr, transform=transform)
+        super().__init__(x0, num_clients, gradient, client_lr=client_lr, **options)
         self.a = momentum
         self.q = steps_per_round
         self.own_iterate = prev_at_sync == "local"
@@ -63,13 +63,14 @@ class STEM(Twin):
             self.init(clients)
         iterates, momenta = [], []
         for client in clients:
-            y, old, m = self.x, self.old_i[client.id], self.m
+            y, S = self.x, self.new_step()
+            old, m = self.old_i[client.id], self.m
             for k, minibatch in enumerate(client.minibatches):
                 step = t * self.q + k + 1
                 g, g_old = self.grad(y, minibatch), self.grad(old, minibatch)
                 m = g + (1 - at(self.a, step)) * (m - g_old)
                 if k < client.steps - 1:
-                    old, y = y, y - at(self.client_lr, step) * m
+                    old, y = y, y - at(self.client_lr, step) * S(m, y)
             iterates.append(y)
             momenta.append(m)
         weights = cohort_weights(clients)

@@ -45,8 +45,9 @@ class Case:
             self.subject(loss_fn), **{**self.options, **self.only_factory, **changes}
         )
 
-    def build_twin(self, x0):
-        return self.twin(x0, N, self.problem.oracle, **self.options, **self.only_twin)
+    def build_twin(self, x0, **changes):
+        options = {**self.options, **self.only_twin, **changes}
+        return self.twin(x0, N, self.problem.oracle, **options)
 
 
 def decaying(lr):
