@@ -3,6 +3,7 @@
 from experiments.fedswa import (
     figure_5,
     figures_1_and_4,
+    more_rounds,
     table_4,
     table_5,
     table_8,
@@ -17,6 +18,7 @@ STUDIES = (
     table_8.STUDY,
     *figure_5.STUDIES,
     figures_1_and_4.STUDY,
+    more_rounds.STUDY,
 )
 
 if __name__ == "__main__":

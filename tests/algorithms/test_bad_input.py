@@ -85,7 +85,13 @@ def test_transforms_that_are_none(name, value):
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize(
-    "optimizer", [optax.adam(0.1), optax.sgd(0.1), optax.sgd(0.1, momentum=0.9), optax.scale(-1.0)]
+    "optimizer",
+    [
+        optax.adam(0.1),
+        optax.sgd(0.1, momentum=0.9),
+        optax.sgd(optax.linear_schedule(0.0, 0.1, 10)),
+        optax.scale(-1.0),
+    ],
 )
 def test_optimizers_in_place_of_transforms(name, optimizer):
     with pytest.raises(ValueError, match=f"^{name} changes the sign .* without a learning rate"):
@@ -100,6 +106,7 @@ def test_optimizers_in_place_of_transforms(name, optimizer):
         optax.scale_by_adam(),
         optax.trace(0.9),
         optax.set_to_zero(),
+        optax.add_noise(3.0, 0.0, 1),
         optax.masked(optax.add_decayed_weights(0.1), {"W": True, "b": False}),
     ],
 )

@@ -1,4 +1,6 @@
-"""``step_transform`` makes the local steps of the published code, which clips the whole step."""
+"""``as_published`` makes the local steps of the published code, which clips the whole step."""
+
+import functools
 
 import numpy as np
 import optax
@@ -16,28 +18,20 @@ MIXED = LR | {"mixing": 0.3}
 DUAL = {"client_lr": 0.2, "prox_weight": PROX}
 
 
-def case(factory, twin, options, max_norm, prox=0.0, **only_factory):
-    """With a proximal term, p y leaves the direction before the clip and returns after it."""
-    clip, decay = optax.clip_by_global_norm(max_norm), optax.add_decayed_weights
-    parts = [decay(-prox), clip, decay(prox + DECAY)] if prox else [clip, decay(DECAY)]
-    return Case(
-        factory.__name__,
-        factory,
-        twin,
-        options,
-        only_factory={"step_transform": optax.chain(*parts), **only_factory},
-        only_twin={"clip_norm": max_norm, "weight_decay": DECAY},
-    )
+def case(name, twin, options, max_norm):
+    clipping = {"clip_norm": max_norm, "weight_decay": DECAY}
+    factory = functools.partial(algorithms.as_published, name)
+    return Case(name, factory, twin, options | clipping)
 
 
 CASES = [
-    case(algorithms.scaffold, published.SCAFFOLD, LR, 0.8),
-    case(algorithms.fedgamma, published.SCAFFOLD, LR | RADIUS, 1.2),
-    case(algorithms.fedcm, published.FedCM, MIXED, 0.3),
-    case(algorithms.mofedsam, published.FedCM, MIXED | RADIUS, 0.4),
-    case(algorithms.feddyn, published.FedDyn, DUAL, 0.9, PROX),
-    case(algorithms.fedspeed, published.FedDyn, DUAL | RADIUS, 1.3, PROX, server_dual="all"),
-    case(algorithms.fedsmoo, published.FedSMOO, DUAL | RADIUS, 1.1, PROX, s_source="mu"),
+    case("scaffold", published.SCAFFOLD, LR, 0.8),
+    case("fedgamma", published.SCAFFOLD, LR | RADIUS, 1.2),
+    case("fedcm", published.FedCM, MIXED, 0.3),
+    case("mofedsam", published.FedCM, MIXED | RADIUS, 0.4),
+    case("feddyn", published.FedDyn, DUAL, 0.9),
+    case("fedspeed", published.FedDyn, DUAL | RADIUS, 1.3),
+    case("fedsmoo", published.FedSMOO, DUAL | RADIUS, 1.1),
 ]
 
 
@@ -51,3 +45,25 @@ def test_the_published_step(case, x64):
 def test_the_clip_acts_in_some_steps_and_not_in_others(case, x64):
     acted = np.mean(twin_after(case, draw(case, ROUNDS)).acted)
     assert 0.2 < acted < 0.8
+
+
+def test_the_settings_of_each_code_make_a_method():
+    for name, found in algorithms.PUBLISHED.items():
+        more = {"memory_size": 4} if name in ("gradma", "gradma_s") else {}
+        made = algorithms.as_published(name, len, client_lr=0.1, **more)
+        assert made.name == found.factory.__name__ == name
+        assert found.options.items() <= made.hyperparameters.items()
+        transforms = {"gradient_transform", "step_transform"}
+        given = {part for part in transforms if made.hyperparameters[part] is not None}
+        assert len(given) == (found.clip_norm is not None)
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="name is 'fednova'"):
+        algorithms.as_published("fednova", len, client_lr=0.1)
+    with pytest.raises(TypeError, match="step_transform is given"):
+        algorithms.as_published("scaffold", len, client_lr=0.1, step_transform=optax.identity())
+    with pytest.raises(ValueError, match="clip_norm is 0"):
+        algorithms.as_published("scaffold", len, client_lr=0.1, clip_norm=0.0)
+    with pytest.raises(TypeError, match="prox_weight"):
+        algorithms.as_published("fedprox", len, client_lr=0.1, prox_weight=lambda round: 0.1)

@@ -70,6 +70,13 @@ class Adaptive(ServerOptimizer):
 
 
 class FedAdam(Adaptive):
+    """``initial_second_moment`` in place of tau^2."""
+
+    def __init__(self, *arguments, initial_second_moment=None, **options):
+        super().__init__(*arguments, **options)
+        if initial_second_moment is not None:
+            self.v = np.full_like(self.x, initial_second_moment)
+
     def second_moment(self, square):
         return self.beta2 * self.v + (1 - self.beta2) * square
 

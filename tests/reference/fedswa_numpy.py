@@ -5,6 +5,7 @@
     FedMoSWA  y_{k+1} = y_k - eta_k ( g(y_k) - c_i + m )
               c_i+    = option I : full local gradient at x_t
                         option II: c_i - m + d_i / sum_k eta_k            (0/0 is 0)
+                        its code : c_i - m + d_i / ( K_i (1 + rho) / 2 eta_l )   "trapezoid"
               m       <- m + gamma sum_i w_i ( c_i+ - m )
     both      x_{t+1} = x_t + alpha ( sum_i w_i y_K^i - x_t )
 
@@ -48,11 +49,21 @@ class FedSWA(Twin):
 
 class FedMoSWA(FedSWA):
     def __init__(
-        self, x0, num_clients, gradient, *, client_lr, momentum=0.2, control_update="II", **options
+        self,
+        x0,
+        num_clients,
+        gradient,
+        *,
+        client_lr,
+        momentum=0.2,
+        control_update="II",
+        control_divisor="sum",
+        **options,
     ):
         super().__init__(x0, num_clients, gradient, client_lr=client_lr, **options)
         self.gamma = momentum
         self.control_update = control_update
+        self.trapezoid = control_divisor == "trapezoid"
         self.m = np.zeros_like(self.x)
         self.c_i = self.client_rows()
 
@@ -68,6 +79,8 @@ class FedMoSWA(FedSWA):
             for eta, minibatch in zip(rates, client.minibatches, strict=True):
                 y = y - eta * S(self.grad(y, minibatch) - c_i + self.m, y)
             d, total = self.x - y, sum(rates)
+            if self.trapezoid:
+                total = client.steps * (1 + at(self.rho, t)) / 2 * at(self.client_lr, t)
             if self.control_update == "I":
                 c_new = self.grad(self.x, client.full_examples())
             else:

@@ -36,6 +36,12 @@ CASES = [
     ),
     Case("fedavgm", algorithms.fedavgm, FedAvgM, LR | {"momentum": 0.7}, main=True),
     Case("fedadam", algorithms.fedadam, FedAdam, LR | {"tau": 0.1, "beta2": 0.9}, main=True),
+    Case(
+        "fedadam-from-zero",
+        algorithms.fedadam,
+        FedAdam,
+        LR | {"tau": 0.1, "beta2": 0.9, "initial_second_moment": 0.0},
+    ),
     Case("fedyogi", algorithms.fedyogi, FedYogi, LR | {"tau": 0.1, "beta2": 0.9}, main=True),
     Case("fedadagrad", algorithms.fedadagrad, FedAdagrad, LR | {"tau": 0.1}, main=True),
     Case(

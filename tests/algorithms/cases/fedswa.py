@@ -34,6 +34,12 @@ CASES = [
         only_twin={"momentum": lambda t: 1.0 if t == 0 else 0.3},
     ),
     Case(
+        "fedmoswa-trapezoid",
+        algorithms.fedmoswa,
+        FedMoSWA,
+        MOSWA | {"control_divisor": "trapezoid"},
+    ),
+    Case(
         "fedmo", algorithms.fedmo, FedMo, {"client_lr": 0.2, "momentum": 0.3}, main=True, uplink=2
     ),
     Case("fedmo-I", algorithms.fedmo, FedMo, {"client_lr": 0.2, "control_update": "I"}),

@@ -1,0 +1,35 @@
+"""FedSWA against FedSAM and FedAvg as the rounds grow: does their order turn?
+
+No table of the paper: Table 3's setting on two cores, whose 60 rounds are the start of training,
+gone on with. The learning rate falls by 0.998 per round, so that it ends at 0.89, 0.55 and 0.14 of
+the first.
+
+    python -m experiments.fedswa more_rounds
+"""
+
+from experiments.fedswa.tables_2_3_and_6 import FIXED, MLP, machine_setting, rows
+from experiments.studies.study import Column, Scale, Study, smoke
+
+_NAMES = ("FedAvg", "SCAFFOLD", "FedSAM", "FedSWA", "FedMoSWA")
+
+
+def _column(rounds):
+    return Column(machine_setting(MLP, rounds=rounds, eval_every=rounds // 30), rounds)
+
+
+STUDY = Study(
+    name="fedswa/more_rounds",
+    title="FedSWA and FedSAM over more rounds",
+    notes="""\
+The MLP of the ablations at Dirichlet 0.1, client_lr 0.1 for all, which is not tuned; 60, 300 and
+1,000 rounds, the paper's number.""",
+    methods=rows(_NAMES, FIXED),
+    scales={
+        "machine": Scale(
+            columns={f"{rounds:,} rounds": _column(rounds) for rounds in (60, 300, 990)},
+            hardware="2 CPU cores",
+            minutes=20,
+        ),
+        "smoke": smoke(20, 5, ("FedSAM", "FedSWA"), partition="dirichlet_equal:0.1"),
+    },
+)
