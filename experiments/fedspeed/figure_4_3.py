@@ -9,7 +9,7 @@ epochs in 2500 / E rounds.
 from experiments.fedspeed.tables_4_3_and_4_4 import machine_setting, paper_setting, rows, twice
 from experiments.studies.study import Column, Scale, Study, smoke
 
-_NAMES = ("FedAdam", "FedCM", "SCAFFOLD", "FedSpeed")
+NAMES = ("FedAdam", "FedCM", "SCAFFOLD", "FedSpeed")
 _EPOCHS, _TOTAL_EPOCHS = (1, 2, 5, 10, 20), 2500
 _STEPS_OF_EPOCH, _TOTAL_STEPS, _EVALUATIONS = 5, 2000, 20
 
@@ -49,7 +49,7 @@ On two cores: Fashion-MNIST, the MLP 784-200-100-10, E of 5 local steps, 2,000 s
 column: 400 rounds of 5 to 20 rounds of 100. 5 of 20 clients take part instead of 10 of 100, so
 that at E = 20, too, a client is seen five times (in the paper 12): FedSpeed's and SCAFFOLD's
 corrections come from earlier visits. All columns are evaluated equally often, 20 times.""",
-    methods=rows(0.1, 0.9995, 0.9995, _NAMES),
+    methods=rows(0.1, 0.9995, 0.9995, NAMES),
     scales={
         "paper": Scale(
             columns={f"E = {epochs}": _paper_column(epochs) for epochs in _EPOCHS},

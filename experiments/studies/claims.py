@@ -68,9 +68,9 @@ class Claim:
       ahead: the method that is said to be ahead.
       of: those that it is said to be ahead of; of several, the best counts.
       alike: whether it is said to be as good as ``of``, and not ahead.
-      published: whether the study has the column as published.
       measure: of a run; more is better.
       by: how much it is said to be ahead, at least.
+      since: a column whose measure is subtracted, of the same method and seed.
     """
 
     text: str
@@ -79,23 +79,27 @@ class Claim:
     ahead: str
     of: Sequence[str]
     alike: bool = False
-    published: bool = True
     measure: Callable[[Run], float] = top
     by: float = 0.0
+    since: str = ""
 
 
-def decide(claim: Claim, groups: Mapping[str, Group]) -> tuple[str, Difference | None]:
+def decide(
+    claim: Claim, groups: Mapping[str, Group], before: Mapping[str, Group] | None = None
+) -> tuple[str, Difference | None]:
     """What a column says of a claim: a verdict, and the difference behind it.
 
     Args:
       claim: the claim.
       groups: method -> its final runs.
+      before: those of the column ``claim.since``.
     """
+    measure = claim.measure if before is None else _change(claim.measure, before)
     rivals = [groups[name] for name in claim.of if name in groups]
-    best = best_group(rivals, claim.measure)
+    best = best_group(rivals, measure)
     if claim.ahead not in groups or best is None:
         return NOTHING, None
-    found = paired_difference(groups[claim.ahead], best, claim.measure)
+    found = paired_difference(groups[claim.ahead], best, measure)
     if found is None or math.isnan(found.estimate.mean):
         return NOTHING, found
     mean, half = found.estimate.mean - claim.by, found.estimate.half_width
@@ -104,6 +108,11 @@ def decide(claim: Claim, groups: Mapping[str, Group]) -> tuple[str, Difference |
         outside = abs(mean) - half > ALIKE
         return SHOWS if abs(mean) <= ALIKE else FAILS if outside else OPEN, found
     return SHOWS if mean - half > 0 else FAILS if mean <= 0 else OPEN, found
+
+
+def _change(measure: Callable[[Run], float], before: Mapping[str, Group]) -> Callable[[Run], float]:
+    start = {(r.algorithm, r.seed): measure(r) for group in before.values() for r in group.runs}
+    return lambda run: measure(run) - start.get((run.algorithm, run.seed), math.nan)
 
 
 def verdict(written: str, published: str) -> str:
@@ -140,9 +149,12 @@ def judge(studies: Sequence[Any], folder: Path) -> list[list[str]]:
         result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         columns = groups_of(study, result) if result else {}
         cells, verdicts = [], []
-        for name in (claim.column, claim.column + AS_PUBLISHED):
-            groups = {group.label: group for group in columns.get(name, ())}
-            said, found = decide(claim, groups)
+        for way in ("", AS_PUBLISHED):
+            groups, before = (
+                {group.label: group for group in columns.get(name + way, ())}
+                for name in (claim.column, claim.since)
+            )
+            said, found = decide(claim, groups, before if claim.since else None)
             verdicts.append(said)
             shown = NOTHING if found is None else format_estimate(found.estimate, 1)
             cells.append(shown if shown == NOTHING else f"{said}: {shown}")

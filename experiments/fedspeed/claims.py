@@ -1,0 +1,82 @@
+"""What the thesis and the paper of FedSpeed say of their tables."""
+
+from experiments.fedspeed.figure_4_3 import NAMES as INTERVAL_NAMES
+from experiments.fedspeed.tables_4_3_and_4_4 import NAMES
+from experiments.studies.claims import Claim
+
+_OTHERS = tuple(name for name in NAMES if name != "FedSpeed")
+_DIRICHLET = "dirichlet_equal:0.6"
+_TERM = "FedSpeed (prox-term only)"
+_CORRECTED = "FedSpeed (prox-term + prox-correction)"
+_PERTURBED = "FedSpeed (prox-term + gradient perturbation)"
+_ALL = "FedSpeed (prox-term + prox-correction + gradient perturbation)"
+
+
+def _modules(text: str, ahead: str, *of: str) -> Claim:
+    return Claim(f"{text} (Table 4.6)", "table_4_6", _DIRICHLET, ahead, of)
+
+
+CLAIMS = (
+    *(
+        Claim(
+            f"FedSpeed is ahead of all others, 2 % a round, {column} (Tables 4.2, 4.5)",
+            "tables_4_2_and_4_5",
+            column,
+            "FedSpeed",
+            _OTHERS,
+        )
+        for column in ("iid", _DIRICHLET, "dirichlet_equal:0.3")
+    ),
+    Claim(
+        "FedSpeed is ahead of all others, 10 % a round (Table 4.4)",
+        "tables_4_3_and_4_4",
+        _DIRICHLET,
+        "FedSpeed",
+        _OTHERS,
+    ),
+    Claim(
+        "FedSpeed is ahead of FedAvg, 10 % a round (Table 4.4)",
+        "tables_4_3_and_4_4",
+        _DIRICHLET,
+        "FedSpeed",
+        ("FedAvg",),
+    ),
+    _modules("The prox-term is ahead of FedAvg", _TERM, "FedAvg (no module)"),
+    _modules("The prox-correction adds to the prox-term", _CORRECTED, _TERM),
+    _modules("The perturbation adds to the prox-term", _PERTURBED, _TERM),
+    _modules("All three modules are ahead of any two", _ALL, _CORRECTED, _PERTURBED),
+    Claim(
+        "Perturbing (rho_0 = 0.1) is ahead of not perturbing (Table 4.7)",
+        "table_4_7",
+        _DIRICHLET,
+        "FedSpeed, rho_0 = 0.1, alpha = 1",
+        ("FedSpeed, rho_0 = 0, alpha = 1",),
+    ),
+    Claim(
+        "alpha = 0.9375 is as good as 1 (Table 4.8)",
+        "table_4_8",
+        _DIRICHLET,
+        "FedSpeed, alpha = 0.9375, rho_0 = 0.1",
+        ("FedSpeed, alpha = 1.0, rho_0 = 0.1",),
+        alike=True,
+    ),
+    *(
+        Claim(
+            f"From E = 1 to 20, FedSpeed loses less than {name} (Figure 4.3)",
+            "figure_4_3",
+            "E = 20",
+            "FedSpeed",
+            (name,),
+            since="E = 1",
+        )
+        for name in INTERVAL_NAMES
+        if name != "FedSpeed"
+    ),
+    Claim(
+        "FedSpeed stays ahead of all others at E = 20 (Figure 4.3)",
+        "figure_4_3",
+        "E = 20",
+        "FedSpeed",
+        tuple(name for name in INTERVAL_NAMES if name != "FedSpeed"),
+    ),
+)
