@@ -24,6 +24,7 @@ from fedjax_lab.simulation.evaluate import (
     build_client_evaluation,
     build_evaluation,
     with_perplexity,
+    with_recomputed_statistics,
 )
 from fedjax_lab.simulation.loggers import Hook, build_loggers
 from fedjax_lab.simulation.run import SimulationResult, simulate
@@ -38,6 +39,7 @@ from fedjax_lab.types import LossFn, Params
 _OUTLIER = 1000  # times the median client's largest value
 _EVALUATED = 1000  # examples of an evaluation's step
 _MAX_LOGITS = 2**25  # of such a step, of text: 128 MiB
+_STATISTICS_OF = 1000  # training examples, evenly spaced
 
 
 class Setup(NamedTuple):
@@ -102,6 +104,14 @@ def build(config: RunConfig, examples: tuple[data.Examples, data.Examples] | Non
         evaluated = max(1, min(evaluated, _MAX_LOGITS // (train.y.shape[1] * num_classes)))
     evaluate = build_evaluation(count_fn, test, evaluated)
 
+    params = model.init(init_key, first_x)
+    if is_text:
+        evaluate = with_perplexity(evaluate)
+    elif prepare and any(jax.tree.leaves(models.running_statistics(params))):
+        shown = np.linspace(0, len(train.y) - 1, min(_STATISTICS_OF, len(train.y)), dtype=int)
+        sample = prepare(data.Examples(train.x[shown], train.y[shown]), None).x
+        evaluate = with_recomputed_statistics(evaluate, model.apply, sample)
+
     def vary(**changed: Any) -> Algorithm:
         return build_algorithm(config, loss_fn, model, prepare, changed)
 
@@ -109,9 +119,9 @@ def build(config: RunConfig, examples: tuple[data.Examples, data.Examples] | Non
         vary(),
         vary,
         loss_fn,
-        model.init(init_key, first_x),
+        params,
         clients,
-        with_perplexity(evaluate) if is_text else evaluate,
+        evaluate,
         build_client_evaluation(count_fn, clients, evaluated),
         {
             "train": len(train.y),

@@ -1,5 +1,6 @@
 """Evaluation on resident data, jitted once, in batches of fixed size, on all devices."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int, is_traced
 from fedjax_lab.data import FederatedArrays
+from fedjax_lab.models.base import Apply
+from fedjax_lab.models.batch_norm import recompute_statistics
 from fedjax_lab.types import Params, PyTree
 
 # (params, examples [B, ...]) -> (correct [B], losses [B]), both float
@@ -85,6 +88,32 @@ def with_perplexity(
         return {**scores, "perplexity": jnp.exp(scores["test_loss"])}
 
     return evaluate_text
+
+
+def with_recomputed_statistics(
+    evaluate: Callable[[Params], dict[str, jax.Array]], apply: Apply, x: jax.Array
+) -> Callable[[Params], dict[str, jax.Array]]:
+    """``evaluate`` with "accuracy_recomputed" added, of a model with batch normalisation.
+
+    That is its accuracy with the running statistics of ``x`` in place of those that the clients'
+    steps and the server made: under label skew these may describe nobody's data.
+
+    Args:
+      evaluate: params -> scalars, "accuracy" among them.
+      apply: of the model, ``(params, x, key=None) -> [B, ...]``.
+      x: [B, ...], inputs of training examples, at least two.
+
+    Raises:
+      ValueError: the params have no running statistics (when it is called first).
+    """
+    recompute = jax.jit(functools.partial(recompute_statistics, apply, key=jax.random.key(0)))
+    x = jnp.asarray(x)
+
+    def evaluate_twice(params):
+        recomputed = evaluate(recompute(params, x))["accuracy"]
+        return {**evaluate(params), "accuracy_recomputed": recomputed}
+
+    return evaluate_twice
 
 
 def build_client_evaluation(

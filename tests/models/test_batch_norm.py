@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_lab import CohortBatch, algorithms, models
 from fedjax_lab.models.batch_norm import BatchNorm
+from fedjax_lab.simulation.evaluate import build_evaluation, with_recomputed_statistics
 
 KEY = jax.random.key(0)
 
@@ -227,3 +228,25 @@ def test_what_has_no_statistics_is_refused():
     params = jax.eval_shape(linear.init, KEY, jnp.ones((1, 5)))
     with pytest.raises(ValueError, match="params have no running statistics"):
         models.recompute_statistics(linear.apply, params, jnp.ones((2, 5)), KEY)
+
+
+def test_evaluation_with_recomputed_statistics():
+    model, params = network()
+    x, test = normal((20, 5)), 3 * normal((200, 5), seed=1) + 1
+    running = statistics_of(params)
+    h = before_norm(params, x)
+    answers = [
+        numpy_forward(params, test, mean, var).argmax(1)
+        for mean, var in (
+            (np.asarray(running["running_mean"]), np.asarray(running["running_var"])),
+            (h.mean(0), h.var(0, ddof=1)),
+        )
+    ]
+    labels = np.random.default_rng(2).integers(0, 3, 200)
+    counts = models.accuracy_counts(model.apply)
+    evaluate = build_evaluation(counts, Examples(test, labels.astype(np.int32)))
+    scores = with_recomputed_statistics(evaluate, model.apply, x)(params)
+    found = [float(scores[name]) for name in ("accuracy", "accuracy_recomputed")]
+    expected = [(answer == labels).mean() for answer in answers]
+    assert abs(expected[0] - expected[1]) > 0.01
+    np.testing.assert_allclose(found, expected, atol=1e-6)
