@@ -53,7 +53,7 @@ class Problem:
     def scores(self, method: Method, points: Sequence[Point], rounds: int) -> list[float]:
         """The best validation accuracy at each point; NaN where the run did not stay finite."""
         config = method.config(self.column, points[0], rounds=rounds, seed=TUNING_SEED).resolve()
-        setup = build(config, (self.fit, self.validation))
+        setup = build(config, (self.fit, self.validation), method.wrap)
         result = sweep(
             setup.vary,
             setup.params,
@@ -164,7 +164,9 @@ def run_cell(
             run_dir=str(path),
             checkpoint_every=rounds,
         )
-        result = run(config, examples=(problem.train, problem.test), progress=False)
+        result = run(
+            config, examples=(problem.train, problem.test), wrap=method.wrap, progress=False
+        )
         if result.interrupted:
             raise KeyboardInterrupt
         if method_name in scale.landscape:

@@ -17,6 +17,7 @@ import numpy as np
 from fedjax_lab.algorithms import PUBLISHED
 from fedjax_lab.command.build import VARIED
 from fedjax_lab.command.config import RunConfig
+from fedjax_lab.round import Algorithm
 
 Point = dict[str, float]
 SEEDS = (11, 12, 13)  # of all final runs, see PROTOCOL.md
@@ -36,6 +37,7 @@ class Method:
       settings: other settings of its runs, such as client_lr_schedule.
       style: (colour, dash) in figures; None: by its place.
       at: where it stands on the study's axis.
+      wrap: makes of the method the one that is run; None: the method itself.
     """
 
     algorithm: str
@@ -46,6 +48,7 @@ class Method:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     style: tuple[int, int] | None = None
     at: float | None = None
+    wrap: Callable[[Algorithm], Algorithm] | None = None
 
     def config(self, column: "Column", point: Mapping[str, float], **more: Any) -> RunConfig:
         """The settings of a run at a point of the grid."""
@@ -61,7 +64,8 @@ class Method:
     def declared(self) -> dict[str, Any]:
         """What decides its numbers, as JSON has it."""
         names = ("algorithm", "grid", "then", "start", "option", "settings")
-        return as_json({name: getattr(self, name) for name in names})
+        wrapped = {} if self.wrap is None else {"wrap": self.wrap.__name__}
+        return as_json({**{name: getattr(self, name) for name in names}, **wrapped})
 
 
 @dataclasses.dataclass(frozen=True)

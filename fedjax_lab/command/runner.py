@@ -69,13 +69,18 @@ class Setup(NamedTuple):
     data: dict[str, Any]
 
 
-def build(config: RunConfig, examples: tuple[data.Examples, data.Examples] | None = None) -> Setup:
+def build(
+    config: RunConfig,
+    examples: tuple[data.Examples, data.Examples] | None = None,
+    wrap: Callable[[Algorithm], Algorithm] | None = None,
+) -> Setup:
     """Load the data, divide them, and build model, method and evaluation.
 
     Args:
       config: the settings; they are resolved here.
       examples: (train, test) in place of those that ``config.dataset`` names, such as a part of
         the training data and the rest of it, for tuning.
+      wrap: makes of the config's method the one that is run. None: the method itself.
 
     Raises:
       ValueError, TypeError: a setting is unknown, out of range, or missing.
@@ -113,7 +118,8 @@ def build(config: RunConfig, examples: tuple[data.Examples, data.Examples] | Non
         evaluate = with_recomputed_statistics(evaluate, model.apply, sample)
 
     def vary(**changed: Any) -> Algorithm:
-        return build_algorithm(config, loss_fn, model, prepare, changed)
+        algorithm = build_algorithm(config, loss_fn, model, prepare, changed)
+        return algorithm if wrap is None else wrap(algorithm)
 
     return Setup(
         vary(),
@@ -207,6 +213,7 @@ def run(
     config: RunConfig,
     *,
     examples: tuple[data.Examples, data.Examples] | None = None,
+    wrap: Callable[[Algorithm], Algorithm] | None = None,
     progress: bool = True,
     on_row: Hook | Iterable[Hook] = (),
 ) -> SimulationResult:
@@ -219,7 +226,7 @@ def run(
 
     Args:
       config: the settings; they are resolved here.
-      examples: as of ``build``.
+      examples, wrap: as of ``build``.
       progress: show what is run, and how far it is, on stderr.
       on_row: as of ``simulate``, beside the loggers of ``config.log``.
 
@@ -233,7 +240,7 @@ def run(
     path = Path(config.run_dir)
     hooks = [on_row] if callable(on_row) else list(on_row)
     loggers = build_loggers(config.log, path, config.record())
-    setup = build(config, examples)
+    setup = build(config, examples, wrap)
     if progress:
         print(_describe(config, setup, path), file=sys.stderr, flush=True)
     # Compiled here, so that the time of the rounds does not include it.

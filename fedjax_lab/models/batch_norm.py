@@ -26,9 +26,9 @@ Where this equals PyTorch with the whole state averaged, and where it does not:
   HeteroFL, ICLR 2021). ``optax.masked(transform, running_statistics)`` and its inverse treat
   statistics and weights apart in a ``gradient_transform``: scaled by c, r moves with momentum c η.
 - A loss that runs the model several times with the same params adds the r - s of all runs.
-- Under label skew the mean of the clients' variances lacks the variance between clients, so that the
-  averaged statistics may describe nobody's data. Runs of the command line report the accuracy with
-  statistics recomputed on training examples, too (``accuracy_recomputed``).
+- Under label skew the mean of the clients' variances lacks the variance between clients, so that
+  the averaged statistics may describe nobody's data. Runs of the command line report the accuracy
+  with statistics recomputed on training examples, too (``accuracy_recomputed``).
 - Weight decay shrinks r, unless masked out as above: with weight w towards s / (1 + w).
 - **Padding counts.** A model does not see which examples of a mini-batch are real. In a smaller
   last mini-batch the masked places hold copies of its first real example, which enter the
