@@ -25,7 +25,7 @@ def a_tenth_moves_the_server(algorithm: Algorithm) -> Algorithm:
 
     def client_update(received, row, batch):
         message, row, report = phase.client_update(received, row, batch)
-        moves = jax.random.bernoulli(batch.key, _SHARE).astype(jnp.float32)
+        moves = jax.random.bernoulli(batch.key, _SHARE).astype(float)
         delta = tree.scale(message["delta"], moves)
         return {**message, "delta": delta, "moves": moves}, row, report
 
