@@ -16,16 +16,14 @@ from experiments.studies.study import Column, Method, Scale, Study, smoke
 from fedjax_lab import tree
 from fedjax_lab.round import Algorithm
 
-_SHARE = 0.1
 
-
-def a_tenth_moves_the_server(algorithm: Algorithm) -> Algorithm:
+def a_tenth_moves_the_server(algorithm: Algorithm, share: float = 0.1) -> Algorithm:
     """The method, whose server sees the deltas of a random tenth, and all controls."""
     (phase,) = algorithm.phases
 
     def client_update(received, row, batch):
         message, row, report = phase.client_update(received, row, batch)
-        moves = jax.random.bernoulli(batch.key, _SHARE).astype(float)
+        moves = jax.random.bernoulli(batch.key, share).astype(float)
         delta = tree.scale(message["delta"], moves)
         return {**message, "delta": delta, "moves": moves}, row, report
 
