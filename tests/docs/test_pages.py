@@ -158,3 +158,13 @@ def test_every_block_of_python_is_reached():
     source = Path(__file__).read_text(encoding="utf-8")
     named = set(re.findall(r"\w+/\w+\.md|tutorial\.md", source))
     assert pages <= named | {"moving/from_fedjax.md", "moving/from_flower.md"}
+
+
+@pytest.mark.example
+def test_train_clients_otherwise(capsys):
+    page = execute("guides/train_clients_otherwise.md")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": loss ")[0] for line in lines[:4]] == list(page["methods"])
+    losses = page["swept"].history["loss"][:, 0, -1]
+    assert len(set(losses.tolist())) > 1  # the norms make a difference
+    assert np.isfinite(losses).all()
