@@ -151,8 +151,7 @@ def judge(studies: Sequence[Any], folder: Path) -> list[list[str]]:
         cells, verdicts = [], []
         for way in ("", AS_PUBLISHED):
             groups, before = (
-                {group.label: group for group in columns.get(name + way, ())}
-                for name in (claim.column, claim.since)
+                _groups(columns, result, name, way) for name in (claim.column, claim.since)
             )
             said, found = decide(claim, groups, before if claim.since else None)
             verdicts.append(said)
@@ -160,6 +159,16 @@ def judge(studies: Sequence[Any], folder: Path) -> list[list[str]]:
             cells.append(shown if shown == NOTHING else f"{said}: {shown}")
         rows.append([claim.text, *cells, verdict(*verdicts)])
     return rows
+
+
+def _groups(columns: Mapping[str, Any], result: Any, name: str, way: str) -> dict[str, Group]:
+    """A column's methods; those that its code runs as they are written are not run again."""
+    if name + way not in columns:
+        return {}
+    found = columns[name + way]
+    if way and not result["columns"][name + way]["override"]:
+        found = [*columns.get(name, ()), *found]
+    return {group.label: group for group in found}
 
 
 def claims_section(studies: Sequence[Any], folder: Path) -> list[str]:
