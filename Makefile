@@ -9,7 +9,7 @@ STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: demo check test test-all faults fuzz lint smoke docs notebooks wheel-check qp-accuracy clean
 .PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep
-.PHONY: $(STUDIES:%=%-study)
+.PHONY: $(STUDIES:%=%-study) studies-report
 
 demo: $(VENV)/.runtime
 	$(BIN)/python -m experiments.demo
@@ -74,6 +74,15 @@ qp-accuracy: $(VENV)/.test
 $(STUDIES:%=%-study): %-study: $(VENV)/.runtime
 	$(BIN)/python -m experiments.$*
 	$(BIN)/python -m experiments.$* --report
+
+# All RESULTS.md and the summary of the claims, from the kept results alone; a difference from what
+# is committed is an error.
+studies-report: $(VENV)/.runtime
+	for paper in $(STUDIES); do \
+	  $(BIN)/python -m experiments.$$paper --report --runs build/none || exit 1; \
+	done
+	$(BIN)/python -m experiments.studies.claims
+	git diff --stat --exit-code -- 'experiments/*/RESULTS.md' docs/papers_and_codes.md
 
 # Every study at its smallest, with its report in runs/smoke. What is finished would not be run.
 smoke: $(VENV)/.runtime
