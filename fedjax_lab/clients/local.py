@@ -3,8 +3,10 @@
 Axes: K local steps, B examples of a mini-batch, M examples of a client.
 """
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -15,6 +17,8 @@ import optax
 from fedjax_lab import tree
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
 
+# Where the local params go that ``watch_local_steps`` is to see.
+_SEEN: contextvars.ContextVar[list | None] = contextvars.ContextVar("seen", default=None)
 # Folded into a client's key for its full gradient; local steps fold in 0, 1, 2, ...
 _FULL_GRADIENT = np.uint32(2**32 - 1)
 
@@ -176,6 +180,21 @@ class LocalResult(NamedTuple):
     report: dict[str, tuple[jax.Array, jax.Array]]
 
 
+@contextlib.contextmanager
+def watch_local_steps() -> Iterator[list[Params]]:
+    """The local params with which each call of ``local_steps`` inside ends.
+
+    For wrappers, which see of a client's half its message and its row alone. Only calls in the
+    same trace may be watched: not from outside of a vmap or a scan.
+    """
+    seen: list[Params] = []
+    token = _SEEN.set(seen)
+    try:
+        yield seen
+    finally:
+        _SEEN.reset(token)
+
+
 def gather(examples: PyTree, source: PyTree) -> PyTree:
     """The examples themselves: rows of ``source`` where ``examples`` are indices into it.
 
@@ -259,6 +278,9 @@ def local_steps(
     descent_state = () if transform is None else transform.init(params)
     carry = (params, memory, gradient.init(params), descent_state, jnp.zeros((), jnp.int32))
     (y, memory, *_), totals = jax.lax.scan(body, carry, xs)
+    seen = _SEEN.get()
+    if seen is not None:
+        seen.append(y)
     loss, examples, lr_sum, metrics = jax.tree.map(lambda total: total.sum(0), totals)
     one = jnp.ones_like(lr_sum)
     steps = batch.num_steps.astype(lr_sum.dtype)

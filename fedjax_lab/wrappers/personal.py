@@ -1,0 +1,298 @@
+"""Leaves of the model that stay with their client, around any method of one exchange.
+
+FedPer: Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers.
+2019. FedRep: Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
+Personalized Federated Learning. ICML 2021. LG-FedAvg: Liang, Liu, Ziyin, Allen, Auerbach,
+Brent, Salakhutdinov, Morency: Think Locally, Act Globally. 2020.
+
+FedPer is FedAvg with a personal head, LG-FedAvg FedAvg with a personal body, and FedRep FedPer
+whose local steps first move the head alone, then the body alone (``personal_first``).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab.checks import check_int
+from fedjax_lab.clients.local import watch_local_steps
+from fedjax_lab.clients.store import one_row_per_client
+from fedjax_lab.round import Algorithm
+from fedjax_lab.types import FedState, Params, PyTree
+from fedjax_lab.wrappers.compression import CompressedRow
+
+IsPersonal = Callable[[str], bool]
+_CLIENTS = 4096  # for a method that is looked at before it is started
+
+
+class PersonalRow(NamedTuple):
+    """A client's row.
+
+    Attributes:
+      inner: the method's own row; what it keeps of personal leaves is used only where it is a
+        model.
+      personal: the client's own leaves, in the order of the params.
+    """
+
+    inner: PyTree
+    personal: tuple[jax.Array, ...]
+
+
+class _Plan(NamedTuple):
+    """What is known of a method once the structure of the params is.
+
+    Attributes:
+      structure: of the params.
+      is_own: of each leaf, whether it is personal.
+      heard: of each vector of the broadcast, whether it is a model (else a correction).
+      kept: of each vector of a row, likewise.
+    """
+
+    structure: Any
+    is_own: list[bool]
+    heard: list[bool]
+    kept: list[bool]
+
+
+def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
+    """The same method, in which some leaves of the model never leave their client.
+
+    A client trains its own leaves together with the shared ones and keeps them until it is drawn
+    again; all begin with those of the first params. The method's corrections (control variates,
+    duals, momenta) act on the shared leaves alone: for its own leaves, a client takes the
+    method's local steps as if these were 0. Bytes count shared leaves.
+
+    ``algorithm.params(state)`` has the mean over all clients in the place of personal leaves, for
+    want of anything better; ``client_params`` makes one client's own model.
+
+    Args:
+      algorithm: a method of one exchange, not yet compressed.
+      is_personal: path of a leaf, such as "blocks_0/dense/kernel" -> whether it is personal.
+
+    Raises:
+      ValueError: the method has several exchanges or compresses; or (when it is started) no leaf
+        is personal, or all are.
+    """
+    if len(algorithm.phases) != 1:
+        raise ValueError(
+            f"algorithm is {algorithm.name}, which has {len(algorithm.phases)} exchanges a round; "
+            "with_personal takes methods of one."
+        )
+    (phase,) = algorithm.phases
+    plans: dict[Any, _Plan] = {}
+
+    def plan_of(params: Params, num_clients: int = _CLIENTS) -> _Plan:
+        structure = jax.tree.structure(params)
+        if structure not in plans:
+            plans[structure] = _plan(algorithm, phase, is_personal, structure, num_clients)
+        return plans[structure]
+
+    def start(params, num_clients, batch):
+        plan = plan_of(params, num_clients)
+        server, rows = algorithm.start(params, num_clients, batch)
+        return server, PersonalRow(rows, one_row_per_client(_own(plan, params), num_clients))
+
+    def params_of(state):
+        params = algorithm.params(state._replace(clients=state.clients.inner))
+        means = (own.mean(0).astype(own.dtype) for own in state.clients.personal)
+        return _with_own(plan_of(params), params, tuple(means))
+
+    def broadcast(server, round):
+        received = phase.broadcast(server, round)
+        plan = plan_of(_server_params(algorithm, server))
+        return _each_vector(plan, received, lambda _, v: _without_own(plan, v))
+
+    def client_update(received, row, batch):
+        plan = next(plan for plan in plans.values() if _vectors(plan, received))
+        nothing = jax.tree.map(jnp.zeros_like, row.personal)
+
+        def complete(index, vector):
+            return _with_own(plan, vector, row.personal if plan.heard[index] else nothing)
+
+        with watch_local_steps() as ends:
+            message, inner, report = phase.client_update(
+                _each_vector(plan, received, complete), row.inner, batch
+            )
+        if len(ends) != 1:
+            raise ValueError(
+                f"algorithm is {algorithm.name}, whose clients take local steps {len(ends)} times "
+                "a round; with_personal takes methods that do so once."
+            )
+        before = _vectors(plan, row.inner)
+
+        def keep(index, vector):
+            own = vector if plan.kept[index] else before[index]
+            return _with_own(plan, vector, _own(plan, own))
+
+        inner = _each_vector(plan, inner, keep)
+        message = _each_vector(plan, message, lambda _, v: _without_own(plan, v))
+        return message, PersonalRow(inner, _own(plan, ends[0])), report
+
+    def server_update(server, messages, cohort):
+        params = _server_params(algorithm, server)
+        plan = plan_of(params)
+        stacked = {name for name, how in phase.reduce.items() if how == "stack"}
+
+        def fill(name, field):
+            slots = (cohort.client_ids.shape[0],) if name in stacked else ()
+            own = _own(plan, params)
+            nothing = tuple(jnp.zeros((*slots, *leaf.shape), leaf.dtype) for leaf in own)
+            return _each_vector(plan, field, lambda _, v: _with_own(plan, v, nothing))
+
+        messages = {name: fill(name, field) for name, field in messages.items()}
+        return phase.server_update(server, messages, cohort)
+
+    def message(params):
+        plan = plan_of(params)
+        fields = phase.message_like(params)
+        fields = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), fields)
+        return _each_vector(plan, fields, lambda _, v: _without_own(plan, v))
+
+    wrapped = phase._replace(
+        broadcast=broadcast,
+        client_update=client_update,
+        server_update=server_update,
+        message=message,
+    )
+    return dataclasses.replace(
+        algorithm,
+        name=f"{algorithm.name}+personal",
+        start=start,
+        phases=(wrapped,),
+        params=params_of,
+    )
+
+
+def client_params(algorithm: Algorithm, state: FedState, client_id: jax.Array | int) -> Params:
+    """One client's own model: the shared leaves, and its own ones.
+
+    Args:
+      algorithm: made by ``with_personal``, perhaps wrapped further.
+      state: its state.
+      client_id: int32 scalar, in [0, N); may be traced.
+    """
+
+    def only_this(row):
+        if not isinstance(row, PersonalRow):
+            return row
+        return row._replace(personal=tuple(own[client_id][None] for own in row.personal))
+
+    rows = jax.tree.map(only_this, state.clients, is_leaf=lambda row: isinstance(row, PersonalRow))
+    return algorithm.params(state._replace(clients=rows))
+
+
+class StepCount(NamedTuple):
+    """State of ``personal_first``."""
+
+    steps: jax.Array  # int32 scalar, local steps taken in this round
+
+
+def personal_first(is_personal: IsPersonal, steps: int) -> optax.GradientTransformation:
+    """A ``step_transform`` with which a round's first steps move personal leaves alone (FedRep).
+
+    The steps after them move the shared leaves alone.
+
+    Args:
+      is_personal: as of ``with_personal``.
+      steps: how many there are of the first kind, at least 1.
+
+    Raises:
+      TypeError, ValueError: ``steps`` is no such number.
+    """
+    check_int("steps", steps, minimum=1)
+
+    def update(direction, state, params=None):
+        first = state.steps < steps
+
+        def move(path, leaf):
+            moves = first if is_personal(_text(path)) else ~first
+            return jnp.where(moves, leaf, jnp.zeros_like(leaf))
+
+        return jax.tree_util.tree_map_with_path(move, direction), StepCount(state.steps + 1)
+
+    return optax.GradientTransformation(lambda params: StepCount(jnp.zeros((), jnp.int32)), update)
+
+
+def _plan(algorithm, phase, is_personal, structure, num_clients) -> _Plan:
+    """Look at a method on params of single numbers; a model is what changes with them."""
+    ones = jax.tree.unflatten(structure, [1.0] * structure.num_leaves)
+    paths = [_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(ones)]
+    is_own = [bool(is_personal(path)) for path in paths]
+    if all(is_own) or not any(is_own):
+        raise ValueError(
+            f"is_personal holds for {'all' if all(is_own) else 'no'} leaves of the params; some "
+            f"must be personal and some shared. They are: {', '.join(paths)}."
+        )
+    plan = _Plan(structure, is_own, [], [])
+
+    def look(params):
+        server, rows = algorithm.start(params, num_clients, None)
+        if isinstance(rows, CompressedRow):
+            raise ValueError(
+                f"algorithm is {algorithm.name}, whose messages are compressed as a whole: make "
+                "leaves personal first, with_compression(with_personal(...), ...)."
+            )
+        received = phase.broadcast(server, jnp.zeros((), jnp.int32))
+        return _vectors(plan, received), _vectors(plan, rows)
+
+    with jax.ensure_compile_time_eval():
+        ones = jax.tree.map(jnp.asarray, ones)
+        _, changes = jax.jvp(look, (ones,), (ones,))
+        heard, kept = (
+            [any(bool(leaf.any()) for leaf in jax.tree.leaves(vector)) for vector in vectors]
+            for vectors in changes
+        )
+    return plan._replace(heard=heard, kept=kept)
+
+
+def _server_params(algorithm: Algorithm, server: PyTree) -> Params:
+    return algorithm.params(FedState(server, (), jnp.zeros((), jnp.int32)))
+
+
+def _text(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _is_vector(plan: _Plan) -> Callable[[PyTree], bool]:
+    return lambda part: jax.tree.structure(part) == plan.structure
+
+
+def _vectors(plan: _Plan, value: PyTree) -> list[Params]:
+    """The parts of a tree that are built like the params, in order."""
+    parts = jax.tree.leaves(value, is_leaf=_is_vector(plan))
+    return [part for part in parts if _is_vector(plan)(part)]
+
+
+def _each_vector(plan: _Plan, value: PyTree, change: Callable[[int, Params], Params]) -> PyTree:
+    """The tree with its vectors changed; ``change`` gets their number and themselves."""
+    parts, outside = jax.tree.flatten(value, is_leaf=_is_vector(plan))
+    index, changed = 0, []
+    for part in parts:
+        is_vector = _is_vector(plan)(part)
+        changed.append(change(index, part) if is_vector else part)
+        index += is_vector
+    return jax.tree.unflatten(outside, changed)
+
+
+def _own(plan: _Plan, vector: Params) -> tuple[jax.Array, ...]:
+    """The personal leaves of a vector."""
+    leaves = plan.structure.flatten_up_to(vector)
+    return tuple(leaf for leaf, own in zip(leaves, plan.is_own, strict=True) if own)
+
+
+def _with_own(plan: _Plan, vector: Params, own: tuple[jax.Array, ...]) -> Params:
+    """The vector with these personal leaves."""
+    remaining, leaves = iter(own), plan.structure.flatten_up_to(vector)
+    leaves = [
+        next(remaining) if is_own else leaf
+        for leaf, is_own in zip(leaves, plan.is_own, strict=True)
+    ]
+    return jax.tree.unflatten(plan.structure, leaves)
+
+
+def _without_own(plan: _Plan, vector: Params) -> Params:
+    """The vector with nothing in the place of personal leaves."""
+    return _with_own(plan, vector, tuple(leaf.ravel()[:0] for leaf in _own(plan, vector)))
