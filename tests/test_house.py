@@ -12,7 +12,17 @@ ROOT = Path(fedjax_lab.__file__).parent
 # Each room may import from itself and from those before it.
 ORDER = (
     *("types", "version", "checks", "tree", "estimates"),
-    *("data", "models", "clients", "round", "compressors", "qp", "wrappers", "algorithms"),
+    *(
+        "data",
+        "models",
+        "clients",
+        "round",
+        "compressors",
+        "qp",
+        "wrappers",
+        "algorithms",
+        "method",
+    ),
     *("simulation", "report", "command", "__init__", "__main__"),
 )
 
