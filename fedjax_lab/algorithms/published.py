@@ -1,7 +1,7 @@
 """Methods as their authors' published code runs them, where that is not what the paper writes.
 
-Three codes were read, and run beside the methods here with the same first parameters, cohorts and
-mini-batches in float64; with these settings what they compute agrees to rounding:
+Three codes were read, and fifteen of these methods run beside ours with the same first parameters,
+cohorts and mini-batches in float64; with these settings what they compute agrees to rounding:
 
 - FL-Simulator (woodenchild95/FL-Simulator, 502bec6), by the authors of FedSpeed and FedSMOO,
 - FedSWA (junkangLiu0/FedSWA, ``main.py`` of May 2025, 6f3e52c),
