@@ -66,6 +66,8 @@ def describe(name: str) -> list[str]:
     text = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
     if name == "compose":
         form = "SPARSIFIER+QUANTISER"
+    elif text and text[0].name == "comp":
+        form = f"{name}:COMP (dropped), {name}:drop=COMP, or {name}:keep=FRACTION"
     elif text:
         form = f"{name}:{text[0].name.upper()}"
     else:
@@ -86,7 +88,9 @@ def as_compressor(argument: str, value: Any) -> Compressor:
     """Return a compressor, or make it from text.
 
     Text is a name, with a colon and its first argument where there is one, and a plus sign
-    for ``compose``: "sign", "top_k:0.99", "low_rank:2", "top_k:0.99+qsgd:15".
+    for ``compose``: "sign", "top_k:0.99", "low_rank:2", "top_k:0.99+qsgd:15". Of a sparsifier's
+    ``comp``, the fraction that is dropped, "top_k:drop=0.99" and "top_k:keep=0.01" say which is
+    meant: elsewhere, a rate may be the fraction that is kept.
 
     Args:
       argument: the argument's name, for errors.
@@ -122,8 +126,28 @@ def _parse(argument: str, text: str) -> Compressor:
         return factory()
     kind = parameters[0].annotation
     try:
+        if parameters[0].name == "comp":
+            return factory(_dropped(argument, name, number))
         return factory(kind(number))
     except ValueError as error:
         if "must be" in str(error):
             raise
-        raise ValueError(f"{argument} is {text!r}; {number!r} must be {kind.__name__}.") from error
+        raise ValueError(
+            f"{argument} is {text!r}; {number.split('=')[-1]!r} must be {kind.__name__}."
+        ) from error
+
+
+def _dropped(argument: str, name: str, text: str) -> float:
+    """The fraction that "0.99", "drop=0.99" or "keep=0.01" drops."""
+    word, equals, number = text.partition("=")
+    if not equals:
+        return float(text)
+    if word not in ("drop", "keep"):
+        raise ValueError(
+            f"{argument} is {f'{name}:{text}'!r}; {word!r} must be drop or keep, such as "
+            f"{name}:keep=0.01."
+        )
+    fraction = float(number)
+    if word == "keep" and not 0 < fraction <= 1:
+        raise ValueError(f"{argument} is {f'{name}:{text}'!r}; keep must be in (0, 1].")
+    return fraction if word == "drop" else 1 - fraction

@@ -79,7 +79,8 @@ def from_linen(module: nn.Module) -> Model:
         if variables:
             raise ValueError(
                 f"module {type(module).__name__} has variables in {', '.join(sorted(variables))}; "
-                "only parameters are allowed (GroupNorm or LayerNorm instead of BatchNorm)."
+                "only parameters are allowed. fedjax_lab.models.batch_norm.BatchNorm keeps its "
+                "running statistics among them; GroupNorm and LayerNorm have none."
             )
         return params
 

@@ -20,7 +20,7 @@ def list_points(
     """All combinations of a mapping's values, the last name varying fastest; or a list's points.
 
     Raises:
-      TypeError: a value is no float: integers and strings choose the program, not its arguments.
+      TypeError: a value is no number: strings and functions choose the program, not its arguments.
       ValueError: there are no points, or a list's points have different names.
     """
     if isinstance(points, Mapping):
@@ -91,14 +91,16 @@ def _values(name: str, values: Any) -> list[float]:
 
 
 def _number(name: str, value: Any) -> float:
-    is_scalar = isinstance(value, float) or (
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_scalar = (
         hasattr(value, "dtype")
         and np.ndim(value) == 0
-        and jnp.issubdtype(value.dtype, jnp.floating)
+        and jnp.issubdtype(value.dtype, jnp.number)
+        and not jnp.issubdtype(value.dtype, jnp.complexfloating)
     )
-    if not is_scalar:
+    if not (is_number or is_scalar):
         raise TypeError(
-            f"points has {value!r} for {name}; it must be a float, such as 1.0. Integers, "
-            "strings and functions change the program itself: give them to build."
+            f"points has {value!r} for {name}; it must be a number, such as 1.0. What changes the "
+            "program itself (a number of slots, text, a function) goes into build."
         )
     return float(value)

@@ -117,7 +117,7 @@ def test_lists(capsys):
     shown = capsys.readouterr().out
     names = [line for line in shown.splitlines()[1:] if line[0] != " "]
     assert names == sorted(COMPRESSORS)
-    assert "as text: top_k:COMP\n" in shown
+    assert "as text: top_k:COMP (dropped), " in shown
     # 10,000 floats of 4 bytes, and as many indices of 20 bits.
     assert "top_k:0.99, d = 1,000,000: 65,000 bytes, 1/61.5 of float32" in shown
 

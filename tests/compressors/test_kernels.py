@@ -184,6 +184,9 @@ def test_comp_out_of_range(factory, comp):
         (lambda: c.as_compressor("compressor", "top_k"), "must be top_k:COMP"),
         (lambda: c.as_compressor("compressor", "top_k:x"), "'x' must be float"),
         (lambda: c.as_compressor("compressor", "top_k:1"), "comp is 1.0"),
+        (lambda: c.as_compressor("compressor", "top_k:keep=0"), r"keep must be in \(0, 1\]"),
+        (lambda: c.as_compressor("compressor", "top_k:kept=0.1"), "must be drop or keep"),
+        (lambda: c.as_compressor("compressor", "top_k:keep=x"), "'x' must be float"),
         (lambda: c.as_compressor("compressor", "sign:1"), "sign takes no argument"),
         (lambda: c.as_compressor("compressor", "sign+sign+sign"), "at most one"),
         (lambda: c.sign().compress(None, jnp.ones((2, 2))), r"float32\[2, 2\]; .* vector \[d\]"),
@@ -209,6 +212,8 @@ def test_text_names_every_compressor():
         "sign": "sign()",
         "terngrad": "terngrad(scaled=False)",
         "top_k:0.99": "top_k(comp=0.99, selection=bisection)",
+        "top_k:drop=0.99": "top_k(comp=0.99, selection=bisection)",
+        "top_k:keep=0.01": "top_k(comp=0.99, selection=bisection)",
     }
     for text, described in texts.items():
         assert str(c.as_compressor("compressor", text)) == described

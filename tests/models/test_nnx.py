@@ -1,0 +1,75 @@
+"""Modules of flax NNX as models, against plain JAX on their parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fedjax_lab import CohortBatch, algorithms, build_round
+from fedjax_lab.models import classification_loss
+from fedjax_lab.models.nnx import from_nnx
+from tests.models.test_batch_norm import Examples, normal
+
+KEY = jax.random.key(0)
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs, norm=None):
+        self.first = nnx.Linear(5, 8, rngs=rngs)
+        self.norm = norm and norm(8, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.last = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        h = self.first(x)
+        h = self.norm(h) if self.norm else h
+        return self.last(self.dropout(jax.nn.relu(h)))
+
+
+def forward(params, x, mask=1.0):
+    first, last = params["first"], params["last"]
+    h = np.maximum(x @ np.asarray(first["kernel"]) + np.asarray(first["bias"]), 0) * mask
+    return h @ np.asarray(last["kernel"]) + np.asarray(last["bias"])
+
+
+def test_evaluation_is_the_module_and_training_drops_by_the_key():
+    model, x = from_nnx(lambda rngs: Net(rngs)), normal((6, 5))
+    params = model.init(KEY, x[:1])
+    plain = nnx.to_pure_dict(params)
+    np.testing.assert_allclose(model.apply(params, x), forward(plain, x), atol=1e-5)
+    once, again, other = (model.apply(params, x, jax.random.key(seed)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(once, again)
+    assert np.abs(np.asarray(once) - np.asarray(other)).max() > 0.01
+    # Each key's outputs are those of some mask of zeros and twos.
+    masks = [2.0 * np.array(list(f"{i:08b}"), float) for i in range(256)]
+    for row, output in zip(x, np.asarray(once), strict=True):
+        assert min(np.abs(forward(plain, row, mask) - output).max() for mask in masks) < 1e-5
+    different = model.init(jax.random.key(1), x[:1])
+    assert not np.array_equal(jax.tree.leaves(different)[-1], jax.tree.leaves(params)[-1])
+
+
+def test_a_round_of_fedavg_on_it():
+    model, x = from_nnx(lambda rngs: Net(rngs, nnx.LayerNorm)), normal((2, 3, 4, 5))
+    params = model.init(KEY, x[0, 0])
+    batch = {
+        "client_ids": jnp.arange(2),
+        "examples": Examples(x, jnp.zeros((2, 3, 4), jnp.int32)),
+        "key": KEY,
+        "round": jnp.int32(0),
+    }
+    algorithm = algorithms.fedavg(classification_loss(model.apply), client_lr=0.5)
+    state = algorithm.init(params, 2)
+    losses = []
+    for _ in range(5):
+        state, metrics = jax.jit(build_round(algorithm, "vmap"))(state, CohortBatch(**batch))
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.5 * losses[0]
+    assert jax.tree.structure(algorithm.params(state)) == jax.tree.structure(params)
+
+
+def test_what_nobody_would_average_is_refused():
+    with pytest.raises(ValueError, match=r"variables of the kind BatchStat; .*BatchNorm"):
+        from_nnx(lambda rngs: Net(rngs, nnx.BatchNorm))
+    with pytest.raises(TypeError, match="it must return an nnx.Module"):
+        from_nnx(lambda rngs: 3)
