@@ -65,12 +65,25 @@ def norms_of_steps(case):
     return norms
 
 
+# The transform is a property of the local steps: in every run, one method of each form of a
+# direction (plain, corrected, proximal, mixed, perturbed, with a memory, of a model); the slow run
+# has all.
+FORMS = ("fedavg", "scaffold", "fedprox", "fedcm", "fedspeed", "fafed", "fednova", "moon")
+
+
 def by_turns(*kinds):
-    """Every method with one of the kinds, the next method with the next; the rest is slow."""
-    for index, case in enumerate(MAIN):
+    """Every method with every kind; the forms with one of them, in turn, in every run."""
+    for case in MAIN:
         for turn, kind in enumerate(kinds):
-            marks = () if index % len(kinds) == turn else pytest.mark.slow
+            now = case.id in FORMS and FORMS.index(case.id) % len(kinds) == turn
+            marks = () if now else pytest.mark.slow
             yield pytest.param(case, kind, id=f"{case.id}-{kind}", marks=marks)
+
+
+def each(at_once):
+    """Every method, those that are not named in the slow run."""
+    for case in MAIN:
+        yield pytest.param(case, id=case.id, marks=() if case.id in at_once else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("case", "kind"), list(by_turns("clip", "adam")))
@@ -106,23 +119,14 @@ def run(case, rounds=3, **changes):
     return case.problem.flat(algorithm.params(state)), metrics
 
 
-@pytest.mark.parametrize("case", MAIN, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", list(each(FORMS)))
 def test_no_client_moves_along_zeros(case, x64):
     _, metrics = run(case, step_transform=optax.set_to_zero())
     assert (metrics["participants"] > 0).all()
     assert (metrics["client_drift"] == 0).all()
 
 
-AT_ONCE = ("fedavg", "fafed", "fednova", "scaffold")
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=case.id, marks=() if case.id in AT_ONCE else pytest.mark.slow)
-        for case in MAIN
-    ],
-)
+@pytest.mark.parametrize("case", list(each(FORMS[::4])))
 def test_the_identity_gives_the_same_bits(case, x64):
     plain, _ = run(case)
     same, _ = run(case, step_transform=optax.identity())

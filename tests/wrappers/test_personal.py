@@ -133,7 +133,13 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("fedspeed_ing", "fedadmm") else pytest.mark.slow)
+        for name in METHODS
+    ],
+)
 def test_personal_leaves_are_never_sent(name):
     method = algorithms.ALGORITHMS[name](loss_fn, client_lr=RATE, **METHODS[name])
     algorithm = with_personal(method, is_bias)
