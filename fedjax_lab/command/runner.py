@@ -292,11 +292,13 @@ def summarise_clients(accuracy: np.ndarray) -> dict[str, Any]:
 
 def _partition(clients: data.FederatedArrays) -> dict[str, Any]:
     measured = clients.heterogeneity()
+    names = clients.names
     is_text = clients.examples.y.ndim > 1
     return {
         "spec": clients.partition.spec,
         "seed": clients.partition.seed,
         "hash": clients.partition.hash,
+        "names": None if names is None else list(names),
         "mean_tv_distance": measured.mean_tv_distance,
         # A word's count in every client is much to keep, and nothing to look at.
         "label_histogram": None if is_text else measured.label_histogram.tolist(),

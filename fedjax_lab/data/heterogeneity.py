@@ -10,8 +10,8 @@ import numpy as np
 
 from fedjax_lab.data.partition import Partition
 
-# Integers beyond this, and beyond the number of examples, are no classes.
-_MOST_CLASSES = 1000
+# Integers beyond this, and beyond the number of targets, are no classes.
+_MOST_CLASSES = 2**16
 
 
 class Heterogeneity(NamedTuple):
@@ -62,7 +62,7 @@ def labels_of(examples: Any) -> np.ndarray | None:
 
     Returns:
       Integers [n] or [n, L] from 0. None: there are no targets, they are no integers, or some are
-      negative or larger than any number of classes (1,000, or the number of targets).
+      negative or larger than any number of classes (65,536, or the number of targets).
     """
     targets = targets_of(examples)
     if targets is None or targets.ndim not in (1, 2) or targets.size == 0:
