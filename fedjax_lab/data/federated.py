@@ -23,7 +23,6 @@ from fedjax_lab.data.heterogeneity import (
 from fedjax_lab.data.partition import Partition, number_owners
 from fedjax_lab.data.partition import split_indices as _split_indices
 from fedjax_lab.data.sources import Examples
-from fedjax_lab.types import PyTree
 
 # More clients than this cannot be told apart in a figure, and more names not read.
 _MAX_PLOTTED = 100
@@ -170,8 +169,8 @@ def partition(
         never drawn. None: 2 of a scheme, 1 of ids.
 
     Raises:
-      TypeError, ValueError: as ``split_indices``, and for leaves of unequal length, or ids that
-        are no integers below N.
+      TypeError, ValueError: as ``split_indices``, and for leaves of unequal length, of text, or
+        of integers beyond 32 bits.
     """
     train = as_examples(train)
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(train)}
@@ -182,11 +181,11 @@ def partition(
         )
     ((n,),) = lengths
     names = None
-    if not isinstance(spec, str) and num_clients is None:
-        names, spec = number_owners(spec)
-        num_clients = len(names)
     if min_size is None:
         min_size = 2 if isinstance(spec, str) else 1
+    if not isinstance(spec, str) and num_clients is None:
+        names, spec = number_owners(spec, check_int("min_size", min_size, minimum=0))
+        num_clients = len(names)
     targets = targets_of(train)
     targets = np.empty((n, 0)) if targets is None else np.asarray(targets)
     host = _split_indices(targets, spec, num_clients, seed, min_size)  # type: ignore[arg-type]
@@ -213,7 +212,8 @@ def from_partition(
       names: the clients' ids, N of them, or None.
 
     Raises:
-      ValueError: there is no client, or none with data.
+      ValueError: there is no client, or none with data; or leaves hold no numbers, or integers
+        beyond 32 bits.
     """
     return from_resident(jax.tree.map(_put, train), host, names)
 
@@ -249,7 +249,18 @@ def from_resident(
     )
 
 
-def _put(array: PyTree) -> jax.Array:
+def _put(array: Any) -> jax.Array:
+    host = np.asarray(array)
+    if host.dtype.kind in "OSUmM":
+        raise ValueError(f"train has an array of dtype {host.dtype}; a device holds numbers.")
+    stored = jax.dtypes.canonicalize_dtype(host.dtype)
+    if host.dtype.kind in "iu" and stored != host.dtype and host.size:
+        limits = np.iinfo(stored)
+        if int(host.min()) < limits.min or int(host.max()) > limits.max:
+            raise ValueError(
+                f"train has integers from {host.min()} to {host.max()}; they must fit into "
+                f"{stored}."
+            )
     # A copy: on the CPU the device array may alias the host's, and a later write would show.
     return jnp.array(array, copy=True)
 

@@ -169,11 +169,14 @@ def _parse(spec: str) -> tuple[str, float]:
     return scheme, value
 
 
-def number_owners(owners: Any, argument: str = "spec") -> tuple[tuple[str, ...], np.ndarray]:
+def number_owners(
+    owners: Any, min_size: int, argument: str = "spec"
+) -> tuple[tuple[str, ...], np.ndarray]:
     """Number clients that are known by their ids, in the order of these.
 
     Args:
       owners: the id of each example's client, [n]: integers, text, or UTF-8 as bytes.
+      min_size: examples that every client has at least.
       argument: what ``owners`` is called, for an error.
 
     Returns:
@@ -182,7 +185,7 @@ def number_owners(owners: Any, argument: str = "spec") -> tuple[tuple[str, ...],
 
     Raises:
       ValueError: ``owners`` has not one axis, is empty, or an id is neither integer nor text, or
-        they are some of both.
+        they are some of both; or a client has fewer than ``min_size`` examples.
     """
     array = np.asarray(owners)
     if array.ndim == 1 and array.dtype == object:
@@ -197,7 +200,12 @@ def number_owners(owners: Any, argument: str = "spec") -> tuple[tuple[str, ...],
         )
     if array.dtype.kind == "S":
         array = np.char.decode(array, "utf-8")
-    ids, numbers = np.unique(array, return_inverse=True)
+    ids, numbers, sizes = np.unique(array, return_inverse=True, return_counts=True)
+    if sizes.min() < min_size:
+        raise ValueError(
+            f"{argument} gives client {str(ids[sizes.argmin()])!r} {sizes.min()} examples; there "
+            f"must be at least min_size, which is {min_size}."
+        )
     return tuple(map(str, ids.tolist())), numbers
 
 

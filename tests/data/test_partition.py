@@ -218,7 +218,7 @@ def test_targets_of_any_kind_are_not_looked_at(spec, targets):
     ],
 )
 def test_owners_are_numbered_in_their_order(owners, names, numbers):
-    found = number_owners(owners)
+    found = number_owners(owners, 1)
     assert found[0] == names
     np.testing.assert_array_equal(found[1], numbers)
 
@@ -226,7 +226,12 @@ def test_owners_are_numbered_in_their_order(owners, names, numbers):
 @pytest.mark.parametrize("owners", [[], [[1, 2]], [1.0, 2.0], ["a", None], [True, False]])
 def test_owners_that_are_none(owners):
     with pytest.raises(ValueError, match="user_id has client ids of shape"):
-        number_owners(owners, "user_id")
+        number_owners(owners, 1, "user_id")
+
+
+def test_owners_of_too_few():
+    with pytest.raises(ValueError, match=r"spec gives client 'b' 1 examples; .* min_size, .* 2"):
+        number_owners(["a", "b", "a"], 2)
 
 
 def test_heterogeneity_of_sequences_counts_their_words():
