@@ -11,7 +11,7 @@ from fedjax_lab.data.clients import divide_like, from_clients, split_clients, sp
 from fedjax_lab.data.cohort import draw_batch, sample_clients
 from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays, partition
-from fedjax_lab.data.natural import from_table, from_tfds, load_leaf
+from fedjax_lab.data.natural import from_table, from_tfds, load_fedjax, load_leaf
 from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.data.sources import DATASETS, Examples, load, num_classes
 
@@ -27,6 +27,7 @@ __all__ = [
     "from_table",
     "from_tfds",
     "load",
+    "load_fedjax",
     "load_leaf",
     "normalization",
     "num_classes",

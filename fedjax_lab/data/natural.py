@@ -1,15 +1,18 @@
-"""Data that come with their clients: tables with a column of ids, and LEAF's files.
+"""Data that come with their clients: tables with a column of ids, LEAF's and FedJAX's files.
 
 Axes: n rows of a table, n_i examples of client i.
 """
 
 import dataclasses
 import json
+import sqlite3
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax import serialization
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.data import tfds
@@ -198,3 +201,44 @@ def _leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:
     if stated != [len(y) for _, _, y in found]:
         raise ValueError(f"{path}: num_samples is not what the users have.")
     return found
+
+
+def load_fedjax(
+    path: str | Path,
+    *,
+    convert: Callable[[dict[str, Any]], PyTree] | None = None,
+    min_size: int = 1,
+) -> FederatedArrays:
+    """Read a federated data set that FedJAX keeps in SQLite, such as its EMNIST.
+
+    Args:
+      path: of the file, as ``SQLiteFederatedDataBuilder`` writes it: a table ``federated_data``
+        with ``client_id`` and ``data``, arrays by name, packed with msgpack and zlib.
+      convert: the arrays of a client -> pytree of arrays [n_i, ...], such as
+        ``lambda d: (d["pixels"], d["label"])``. None: the dict as it is.
+      min_size: examples that every client has at least.
+
+    Returns:
+      The clients in the order of the file.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is no such database, or damaged; or as ``from_clients``.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"path is {path}; there is no such file.")
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    clients: dict[str, PyTree] = {}
+    try:
+        rows = connection.execute("SELECT client_id, data FROM federated_data ORDER BY rowid")
+        for client_id, packed in rows:
+            name = bytes(client_id).decode("utf-8", "backslashreplace")
+            clients[name] = serialization.msgpack_restore(zlib.decompress(packed))
+    except (sqlite3.Error, zlib.error, ValueError, TypeError) as error:
+        raise ValueError(f"{path}: no federated data set of FedJAX's: {error}") from error
+    finally:
+        connection.close()
+    if convert is not None:
+        clients = {name: convert(arrays) for name, arrays in clients.items()}
+    return from_clients(clients, min_size=min_size)

@@ -1,7 +1,10 @@
-"""Tables, records of TFDS and LEAF's files against the rows that were written."""
+"""Tables, records of TFDS, LEAF's and FedJAX's files against the rows that were written."""
 
 import json
+import sqlite3
+import zlib
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -220,3 +223,55 @@ def test_damaged_leaf(tmp_path):
     (tmp_path / "more.json").write_text((tmp_path / "all_data_0.json").read_text())
     with pytest.raises(ValueError, match=r"more\.json: the user 'f0_1' comes a second time"):
         data.load_leaf(tmp_path)
+
+
+def packed(arrays):
+    """As FedJAX's documentation says: arrays are (shape, name of the dtype, bytes), type 1."""
+
+    def extension(array):
+        parts = (array.shape, array.dtype.name, array.tobytes())
+        return msgpack.ExtType(1, msgpack.packb(parts))
+
+    return zlib.compress(msgpack.packb(arrays, default=extension))
+
+
+def write_fedjax(path, clients):
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "CREATE TABLE federated_data (client_id BLOB NOT NULL PRIMARY KEY, data BLOB NOT NULL, "
+            "num_examples INTEGER NOT NULL)"
+        )
+        for name, blob in clients.items():
+            connection.execute("INSERT INTO federated_data VALUES (?, ?, 0)", (name, blob))
+    connection.close()
+
+
+def test_fedjax(tmp_path):
+    pixels = rng.random((5, 3, 3)).astype(np.float32)
+    label = np.arange(5, dtype=np.int32)
+    parts = {b"z\xff": slice(0, 2), b"f0001": slice(2, 5)}
+    path = tmp_path / "mine.sqlite"
+    write_fedjax(
+        path, {n: packed({"pixels": pixels[s], "label": label[s]}) for n, s in parts.items()}
+    )
+    clients = data.load_fedjax(path, convert=lambda d: (d["pixels"], d["label"]))
+    assert clients.names == ("z\\xff", "f0001")
+    assert clients.sizes.tolist() == [2, 3]
+    np.testing.assert_array_equal(clients.examples.x, pixels)
+    np.testing.assert_array_equal(clients.examples.y, label)
+    assert set(data.load_fedjax(path).examples) == {"pixels", "label"}
+
+
+def test_damaged_fedjax(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        data.load_fedjax(tmp_path / "none")
+    (tmp_path / "text").write_text("text" * 1000)
+    with pytest.raises(ValueError, match="text: no federated data set of FedJAX's"):
+        data.load_fedjax(tmp_path / "text")
+    sqlite3.connect(tmp_path / "empty").close()
+    with pytest.raises(ValueError, match="no such table"):
+        data.load_fedjax(tmp_path / "empty")
+    for i, blob in enumerate((b"", b"xyz", zlib.compress(b"\xc1"), packed({})[:-3])):
+        write_fedjax(tmp_path / f"{i}", {b"a": blob})
+        with pytest.raises(ValueError, match=f"{i}: no federated data set"):
+            data.load_fedjax(tmp_path / f"{i}")
