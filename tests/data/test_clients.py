@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import data
+from fedjax_lab.simulation.arguments import warn_of_nonfinite_data
 
 rng = np.random.default_rng(0)
 MINE = {
@@ -244,3 +245,9 @@ def test_test_data_that_cannot_follow():
         data.divide_like(clients, (np.zeros((2, 1)), np.array([0.0, 1.0])))
     with pytest.raises(ValueError, match="examples have no class labels"):
         data.divide_like(data.from_clients(MINE), (np.zeros((2, 1)), np.array([0, 1])))
+
+
+def test_values_that_are_not_finite_are_reported_by_name():
+    broken = {**MINE, "bob": (np.full((1, 3), np.nan), np.zeros(1))}
+    with pytest.warns(UserWarning, match="1 examples of the clients bob hold values"):
+        warn_of_nonfinite_data(data.from_clients(broken))
