@@ -88,6 +88,7 @@ def build(
     """
     config = config.resolve()
     train, test = examples or load(config)
+    num_classes = data.num_classes(train)
     is_text = train.y.ndim > 1
     _check_model(config, is_text)
     clients = data.partition(
@@ -98,7 +99,6 @@ def build(
         min_size=config.min_client_size,
     )
     _warn_of_outliers(clients)
-    num_classes = data.num_classes(train)
     model_options = parse_options(config.model_option, "model_option")
     model = models.build(config.model, num_classes, **model_options)
     model = models.mixed_precision(model, config.compute_dtype)
@@ -292,11 +292,13 @@ def summarise_clients(accuracy: np.ndarray) -> dict[str, Any]:
 
 def _partition(clients: data.FederatedArrays) -> dict[str, Any]:
     measured = clients.heterogeneity()
+    names = clients.names
     is_text = clients.examples.y.ndim > 1
     return {
         "spec": clients.partition.spec,
         "seed": clients.partition.seed,
         "hash": clients.partition.hash,
+        "names": None if names is None else list(names),
         "mean_tv_distance": measured.mean_tv_distance,
         # A word's count in every client is much to keep, and nothing to look at.
         "label_histogram": None if is_text else measured.label_histogram.tolist(),

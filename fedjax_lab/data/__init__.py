@@ -1,14 +1,17 @@
 """Data: from files on disk to the mini-batches of a round.
 
-A data set is read (``load``), divided among clients and put on the device (``partition``),
-and drawn into a round's cohort and mini-batches (``draw_batch``).
+A data set is read (``load``), divided among clients and put on the device (``partition``; or
+``from_clients``, where it comes divided), and drawn into a round's cohort and mini-batches
+(``draw_batch``).
 """
 
 from fedjax_lab.data import synthetic
 from fedjax_lab.data.augment import normalization, preprocess
+from fedjax_lab.data.clients import divide_like, from_clients, split_clients, split_examples
 from fedjax_lab.data.cohort import draw_batch, sample_clients
 from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays, partition
+from fedjax_lab.data.natural import from_table, from_tfds, load_fedjax, load_leaf
 from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.data.sources import DATASETS, Examples, load, num_classes
 
@@ -18,12 +21,20 @@ __all__ = [
     "Devices",
     "Examples",
     "FederatedArrays",
+    "divide_like",
     "draw_batch",
+    "from_clients",
+    "from_table",
+    "from_tfds",
     "load",
+    "load_fedjax",
+    "load_leaf",
     "normalization",
     "num_classes",
     "partition",
     "preprocess",
     "sample_clients",
+    "split_clients",
+    "split_examples",
     "synthetic",
 ]

@@ -1,6 +1,6 @@
 """A partitioned data set on the device: one resident copy and a flat index table.
 
-Axes: n examples, N clients, C classes.
+Axes: n examples, m of them held by some client, N clients, C classes.
 """
 
 import dataclasses
@@ -13,13 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int
-from fedjax_lab.data.heterogeneity import Heterogeneity, describe, heterogeneity
-from fedjax_lab.data.partition import Partition
+from fedjax_lab.data.heterogeneity import (
+    Heterogeneity,
+    describe,
+    heterogeneity,
+    labels_of,
+    targets_of,
+)
+from fedjax_lab.data.partition import Partition, number_owners
 from fedjax_lab.data.partition import split_indices as _split_indices
-from fedjax_lab.types import PyTree
+from fedjax_lab.data.sources import Examples
 
-# More clients than this cannot be told apart in a figure.
+# More clients than this cannot be told apart in a figure, and more names not read.
 _MAX_PLOTTED = 100
+_MAX_NAMED = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +47,7 @@ class PartitionInfo:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["examples", "indices", "starts", "sizes", "nonempty"],
-    meta_fields=["num_clients", "min_size", "max_size", "partition"],
+    meta_fields=["num_clients", "min_size", "max_size", "partition", "names"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class FederatedArrays:
@@ -49,9 +56,9 @@ class FederatedArrays:
     Client i holds ``examples[indices[starts[i] : starts[i] + sizes[i]]]``.
 
     Attributes:
-      examples: pytree with leading axis n and an attribute ``y`` (``Examples`` in practice),
-        in storage dtype.
-      indices: int32 [n], example indices, client after client.
+      examples: pytree with leading axis n (``Examples`` in practice), in storage dtype. Several
+        federations may share it and hold different parts.
+      indices: int32 [m], example indices, client after client.
       starts: int32 [N], where each client's indices begin.
       sizes: int32 [N], examples of each client.
       nonempty: int32 [M], ids of the clients with data; None: all clients have data.
@@ -59,6 +66,7 @@ class FederatedArrays:
       min_size: smallest number of examples of a client with data.
       max_size: largest number of examples of a client.
       partition: scheme, seed and hash.
+      names: the clients' ids as text, N of them; None: they have none but their numbers.
     """
 
     examples: Any
@@ -70,6 +78,7 @@ class FederatedArrays:
     min_size: int
     max_size: int
     partition: PartitionInfo
+    names: tuple[str, ...] | None = None
 
     @property
     def num_available(self) -> int:
@@ -77,23 +86,39 @@ class FederatedArrays:
         return self.num_clients if self.nonempty is None else self.nonempty.shape[0]
 
     def heterogeneity(self) -> Heterogeneity:
-        """Label histogram, sizes and distances to the global label distribution (host)."""
-        return heterogeneity(self.examples.y, self._host_partition())
+        """Label histogram, sizes and distances to the global label distribution (host).
+
+        Raises:
+          ValueError: the examples have no class labels.
+        """
+        labels = labels_of(self.examples)
+        if labels is None:
+            y = targets_of(self.examples)
+            found = "there are none" if y is None else f"y has shape {y.shape} and dtype {y.dtype}"
+            raise ValueError(
+                f"examples have no class labels, integers y [n] from 0, to be counted; {found}."
+            )
+        return heterogeneity(labels, self._host_partition())
 
     def label_histogram(self) -> np.ndarray:
-        """int64 [N, C], how many examples of each class a client has (host)."""
+        """int64 [N, C], how many examples of each class a client has (host).
+
+        Raises:
+          ValueError: the examples have no class labels.
+        """
         return self.heterogeneity().label_histogram
 
     def summary(self) -> str:
-        """Scheme, sizes and label skew in a few lines."""
+        """Scheme, sizes, names and, where there are class labels, label skew in a few lines."""
+        lines = [describe(labels_of(self.examples), self._host_partition())]
+        if self.names is not None:
+            more = ", ..." if len(self.names) > _MAX_NAMED else ""
+            lines.append(f"names: {', '.join(self.names[:_MAX_NAMED])}{more}")
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(self.examples))
-        return (
-            f"{describe(self.examples.y, self._host_partition())}\n"
-            f"on the device: {size / 2**20:,.1f} MiB"
-        )
+        return "\n".join([*lines, f"on the device: {size / 2**20:,.1f} MiB"])
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw who holds what: sizes above, label shares below.
+        """Draw who holds what: sizes above, label shares below (if there are class labels).
 
         Beyond 100 clients, 100 of them are shown, evenly spaced among the clients in order
         of size.
@@ -113,8 +138,7 @@ class FederatedArrays:
             raise ImportError(
                 "plot needs matplotlib: `pip install 'fedjax-lab[report]'`."
             ) from error
-        measured = self.heterogeneity()
-        figure = _draw(Figure, measured, self.partition.spec)
+        figure = _draw(Figure, self)
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
@@ -127,54 +151,92 @@ class FederatedArrays:
 def partition(
     train: Any,
     spec: str | np.ndarray,
-    num_clients: int,
+    num_clients: int | None = None,
     seed: int = 0,
-    min_size: int = 2,
+    min_size: int | None = None,
 ) -> FederatedArrays:
     """Divide ``train`` among clients and put it on the device.
 
     Args:
-      train: ``Examples``, or any pytree of arrays with leading axis n and labels [n] (or the
-        targets of sequences, [n, L]) in ``y``.
-      spec: a key of ``PARTITIONS`` with its number, such as "dirichlet:0.1", or an integer
-        array [n] with the client of each example. See ``split_indices``.
-      num_clients: N.
+      train: ``Examples``, a tuple (x, y), or any pytree of arrays with leading axis n. Schemes by
+        label want integers [n] from 0 in ``y``; the others take what there is.
+      spec: a key of ``PARTITIONS`` with its number, such as "dirichlet:0.1", or an array [n]
+        with the id of each example's client: integers or text. See ``split_indices``.
+      num_clients: N. None, for ids alone: as many as there are different ones, numbered in the
+        order of their ids, which become ``names``. With N, ids are the integers below N.
       seed: the same seed gives the same partition.
       min_size: examples that every client has at least; 0 allows empty clients, which are
-        never drawn.
+        never drawn. None: 2 of a scheme, 1 of ids.
 
     Raises:
-      TypeError, ValueError: as ``split_indices``, and for leaves of unequal length.
+      TypeError, ValueError: as ``split_indices``, and for leaves of unequal length, of text, or
+        of integers beyond 32 bits.
     """
-    if not hasattr(train, "y"):
-        raise TypeError(f"train is a {type(train).__name__}; it must have its labels in `y`.")
-    labels = np.asarray(train.y)
+    train = as_examples(train)
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(train)}
-    if lengths != {labels.shape[:1]}:
+    if len(lengths) != 1 or () in lengths:
         raise ValueError(
-            f"train has leaves with leading axes {sorted(lengths)}; all must be the "
-            f"{labels.shape[:1]} of its labels."
+            f"train has leaves with leading axes {sorted(lengths)}; there must be one, [n], for "
+            "all of them."
         )
-    if labels.size and labels.min() < 0:
-        raise ValueError(f"train has the label {labels.min()}; labels are counted from 0.")
-    host = _split_indices(labels, spec, num_clients, seed, min_size)
-    return from_partition(train, host)
+    ((n,),) = lengths
+    names = None
+    if min_size is None:
+        min_size = 2 if isinstance(spec, str) else 1
+    if not isinstance(spec, str) and num_clients is None:
+        names, spec = number_owners(spec, check_int("min_size", min_size, minimum=0))
+        num_clients = len(names)
+    targets = targets_of(train)
+    targets = np.empty((n, 0)) if targets is None else np.asarray(targets)
+    host = _split_indices(targets, spec, num_clients, seed, min_size)  # type: ignore[arg-type]
+    return from_partition(train, host, names)
 
 
-def from_partition(train: Any, host: Partition) -> FederatedArrays:
+def as_examples(tree: Any) -> Any:
+    """``Examples`` of a plain tuple (x, y); anything else as it is.
+
+    Args:
+      tree: a pytree of arrays [n, ...].
+    """
+    return Examples(*tree) if type(tree) is tuple and len(tree) == 2 else tree
+
+
+def from_partition(
+    train: Any, host: Partition, names: tuple[str, ...] | None = None
+) -> FederatedArrays:
     """Put ``train`` and a ``Partition`` of it on the device.
 
     Args:
       train: pytree of arrays with leading axis n.
       host: who holds which of them.
+      names: the clients' ids, N of them, or None.
 
     Raises:
-      ValueError: there is no client.
+      ValueError: there is no client, or none with data; or leaves hold no numbers, or integers
+        beyond 32 bits.
+    """
+    return from_resident(jax.tree.map(_put, train), host, names)
+
+
+def from_resident(
+    examples: Any, host: Partition, names: tuple[str, ...] | None = None
+) -> FederatedArrays:
+    """As ``from_partition``, of examples that are on the device: they are shared, not copied.
+
+    Args:
+      examples: pytree of device arrays with leading axis n.
+      host: who holds which of them; some may be held by nobody.
+      names: the clients' ids, N of them, or None.
+
+    Raises:
+      ValueError: there is no client, or none with data.
     """
     check_int("num_clients", host.num_clients, minimum=1)
     nonempty = np.flatnonzero(host.sizes).astype(np.int32)
+    if not len(nonempty):
+        raise ValueError(f"num_clients is {host.num_clients}, and none has data; one must.")
     return FederatedArrays(
-        examples=jax.tree.map(_put, train),
+        examples=examples,
         indices=_put(host.indices),
         starts=_put(host.starts),
         sizes=_put(host.sizes),
@@ -183,37 +245,65 @@ def from_partition(train: Any, host: Partition) -> FederatedArrays:
         min_size=int(host.sizes[nonempty].min()),
         max_size=int(host.sizes.max()),
         partition=PartitionInfo(host.spec, host.seed, host.hash),
+        names=names,
     )
 
 
-def _put(array: PyTree) -> jax.Array:
+def _put(array: Any) -> jax.Array:
+    host = np.asarray(array)
+    if host.dtype.kind in "OSUmM":
+        raise ValueError(f"train has an array of dtype {host.dtype}; a device holds numbers.")
+    stored = jax.dtypes.canonicalize_dtype(host.dtype)
+    if host.dtype.kind in "iu" and stored != host.dtype and host.size:
+        limits = np.iinfo(stored)
+        if int(host.min()) < limits.min or int(host.max()) > limits.max:
+            raise ValueError(
+                f"train has integers from {host.min()} to {host.max()}; they must fit into "
+                f"{stored}."
+            )
     # A copy: on the CPU the device array may alias the host's, and a later write would show.
     return jnp.array(array, copy=True)
 
 
-def _draw(figure_type: Any, measured: Heterogeneity, spec: str) -> Any:
-    num_clients, num_classes = measured.label_histogram.shape
-    if num_clients > _MAX_PLOTTED:
-        by_size = np.argsort(measured.sizes, kind="stable")
-        shown = by_size[np.linspace(0, num_clients - 1, _MAX_PLOTTED).round().astype(int)]
-        xlabel = f"client ({_MAX_PLOTTED} of {num_clients:,}, in order of size)"
+def _draw(figure_type: Any, clients: FederatedArrays) -> Any:
+    sizes = np.asarray(clients.sizes)
+    if clients.num_clients > _MAX_PLOTTED:
+        by_size = np.argsort(sizes, kind="stable")
+        shown = by_size[np.linspace(0, len(sizes) - 1, _MAX_PLOTTED).round().astype(int)]
+        xlabel = f"client ({_MAX_PLOTTED} of {len(sizes):,}, in order of size)"
     else:
-        shown = np.arange(num_clients)
+        shown = np.arange(len(sizes))
         xlabel = "client"
-    sizes = measured.sizes[shown]
-    histogram = measured.label_histogram[shown]
-    share = histogram / np.maximum(histogram.sum(1, keepdims=True), 1)
-    figure = figure_type(figsize=(9, 5), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.5))
-    low, median, high = measured.size_range
-    top.bar(np.arange(len(shown)), sizes, width=0.9, color="#35608d")
-    top.set_ylabel("examples")
-    top.set_title(
-        f"{spec}: {num_clients:,} clients, {low:,} to {high:,} examples (median {median:,.10g}), "
-        f"label skew {measured.mean_tv_distance:.2f}",
-        fontsize=11,
+    measured = None if labels_of(clients.examples) is None else clients.heterogeneity()
+    title = (
+        f"{clients.partition.spec}: {len(sizes):,} clients, {sizes.min():,} to {sizes.max():,} "
+        f"examples (median {np.median(sizes):,.10g})"
     )
-    image = bottom.imshow(
+    figure = figure_type(figsize=(9, 3 if measured is None else 5), layout="constrained")
+    if measured is None:
+        top = bottom = figure.subplots()
+    else:
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.5))
+        title += f", label skew {measured.mean_tv_distance:.2f}"
+        _draw_shares(figure, bottom, measured.label_histogram[shown])
+    top.bar(np.arange(len(shown)), sizes[shown], width=0.9, color="#35608d")
+    top.set_ylabel("examples")
+    top.set_title(title, fontsize=11)
+    bottom.set_xlabel(xlabel)
+    if clients.num_clients > _MAX_PLOTTED:
+        bottom.set_xticks([])
+    elif clients.names is not None and len(clients.names) <= _MAX_NAMED:
+        bottom.set_xticks(np.arange(len(clients.names)), clients.names)
+    else:
+        bottom.locator_params(axis="x", integer=True)
+    for axes in (top, bottom):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _draw_shares(figure: Any, axes: Any, histogram: np.ndarray) -> None:
+    share = histogram / np.maximum(histogram.sum(1, keepdims=True), 1)
+    image = axes.imshow(
         share.T,
         aspect="auto",
         origin="lower",
@@ -222,14 +312,6 @@ def _draw(figure_type: Any, measured: Heterogeneity, spec: str) -> Any:
         vmax=1,
         interpolation="nearest",
     )
-    bottom.set_xlabel(xlabel)
-    bottom.set_ylabel("class")
-    bottom.set_yticks(np.arange(0, num_classes, max(1, num_classes // 10)))
-    if num_clients > _MAX_PLOTTED:
-        bottom.set_xticks([])
-    else:
-        bottom.locator_params(axis="x", integer=True)
-    for axes in (top, bottom):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.colorbar(image, ax=bottom, label="share of the client's data", pad=0.01)
-    return figure
+    axes.set_ylabel("class")
+    axes.set_yticks(np.arange(0, share.shape[1], max(1, share.shape[1] // 10)))
+    figure.colorbar(image, ax=axes, label="share of the client's data", pad=0.01)

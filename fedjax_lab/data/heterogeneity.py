@@ -3,11 +3,15 @@
 Axes: n examples, N clients, C classes, L words of an example of text.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_lab.data.partition import Partition
+
+# Integers beyond this, and beyond the number of targets, are no classes.
+_MOST_CLASSES = 2**16
 
 
 class Heterogeneity(NamedTuple):
@@ -37,6 +41,39 @@ class Heterogeneity(NamedTuple):
         return int(self.sizes.min()), float(np.median(self.sizes)), int(self.sizes.max())
 
 
+def targets_of(examples: Any) -> Any | None:
+    """The array of targets, ``examples.y`` or ``examples["y"]``; None where there is not one.
+
+    Args:
+      examples: pytree of arrays.
+
+    Returns:
+      An array [n, ...], or None.
+    """
+    y = examples.get("y") if isinstance(examples, Mapping) else getattr(examples, "y", None)
+    return y if hasattr(y, "shape") else None
+
+
+def labels_of(examples: Any) -> np.ndarray | None:
+    """The class labels of examples, or the words of sequences; None where there are none.
+
+    Args:
+      examples: pytree of arrays with leading axis n.
+
+    Returns:
+      Integers [n] or [n, L] from 0. None: there are no targets, they are no integers, or some are
+      negative or larger than any number of classes (65,536, or the number of targets).
+    """
+    targets = targets_of(examples)
+    if targets is None or targets.ndim not in (1, 2) or targets.size == 0:
+        return None
+    labels = np.asarray(targets)
+    most = max(_MOST_CLASSES, labels.size)
+    return (
+        labels if labels.dtype.kind in "iu" and 0 <= labels.min() <= labels.max() < most else None
+    )
+
+
 def heterogeneity(labels: Any, partition: Partition) -> Heterogeneity:
     """Label histogram, sizes, and distances to the global label distribution.
 
@@ -64,19 +101,24 @@ def describe(labels: Any, partition: Partition) -> str:
     """Summarise a partition in a few lines.
 
     Args:
-      labels: integers [n], or targets [n, L].
+      labels: integers [n], or targets [n, L]; None: nothing is said of them.
       partition: a partition of them.
     """
-    measured = heterogeneity(labels, partition)
-    low, median, high = measured.size_range
-    classes = measured.classes_per_client
-    kind = "classes" if np.ndim(labels) == 1 else "words"
-    empty = int((measured.sizes == 0).sum())
+    sizes = np.asarray(partition.sizes)
+    empty = int((sizes == 0).sum())
     lines = [
         f"{partition.spec}, seed {partition.seed}, hash {partition.hash}",
-        f"{measured.sizes.sum():,} examples, {len(measured.sizes):,} clients"
+        f"{sizes.sum():,} examples, {len(sizes):,} clients"
         + (f", {empty:,} of them empty" if empty else ""),
-        f"examples per client: min {low:,}, median {median:,.10g}, max {high:,}",
+        f"examples per client: min {sizes.min():,}, median {np.median(sizes):,.10g}, "
+        f"max {sizes.max():,}",
+    ]
+    if labels is None:
+        return "\n".join(lines)
+    measured = heterogeneity(labels, partition)
+    classes = measured.classes_per_client
+    kind = "classes" if np.ndim(labels) == 1 else "words"
+    lines += [
         f"{kind} per client: min {classes.min()}, median {np.median(classes):.10g}, "
         f"max {classes.max()} of {measured.label_histogram.shape[1]}",
         f"label skew (mean total variation distance to the global mix): "

@@ -94,9 +94,9 @@ def split_indices(
     - ``quantity:A``: sizes from Dirichlet(A 1_N) after ``min_size`` each, labels iid.
 
     Args:
-      labels: integers [n]; or, for examples without a label, the targets [n, L] of sequences,
-        which iid, contiguous, quantity and the natural partition do not look at, and the other
-        schemes refuse.
+      labels: integers [n] from 0; or, for examples without a label, targets [n, ...] of any
+        kind, which iid, contiguous, quantity and the natural partition do not look at, and the
+        other schemes refuse.
       spec: one of the above, or an integer array [n] with the client of each example (the
         natural partition).
       num_clients: N.
@@ -105,15 +105,15 @@ def split_indices(
 
     Raises:
       TypeError: an argument has the wrong type.
-      ValueError: unknown scheme, malformed or impossible spec, a scheme by label where there are
-        sequences, fewer than N * min_size examples, or a natural partition that leaves a client
-        with fewer than min_size.
+      ValueError: unknown scheme, malformed or impossible spec, a scheme by label where there is
+        none, fewer than N * min_size examples, or a natural partition that leaves a client with
+        fewer than min_size.
     """
     labels = np.asarray(labels)
-    if labels.ndim not in (1, 2) or labels.dtype.kind not in "iu" or labels.size == 0:
+    if labels.ndim == 0 or len(labels) == 0:
         raise ValueError(
-            f"labels has shape {labels.shape} and dtype {labels.dtype}; it must be a non-empty "
-            "vector of integers [n], or the targets of sequences [n, L]."
+            f"labels has shape {labels.shape}; it must have a label or target for each example, "
+            "[n] or [n, ...], and at least one."
         )
     n = len(labels)
     check_int("number of examples", n, minimum=1, maximum=np.iinfo(np.int32).max)
@@ -130,13 +130,7 @@ def split_indices(
         return _from_owners(owners, num_clients, "natural", seed)
     scheme, value = _parse(spec)
     if scheme in BY_LABEL:
-        if labels.ndim > 1:
-            free = (form for form in PARTITIONS if form.partition(":")[0] not in BY_LABEL)
-            raise ValueError(
-                f"spec is {spec!r}, which divides examples by their label; these are sequences, "
-                f"with targets of shape {labels.shape}. Give {', '.join(free)}, or the integer "
-                "array of client ids [n]."
-            )
+        _check_labels(labels, spec)
         # Classes as 0..C-1, of those that occur.
         classes, labels = np.unique(labels, return_inverse=True)
         if scheme == "classes_per_client":
@@ -175,6 +169,61 @@ def _parse(spec: str) -> tuple[str, float]:
     return scheme, value
 
 
+def number_owners(
+    owners: Any, min_size: int, argument: str = "spec"
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Number clients that are known by their ids, in the order of these.
+
+    Args:
+      owners: the id of each example's client, [n]: integers, text, or UTF-8 as bytes.
+      min_size: examples that every client has at least.
+      argument: what ``owners`` is called, for an error.
+
+    Returns:
+      The ids as text, N of them, sorted as they were given (9 before 10, "10" before "9"); and
+      int64 [n], the number of each example's client.
+
+    Raises:
+      ValueError: ``owners`` has not one axis, is empty, or an id is neither integer nor text, or
+        they are some of both; or a client has fewer than ``min_size`` examples.
+    """
+    array = np.asarray(owners)
+    if array.ndim == 1 and array.dtype == object:
+        for kind in (str, bytes, (int, np.integer)):
+            if all(isinstance(owner, kind) and not isinstance(owner, bool) for owner in array):
+                array = np.array(array.tolist())
+                break
+    if array.ndim != 1 or not len(array) or array.dtype.kind not in "iuUS":
+        raise ValueError(
+            f"{argument} has client ids of shape {array.shape} and dtype {array.dtype}; it must "
+            "have one for each example, [n], all of them integers or all of them text."
+        )
+    if array.dtype.kind == "S":
+        array = np.char.decode(array, "utf-8")
+    ids, numbers, sizes = np.unique(array, return_inverse=True, return_counts=True)
+    if sizes.min() < min_size:
+        raise ValueError(
+            f"{argument} gives client {str(ids[sizes.argmin()])!r} {sizes.min()} examples; there "
+            f"must be at least min_size, which is {min_size}."
+        )
+    return tuple(map(str, ids.tolist())), numbers
+
+
+def _check_labels(labels: np.ndarray, spec: str) -> None:
+    if labels.ndim > 1 or labels.dtype.kind not in "iu":
+        free = (form for form in PARTITIONS if form.partition(":")[0] not in BY_LABEL)
+        raise ValueError(
+            f"spec is {spec!r}, which divides examples by their label, an integer for each; there "
+            f"are targets of shape {labels.shape} and dtype {labels.dtype}. Give "
+            f"{', '.join(free)}, or the array of client ids [n]."
+        )
+    if labels.min() < 0:
+        raise ValueError(
+            f"spec is {spec!r}, which divides examples by their label, and one is {labels.min()}; "
+            "labels are counted from 0."
+        )
+
+
 def _check_classes(per_client: float, num_classes: int, num_clients: int) -> None:
     if per_client > num_classes:
         raise ValueError(
@@ -197,7 +246,7 @@ def _check_natural(owners: np.ndarray, n: int, num_clients: int, min_size: int) 
     if owners.min() < 0 or owners.max() >= num_clients:
         raise ValueError(
             f"spec has client ids between {owners.min()} and {owners.max()}; they must lie in "
-            f"[0, {num_clients}). numpy.unique(..., return_inverse=True) renumbers them."
+            f"[0, {num_clients}). Without num_clients, they are any that there are."
         )
     sizes = np.bincount(owners, minlength=num_clients)
     if sizes.min() < min_size:

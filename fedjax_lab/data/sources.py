@@ -24,7 +24,7 @@ DATASETS = {
     "cifar10": "50,000 + 10,000 images 32x32x3, 10 classes, through TFDS",
     "cifar100": "50,000 + 10,000 images 32x32x3, 100 classes, through TFDS",
     "idx:FOLDER": "a folder with MNIST's four file names, .gz or not",
-    "npz:FILE": "a file with the arrays x_train, y_train, x_test, y_test",
+    "npz:FILE": "a file with the arrays x_train, y_train, x_test, y_test; y floats: a regression",
     "tfds:NAME": "any prepared image-classification set of tensorflow-datasets",
     "text:PATH": "a UTF-8 file, or a folder with train.txt and test.txt (or valid.txt); by words",
     "tfds_text:NAME": "any prepared text of tensorflow-datasets, such as lm1b",
@@ -42,8 +42,8 @@ class Examples(NamedTuple):
     Attributes:
       x: [n, ...] in its storage dtype (uint8 for images); images are [n, H, W, C], sequences of
         words int32 [n, L].
-      y: int32 [n], class labels counted from 0; or, of sequences, int32 [n, L], the word that
-        follows each word of x.
+      y: int32 [n], class labels counted from 0; of sequences int32 [n, L], the word that follows
+        each word of x; or any numbers [n, ...], the targets of a regression.
     """
 
     x: Any
@@ -69,8 +69,9 @@ def load(
       vocabulary_size: of text, the most words to be told apart; None: all.
 
     Returns:
-      (train, test). ``x`` keeps its storage dtype, except that 64-bit numbers become 32-bit,
-      which is what a device holds; arrays of rank 3 are images and get a channel axis.
+      (train, test). ``x`` keeps its storage dtype, and so do the targets of a regression, except
+      that 64-bit numbers become 32-bit, which is what a device holds; arrays of rank 3 are images
+      and get a channel axis.
 
     Raises:
       ValueError: unknown name, damaged file, or examples that are inconsistent, not finite
@@ -111,7 +112,16 @@ def num_classes(train: Any) -> int:
 
     Args:
       train: ``Examples``, or anything with ``y``: integers [n], or with ``x`` and ``y`` [n, L].
+
+    Raises:
+      ValueError: ``y`` is neither.
     """
+    y = np.asarray(train.y)
+    if y.dtype.kind not in "iu" or y.ndim not in (1, 2):
+        raise ValueError(
+            f"train.y has shape {y.shape} and dtype {y.dtype}; classes are integers [n], words "
+            "integers [n, L]."
+        )
     largest = int(np.max(np.asarray(train.y)))
     if np.ndim(train.y) > 1:
         largest = max(largest, int(np.max(np.asarray(train.x))), 1)
@@ -157,7 +167,7 @@ def _checked_splits(
     name: str, arrays: dict[str, np.ndarray], classes: int | None = None
 ) -> tuple[Examples, Examples]:
     train = _checked(f"{name}, train", arrays["x_train"], arrays["y_train"], classes)
-    if classes is None:
+    if classes is None and train.y.dtype.kind != "f":
         classes = num_classes(train)
     test = _checked(f"{name}, test", arrays["x_test"], arrays["y_test"], classes)
     if train.x.shape[1:] != test.x.shape[1:]:
@@ -165,19 +175,29 @@ def _checked_splits(
             f"{name}: training examples have shape {train.x.shape[1:]}, test examples "
             f"{test.x.shape[1:]}; they must be equal."
         )
+    if (train.y.dtype, train.y.shape[1:]) != (test.y.dtype, test.y.shape[1:]):
+        raise ValueError(
+            f"{name}: training targets have shape {train.y.shape[1:]} and dtype {train.y.dtype}, "
+            f"test targets {test.y.shape[1:]} and {test.y.dtype}; they must be equal."
+        )
     return train, test
 
 
 def _checked(name: str, x: np.ndarray, y: np.ndarray, classes: int | None) -> Examples:
     if x.size == 0:
         raise ValueError(f"{name}: no examples (shape {x.shape}); there must be at least one.")
-    if x.ndim == 0 or y.ndim != 1 or len(x) != len(y):
+    regression = y.dtype.kind == "f"
+    if x.ndim == 0 or y.ndim == 0 or (y.ndim > 1 and not regression) or len(x) != len(y):
         raise ValueError(
             f"{name}: examples of shape {x.shape} and labels of shape {y.shape}; there must be n "
             "examples and as many labels, of shape [n]."
         )
+    if regression:
+        return Examples(_storage(name, x), _numbers(f"{name}: targets", y))
     if y.dtype.kind not in "iu":
-        raise ValueError(f"{name}: labels of dtype {y.dtype}; they must be integers.")
+        raise ValueError(
+            f"{name}: labels of dtype {y.dtype}; they must be integers, or floats in a regression."
+        )
     low, high = int(y.min()), int(y.max())
     limit = np.iinfo(np.int32).max if classes is None else classes
     if low < 0 or high >= limit:
@@ -187,19 +207,22 @@ def _checked(name: str, x: np.ndarray, y: np.ndarray, classes: int | None) -> Ex
 
 
 def _storage(name: str, x: np.ndarray) -> np.ndarray:
+    return _numbers(f"{name}: examples", x[..., None] if x.ndim == 3 else x)
+
+
+def _numbers(name: str, x: np.ndarray) -> np.ndarray:
+    """Real numbers, finite, in the dtype that a device holds them in."""
     if x.dtype.kind not in "biuf":
-        raise ValueError(f"{name}: examples of dtype {x.dtype}; they must be real numbers.")
-    if x.ndim == 3:
-        x = x[..., None]
+        raise ValueError(f"{name} of dtype {x.dtype}; they must be real numbers.")
     stored = jax.dtypes.canonicalize_dtype(x.dtype)
     if x.dtype.kind in "iu" and stored != x.dtype:
         limits = np.iinfo(stored)
         if int(x.min()) < limits.min or int(x.max()) > limits.max:
-            raise ValueError(f"{name}: examples of dtype {x.dtype} do not fit into {stored}.")
+            raise ValueError(f"{name} of dtype {x.dtype} do not fit into {stored}.")
     if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
             x = x.astype(stored, copy=False)
         for start in range(0, len(x), 4096):
             if not np.isfinite(x[start : start + 4096]).all():
-                raise ValueError(f"{name}: examples that are NaN or infinite (as {x.dtype}).")
+                raise ValueError(f"{name} that are NaN or infinite (as {x.dtype}).")
     return x.astype(stored, copy=False)

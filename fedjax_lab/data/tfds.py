@@ -1,10 +1,12 @@
 """Data sets of tensorflow-datasets, read by index without TensorFlow."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fedjax_lab.checks import check_choice
 
 
 def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.ndarray], int]:
@@ -22,7 +24,8 @@ def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.nd
       FileNotFoundError: the set is not prepared.
       ValueError: TFDS knows no such set, or it is no image classification.
     """
-    tfds, info, sources = _open_tfds(f"tfds:{name}", data_dir)
+    tfds, builder, prepare = _open_tfds(f"tfds:{name}", data_dir)
+    info, sources = builder.info, _train_and_test(f"tfds:{name}", builder, prepare)
     supervised = info.supervised_keys
     if supervised is None or not all(isinstance(key, str) for key in supervised[:2]):
         raise ValueError(f"tfds:{name} has no (image, label) pair to learn from.")
@@ -49,7 +52,8 @@ def read_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], I
       FileNotFoundError: the set is not prepared.
       ValueError: TFDS knows no such set, or it has not one text.
     """
-    tfds, info, sources = _open_tfds(name, data_dir)
+    tfds, builder, prepare = _open_tfds(name, data_dir)
+    info, sources = builder.info, _train_and_test(name, builder, prepare)
     kinds = info.features.items()
     texts = sorted(key for key, kind in kinds if isinstance(kind, tfds.features.Text))
     if "text" not in texts and len(texts) != 1:
@@ -67,8 +71,40 @@ def read_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], I
     return lines(sources["train"]), lines(sources["test"])
 
 
-def _open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, dict[str, Any]]:
-    """(tensorflow_datasets, the set's info, {"train", "test"} -> records by index)."""
+def read_columns(
+    name: str, features: Sequence[str], split: str, data_dir: str | Path | None
+) -> dict[str, list]:
+    """Some features of all records of a split.
+
+    Args:
+      name: ``tfds:`` and what TFDS calls the set.
+      features: which.
+      split: of the set.
+      data_dir: the TFDS directory; None: TFDS's own.
+
+    Returns:
+      Feature -> its value in each record, in the order in which TFDS keeps them.
+
+    Raises:
+      ImportError: tensorflow-datasets is missing.
+      FileNotFoundError: the set is not prepared.
+      ValueError: TFDS knows no such set, or it has no such split or feature.
+    """
+    _, builder, prepare = _open_tfds(name, data_dir)
+    check_choice(f"split of {name}", split, builder.info.splits)
+    for feature in features:
+        check_choice(f"feature of {name}", feature, builder.info.features)
+    source = _source(name, builder, split, prepare)
+    columns: dict[str, list] = {feature: [] for feature in features}
+    for i in range(len(source)):
+        record = source[i]
+        for feature, column in columns.items():
+            column.append(record[feature])
+    return columns
+
+
+def _open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, str]:
+    """(tensorflow_datasets, the builder of a prepared set, how it would be prepared anew)."""
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
@@ -93,6 +129,11 @@ def _open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, dict[s
         raise ValueError(f"{name}: {error}") from error
     if not prepared:
         raise FileNotFoundError(f"{name} is not prepared in {builder.data_path}. {prepare}")
+    return tfds, builder, prepare
+
+
+def _train_and_test(name: str, builder: Any, prepare: str) -> dict[str, Any]:
+    """{"train", "test"} -> records by index."""
     splits = builder.info.splits
     test_split = next((split for split in ("test", "validation") if split in splits), None)
     if "train" not in splits or test_split is None:
@@ -100,17 +141,18 @@ def _open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, dict[s
             f"{name} has the splits {', '.join(splits)}; there must be train and test (or "
             "validation)."
         )
+    pairs = (("train", "train"), ("test", test_split))
+    return {part: _source(name, builder, split, prepare) for part, split in pairs}
+
+
+def _source(name: str, builder: Any, split: str, prepare: str) -> Any:
     try:
-        sources = {
-            part: builder.as_data_source(split=split)
-            for part, split in (("train", "train"), ("test", test_split))
-        }
+        return builder.as_data_source(split=split)
     except NotImplementedError as error:
         raise ValueError(
             f"{name} is prepared in {builder.data_path} in a format that cannot be read by "
             f"index. Prepare it anew: {prepare}"
         ) from error
-    return tfds, builder.info, sources
 
 
 def _read_source(name: str, source: Any, keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:

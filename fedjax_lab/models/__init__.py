@@ -27,6 +27,8 @@ from fedjax_lab.models.losses import (
     accuracy_counts,
     classification_loss,
     language_model_loss,
+    regression_loss,
+    squared_error_counts,
     token_counts,
 )
 from fedjax_lab.models.lstm import lstm
@@ -64,9 +66,11 @@ __all__ = [
     "mixed_precision",
     "mlp",
     "recompute_statistics",
+    "regression_loss",
     "resnet18",
     "resnet20",
     "running_statistics",
+    "squared_error_counts",
     "token_counts",
     "vgg11",
     "vit",

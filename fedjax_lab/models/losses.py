@@ -1,8 +1,8 @@
-"""Per-example losses of classifiers and language models, to be descended and to be counted.
+"""Per-example losses, to be descended and to be counted: classes, words, and regression.
 
 Axes: B examples, C classes; L words of a sequence, V words of the vocabulary. ``examples`` is
-anything with the fields ``x`` [B, ...] and ``y``, int [B] or of sequences [B, L]. Padding and masks
-are the library's business: nothing here averages over B.
+anything with the fields ``x`` [B, ...] and ``y``: int [B], of sequences [B, L], of a regression
+numbers [B, ...]. Padding and masks are the library's business: nothing here averages over B.
 """
 
 from collections.abc import Callable
@@ -122,6 +122,72 @@ def token_counts(apply: Apply) -> Callable[[Params, PyTree], tuple[jax.Array, ja
         return correct.mean(axis=1), losses.mean(axis=1)
 
     return _with_check(counts, lambda params, examples: apply(params, examples.x, None))
+
+
+def regression_loss(apply: Apply, preprocess: Preprocess | None = None) -> LossFn:
+    """Squared error of every example, the mean over its outputs, for training.
+
+    Args:
+      apply: ``(params, x, key) -> predictions`` float, of the targets' shape [B, ...]; of targets
+        [B] also [B, 1].
+      preprocess: ``(examples, key) -> examples``. None: taken as they are.
+
+    Returns:
+      ``loss_fn(params, examples, key) -> float32 [B]`` (float64 of float64 predictions). The key
+      is split between ``preprocess`` and ``apply``.
+
+    Raises:
+      TypeError: an argument is no function (at construction).
+      ValueError: predictions have not the shape of the targets (when the loss is traced).
+    """
+    check_functions(apply, preprocess)
+
+    def loss_fn(params: Params, examples: PyTree, key: Key) -> jax.Array:
+        x, y, dropout_key = training_inputs(preprocess, examples, key)
+        return _squared_error(apply(params, x, dropout_key), y)
+
+    return loss_fn
+
+
+def squared_error_counts(
+    apply: Apply, preprocess: Preprocess | None = None
+) -> Callable[[Params, PyTree], tuple[jax.Array, jax.Array]]:
+    """Squared error of every example, for evaluation: nothing is random.
+
+    ``build_evaluation`` reports its mean as "mean_squared_error" (and as "test_loss").
+
+    Args:
+      apply: as for ``regression_loss``; gets the key None.
+      preprocess: as for ``regression_loss``; gets the key None.
+
+    Returns:
+      ``counts(params, examples) -> (squared error, loss)``, float32 [B] and the same numbers.
+
+    Raises:
+      TypeError, ValueError: as ``regression_loss``.
+    """
+    check_functions(apply, preprocess)
+
+    def counts(params: Params, examples: PyTree) -> tuple[jax.Array, jax.Array]:
+        x, y = _inputs(preprocess, examples, None)
+        error = _squared_error(apply(params, x, None), y)
+        return error, error
+
+    counts.score = "mean_squared_error"  # type: ignore[attr-defined]
+    return counts
+
+
+def _squared_error(predictions: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean over the outputs [B] of squared differences, in float32 or what is wider."""
+    if targets.ndim == 1 and predictions.shape == (*targets.shape, 1):
+        predictions = predictions[:, 0]
+    if predictions.shape != targets.shape or targets.ndim == 0:
+        raise ValueError(
+            f"apply returned predictions of shape {predictions.shape} for targets examples.y of "
+            f"shape {targets.shape}; the shapes must be equal, [B, ...]."
+        )
+    difference = at_least_float32(predictions) - targets
+    return jnp.square(difference).reshape(len(targets), -1).mean(axis=1)
 
 
 def _with_check(counts: Callable[..., Any], logits_of: Callable[..., jax.Array]) -> Any:

@@ -56,7 +56,7 @@ def check_simulate(algorithm: Any, params: Any, clients: Any) -> None:
 
 
 def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
-    """Warn of clients whose examples hold NaN or infinite values, with their ids.
+    """Warn of clients whose examples hold NaN or infinite values, with their ids or names.
 
     Args:
       clients: the clients' data.
@@ -70,9 +70,10 @@ def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
         return
     owners = np.repeat(np.arange(clients.num_clients), np.asarray(clients.sizes))
     ids = np.unique(owners[broken]).tolist()
+    named = ids if clients.names is None else [clients.names[i] for i in ids]
     more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
     warnings.warn(
-        f"{broken.sum()} examples of the clients {', '.join(map(str, ids[:_NAMED]))}{more} hold "
+        f"{broken.sum()} examples of the clients {', '.join(map(str, named[:_NAMED]))}{more} hold "
         "values that are not finite; where they are drawn, on_nonfinite decides.",
         UserWarning,
         stacklevel=3,

@@ -15,7 +15,8 @@ from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
 from fedjax_lab.types import Params, PyTree
 
-# (params, examples [B, ...]) -> (correct [B], losses [B]), both float
+# (params, examples [B, ...]) -> (correct [B], losses [B]), both float; or another score, whose
+# name is the function's attribute ``score``, in place of ``correct``
 CountFn = Callable[[Params, PyTree], tuple[jax.Array, jax.Array]]
 
 
@@ -26,8 +27,11 @@ def build_evaluation(
 
     Args:
       count_fn: (params, examples [B, ...]) -> (correct [B], losses [B]), such as
-        ``fedjax_lab.models.accuracy_counts`` returns.
-      test: pytree [n, ...]; copied to the device once, in its storage dtype.
+        ``fedjax_lab.models.accuracy_counts`` returns. If it has an attribute ``score``, that is
+        reported in place of "accuracy": ``fedjax_lab.models.squared_error_counts`` gives
+        {"mean_squared_error", "test_loss"}.
+      test: pytree [n, ...]; copied to the device once, in its storage dtype. Or
+        ``FederatedArrays``: the examples that its clients hold, all together.
       batch_size: examples per step of the evaluation's scan.
 
     Raises:
@@ -36,15 +40,18 @@ def build_evaluation(
       TypeError: ``count_fn`` returns something else (when it is called first).
     """
     check_int("batch_size", batch_size, minimum=1)
+    if isinstance(test, FederatedArrays):
+        held = test.indices
+        test = jax.tree.map(lambda leaf: leaf[held], test.examples)
     test = jax.tree.map(jnp.asarray, test)
     if not tree.all_finite(test):
-        raise ValueError(
-            "test holds values that are not finite; an accuracy on them means nothing."
-        )
+        raise ValueError("test holds values that are not finite; a score on them means nothing.")
+    score = getattr(count_fn, "score", "accuracy")
 
     def run(params, test, mesh):
-        correct, losses = _per_example(count_fn, params, test, batch_size, mesh)
-        return {"accuracy": correct.mean(), "test_loss": losses.mean()}
+        places = jnp.arange(jax.tree.leaves(test)[0].shape[0])
+        scores, losses = _per_example(count_fn, params, test, places, batch_size, mesh)
+        return {score: scores.mean(), "test_loss": losses.mean()}
 
     return _checked_first(_on_all_devices(run, test), count_fn, test)
 
@@ -119,13 +126,13 @@ def with_recomputed_statistics(
 def build_client_evaluation(
     count_fn: CountFn, clients: FederatedArrays, batch_size: int = 1000
 ) -> Callable[[Params], jax.Array]:
-    """Build ``evaluate(params) -> accuracy [N]`` on each client's own training examples.
+    """Build ``evaluate(params) -> accuracy [N]`` on each client's own examples.
 
     A client without data gets NaN.
 
     Args:
-      count_fn: (params, examples [B, ...]) -> (correct [B], losses [B]).
-      clients: the clients' data.
+      count_fn: as of ``build_evaluation``; what is returned is the mean of its first array.
+      clients: the clients' data: those of training, or test examples of their own.
       batch_size: examples per step of the evaluation's scan.
 
     Raises:
@@ -134,10 +141,11 @@ def build_client_evaluation(
     check_int("batch_size", batch_size, minimum=1)
 
     def run(params, clients, mesh):
-        correct, _ = _per_example(count_fn, params, clients.examples, batch_size, mesh)
-        position = jnp.arange(clients.indices.shape[0])
+        held = clients.indices
+        correct, _ = _per_example(count_fn, params, clients.examples, held, batch_size, mesh)
+        position = jnp.arange(held.shape[0])
         owner = jnp.searchsorted(clients.starts + clients.sizes, position, side="right")
-        counts = jax.ops.segment_sum(correct[clients.indices], owner, clients.num_clients)
+        counts = jax.ops.segment_sum(correct, owner, clients.num_clients)
         return counts / clients.sizes  # 0/0 is NaN: no data, no accuracy
 
     return _on_all_devices(run, clients)
@@ -167,13 +175,13 @@ def _on_all_devices(run: Callable[..., Any], resident: PyTree) -> Callable[[Para
     return evaluate
 
 
-def _per_example(count_fn, params, examples, batch_size, mesh):
-    """(correct [n], losses [n]); the last batches are padded with the first rows."""
-    total = jax.tree.leaves(examples)[0].shape[0]
+def _per_example(count_fn, params, examples, places, batch_size, mesh):
+    """(correct [m], losses [m]) of the examples at ``places`` [m]; the first ones pad batches."""
+    total = places.shape[0]
     size = min(batch_size, total)
     batches = -(-total // size)
     batches += 0 if mesh is None else -batches % mesh.size
-    rows = jnp.arange(batches * size).reshape(-1, size) % total
+    rows = places[jnp.arange(batches * size).reshape(-1, size) % total]
 
     def all_batches(params, examples, rows):
         def one_batch(rows):

@@ -152,6 +152,7 @@ def test_a_run_leaves_its_files(finished):
     histogram = partition["label_histogram"]
     assert (len(histogram), len(histogram[0]), sum(map(sum, histogram))) == (10, 10, 1442)
     assert partition["hash"] == config["partition"]["hash"]
+    assert partition["names"] is None
 
 
 def test_the_end_is_a_table(finished, capsys):

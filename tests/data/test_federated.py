@@ -97,17 +97,66 @@ def test_plot_of_many_clients_shows_some(tmp_path):
     assert "100 of 10,000" in figure.axes[1].get_xlabel()
 
 
-def test_natural_and_other_pytrees():
+def test_natural():
     owners = np.arange(300) % 3
     clients = data.partition(train, owners, 3)
     assert clients.partition.spec == "natural"
     np.testing.assert_array_equal(clients.indices[100:200], np.arange(1, 300, 3))
 
 
+def test_owners_by_name():
+    owners = np.array(["bob", "al", "cy"])[np.arange(300) % 3]
+    owners[0] = "zoe"  # with one example
+    clients = data.partition(train, owners)
+    assert clients.names == ("al", "bob", "cy", "zoe")
+    for i, name in enumerate(clients.names):
+        start, size = int(clients.starts[i]), int(clients.sizes[i])
+        held = clients.indices[start : start + size]
+        np.testing.assert_array_equal(held, np.flatnonzero(owners == name))
+    assert "names: al, bob, cy, zoe" in clients.summary()
+    back = jax.tree.unflatten(jax.tree.structure(clients), jax.tree.leaves(clients))
+    assert back.names == clients.names
+    assert data.partition(train, np.arange(300) * 7 % 21).names == ("0", "7", "14")
+    with pytest.raises(ValueError, match="integer client id for each"):
+        data.partition(train, owners, 4)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [np.linspace(-1, 1, 300), -np.arange(300), np.zeros((300, 2, 2)), np.arange(300) * 10**6],
+    ids=["float", "negative", "matrices", "large"],
+)
+def test_targets_that_are_no_classes(tmp_path, y):
+    clients = data.partition((train.x, y), "iid", 7, seed=3)
+    expected = data.partition(train, "iid", 7, seed=3)
+    np.testing.assert_array_equal(clients.indices, expected.indices)
+    np.testing.assert_array_equal(clients.examples.y, y.astype(clients.examples.y.dtype))
+    assert "classes" not in clients.summary()
+    assert "300 examples, 7 clients" in clients.summary()
+    with pytest.raises(ValueError, match="no class labels"):
+        clients.label_histogram()
+    pytest.importorskip("matplotlib")
+    (axes,) = clients.plot(tmp_path / "sizes.png").axes
+    assert [bar.get_height() for bar in axes.patches] == clients.sizes.tolist()
+
+
+def test_other_pytrees():
+    mine = {"image": train.x, "y": train.y}
+    clients = data.partition(mine, "classes_per_client:2", 10)
+    assert set(clients.examples) == {"image", "y"}
+    expected = data.partition(train, "classes_per_client:2", 10).label_histogram()
+    np.testing.assert_array_equal(clients.label_histogram(), expected)
+    assert data.partition({"image": train.x}, "iid", 10).num_clients == 10
+    with pytest.raises(ValueError, match="divides examples by their label"):
+        data.partition({"image": train.x}, "dirichlet:1", 10)
+
+
 def test_errors():
-    with pytest.raises(TypeError, match="labels in `y`"):
-        data.partition((train.x, train.y), "iid", 3)
+    with pytest.raises(ValueError, match="leading axes"):
+        data.partition({"x": train.x, "n": 3}, "iid", 3)
     with pytest.raises(ValueError, match="leading axes"):
         data.partition(data.Examples(train.x[:5], train.y), "iid", 3)
     with pytest.raises(ValueError, match="counted from 0"):
-        data.partition(data.Examples(train.x, train.y - 1), "iid", 3)
+        data.partition(data.Examples(train.x, train.y - 1), "dirichlet:1", 3)
+    with pytest.raises(TypeError, match="num_clients is None"):
+        data.partition(train, "iid")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedjax_lab.data.heterogeneity import describe, heterogeneity
-from fedjax_lab.data.partition import PARTITIONS, split_indices
+from fedjax_lab.data.partition import PARTITIONS, number_owners, split_indices
 
 SPECS = [
     "iid",
@@ -190,12 +190,48 @@ def test_sequences_have_no_label_to_divide_by():
             # The schemes do not look: any labels give the same partition.
             assert part.hash == split_indices(balanced[:50], spec, 7, 0).hash
         else:
-            with pytest.raises(ValueError, match=r"these are sequences.* Give iid, contiguous, q"):
+            with pytest.raises(ValueError, match=r"shape \(50, 4\).* Give iid, contiguous, q"):
                 split_indices(targets, spec, 7, 0)
     natural = split_indices(targets, np.arange(50) % 7, 7, 0)
     np.testing.assert_array_equal(natural.client(3), np.arange(3, 50, 7))
-    with pytest.raises(ValueError, match=r"shape \(2, 2, 2\)"):
-        split_indices(np.zeros((2, 2, 2), int), "iid", 2, 0)
+    with pytest.raises(ValueError, match=r"shape \(0, 2\)"):
+        split_indices(np.zeros((0, 2), int), "iid", 2, 0)
+
+
+@pytest.mark.parametrize("spec", ["iid", "contiguous", "quantity:2"])
+@pytest.mark.parametrize("targets", [balanced / 7, -balanced, np.zeros((6000, 2, 3))])
+def test_targets_of_any_kind_are_not_looked_at(spec, targets):
+    expected = split_indices(balanced, spec, 9, seed=4)
+    np.testing.assert_array_equal(split_indices(targets, spec, 9, seed=4).indices, expected.indices)
+    with pytest.raises(ValueError, match="divides examples by their label"):
+        split_indices(targets, "dirichlet:1", 9, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("owners", "names", "numbers"),
+    [
+        (["b", "a", "b"], ("a", "b"), [1, 0, 1]),
+        (np.array(["b", "a"], object), ("a", "b"), [1, 0]),
+        (np.array([b"\xc3\xa9", b"z"]), ("z", "é"), [1, 0]),
+        (np.array([b"y", b"z"], object), ("y", "z"), [0, 1]),
+        ([10, 9, -1, 9], ("-1", "9", "10"), [2, 1, 0, 1]),
+    ],
+)
+def test_owners_are_numbered_in_their_order(owners, names, numbers):
+    found = number_owners(owners, 1)
+    assert found[0] == names
+    np.testing.assert_array_equal(found[1], numbers)
+
+
+@pytest.mark.parametrize("owners", [[], [[1, 2]], [1.0, 2.0], ["a", None], [True, False]])
+def test_owners_that_are_none(owners):
+    with pytest.raises(ValueError, match="user_id has client ids of shape"):
+        number_owners(owners, 1, "user_id")
+
+
+def test_owners_of_too_few():
+    with pytest.raises(ValueError, match=r"spec gives client 'b' 1 examples; .* min_size, .* 2"):
+        number_owners(["a", "b", "a"], 2)
 
 
 def test_heterogeneity_of_sequences_counts_their_words():
@@ -281,8 +317,8 @@ def test_type_errors():
         split_indices(balanced, "iid", 2.0, 0)
     with pytest.raises(TypeError, match="seed"):
         split_indices(balanced, "iid", 2, None)
-    with pytest.raises(ValueError, match="vector of integers"):
-        split_indices(balanced * 1.0, "iid", 2, 0)
+    with pytest.raises(ValueError, match="dtype float64"):
+        split_indices(balanced * 1.0, "similarity:50", 2, 0)
 
 
 def test_heterogeneity_against_a_loop():

@@ -144,13 +144,26 @@ def test_npz(tmp_path):
     assert test.x.dtype == np.float16
 
 
+def test_npz_of_a_regression(tmp_path):
+    path = tmp_path / "set.npz"
+    arrays = write_npz(path, y_train=np.linspace(-2, 1, 12).reshape(6, 2), y_test=np.ones((3, 2)))
+    train, test = data.load(f"npz:{path}")
+    np.testing.assert_array_equal(train.y, arrays["y_train"].astype(np.float32))
+    np.testing.assert_array_equal(test.y, arrays["y_test"])
+    with pytest.raises(ValueError, match=r"train.y has shape \(6, 2\) and dtype float32"):
+        data.num_classes(train)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"y_test": None}, "no array y_test"),
         ({"x_train": np.array([{}] * 6)}, "plain arrays"),
         ({"y_train": np.arange(5)}, "as many labels"),
-        ({"y_train": np.arange(6.0)}, "labels of dtype float64"),
+        ({"y_train": np.arange(6.0)}, r"targets have shape \(\) and dtype float32, test .* int32"),
+        ({"y_train": np.full(6, np.nan)}, "targets that are NaN"),
+        ({"y_train": np.array(list("abcdef"))}, "labels of dtype <U1"),
+        ({"y_train": np.zeros((6, 2), int)}, "as many labels"),
         ({"y_train": np.array([0, 1, 2, -1, 0, 0])}, "between -1 and 2; they must be at least 0"),
         ({"y_train": np.array([0, 1, 2, 2**31, 0, 0])}, "labels between"),
         ({"y_test": np.array([0, 1, 3])}, r"\[0, 3\)"),

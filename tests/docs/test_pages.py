@@ -126,6 +126,21 @@ def test_a_data_set():
 
 
 @pytest.mark.example
+def test_clients_of_your_own():
+    page = execute("guides/your_own_clients.md")
+    assert page["clients"].names == ("alice", "bob", "carol", "dave", "erin", "frank")
+    assert sorted(page["seen"].names + page["unseen"].names) == sorted(page["clients"].names)
+    assert page["train"].names == page["test"].names == page["seen"].names
+    assert page["by_owner"].names == ("al", "bob", "cy")
+    assert page["by_column"].names == ("3", "7")
+    history, each = page["result"].history, np.asarray(page["each"])
+    assert history[-1]["mean_squared_error"] == history[-1]["test_loss"]
+    sizes = np.asarray(page["unseen"].sizes)
+    together = float(page["on_unseen"]["mean_squared_error"])
+    assert together == pytest.approx((each * sizes).sum() / sizes.sum(), rel=1e-5)
+
+
+@pytest.mark.example
 def test_several_devices():
     losses = execute("guides/several_devices.md")["losses"]
     np.testing.assert_allclose(losses["shard_map"], losses["scan"], rtol=1e-5)

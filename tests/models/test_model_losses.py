@@ -1,4 +1,4 @@
-"""Losses and counts of classifiers and language models against NumPy; who gets which key."""
+"""Losses and counts of models of all kinds against NumPy; who gets which key."""
 
 from typing import Any, NamedTuple
 
@@ -181,3 +181,58 @@ def test_language_model_losses_name_what_is_wrong():
         counts(None, words._replace(y=jnp.zeros(3, jnp.int32)))
     with pytest.raises(TypeError, match="apply is 3"):
         models.language_model_loss(3)
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 1), (5, 3), (5, 2, 3)])
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_squared_errors_are_numpys(shape, kind):
+    rng = np.random.default_rng(2)
+    predictions = rng.normal(size=shape).astype(np.float32)
+    targets = (5 * rng.normal(size=shape)).astype(kind)
+    expected = [np.mean((predictions[i] - targets[i].astype(float)) ** 2) for i in range(5)]
+    examples = EXAMPLES._replace(y=targets)
+    key = jax.random.key(0)
+    losses = models.regression_loss(lambda params, x, key: params)(predictions, examples, key)
+    assert losses.shape == (5,)
+    assert losses.dtype == jnp.float32
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    counts = models.squared_error_counts(lambda params, x, key: params)
+    for found in counts(predictions, examples):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    if shape == (5,):  # as a layer with one output has it
+        np.testing.assert_allclose(counts(predictions[:, None], examples)[0], expected, rtol=1e-5)
+
+
+def test_the_gradient_of_a_regression_is_that_of_least_squares():
+    rng = np.random.default_rng(3)
+    x, y, w = rng.normal(size=(5, 4)), rng.normal(size=(5, 2)), rng.normal(size=(4, 2))
+    loss_fn = models.regression_loss(lambda params, x, key: x @ params)
+    examples = Examples(jnp.float32(x), jnp.float32(y))
+    gradient = jax.grad(lambda w: loss_fn(w, examples, jax.random.key(0)).sum())(jnp.float32(w))
+    np.testing.assert_allclose(gradient, x.T @ (x @ w - y), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (1, 5), (), (4,)])
+def test_predictions_of_the_wrong_shape_are_refused(shape):
+    examples = EXAMPLES._replace(y=jnp.zeros(5))
+    counts = models.squared_error_counts(lambda params, x, key: jnp.zeros(shape))
+    with pytest.raises(ValueError, match=r"predictions of shape .* for targets .* \(5,\)"):
+        counts(None, examples)
+    with pytest.raises(TypeError, match="apply is 3"):
+        models.regression_loss(3)
+
+
+def test_a_regression_is_preprocessed_with_its_keys():
+    seen = []
+
+    def preprocess(examples, key):
+        seen.append(key is None)
+        return scale(examples, key)
+
+    examples = Examples(np.full((2, 1), 51, np.uint8), np.float32([0, 1]))
+    identity = lambda params, x, key: x  # noqa: E731
+    losses = models.regression_loss(identity, preprocess)(None, examples, jax.random.key(0))
+    np.testing.assert_allclose(losses, [0.2**2, 0.8**2], rtol=1e-5)
+    found, _ = models.squared_error_counts(identity, preprocess)(None, examples)
+    np.testing.assert_allclose(found, [0.2**2, 0.8**2], rtol=1e-5)
+    assert seen == [False, True]

@@ -444,3 +444,21 @@ def test_accuracy_per_client():
     accuracy = build_client_evaluation(count, clients, batch_size=7)(jnp.int32(1))
     histogram = clients.label_histogram()
     np.testing.assert_allclose(accuracy, histogram[:, 1] / histogram.sum(1), rtol=1e-6)
+
+
+def test_a_regression_is_scored_by_its_own_name_on_whom_it_never_saw():
+    rng = np.random.default_rng(0)
+    mine = {f"user{i}": (rng.normal(size=(i + 1, 2)), rng.normal(size=i + 1)) for i in range(9)}
+    clients = data.from_clients(mine)
+    _, unseen = data.split_clients(clients, 4)
+    w = np.array([1.0, -2.0])
+    error = {name: (x @ w - y) ** 2 for name, (x, y) in mine.items()}
+    counts = models.squared_error_counts(lambda params, x, key: x @ params)
+    scores = build_evaluation(counts, unseen, batch_size=4)(jnp.float32(w))
+    assert set(scores) == {"mean_squared_error", "test_loss"}
+    expected = np.concatenate([error[name] for name in unseen.names]).mean()
+    for score in scores.values():
+        assert float(score) == pytest.approx(expected, rel=1e-5)
+    for part in (clients, unseen):
+        each = build_client_evaluation(counts, part, batch_size=4)(jnp.float32(w))
+        np.testing.assert_allclose(each, [error[name].mean() for name in part.names], rtol=1e-5)

@@ -1,0 +1,253 @@
+"""Clients as they are: data that come divided, and a federation divided into two.
+
+Host-side NumPy on indices. What is divided once more shares its examples, which stay where they are
+on the device.
+
+Axes: n examples of all clients, n_i of client i, N clients.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.data.federated import (
+    FederatedArrays,
+    as_examples,
+    from_partition,
+    from_resident,
+)
+from fedjax_lab.data.heterogeneity import labels_of
+from fedjax_lab.data.partition import Partition
+from fedjax_lab.types import PyTree
+
+_MOST_EXAMPLES = np.iinfo(np.int32).max
+
+
+def from_clients(clients: Mapping[Any, PyTree], *, min_size: int = 1) -> FederatedArrays:
+    """Put data that come with their clients on the device.
+
+    ::
+
+        clients = data.from_clients({"alice": (x_a, y_a), "bob": (x_b, y_b)})
+        clients.names  # ("alice", "bob")
+
+    Args:
+      clients: each client's id (text, an integer, anything that has a text) and examples, in the
+        order in which clients are numbered: a tuple (x, y), which becomes ``Examples``, or any
+        other pytree of arrays [n_i, ...]. Targets may be of any kind and shape. The pytrees, their
+        dtypes and the shapes of one example must be the same for all clients.
+      min_size: examples that every client has at least; 0 allows empty clients, which are never
+        drawn.
+
+    Returns:
+      The federation; its scheme is "natural", and 64-bit numbers are held as 32-bit ones.
+
+    Raises:
+      TypeError: ``clients`` is no mapping.
+      ValueError: there is no client, two ids have the same text, a client has fewer than
+        ``min_size`` examples, or not the structure, dtypes and shapes of the first one (the message
+        names it); or arrays hold no numbers, or integers beyond 32 bits.
+    """
+    min_size = check_int("min_size", min_size, minimum=0)
+    if not isinstance(clients, Mapping):
+        raise TypeError(
+            f"clients is a {type(clients).__name__}; it must be a mapping from the id of a client "
+            "to its examples."
+        )
+    if not clients:
+        raise ValueError("clients is empty; there must be at least one.")
+    names = tuple(map(str, clients))
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"clients has two ids with the text {twice!r}; they must differ.")
+    trees, sizes = [], []
+    for name, value in zip(names, clients.values(), strict=True):
+        tree = jax.tree.map(np.asarray, as_examples(value))
+        sizes.append(_size(name, tree, min_size))
+        trees.append(tree)
+        _check_alike(name, tree, names[0], trees[0])
+    count = check_int("number of examples", sum(sizes), minimum=1, maximum=_MOST_EXAMPLES)
+    examples = jax.tree.map(lambda *parts: np.concatenate(parts), *trees)
+    host = Partition(np.arange(count, dtype=np.int32), np.array(sizes, np.int32), "natural", 0)
+    return from_partition(examples, host, names)
+
+
+def _size(name: str, tree: PyTree, min_size: int) -> int:
+    lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(tree)}
+    if len(lengths) != 1 or () in lengths:
+        raise ValueError(
+            f"clients[{name!r}] has leaves with leading axes {sorted(lengths)}; there must be one, "
+            "its number of examples, for all of them (and each an array, no list of numbers)."
+        )
+    ((size,),) = lengths
+    if size < min_size:
+        raise ValueError(
+            f"clients[{name!r}] has {size} examples; there must be at least min_size, which is "
+            f"{min_size}."
+        )
+    return size
+
+
+def _check_alike(name: str, tree: PyTree, first_name: str, first: PyTree) -> None:
+    found: Any = jax.tree.structure(tree)
+    wanted: Any = jax.tree.structure(first)
+    if found != wanted:
+        raise ValueError(
+            f"clients[{name!r}] is {found}, clients[{first_name!r}] {wanted}; all must be alike."
+        )
+    leaves = zip(jax.tree.leaves(tree), jax.tree.leaves_with_path(first), strict=True)
+    for leaf, (path, other) in leaves:
+        if (leaf.dtype, leaf.shape[1:]) != (other.dtype, other.shape[1:]):
+            where = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"clients[{name!r}]{where} has examples of shape {leaf.shape[1:]} and dtype "
+                f"{leaf.dtype}, clients[{first_name!r}]{where} of {other.shape[1:]} and "
+                f"{other.dtype}; all must be alike."
+            )
+
+
+def split_clients(
+    clients: FederatedArrays, held_out: float, seed: int = 0
+) -> tuple[FederatedArrays, FederatedArrays]:
+    """Set clients aside that training never sees.
+
+    Both parts hold their examples in the same arrays, keep the order of the clients and their
+    names, and number them anew from 0.
+
+    Args:
+      clients: N clients.
+      held_out: how many to set aside: a share of them, a float in (0, 1) (rounded to a whole
+        number, but at least 1), or a number, an int.
+      seed: the same seed sets the same clients aside.
+
+    Returns:
+      (clients to train with, unseen clients).
+
+    Raises:
+      TypeError: ``held_out`` or ``seed`` is no number.
+      ValueError: one part would have no client, or none with data.
+    """
+    num_clients = clients.num_clients
+    if isinstance(held_out, float):
+        check_number(
+            "held_out", held_out, minimum=0, maximum=1, exclusive_minimum=True,
+            exclusive_maximum=True,
+        )  # fmt: skip
+        held_out = max(1, round(held_out * num_clients))
+    count = check_int("held_out", held_out, minimum=1, maximum=num_clients - 1)
+    rng = np.random.default_rng(check_int("seed", seed, minimum=0))
+    unseen = np.sort(rng.permutation(num_clients)[:count])
+    seen = np.setdiff1d(np.arange(num_clients), unseen)
+    sizes, starts = np.asarray(clients.sizes), np.asarray(clients.starts)
+    indices = np.asarray(clients.indices)
+
+    def part(ids: np.ndarray) -> FederatedArrays:
+        held = [indices[starts[i] : starts[i] + sizes[i]] for i in ids]
+        names = None if clients.names is None else tuple(clients.names[i] for i in ids)
+        return _share(clients, np.concatenate(held), sizes[ids], names)
+
+    return part(seen), part(unseen)
+
+
+def split_examples(
+    clients: FederatedArrays, fraction: float, seed: int = 0
+) -> tuple[FederatedArrays, FederatedArrays]:
+    """Give every client training examples and test examples of its own.
+
+    Both federations have the same clients in the same order, and hold their examples in the same
+    arrays. Of n_i examples a client's test set gets ``fraction`` n_i, rounded, but at least one and
+    at most n_i - 1. A client with one example keeps it for training and has an empty test set.
+
+    Args:
+      clients: N clients.
+      fraction: of a client's examples, for testing; in (0, 1).
+      seed: the same seed gives the same parts.
+
+    Returns:
+      (train, test).
+
+    Raises:
+      TypeError: an argument is no number.
+      ValueError: ``fraction`` or ``seed`` is out of range, or no client has two examples.
+    """
+    check_number(
+        "fraction", fraction, minimum=0, maximum=1, exclusive_minimum=True, exclusive_maximum=True
+    )
+    rng = np.random.default_rng(check_int("seed", seed, minimum=0))
+    sizes, indices = np.asarray(clients.sizes), np.asarray(clients.indices)
+    if sizes.max() < 2:
+        raise ValueError("clients have one example each; one of them must have two.")
+    counts = np.where(sizes < 2, 0, np.clip(np.rint(fraction * sizes), 1, np.maximum(sizes - 1, 1)))
+    # Within each client, those that draw the smallest numbers are for testing.
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.lexsort((rng.random(len(owners)), owners))
+    is_test = np.empty(len(owners), bool)
+    is_test[order] = np.arange(len(owners)) - np.asarray(clients.starts)[owners] < counts[owners]
+
+    def part(chosen: np.ndarray) -> FederatedArrays:
+        left = np.bincount(owners[chosen], minlength=len(sizes))
+        return _share(clients, indices[chosen], left, clients.names)
+
+    return part(~is_test), part(is_test)
+
+
+def _share(
+    clients: FederatedArrays,
+    indices: np.ndarray,
+    sizes: np.ndarray,
+    names: tuple[str, ...] | None,
+) -> FederatedArrays:
+    info = clients.partition
+    host = Partition(indices, sizes.astype(np.int32), info.spec, info.seed)
+    return from_resident(clients.examples, host, names)
+
+
+def divide_like(clients: FederatedArrays, test: PyTree, seed: int = 0) -> FederatedArrays:
+    """Divide other examples, such as the test set, so that clients get the labels that they know.
+
+    The examples of a class are dealt in proportion to what the clients hold of it, in whole numbers
+    by the largest remainder, equal remainders at random. So a client's number of test examples
+    of a class is its exact share to within one, and where both sets have the same mix of labels,
+    each client's test set has the client's mix. Every example is used once.
+
+    Args:
+      clients: N clients, with class labels.
+      test: ``Examples``, a tuple (x, y), or a pytree with integer labels [n] from 0 in ``y``.
+      seed: which of a class go to whom; the same seed gives the same.
+
+    Returns:
+      N clients in the order of ``clients``, with its names; some may have no example. The scheme
+      is called "like" and that of ``clients``.
+
+    Raises:
+      ValueError: examples have no class labels, or ``test`` a label that no client holds.
+    """
+    rng = np.random.default_rng(check_int("seed", seed, minimum=0))
+    test = as_examples(test)
+    labels = labels_of(test)
+    if labels is None or labels.ndim > 1:
+        raise ValueError("test has no class labels, integers y [n] from 0, to be dealt by.")
+    held = clients.label_histogram()
+    unknown = np.setdiff1d(labels, np.flatnonzero(held.sum(0)))
+    if len(unknown):
+        raise ValueError(f"test has the label {unknown[0]}, which no client holds; drop it there.")
+    owners = np.empty(len(labels), np.int64)
+    for k in np.unique(labels):
+        (of_class,) = np.nonzero(labels == k)
+        counts = _apportion(rng, len(of_class), held[:, k])
+        owners[rng.permutation(of_class)] = np.repeat(np.arange(len(counts)), counts)
+    order = np.argsort(owners, kind="stable").astype(np.int32)
+    sizes = np.bincount(owners, minlength=clients.num_clients).astype(np.int32)
+    host = Partition(order, sizes, f"like {clients.partition.spec}", seed)
+    return from_partition(test, host, clients.names)
+
+
+def _apportion(rng: np.random.Generator, total: int, weights: np.ndarray) -> np.ndarray:
+    """``total`` in whole numbers in proportion to integer weights: the largest remainders."""
+    counts, remainders = np.divmod(total * weights, weights.sum())
+    order = np.lexsort((rng.random(len(weights)), -remainders))
+    counts[order[: total - counts.sum()]] += 1
+    return counts

@@ -1,0 +1,244 @@
+"""Data that come with their clients: tables with a column of ids, LEAF's and FedJAX's files.
+
+Axes: n rows of a table, n_i examples of client i.
+"""
+
+import dataclasses
+import json
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax import serialization
+
+from fedjax_lab.checks import check_choice
+from fedjax_lab.data import tfds
+from fedjax_lab.data.clients import from_clients
+from fedjax_lab.data.federated import FederatedArrays, partition
+from fedjax_lab.data.partition import number_owners
+from fedjax_lab.data.sources import Examples
+from fedjax_lab.types import PyTree
+
+# The name of a column, or of several that are to stand side by side.
+Columns = str | Sequence[str]
+
+_CONVERT = "convert is None, so that x and y must be numbers of one shape; found:"
+
+
+def from_table(
+    table: Any, *, client: str, x: Columns, y: Columns, min_size: int = 1
+) -> FederatedArrays:
+    """Put a table on the device whose rows say which client they are of.
+
+    ::
+
+        clients = data.from_table(table, client="user_id", x=["age", "dose"], y="response")
+
+    Args:
+      table: columns [n, ...] by name: a mapping, such as a dict of arrays, or anything that has
+        ``column_names`` and gives a column for its name, such as a ``Dataset`` of Hugging Face's
+        ``datasets``.
+      client: the column of clients' ids, integers or text.
+      x: the column of inputs; or several columns of numbers [n], which become [n, how many].
+      y: the column of targets, or several.
+      min_size: examples that every client has at least.
+
+    Returns:
+      The clients in the order of their ids, which are their ``names``.
+
+    Raises:
+      TypeError: ``table`` has no columns by name.
+      ValueError: a column is not there, is not as long as the others, or has no numbers of one
+        shape; a client has fewer than ``min_size`` rows, or ids are neither integers nor text.
+    """
+    columns = getattr(table, "column_names", None) or getattr(table, "keys", list)()
+    if not columns:
+        raise TypeError(
+            f"table is a {type(table).__name__}; it must be a mapping from the names of columns to "
+            "arrays, or have column_names."
+        )
+    column = _column(table, columns, "client", client)
+    names, owners = number_owners(column, min_size, f"client={client!r}")
+    train = Examples(*(_numbers(table, columns, *given) for given in (("x", x), ("y", y))))
+    for argument, array in zip(("x", "y"), train, strict=True):
+        if array.shape[:1] != owners.shape:
+            raise ValueError(
+                f"{argument} has shape {array.shape} and the clients' ids {owners.shape}; there "
+                "must be as many rows."
+            )
+    clients = partition(train, owners, len(names), min_size=min_size)
+    return dataclasses.replace(clients, names=names)
+
+
+def _column(table: Any, columns: Iterable[str], argument: str, name: str) -> np.ndarray:
+    check_choice(argument, name, columns)
+    try:
+        return np.asarray(table[name])
+    except ValueError as error:  # rows of several shapes
+        raise ValueError(f"{argument}: the column {name!r} is no array: {error}") from error
+
+
+def _numbers(table: Any, columns: Iterable[str], argument: str, names: Columns) -> np.ndarray:
+    if isinstance(names, str):
+        array = _column(table, columns, argument, names)
+    else:
+        parts = [_column(table, columns, argument, name) for name in names]
+        shapes = {part.shape for part in parts}
+        if len(shapes) != 1 or any(part.ndim != 1 for part in parts):
+            raise ValueError(
+                f"{argument} is {list(names)}, columns of shapes {sorted(shapes)}; several must be "
+                "of one shape [n]."
+            )
+        array = np.stack(parts, axis=1)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{argument} is {names!r}, of dtype {array.dtype}; it must be numbers.")
+    return array
+
+
+def from_tfds(
+    name: str,
+    *,
+    client: str,
+    x: Columns,
+    y: Columns,
+    split: str = "train",
+    data_dir: str | Path | None = None,
+    min_size: int = 1,
+) -> FederatedArrays:
+    """As ``from_table``, of a prepared set of tensorflow-datasets with a feature of ids.
+
+    Args:
+      name: what TFDS calls it, such as "movielens/100k-ratings".
+      client: the feature of clients' ids, integers or text.
+      x: the feature of inputs, or several.
+      y: the feature of targets, or several.
+      split: of the set.
+      data_dir: the TFDS directory; None: TFDS's own.
+      min_size: examples that every client has at least.
+
+    Raises:
+      ImportError: tensorflow-datasets is missing.
+      FileNotFoundError: the set is not prepared; the message says how to.
+      ValueError: TFDS knows no such set, it has no such split or feature, or as ``from_table``.
+    """
+    wanted = [client, *([x] if isinstance(x, str) else x), *([y] if isinstance(y, str) else y)]
+    table = tfds.read_columns(f"tfds:{name}", wanted, split, data_dir)
+    return from_table(table, client=client, x=x, y=y, min_size=min_size)
+
+
+def load_leaf(
+    folder: str | Path,
+    *,
+    convert: Callable[[list, list], PyTree] | None = None,
+    min_size: int = 1,
+) -> FederatedArrays:
+    """Read the users of a folder in LEAF's layout, such as ``data/femnist/data/train``.
+
+    Every file ``*.json`` has ``users`` (ids), ``num_samples`` and ``user_data`` with lists ``x``
+    and ``y`` for each user. Source: Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018.
+
+    Args:
+      folder: where the files are; they are read in the order of their names.
+      convert: (x, y) of a user -> pytree of arrays [n_i, ...], such as for x that is text. None:
+        ``Examples`` of what are numbers of one shape.
+      min_size: examples that every user has at least.
+
+    Returns:
+      The users in the order of the files. Where some have whole numbers and some have not, all are
+      floats.
+
+    Raises:
+      FileNotFoundError: the folder has no such file.
+      ValueError: a file is damaged or lacks a field, a user comes twice or has another number of
+        examples than ``num_samples`` says; or as ``from_clients``.
+    """
+    paths = sorted(Path(folder).glob("*.json"))
+    if not paths:
+        raise FileNotFoundError(f"folder is {folder}, which has no file *.json.")
+    clients: dict[str, PyTree] = {}
+    for path in paths:
+        for user, x, y in _leaf_users(path):
+            if user in clients:
+                raise ValueError(f"{path}: the user {user!r} comes a second time.")
+            clients[user] = (convert or _leaf_examples)(x, y)
+    if convert is None:  # 1 and 1.5 are both numbers in JSON
+        x_kind = np.result_type(*(user.x.dtype for user in clients.values()))
+        y_kind = np.result_type(*(user.y.dtype for user in clients.values()))
+        clients = {
+            user: Examples(x.astype(x_kind), y.astype(y_kind)) for user, (x, y) in clients.items()
+        }
+    return from_clients(clients, min_size=min_size)
+
+
+def _leaf_examples(x: list, y: list) -> Examples:
+    arrays = []
+    for values in (x, y):
+        try:
+            array = np.array(values)
+        except ValueError as error:  # of several lengths
+            raise ValueError(f"{_CONVERT} {error}") from error
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"{_CONVERT} {array.dtype}.")
+        arrays.append(array)
+    return Examples(*arrays)
+
+
+def _leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:
+    """(user, x, y) of the users of a file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        users, data = list(map(str, content["users"])), content["user_data"]
+        found = [(user, list(data[user]["x"]), list(data[user]["y"])) for user in users]
+        stated = content.get("num_samples", [len(y) for _, _, y in found])
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: not in LEAF's layout (users, num_samples, user_data with x and y for each "
+            f"user): {type(error).__name__} {error}"
+        ) from error
+    if stated != [len(y) for _, _, y in found]:
+        raise ValueError(f"{path}: num_samples is not what the users have.")
+    return found
+
+
+def load_fedjax(
+    path: str | Path,
+    *,
+    convert: Callable[[dict[str, Any]], PyTree] | None = None,
+    min_size: int = 1,
+) -> FederatedArrays:
+    """Read a federated data set that FedJAX keeps in SQLite, such as its EMNIST.
+
+    Args:
+      path: of the file, as ``SQLiteFederatedDataBuilder`` writes it: a table ``federated_data``
+        with ``client_id`` and ``data``, arrays by name, packed with msgpack and zlib.
+      convert: the arrays of a client -> pytree of arrays [n_i, ...], such as
+        ``lambda d: (d["pixels"], d["label"])``. None: the dict as it is.
+      min_size: examples that every client has at least.
+
+    Returns:
+      The clients in the order of the file.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is no such database, or damaged; or as ``from_clients``.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"path is {path}; there is no such file.")
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    clients: dict[str, PyTree] = {}
+    try:
+        rows = connection.execute("SELECT client_id, data FROM federated_data ORDER BY rowid")
+        for client_id, packed in rows:
+            name = bytes(client_id).decode("utf-8", "backslashreplace")
+            clients[name] = serialization.msgpack_restore(zlib.decompress(packed))
+    except (sqlite3.Error, zlib.error, ValueError, TypeError) as error:
+        raise ValueError(f"{path}: no federated data set of FedJAX's: {error}") from error
+    finally:
+        connection.close()
+    if convert is not None:
+        clients = {name: convert(arrays) for name, arrays in clients.items()}
+    return from_clients(clients, min_size=min_size)

@@ -1,0 +1,277 @@
+"""Tables, records of TFDS, LEAF's and FedJAX's files against the rows that were written."""
+
+import json
+import sqlite3
+import zlib
+
+import msgpack
+import numpy as np
+import pytest
+
+from fedjax_lab import data
+
+rng = np.random.default_rng(0)
+ROWS = 40
+TABLE = {
+    "user": [f"user{i}" for i in rng.integers(0, 12, ROWS)],
+    "age": rng.integers(20, 90, ROWS),
+    "dose": rng.normal(size=ROWS),
+    "image": rng.integers(0, 256, (ROWS, 4, 4, 1), dtype=np.uint8),
+    "response": rng.normal(size=ROWS),
+    "note": ["-"] * ROWS,
+    "uneven": [[0] * (i % 2) for i in range(ROWS)],
+}
+
+
+class Table:
+    """What a ``datasets.Dataset`` has: column_names, columns as lists, and rows by number."""
+
+    def __init__(self, columns):
+        self._columns = columns
+        self.column_names = list(columns)
+
+    def __getitem__(self, key):
+        if isinstance(key, int):
+            return {name: column[key] for name, column in self._columns.items()}
+        return [
+            value.tolist() if hasattr(value, "tolist") else value for value in self._columns[key]
+        ]
+
+
+def check_rows(clients, x, y):
+    """Everybody holds the rows with its id, in their order; x and y by plain NumPy."""
+    users = np.array(TABLE["user"])
+    assert clients.names == tuple(sorted(set(TABLE["user"])))
+    for i, name in enumerate(clients.names):
+        start, size = int(clients.starts[i]), int(clients.sizes[i])
+        held = np.asarray(clients.indices)[start : start + size]
+        np.testing.assert_array_equal(np.asarray(clients.examples.x)[held], x[users == name])
+        np.testing.assert_array_equal(np.asarray(clients.examples.y)[held], y[users == name])
+
+
+def as_datasets(columns):
+    datasets = pytest.importorskip("datasets")
+    return datasets.Dataset.from_dict(
+        {name: np.asarray(column).tolist() for name, column in columns.items() if name != "uneven"}
+    )
+
+
+@pytest.mark.parametrize("make", [dict, Table, as_datasets])
+def test_a_table(make):
+    table = make(TABLE)
+    response = TABLE["response"].astype(np.float32)
+    both = np.stack([TABLE["age"], TABLE["dose"]], 1).astype(np.float32)
+    check_rows(
+        data.from_table(table, client="user", x=["age", "dose"], y="response"), both, response
+    )
+    clients = data.from_table(table, client="user", x="image", y="age")
+    check_rows(clients, TABLE["image"], TABLE["age"])
+    assert clients.label_histogram().sum() == ROWS
+
+
+def test_ids_that_are_numbers_are_in_their_order():
+    table = {"id": np.array([100, 9, 100, 20]), "x": np.arange(4.0), "y": np.arange(4)}
+    clients = data.from_table(table, client="id", x="x", y="y")
+    assert clients.names == ("9", "20", "100")
+    np.testing.assert_array_equal(clients.indices, [1, 3, 0, 2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"client": "usr"}, "client is 'usr'; .* Did you mean 'user'"),
+        ({"x": ["age", "rsponse"]}, "x is 'rsponse'; .* Did you mean 'response'"),
+        ({"client": "dose"}, "client='dose' has client ids of shape .* float64"),
+        ({"y": "note"}, "y is 'note', of dtype <U1; it must be numbers"),
+        ({"x": "uneven"}, "x: the column 'uneven' is no array"),
+        ({"x": ["age", "image"]}, r"x is \['age', 'image'\], columns of shapes"),
+        ({"x": "short"}, r"x has shape \(3,\) and the clients' ids \(40,\)"),
+        ({"min_size": 9}, r"client='user' gives client 'user\d+' \d examples; .* min_size, .* 9"),
+    ],
+)
+def test_bad_tables(changes, message):
+    table = {**TABLE, "short": np.arange(3)}
+    with pytest.raises(ValueError, match=message):
+        data.from_table(table, **{"client": "user", "x": "age", "y": "response", **changes})
+
+
+def test_no_table():
+    with pytest.raises(TypeError, match="table is a ndarray"):
+        data.from_table(np.zeros((3, 2)), client="user", x="x", y="y")
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory):
+    """A prepared set of TFDS with ids, written by TFDS."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    folder = tmp_path_factory.mktemp("tfds")
+
+    class Ratings(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = {"user": tfds.features.Text(), "age": np.int64, "response": np.float32}
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}  # and no other
+
+        def _generate_examples(self):
+            for i in range(ROWS):
+                yield i, {name: TABLE[name][i] for name in ("user", "age", "response")}
+
+    Ratings(data_dir=folder, file_format="array_record").download_and_prepare()
+    return folder
+
+
+def test_tfds(ratings):
+    clients = data.from_tfds("ratings", client="user", x=["age"], y="response", data_dir=ratings)
+    assert clients.names == tuple(sorted(set(TABLE["user"])))
+    found = {name: set() for name in clients.names}
+    for i, name in enumerate(clients.names):
+        for place in clients.indices[int(clients.starts[i]) :][: int(clients.sizes[i])].tolist():
+            found[name].add((int(clients.examples.x[place, 0]), float(clients.examples.y[place])))
+    expected = {name: set() for name in clients.names}
+    for user, age, response in zip(TABLE["user"], TABLE["age"], TABLE["response"], strict=True):
+        expected[user].add((int(age), float(np.float32(response))))
+    assert found == expected
+
+
+def test_bad_tfds(ratings, tmp_path):
+    wanted = {"client": "user", "x": "age", "y": "response"}
+    with pytest.raises(ValueError, match="feature of tfds:ratings is 'usr'"):
+        data.from_tfds("ratings", **{**wanted, "client": "usr"}, data_dir=ratings)
+    with pytest.raises(ValueError, match="split of tfds:ratings is 'test'"):
+        data.from_tfds("ratings", **wanted, split="test", data_dir=ratings)
+    with pytest.raises(ValueError, match="knows no such data set"):
+        data.from_tfds("ratings", **wanted, data_dir=tmp_path)
+
+
+USERS = {
+    "f0_1": ([[0, 1], [2, 3.5]], [1, 0]),
+    "f9_7": ([[4, 5]], [2]),
+    "f2_2": ([[6, 7], [8, 9], [1, 1]], [0, 0, 1]),
+}
+
+
+def write_leaf(folder, given=USERS, **changes):
+    """Two files in LEAF's layout: the first user, and the others."""
+    names = list(given)
+    for i, part in enumerate((names[:1], names[1:])):
+        content = {
+            "users": part,
+            "num_samples": [len(given[user][1]) for user in part],
+            "user_data": {user: dict(zip("xy", given[user], strict=True)) for user in part},
+        }
+        (folder / f"all_data_{i}.json").write_text(json.dumps({**content, **changes}))
+    return folder
+
+
+def test_leaf(tmp_path):
+    clients = data.load_leaf(write_leaf(tmp_path))
+    assert clients.names == ("f0_1", "f9_7", "f2_2")
+    assert clients.sizes.tolist() == [2, 1, 3]
+    # f9_7 and f2_2 have whole numbers, f0_1 has not: all are floats.
+    np.testing.assert_array_equal(
+        clients.examples.x, np.concatenate([x for x, _ in USERS.values()]).astype(np.float32)
+    )
+    np.testing.assert_array_equal(clients.examples.y, [1, 0, 2, 0, 0, 1])
+    assert clients.examples.y.dtype == np.int32
+    np.testing.assert_array_equal(clients.label_histogram(), [[1, 1, 0], [0, 0, 1], [2, 1, 0]])
+
+
+def test_leaf_of_text(tmp_path):
+    write_leaf(tmp_path, {"romeo": (["ab", "bc"], ["c", "d"]), "julia": (["xy"], ["z"])})
+    with pytest.raises(ValueError, match=r"convert is None, so that .* numbers .* <U2"):
+        data.load_leaf(tmp_path)
+    clients = data.load_leaf(
+        tmp_path,
+        convert=lambda x, y: {"words": np.array([[ord(c) for c in a + b] for a, b in zip(x, y)])},  # noqa: B905
+    )
+    words = [[97, 98, 99], [98, 99, 100], [120, 121, 122]]
+    np.testing.assert_array_equal(clients.examples["words"], words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_samples": [5]}, r"all_data_0\.json: num_samples is not what the users have"),
+        ({"users": ["nobody"]}, r"all_data_0\.json: not in LEAF's layout .* KeyError 'nobody'"),
+        ({"user_data": 3}, "not in LEAF's layout .* TypeError"),
+    ],
+)
+def test_bad_leaf(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        data.load_leaf(write_leaf(tmp_path, **changes))
+
+
+def test_damaged_leaf(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no file \*\.json"):
+        data.load_leaf(tmp_path)
+    write_leaf(tmp_path, {**USERS, "f9_7": ([[4, 5], [6]], [1, 2])})
+    with pytest.raises(ValueError, match="numbers of one shape; found"):
+        data.load_leaf(tmp_path)
+    write_leaf(tmp_path, {**USERS, "f9_7": ([], [])})
+    with pytest.raises(ValueError, match=r"clients\['f9_7'\] has 0 examples"):
+        data.load_leaf(tmp_path)
+    (tmp_path / "all_data_1.json").write_text('{"users": [')
+    with pytest.raises(ValueError, match=r"all_data_1\.json: not in LEAF's layout"):
+        data.load_leaf(tmp_path)
+    write_leaf(tmp_path)
+    (tmp_path / "more.json").write_text((tmp_path / "all_data_0.json").read_text())
+    with pytest.raises(ValueError, match=r"more\.json: the user 'f0_1' comes a second time"):
+        data.load_leaf(tmp_path)
+
+
+def packed(arrays):
+    """As FedJAX's documentation says: arrays are (shape, name of the dtype, bytes), type 1."""
+
+    def extension(array):
+        parts = (array.shape, array.dtype.name, array.tobytes())
+        return msgpack.ExtType(1, msgpack.packb(parts))
+
+    return zlib.compress(msgpack.packb(arrays, default=extension))
+
+
+def write_fedjax(path, clients):
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "CREATE TABLE federated_data (client_id BLOB NOT NULL PRIMARY KEY, data BLOB NOT NULL, "
+            "num_examples INTEGER NOT NULL)"
+        )
+        for name, blob in clients.items():
+            connection.execute("INSERT INTO federated_data VALUES (?, ?, 0)", (name, blob))
+    connection.close()
+
+
+def test_fedjax(tmp_path):
+    pixels = rng.random((5, 3, 3)).astype(np.float32)
+    label = np.arange(5, dtype=np.int32)
+    parts = {b"z\xff": slice(0, 2), b"f0001": slice(2, 5)}
+    path = tmp_path / "mine.sqlite"
+    write_fedjax(
+        path, {n: packed({"pixels": pixels[s], "label": label[s]}) for n, s in parts.items()}
+    )
+    clients = data.load_fedjax(path, convert=lambda d: (d["pixels"], d["label"]))
+    assert clients.names == ("z\\xff", "f0001")
+    assert clients.sizes.tolist() == [2, 3]
+    np.testing.assert_array_equal(clients.examples.x, pixels)
+    np.testing.assert_array_equal(clients.examples.y, label)
+    assert set(data.load_fedjax(path).examples) == {"pixels", "label"}
+
+
+def test_damaged_fedjax(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        data.load_fedjax(tmp_path / "none")
+    (tmp_path / "text").write_text("text" * 1000)
+    with pytest.raises(ValueError, match="text: no federated data set of FedJAX's"):
+        data.load_fedjax(tmp_path / "text")
+    sqlite3.connect(tmp_path / "empty").close()
+    with pytest.raises(ValueError, match="no such table"):
+        data.load_fedjax(tmp_path / "empty")
+    for i, blob in enumerate((b"", b"xyz", zlib.compress(b"\xc1"), packed({})[:-3])):
+        write_fedjax(tmp_path / f"{i}", {b"a": blob})
+        with pytest.raises(ValueError, match=f"{i}: no federated data set"):
+            data.load_fedjax(tmp_path / f"{i}")
