@@ -359,7 +359,7 @@ def _chosen_table(column: Mapping[str, Any], groups: Sequence[Group]) -> list[li
 
 def _edge(name: str, value: Any, points: Sequence[Mapping[str, Any]]) -> str:
     """A mark for a learning rate at an end of its grid."""
-    tried = sorted({point[name] for point in points if name in point})
+    tried = sorted({p[name] for p in points if isinstance(p, Mapping) and name in p})
     if not name.endswith("_lr") or len(tried) < 3 or value not in (tried[0], tried[-1]):
         return ""
     return " (largest)" if value == tried[-1] else " (smallest)"
