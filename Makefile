@@ -105,7 +105,7 @@ wheel-check:
 # The documentation, as HTML in build/docs; a warning is an error. Its examples are run, too.
 docs: $(VENV)/.docs $(VENV)/.test
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/docs
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m example tests/docs
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m example tests/docs tests/experiments
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

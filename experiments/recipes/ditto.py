@@ -28,6 +28,8 @@ from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation
 
 
 class DittoServer(NamedTuple):
+    """Server state."""
+
     params: Params  # w
 
 
@@ -61,6 +63,7 @@ def ditto(loss_fn: LossFn, *, prox_weight: float, **common: Unpack[Common]) -> A
 
 
 def main():
+    """Accuracy of the common model and of the clients' own ones."""
     train, _ = data.load("digits")
     clients = data.partition(train, "classes_per_client:2", num_clients=20, seed=0)
     clients, tests = data.split_examples(clients, 0.25, seed=0)

@@ -11,6 +11,7 @@ from experiments import recipes
 NAMES = sorted(module.name for module in pkgutil.iter_modules(recipes.__path__))
 
 
+@pytest.mark.example
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
