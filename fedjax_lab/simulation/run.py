@@ -22,6 +22,7 @@ from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
 from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
 from fedjax_lab.data import Devices, FederatedArrays
+from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import ON_NONFINITE, Algorithm, plan_round
 from fedjax_lab.simulation.arguments import check_simulate, warn_of_nonfinite_data
 from fedjax_lab.simulation.chunks import Chunks
@@ -83,6 +84,7 @@ def simulate(
     weights: str = "uniform",
     full_examples: bool = False,
     devices: Devices | None = None,
+    sample_cohort: CohortSampler | None = None,
     seed: int = 0,
     evaluate: Callable[[Params], Mapping[str, Any]] | None = None,
     diagnose: Callable[[FedState], Mapping[str, Any]] | None = None,
@@ -102,8 +104,9 @@ def simulate(
     With ``run_dir``, metrics and checkpoints are kept there, and a second call with the same
     arguments goes on where the first one stopped, and with a larger ``rounds`` from its end; the
     result equals that of an uninterrupted run bit for bit. The directory is bound to its run by
-    content: params or state, data, the compiled rounds, ``evaluate`` and ``diagnose``. Ctrl-C or
-    SIGTERM finishes the running chunk, saves, and returns; a second one stops at once.
+    content: params or state, data, the compiled rounds, ``evaluate``, ``diagnose`` and
+    ``sample_cohort``. Ctrl-C or SIGTERM finishes the running chunk, saves, and returns; a second
+    one stops at once.
 
     A server model that is not finite, or a round in which no participant is, ends the run as
     "diverged", with a warning: the model is not evaluated, and no checkpoint is written.
@@ -124,6 +127,9 @@ def simulate(
       full_examples: give methods the client's whole data set for full local gradients.
       devices: unequal numbers of local steps, a time budget, drop-outs; None: every client
         does all its work. History then has ``simulated_seconds`` since round 0.
+      sample_cohort: (key, round) -> ids of the round's cohort, int32 [S], distinct clients with
+        data, in operations that JAX can trace; it is compiled with the rounds. The ids of ten
+        cohorts are checked. None: uniform, without replacement.
       seed: of the cohorts, mini-batches and everything random inside a round.
       evaluate: params -> dict of scalars.
       diagnose: state -> dict of scalars, called with each evaluation; such as
@@ -173,10 +179,13 @@ def simulate(
         weights,
         full_examples,
         devices,
+        sample_cohort,
     )
     check_client_map(client_map)
     hooks = Hooks(on_row)
     key = jax.random.key(seed)
+    if sample_cohort is not None:
+        check_cohorts(sample_cohort, clients, key, cohort_size, rounds)
     is_fresh = state is None
     if is_fresh:
         state = start_state(algorithm, params, clients, schedule, key)
@@ -194,8 +203,7 @@ def simulate(
         "partition": dataclasses.asdict(clients.partition),
         "num_clients": clients.num_clients,
         "rounds": rounds,
-        **schedule._asdict(),
-        "devices": None if devices is None else dataclasses.asdict(devices),
+        **schedule.record(),
         "seed": seed,
         "eval_every": eval_every,
         "client_map": client_map,
@@ -212,6 +220,7 @@ def simulate(
             "program": hash_program(chunks.lower(state, eval_every)),
             "evaluate": hash_function(evaluate),
             "diagnose": hash_function(diagnose),
+            "sample_cohort": hash_function(sample_cohort),
         }
     warn_of_nonfinite_data(clients)
     recorder = Recorder(
@@ -323,7 +332,8 @@ def _plan(algorithm, schedule, state, clients, key, client_map, progress) -> str
     if client_map == "measure":
         shapes = [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves((state, batch))]
         device = jax.devices()[0]
-        method = [algorithm.name, dict(algorithm.hyperparameters), shapes, *schedule[1:]]
+        drawn = [schedule.record(), hash_function(schedule.sample_cohort)]
+        method = [algorithm.name, dict(algorithm.hyperparameters), shapes, drawn]
         machine = [device.device_kind, jax.device_count(), versions()]
         chosen, remembered = planner.fastest(
             planner.alternatives(plan.client_map, schedule.cohort_size),

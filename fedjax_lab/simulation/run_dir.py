@@ -187,6 +187,7 @@ _NAMES = {
     "program": "the compiled rounds: loss, method, optimisers, schedules",
     "evaluate": "the function evaluate",
     "diagnose": "the function diagnose",
+    "sample_cohort": "the function sample_cohort",
 }
 
 
