@@ -11,16 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import algorithms, data, models, simulate
+from fedjax_lab.simulation.programs import keep_programs
 
 
 def main() -> None:
     """Run 20 rounds, then 40 in the same directory, and 40 in another one; compare."""
+    keep_programs()  # all runs are one program, which is compiled once
     train, _ = data.load("digits")
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
-    model = models.mlp(10, hidden=(32,))
+    model = models.linear(10)
     params = model.init(jax.random.key(0), jnp.zeros((1, *train.x.shape[1:])))
     loss_fn = models.classification_loss(model.apply, data.preprocess(scale=16))
-    algorithm = algorithms.scaffold(loss_fn, client_lr=0.1)
+    algorithm = algorithms.fedavg(loss_fn, client_lr=0.1)
 
     def run(rounds: int, run_dir: Path):
         settings = {"cohort_size": 5, "local_steps": 5, "batch_size": 16, "eval_every": 10}

@@ -14,7 +14,7 @@ def main() -> None:
     """Stop at 60 percent accuracy, then go on from that state with a smaller learning rate."""
     train, test = data.load("digits")
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
-    model = models.mlp(10, hidden=(32,))
+    model = models.linear(10)
     params = model.init(jax.random.key(0), jnp.zeros((1, *train.x.shape[1:])))
     prepare = data.preprocess(scale=16)
     loss_fn = models.classification_loss(model.apply, prepare)
