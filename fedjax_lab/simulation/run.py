@@ -168,6 +168,8 @@ def simulate(
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
     check_choice("on_nonfinite", on_nonfinite, (*ON_NONFINITE, "stop"))
     check_simulate(algorithm, params, clients, state)
+    if stop_when is not None and not callable(stop_when):
+        raise TypeError(f"stop_when is {stop_when!r}; it must be a function of a row.")
     if checkpoint_every is not None:
         check_int("checkpoint_every", checkpoint_every, minimum=1)
     schedule = Schedule(

@@ -84,8 +84,9 @@ def sweep(
       points: name -> floats, of which all combinations are run; or a list of dicts. ``{}`` varies
         the seed alone.
       rounds: rounds of each run.
-      cohort_size, batch_size, local_steps, local_epochs, replace, weights, full_examples, devices,
-        sample_cohort: as in ``simulate``.
+      cohort_size, batch_size, local_steps, local_epochs, replace, weights, full_examples, devices:
+        as in ``simulate``.
+      sample_cohort: as in ``simulate``; of the first seed, ten cohorts are checked.
       seeds: one run of every point for each.
       evaluate: params -> dict of scalars, in operations that JAX can trace.
       eval_every: rounds between evaluations, which are also the compiled chunks.

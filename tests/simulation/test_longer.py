@@ -206,6 +206,11 @@ def test_stop_when_reads_null_as_the_nan_that_it_was(tmp_path):
         run(**settings, run_dir=tmp_path, stop_when=lambda row: row["score"] > 1)
 
 
+def test_stop_when_must_be_a_function():
+    with pytest.raises(TypeError, match=r"stop_when is 0\.9; it must be a function of a row"):
+        run(stop_when=0.9)
+
+
 def start_of(algorithm):
     """The state before round 0 of ``run``, made by hand."""
     schedule = Schedule(cohort_size=3, batch_size=4, local_steps=2, replace=True)
