@@ -183,6 +183,8 @@ def build_round(
                 phase, params, cohort_map, received, clients, cohort, mapped, key, batch, exclude
             )
             server, server_metrics = phase.server_update(server, messages, cohort)
+            if twice := report.keys() & server_metrics.keys():
+                raise ValueError(f"the clients and the server both report {', '.join(twice)}.")
             metrics = {**metrics, **report, **server_metrics}
         if not all(phase.keeps_if_nobody for phase in algorithm.phases):
             server = tree.where(cohort.participates.any(), server, state.server)

@@ -17,8 +17,9 @@ Scalar = float | jax.Array
 # A schedule is a function of the round, such as optax's.
 ScalarOrSchedule = Scalar | Callable[[jax.Array], jax.Array]
 Metrics = dict[str, jax.Array]
-# (params, examples [B, ...], key) -> per-example losses, float [B]
-LossFn = Callable[[Params, PyTree, Key], jax.Array]
+# (params, examples [B, ...], key) -> per-example losses, float [B]; or these and a dict of metrics,
+# name -> float [B] or scalar
+LossFn = Callable[[Params, PyTree, Key], Any]
 
 
 class CohortBatch(NamedTuple):

@@ -118,7 +118,7 @@ class LocalTraining:
 
 # What a docstring says of arguments that it leaves out, besides those of ``Common``.
 _SHARED = {
-    "loss_fn": "(params, examples [B, ...], key) -> per-example losses, float [B].",
+    "loss_fn": "(params, examples [B, ...], key) -> losses, float [B], or (losses, metrics).",
     "server_lr": "server learning rate, or a schedule of the round",
 }
 _RAISES = "  ValueError: a hyper-parameter is outside what is allowed."

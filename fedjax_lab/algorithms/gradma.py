@@ -232,7 +232,7 @@ def _gradma(
             constraints = tree.stack([previous, at_server, tree.subtract(y, x)])
             corrected, info = project(g, pack(constraints, 1))
             metrics = {"client_qp_residual": info.kkt_residual, "client_qp_active": _active(info)}
-            return corrected, report._replace(memory=y, metrics=metrics)
+            return corrected, report._replace(memory=y, metrics={**report.metrics, **metrics})
 
         before = last_local if keep_local_model else x
         local = training.steps(x, batch, direction, memory=before)

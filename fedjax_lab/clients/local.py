@@ -6,8 +6,8 @@ Axes: K local steps, B examples of a mini-batch, M examples of a client.
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,19 @@ from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, 
 _SEEN: contextvars.ContextVar[list | None] = contextvars.ContextVar("seen", default=None)
 # Folded into a client's key for its full gradient; local steps fold in 0, 1, 2, ...
 _FULL_GRADIENT = np.uint32(2**32 - 1)
+
+# What rounds and rows call their own; a loss's metrics have other names.
+OWN_METRICS = frozenset(
+    {
+        *("round", "seconds", "compile_seconds", "round_seconds", "simulated_seconds"),
+        *("loss", "local_steps", "gradients", "participants", "nonfinite_clients"),
+        *("bytes_up", "bytes_down", "communicated", "message_sq", "error_sq", "change_sq"),
+        *("client_drift", "delta_norm", "momentum_norm", "effective_steps"),
+        *("client_qp_residual", "client_qp_active"),
+        *("server_qp_residual", "server_qp_active", "server_qp_iterations"),
+    }
+)
+_OWN = ", ".join(sorted(OWN_METRICS))
 
 
 class Step(NamedTuple):
@@ -50,6 +63,7 @@ class StepReport(NamedTuple):
       memory: what the next step finds in ``step.memory``; change it with ``_replace``.
       transform_state: the gradient transform's state after its update.
       metrics: scalars to be averaged over the client's steps.
+      example_metrics: means over the valid examples, to be averaged like the loss.
     """
 
     loss: jax.Array
@@ -57,6 +71,7 @@ class StepReport(NamedTuple):
     memory: PyTree
     transform_state: PyTree
     metrics: Metrics
+    example_metrics: Metrics = {}  # noqa: RUF012 (never changed in place)
 
 
 # (local params, step) -> (what to descend, report)
@@ -70,7 +85,8 @@ class Gradient:
     ``gradient(params, step)`` is itself a ``Direction``: plain SGD descends it.
 
     Attributes:
-      loss_fn: (params, examples [B, ...], key) -> losses, float [B].
+      loss_fn: (params, examples [B, ...], key) -> losses, float [B]; or (losses, metrics), see
+        ``apply_loss``.
       transform: optax transformation of the raw gradient, such as clipping and weight
         decay; its state is new in every round. None: the raw gradient.
     """
@@ -101,10 +117,11 @@ class Gradient:
         Returns:
           (gradient, report), the gradient with the params' structure, shapes and dtypes.
         """
-        (loss, num_examples), grads = jax.value_and_grad(self._mean_loss, has_aux=True)(
+        (loss, (num_examples, *metrics)), grads = jax.value_and_grad(self._mean_loss, has_aux=True)(
             params, step.examples, step.mask, step.key
         )
-        return grads, StepReport(loss, num_examples, step.memory, step.transform_state, {})
+        carried = (step.memory, step.transform_state)
+        return grads, StepReport(loss, num_examples, *carried, *metrics)
 
     def transformed(
         self, grads: PyTree, params: Params, report: StepReport
@@ -143,25 +160,73 @@ class Gradient:
         return self(params, Step(examples, mask, key, (), self.init(params)))[0]
 
     def _mean_loss(self, params, examples, mask, key):
-        losses = self.loss_fn(params, examples, key)
-        size = jax.tree.leaves(examples)[0].shape[0]
-        if not isinstance(losses, (jax.Array, np.ndarray)):
-            raise TypeError(
-                f"loss_fn returned {type(losses).__name__}; it must return one loss per example, "
-                f"an array of shape ({size},)."
-            )
-        if not jnp.issubdtype(losses.dtype, jnp.floating):
-            raise TypeError(f"loss_fn returned {losses.dtype}; losses must be floating-point.")
-        if jnp.shape(losses) != (size,):
-            raise ValueError(
-                f"loss_fn returned an array of shape {jnp.shape(losses)}; it must return one loss "
-                f"per example, shape ({size},). Leave the mean to the library."
-            )
-        if mask is None:
-            return losses.mean(), jnp.asarray(size, losses.dtype)
-        # Not losses * mask: an infinite loss on padding must not become NaN.
-        count = mask.sum(dtype=losses.dtype)
-        return jnp.where(mask, losses, 0).sum() / jnp.maximum(count, 1), count
+        losses, metrics = apply_loss(self.loss_fn, params, examples, key)
+        per_step = {name: value for name, value in metrics.items() if value.ndim == 0}
+        count = jnp.asarray(losses.size if mask is None else mask.sum(), losses.dtype)
+
+        def mean(values):
+            if mask is None:
+                return values.mean()
+            # Not values * mask: an infinite loss on padding must not become NaN.
+            return jnp.where(mask, values, 0).sum() / jnp.maximum(count, 1)
+
+        per_example = {name: mean(v) for name, v in metrics.items() if name not in per_step}
+        return mean(losses), (count, per_step, per_example)
+
+
+def apply_loss(
+    loss_fn: LossFn, params: Params, examples: PyTree, key: Key
+) -> tuple[jax.Array, Metrics]:
+    """(losses [B], metrics) of a loss that returns losses, or both, checked.
+
+    A metric is a number for each example, averaged over examples like the loss, or one for the
+    whole mini-batch, averaged over steps. It has the losses' dtype.
+
+    Args:
+      loss_fn: (params, examples, key) -> losses, float [B], or (losses, {name: [B] or scalar}).
+      params: where the loss is taken.
+      examples: pytree [B, ...].
+      key: of its randomness.
+
+    Raises:
+      TypeError: it returned something else.
+      ValueError: it returned arrays of other shapes, or a metric with a name of the library's.
+    """
+    losses: Any = loss_fn(params, examples, key)
+    metrics: Mapping[str, Any] = {}
+    if isinstance(losses, tuple) and len(losses) == 2 and isinstance(losses[1], Mapping):
+        losses, metrics = losses
+    size = jax.tree.leaves(examples)[0].shape[0]
+    if not isinstance(losses, (jax.Array, np.ndarray)):
+        raise TypeError(
+            f"loss_fn returned {type(losses).__name__}; it must return one loss per example, "
+            f"an array of shape ({size},), or (losses, dict of metrics)."
+        )
+    if not jnp.issubdtype(losses.dtype, jnp.floating):
+        raise TypeError(f"loss_fn returned {losses.dtype}; losses must be floating-point.")
+    if jnp.shape(losses) != (size,):
+        raise ValueError(
+            f"loss_fn returned an array of shape {jnp.shape(losses)}; it must return one loss "
+            f"per example, shape ({size},). Leave the mean to the library."
+        )
+    losses = jnp.asarray(losses)
+    return losses, {name: _metric(name, value, losses) for name, value in metrics.items()}
+
+
+def _metric(name: Any, value: Any, losses: jax.Array) -> jax.Array:
+    if not isinstance(name, str):
+        raise TypeError(f"loss_fn returned a metric called {name!r}; a name must be a string.")
+    if name in OWN_METRICS:
+        raise ValueError(
+            f"loss_fn returned a metric called {name!r}; the library has {_OWN} "
+            "itself. Choose another name."
+        )
+    if jnp.shape(value) not in ((), losses.shape):
+        raise ValueError(
+            f"loss_fn returned the metric {name!r} of shape {jnp.shape(value)}; it must be a "
+            f"scalar, or have a number for each example, shape {losses.shape}."
+        )
+    return jnp.asarray(value, losses.dtype)
 
 
 class LocalResult(NamedTuple):
@@ -252,7 +317,9 @@ def local_steps(
             descent, descent_state = transform.update(descent, descent_state, y)
         rate = lr(taken_before, batch.num_steps) if callable(lr) else lr
         rate = jnp.asarray(rate, report.loss.dtype)
-        totals = (report.loss * report.num_examples, report.num_examples, rate, report.metrics)
+        count = report.num_examples
+        of_examples = {name: value * count for name, value in report.example_metrics.items()}
+        totals = (report.loss * count, count, rate, report.metrics, of_examples)
         y = tree.descend(y, rate, descent)
         return (y, report.memory, report.transform_state, descent_state, taken_before + 1), totals
 
@@ -281,7 +348,8 @@ def local_steps(
     seen = _SEEN.get()
     if seen is not None:
         seen.append(y)
-    loss, examples, lr_sum, metrics = jax.tree.map(lambda total: total.sum(0), totals)
+    totals = jax.tree.map(lambda total: total.sum(0), totals)
+    loss, examples, lr_sum, metrics, example_metrics = totals
     one = jnp.ones_like(lr_sum)
     steps = batch.num_steps.astype(lr_sum.dtype)
     report = {
@@ -289,5 +357,6 @@ def local_steps(
         "local_steps": (steps, one),
         "client_drift": (tree.norm(tree.subtract(y, params), squared=True), one),
         **{name: (total, steps) for name, total in metrics.items()},
+        **{name: (total, examples) for name, total in example_metrics.items()},
     }
     return LocalResult(y, memory, lr_sum, report)

@@ -259,7 +259,7 @@ def run(
             on_nonfinite=config.on_nonfinite,
             run_dir=path,
             checkpoint_every=config.checkpoint_every,
-            config={"run_config": config.record(), "data": setup.data},
+            config={"run_config": config.record(), "data": setup.data, **_ends(config)},
             on_row=[*hooks, *loggers],
             profile_dir=config.profile_dir,
             progress=progress,
@@ -271,6 +271,11 @@ def run(
     write_json(path / SUMMARY, {**summary, **summarise_clients(accuracy)})
     write_json(path / PARTITION, _partition(setup.clients))
     return result
+
+
+def _ends(config: RunConfig) -> dict[str, int]:
+    """The round at which the learning rate ends, where that depends on the number of rounds."""
+    return {"client_lr_ends": config.rounds} if config.client_lr_schedule == "cosine" else {}
 
 
 def summarise_clients(accuracy: np.ndarray) -> dict[str, Any]:

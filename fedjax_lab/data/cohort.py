@@ -7,10 +7,12 @@ Axes: N clients, S slots of the cohort, K local steps, B examples of a mini-batc
 n_i examples of client i.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_lab.checks import check_choice, check_int, is_traced
 from fedjax_lab.data.devices import Devices
@@ -20,7 +22,11 @@ from fedjax_lab.types import CohortBatch, Key
 # Feistel rounds of the pseudo-random order. Large clients need fewer; of 6 examples, 6 rounds
 # give some orders ten times as often as others, 16 give all to within about 2 percent.
 _ROUNDS = 16
+_LOOKED_AT = 10  # first cohorts of a sampler of the caller's own
 _UNROLLED = 4  # of them in a program, which repeats them: written out they take long to compile
+
+# (key, round) -> distinct ids of clients with data, int32 [S], in operations that JAX can trace
+CohortSampler = Callable[[Key, jax.Array], Any]
 
 
 def sample_clients(key: Key, clients: FederatedArrays, cohort_size: int) -> jax.Array:
@@ -67,6 +73,7 @@ def draw_batch(
     weights: Literal["uniform", "examples"] = "uniform",
     full_examples: bool = False,
     devices: Devices | None = None,
+    sample_cohort: CohortSampler | None = None,
 ) -> CohortBatch:
     """Draw a round's cohort and mini-batches.
 
@@ -89,6 +96,8 @@ def draw_batch(
       weights: "uniform" (None in the batch) or "examples" (n_i).
       full_examples: whether the batch also has each client's whole data set.
       devices: unequal numbers of steps and drop-outs; None: every client does all its work.
+      sample_cohort: (the round's key for it, round) -> ids [S] of the cohort, distinct clients with
+        data. Its shape is checked when traced, its values where they are known. None: uniform.
 
     Returns:
       ``CohortBatch`` whose ``examples`` are int32 indices [S, K, B] into its ``source``, and
@@ -123,9 +132,11 @@ def draw_batch(
     full = full or (clients.min_size == clients.max_size and clients.max_size % batch_size == 0)
 
     round = jnp.asarray(round, jnp.int32)
-    round_key = jax.random.fold_in(key, round)
-    cohort_key, order_key, client_key, report_key = jax.random.split(round_key, 4)
-    ids = sample_clients(cohort_key, clients, cohort_size)
+    cohort_key, order_key, client_key, report_key = _round_keys(key, round)
+    if sample_cohort is None:
+        ids = sample_clients(cohort_key, clients, cohort_size)
+    else:
+        ids = _own_cohort(sample_cohort, clients, cohort_key, round, cohort_size)
     starts, sizes = clients.starts[ids], clients.sizes[ids]
     steps = jnp.arange(num_steps, dtype=jnp.int32)
 
@@ -173,6 +184,61 @@ def draw_batch(
         participates=participates,
         source=clients.examples,
     )
+
+
+def check_cohorts(
+    sample_cohort: CohortSampler, clients: FederatedArrays, key: Key, cohort_size: int, rounds: int
+) -> None:
+    """Check the first cohorts of a sampler of the caller's own, at most ten.
+
+    Args:
+      sample_cohort: as of ``draw_batch``.
+      clients: the federation.
+      key: the run's key.
+      cohort_size: S.
+      rounds: of the run.
+
+    Raises:
+      TypeError: it cannot be called, or returns no integers.
+      ValueError: it returns another number of ids, or ids that come twice, are out of range, or
+        are those of clients without data.
+    """
+    if not callable(sample_cohort):
+        raise TypeError(f"sample_cohort is {sample_cohort!r}; it must be a function (key, round).")
+    draw = jax.jit(lambda t: jnp.asarray(sample_cohort(_round_keys(key, t)[0], t)))
+    for t in range(min(rounds, _LOOKED_AT)):
+        _own_cohort(lambda _, t: draw(t), clients, key, jnp.asarray(t, jnp.int32), cohort_size)
+
+
+def _round_keys(key: Key, round: jax.Array) -> Key:
+    """Four keys of a round: for the cohort, the orders, the clients, and who reports."""
+    return jax.random.split(jax.random.fold_in(key, round), 4)
+
+
+def _own_cohort(sample_cohort, clients, key, round, cohort_size):
+    """What ``sample_cohort`` returns, int32 [S], checked as far as it is known."""
+    available = clients.num_available
+    cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
+    ids = jnp.asarray(sample_cohort(key, round))
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(f"sample_cohort returned {ids.dtype}; client ids must be integers.")
+    if ids.shape != (cohort_size,):
+        raise ValueError(
+            f"sample_cohort returned an array of shape {ids.shape}; cohort_size is {cohort_size}, "
+            f"so that it must be ({cohort_size},)."
+        )
+    if not is_traced((ids, clients)):
+        known, sizes = np.asarray(ids), np.asarray(clients.sizes)
+        wrong = "" if np.unique(known).size == known.size else "they must be distinct"
+        if known.min() < 0 or known.max() >= len(sizes):
+            wrong = f"they must lie between 0 and {len(sizes) - 1}"
+        elif not wrong and not sizes[known].all():
+            wrong = f"the clients {known[sizes[known] == 0].tolist()} have no data"
+        if wrong:
+            raise ValueError(
+                f"sample_cohort returned the ids {known.tolist()} in round {int(round)}; {wrong}."
+            )
+    return ids.astype(jnp.int32)
 
 
 def shuffled(keys: Key, positions: jax.Array, size: jax.Array) -> jax.Array:

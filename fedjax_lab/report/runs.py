@@ -58,8 +58,10 @@ class Run(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds were run."""
-        return self.rows[-1]["round"] == self.config["rounds"] and not self.diverged
+        """Whether all rounds were run, or as many as ``stop_when`` asked for."""
+        done = self.rows[-1]["round"]
+        enough = self.summary.get("stopped") == "stop_when" and self.summary.get("round") == done
+        return (done == self.config["rounds"] or enough) and not self.diverged
 
     @property
     def diverged(self) -> bool:

@@ -30,22 +30,28 @@ def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
     raise TypeError(f"{argument} is {name}, not an Algorithm; {hint}.")
 
 
-def check_simulate(algorithm: Any, params: Any, clients: Any) -> None:
-    """Check the kinds of ``simulate``'s first three arguments.
+def check_simulate(algorithm: Any, params: Any, clients: Any, state: Any = None) -> None:
+    """Check the kinds of ``simulate``'s first three arguments, and that it starts from something.
 
     Args:
       algorithm: should be an ``Algorithm``.
       params: should be a pytree of arrays.
       clients: should be ``FederatedArrays``.
+      state: given instead of ``params``, or None.
 
     Raises:
       TypeError: one of them is something else.
+      ValueError: both ``params`` and ``state`` are given.
     """
     check_algorithm(algorithm)
     if not isinstance(clients, FederatedArrays):
         swapped = isinstance(params, FederatedArrays)
         hint = "it comes after params" if swapped else "see fedjax_lab.data.partition"
         raise TypeError(f"clients is {type(clients).__name__}, not FederatedArrays; {hint}.")
+    if params is None and state is None:
+        raise TypeError("params is None; give the first server model, or a state.")
+    if params is not None and state is not None:
+        raise ValueError("params and state are both given; with a state, params must be None.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, float)):
             where = jax.tree_util.keystr(path)

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,19 +74,27 @@ class Checkpoints:
         """The last saved round; None if there is none."""
         return self._manager.latest_step()
 
-    def restore(self, like: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
-        """The last checkpoint that is whole: (round, state, extra).
+    def rounds(self) -> list[int]:
+        """The saved rounds, the last one first."""
+        return sorted(self._manager.all_steps(), reverse=True)
 
-        One that is damaged is left out with a warning, and taken away.
+    def restore(
+        self, like: PyTree, is_wanted: Callable[[int], bool] = lambda round: True
+    ) -> tuple[int, PyTree, dict[str, Any]]:
+        """The last checkpoint that is wanted and whole: (round, state, extra).
+
+        One that is damaged is left out with a warning. Later ones are then taken away.
 
         Args:
           like: a state of the same structure, shapes and dtypes.
+          is_wanted: of a number of rounds, whether its checkpoint counts.
 
         Raises:
           ValueError: all checkpoints are damaged, or one belongs to another run.
           FileNotFoundError: there is no checkpoint.
         """
-        rounds = sorted(self._manager.all_steps(), reverse=True)
+        saved = self.rounds()
+        rounds = [round for round in saved if is_wanted(round)]
         if not rounds:
             raise FileNotFoundError(f"there is no checkpoint in {self._directory}.")
         damage = ""
@@ -96,10 +104,11 @@ class Checkpoints:
             except _DamagedError as error:
                 damage = damage or str(error)
                 continue
-            for newer in (step for step in rounds if step > round):
-                warnings.warn(
-                    f"{damage} The run goes on from round {round}.", UserWarning, stacklevel=2
-                )
+            for newer in (step for step in saved if step > round):
+                if newer in rounds:
+                    warnings.warn(
+                        f"{damage} The run goes on from round {round}.", UserWarning, stacklevel=2
+                    )
                 shutil.rmtree(self._directory / str(newer), ignore_errors=True)
             self._manager.reload()
             return found

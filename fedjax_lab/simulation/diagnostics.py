@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int
+from fedjax_lab.clients.local import apply_loss
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.types import FedState, LossFn, Params, PyTree
 
@@ -50,7 +51,8 @@ def build_control_error(
         def total_loss(params, rows):
             real = rows < count
             places = clients.indices[start + jnp.where(real, rows, 0)]
-            losses = loss_fn(params, jax.tree.map(lambda e: e[places], clients.examples), key)
+            batch = jax.tree.map(lambda e: e[places], clients.examples)
+            losses, _ = apply_loss(loss_fn, params, batch, key)
             return jnp.where(real, losses, 0).sum() / jnp.maximum(count, 1)
 
         def add(grads, rows):

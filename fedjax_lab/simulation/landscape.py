@@ -26,6 +26,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.clients.local import apply_loss
 from fedjax_lab.models.batch_norm import running_statistics
 from fedjax_lab.types import LossFn, Params, PyTree
 
@@ -246,12 +247,7 @@ def _total_loss(loss_fn, params, batch, real):
     """The sum of the losses of those examples of a batch that are ``real`` [B]."""
     fixed = running_statistics(params)
     params = jax.tree.map(lambda f, p: jax.lax.stop_gradient(p) if f else p, fixed, params)
-    losses = loss_fn(params, batch, jax.random.key(0))
-    if jnp.shape(losses) != real.shape:
-        raise ValueError(
-            f"loss_fn returned an array of shape {jnp.shape(losses)}; it must return one loss "
-            f"per example, shape {real.shape}. Leave the mean to the library."
-        )
+    losses, _ = apply_loss(loss_fn, params, batch, jax.random.key(0))
     return jnp.where(real, losses, 0).sum()
 
 

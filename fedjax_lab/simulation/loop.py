@@ -1,5 +1,6 @@
 """What the host does around compiled chunks of rounds: the start, the books, the way to stop."""
 
+import functools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,56 @@ def start_state(
         return jax.tree.map(jnp.copy, algorithm.init(params, clients.num_clients, batch))
 
     return start(params, clients, key)
+
+
+def adopt_state(
+    algorithm: Algorithm, state: Any, clients: FederatedArrays, schedule: Schedule, key: Key
+) -> FedState:
+    """A copy of a state that the caller made or kept, after checking that it is the method's.
+
+    Args:
+      algorithm: the method.
+      state: should have the structure, shapes and dtypes that ``algorithm.init`` gives.
+      clients, schedule, key: the run's.
+
+    Raises:
+      TypeError: it is no ``FedState``.
+      ValueError: it is the state of another method, model or number of clients.
+    """
+    if not isinstance(state, FedState):
+        raise TypeError(f"state is {type(state).__name__}; it must be a FedState, as result.state.")
+    name = algorithm.name
+    try:
+        shapes = jax.eval_shape(algorithm.params, state)
+        fresh = functools.partial(start_state, algorithm)
+        expected = jax.eval_shape(lambda p, c, k: fresh(p, c, schedule, k), shapes, clients, key)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"state is not one of {name}: {error}.") from error
+    given, wanted = _by_path(state), _by_path(expected)
+    for verb, some, others in (("lacks", wanted, given), ("has", given, wanted)):
+        if missing := [path for path in some if path not in others]:
+            raise ValueError(f"state is not one of {name}: it {verb} {', '.join(missing)}.")
+    for path, leaf in wanted.items():
+        found, said = (f"{jnp.result_type(x)}{list(np.shape(x))}" for x in (given[path], leaf))
+        if found != said:
+            raise ValueError(f"state{path} is {found}; it must be {said}, as {name}.init gives.")
+    if int(state.num_clients) != clients.num_clients:
+        raise ValueError(
+            f"state.num_clients is {int(state.num_clients)}; clients has {clients.num_clients}."
+        )
+    server, own = type(state.server), type(expected.server)
+    if server is not own:
+        raise ValueError(f"state is not one of {name}: its server is {server}, not {own}.")
+    # With the types of the containers that the rounds return.
+    leaves = [jnp.array(np.asarray(leaf), leaf.dtype) for leaf in jax.tree.leaves(state)]
+    return jax.tree.unflatten(jax.tree.structure(expected), leaves)
+
+
+def _by_path(state: FedState) -> dict[str, Any]:
+    return {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
 
 
 def as_value(value: Any) -> float | list:

@@ -40,12 +40,12 @@ class Progress:
             )
             self._bar.start()
 
-    def go_on_from(self, round: int) -> None:
-        """Say that ``round`` rounds were done before."""
+    def go_on_from(self, round: int, finished: bool = False) -> None:
+        """Say that ``round`` rounds were done before, and whether no more are to come."""
         self._start = round
         if self._bar is not None:
             self._bar.update(self._task, completed=round)
-        if self._enabled and round >= self._rounds:
+        if self._enabled and (finished or round >= self._rounds):
             print(f"{self._name}: finished already, nothing run", file=sys.stderr, flush=True)
 
     def update(self, round: int, values: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """What a run leaves on disk while it goes on, and what it goes on from."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from fedjax_lab.simulation.run_dir import (
     read_metrics,
     run_id,
     write_json,
+    write_rounds,
 )
 from fedjax_lab.types import PyTree
 
@@ -32,13 +33,17 @@ Row = dict[str, Any]
 class Recorder:
     """Keeps a run's rows and checkpoints; does nothing without a run directory.
 
+    A run becomes longer by another number of ``rounds``: config.json has it first, and from then
+    on checkpoints in the midst of a chunk of the longer run, where a shorter one ended, are none.
+
     Args:
       run_dir: the directory, or None.
       every: rounds between checkpoints.
-      config: what the directory's config.json has to be.
+      config: what the directory's config.json has to be, but for the number of ``rounds``.
 
     Raises:
       FileExistsError: ``run_dir`` holds another run.
+      ValueError: it holds more rounds than the run has.
       BlockingIOError: another process is writing to it.
     """
 
@@ -48,18 +53,40 @@ class Recorder:
         self.spent = (0.0, 0.0)  # (seconds, compile_seconds) before this call
         self._path = None if run_dir is None else Path(run_dir)
         self._open: list[Any] = []  # what ``close`` closes, in this order
+        self._passes: Callable[[int], bool] = lambda step: True
         if self._path is None:
             return
         with disk_full_in_one_line(self._path):
             self._path.mkdir(parents=True, exist_ok=True)
-            lock = RunDirLock(self._path)
+            self._open = [RunDirLock(self._path).release]
             try:
                 open_run_dir(self._path, config)
                 self._checkpoints = Checkpoints(self._path / CHECKPOINTS, run_id(config))
+                self._open.insert(0, self._checkpoints.close)
+                self._set_rounds(config)
             except BaseException:
-                lock.release()
+                self.close()
                 raise
-        self._open = [self._checkpoints.close, lock.release]
+
+    def _set_rounds(self, config: Row) -> None:
+        """Note how long the run is now, and which checkpoints a run of that length passes."""
+        assert self._path is not None
+        rounds, eval_every = config["rounds"], config["eval_every"]
+        self._passes = lambda step: step % eval_every == 0 or step == rounds
+        saved = self._checkpoints.rounds()
+        there = saved[0] if saved else 0
+        if rounds < there:
+            raise ValueError(
+                f"rounds is {rounds}; it must be at least {there}, the rounds that run_dir "
+                f"{str(self._path)!r} holds already. For a shorter run, choose another directory."
+            )
+        if there > eval_every and not any(map(self._passes, saved)):
+            raise ValueError(
+                f"rounds is {rounds}; run_dir {str(self._path)!r} can only have {there}: of the "
+                f"multiples of eval_every ({eval_every}), where it would go on, no checkpoint is "
+                "left. Choose another directory."
+            )
+        write_rounds(self._path, config)
 
     def begin(self, state: PyTree) -> tuple[int, PyTree, list[Row]]:
         """(round, state, history) to go on from; ``state`` is that before round 0."""
@@ -67,8 +94,8 @@ class Recorder:
             return 0, state, []
         history: list[Row] = []
         times: list[Row] = []
-        if self._checkpoints.latest() is not None:
-            self._saved, state, extra = self._checkpoints.restore(like=state)
+        if any(map(self._passes, self._checkpoints.rounds())):
+            self._saved, state, extra = self._checkpoints.restore(state, self._passes)
             state = jax.tree.map(jnp.asarray, state)
             history, times = extra["rows"], extra["times"]
             self._compare_rows(history)
@@ -106,7 +133,7 @@ class Recorder:
                 self._times.append(self._all_times[-1])
 
     def checkpoint(self, round: int, state: PyTree, history: list[Row], *, last: bool) -> None:
-        """Save the state if it is time to; on the last chance, if it is not saved yet."""
+        """Save the state if it is time to; if it must be now (``last``), unless it is saved."""
         due = round > self._saved if last else round - self._saved >= self._every
         if self._path is not None and due:
             with disk_full_in_one_line(self._path):

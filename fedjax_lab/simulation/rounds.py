@@ -1,5 +1,6 @@
 """Many rounds as one compiled program: scan over (draw the cohort, run the round)."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.data import Devices, FederatedArrays, draw_batch
+from fedjax_lab.data.cohort import CohortSampler
 from fedjax_lab.round import Algorithm, build_round
 from fedjax_lab.types import CohortBatch, FedState, Key, Metrics
 
@@ -25,6 +27,7 @@ class Schedule(NamedTuple):
       weights: "uniform" or "examples".
       full_examples: put each client's whole data set into the batch.
       devices: unequal numbers of local steps and drop-outs; None: every client does its work.
+      sample_cohort: (key, round) -> ids [S]; None: uniform.
     """
 
     cohort_size: int
@@ -35,6 +38,13 @@ class Schedule(NamedTuple):
     weights: str = "uniform"
     full_examples: bool = False
     devices: Devices | None = None
+    sample_cohort: CohortSampler | None = None
+
+    def record(self) -> dict[str, Any]:
+        """What config.json says of it; a sampler is a hash among the run's contents."""
+        devices = None if self.devices is None else dataclasses.asdict(self.devices)
+        kept = {name: v for name, v in self._asdict().items() if name != "sample_cohort"}
+        return {**kept, "devices": devices}
 
     def draw(self, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:
         """The batch of one round; a function of (key, round) and the client ids only.

@@ -7,6 +7,7 @@ devices agree up to rounding.
 
 import dataclasses
 import functools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -21,12 +22,13 @@ from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
 from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
 from fedjax_lab.data import Devices, FederatedArrays
+from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import ON_NONFINITE, Algorithm, plan_round
 from fedjax_lab.simulation.arguments import check_simulate, warn_of_nonfinite_data
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.loggers import Hook, Hooks
-from fedjax_lab.simulation.loop import Tally, Watch, as_value, start_state, traced
+from fedjax_lab.simulation.loop import Tally, Watch, adopt_state, as_value, start_state, traced
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.recorder import Recorder, Row, check_names
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
@@ -48,8 +50,8 @@ class SimulationResult(NamedTuple):
       seconds: time spent in rounds and evaluation, compilation left out; the parts before an
         interruption are included.
       compile_seconds: time spent compiling rounds, likewise.
-      stopped: why the run ended before its last round: "interrupt" (Ctrl-C or SIGTERM) or
-        "diverged"; None: it did not.
+      stopped: why the run ended before its last round: "interrupt" (Ctrl-C or SIGTERM),
+        "stop_when" or "diverged"; None: it did not.
       signal: the number of the signal that interrupted it; None: none did.
     """
 
@@ -69,9 +71,10 @@ class SimulationResult(NamedTuple):
 
 def simulate(
     algorithm: Algorithm,
-    params: Params,
+    params: Params | None,
     clients: FederatedArrays,
     *,
+    state: FedState | None = None,
     rounds: int,
     cohort_size: int,
     batch_size: int,
@@ -81,6 +84,7 @@ def simulate(
     weights: str = "uniform",
     full_examples: bool = False,
     devices: Devices | None = None,
+    sample_cohort: CohortSampler | None = None,
     seed: int = 0,
     evaluate: Callable[[Params], Mapping[str, Any]] | None = None,
     diagnose: Callable[[FedState], Mapping[str, Any]] | None = None,
@@ -90,6 +94,7 @@ def simulate(
     checkpoint_every: int | None = None,
     config: Mapping[str, Any] | None = None,
     on_row: Hook | Iterable[Hook] = (),
+    stop_when: Callable[[Row], Any] | None = None,
     profile_dir: str | Path | None = None,
     progress: bool = False,
     on_nonfinite: str = "exclude",
@@ -97,18 +102,21 @@ def simulate(
     """Run ``rounds`` rounds of a method and return its history.
 
     With ``run_dir``, metrics and checkpoints are kept there, and a second call with the same
-    arguments goes on where the first one stopped; the result equals that of an uninterrupted
-    run bit for bit. The directory is bound to its run by content: params, data, the compiled
-    rounds, ``evaluate`` and ``diagnose``. Ctrl-C or SIGTERM finishes the running chunk, saves,
-    and returns; a second one stops at once.
+    arguments goes on where the first one stopped, and with a larger ``rounds`` from its end; the
+    result equals that of an uninterrupted run bit for bit. The directory is bound to its run by
+    content: params or state, data, the compiled rounds, ``evaluate``, ``diagnose`` and
+    ``sample_cohort``. Ctrl-C or SIGTERM finishes the running chunk, saves, and returns; a second
+    one stops at once.
 
     A server model that is not finite, or a round in which no participant is, ends the run as
     "diverged", with a warning: the model is not evaluated, and no checkpoint is written.
 
     Args:
       algorithm: the method.
-      params: the first server model.
+      params: the first server model; None with ``state``.
       clients: the clients' data.
+      state: what the run starts from in place of ``algorithm.init(params, ...)``, such as
+        ``result.state`` of another run; its rounds are counted from 0. None: a fresh start.
       rounds: rounds of the whole run.
       cohort_size: clients per round, S.
       batch_size: examples per mini-batch, B.
@@ -119,6 +127,9 @@ def simulate(
       full_examples: give methods the client's whole data set for full local gradients.
       devices: unequal numbers of local steps, a time budget, drop-outs; None: every client
         does all its work. History then has ``simulated_seconds`` since round 0.
+      sample_cohort: (key, round) -> ids of the round's cohort, int32 [S], distinct clients with
+        data, in operations that JAX can trace; it is compiled with the rounds. The ids of ten
+        cohorts are checked. None: uniform, without replacement.
       seed: of the cohorts, mini-batches and everything random inside a round.
       evaluate: params -> dict of scalars.
       diagnose: state -> dict of scalars, called with each evaluation; such as
@@ -133,6 +144,10 @@ def simulate(
       on_row: a function of a row, or several, called with each row of the history, those from
         before an interruption first; see ``fedjax_lab.simulation.loggers``. One that raises an
         error is left out from then on, with a warning.
+      stop_when: a function of a row; where it returns something true, the run ends after that row
+        and its checkpoint. It is called after ``on_row``, with the same rows, but not with that
+        of a run that diverged. It does not bind ``run_dir``: the same call returns what there
+        is, and one with another ``stop_when`` goes on. Its errors are the caller's.
       profile_dir: a folder for a profile of ``eval_every`` rounds, once they are compiled; see
         ``fedjax_lab.simulation.loop.traced``. None: no profile.
       progress: show progress on stderr.
@@ -141,8 +156,9 @@ def simulate(
         as diverged ("stop"), or is added up like the others ("keep").
 
     Raises:
-      ValueError: an argument is out of range, all checkpoints are damaged, or ``evaluate`` or
-        ``diagnose`` returned a name that rows have already.
+      ValueError: an argument is out of range, ``state`` is not the method's, ``run_dir`` holds
+        more rounds, all checkpoints are damaged, or ``evaluate`` or ``diagnose`` returned a name
+        that rows have already.
       FileExistsError: ``run_dir`` holds another run.
       BlockingIOError: another process is writing to ``run_dir``.
       OSError: the disk is full.
@@ -151,7 +167,9 @@ def simulate(
     check_int("eval_every", eval_every, minimum=1)
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
     check_choice("on_nonfinite", on_nonfinite, (*ON_NONFINITE, "stop"))
-    check_simulate(algorithm, params, clients)
+    check_simulate(algorithm, params, clients, state)
+    if stop_when is not None and not callable(stop_when):
+        raise TypeError(f"stop_when is {stop_when!r}; it must be a function of a row.")
     if checkpoint_every is not None:
         check_int("checkpoint_every", checkpoint_every, minimum=1)
     schedule = Schedule(
@@ -163,11 +181,19 @@ def simulate(
         weights,
         full_examples,
         devices,
+        sample_cohort,
     )
     check_client_map(client_map)
     hooks = Hooks(on_row)
     key = jax.random.key(seed)
-    state = start_state(algorithm, params, clients, schedule, key)
+    if sample_cohort is not None:
+        check_cohorts(sample_cohort, clients, key, cohort_size, rounds)
+    is_fresh = state is None
+    if is_fresh:
+        state = start_state(algorithm, params, clients, schedule, key)
+    else:
+        state = adopt_state(algorithm, state, clients, schedule, key)
+        params = algorithm.params(state)
     if client_map in PLANNED:
         client_map = _plan(algorithm, schedule, state, clients, key, client_map, progress)
     state, clients, key = place((state, clients, key), client_map)
@@ -179,8 +205,7 @@ def simulate(
         "partition": dataclasses.asdict(clients.partition),
         "num_clients": clients.num_clients,
         "rounds": rounds,
-        **schedule._asdict(),
-        "devices": None if devices is None else dataclasses.asdict(devices),
+        **schedule.record(),
         "seed": seed,
         "eval_every": eval_every,
         "client_map": client_map,
@@ -192,10 +217,12 @@ def simulate(
     if run_dir is not None:
         record["content"] = {
             "params": hash_arrays(params),
+            "state": None if is_fresh else hash_arrays(state),
             "examples": hash_arrays((clients.examples, clients.indices)),
             "program": hash_program(chunks.lower(state, eval_every)),
             "evaluate": hash_function(evaluate),
             "diagnose": hash_function(diagnose),
+            "sample_cohort": hash_function(sample_cohort),
         }
     warn_of_nonfinite_data(clients)
     recorder = Recorder(
@@ -205,15 +232,17 @@ def simulate(
     watch = Watch(algorithm, on_nonfinite)
     with closing(recorder), closing(bar), stop_on_signal() as stop:
         round, state, history = recorder.begin(state)
-        bar.go_on_from(round)
         state = place(state, client_map)
         tally = Tally(algorithm, params, schedule, history, in_round == "exclude")
         seconds, chunks_before = recorder.spent
         chunks.compile_seconds = chunks_before + (chunks.compile_seconds if round < rounds else 0)
+        enough = False
         for row in history:
             hooks(row)
+            enough = _is_enough(stop_when, row)
+        bar.go_on_from(round, finished=enough)
         began = time.perf_counter() - seconds - chunks.compile_seconds
-        while round < rounds and not stop.is_set() and not watch.diverged:
+        while round < rounds and not (stop.is_set() or watch.diverged or enough):
             length = min(eval_every, rounds - round)
             kept = jax.tree.map(jnp.copy, state) if on_nonfinite == "stop" else None
             if chunks.prepare(state, length):
@@ -242,11 +271,17 @@ def simulate(
             recorder.row(row, seconds, chunks.compile_seconds)
             bar.update(round, {"loss": row["loss"], **scores})
             if not watch.diverged:
-                recorder.checkpoint(round, state, history, last=round == rounds)
+                # Before a shorter last chunk, too: there a longer run would go on.
+                recorder.checkpoint(round, state, history, last=round + eval_every > rounds)
             began += hooks(row)
+            enough = not watch.diverged and _is_enough(stop_when, row)
         if not watch.diverged:
             recorder.checkpoint(round, state, history, last=True)
-        stopped = "diverged" if watch.diverged else "interrupt" if round < rounds else None
+        stopped = None
+        if watch.diverged:
+            stopped = "diverged"
+        elif round < rounds:
+            stopped = "stop_when" if enough else "interrupt"
         recorder.summarise(
             round=round,
             seconds=seconds,
@@ -263,6 +298,13 @@ def simulate(
         stopped,
         stop.signal if stopped == "interrupt" else None,
     )
+
+
+def _is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
+    """Whether the run ends after a row; what a file holds as null is NaN, as it was at first."""
+    if stop_when is None:
+        return False
+    return bool(stop_when({n: math.nan if v is None else v for n, v in row.items()}))
 
 
 def _scores(
@@ -292,7 +334,8 @@ def _plan(algorithm, schedule, state, clients, key, client_map, progress) -> str
     if client_map == "measure":
         shapes = [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves((state, batch))]
         device = jax.devices()[0]
-        method = [algorithm.name, dict(algorithm.hyperparameters), shapes, *schedule[1:]]
+        drawn = [schedule.record(), hash_function(schedule.sample_cohort)]
+        method = [algorithm.name, dict(algorithm.hyperparameters), shapes, drawn]
         machine = [device.device_kind, jax.device_count(), versions()]
         chosen, remembered = planner.fastest(
             planner.alternatives(plan.client_map, schedule.cohort_size),

@@ -49,7 +49,8 @@ def write_json(path: Path, value: Any) -> None:
 def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
     """Create the run directory, or check that an existing one belongs to the same config.
 
-    ``versions`` may differ, and with it the hash of the program; everything else may not.
+    ``versions`` may differ, and with it the hash of the program, and the number of ``rounds``,
+    which ``write_rounds`` changes; everything else may not.
 
     Args:
       path: the directory, which exists.
@@ -83,11 +84,40 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
         raise ValueError(f"{file} is damaged: it holds no JSON object. Choose another run_dir.")
     changed = _differences(_comparable(before, config), _comparable(config, before))
     if changed:
+        asked, there = config.get("rounds"), before.get("rounds")
+        hint = "" if asked == there else _OTHER_ROUNDS.format(asked=asked, there=there)
         raise FileExistsError(
             f"run_dir is {str(path)!r}, which holds a run with another config: "
-            f"{'; '.join(changed)}. Choose another directory."
+            f"{'; '.join(changed)}.{hint} Choose another directory."
         )
     return True
+
+
+_OTHER_ROUNDS = (
+    " It was to have {there} rounds, and now {asked}: a schedule that depends on their number, "
+    "such as cosine, would change those that were run; only without one can a run become longer."
+)
+
+
+def write_rounds(path: Path, config: Mapping[str, Any]) -> None:
+    """Note in config.json how many rounds the run has now, if that has changed.
+
+    Args:
+      path: a directory that ``open_run_dir`` was content with.
+      config: what ``open_run_dir`` was given.
+    """
+    before = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    after = _with_rounds(before, config.get("rounds"))
+    if after != before:
+        write_json(path / CONFIG, after)
+
+
+def _with_rounds(config: Mapping[str, Any], rounds: int | None) -> dict[str, Any]:
+    """A config with another number of rounds, also among the settings of the command line."""
+    changed = {**config, "rounds": rounds}
+    if "rounds" in (settings := config.get("run_config") or {}):
+        changed["run_config"] = {**settings, "rounds": rounds}
+    return changed
 
 
 def _is_ours(name: str) -> bool:
@@ -97,7 +127,7 @@ def _is_ours(name: str) -> bool:
 
 def _comparable(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """A config without what may differ from the other one's."""
-    kept = {**config, "versions": None}
+    kept = {**_with_rounds(config, None), "versions": None}
     content = kept.get("content")
     if config.get("versions") != other.get("versions") and isinstance(content, dict):
         # Another version may write the same operations differently.
@@ -106,12 +136,12 @@ def _comparable(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str
 
 
 def run_id(config: Mapping[str, Any]) -> str:
-    """A hash of what makes a run this one, which its checkpoints carry.
+    """A hash of what makes a run this one, which its checkpoints carry; it may become longer.
 
     Args:
       config: what ``open_run_dir`` was given.
     """
-    kept = {**config, "versions": None}
+    kept = {**_with_rounds(config, None), "versions": None}
     kept["content"] = {**kept.get("content", {}), "program": None}
     text = json.dumps(json.loads(json.dumps(kept)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -152,10 +182,12 @@ def _says_disk_full(error: BaseException | None) -> bool:
 
 _NAMES = {
     "params": "the first params",
+    "state": "the first state",
     "examples": "the clients' data",
     "program": "the compiled rounds: loss, method, optimisers, schedules",
     "evaluate": "the function evaluate",
     "diagnose": "the function diagnose",
+    "sample_cohort": "the function sample_cohort",
 }
 
 

@@ -33,6 +33,7 @@ from fedjax_lab.clients.mapping import (
 )
 from fedjax_lab.clients.planner import useful_devices
 from fedjax_lab.data import Devices, FederatedArrays
+from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.loop import Tally
 from fedjax_lab.simulation.points import Point, build_all, check_seeds, list_points
@@ -59,6 +60,7 @@ def sweep(
     weights: str = "uniform",
     full_examples: bool = False,
     devices: Devices | None = None,
+    sample_cohort: CohortSampler | None = None,
     seeds: Sequence[int] = (0, 1, 2),
     evaluate: Callable[[Params], Mapping[str, Any]] | None = None,
     eval_every: int = 10,
@@ -71,7 +73,8 @@ def sweep(
 
     A run equals ``simulate`` with that point and that seed up to rounding: its cohorts,
     mini-batches and everything random depend on its seed alone. Ctrl-C finishes the running
-    chunk and returns what there is; a second Ctrl-C stops at once.
+    chunk and returns what there is; a second Ctrl-C stops at once. Its runs end together and start
+    from params: ``simulate``'s ``stop_when``, ``state`` and ``run_dir`` are of single runs.
 
     Args:
       build: the point's values as keyword arguments -> the method; it gets traced scalars.
@@ -83,6 +86,7 @@ def sweep(
       rounds: rounds of each run.
       cohort_size, batch_size, local_steps, local_epochs, replace, weights, full_examples, devices:
         as in ``simulate``.
+      sample_cohort: as in ``simulate``; of the first seed, ten cohorts are checked.
       seeds: one run of every point for each.
       evaluate: params -> dict of scalars, in operations that JAX can trace.
       eval_every: rounds between evaluations, which are also the compiled chunks.
@@ -114,12 +118,15 @@ def sweep(
         weights,
         full_examples,
         devices,
+        sample_cohort,
     )
     client_map = _resolve_client_map(client_map)
     run_map = _resolve_run_map(run_map, len(points) * len(seeds))
     is_function = callable(params) and jax.tree_util.all_leaves([params])
     models = [params(jax.random.key(seed)) if is_function else params for seed in seeds]
     keys = [jax.random.key(seed) for seed in seeds]
+    if sample_cohort is not None:
+        check_cohorts(sample_cohort, clients, keys[0], cohort_size, rounds)
     runs = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
     lengths = [min(eval_every, rounds - done) for done in range(0, rounds, eval_every)]
     evaluated = np.cumsum(lengths)

@@ -27,11 +27,14 @@ def begin(algorithm, params, batch=None, num_clients=N):
 def noisy_loss(params, examples, key):
     """The softmax loss; where the examples ask for it, with a randomness of its own.
 
-    A client that gets another one's key, or the same key twice, then gets another loss.
+    A client that gets another one's key, or the same key twice, then gets another loss. It also
+    returns metrics, of each example and of the mini-batch.
     """
     noise = jax.random.uniform(key, examples["y"].shape, minval=-0.5, maxval=0.5)
     factor = 1 + examples["noise"] * noise.astype(params["b"].dtype)
-    return factor * softmax.loss_fn(params, examples, key)
+    losses = factor * softmax.loss_fn(params, examples, key)
+    labels = examples["y"]
+    return losses, {"mean_label": labels, "highest_label": labels.max(), "again": losses}
 
 
 def with_noise(batch, amplitude):

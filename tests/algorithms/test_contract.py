@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, build_round, tree
-from tests.algorithms.cases import CASES, MAIN, N
+from fedjax_lab.clients.local import OWN_METRICS
+from tests.algorithms.cases import CASES, MAIN, Case, N
 from tests.algorithms.compiled import (
     EMPTY_ROUND,
     assert_same_bits,
@@ -19,6 +20,7 @@ from tests.algorithms.limits import TABLE
 from tests.algorithms.problem import initial_params, loss_fn, to_batch
 from tests.reference import problem as reference
 
+OF_THE_LOSS = {"mean_label", "highest_label", "again"}
 NAMES = [case.id for case in MAIN]
 
 
@@ -89,10 +91,29 @@ def test_state_and_metrics_keep_structure_shapes_and_dtypes(method):
     for metrics in found:
         assert {"loss", "delta_norm", "bytes_up", "bytes_down"} <= set(metrics)
         assert all(value.shape == () and np.isfinite(value) for value in metrics.values())
+        assert set(metrics) - OF_THE_LOSS <= OWN_METRICS  # which a loss may not use
     params = method.algorithm.params(states[-1])
     chex.assert_trees_all_equal_shapes_and_dtypes(params, method.initial_params)
     assert method.algorithm.name == method.case.id
     assert method.program._cache_size() == 1  # no round was compiled again
+
+
+def test_metrics_of_the_loss_are_means_over_examples_and_steps(method):
+    """They are NumPy's over what the masks leave, under a full mini-batch as under a ragged one."""
+    _, batches, states = method.run
+    if method.case.subject is not Case.subject:
+        pytest.skip("takes a model, whose loss is its own")
+    for t in (0, 1, 2):
+        _, metrics = method.round(states[t], batches[t])
+        real, labels = valid_examples(batches[t]), np.asarray(batches[t].examples["y"])
+        steps = [
+            labels[step][real[step]].max()
+            for step in np.ndindex(real.shape[:2])
+            if real[step].any()
+        ]
+        assert metrics["mean_label"] == pytest.approx(labels[real].mean(), rel=1e-6)
+        assert metrics["highest_label"] == pytest.approx(np.mean(steps), rel=1e-6)
+        assert metrics["again"] == pytest.approx(float(metrics["loss"]), rel=1e-6)
 
 
 def test_rows_of_absent_clients_keep_their_bits(method):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_lab import algorithms, simulate
 from fedjax_lab.command import cli
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -151,6 +152,24 @@ def test_a_resumed_run(tmp_path):
     namespace = execute("guides/resume_a_run.md")
     assert namespace["again"].history == namespace["result"].history
     assert (tmp_path / "runs" / "first" / "config.json").exists()
+    longer, early, second = (namespace[name] for name in ("longer", "early", "second"))
+    assert [row["round"] for row in longer.history] == list(range(10, 101, 10))
+    assert longer.history[-1]["loss"] < namespace["result"].history[-1]["loss"]
+    assert early.stopped is None  # it has two rounds here
+    assert second.history[-1]["loss"] < namespace["result"].history[-1]["loss"]
+
+
+@pytest.mark.example
+def test_metrics_and_cohorts(capsys):
+    page = execute("guides/metrics_and_cohorts.md")
+    accuracy, norm = map(float, capsys.readouterr().out.split())
+    assert 0 < accuracy < 1
+    first = np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(page["params"])))
+    assert norm == pytest.approx(first, rel=0.1)  # the weights have hardly moved
+    algorithm = algorithms.fedavg(page["measured"], client_lr=0.1)
+    inputs = page["params"], page["clients"]
+    result = simulate(algorithm, *inputs, rounds=1, **page["settings"], client_map="scan")
+    assert result.history[-1]["gradient_norm"] > 0
 
 
 @pytest.mark.example

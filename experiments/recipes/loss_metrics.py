@@ -1,0 +1,43 @@
+"""What a loss knows besides its value: accuracy, confidence and gradient norm on the clients.
+
+python -m experiments.recipes.loss_metrics
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import algorithms, data, models, simulate
+
+
+def main() -> None:
+    """Train with a loss that returns metrics, and print them."""
+    train, _ = data.load("digits")
+    clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
+    model = models.linear(10)
+    params = model.init(jax.random.key(0), jnp.zeros((1, *train.x.shape[1:])))
+    prepare = data.preprocess(scale=16)
+    cross_entropy = models.classification_loss(model.apply, prepare)
+
+    def loss_fn(params, examples, key):
+        logits = model.apply(params, prepare(examples, None).x, None)
+        here = jax.lax.stop_gradient(params)
+        gradient = jax.grad(lambda p: cross_entropy(p, examples, key).mean())(here)
+        squares = sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(gradient))
+        metrics = {
+            "train_accuracy": logits.argmax(-1) == examples.y,  # of each example
+            "confidence": jax.nn.softmax(logits).max(-1),
+            "gradient_norm": jnp.sqrt(squares),  # of the mini-batch
+        }
+        return cross_entropy(params, examples, key), metrics
+
+    algorithm = algorithms.fedavg(loss_fn, client_lr=0.1)
+    result = simulate(
+        algorithm, params, clients, rounds=30, cohort_size=5, local_steps=5, batch_size=16
+    )
+    for row in result.history:
+        values = (f"{name} {row[name]:.3f}" for name in ("train_accuracy", "confidence"))
+        print(f"round {row['round']}:", *values, f"gradient_norm {row['gradient_norm']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""A loss that returns metrics beside its losses: in runs, sweeps and wherever losses are taken.
+
+That they are the right means, for every method and under every mask, is in
+``tests/algorithms/test_contract.py``.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import algorithms, data, simulate, sweep
+from fedjax_lab.clients.local import OWN_METRICS
+from fedjax_lab.simulation.diagnostics import build_control_error
+from fedjax_lab.simulation.landscape import loss_surface
+from fedjax_lab.simulation.rounds import Schedule
+from tests.simulation.test_run import assert_same_bits, first_params, loss_fn, make_clients, run
+
+
+def with_metrics(params, examples, key):
+    losses = loss_fn(params, examples, key)
+    return losses, {"label": examples.y, "size": examples.y.size, "squared": jnp.square(losses)}
+
+
+def drawn_labels(rounds, **changes):
+    """Labels of all valid examples of each of the rounds, from the batches themselves."""
+    settings = {"cohort_size": 3, "batch_size": 4, "local_steps": 2, "replace": True} | changes
+    clients, schedule, labels = make_clients(), Schedule(**settings), []
+    for t in range(rounds):
+        batch = schedule.draw(clients, jax.random.key(5), jnp.int32(t))
+        of_round = np.asarray(clients.examples.y)[np.asarray(batch.examples)]
+        mask = np.ones(of_round.shape, bool) if batch.example_mask is None else batch.example_mask
+        labels.append(of_round[np.asarray(mask)])
+    return labels
+
+
+EPOCHS = {"local_steps": None, "local_epochs": 1, "replace": False}
+
+
+@pytest.mark.parametrize(
+    ("client_map", "drawing"),
+    [("scan", {}), ("scan", EPOCHS), ("chunk:2", EPOCHS), ("shard_map", EPOCHS)],
+)
+def test_rows_have_them(client_map, drawing):
+    algorithm = algorithms.scaffold(with_metrics, client_lr=0.3)
+    result = run(algorithm, rounds=4, client_map=client_map, **drawing)
+    labels = [of_round.mean() for of_round in drawn_labels(4, **drawing)]
+    for row, rounds in zip(result.history, (labels[:2], labels[2:]), strict=True):
+        assert row["label"] == pytest.approx(np.mean(rounds), rel=1e-5)
+        assert row["size"] == 4.0
+        assert row["squared"] >= row["loss"] ** 2
+    plain = run(
+        algorithms.scaffold(loss_fn, client_lr=0.3), rounds=4, client_map=client_map, **drawing
+    )
+    np.testing.assert_allclose(result.params["w"], plain.params["w"], atol=1e-6)
+    assert set(result.history[0]) - set(plain.history[0]) == {"label", "size", "squared"}
+
+
+def test_a_sweep_has_them():
+    def build(client_lr):
+        return algorithms.fedavg(with_metrics, client_lr=client_lr)
+
+    swept = sweep(
+        build, first_params(), make_clients(), points={"client_lr": [0.1, 0.3]}, seeds=[5],
+        rounds=4, eval_every=2, cohort_size=3, local_steps=2, batch_size=4, replace=True,
+        run_map="scan",
+    )  # fmt: skip
+    labels = [of_round.mean() for of_round in drawn_labels(4)]
+    expected = [np.mean(labels[:2]), np.mean(labels[2:])]
+    for point in (0, 1):
+        np.testing.assert_allclose(swept.history["label"][point, 0], expected, rtol=1e-5)
+
+
+def test_a_run_with_them_is_resumed(tmp_path):
+    algorithm = algorithms.fedavg(with_metrics, client_lr=0.3)
+    whole = run(algorithm, rounds=4)
+    for rounds in (2, 4):
+        grown = run(algorithm, rounds=rounds, run_dir=tmp_path)
+    assert_same_bits(whole.state, grown.state)
+    assert whole.history == grown.history
+
+
+def test_the_norm_of_the_gradient_is_a_metric_like_any_other():
+    """Of the quadratics |w - x|^2 / 2 it is the distance from the mean of the mini-batch."""
+
+    def quadratic(params, examples, key):
+        return 0.5 * jnp.square(params["w"][None] - examples.x).sum(-1)
+
+    def measured(params, examples, key):
+        here = jax.lax.stop_gradient(params)
+        gradient = jax.grad(lambda p: quadratic(p, examples, key).mean())(here)
+        return quadratic(params, examples, key), {"gradient_norm": jnp.linalg.norm(gradient["w"])}
+
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    clients = data.partition(data.Examples(x, np.zeros(6, int)), np.repeat(np.arange(3), 2), 3)
+    result = simulate(
+        algorithms.fedavg(measured, client_lr=0.1), {"w": jnp.zeros(3)}, clients, rounds=1,
+        cohort_size=3, local_epochs=1, batch_size=2, client_map="scan",
+    )  # fmt: skip
+    norms = np.linalg.norm(x.reshape(3, 2, 3).mean(1), axis=-1)
+    assert result.history[0]["gradient_norm"] == pytest.approx(norms.mean(), rel=1e-5)
+
+
+def test_diagnostics_and_landscapes_take_such_a_loss():
+    state = run(rounds=1).state
+    for build in (
+        lambda loss: build_control_error(loss, make_clients())(state),
+        lambda loss: loss_surface(loss, first_params(), make_clients().examples, points=3),
+    ):
+        both = build(loss_fn), build(with_metrics)
+        jax.tree.map(np.testing.assert_array_equal, *both)
+
+
+@pytest.mark.parametrize("name", sorted(OWN_METRICS))
+def test_the_librarys_own_names_are_refused(name):
+    def loss(params, examples, key):
+        return loss_fn(params, examples, key), {name: 1.0}
+
+    algorithm = algorithms.fedavg(loss, client_lr=0.1)
+    with pytest.raises(ValueError, match=rf"metric called '{name}'; the library has bytes_down, "):
+        run(algorithm)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"wide": jnp.ones((4, 2))}, r"the metric 'wide' of shape \(4, 2\); it must be a scalar"),
+        ({"short": jnp.ones(3)}, r"the metric 'short' of shape \(3,\); .* shape \(4,\)"),
+        ({7: 1.0}, "a metric called 7; a name must be a string"),
+        ([1.0], "loss_fn returned tuple; it must return one loss per example, an array of shape"),
+    ],
+)
+def test_other_metrics_are_refused(returned, message):
+    algorithm = algorithms.fedavg(
+        lambda params, examples, key: (loss_fn(params, examples, key), returned), client_lr=0.1
+    )
+    with pytest.raises((ValueError, TypeError), match=message):
+        run(algorithm)
+
+
+def test_an_evaluation_of_the_same_name_is_refused():
+    algorithm = algorithms.fedavg(with_metrics, client_lr=0.1)
+    with pytest.raises(ValueError, match="evaluate returned 'label', a name that rows have"):
+        run(algorithm, evaluate=lambda params: {"label": 1.0})
