@@ -7,10 +7,8 @@ from pathlib import Path
 from fedjax_lab.checks import check_number
 from fedjax_lab.report.figures import write_figures
 from fedjax_lab.report.html import html_page
-from fedjax_lab.report.runs import Run, group_runs, load_runs
+from fedjax_lab.report.runs import REPORT, Run, group_runs, load_runs
 from fedjax_lab.report.tables import by_accuracy, summary_table
-
-REPORT = "report.md"
 
 
 def write_report(

@@ -194,6 +194,24 @@ def test_missing_directories_are_named(tmp_path):
         load_runs([])
 
 
+def test_what_a_pattern_names_besides_runs_is_passed_over(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", seed=seed)
+    write_report(tmp_path.glob("*"))
+    (tmp_path / "table.tex").write_text("")
+    (write_run(tmp_path / "a0-rerun") / "rerun.json").write_text("{}")
+    named = sorted(tmp_path.glob("*"))  # as a shell expands runs/*
+    assert [path.name for path in named] == ["a0", "a0-rerun", "a1", "report", "table.tex"]
+    first = write_report(named).read_text()
+    assert write_report(named).read_text() == first
+    assert [run.path.name for run in load_runs(named)] == ["a0", "a1"]
+    assert [run.path.name for run in load_runs([tmp_path])] == ["a0", "a1"]
+    with pytest.raises(FileNotFoundError, match="report is the folder of a report, .* is a file"):
+        load_runs([tmp_path / "report", tmp_path / "table.tex"])
+    with pytest.raises(FileNotFoundError, match="a0-rerun repeats another run"):
+        load_runs([tmp_path / "a0-rerun"])
+
+
 def test_markdown_aligns_and_escapes():
     table = markdown_table([["a", "b"], ["x|y", "10"]])
     assert table == "| a    |  b |\n| :--- | -: |\n| x\\|y | 10 |"
