@@ -23,7 +23,7 @@ DIVERGED = "diverged"
 SCORES = ("accuracy", "test_loss")  # of which a run that diverged has none
 # Not a setting: who runs it, on what, or a count that follows from the rest.
 _NO_SETTING = {
-    *("algorithm", "hyperparameters", "partition", "run_config", "data", "versions"),
+    *("algorithm", "hyperparameters", "partition", "run_config", "data", "versions", "content"),
     *("seed", "partition_seed", "init_seed", "option", "model_option", "num_params"),
 }
 _LONG = 48  # characters of differing settings that fit into a label

@@ -148,7 +148,7 @@ def test_moving(name):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_are_understood(page):
     for call in commands(page):
-        command = cli._parse(call)
+        command = cli.parse(call)
         if call[0] == "run":
             command.settings.resolve()
 
