@@ -37,13 +37,13 @@ class Checkpoints:
         self._ocp = ocp
         self._directory = Path(directory).absolute()
         self._run_id = run_id  # whose they are: a folder from another run is refused
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=2,
-            create=not read_only,
-            enable_async_checkpointing=False,
-            read_only=read_only,
-        )
         with _raised_not_logged():  # it warns that a reader keeps nothing
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=None if read_only else 2,
+                create=not read_only,
+                enable_async_checkpointing=False,
+                read_only=read_only,
+            )
             self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def save(self, round: int, state: PyTree, extra: dict[str, Any], params: Params = ()) -> None:

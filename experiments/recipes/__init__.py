@@ -1,0 +1,1 @@
+"""Recipes: what a user would write, one screen each."""
