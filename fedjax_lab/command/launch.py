@@ -109,9 +109,10 @@ def _show_seeds(configs: list[RunConfig]) -> None:
     from fedjax_lab.simulation.run_dir import METRICS
 
     paths = [Path(str(config.run_dir)) for config in configs]
-    runs = load_runs([path for path in paths if (path / METRICS).stat().st_size])
+    evaluated = [path for path in paths if (path / METRICS).stat().st_size]
     print()
-    print_rows(seed_table(runs))
+    if evaluated:  # what diverges at once has no row
+        print_rows(seed_table(load_runs(evaluated)))
     print("\n" + "\n".join(str(path) for path in paths))
 
 
