@@ -4,6 +4,7 @@ from fedjax_lab import algorithms, compressors, data, models, qp
 from fedjax_lab.clients.host_devices import divide_cpu
 from fedjax_lab.round import Algorithm, Phase, build_round
 from fedjax_lab.simulation.run import SimulationResult, simulate
+from fedjax_lab.simulation.saved_run import SavedRun, load_run
 from fedjax_lab.simulation.sweep import sweep
 from fedjax_lab.simulation.sweep_result import SweepResult
 from fedjax_lab.types import CohortBatch, FedState
@@ -15,6 +16,7 @@ __all__ = [
     "CohortBatch",
     "FedState",
     "Phase",
+    "SavedRun",
     "SimulationResult",
     "SweepResult",
     "__version__",
@@ -22,6 +24,7 @@ __all__ = [
     "build_round",
     "compressors",
     "data",
+    "load_run",
     "models",
     "qp",
     "simulate",

@@ -58,25 +58,25 @@ def format_estimate(value: Estimate, digits: int) -> str:
     return f"{text} ± {value.half_width:,.{digits}f}"
 
 
-def markdown_table(rows: Rows) -> str:
+def markdown_table(rows: Rows, *, text: bool = False) -> str:
     """Rows, the first of which is the head, as a Markdown table.
-
-    Columns from the second on are aligned to the right.
 
     Args:
       rows: lists of texts of equal length.
+      text: columns are aligned to the left; else those from the second on to the right.
     """
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
 
     def line(row: list[str]) -> str:
         padded = [
-            cell.ljust(width) if i == 0 else cell.rjust(width)
+            cell.ljust(width) if text or i == 0 else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         return f"| {' | '.join(padded)} |"
 
-    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
+    rules = ["-" * (width - 1) for width in widths]
+    rule = [f":{dashes}" if text or i == 0 else f"{dashes}:" for i, dashes in enumerate(rules)]
     return "\n".join([line(cells[0]), line(rule), *map(line, cells[1:])])
 
 

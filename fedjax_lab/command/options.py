@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -89,6 +90,27 @@ def algorithm_options(algorithm: str, server_optimizer: Any = None) -> dict[str,
         numbers = {key: value for key, value in own.items() if isinstance(value, (bool, float))}
         options = {**options, "server_optimizer": DEFAULT_OPTIMIZER, **numbers}
     return options
+
+
+def float_options(algorithm: str, server_optimizer: Any = None) -> list[str]:
+    """The hyper-parameters of a method that are floats, which a sweep may vary.
+
+    Args:
+      algorithm, server_optimizer: as of ``algorithm_options``.
+
+    Raises:
+      ValueError: one of the names is unknown.
+    """
+    options = algorithm_options(algorithm, server_optimizer)
+    parameters = inspect.signature(ALGORITHMS[algorithm]).parameters
+
+    def is_float(name: str, default: Any) -> bool:
+        if name not in parameters:  # the server optimizer's own
+            return isinstance(default, float)
+        hint = parameters[name].annotation
+        return float in (hint, *typing.get_args(hint))
+
+    return [name for name, default in options.items() if is_float(name, default)]
 
 
 def model_defaults(model: str) -> dict[str, Any]:

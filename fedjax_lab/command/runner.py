@@ -34,7 +34,7 @@ from fedjax_lab.simulation.run_dir import (
     SUMMARY,
     write_json,
 )
-from fedjax_lab.types import LossFn, Params
+from fedjax_lab.types import Key, LossFn, Params
 
 _OUTLIER = 1000  # times the median client's largest value
 _EVALUATED = 1000  # examples of an evaluation's step
@@ -51,6 +51,7 @@ class Setup(NamedTuple):
         config's, as ``sweep`` wants it.
       loss_fn: the model's loss of each example.
       params: the first server model.
+      init: key -> a first server model, which ``params`` is for the key of ``init_seed``.
       clients: the clients' training data, on the device.
       evaluate: params -> {"accuracy", "test_loss"} on the test set; of text also "perplexity",
         and the accuracy is the share of next words foretold.
@@ -63,6 +64,7 @@ class Setup(NamedTuple):
     vary: Callable[..., Algorithm]
     loss_fn: LossFn
     params: Params
+    init: Callable[[Key], Params]
     clients: data.FederatedArrays
     evaluate: Callable[[Params], Mapping[str, Any]]
     evaluate_clients: Callable[[Params], jax.Array]
@@ -109,7 +111,10 @@ def build(
         evaluated = max(1, min(evaluated, _MAX_LOGITS // (train.y.shape[1] * num_classes)))
     evaluate = build_evaluation(count_fn, test, evaluated)
 
-    params = model.init(init_key, first_x)
+    def init(key: Key) -> Params:
+        return model.init(key, first_x)
+
+    params = init(init_key)
     if is_text:
         evaluate = with_perplexity(evaluate)
     elif prepare and any(jax.tree.leaves(models.running_statistics(params))):
@@ -126,6 +131,7 @@ def build(
         vary,
         loss_fn,
         params,
+        init,
         clients,
         evaluate,
         build_client_evaluation(count_fn, clients, evaluated),

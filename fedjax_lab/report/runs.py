@@ -18,12 +18,12 @@ from fedjax_lab.simulation.run_dir import (
     read_metrics,
 )
 
-LANDSCAPE = "landscape.json"
+LANDSCAPE, REPORT, RERUN = "landscape.json", "report.md", "rerun.json"
 DIVERGED = "diverged"
 SCORES = ("accuracy", "test_loss")  # of which a run that diverged has none
 # Not a setting: who runs it, on what, or a count that follows from the rest.
 _NO_SETTING = {
-    *("algorithm", "hyperparameters", "partition", "run_config", "data", "versions"),
+    *("algorithm", "hyperparameters", "partition", "run_config", "data", "versions", "content"),
     *("seed", "partition_seed", "init_seed", "option", "model_option", "num_params"),
 }
 _LONG = 48  # characters of differing settings that fit into a label
@@ -105,30 +105,43 @@ class Group(NamedTuple):
 def load_runs(directories: Iterable[str | Path]) -> list[Run]:
     """Read run directories; a directory that is none is searched for those below it.
 
-    Of the runs below a directory, those without an evaluation are left out.
+    Of the runs below a directory, those without an evaluation are left out. Left out is also
+    what a pattern such as ``runs/*`` names besides runs: files, the folders of reports, and
+    runs that repeat another one (``rerun``).
 
     Args:
       directories: run directories, or directories that hold some.
 
     Raises:
-      FileNotFoundError: there is no such directory, or no run in it.
+      FileNotFoundError: there is no such directory, no run in it, or no run in any.
       ValueError: a file of a run is damaged or lacks what it must have; or a run that was
         named has no evaluation yet.
     """
     paths: dict[Path, Path] = {}
+    passed_over: list[str] = []
     for directory in map(Path, directories):
+        if directory.is_file():
+            passed_over.append(f"{directory} is a file")
+            continue
         if not directory.is_dir():
             raise FileNotFoundError(f"there is no directory {directory}.")
+        if (directory / RERUN).exists():
+            passed_over.append(f"{directory} repeats another run")
+            continue
         found = _find(directory)
         if found != [directory]:
             found = [path for path in found if _read_rows(path / METRICS)]
+        if not found and (directory / REPORT).exists():
+            passed_over.append(f"{directory} is the folder of a report")
+            continue
         if not found:
             raise FileNotFoundError(
                 f"{directory} is no run directory and holds no run with an evaluation."
             )
         paths.update({path.resolve(): path for path in found})
     if not paths:
-        raise FileNotFoundError("no run directory was given.")
+        found_instead = f": {', '.join(passed_over)}" if passed_over else ""
+        raise FileNotFoundError(f"no run directory was given{found_instead}.")
     return [_load(path) for path in paths.values()]
 
 
@@ -136,7 +149,7 @@ def _find(directory: Path) -> list[Path]:
     found = []
     for folder, folders, files in os.walk(directory):
         if CONFIG in files:
-            found.append(Path(folder))
+            found += [] if RERUN in files else [Path(folder)]
             folders.clear()
         folders[:] = sorted(name for name in folders if name != CHECKPOINTS and name[0] != ".")
     return found

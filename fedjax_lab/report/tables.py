@@ -61,20 +61,48 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] = la
       measure: by which the best group is found and the others differ from it, over the seeds
         that both have.
     """
-    head = ["method", "seeds", "top (%)", "last (%)", f"mean of last {LAST} (%)"]
-    head += ["worst 10 % of clients (%)"]
-    is_text = any("perplexity" in run.rows[-1] for group in groups for run in group.runs)
-    head += [*(["lowest perplexity"] if is_text else []), "behind the best (points)", "p"]
+    columns = measures(run for group in groups for run in group.runs)
+    head = ["method", "seeds", *columns, "behind the best (points)", "p"]
 
     def row(group: Group, behind: list[str]) -> list[str]:
-        measures = (top, lambda run: last(run.values("accuracy")), late, _worst)
-        estimates = [estimate([100 * value(run) for run in group.runs]) for value in measures]
-        estimates += [over_seeds(group, _lowest_perplexity)] if is_text else []
-        shown = [format_estimate(found, 2) for found in estimates]
+        shown = [format_estimate(over_seeds(group, value), 2) for value in columns.values()]
         return [group.label, str(len(group.runs)), *shown, *behind]
 
     behind = behind_best(groups, lambda run: 100 * measure(run))
     return [head, *(row(group, cells) for group, cells in zip(groups, behind, strict=True))]
+
+
+def measures(runs: Iterable[Run]) -> dict[str, Callable[[Run], float]]:
+    """What tables show of a run: head of the column -> a run's value.
+
+    Args:
+      runs: where one is of a language model, the lowest perplexity is shown, too.
+    """
+    found: dict[str, Callable[[Run], float]] = {
+        "top (%)": lambda run: 100 * top(run),
+        "last (%)": lambda run: 100 * last(run.values("accuracy")),
+        f"mean of last {LAST} (%)": lambda run: 100 * late(run),
+        "worst 10 % of clients (%)": lambda run: 100 * _worst(run),
+    }
+    if any("perplexity" in run.rows[-1] for run in runs):
+        found["lowest perplexity"] = _lowest_perplexity
+    return found
+
+
+def seed_table(runs: Sequence[Run]) -> Rows:
+    """Head and rows: a run in each, and at the end their mean with its interval.
+
+    Args:
+      runs: of one method with the same settings, at least one.
+    """
+    columns = measures(runs)
+    rows = [
+        [str(run.seed), *(format_estimate(estimate([f(run)]), 2) for f in columns.values())]
+        for run in runs
+    ]
+    means = [estimate([f(run) for run in runs]) for f in columns.values()]
+    mean = ["mean ± 95 %", *(format_estimate(found, 2) for found in means)]
+    return [["seed", *(name.replace(" of clients (%)", " (%)") for name in columns)], *rows, mean]
 
 
 def _lowest_perplexity(run: Run) -> float:
@@ -169,6 +197,8 @@ def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
     several = any(len(group.runs) > 1 for group in groups)
     interval = f" Mean ± 95 % interval over the seeds (Student's t). {PAIRED}" if several else ""
     parts += [
+        "## Settings",
+        *_settings(groups),
         "## Accuracy",
         f"Test accuracy in percent. The mean of the last {LAST} is over evaluations and says "
         "which method is the best; the worst 10 % of clients are those on whose own training data "
@@ -176,8 +206,6 @@ def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
         f"{interval}{_unfinished(groups)}",
         markdown_table(accuracy_table(groups)),
     ]
-    if any("#" in group.label for group in groups):
-        parts += ["\n".join(f"- {group.label}: {group.differs}" for group in groups)]
     if not math.isnan(target):
         parts += [
             "## Up to the target",
@@ -188,7 +216,6 @@ def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
         ]
     timing = "Rounds and their evaluations, compilation apart; means over the seeds."
     parts += ["## Time", timing, markdown_table(time_table(groups))]
-    parts += ["## Settings", _settings_text(groups)]
     parts += ["## Runs", markdown_table(run_table(groups))]
     return "\n\n".join(parts) + "\n"
 
@@ -209,14 +236,39 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.10g} %"
 
 
-def _settings_text(groups: Sequence[Group]) -> str:
-    def listed(values: dict[str, Any]) -> str:
-        return ", ".join(f"{name} `{format_value(value)}`" for name, value in values.items())
-
-    lines = [f"Common to all: {listed(common_settings(groups)) or 'nothing'}."]
+def _settings(groups: Sequence[Group]) -> list[str]:
+    """What differs as a table with a row for each group, and below it what is common."""
+    common = common_settings(groups)
+    own = [
+        {name: value for name, value in group.runs[0].settings.items() if name not in common}
+        for group in groups
+    ]
+    parts = []
+    if len(groups) > 1 and any(own):
+        rows = [[g.label, _listed(values)] for g, values in zip(groups, own, strict=True)]
+        parts += [
+            "What differs:",
+            markdown_table([["method", "its own settings"], *rows], text=True),
+        ]
+    if common:
+        parts += ["Common to all:" if parts else "All of them:"]
+        parts += [markdown_table(_in_columns(common), text=True)]
     versions = [run.config.get("versions", {}) for group in groups for run in group.runs]
     distinct = [v for i, v in enumerate(versions) if v not in versions[:i]]
     if len(distinct) > 1:
-        lines.append("**The runs were made with different versions:**")
-    lines += [f"Versions: {listed(v)}." for v in distinct if v]
-    return "\n\n".join(lines)
+        parts.append("**The runs were made with different versions:**")
+    parts += [f"Versions: {_listed(v)}." for v in distinct if v]
+    return parts
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} `{format_value(value)}`" for name, value in values.items()) or NOTHING
+
+
+def _in_columns(values: dict[str, Any], columns: int = 3) -> Rows:
+    """Names and values, several of both in a row, to be read downwards."""
+    cells = [[name, f"`{format_value(value)}`"] for name, value in sorted(values.items())]
+    height = -(-len(cells) // columns)
+    cells += [["", ""]] * (-len(cells) % height)
+    rows = [[text for cell in cells[row::height] for text in cell] for row in range(height)]
+    return [["setting", "value"] * (len(cells) // height), *rows]

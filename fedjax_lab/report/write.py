@@ -1,16 +1,14 @@
 """A report on disk: report.md with its figures, and both as one page, report.html."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedjax_lab.checks import check_number
 from fedjax_lab.report.figures import write_figures
 from fedjax_lab.report.html import html_page
-from fedjax_lab.report.runs import Run, group_runs, load_runs
+from fedjax_lab.report.runs import REPORT, Group, Run, group_runs, load_runs
 from fedjax_lab.report.tables import by_accuracy, summary_table
-
-REPORT = "report.md"
 
 
 def write_report(
@@ -35,18 +33,45 @@ def write_report(
       FileNotFoundError, ValueError: as ``load_runs``; or ``target`` is out of range.
       ImportError: matplotlib is missing.
     """
-    if target is not None:
-        check_number("target", target, minimum=0.0, maximum=1.0, exclusive_minimum=True)
+    check_target(target)
     runs = load_runs(directories)
     groups = by_accuracy(group_runs(runs))
     folder = default_folder(runs) if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     figures = write_figures(groups, folder)
-    text = f"# {title}\n\n{summary_table(groups, target)}"
-    if figures:
-        text += f"\n## Figures\n\n{show_figures(figures)}\n"
-    write_page(text, folder / REPORT)
+    write_page(report_text(groups, figures, target, title), folder / REPORT)
     return folder / REPORT
+
+
+def check_target(target: float | None) -> None:
+    """Check the accuracy to be reached.
+
+    Args:
+      target: in (0, 1), or None.
+
+    Raises:
+      ValueError: it is out of range.
+    """
+    if target is not None:
+        check_number("target", target, minimum=0.0, maximum=1.0, exclusive_minimum=True)
+
+
+def report_text(
+    groups: Sequence[Group], figures: Sequence[tuple[str, str]], target: float | None, title: str
+) -> str:
+    """report.md: title, first figure, settings and tables, the other figures.
+
+    Args:
+      groups: from ``group_runs``, best first.
+      figures: (file name, caption).
+      target: accuracy in (0, 1); None: 95 % of the best method's.
+      title: the first line.
+    """
+    parts = [f"# {title}"]
+    parts += [show_figures(figures[:1])] if figures else []
+    parts += [summary_table(groups, target).rstrip()]
+    parts += [f"## More figures\n\n{show_figures(figures[1:])}"] if figures[1:] else []
+    return "\n\n".join(parts) + "\n"
 
 
 def show_figures(figures: Iterable[tuple[str, str]]) -> str:
@@ -56,11 +81,17 @@ def show_figures(figures: Iterable[tuple[str, str]]) -> str:
 
 def write_page(markdown: str, path: Path) -> None:
     """Write ``path``, Markdown, and the same as a page beside it that ends in .html."""
-    _write(path, markdown)
-    _write(path.with_suffix(".html"), html_page(markdown, path.parent))
+    write_text(path, markdown)
+    write_text(path.with_suffix(".html"), html_page(markdown, path.parent))
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all.
+
+    Args:
+      path: the file.
+      text: what it shall hold.
+    """
     scratch = path.with_name(f".{path.name}.tmp")
     scratch.write_text(text, encoding="utf-8")
     os.replace(scratch, path)

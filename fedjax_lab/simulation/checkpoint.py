@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_lab.types import PyTree
+from fedjax_lab.types import Params, PyTree
 
 _BESIDE = 2**17  # bytes of a checkpoint's metadata
 
@@ -31,41 +31,58 @@ class Checkpoints:
     digest of its arrays, so that damage on the disk is noticed and not trained on.
     """
 
-    def __init__(self, directory: Path, run_id: str = ""):
+    def __init__(self, directory: Path, run_id: str = "", *, read_only: bool = False):
         import orbax.checkpoint as ocp
 
         self._ocp = ocp
         self._directory = Path(directory).absolute()
         self._run_id = run_id  # whose they are: a folder from another run is refused
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=2, create=True, enable_async_checkpointing=False
-        )
-        self._manager = ocp.CheckpointManager(self._directory, options=options)
+        with _raised_not_logged():  # it warns that a reader keeps nothing
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=None if read_only else 2,
+                create=not read_only,
+                enable_async_checkpointing=False,
+                read_only=read_only,
+            )
+            self._manager = ocp.CheckpointManager(self._directory, options=options)
 
-    def save(self, round: int, state: PyTree, extra: dict[str, Any]) -> None:
+    def save(self, round: int, state: PyTree, extra: dict[str, Any], params: Params = ()) -> None:
         """Save a state.
 
         Args:
           round: finished rounds.
           state: pytree of arrays.
           extra: any JSON value.
+          params: the server model, pytree of arrays; kept beside the state, so that it can be
+            read without the method.
 
         Raises:
           OSError: there is no room for it (``errno.ENOSPC``).
         """
         if round in self._manager.all_steps():
             return
-        arrays = _to_arrays(state)
+        arrays, model = _to_arrays(state), _to_arrays(params)
         # Where the disk is full, the threads of the storage library print traces of their own.
-        needed = sum(leaf.nbytes for leaf in arrays.values()) + len(json.dumps(extra)) + _BESIDE
+        size = sum(leaf.nbytes for leaf in (*arrays.values(), *model.values()))
+        needed = size + len(json.dumps(extra)) + _BESIDE
         if shutil.disk_usage(self._directory).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._directory))
-        meta = {"run": self._run_id, "digest": _digest(arrays, extra), "extra": extra}
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        paths = [[_key(entry) for entry in path] for path, _ in leaves]
+        named = dict(zip(model, paths, strict=True))
+        meta = {
+            "run": self._run_id,
+            "digest": _digest(arrays, extra),
+            "extra": extra,
+            "params": {"paths": named, "digest": _digest(model, [named, extra])},
+        }
         with _raised_not_logged():
             self._manager.save(
                 round,
                 args=self._ocp.args.Composite(
-                    state=self._ocp.args.StandardSave(arrays), meta=self._ocp.args.JsonSave(meta)
+                    state=self._ocp.args.StandardSave(arrays),
+                    **({"params": self._ocp.args.StandardSave(model)} if model else {}),
+                    meta=self._ocp.args.JsonSave(meta),
                 ),
             )
             self._manager.wait_until_finished()
@@ -93,43 +110,84 @@ class Checkpoints:
           ValueError: all checkpoints are damaged, or one belongs to another run.
           FileNotFoundError: there is no checkpoint.
         """
-        saved = self.rounds()
-        rounds = [round for round in saved if is_wanted(round)]
+        expected = _to_arrays(like)
+        shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in expected.items()}
+
+        def read(round: int) -> tuple[PyTree, dict[str, Any]]:
+            arrays, meta = self._read(round, "state")
+            if shapes != {name: (leaf.shape, leaf.dtype) for name, leaf in arrays.items()}:
+                raise ValueError(
+                    f"the checkpoint {self._directory / str(round)} holds arrays of other names, "
+                    "shapes or dtypes than this run's state: it belongs to another model or method."
+                )
+            leaves = [arrays[name] for name in expected]
+            return jax.tree.unflatten(jax.tree.structure(like), leaves), meta
+
+        round, state, meta = self._newest(read, is_wanted)
+        for newer in (step for step in self.rounds() if step > round):
+            shutil.rmtree(self._directory / str(newer), ignore_errors=True)
+        self._manager.reload()
+        return round, state, meta["extra"]
+
+    def restore_params(self) -> tuple[int, list[tuple[list[str | int], np.ndarray]], Any]:
+        """Of the last checkpoint that is whole: (round, [(path, array)], extra).
+
+        Nothing on the disk is changed. A path is a leaf's keys and indices, from the root.
+
+        Raises:
+          ValueError: all checkpoints are damaged, or one belongs to another run.
+          FileNotFoundError: there is no checkpoint, or the last one has no params of its own.
+        """
+
+        def read(round: int) -> tuple[PyTree, dict[str, Any]]:
+            where = self._directory / str(round)
+            if not (where / "params").exists():
+                raise FileNotFoundError(
+                    f"the checkpoint {where} has no params beside the method's state, as those of "
+                    "earlier versions; run the same settings in a new directory."
+                )
+            return self._read(round, "params")
+
+        round, arrays, meta = self._newest(read)
+        paths = meta["params"]["paths"]
+        return round, [(paths[name], np.asarray(arrays[name])) for name in paths], meta["extra"]
+
+    def _newest(
+        self, read: Callable[[int], Any], is_wanted: Callable[[int], bool] = lambda round: True
+    ) -> tuple[int, Any, dict[str, Any]]:
+        """(round, what ``read`` gave, meta) of the last one that is wanted and whole."""
+        rounds = [round for round in self.rounds() if is_wanted(round)]
         if not rounds:
             raise FileNotFoundError(f"there is no checkpoint in {self._directory}.")
         damage = ""
         for round in rounds:
             try:
-                found = self._read(round, like)
+                found, meta = read(round)
             except _DamagedError as error:
                 damage = damage or str(error)
                 continue
-            for newer in (step for step in saved if step > round):
-                if newer in rounds:
-                    warnings.warn(
-                        f"{damage} The run goes on from round {round}.", UserWarning, stacklevel=2
-                    )
-                shutil.rmtree(self._directory / str(newer), ignore_errors=True)
-            self._manager.reload()
-            return found
+            if damage:
+                told = f"{damage} Round {round} is the last that is whole."
+                warnings.warn(told, UserWarning, stacklevel=3)
+            return round, found, meta
         raise ValueError(
             f"{damage} No other one is whole: delete {self._directory} to begin again, or choose "
             "another run_dir."
         )
 
-    def _read(self, round: int, like: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
+    def _read(self, round: int, item: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """(arrays, meta) of a checkpoint's "state" or "params"."""
         where = self._directory / str(round)
-        expected = _to_arrays(like)
+        items = {item: self._ocp.args.StandardRestore(), "meta": self._ocp.args.JsonRestore()}
         try:
             with _raised_not_logged():
-                restored = self._manager.restore(
-                    round,
-                    args=self._ocp.args.Composite(
-                        state=self._ocp.args.StandardRestore(), meta=self._ocp.args.JsonRestore()
-                    ),
-                )
-            arrays, meta = restored["state"], restored["meta"]
-            intact = meta["digest"] == _digest(arrays, meta["extra"])
+                restored = self._manager.restore(round, args=self._ocp.args.Composite(**items))
+            arrays, meta = restored[item], restored["meta"]
+            if item == "state":
+                intact = meta["digest"] == _digest(arrays, meta["extra"])
+            else:
+                about = [meta["params"]["paths"], meta["extra"]]
+                intact = meta["params"]["digest"] == _digest(arrays, about)
         except Exception as error:  # orbax and tensorstore raise many kinds for a damaged file
             raise _DamagedError(
                 f"the checkpoint {where} cannot be read ({type(error).__name__}: "
@@ -144,14 +202,7 @@ class Checkpoints:
                 f"the checkpoint {where} belongs to another run than the config.json beside it; "
                 "put the right folder back, or choose another run_dir."
             )
-        shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in arrays.items()}
-        if shapes != {name: (leaf.shape, leaf.dtype) for name, leaf in expected.items()}:
-            raise ValueError(
-                f"the checkpoint {where} holds arrays of other names, shapes or dtypes than this "
-                "run's state: it belongs to another model or method."
-            )
-        leaves = [arrays[name] for name in expected]
-        return round, jax.tree.unflatten(jax.tree.structure(like), leaves), meta["extra"]
+        return arrays, meta
 
     def close(self) -> None:
         """Release what orbax holds."""
@@ -178,7 +229,16 @@ def _to_arrays(state: PyTree) -> dict[str, np.ndarray]:
     }
 
 
-def _digest(arrays: dict[str, np.ndarray], extra: dict[str, Any]) -> str:
+def _key(entry: Any) -> str | int:
+    """A level of a leaf's path: a dict's key, a list's index, or an attribute's name."""
+    for name in ("key", "idx", "name"):
+        if hasattr(entry, name):
+            key = getattr(entry, name)
+            return key if isinstance(key, int) else str(key)
+    return str(entry)
+
+
+def _digest(arrays: dict[str, np.ndarray], extra: Any) -> str:
     digest = hashlib.sha256(json.dumps(extra, sort_keys=True).encode())
     for name in sorted(arrays):
         leaf = np.ascontiguousarray(arrays[name])

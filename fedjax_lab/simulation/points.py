@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.checks import LAST_SEED, check_choice, check_int
 from fedjax_lab.round import Algorithm
 
 Point = dict[str, float]
@@ -45,9 +45,9 @@ def check_seeds(seeds: Sequence[int]) -> list[int]:
 
     Raises:
       TypeError: a seed is no integer.
-      ValueError: there are none, one is negative, or one comes twice.
+      ValueError: there are none, one is out of range, or one comes twice.
     """
-    listed = [check_int("seeds", seed, minimum=0) for seed in seeds]
+    listed = [check_int("seeds", seed, minimum=0, maximum=LAST_SEED) for seed in seeds]
     if not listed or len(set(listed)) < len(listed):
         raise ValueError(f"seeds is {listed}; it must have at least one seed, and none twice.")
     return listed

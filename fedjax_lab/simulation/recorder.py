@@ -25,7 +25,7 @@ from fedjax_lab.simulation.run_dir import (
     write_json,
     write_rounds,
 )
-from fedjax_lab.types import PyTree
+from fedjax_lab.types import Params, PyTree
 
 Row = dict[str, Any]
 
@@ -40,6 +40,7 @@ class Recorder:
       run_dir: the directory, or None.
       every: rounds between checkpoints.
       config: what the directory's config.json has to be, but for the number of ``rounds``.
+      params: state -> the server model, which checkpoints hold beside the state.
 
     Raises:
       FileExistsError: ``run_dir`` holds another run.
@@ -47,8 +48,15 @@ class Recorder:
       BlockingIOError: another process is writing to it.
     """
 
-    def __init__(self, run_dir: str | Path | None, *, every: int, config: Row):
-        self._every = every
+    def __init__(
+        self,
+        run_dir: str | Path | None,
+        *,
+        every: int,
+        config: Row,
+        params: Callable[[PyTree], Params],
+    ):
+        self._every, self._params = every, params
         self._saved = 0
         self.spent = (0.0, 0.0)  # (seconds, compile_seconds) before this call
         self._path = None if run_dir is None else Path(run_dir)
@@ -140,7 +148,7 @@ class Recorder:
                 self._metrics.sync()
                 rows = [plain_row(row) for row in history]
                 extra = {"rows": rows, "times": list(self._all_times)}
-                self._checkpoints.save(round, state, extra)
+                self._checkpoints.save(round, state, extra, self._params(state))
             self._saved = round
 
     def summarise(self, **summary: Any) -> None:

@@ -226,7 +226,10 @@ def simulate(
         }
     warn_of_nonfinite_data(clients)
     recorder = Recorder(
-        run_dir, every=checkpoint_every or -(-rounds // 10), config={**record, **(config or {})}
+        run_dir,
+        every=checkpoint_every or -(-rounds // 10),
+        config={**record, **(config or {})},
+        params=algorithm.params,
     )
     bar = Progress(algorithm.name, 0, rounds, progress)
     watch = Watch(algorithm, on_nonfinite)

@@ -73,16 +73,8 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
             )
         write_json(file, config)
         return False
-    try:
-        before = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{file} is damaged: it is not valid JSON ({error}). Put a copy of it back, or choose "
-            "another run_dir."
-        ) from error
-    if not isinstance(before, dict):
-        raise ValueError(f"{file} is damaged: it holds no JSON object. Choose another run_dir.")
-    changed = _differences(_comparable(before, config), _comparable(config, before))
+    before = read_config(path)
+    changed = differences(_comparable(before, config), _comparable(config, before))
     if changed:
         asked, there = config.get("rounds"), before.get("rounds")
         hint = "" if asked == there else _OTHER_ROUNDS.format(asked=asked, there=there)
@@ -118,6 +110,28 @@ def _with_rounds(config: Mapping[str, Any], rounds: int | None) -> dict[str, Any
     if "rounds" in (settings := config.get("run_config") or {}):
         changed["run_config"] = {**settings, "rounds": rounds}
     return changed
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A run directory's config.json.
+
+    Args:
+      path: the directory.
+
+    Raises:
+      ValueError: the file cannot be read.
+    """
+    file = path / CONFIG
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{file} is damaged: it is not valid JSON ({error}). Put a copy of it back, or choose "
+            "another run_dir."
+        ) from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} is damaged: it holds no JSON object. Choose another run_dir.")
+    return config
 
 
 def _is_ours(name: str) -> bool:
@@ -191,13 +205,18 @@ _NAMES = {
 }
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """What differs between two JSON objects, said once for each innermost value."""
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """What differs between two configs of runs, said once for each innermost value.
+
+    Args:
+      before, now: JSON objects.
+      prefix: of the names that are said.
+    """
     found = []
     for key in sorted({*before, *now}):
         there, here = before.get(key), now.get(key)
         if isinstance(there, dict) and isinstance(here, dict):
-            found += _differences(there, here, f"{prefix}{key}.")
+            found += differences(there, here, f"{prefix}{key}.")
         elif there != here and prefix == "content.":
             found.append(f"{_NAMES[key]} ({prefix}{key}: there {there}, now {here})")
         elif there != here:

@@ -55,7 +55,7 @@ class SweepResult:
         Raises:
           ValueError: an argument is unknown, or no point has a finite mean.
         """
-        means = self._values(metric, mode, at).mean(1)
+        means = self.values(metric, mode=mode, at=at).mean(1)
         if np.isnan(means).all():
             raise ValueError(f"no point has a finite {metric!r} for all seeds.")
         return self.points[int(np.nanargmax(means) if mode == "max" else np.nanargmin(means))]
@@ -74,15 +74,24 @@ class SweepResult:
         Raises:
           ValueError: an argument is unknown.
         """
-        values = self._values(metric, mode, at)
+        values = self.values(metric, mode=mode, at=at)
         rows = [
             [*(f"{v:g}" for v in point.values()), format_estimate(estimate(list(runs)), digits)]
             for point, runs in zip(self.points, values, strict=True)
         ]
         return markdown_table([[*self.points[0], metric], *rows])
 
-    def _values(self, metric: str, mode: str, at: str) -> np.ndarray:
-        """[P, R], a finite number or NaN for each run."""
+    def values(self, metric: str, *, mode: str = "max", at: str = "last") -> np.ndarray:
+        """One value of each run: float64 [P, R], finite or NaN.
+
+        Args:
+          metric: a key of ``history``.
+          mode: with ``at="best"``: "max" or "min", which value of a run is its best.
+          at: "last" evaluation or the "best" one of each run.
+
+        Raises:
+          ValueError: an argument is unknown.
+        """
         check_choice("metric", metric, self.history)
         check_choice("mode", mode, _BEST)
         check_choice("at", at, ("best", "last"))

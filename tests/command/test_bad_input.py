@@ -53,6 +53,7 @@ FLAGS = {
     "--model-option": ("hidden=abc", "hidden=1.5", "hidden=true", "norm=7", "depth=3", "hidden="),
     "--config": ("/nowhere.yaml", "/nowhere.json"),
     "--cpu-devices": ("0", "-1", "x"),
+    "--seeds": ("-1", "4294967296", "x", "1.5"),
     "--wrong-flag": ("1",),
 }
 METHODS = {  # options of methods, with their methods
@@ -89,6 +90,34 @@ def test_a_mistake_is_an_error_without_a_traceback(tmp_path, capsys, arguments):
     assert error.strip()
     assert "Traceback" not in error
     assert not directory.exists()
+
+
+COMMANDS = [  # FOLDER is an empty one
+    *(["sweep"], ["sweep", "--point", "x=1"], ["sweep", "--point", "client_lr=-1"]),
+    ["sweep", "--point", "client_lr=nan"],
+    ["sweep", "--point", "client_lr=0.1", "--seeds", "1", "1"],
+    ["sweep", "--point", "client_lr=0.1", "--seeds", "-1"],
+    ["sweep", "--point", "client_lr=0.1", "--out", "FOLDER/none/table.csv"],
+    ["sweep", "--point", "client_lr=0.1", "--run-dir", "FOLDER/run"],
+    ["run", "--seeds", "1", "1"],
+    *(["export"], ["export", "FOLDER"], ["export", "FOLDER/none", "FOLDER/m.npz"]),
+    ["export", "FOLDER", "FOLDER/m.npz"],
+    *(["rerun"], ["rerun", "FOLDER"], ["rerun", "FOLDER/none"]),
+    *(["report", "FOLDER", "--format", "pdf"], ["report", "FOLDER", "--format", "latex"]),
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_mistake_of_another_command_is_one_too(tmp_path, capsys, arguments):
+    try:
+        status = main([word.replace("FOLDER", str(tmp_path)) for word in arguments])
+    except SystemExit as end:
+        status = end.code
+    error = capsys.readouterr().err
+    assert status == 2
+    assert error.strip()
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
 
 
 FILES = {

@@ -80,7 +80,8 @@ def test_help_shows_the_commands_and_all_settings(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out
-    for command in ("run", "report", "algorithms", "datasets", "partitions", "models"):
+    commands = ("run", "sweep", "report", "export", "rerun")
+    for command in (*commands, "algorithms", "datasets", "partitions", "models"):
         assert f"• {command}" in shown
 
 

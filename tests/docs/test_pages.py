@@ -15,6 +15,7 @@ import pytest
 
 from fedjax_lab import algorithms, simulate
 from fedjax_lab.command import cli
+from fedjax_lab.command.grid import grid
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS / "tutorial.md", *sorted(DOCS.glob("guides/*.md")), *sorted(DOCS.glob("moving/*.md"))]
@@ -182,9 +183,11 @@ def test_moving(name):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_are_understood(page):
     for call in commands(page):
-        command = cli._parse(call)
+        command = cli.parse(call)
         if call[0] == "run":
             command.settings.resolve()
+        if call[0] == "sweep":
+            grid(command.point, command.settings)
 
 
 def test_every_block_of_python_is_reached():
@@ -202,3 +205,11 @@ def test_train_clients_otherwise(capsys):
     losses = page["swept"].history["loss"][:, 0, -1]
     assert len(set(losses.tolist())) > 1  # the norms make a difference
     assert np.isfinite(losses).all()
+
+
+@pytest.mark.example
+def test_results_out(tmp_path):
+    page = execute("guides/get_results_out.md")
+    assert page["logits"].shape == (len(page["test"].y), 10)
+    assert page["run"].round == 2
+    assert (tmp_path / "runs" / "first" / "checkpoints" / "2").is_dir()

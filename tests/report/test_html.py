@@ -79,7 +79,7 @@ PROBE = """
 addEventListener("load", () => {
   const all = (what) => [...document.querySelectorAll(what)];
   const wide = (box) => box.scrollWidth - box.clientWidth;
-  const number = getComputedStyle(document.querySelector("td:nth-child(3)"));
+  const number = getComputedStyle(all("td:nth-child(3)").at(-1));
   document.getElementById("probe").textContent = JSON.stringify({
     title: document.title,
     rows: all("table").map((table) => table.rows.length),

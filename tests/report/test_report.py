@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 from scipy import stats
@@ -108,7 +109,7 @@ def test_long_labels_become_numbers_with_a_list(tmp_path):
     ]
     groups = groups_of(*paths)
     assert [group.label for group in groups] == ["fedavg #1", "fedavg #2"]
-    assert "- fedavg #2: num_clients=20, eval_every=20" in summary_table(groups)
+    assert "| fedavg #2 | num_clients `20`, eval_every `20`" in summary_table(groups)
 
 
 def test_options_and_other_maps_make_other_rows(tmp_path):
@@ -194,6 +195,41 @@ def test_missing_directories_are_named(tmp_path):
         load_runs([])
 
 
+def test_what_a_pattern_names_besides_runs_is_passed_over(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", seed=seed)
+    write_report(tmp_path.glob("*"))
+    (tmp_path / "table.tex").write_text("")
+    (write_run(tmp_path / "a0-rerun") / "rerun.json").write_text("{}")
+    named = sorted(tmp_path.glob("*"))  # as a shell expands runs/*
+    assert [path.name for path in named] == ["a0", "a0-rerun", "a1", "report", "table.tex"]
+    first = write_report(named).read_text()
+    assert write_report(named).read_text() == first
+    assert [run.path.name for run in load_runs(named)] == ["a0", "a1"]
+    assert [run.path.name for run in load_runs([tmp_path])] == ["a0", "a1"]
+    with pytest.raises(FileNotFoundError, match=r"report is the folder of a report, .* is a file"):
+        load_runs([tmp_path / "report", tmp_path / "table.tex"])
+    with pytest.raises(FileNotFoundError, match="a0-rerun repeats another run"):
+        load_runs([tmp_path / "a0-rerun"])
+
+
+def test_what_follows_from_the_seed_is_no_setting(tmp_path):
+    content = [{"params": f"p{seed}", "examples": f"e{seed}", "program": "p"} for seed in (0, 1)]
+    paths = [write_run(tmp_path / str(s), seed=s, content=content[s]) for s in (0, 1)]
+    (group,) = groups_of(*paths)
+    assert (group.label, len(group.runs)) == ("fedavg", 2)
+
+
+def test_settings_that_differ_come_before_those_in_common(tmp_path):
+    a = write_run(tmp_path / "a", hyperparameters={"client_lr": 0.1, "momentum": 0.9})
+    text = summary_table(groups_of(a, write_run(tmp_path / "b", lr=0.2)))
+    assert re.search(r"^\| fedavg .*\| client_lr `0.1`, momentum `0.9` +\|$", text, re.M)
+    assert re.search(r"^\| fedavg .*\| client_lr `0.2` +\|$", text, re.M)
+    common = text.index("Common to all:")
+    assert text.index("client_lr `0.1`") < common < text.index("`digits`") < text.index("## Acc")
+    assert "What differs" not in summary_table(groups_of(a))
+
+
 def test_markdown_aligns_and_escapes():
     table = markdown_table([["a", "b"], ["x|y", "10"]])
     assert table == "| a    |  b |\n| :--- | -: |\n| x\\|y | 10 |"
@@ -210,7 +246,7 @@ def test_the_report_states_target_settings_and_versions(tmp_path):
     b = write_run(tmp_path / "b", seed=1, versions={"jax": "9.9"})
     text = summary_table(groups_of(a, b))
     assert "the target is 90.2 %: 95 % of the best method's best accuracy" in text
-    assert "dataset `digits`" in text
+    assert re.search(r"\| dataset +\| `digits` +\|", text)
     assert "made with different versions" in text
     assert "jax `9.9`" in text
     assert "hash1" in text
@@ -224,7 +260,10 @@ def test_write_report(tmp_path):
     path = write_report([tmp_path], title="A title")
     assert path == tmp_path / "report" / "report.md"
     text = path.read_text()
-    assert text.startswith("# A title\n\n## Accuracy\n")
+    assert text.startswith("# A title\n\n![Test accuracy against rounds, ")
+    headings = re.findall("^## (.*)", text, re.M)
+    assert headings[:3] == ["Settings", "Accuracy", "Up to the target"]
+    assert headings[-1] == "More figures"
     figures = ["accuracy.png", "loss.png", "partition.png"]
     for name in figures:
         assert f"]({name})" in text

@@ -226,7 +226,7 @@ def test_of_damaged_checkpoints_the_one_before_is_taken_or_none(tmp_path, damage
             damage(path)
 
     harm("4")
-    with pytest.warns(UserWarning, match=r"4 (cannot be read|is damaged).* goes on from round 2"):
+    with pytest.warns(UserWarning, match=r"4 (cannot be read|is damaged).* Round 2 is the last"):
         again = run(run_dir=tmp_path, rounds=4)
     assert_same_bits(whole.state, again.state)
     assert whole.history == again.history

@@ -1,0 +1,245 @@
+"""What the command line understands: a dataclass for each command, and the parser of all."""
+
+import argparse
+import dataclasses
+import functools
+import operator
+import os
+import sys
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from fedjax_lab.command import catalogue, listings
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.data import DATASETS, PARTITIONS
+
+PROG = "fedjax-lab"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCommand:
+    """Run a simulation, or go on with one: the same command resumes it."""
+
+    settings: tyro.conf.UseAppendAction[RunConfig]
+
+    seeds: tuple[int, ...] = ()
+    """Run once for each, one after the other, in place of seed. With run_dir: in RUN_DIR/seedN."""
+
+    config: str | None = None
+    """YAML or JSON file with settings, or the config.json of a run; flags override it."""
+
+    print_config: Literal["yaml", "json"] | None = None
+    """Print all settings as such a file, without running."""
+
+    cpu_devices: int | None = None
+    """CPU devices, over which client_map auto spreads the cohort. None: one per core."""
+
+    quiet: bool = False
+    """Print errors only."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepCommand:
+    """Run all combinations of hyper-parameters, each with all seeds, as one compiled program.
+
+    All runs share one partition, that of partition_seed (or seed). Nothing is kept but the table.
+    """
+
+    settings: tyro.conf.UseAppendAction[RunConfig]
+
+    point: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Values of a hyper-parameter as name=value,value: client_lr, server_lr, clip_norm,
+    weight_decay, or a float option of the method. Given several times: all combinations."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Each point is run once for each."""
+
+    out: str | None = None
+    """CSV file for the table: a line for each point and metric."""
+
+    config: str | None = None
+    """YAML or JSON file with settings, or the config.json of a run; flags override it."""
+
+    cpu_devices: int | None = None
+    """CPU devices, over which the runs are spread. None: one per core."""
+
+    quiet: bool = False
+    """Show no progress."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportCommand:
+    """Write report.md and report.html with tables and figures over runs; or print a table."""
+
+    runs: tuple[str, ...]
+    """Run directories, or directories that hold some."""
+
+    out: str | None = None
+    """Folder for the report. None: the run's own, or `report` beside several. With a format: a
+    file. None: the format is printed."""
+
+    format: Literal["markdown", "html", "latex", "csv"] | None = None
+    """One text instead of a folder: markdown (the tables), html (the page with its figures), latex
+    (the accuracies, for booktabs), csv (a line for each group and metric)."""
+
+    target: float | None = None
+    """Accuracy to be reached, such as 0.9. None: 95 % of the best method's."""
+
+    quiet: bool = False
+    """Print errors only."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportCommand:
+    """Write the model of a run to a file, under names like blocks_0/dense/kernel."""
+
+    run_dir: Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]
+    """Run directory; the model is that of its last checkpoint."""
+
+    file: Annotated[str, tyro.conf.arg(metavar="FILE")]
+    """Ends in .npz (NumPy) or .safetensors (PyTorch, JAX and others)."""
+
+    quiet: bool = False
+    """Print errors only."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RerunCommand:
+    """Repeat a finished run from its config.json, and compare metrics and params bit for bit.
+
+    Exit status 1: they differ; the first difference is told, and which versions differ.
+    """
+
+    run_dir: Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]
+    """Run directory."""
+
+    out: str | None = None
+    """Directory of the repetition. None: RUN_DIR-rerun."""
+
+    data_dir: str | None = None
+    """Folder with the data set's files, where it is not found by itself."""
+
+    quiet: bool = False
+    """Show no progress."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmsCommand:
+    """List the methods: paper, traffic, client state, gradients, options and defaults."""
+
+    markdown: bool = False
+    """Print them as a page of Markdown."""
+
+    def text(self) -> str:
+        """What is printed."""
+        return catalogue.page() if self.markdown else listings.algorithms()
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedCommand:
+    """List the methods that --as-published knows, and how their codes run them."""
+
+    def text(self) -> str:
+        """What is printed."""
+        return listings.published()
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressorsCommand:
+    """List the compressors: how to write them, arguments, and the bytes of a message."""
+
+    def text(self) -> str:
+        """What is printed."""
+        return listings.compressors()
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetsCommand:
+    """List the data sets."""
+
+    def text(self) -> str:
+        """What is printed."""
+        return listings.pairs(DATASETS)
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionsCommand:
+    """List the ways to divide data among clients."""
+
+    def text(self) -> str:
+        """What is printed."""
+        return listings.pairs(PARTITIONS)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelsCommand:
+    """List the models, with their options and defaults."""
+
+    def text(self) -> str:
+        """What is printed."""
+        return listings.models()
+
+
+def parse(argv: list[str]) -> Any:
+    """The command that the arguments stand for; the file of --config gives the defaults.
+
+    Args:
+      argv: the words after the program's name.
+
+    Raises:
+      SystemExit: help was asked for, or a word is not understood.
+      FileNotFoundError, ValueError, TypeError: as ``RunConfig.from_file``.
+    """
+    # It looks at stdout alone, and its errors go to stderr.
+    plain = os.environ.get("NO_COLOR") or not (sys.stdout.isatty() and sys.stderr.isatty())
+    tyro._experimental_options["ansi_codes"] = not plain
+    first = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False)
+    first.add_argument("--config", nargs="?")
+    with_settings = argv[:1] in (["run"], ["sweep"])
+    file = first.parse_known_args(argv)[0].config if with_settings else None
+    settings = RunConfig() if file is None else RunConfig.from_file(file)
+    commands: list[Any] = [
+        Annotated[kind, tyro.conf.subcommand(name, default=kind(settings))]
+        for name, kind in {"run": RunCommand, "sweep": SweepCommand}.items()
+    ]
+    commands += [
+        Annotated[kind, tyro.conf.subcommand(name)] for name, kind in _WITHOUT_SETTINGS.items()
+    ]
+    union: Any = functools.reduce(operator.or_, commands)
+    return tyro.cli(
+        union,
+        prog=PROG,
+        description="Federated learning in JAX: run simulations, and report on them. --version "
+        "prints the version, --tyro-print-completion bash (zsh, fish) a completion script.",
+        args=argv,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs),
+    )
+
+
+_WITHOUT_SETTINGS: dict[str, type] = {
+    "report": ReportCommand,
+    "export": ExportCommand,
+    "rerun": RerunCommand,
+    "algorithms": AlgorithmsCommand,
+    "published": PublishedCommand,
+    "compressors": CompressorsCommand,
+    "datasets": DatasetsCommand,
+    "partitions": PartitionsCommand,
+    "models": ModelsCommand,
+}

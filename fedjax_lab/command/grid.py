@@ -1,0 +1,185 @@
+"""``fedjax-lab sweep``: a grid of hyper-parameters and seeds as one compiled program."""
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.checks import check_choice
+from fedjax_lab.command.build import VARIED
+from fedjax_lab.command.commands import PROG, SweepCommand
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.launch import INTERRUPTED, start
+from fedjax_lab.command.options import float_options, parse_options, server_lr_of
+from fedjax_lab.command.screen import print_rows, show_warning
+from fedjax_lab.estimates import Rows, estimate, format_estimate
+from fedjax_lab.simulation.points import Point, check_seeds, list_points
+from fedjax_lab.simulation.sweep_result import SweepResult
+
+# Settings of a run that a sweep, which keeps nothing, cannot follow.
+_NOT_IN_SWEEPS = ("run_dir", "checkpoint_every", "log", "profile_dir", "on_nonfinite")
+# Column -> (metric, "last" or "best" evaluation, scale, digits).
+_SHOWN = {
+    "accuracy (%)": ("accuracy", "last", 100, 2),
+    "best (%)": ("accuracy", "best", 100, 2),
+    "test loss": ("test_loss", "last", 1, 4),
+    "perplexity": ("perplexity", "last", 1, 2),
+}
+
+
+def sweep_command(command: SweepCommand) -> int:
+    """Sweep, print the table and write it to a file; returns the exit status.
+
+    Args:
+      command: as parsed.
+
+    Raises:
+      ValueError, TypeError, OSError, ImportError: as ``runner.build`` and ``sweep``; or a point, a
+        seed or a setting is not allowed.
+    """
+    points, config = grid(command.point, command.settings)
+    seeds = check_seeds(command.seeds)
+    out = None if command.out is None else Path(command.out)
+    if out is not None and not out.parent.is_dir():
+        raise FileNotFoundError(f"out is {command.out!r}; there is no directory {out.parent}.")
+    start(command.cpu_devices)
+    from fedjax_lab.report.formats import write_format
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show_warning
+        result = run_grid(config, points, seeds, progress=not command.quiet)
+    print_rows(sweep_table(result))
+    if out is not None:
+        write_format(sweep_csv(result), out)
+        print(f"\n{out}")
+    if result.interrupted:
+        print(f"{PROG}: stopped early; what was not reached has no number.", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def run_grid(
+    config: RunConfig, points: Sequence[Point], seeds: Sequence[int], *, progress: bool = False
+) -> SweepResult:
+    """Sweep a config over points and seeds.
+
+    A run equals ``run`` with that seed and point, and ``partition_seed`` (None: ``seed``) as the
+    config has it, up to rounding.
+
+    Args:
+      config: the settings of all runs.
+      points: hyper-parameters, such as ``grid`` gives.
+      seeds: each point is run once for each.
+      progress: show progress on stderr.
+
+    Raises:
+      ValueError, TypeError, FileNotFoundError, ImportError: as ``runner.build`` and ``sweep``.
+    """
+    from fedjax_lab.command.runner import build
+    from fedjax_lab.simulation.sweep import sweep
+
+    setup = build(config)
+    if progress:
+        print(setup.clients.summary(), file=sys.stderr, flush=True)
+    return sweep(
+        setup.vary,
+        setup.init if config.init_seed is None else setup.params,
+        setup.clients,
+        points=points,
+        seeds=seeds,
+        **config.schedule(),
+        evaluate=setup.evaluate,
+        client_map=config.client_map,
+        progress=progress,
+    )
+
+
+def grid(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point], RunConfig]:
+    """(all combinations, the config resolved with the first one), each of them checked.
+
+    Args:
+      texts: such as "client_lr=0.1,0.01".
+      settings: of all runs.
+
+    Raises:
+      ValueError, TypeError: a text is not of that form, names what cannot be varied, or has a
+        value that is out of range; or a setting does not go with a sweep.
+    """
+    for name in _NOT_IN_SWEEPS:
+        if getattr(settings, name) != getattr(RunConfig, name):
+            raise ValueError(
+                f"{name} is {getattr(settings, name)!r}; a sweep keeps no run and treats values "
+                "that are not finite its own way: leave it out, or use run."
+            )
+    axes: dict[str, list[float]] = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        name = name.strip()
+        check_choice("the name in point", name, _may_vary(settings))
+        if name in axes:
+            raise ValueError(f"point names {name} twice; give all its values at once.")
+        try:
+            axes[name] = [float(value) for value in values.split(",")]
+        except ValueError:
+            raise ValueError(
+                f"point is {text!r}; it must be of the form name=value,value with numbers."
+            ) from None
+        if len(set(axes[name])) < len(axes[name]):
+            raise ValueError(f"point is {text!r}; it has a value twice.")
+    if not axes:
+        raise ValueError("point is missing; give at least one, such as --point client_lr=0.1,0.01.")
+    points = list_points(axes)
+    configs = [_at(settings, point).resolve() for point in points]
+    return points, configs[0]
+
+
+def _may_vary(settings: RunConfig) -> list[str]:
+    check_choice("algorithm", settings.algorithm, ALGORITHMS)
+    optimizer = parse_options(settings.option, "option").get("server_optimizer")
+    names = [*VARIED, *float_options(settings.algorithm, optimizer)]
+    takes_none = server_lr_of(settings.algorithm) == "none taken"
+    return [name for name in names if not (takes_none and name == "server_lr")]
+
+
+def _at(settings: RunConfig, point: Point) -> RunConfig:
+    """The settings of a run at a point."""
+    varied: dict[str, Any] = {name: v for name, v in point.items() if name in VARIED}
+    options = [f"{name}={value!r}" for name, value in point.items() if name not in VARIED]
+    return dataclasses.replace(settings, **varied, option=(*settings.option, *options))
+
+
+def sweep_table(result: SweepResult) -> Rows:
+    """Head and rows: each point with its scores, means with 95 % intervals.
+
+    Args:
+      result: with the evaluations of ``runner.build``.
+    """
+    shown = {name: about for name, about in _SHOWN.items() if about[0] in result.history}
+    rows = [[*result.points[0], *shown]]
+    for place, point in enumerate(result.points):
+        cells = [f"{value:g}" for value in point.values()]
+        for metric, at, scale, digits in shown.values():
+            values = scale * result.values(metric, at=at)[place]
+            cells.append(format_estimate(estimate(list(values)), digits))
+        rows.append(cells)
+    return rows
+
+
+def sweep_csv(result: SweepResult) -> str:
+    """A line for each point and metric of the last evaluation: mean, half_width, n.
+
+    Args:
+      result: of ``sweep``.
+    """
+    from fedjax_lab.report.formats import estimates_csv
+
+    lines = [
+        ([repr(value) for value in point.values()], name, estimate(list(values[place])))
+        for place, point in enumerate(result.points)
+        for name in result.history
+        for values in [result.values(name)]
+    ]
+    return estimates_csv(list(result.points[0]), lines)

@@ -1,0 +1,147 @@
+"""``fedjax-lab run``: one run, or one for each of several seeds."""
+
+import dataclasses
+import math
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_lab.checks import check_int
+from fedjax_lab.command.commands import PROG, RunCommand
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config_file import format_settings, is_yaml
+from fedjax_lab.command.screen import print_rows, show_warning
+from fedjax_lab.simulation.points import check_seeds
+
+DIVERGED, INTERRUPTED = 3, 130
+
+
+def start(cpu_devices: int | None = None) -> None:
+    """Keep compiled programs on the disk, and divide the CPU.
+
+    Args:
+      cpu_devices: how many; None: one per core.
+
+    Raises:
+      ValueError, TypeError: ``cpu_devices`` is no positive integer.
+    """
+    import jax
+
+    from fedjax_lab.simulation.programs import keep_programs
+
+    keep_programs()
+    if cpu_devices is not None:
+        count = check_int("cpu_devices", cpu_devices, minimum=1)
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def run_command(command: RunCommand) -> int:
+    """Run what the command says; returns the exit status, of several runs the worst.
+
+    An interruption and an error end the runs that follow, too; one that diverges does not.
+
+    Args:
+      command: as parsed.
+
+    Raises:
+      ValueError, TypeError, OSError, ImportError: as ``runner.run``.
+    """
+    if command.print_config is not None:
+        config = dataclasses.replace(command.settings.resolve(), run_dir=command.settings.run_dir)
+        print(format_settings(config.to_dict(), command.print_config), end="")
+        return 0
+    start(command.cpu_devices)
+    configs = _configs(command)
+    worst = 0
+    for config in configs:
+        status = _run_one(command, config)
+        worst = max(worst, status)
+        if status >= INTERRUPTED:
+            return status
+    if command.seeds and not command.quiet:
+        _show_seeds(configs)
+    return worst
+
+
+def _configs(command: RunCommand) -> list[RunConfig]:
+    """Resolved, one for each seed; all are checked before the first one runs."""
+    settings = command.settings
+    if not command.seeds:
+        return [settings.resolve()]
+    configs = []
+    for seed in check_seeds(command.seeds):
+        parent = settings.run_dir
+        run_dir = None if parent is None else str(Path(parent) / f"seed{seed}")
+        configs.append(dataclasses.replace(settings, seed=seed, run_dir=run_dir).resolve())
+    return configs
+
+
+def _run_one(command: RunCommand, config: RunConfig) -> int:
+    from fedjax_lab.command.runner import run
+    from fedjax_lab.report import load_runs
+
+    assert config.run_dir is not None  # resolved
+    with warnings.catch_warnings():
+        warnings.showwarning = show_warning
+        result = run(config, progress=not command.quiet)
+    if command.config is not None and is_yaml(command.config):
+        settings = format_settings(config.record(), "yaml")
+        (Path(config.run_dir) / "config.yaml").write_text(settings, encoding="utf-8")
+    if not command.quiet and result.history and not command.seeds:
+        print()
+        print_rows(_facts(load_runs([config.run_dir])[0]))
+    if result.interrupted:
+        done = result.history[-1]["round"] if result.history else 0
+        print(
+            f"{PROG}: stopped after round {done} of {config.rounds}; the same command goes on "
+            "from there.",
+            file=sys.stderr,
+        )
+        return INTERRUPTED if result.signal is None else 128 + result.signal
+    return DIVERGED if result.stopped == "diverged" else 0
+
+
+def _show_seeds(configs: list[RunConfig]) -> None:
+    from fedjax_lab.report import load_runs
+    from fedjax_lab.report.tables import seed_table
+    from fedjax_lab.simulation.run_dir import METRICS
+
+    paths = [Path(str(config.run_dir)) for config in configs]
+    evaluated = [path for path in paths if (path / METRICS).stat().st_size]
+    print()
+    if evaluated:  # what diverges at once has no row
+        print_rows(seed_table(load_runs(evaluated)))
+    print("\n" + "\n".join(str(path) for path in paths))
+
+
+def _facts(run: Any) -> list[list[str]]:
+    """What the end of a run shows: rows of (name, value) under a head."""
+    from fedjax_lab.report.statistics import best, last, mean_of_last, number
+
+    row, summary = run.rows[-1], run.summary
+
+    def percent(value: float) -> str:
+        return "-" if math.isnan(value) else f"{100 * value:.2f} %"
+
+    accuracy = run.values("accuracy")
+    return [
+        [run.algorithm, f"seed {run.seed}"],
+        ["rounds", f"{row['round']:,} of {run.config['rounds']:,}"],
+        ["accuracy, last", percent(last(accuracy))],
+        ["accuracy, best", percent(best(accuracy))],
+        ["accuracy, mean of last 10", percent(mean_of_last(accuracy))],
+        ["worst 10 % of clients", percent(number(summary.get("worst_10_percent_accuracy")))],
+        ["test loss", f"{number(row.get('test_loss')):.4g}"],
+        *_perplexity(row),
+        ["uplink, downlink", f"{row['bytes_up'] / 1e6:,.1f} MB, {row['bytes_down'] / 1e6:,.1f} MB"],
+        ["gradients", f"{row['gradients']:,}"],
+        ["compile, run", f"{run.compile_seconds:.1f} s, {run.seconds:.1f} s"],
+        ["partition", run.config["partition"]["hash"]],
+        ["run directory", str(run.path)],
+    ]
+
+
+def _perplexity(row: Mapping[str, Any]) -> list[list[str]]:
+    return [["perplexity", f"{row['perplexity']:.4g}"]] if "perplexity" in row else []

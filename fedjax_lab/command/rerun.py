@@ -1,0 +1,147 @@
+"""``fedjax-lab rerun``: a run once more from its config.json, compared bit for bit."""
+
+import dataclasses
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_lab.command.commands import RerunCommand
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.launch import INTERRUPTED, start
+from fedjax_lab.command.screen import show_warning
+from fedjax_lab.report.runs import RERUN
+from fedjax_lab.simulation.run_dir import (
+    CONFIG,
+    METRICS,
+    SUMMARY,
+    differences,
+    read_metrics,
+    write_json,
+)
+from fedjax_lab.simulation.saved_run import SavedRun, load_run, named_leaves
+
+_DIFFERS = 1
+
+
+def rerun_command(command: RerunCommand) -> int:
+    """Repeat a run and say whether it gave the same bits; returns the exit status.
+
+    Args:
+      command: as parsed.
+
+    Raises:
+      FileNotFoundError: there is no run.
+      FileExistsError: the new directory holds a finished run.
+      ValueError: the run did not end, or was not made by the command line.
+      TypeError, OSError, ImportError: as ``runner.run``.
+    """
+    old = Path(command.run_dir)
+    new = Path(command.out or f"{str(old).rstrip('/')}-rerun")
+    before = load_run(old)
+    if not _ended(old):
+        raise ValueError(
+            f"run_dir is {str(old)!r}, a run that did not end (round {before.round} of "
+            f"{before.config['rounds']}); go on with it first."
+        )
+    if "run_config" not in before.config:
+        raise ValueError(
+            f"run_dir is {str(old)!r}, whose {CONFIG} has no run_config: the command line did not "
+            "make it and cannot repeat it."
+        )
+    if old.resolve() == new.resolve() or _ended(new):
+        raise FileExistsError(
+            f"out is {str(new)!r}, which holds a finished run; take it away, or give another --out."
+        )
+    start()
+    config = dataclasses.replace(
+        RunConfig.from_file(old / CONFIG), run_dir=str(new), data_dir=command.data_dir
+    )
+    from fedjax_lab.command.runner import run
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show_warning
+        result = run(config, progress=not command.quiet)
+    if result.interrupted:
+        return INTERRUPTED if result.signal is None else 128 + result.signal
+    after = load_run(new)
+    found = first_difference(old, new, before, after)
+    write_json(new / RERUN, {"of": str(old.resolve()), "equal": found is None, "first": found})
+    for line in described(found, before, after):
+        print(line)
+    return 0 if found is None else _DIFFERS
+
+
+def _ended(path: Path) -> bool:
+    """Whether a run directory's run came to its end, be it that it diverged."""
+    try:
+        return not json.loads((path / SUMMARY).read_text(encoding="utf-8"))["interrupted"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def first_difference(old: Path, new: Path, before: SavedRun, after: SavedRun) -> str | None:
+    """Where two runs' metrics.jsonl or params first differ, in words; None: nowhere.
+
+    Args:
+      old, new: the run directories.
+      before, after: what ``load_run`` reads there.
+
+    Raises:
+      ValueError: a metrics.jsonl is damaged.
+    """
+    rows = read_metrics(old / METRICS), read_metrics(new / METRICS)
+    for there, now in zip(*rows, strict=False):
+        for name in dict.fromkeys([*there, *now]):
+            # As text: equal numbers have equal bits, but for the sign of 0.
+            if json.dumps(there.get(name)) != json.dumps(now.get(name)):
+                return (
+                    f"{METRICS}, round {there['round']}: {name} "
+                    f"(there {there.get(name)!r}, now {now.get(name)!r})"
+                )
+    if len(rows[0]) != len(rows[1]):
+        return f"{METRICS}: there {len(rows[0])} rows, now {len(rows[1])}"
+    if before.round != after.round:  # diverged, with another checkpoint_every
+        return None
+    leaves = dict(named_leaves(before.params)), dict(named_leaves(after.params))
+    for name in dict.fromkeys([*leaves[0], *leaves[1]]):
+        if found := _different_leaf(name, *(tree.get(name) for tree in leaves)):
+            return f"params, {found}"
+    return None
+
+
+def _different_leaf(name: str, there: Any, now: Any) -> str | None:
+    if there is None or now is None:
+        return f"{name}: {'there' if now is None else 'now'} only"
+    if (there.shape, there.dtype) != (now.shape, now.dtype):
+        return f"{name}: there {there.dtype}{there.shape}, now {now.dtype}{now.shape}"
+    bits = [np.ascontiguousarray(leaf).reshape(-1).view(np.uint8) for leaf in (there, now)]
+    places = np.flatnonzero(bits[0] != bits[1])
+    if not len(places):
+        return None
+    index = np.unravel_index(places[0] // there.dtype.itemsize, there.shape)
+    where = f"{name}{[int(i) for i in index]}"
+    return f"{where} (there {there[index]!s}, now {now[index]!s})"
+
+
+def described(found: str | None, before: SavedRun, after: SavedRun) -> Sequence[str]:
+    """What the end of a repetition says.
+
+    Args:
+      found: from ``first_difference``.
+      before, after: of the two runs.
+    """
+    versions = differences(before.config.get("versions", {}), after.config.get("versions", {}))
+    about = [f"versions that differ: {'; '.join(versions)}" if versions else "equal versions"]
+    if found is None:
+        leaves = [leaf for _, leaf in named_leaves(after.params)]
+        numbers = sum(leaf.size for leaf in leaves)
+        rows = len(after.history)
+        return [f"equal bits: {rows} rows of {METRICS}, {numbers:,} numbers of params", *about]
+    same = {name: None for name in ("versions", "run_config")}
+    other = differences({**before.config, **same}, {**after.config, **same})
+    about += [f"{CONFIG} differs: {'; '.join(other)}"] if other else []
+    return [f"different bits, first at {found}", *about]

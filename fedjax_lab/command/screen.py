@@ -1,0 +1,46 @@
+"""What the terminal shows: tables, and errors and warnings of one line."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from fedjax_lab.command.commands import PROG
+
+
+def print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """Print a table: with rich on a terminal, else as plain text.
+
+    Args:
+      rows: texts, the first row being the head.
+    """
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table()
+        for i, name in enumerate(rows[0]):
+            table.add_column(Text(name), justify="left" if i == 0 else "right")
+        for row in rows[1:]:
+            table.add_row(*map(Text, row))
+        Console().print(table)
+        return
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.ljust(w) for cell, w in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())
+
+
+def one_line(error: Any) -> str:
+    """An error or a warning as one line.
+
+    Args:
+      error: an exception, or what a warning says.
+    """
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 1000 else f"{text[:1000]} ... (--debug shows all)"
+
+
+def show_warning(message: Any, *about: Any, **more: Any) -> None:
+    """What ``warnings.showwarning`` shall be while a command runs."""
+    print(f"{PROG}: warning: {one_line(message)}", file=sys.stderr, flush=True)
