@@ -102,7 +102,7 @@ def test_a_sweep_is_the_runs_of_its_points(finished, tmp_path, capsys):
     assert [line.split()[:2] for line in shown[1:5]] == [
         *(["0.05", "0.5"], ["0.05", "1e+06"], ["0.2", "0.5"], ["0.2", "1e+06"])
     ]
-    assert max(map(len, shown)) <= 80
+    assert max(map(len, shown[:5])) <= 80  # the rest names the file
     lines = list(csv.DictReader(io.StringIO(out.read_text())))
     # Clipped to 1e6 nothing is clipped; seed 1 on the partition of seed 0, all runs by run.
     run_dir = str(tmp_path / "seed1")
