@@ -132,7 +132,7 @@ def judge(studies: Sequence[Any], folder: Path) -> list[list[str]]:
     """Rows (claim, as written, as published, verdict) of a paper that has claims.
 
     Args:
-      studies: all of the paper.
+      studies: of the paper; its claims are about all of them.
       folder: with their results.
     """
     from experiments.studies.report import groups_of
@@ -141,7 +141,8 @@ def judge(studies: Sequence[Any], folder: Path) -> list[list[str]]:
     if paper not in PAPERS:
         return []
     claims = importlib.import_module(f"experiments.{paper}.claims").CLAIMS
-    by_name = {study.short: study for study in studies}
+    everything = importlib.import_module(f"experiments.{paper}.__main__").STUDIES
+    by_name = {study.short: study for study in everything}
     rows = []
     for claim in claims:
         study = by_name[claim.study]

@@ -289,7 +289,7 @@ def _column_tables(study: Any, column: Mapping[str, Any], groups: Sequence[Group
             markdown_table(_cost_table(groups, target, paper)),
         ]
     parts += ["What was chosen:", markdown_table(_chosen_table(column, groups))]
-    if landscapes_of(groups):
+    if any(_has_curvature(group) for group in groups):
         parts += [
             "Largest eigenvalue of the Hessian at the last model:",
             markdown_table(_curvature(groups)),
@@ -369,9 +369,13 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _has_curvature(group: Group) -> bool:
+    return all(run.landscape.get("eigenvalues") for run in group.runs)
+
+
 def _curvature(groups: Sequence[Group]) -> list[list[str]]:
     rows = [["method", "largest eigenvalue", "behind the flattest", "p"]]
-    with_it = [group for group in groups if all(run.landscape for run in group.runs)]
+    with_it = [group for group in groups if _has_curvature(group)]
     behind = behind_best(with_it, flatness)
     for group, cells in zip(with_it, behind, strict=True):
         shown = format_estimate(estimate([-flatness(run) for run in group.runs]), 1)
