@@ -25,10 +25,11 @@ STUDY = Study(
     title="Figures 1 and 4: flatness of the minima",
     notes="""\
 The largest eigenvalue of the training loss' Hessian at the last model of each seed (before the
-protocol: of the first alone), and the loss on a plane through the first one's that two filter-normalised random directions span, both over 2,000
-training images. The paper has surfaces only: it finds those of FedSWA and FedMoSWA flat and low,
-FedSAM's flat but high. The setting of Tables 2, 3 and 6 with client_lr 0.1 for all, which is not
-tuned: curvature depends on the learning rate, so that equal ones are to be compared.
+protocol: of the first alone), and the loss on a plane through the first one's that two
+filter-normalised random directions span, both over 2,000 training images. The paper has surfaces
+only: it finds those of FedSWA and FedMoSWA flat and low, FedSAM's flat but high. The setting of
+Tables 2, 3 and 6 with client_lr 0.1 for all, which is not tuned: curvature depends on the learning
+rate, so that equal ones are to be compared.
 
 On two cores: Fashion-MNIST at Dirichlet 0.1, the MLP 784-200-100-10, 10 local steps, 60 rounds,
 four methods. The paper's column has CIFAR-100 with ResNet-18 at the same skew.""",
