@@ -39,7 +39,12 @@ EPOCHS = {"local_steps": None, "local_epochs": 1, "replace": False}
 
 @pytest.mark.parametrize(
     ("client_map", "drawing"),
-    [("scan", {}), ("scan", EPOCHS), ("chunk:2", EPOCHS), ("shard_map", EPOCHS)],
+    [
+        pytest.param("scan", {}, marks=pytest.mark.slow),
+        pytest.param("scan", EPOCHS, marks=pytest.mark.slow),
+        ("chunk:2", EPOCHS),
+        pytest.param("shard_map", EPOCHS, marks=pytest.mark.slow),
+    ],
 )
 def test_rows_have_them(client_map, drawing):
     algorithm = algorithms.scaffold(with_metrics, client_lr=0.3)

@@ -80,7 +80,13 @@ def check(algorithm, expected, drawn, client_map="vmap"):
     np.testing.assert_allclose(flat(algorithm.params(state))[OWN], own.mean(0), atol=1e-9)
 
 
-@pytest.mark.parametrize("client_map", CLIENT_MAPS)
+@pytest.mark.parametrize(
+    "client_map",
+    [
+        pytest.param(name, marks=() if name in ("vmap", "shard_map") else pytest.mark.slow)
+        for name in CLIENT_MAPS
+    ],
+)
 def test_fedper_is_fedavg_with_a_personal_head(client_map, x64):
     drawn = rounds()
     algorithm = with_personal(algorithms.fedavg(loss_fn, client_lr=RATE), is_bias)
