@@ -17,7 +17,7 @@ from fedjax_lab.clients.batch import complete_batch
 from fedjax_lab.clients.finite import is_finite, run_until_finite
 from fedjax_lab.clients.mapping import check_client_map, parse_client_map, single_device_map
 from fedjax_lab.clients.planner import Plan, plan
-from fedjax_lab.clients.store import put_clients, take_clients
+from fedjax_lab.clients.store import Rows
 from fedjax_lab.types import ClientBatch, Cohort, CohortBatch, FedState, Metrics, Params, PyTree
 
 _MANY = 2**20  # clients, where only shapes count and no shape depends on their number
@@ -142,7 +142,10 @@ class Algorithm:
 
 
 def build_round(
-    algorithm: Algorithm, client_map: str = "auto", on_nonfinite: str = "exclude"
+    algorithm: Algorithm,
+    client_map: str = "auto",
+    on_nonfinite: str = "exclude",
+    rows: Rows | None = None,
 ) -> RoundFn:
     """Build ``round_fn(state, batch) -> (state, metrics)`` for one way of mapping clients.
 
@@ -160,6 +163,8 @@ def build_round(
         ``nonfinite_clients`` counts it; "keep": it is added up like the others.
       client_map: "vmap", "scan", "chunk:n", "pmap", "shard_map" (see
         ``fedjax_lab.clients.mapping``), or "auto": the planner chooses when the round is traced.
+      rows: how client rows are read and written, such as ``sharded_rows``; None: the table stands
+        whole where the clients run.
 
     Raises:
       ValueError: the client map is unknown, or "measure", which is for ``simulate``; or
@@ -169,6 +174,7 @@ def build_round(
     if check_client_map(client_map) == "measure":
         raise ValueError("client_map is 'measure'; a round function is not run, only simulate is.")
     fixed = None if client_map == "auto" else parse_client_map(client_map)
+    rows = rows or Rows()
 
     def round_fn(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
         cohort_map = fixed or parse_client_map(plan_round(algorithm, state, batch).client_map)
@@ -180,8 +186,9 @@ def build_round(
             key = jax.random.fold_in(batch.key, index)
             received = phase.broadcast(server, cohort.round)
             messages, clients, report, cohort = _run_clients(
-                phase, params, cohort_map, received, clients, cohort, mapped, key, batch, exclude
-            )
+                phase, params, cohort_map, rows, received, clients, cohort, mapped, key, batch,
+                exclude,
+            )  # fmt: skip
             server, server_metrics = phase.server_update(server, messages, cohort)
             if twice := report.keys() & server_metrics.keys():
                 raise ValueError(f"the clients and the server both report {', '.join(twice)}.")
@@ -218,7 +225,9 @@ def plan_round(algorithm: Algorithm, state: FedState, batch: CohortBatch) -> Pla
     return plan(functools.partial(build_round, algorithm), state, batch)
 
 
-def _run_clients(phase, params, cohort_map, received, clients, cohort, mapped, key, batch, exclude):
+def _run_clients(
+    phase, params, cohort_map, table, received, clients, cohort, mapped, key, batch, exclude
+):
     """Run the cohort: the messages as the server receives them, rows, report, who is left."""
     slots = cohort.client_ids.shape[0]
     extra = -slots % cohort_map.multiple
@@ -263,7 +272,7 @@ def _run_clients(phase, params, cohort_map, received, clients, cohort, mapped, k
             mean = tree.zero_unless(weighs, mean)
         return {"mean": mean, "sum": (total, report)}, (row, stack, counts)
 
-    rows = take_clients(clients, ids)
+    rows = table.take(clients, ids)
 
     def run(look):
         shared = (received, cohort.round, batch.source, look)
@@ -276,7 +285,7 @@ def _run_clients(phase, params, cohort_map, received, clients, cohort, mapped, k
 
     sums, (rows, stack, counts) = run_until_finite(run, without_report) if exclude else run(None)
     total, report = sums["sum"]
-    clients = put_clients(clients, ids, rows, counts)
+    clients = table.put(clients, ids, rows, counts)
     if order is not None:
         back = jnp.argsort(order)
         stack, counts = jax.tree.map(lambda leaf: leaf[back], (stack, counts))

@@ -21,7 +21,7 @@ from experiments.catalogue.table import METHODS
 from experiments.studies.study import Column
 from fedjax_lab import data, models
 from fedjax_lab.command.build import build_algorithm
-from fedjax_lab.simulation.loop import start_state
+from fedjax_lab.simulation.loop import first_state
 from fedjax_lab.simulation.rounds import Schedule, build_chunk
 
 STEPS = 5
@@ -42,7 +42,7 @@ def start(name, rounds):
     schedule = Schedule(cohort_size=10, batch_size=64, local_steps=STEPS)
     params = model.init(jax.random.key(0), noise.x[:1])
     key, first = jax.random.key(0), jnp.zeros((), jnp.int32)
-    state = start_state(algorithm, params, clients, schedule, key)
+    state = jax.jit(first_state(algorithm, schedule))(params, clients, key)
     began = time.perf_counter()
     chunk = build_chunk(algorithm, schedule, "scan")
     compiled = chunk.lower(state, clients, key, first, length=rounds).compile()

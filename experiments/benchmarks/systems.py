@@ -18,7 +18,7 @@ from experiments.benchmarks.methods import take
 from experiments.benchmarks.workloads import SEED, WORKLOADS
 from fedjax_lab import data
 from fedjax_lab.round import plan_round
-from fedjax_lab.simulation.loop import start_state
+from fedjax_lab.simulation.loop import first_state
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
 
 METHODS = {
@@ -54,7 +54,7 @@ class Bench:
         schedule = Schedule(workload.cohort_size, batch, local_steps=steps, replace=True)
         key, first = jax.random.key(0), jnp.zeros((), jnp.int32)
         shapes = jax.eval_shape(schedule.draw, self._clients, key, first)
-        state = start_state(algorithm, self._params, self._clients, schedule, key)
+        state = jax.jit(first_state(algorithm, schedule))(self._params, self._clients, key)
         client_map = plan_round(algorithm, state, shapes).client_map
         placed = place((state, self._clients, key), client_map)
         chunk = build_chunk(algorithm, schedule, client_map, on_nonfinite)

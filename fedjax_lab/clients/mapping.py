@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
+from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.models.convolution import weights_per_client
 from fedjax_lab.types import PyTree
 
@@ -191,17 +192,14 @@ def _pmapped(share, devices):
 
 
 def _sharded(share, devices):
-    axis = "clients"
-    mesh = jax.make_mesh(
-        (len(devices),), (axis,), axis_types=(jax.sharding.AxisType.Auto,), devices=devices
-    )
+    mesh = client_mesh(devices)
 
     def run(fn: ClientFn, shared, clients, coefficients, lengths):
         def on_device(shared, clients, coefficients, lengths):
             sums, kept = share(fn, shared, clients, coefficients, lengths)
             return jax.tree.map(lambda leaf: leaf[None], sums), kept
 
-        split, same = PartitionSpec(axis), PartitionSpec()
+        split, same = PartitionSpec(AXIS), PartitionSpec()
         sums, kept = jax.shard_map(
             on_device,
             mesh=mesh,

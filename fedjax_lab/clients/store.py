@@ -1,9 +1,19 @@
-"""Per-client state: a pytree with leading axis N, one row per client."""
+"""Per-client state: a pytree with leading axis N, one row per client, and how rounds reach it.
+
+``device``: the table stands whole where the clients run, on every device that they use.
+``sharded``: each device holds N / D rows, D devices; see ``sharded_rows``.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_lab.types import Params, PyTree
+
+AXIS = "clients"  # of the mesh of devices that share a cohort
 
 
 def one_row_per_client(row: PyTree, num_clients: int) -> PyTree:
@@ -54,3 +64,96 @@ def put_clients(
         return table.at[target].set(new, mode="drop", unique_indices=False)
 
     return jax.tree.map(put, clients, rows)
+
+
+def client_mesh(devices: Sequence[Any]) -> Mesh:
+    """The mesh of the devices that share a cohort, with the one axis ``clients``.
+
+    Args:
+      devices: JAX devices, in the order in which they get their shares.
+    """
+    return jax.make_mesh(
+        (len(devices),), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,), devices=devices
+    )
+
+
+class Rows(NamedTuple):
+    """How a round reads and writes the table of client rows.
+
+    Attributes:
+      take: (table, client_ids [S]) -> rows [S, ...], as ``take_clients``.
+      put: (table, client_ids [S], rows [S, ...], participates [S]) -> table, as ``put_clients``.
+    """
+
+    take: Callable[[PyTree, jax.Array], PyTree] = take_clients
+    put: Callable[[PyTree, jax.Array, PyTree, jax.Array], PyTree] = put_clients
+
+
+def sharded_rows(mesh: Mesh) -> Rows:
+    """Rows of a table that is sharded over the mesh axis ``clients``.
+
+    The owner of a row hands it to the device that runs its client, and writes back its own: what
+    moves is the cohort's rows, S d values each way, whatever N is. They travel as bits, so that a
+    round gives the same bits as with the whole table on each device.
+
+    Args:
+      mesh: with the one axis ``clients``; its size divides N and the number of slots.
+    """
+    split, same = PartitionSpec(AXIS), PartitionSpec()
+
+    def own(ids, table):
+        """(places in this device's share, which of the ids lie there)."""
+        share = table.shape[0]
+        place = ids - jax.lax.axis_index(AXIS) * share
+        return place, (place >= 0) & (place < share)
+
+    def take(clients, client_ids):
+        def on_device(clients, ids):
+            def one(table):
+                last = table.shape[0] * mesh.size - 1  # a padded slot reads the last row
+                place, here = own(jnp.minimum(ids, last), table)
+                bits = _bits(table.at[place].get(mode="clip"))
+                bits = jnp.where(here.reshape(-1, *(1,) * (bits.ndim - 1)), bits, 0)
+                bits = jax.lax.psum_scatter(bits, AXIS, scatter_dimension=0, tiled=True)
+                return _from_bits(bits, table.dtype)
+
+            return jax.tree.map(one, clients)
+
+        spread = jax.shard_map(
+            on_device, mesh=mesh, in_specs=(split, same), out_specs=split, check_vma=False
+        )
+        return spread(clients, client_ids)
+
+    def put(clients, client_ids, rows, participates):
+        def on_device(clients, ids, rows, participates):
+            def one(table, new):
+                place, here = own(ids, table)
+                target = jnp.where(here & participates, place, table.shape[0])
+                new = _from_bits(jax.lax.all_gather(_bits(new), AXIS, tiled=True), table.dtype)
+                return table.at[target].set(new, mode="drop", unique_indices=False)
+
+            return jax.tree.map(one, clients, rows)
+
+        spread = jax.shard_map(
+            on_device,
+            mesh=mesh,
+            in_specs=(split, same, split, same),
+            out_specs=split,
+            check_vma=False,
+        )
+        return spread(clients, client_ids, rows, participates)
+
+    return Rows(take, put)
+
+
+def _bits(leaf: jax.Array) -> jax.Array:
+    """A leaf as unsigned integers of its width, which a sum with zeros leaves as they are."""
+    if jnp.issubdtype(leaf.dtype, jnp.bool_):
+        return leaf.astype(jnp.uint8)
+    return jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}"))
+
+
+def _from_bits(bits: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return bits.astype(bool)
+    return jax.lax.bitcast_convert_type(bits, dtype)

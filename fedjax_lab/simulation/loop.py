@@ -1,8 +1,7 @@
 """What the host does around compiled chunks of rounds: the start, the books, the way to stop."""
 
-import functools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,21 @@ from fedjax_lab.simulation.rounds import Schedule
 from fedjax_lab.types import FedState, Key, Params
 
 
-def start_state(
-    algorithm: Algorithm, params: Params, clients: FederatedArrays, schedule: Schedule, key: Key
-) -> FedState:
-    """The state before round 0; it owns its buffers, because the rounds donate them."""
+def first_state(algorithm: Algorithm, schedule: Schedule) -> Callable[..., FedState]:
+    """Build ``start(params, clients, key) -> state``, the state before round 0, to be jitted.
 
-    @jax.jit
+    The state owns its buffers, because the rounds donate them.
+
+    Args:
+      algorithm: the method.
+      schedule: how the first batch is drawn; where a method makes no use of it, none is.
+    """
+
     def start(params, clients, key):
-        # Where a method makes no use of the first batch, none is drawn.
         batch = schedule.draw(clients, key, jnp.zeros((), jnp.int32))
         return jax.tree.map(jnp.copy, algorithm.init(params, clients.num_clients, batch))
 
-    return start(params, clients, key)
+    return start
 
 
 def adopt_state(
@@ -52,8 +54,7 @@ def adopt_state(
     name = algorithm.name
     try:
         shapes = jax.eval_shape(algorithm.params, state)
-        fresh = functools.partial(start_state, algorithm)
-        expected = jax.eval_shape(lambda p, c, k: fresh(p, c, schedule, k), shapes, clients, key)
+        expected = jax.eval_shape(first_state(algorithm, schedule), shapes, clients, key)
     except (AttributeError, TypeError) as error:
         raise ValueError(f"state is not one of {name}: {error}.") from error
     given, wanted = _by_path(state), _by_path(expected)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients.mapping import parse_client_map
+from fedjax_lab.clients.store import AXIS, client_mesh, sharded_rows
 from fedjax_lab.data import Devices, FederatedArrays, draw_batch
 from fedjax_lab.data.cohort import CohortSampler
 from fedjax_lab.round import Algorithm, build_round
@@ -74,7 +75,11 @@ class Schedule(NamedTuple):
 
 
 def build_rounds(
-    algorithm: Algorithm, schedule: Schedule, client_map: str, on_nonfinite: str = "exclude"
+    algorithm: Algorithm,
+    schedule: Schedule,
+    client_map: str,
+    on_nonfinite: str = "exclude",
+    client_store: str = "device",
 ) -> Callable[..., tuple[FedState, Metrics]]:
     """Build ``run_rounds(state, clients, key, first_round, length) -> (state, metrics)``.
 
@@ -86,8 +91,12 @@ def build_rounds(
       schedule: how batches are drawn.
       client_map: see ``fedjax_lab.clients.mapping``.
       on_nonfinite: as of ``build_round``.
+      client_store: "device" or "sharded"; see ``fedjax_lab.simulation.stores``.
     """
-    round_fn = build_round(algorithm, client_map, on_nonfinite)
+    rows = None
+    if client_store == "sharded":
+        rows = sharded_rows(client_mesh(parse_client_map(client_map).devices))
+    round_fn = build_round(algorithm, client_map, on_nonfinite, rows)
 
     def run_rounds(state, clients, key, first_round, length):
         def body(state, round):
@@ -103,7 +112,11 @@ def build_rounds(
 
 
 def build_chunk(
-    algorithm: Algorithm, schedule: Schedule, client_map: str, on_nonfinite: str = "exclude"
+    algorithm: Algorithm,
+    schedule: Schedule,
+    client_map: str,
+    on_nonfinite: str = "exclude",
+    client_store: str = "device",
 ) -> jax.stages.Wrapped:
     """``build_rounds`` as a program: jitted, with the state donated and ``length`` static.
 
@@ -114,8 +127,9 @@ def build_chunk(
       schedule: how batches are drawn.
       client_map: see ``fedjax_lab.clients.mapping``.
       on_nonfinite: as of ``build_round``.
+      client_store: as of ``build_rounds``.
     """
-    run_rounds = build_rounds(algorithm, schedule, client_map, on_nonfinite)
+    run_rounds = build_rounds(algorithm, schedule, client_map, on_nonfinite, client_store)
     return jax.jit(run_rounds, static_argnames="length", donate_argnums=0)
 
 
@@ -130,8 +144,5 @@ def place(values: Any, client_map: str, split: bool = False) -> Any:
     devices = parse_client_map(client_map).devices
     if len(devices) < 2:
         return values
-    mesh = jax.make_mesh(
-        (len(devices),), ("clients",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices
-    )
-    spec = PartitionSpec("clients") if split else PartitionSpec()
-    return jax.device_put(values, NamedSharding(mesh, spec))
+    spec = PartitionSpec(AXIS) if split else PartitionSpec()
+    return jax.device_put(values, NamedSharding(client_mesh(devices), spec))

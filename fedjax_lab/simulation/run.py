@@ -28,12 +28,13 @@ from fedjax_lab.simulation.arguments import check_simulate, warn_of_nonfinite_da
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.loggers import Hook, Hooks
-from fedjax_lab.simulation.loop import Tally, Watch, adopt_state, as_value, start_state, traced
+from fedjax_lab.simulation.loop import Tally, Watch, adopt_state, as_value, first_state, traced
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.recorder import Recorder, Row, check_names
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
 from fedjax_lab.simulation.run_dir import versions
 from fedjax_lab.simulation.stop import stop_on_signal
+from fedjax_lab.simulation.stores import choose_store, state_sharding
 from fedjax_lab.types import FedState, Params
 
 
@@ -90,6 +91,7 @@ def simulate(
     diagnose: Callable[[FedState], Mapping[str, Any]] | None = None,
     eval_every: int = 10,
     client_map: str = "auto",
+    client_store: str = "auto",
     run_dir: str | Path | None = None,
     checkpoint_every: int | None = None,
     config: Mapping[str, Any] | None = None,
@@ -137,6 +139,9 @@ def simulate(
       eval_every: rounds between evaluations, which are also the compiled chunks.
       client_map: see ``fedjax_lab.clients.mapping``; "auto" lets the planner choose, "measure"
         times its two best plans first (a few rounds each) and remembers the answer.
+      client_store: where the table of client rows stands: whole on each "device" that runs
+        clients, or "sharded" over them; "auto": sharded, where several run clients and their
+        number divides that of the clients. See ``fedjax_lab.simulation.stores``.
       run_dir: where to keep metrics and checkpoints; None keeps nothing.
       checkpoint_every: rounds between checkpoints, rounded up to a multiple of
         ``eval_every``; None: a tenth of the run. The last round is always saved.
@@ -156,9 +161,9 @@ def simulate(
         as diverged ("stop"), or is added up like the others ("keep").
 
     Raises:
-      ValueError: an argument is out of range, ``state`` is not the method's, ``run_dir`` holds
-        more rounds, all checkpoints are damaged, or ``evaluate`` or ``diagnose`` returned a name
-        that rows have already.
+      ValueError: an argument is out of range, ``state`` is not the method's or fits on no device,
+        ``run_dir`` holds more rounds, all checkpoints are damaged, or ``evaluate`` or ``diagnose``
+        returned a name that rows have already.
       FileExistsError: ``run_dir`` holds another run.
       BlockingIOError: another process is writing to ``run_dir``.
       OSError: the disk is full.
@@ -189,16 +194,29 @@ def simulate(
     if sample_cohort is not None:
         check_cohorts(sample_cohort, clients, key, cohort_size, rounds)
     is_fresh = state is None
+    start = first_state(algorithm, schedule)
     if is_fresh:
-        state = start_state(algorithm, params, clients, schedule, key)
+        shapes = jax.eval_shape(start, params, clients, key)
     else:
-        state = adopt_state(algorithm, state, clients, schedule, key)
+        shapes = state = adopt_state(algorithm, state, clients, schedule, key)
         params = algorithm.params(state)
     if client_map in PLANNED:
-        client_map = _plan(algorithm, schedule, state, clients, key, client_map, progress)
-    state, clients, key = place((state, clients, key), client_map)
+        measured = is_fresh and client_map == "measure"
+        first = jax.jit(start)(params, clients, key) if measured else shapes
+        client_map = _plan(algorithm, schedule, first, clients, key, client_map, progress)
+        del first
+    client_store = choose_store(
+        client_store, client_map, shapes, clients.num_clients, algorithm.name
+    )
+    sharding = state_sharding(shapes, client_map, client_store)
+    clients, key = place((clients, key), client_map)
+    if is_fresh:
+        params = place(params, client_map)
+        state = jax.jit(start, out_shardings=sharding)(params, clients, key)
+    state = jax.device_put(state, sharding)
     in_round = "keep" if on_nonfinite == "keep" else "exclude"
-    chunks = Chunks(build_chunk(algorithm, schedule, client_map, in_round), clients, key)
+    run_chunk = build_chunk(algorithm, schedule, client_map, in_round, client_store)
+    chunks = Chunks(run_chunk, clients, key)
     record = {
         "algorithm": algorithm.name,
         "hyperparameters": dict(algorithm.hyperparameters),
@@ -209,6 +227,7 @@ def simulate(
         "seed": seed,
         "eval_every": eval_every,
         "client_map": client_map,
+        "client_store": client_store,
         "on_nonfinite": on_nonfinite,
         "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "versions": versions(),
@@ -235,7 +254,7 @@ def simulate(
     watch = Watch(algorithm, on_nonfinite)
     with closing(recorder), closing(bar), stop_on_signal() as stop:
         round, state, history = recorder.begin(state)
-        state = place(state, client_map)
+        state = jax.device_put(state, sharding)
         tally = Tally(algorithm, params, schedule, history, in_round == "exclude")
         seconds, chunks_before = recorder.spent
         chunks.compile_seconds = chunks_before + (chunks.compile_seconds if round < rounds else 0)

@@ -14,7 +14,7 @@ from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.clients.memory import device_memory
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.loop import start_state
+from fedjax_lab.simulation.loop import first_state
 from fedjax_lab.simulation.points import Point
 from fedjax_lab.simulation.rounds import Schedule, build_rounds, place
 from fedjax_lab.types import Key, Params, PyTree
@@ -159,7 +159,7 @@ class Program:
     def _start_one(self, clients, run, _):
         params, key, values = run
         algorithm = self._build(**values)
-        return {}, start_state(algorithm, params, clients, self._schedule, key)
+        return {}, first_state(algorithm, self._schedule)(params, clients, key)
 
     def _advance(self, length, states, runs, shared):
         def one(shared, run, _):

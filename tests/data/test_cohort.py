@@ -81,6 +81,16 @@ def test_large_cohorts_are_uniform():
     assert left_out.var() == pytest.approx(5 * (50**2 - 1) / 12 * 45 / 49, rel=0.05)
 
 
+def test_large_cohorts_of_many_clients_are_uniform():
+    # Beyond 4,096 clients a bit for each stands in for the sort.
+    clients, _ = federation([1] * 5000)
+    keys = jax.random.split(key, 200)
+    ids = np.asarray(jax.jit(jax.vmap(lambda k: data.sample_clients(k, clients, 1000)))(keys))
+    assert all(np.unique(row).size == 1000 for row in ids)
+    assert stats.kstest(ids[:, [0, 500, 999]].reshape(-1) / 5000, "uniform").pvalue > 1e-3
+    assert ids.mean() == pytest.approx(2499.5, rel=0.01)
+
+
 def test_empty_clients_are_never_drawn():
     clients, _ = federation([0, 3, 0, 2, 5, 0, 0, 1])
     keys = jax.random.split(key, 2000)
