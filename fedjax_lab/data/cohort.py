@@ -33,9 +33,9 @@ CohortSampler = Callable[[Key, jax.Array], Any]
 def sample_clients(key: Key, clients: FederatedArrays, cohort_size: int) -> jax.Array:
     """Draw distinct clients, every subset of the clients with data being equally likely.
 
-    Floyd's algorithm: S draws, each of which looks at one of N bits, so that the time hardly
-    grows with N. Of up to 4,096 clients a cohort beyond 4 sqrt(N) is the start of a random
-    permutation. All clients together come in the order of their ids.
+    The cost depends on S and not on N, but for cohorts of more than half of the clients, which are
+    the start of a random permutation; so are those beyond 4 sqrt(N) of at most 4,096 clients. All
+    clients together come in the order of their ids.
 
     Args:
       key: typed PRNG key; consumed.
@@ -54,10 +54,12 @@ def sample_clients(key: Key, clients: FederatedArrays, cohort_size: int) -> jax.
     cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
     if cohort_size == available:
         drawn = jnp.arange(available, dtype=jnp.int32)
-    elif cohort_size**2 > 16 * available and available <= _FEW:
+    elif cohort_size**2 <= 16 * available:
+        drawn = _floyd(key, available, cohort_size)
+    elif available <= _FEW or 2 * cohort_size > available:
         drawn = jax.random.permutation(key, available)[:cohort_size].astype(jnp.int32)
     else:
-        drawn = _floyd(key, available, cohort_size)
+        drawn = _redrawn(key, available, cohort_size)
     return drawn if clients.nonempty is None else clients.nonempty[drawn]
 
 
@@ -313,15 +315,34 @@ def _floyd(key: Key, available: int, count: int) -> jax.Array:
     last = jnp.arange(available - count, available, dtype=jnp.int32)
     draws = jax.random.randint(draw_key, (count,), 0, last + 1, jnp.int32)
 
-    def add(taken, bounds):
+    def add(i, chosen):
         # A number drawn before makes way for the largest one, which cannot be there yet.
-        draw, largest = bounds
-        number = jnp.where(taken[draw], largest, draw)
-        return taken.at[number].set(True), number
+        taken = jnp.any(chosen == draws[i])
+        return chosen.at[i].set(jnp.where(taken, last[i], draws[i]))
 
-    _, chosen = jax.lax.scan(add, jnp.zeros(available, bool), (draws, last))
+    chosen = jax.lax.fori_loop(0, count, add, jnp.full((count,), -1, jnp.int32))
     # A number's place betrays its size: late places hold the large ones more often.
     return jax.random.permutation(order_key, chosen)
+
+
+def _redrawn(key: Key, available: int, count: int) -> jax.Array:
+    """Distinct numbers below ``available``, int32 [count]: what came before is drawn again.
+
+    What is drawn again depends on which numbers are equal, not on what they are, so that all
+    sequences of distinct numbers are equally likely.
+    """
+    place = jnp.arange(count, dtype=jnp.int32)
+
+    def draw(carry):
+        key, chosen, again = carry
+        key, own = jax.random.split(key)
+        chosen = jnp.where(again, jax.random.randint(own, (count,), 0, available), chosen)
+        ordered, places = jax.lax.sort((chosen, place), num_keys=1, is_stable=True)
+        again = jnp.zeros(count, bool).at[places[1:]].set(ordered[1:] == ordered[:-1])
+        return key, chosen, again
+
+    first = (key, jnp.zeros(count, jnp.int32), jnp.ones(count, bool))
+    return jax.lax.while_loop(lambda carry: carry[2].any(), draw, first)[1]
 
 
 def _check_key(key: Any) -> None:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedjax_lab import data
 from fedjax_lab.data import cohort
-from fedjax_lab.data.cohort import shuffled
+from fedjax_lab.data.cohort import _redrawn, shuffled
 
 key = jax.random.key(7)
 
@@ -81,8 +81,15 @@ def test_large_cohorts_are_uniform():
     assert left_out.var() == pytest.approx(5 * (50**2 - 1) / 12 * 45 / 49, rel=0.05)
 
 
+def test_redrawing_makes_all_sequences_equally_likely():
+    keys = jax.random.split(key, 60000)
+    drawn = np.asarray(jax.jit(jax.vmap(lambda k: _redrawn(k, 5, 3)))(keys))
+    sequences = {s: i for i, s in enumerate(itertools.permutations(range(5), 3))}
+    found = np.bincount([sequences[tuple(row)] for row in drawn.tolist()], minlength=60)
+    assert stats.chisquare(found).pvalue > 1e-3
+
+
 def test_large_cohorts_of_many_clients_are_uniform():
-    # Beyond 4,096 clients a bit for each stands in for the sort.
     clients, _ = federation([1] * 5000)
     keys = jax.random.split(key, 200)
     ids = np.asarray(jax.jit(jax.vmap(lambda k: data.sample_clients(k, clients, 1000)))(keys))
