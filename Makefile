@@ -8,7 +8,7 @@ WORKERS ?= auto
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: demo check test test-all faults fuzz lint smoke docs notebooks wheel-check qp-accuracy clean
-.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep
+.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients
 .PHONY: $(STUDIES:%=%-study) studies-report
 
 demo: $(VENV)/.runtime
@@ -58,11 +58,11 @@ $(OPPONENTS)/.installed: experiments/benchmarks/opponents.txt
 
 # Time of a round mapping by mapping, of each method and of the five systems next to FedAvg's, of
 # each compressor next to a copy; memory as the cohort grows; what leaving out broken clients costs;
-# a sweep next to its runs one by one.
+# a sweep next to its runs one by one; rounds and memory as the number of clients grows.
 bench-maps: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.client_maps
 
-bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep: bench-%: $(VENV)/.runtime
+bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients: bench-%: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.$*
 
 # Accuracy of the quadratic program against scipy, two to seven minutes.

@@ -2,6 +2,8 @@
 
 ``device``: the table stands whole where the clients run, on every device that they use.
 ``sharded``: each device holds N / D rows, D devices; see ``sharded_rows``.
+``host``: the table stays on the host, and a chunk of rounds gets the rows of its clients; see
+``window_rows``.
 """
 
 from collections.abc import Callable, Sequence
@@ -144,6 +146,23 @@ def sharded_rows(mesh: Mesh) -> Rows:
         return spread(clients, client_ids, rows, participates)
 
     return Rows(take, put)
+
+
+def window_rows(window: jax.Array, rows: Rows) -> Rows:
+    """Rows of a table that holds some of the clients alone.
+
+    Args:
+      window: int32 [M], their ids in rising order; N for places that nobody takes.
+      rows: how a table [M, ...] is read and written.
+    """
+
+    def place(client_ids):
+        return jnp.searchsorted(window, client_ids).astype(jnp.int32)
+
+    def put(clients, client_ids, new, participates):
+        return rows.put(clients, place(client_ids), new, participates)
+
+    return Rows(lambda clients, client_ids: rows.take(clients, place(client_ids)), put)
 
 
 def _bits(leaf: jax.Array) -> jax.Array:

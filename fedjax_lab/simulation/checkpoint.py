@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_lab.clients.host_table import SeenRows
 from fedjax_lab.types import Params, PyTree
 
 _BESIDE = 2**17  # bytes of a checkpoint's metadata
@@ -103,7 +104,8 @@ class Checkpoints:
         One that is damaged is left out with a warning. Later ones are then taken away.
 
         Args:
-          like: a state of the same structure, shapes and dtypes.
+          like: a state of the same structure, shapes and dtypes, but for the length of its
+            ``SeenRows``.
           is_wanted: of a number of rounds, whether its checkpoint counts.
 
         Raises:
@@ -111,11 +113,14 @@ class Checkpoints:
           FileNotFoundError: there is no checkpoint.
         """
         expected = _to_arrays(like)
-        shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in expected.items()}
+        free = dict(zip(expected, _is_of_any_length(like), strict=True))
+
+        def shapes_of(arrays):
+            return {name: (x.shape[free.get(name, 0) :], x.dtype) for name, x in arrays.items()}
 
         def read(round: int) -> tuple[PyTree, dict[str, Any]]:
             arrays, meta = self._read(round, "state")
-            if shapes != {name: (leaf.shape, leaf.dtype) for name, leaf in arrays.items()}:
+            if shapes_of(expected) != shapes_of(arrays):
                 raise ValueError(
                     f"the checkpoint {self._directory / str(round)} holds arrays of other names, "
                     "shapes or dtypes than this run's state: it belongs to another model or method."
@@ -227,6 +232,15 @@ def _to_arrays(state: PyTree) -> dict[str, np.ndarray]:
         f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|"): np.asarray(leaf)
         for number, (path, leaf) in enumerate(leaves)
     }
+
+
+def _is_of_any_length(state: PyTree) -> list[int]:
+    """Of each leaf, 1 if the length of its first axis is open, and 0 if not."""
+
+    def of(node):
+        return jax.tree.map(lambda _: int(isinstance(node, SeenRows)), node)
+
+    return jax.tree.leaves(jax.tree.map(of, state, is_leaf=lambda x: isinstance(x, SeenRows)))
 
 
 def _key(entry: Any) -> str | int:

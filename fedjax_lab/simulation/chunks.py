@@ -37,11 +37,14 @@ class Chunks:
         """
         began = time.perf_counter()
         if length not in self._lowered:
-            first = jnp.zeros((), jnp.int32)
-            arguments = (state, self._clients, self._key, first)
-            self._lowered[length] = self._run_chunk.lower(*arguments, length=length)
+            arguments, named = self._arguments(state, length)
+            self._lowered[length] = self._run_chunk.lower(*arguments, **named)
         self.compile_seconds += time.perf_counter() - began
         return self._lowered[length]
+
+    def _arguments(self, state: FedState, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        first = jnp.zeros((), jnp.int32)
+        return (state, self._clients, self._key, first), {"length": length}
 
     def prepare(self, state: FedState, length: int) -> bool:
         """Compile the program of so many rounds; returns whether that was to be done.
@@ -71,3 +74,26 @@ class Chunks:
         return self._compiled[length](
             state, self._clients, self._key, jnp.asarray(first, jnp.int32)
         )
+
+    def look_ahead(self, first: int, length: int) -> None:
+        """Say which chunk comes next, while one runs.
+
+        Args:
+          first: number of its first round.
+          length: its rounds.
+        """
+
+    def keep(self) -> None:
+        """The last chunk's rounds count."""
+
+    def whole(self, state: FedState) -> FedState:
+        """The state as a checkpoint has it."""
+        return state
+
+    def adopt(self, state: FedState) -> FedState:
+        """The state that a checkpoint had."""
+        return state
+
+    def result(self, state: FedState) -> FedState:
+        """The state that a run returns."""
+        return state

@@ -6,9 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from fedjax_lab.simulation.checkpoint import Checkpoints
 from fedjax_lab.simulation.lock import RunDirLock
 from fedjax_lab.simulation.run_dir import (
@@ -96,15 +93,21 @@ class Recorder:
             )
         write_rounds(self._path, config)
 
-    def begin(self, state: PyTree) -> tuple[int, PyTree, list[Row]]:
-        """(round, state, history) to go on from; ``state`` is that before round 0."""
+    def begin(
+        self, state: PyTree, whole: Callable[[PyTree], PyTree]
+    ) -> tuple[int, PyTree, list[Row]]:
+        """(round, state, history) to go on from.
+
+        Args:
+          state: that before round 0, which is returned in round 0.
+          whole: state -> what checkpoints have of it, which is returned in later rounds.
+        """
         if self._path is None:
             return 0, state, []
         history: list[Row] = []
         times: list[Row] = []
         if any(map(self._passes, self._checkpoints.rounds())):
-            self._saved, state, extra = self._checkpoints.restore(state, self._passes)
-            state = jax.tree.map(jnp.asarray, state)
+            self._saved, state, extra = self._checkpoints.restore(whole(state), self._passes)
             history, times = extra["rows"], extra["times"]
             self._compare_rows(history)
         if times:
@@ -140,7 +143,15 @@ class Recorder:
                 self._metrics.append(row)
                 self._times.append(self._all_times[-1])
 
-    def checkpoint(self, round: int, state: PyTree, history: list[Row], *, last: bool) -> None:
+    def checkpoint(
+        self,
+        round: int,
+        state: PyTree,
+        history: list[Row],
+        whole: Callable[[PyTree], PyTree],
+        *,
+        last: bool,
+    ) -> None:
         """Save the state if it is time to; if it must be now (``last``), unless it is saved."""
         due = round > self._saved if last else round - self._saved >= self._every
         if self._path is not None and due:
@@ -148,7 +159,7 @@ class Recorder:
                 self._metrics.sync()
                 rows = [plain_row(row) for row in history]
                 extra = {"rows": rows, "times": list(self._all_times)}
-                self._checkpoints.save(round, state, extra, self._params(state))
+                self._checkpoints.save(round, whole(state), extra, self._params(state))
             self._saved = round
 
     def summarise(self, **summary: Any) -> None:

@@ -1,6 +1,7 @@
 """Many rounds as one compiled program: scan over (draw the cohort, run the round)."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients.mapping import parse_client_map
-from fedjax_lab.clients.store import AXIS, client_mesh, sharded_rows
+from fedjax_lab.clients.store import AXIS, Rows, client_mesh, sharded_rows, window_rows
 from fedjax_lab.data import Devices, FederatedArrays, draw_batch
 from fedjax_lab.data.cohort import CohortSampler
 from fedjax_lab.round import Algorithm, build_round
@@ -91,14 +92,18 @@ def build_rounds(
       schedule: how batches are drawn.
       client_map: see ``fedjax_lab.clients.mapping``.
       on_nonfinite: as of ``build_round``.
-      client_store: "device" or "sharded"; see ``fedjax_lab.simulation.stores``.
+      client_store: "device", "sharded" or "host"; see ``fedjax_lab.simulation.stores``. With
+        "host", ``run_rounds`` takes the ids of the rows that the state holds as ``window``.
     """
-    rows = None
-    if client_store == "sharded":
+    rows = Rows()
+    if client_store != "device" and is_shardable(client_map):
         rows = sharded_rows(client_mesh(parse_client_map(client_map).devices))
-    round_fn = build_round(algorithm, client_map, on_nonfinite, rows)
+    round_of = functools.partial(build_round, algorithm, client_map, on_nonfinite)
+    whole = round_of(rows)
 
-    def run_rounds(state, clients, key, first_round, length):
+    def run_rounds(state, clients, key, first_round, length, window=None):
+        round_fn = whole if window is None else round_of(window_rows(window, rows))
+
         def body(state, round):
             batch = schedule.draw(clients, key, round)
             state, metrics = round_fn(state, batch)
@@ -131,6 +136,15 @@ def build_chunk(
     """
     run_rounds = build_rounds(algorithm, schedule, client_map, on_nonfinite, client_store)
     return jax.jit(run_rounds, static_argnames="length", donate_argnums=0)
+
+
+def is_shardable(client_map: str) -> bool:
+    """Whether rows can be sharded over the devices of a client map.
+
+    Args:
+      client_map: see ``fedjax_lab.clients.mapping``.
+    """
+    return client_map.startswith("shard_map") and len(parse_client_map(client_map).devices) > 1
 
 
 def place(values: Any, client_map: str, split: bool = False) -> Any:

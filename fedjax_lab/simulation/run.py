@@ -6,7 +6,6 @@ devices agree up to rounding.
 """
 
 import dataclasses
-import functools
 import math
 import sys
 import time
@@ -19,22 +18,29 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
-from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
 from fedjax_lab.data import Devices, FederatedArrays
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
-from fedjax_lab.round import ON_NONFINITE, Algorithm, plan_round
+from fedjax_lab.round import ON_NONFINITE, Algorithm
 from fedjax_lab.simulation.arguments import check_simulate, warn_of_nonfinite_data
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
+from fedjax_lab.simulation.host_chunks import HostChunks
 from fedjax_lab.simulation.loggers import Hook, Hooks
 from fedjax_lab.simulation.loop import Tally, Watch, adopt_state, as_value, first_state, traced
+from fedjax_lab.simulation.planning import plan_run
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.recorder import Recorder, Row, check_names
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
 from fedjax_lab.simulation.run_dir import versions
 from fedjax_lab.simulation.stop import stop_on_signal
-from fedjax_lab.simulation.stores import choose_store, state_sharding
+from fedjax_lab.simulation.stores import (
+    check_host_store,
+    choose_store,
+    start_on_host,
+    state_sharding,
+    stays_on_host,
+)
 from fedjax_lab.types import FedState, Params
 
 
@@ -140,8 +146,8 @@ def simulate(
       client_map: see ``fedjax_lab.clients.mapping``; "auto" lets the planner choose, "measure"
         times its two best plans first (a few rounds each) and remembers the answer.
       client_store: where the table of client rows stands: whole on each "device" that runs
-        clients, or "sharded" over them; "auto": sharded, where several run clients and their
-        number divides that of the clients. See ``fedjax_lab.simulation.stores``.
+        clients, "sharded" over them, or on the "host"; "auto" chooses by its size. With "host",
+        ``result.state.clients`` is a ``HostTable``. See ``fedjax_lab.simulation.stores``.
       run_dir: where to keep metrics and checkpoints; None keeps nothing.
       checkpoint_every: rounds between checkpoints, rounded up to a multiple of
         ``eval_every``; None: a tenth of the run. The last round is always saved.
@@ -200,23 +206,35 @@ def simulate(
     else:
         shapes = state = adopt_state(algorithm, state, clients, schedule, key)
         params = algorithm.params(state)
+    table = None
+    if stays_on_host(client_store, shapes):
+        client_store = "host"
+        check_host_store(is_fresh, diagnose, client_map)
+        state, table = start_on_host(algorithm, params, clients, key, schedule)
+        shapes = state
     if client_map in PLANNED:
         measured = is_fresh and client_map == "measure"
         first = jax.jit(start)(params, clients, key) if measured else shapes
-        client_map = _plan(algorithm, schedule, first, clients, key, client_map, progress)
+        client_map = plan_run(algorithm, schedule, first, clients, key, client_map, progress)
         del first
-    client_store = choose_store(
-        client_store, client_map, shapes, clients.num_clients, algorithm.name
-    )
+    if table is None:
+        client_store = choose_store(
+            client_store, client_map, shapes, clients.num_clients, algorithm.name
+        )
     sharding = state_sharding(shapes, client_map, client_store)
     clients, key = place((clients, key), client_map)
-    if is_fresh:
+    if is_fresh and table is None:
         params = place(params, client_map)
         state = jax.jit(start, out_shardings=sharding)(params, clients, key)
     state = jax.device_put(state, sharding)
     in_round = "keep" if on_nonfinite == "keep" else "exclude"
     run_chunk = build_chunk(algorithm, schedule, client_map, in_round, client_store)
-    chunks = Chunks(run_chunk, clients, key)
+    if table is None:
+        chunks = Chunks(run_chunk, clients, key)
+    else:
+        chunks = HostChunks(run_chunk, clients, key, table, schedule, client_map)
+        if progress:
+            print(f"{algorithm.name}: client rows stay on the host: {table!r}", file=sys.stderr)
     record = {
         "algorithm": algorithm.name,
         "hyperparameters": dict(algorithm.hyperparameters),
@@ -250,11 +268,13 @@ def simulate(
         config={**record, **(config or {})},
         params=algorithm.params,
     )
+    if table is not None and run_dir is not None:
+        table.folder = run_dir
     bar = Progress(algorithm.name, 0, rounds, progress)
     watch = Watch(algorithm, on_nonfinite)
     with closing(recorder), closing(bar), stop_on_signal() as stop:
-        round, state, history = recorder.begin(state)
-        state = jax.device_put(state, sharding)
+        round, state, history = recorder.begin(state, chunks.whole)
+        state = jax.device_put(chunks.adopt(state) if round else state, sharding)
         tally = Tally(algorithm, params, schedule, history, in_round == "exclude")
         seconds, chunks_before = recorder.spent
         chunks.compile_seconds = chunks_before + (chunks.compile_seconds if round < rounds else 0)
@@ -271,6 +291,8 @@ def simulate(
                 bar.start_clock()
             with traced(profile_dir):
                 state, metrics = chunks.run(state, round, length)
+                if (after := round + length) < rounds:
+                    chunks.look_ahead(after, min(eval_every, rounds - after))
                 if profile_dir is not None:
                     jax.block_until_ready(state)
             profile_dir = None  # one profile is enough
@@ -281,6 +303,7 @@ def simulate(
                     break
                 state, metrics = chunks.run(state, round, good)
             del kept
+            chunks.keep()
             round += length
             scores: dict[str, Any] = {}
             if not watch.diverged or on_nonfinite == "stop":
@@ -294,11 +317,13 @@ def simulate(
             bar.update(round, {"loss": row["loss"], **scores})
             if not watch.diverged:
                 # Before a shorter last chunk, too: there a longer run would go on.
-                recorder.checkpoint(round, state, history, last=round + eval_every > rounds)
+                recorder.checkpoint(
+                    round, state, history, chunks.whole, last=round + eval_every > rounds
+                )
             began += hooks(row)
             enough = not watch.diverged and _is_enough(stop_when, row)
         if not watch.diverged:
-            recorder.checkpoint(round, state, history, last=True)
+            recorder.checkpoint(round, state, history, chunks.whole, last=True)
         stopped = None
         if watch.diverged:
             stopped = "diverged"
@@ -313,7 +338,7 @@ def simulate(
         )
     return SimulationResult(
         algorithm.params(state),
-        state,
+        chunks.result(state),
         history,
         seconds,
         chunks.compile_seconds,
@@ -347,34 +372,3 @@ def _scores(
                 f"{argument} returned {name!r}, a name that rows have already; choose another."
             )
     return {name: as_value(score) for name, score in found.items()}
-
-
-def _plan(algorithm, schedule, state, clients, key, client_map, progress) -> str:
-    """The client map that the planner chooses, said on stderr."""
-    batch = jax.eval_shape(schedule.draw, clients, key, jnp.zeros((), jnp.int32))
-    plan = plan_round(algorithm, state, batch)
-    if client_map == "measure":
-        shapes = [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves((state, batch))]
-        device = jax.devices()[0]
-        drawn = [schedule.record(), hash_function(schedule.sample_cohort)]
-        method = [algorithm.name, dict(algorithm.hyperparameters), shapes, drawn]
-        machine = [device.device_kind, jax.device_count(), versions()]
-        chosen, remembered = planner.fastest(
-            planner.alternatives(plan.client_map, schedule.cohort_size),
-            functools.partial(_seconds, algorithm, schedule, state, clients, key),
-            [method, machine],
-        )
-        plan = planner.Plan(chosen, "measured before" if remembered else "measured")
-    if progress:
-        print(f"{algorithm.name}: clients mapped with {plan}", file=sys.stderr, flush=True)
-    return plan.client_map
-
-
-def _seconds(algorithm, schedule, state, clients, key, client_map, length=5) -> float:
-    """Time of a few rounds under a client map."""
-    state, clients, key = place((state, clients, key), client_map)
-    run_chunk = build_chunk(algorithm, schedule, client_map)
-    first = jnp.zeros((), jnp.int32)
-    return planner.timed(
-        lambda: run_chunk(jax.tree.map(jnp.copy, state), clients, key, first, length=length)
-    )

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab import algorithms
 from fedjax_lab.clients.store import client_mesh, sharded_rows
-from fedjax_lab.simulation.stores import choose_store
+from fedjax_lab.simulation.stores import choose_store, stays_on_host
 
 N, S = 16, 8
 
@@ -106,12 +106,16 @@ def test_where_a_table_stands(client_store, client_map, num_clients, expected):
 @pytest.mark.parametrize(
     ("client_store", "client_map", "num_clients", "message"),
     [
-        ("disk", "scan", 16, "client_store is 'disk'; .*auto.*device.*sharded"),
         ("sharded", "vmap", 16, "client_store is 'sharded' with client_map 'vmap'"),
         ("sharded", "pmap", 16, "with client_map 'pmap'"),
         ("sharded", "shard_map", 20, "and 20 clients; .* divides the number of clients"),
-        ("auto", "scan", 10**6, "scaffold keeps 40,000,000 bytes for each of 1,000,000 clients"),
-        ("auto", "shard_map", 10**6, "a table of 37,252.9 GiB, .* What helps: fewer clients"),
+        ("device", "scan", 10**6, "scaffold keeps 40,000,000 bytes for each of 1,000,000 clients"),
+        (
+            "sharded",
+            "shard_map",
+            10**6,
+            "a table of 37,252.9 GiB, .* What helps: ",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_refused_before_it_is_allocated(
@@ -120,3 +124,14 @@ def test_what_cannot_be_had_is_refused_before_it_is_allocated(
     shapes = state_shapes(num_clients, 10**7 if num_clients > 100 else 4)
     with pytest.raises(ValueError, match=message):
         choose_store(client_store, client_map, shapes, num_clients, "scaffold")
+
+
+def test_what_fills_more_than_half_of_a_device_stays_on_the_host(monkeypatch):
+    shapes = state_shapes(16, 100)  # 6,400 bytes
+    for memory, expected in ((1500, True), (1700, False)):  # of each of 8 devices
+        monkeypatch.setattr("fedjax_lab.simulation.stores.device_memory", lambda m=memory: m)
+        assert stays_on_host("auto", shapes) == expected
+    assert stays_on_host("host", shapes)
+    assert not stays_on_host("sharded", shapes)
+    with pytest.raises(ValueError, match=r"client_store is 'disk'; .*auto, device, host, sharded"):
+        stays_on_host("disk", shapes)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, build_round, data, simulate
+from fedjax_lab import CohortBatch, algorithms, build_round, data, simulate, with_personal
 from tests.simulation.test_run import assert_same_bits
 
 CLIENTS = 16
@@ -57,6 +57,11 @@ def test_a_sharded_table_gives_the_same_bits(name):
     assert sharded.history == whole.history
     for leaf in jax.tree.leaves(sharded.state.clients):
         assert {shard.data.shape[0] for shard in leaf.addressable_shards} == {CLIENTS // 8}
+    host = run(name, client_map="shard_map", client_store="host")
+    assert_same_bits(host.state.server, whole.state.server)
+    assert host.history == whole.history
+    if jax.tree.leaves(whole.state.clients):
+        assert_same_bits(host.state.clients.read(np.arange(CLIENTS)), whole.state.clients)
     # Against one device, rounding aside.
     one = run(name, client_map="scan")
     for actual, expected in zip(
@@ -75,6 +80,41 @@ def test_a_sharded_run_goes_on_bit_for_bit(tmp_path):
     assert resumed.history == whole.history
 
 
+@pytest.mark.parametrize("client_map", ["scan", "vmap"])
+def test_rows_on_the_host_give_the_same_bits(client_map):
+    # Chunks of one round with overlapping cohorts: rows that were read ahead are out of date.
+    settings = {"client_map": client_map, "eval_every": 1, "rounds": 5}
+    whole = run("scaffold", **settings)
+    host = run("scaffold", client_store="host", **settings)
+    assert_same_bits(host.state.server, whole.state.server)
+    assert_same_bits(host.state.clients.read(np.arange(CLIENTS)), whole.state.clients)
+    assert host.history == whole.history
+    assert 6 < host.state.clients.seen.sum() <= CLIENTS
+
+
+def test_rows_on_the_host_go_on_from_a_checkpoint(tmp_path):
+    settings = {"client_map": "scan", "client_store": "host", "eval_every": 2, "cohort_size": 3}
+    whole = run("scaffold", **settings)
+    half = run("scaffold", run_dir=tmp_path, stop_when=lambda row: row["round"] == 4, **settings)
+    resumed = run("scaffold", run_dir=tmp_path, **settings)
+    assert half.stopped == "stop_when"
+    assert_same_bits(resumed.state.server, whole.state.server)
+    everybody = np.arange(CLIENTS)
+    assert_same_bits(resumed.state.clients.read(everybody), whole.state.clients.read(everybody))
+    np.testing.assert_array_equal(resumed.state.clients.seen, whole.state.clients.seen)
+    assert resumed.history == whole.history
+
+
+def test_what_needs_all_rows_is_refused_on_the_host():
+    personal = with_personal(METHODS["fedavg"], lambda path: path == "b")
+    with pytest.raises(ValueError, match=r"the server model of .* depends on the rows of all"):
+        simulate(personal, PARAMS, make_clients(), client_store="host", **SETTINGS)
+    with pytest.raises(ValueError, match=r"client_store is 'host', .* diagnose needs them"):
+        run("scaffold", client_store="host", diagnose=lambda state: {})
+    with pytest.raises(ValueError, match="client_map='measure' needs them"):
+        run("scaffold", client_store="host", client_map="measure")
+
+
 def test_a_table_without_room_is_refused_by_simulate(monkeypatch):
     monkeypatch.setattr("fedjax_lab.simulation.stores.device_memory", lambda: 400)
     with pytest.raises(ValueError, match="scaffold keeps 24 bytes for each of 16 clients"):
@@ -88,8 +128,6 @@ def test_a_model_of_a_billion_parameters_is_traced(name):
     shape = jax.ShapeDtypeStruct
 
     def one_round(params, examples, key):
-        from fedjax_lab import CohortBatch
-
         ids = jnp.arange(2, dtype=jnp.int32)
         batch = CohortBatch(ids, examples, key, jnp.zeros((), jnp.int32))
         return build_round(method, client_map="scan")(method.init(params, 4), batch)
