@@ -1,5 +1,6 @@
 """What the host does around compiled chunks of rounds: the start, the books, the way to stop."""
 
+import dataclasses
 import functools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.fingerprint import are_the_same
 from fedjax_lab.simulation.recorder import Row
 from fedjax_lab.simulation.rounds import Schedule
 from fedjax_lab.types import FedState, Key, Params
@@ -22,21 +24,30 @@ from fedjax_lab.types import FedState, Key, Params
 def start_state(
     algorithm: Algorithm, params: Params, clients: FederatedArrays, schedule: Schedule, key: Key
 ) -> FedState:
-    """The state before round 0; it owns its buffers, because the rounds donate them."""
+    """The state before round 0.
+
+    It owns its buffers, because the rounds donate them; those of the frozen weights are the
+    algorithm's own.
+    """
+    frozen = jax.tree.map(jnp.asarray, algorithm.frozen)
 
     @jax.jit
-    def start(params, clients, key):
+    def start(params, clients, key, frozen):
         # Where a method makes no use of the first batch, none is drawn.
         batch = schedule.draw(clients, key, jnp.zeros((), jnp.int32))
-        return jax.tree.map(jnp.copy, algorithm.init(params, clients.num_clients, batch))
+        bound = dataclasses.replace(algorithm, frozen=frozen)
+        state = bound.init(params, clients.num_clients, batch)
+        return jax.tree.map(jnp.copy, state._replace(frozen=()))
 
-    return start(params, clients, key)
+    return start(params, clients, key, frozen)._replace(frozen=frozen)
 
 
 def adopt_state(
     algorithm: Algorithm, state: Any, clients: FederatedArrays, schedule: Schedule, key: Key
 ) -> FedState:
     """A copy of a state that the caller made or kept, after checking that it is the method's.
+
+    Its frozen weights are not copied.
 
     Args:
       algorithm: the method.
@@ -49,11 +60,18 @@ def adopt_state(
     """
     if not isinstance(state, FedState):
         raise TypeError(f"state is {type(state).__name__}; it must be a FedState, as result.state.")
-    name = algorithm.name
+    name, frozen = algorithm.name, jax.tree.map(jnp.asarray, algorithm.frozen)
+    if not are_the_same(state.frozen, frozen):
+        raise ValueError(
+            f"state.frozen does not hold the frozen weights of {name}: the state was made with "
+            "others, or without any."
+        )
+    state = state._replace(frozen=())
     try:
         shapes = jax.eval_shape(algorithm.params, state)
         fresh = functools.partial(start_state, algorithm)
         expected = jax.eval_shape(lambda p, c, k: fresh(p, c, schedule, k), shapes, clients, key)
+        expected = expected._replace(frozen=())
     except (AttributeError, TypeError) as error:
         raise ValueError(f"state is not one of {name}: {error}.") from error
     given, wanted = _by_path(state), _by_path(expected)
@@ -73,7 +91,7 @@ def adopt_state(
         raise ValueError(f"state is not one of {name}: its server is {server}, not {own}.")
     # With the types of the containers that the rounds return.
     leaves = [jnp.array(np.asarray(leaf), leaf.dtype) for leaf in jax.tree.leaves(state)]
-    return jax.tree.unflatten(jax.tree.structure(expected), leaves)
+    return jax.tree.unflatten(jax.tree.structure(expected), leaves)._replace(frozen=frozen)
 
 
 def _by_path(state: FedState) -> dict[str, Any]:

@@ -76,10 +76,11 @@ class Schedule(NamedTuple):
 def build_rounds(
     algorithm: Algorithm, schedule: Schedule, client_map: str, on_nonfinite: str = "exclude"
 ) -> Callable[..., tuple[FedState, Metrics]]:
-    """Build ``run_rounds(state, clients, key, first_round, length) -> (state, metrics)``.
+    """Build ``run_rounds(state, clients, key, first_round, length, frozen=())``.
 
-    The metrics of its rounds are stacked [length]; with ``devices`` they include
-    ``round_seconds``, the simulated time of a round. ``length`` is a Python int.
+    It returns (state, metrics), the metrics of its rounds stacked [length]; with ``devices`` they
+    include ``round_seconds``, the simulated time of a round. ``length`` is a Python int, ``frozen``
+    what the states, which travel without it, have as ``state.frozen``.
 
     Args:
       algorithm: the method.
@@ -89,10 +90,11 @@ def build_rounds(
     """
     round_fn = build_round(algorithm, client_map, on_nonfinite)
 
-    def run_rounds(state, clients, key, first_round, length):
+    def run_rounds(state, clients, key, first_round, length, frozen=()):
         def body(state, round):
             batch = schedule.draw(clients, key, round)
-            state, metrics = round_fn(state, batch)
+            state, metrics = round_fn(state._replace(frozen=frozen), batch)
+            state = state._replace(frozen=())
             if schedule.devices is not None:
                 metrics["round_seconds"] = schedule.round_seconds(key, batch)
             return state, metrics
@@ -107,7 +109,7 @@ def build_chunk(
 ) -> jax.stages.Wrapped:
     """``build_rounds`` as a program: jitted, with the state donated and ``length`` static.
 
-    The data is an argument, never a constant of the program.
+    The data and the frozen weights are arguments, never constants of the program.
 
     Args:
       algorithm: the method.

@@ -104,9 +104,9 @@ def simulate(
     With ``run_dir``, metrics and checkpoints are kept there, and a second call with the same
     arguments goes on where the first one stopped, and with a larger ``rounds`` from its end; the
     result equals that of an uninterrupted run bit for bit. The directory is bound to its run by
-    content: params or state, data, the compiled rounds, ``evaluate``, ``diagnose`` and
-    ``sample_cohort``. Ctrl-C or SIGTERM finishes the running chunk, saves, and returns; a second
-    one stops at once.
+    content: params or state, frozen weights, data, the compiled rounds, ``evaluate``, ``diagnose``
+    and ``sample_cohort``. Ctrl-C or SIGTERM finishes the running chunk, saves, and returns; a
+    second one stops at once.
 
     A server model that is not finite, or a round in which no participant is, ends the run as
     "diverged", with a warning: the model is not evaluated, and no checkpoint is written.
@@ -197,8 +197,9 @@ def simulate(
     if client_map in PLANNED:
         client_map = _plan(algorithm, schedule, state, clients, key, client_map, progress)
     state, clients, key = place((state, clients, key), client_map)
+    frozen, state = state.frozen, state._replace(frozen=())  # no round changes or donates it
     in_round = "keep" if on_nonfinite == "keep" else "exclude"
-    chunks = Chunks(build_chunk(algorithm, schedule, client_map, in_round), clients, key)
+    chunks = Chunks(build_chunk(algorithm, schedule, client_map, in_round), clients, key, frozen)
     record = {
         "algorithm": algorithm.name,
         "hyperparameters": dict(algorithm.hyperparameters),
@@ -224,6 +225,8 @@ def simulate(
             "diagnose": hash_function(diagnose),
             "sample_cohort": hash_function(sample_cohort),
         }
+        if jax.tree.leaves(frozen):
+            record["content"]["frozen"] = hash_arrays(frozen)
     warn_of_nonfinite_data(clients)
     recorder = Recorder(
         run_dir,
@@ -267,7 +270,8 @@ def simulate(
             if not watch.diverged or on_nonfinite == "stop":
                 taken = tally.names(metrics)
                 scores = _scores(evaluate, algorithm.params(state), taken, "evaluate")
-                scores |= _scores(diagnose, state, {*taken, *scores}, "diagnose")
+                whole = state._replace(frozen=frozen)
+                scores |= _scores(diagnose, whole, {*taken, *scores}, "diagnose")
             row = {"round": round, **tally.row(metrics), **scores}
             history.append(row)
             seconds = time.perf_counter() - began - chunks.compile_seconds
@@ -294,7 +298,7 @@ def simulate(
         )
     return SimulationResult(
         algorithm.params(state),
-        state,
+        state._replace(frozen=frozen),
         history,
         seconds,
         chunks.compile_seconds,
@@ -354,8 +358,11 @@ def _plan(algorithm, schedule, state, clients, key, client_map, progress) -> str
 def _seconds(algorithm, schedule, state, clients, key, client_map, length=5) -> float:
     """Time of a few rounds under a client map."""
     state, clients, key = place((state, clients, key), client_map)
+    frozen, state = state.frozen, state._replace(frozen=())
     run_chunk = build_chunk(algorithm, schedule, client_map)
     first = jnp.zeros((), jnp.int32)
     return planner.timed(
-        lambda: run_chunk(jax.tree.map(jnp.copy, state), clients, key, first, length=length)
+        lambda: run_chunk(
+            jax.tree.map(jnp.copy, state), clients, key, first, length=length, frozen=frozen
+        )
     )
