@@ -1,6 +1,7 @@
 """Evaluation on resident data, jitted once, in batches of fixed size, on all devices."""
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -64,14 +65,14 @@ def build_evaluation(
 
 def _checked_first(evaluate, count_fn, test, frozen):
     """``evaluate``, which at first looks at what ``count_fn`` makes of the test set."""
-    unchecked = [True]
+    checked = threading.Event()  # a list would make the function another one, by its content
 
     def evaluate_checked(params):
-        if unchecked:
+        if not checked.is_set():
             _check_counts(jax.eval_shape(count_fn, params, test, *_third(frozen)))
             if hasattr(count_fn, "check"):  # see fedjax_lab.models.accuracy_counts
                 count_fn.check(params, test)
-            unchecked.clear()
+            checked.set()
         return evaluate(params)
 
     return evaluate_checked

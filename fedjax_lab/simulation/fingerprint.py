@@ -115,6 +115,8 @@ def _parts(value: Any) -> list[Any]:
         return value.ravel().tolist()
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
+    if isinstance(value, jax.sharding.Mesh):  # of its other attributes, some come when it is used
+        return [value.axis_names, value.devices.shape]
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, types.FunctionType):
