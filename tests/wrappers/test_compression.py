@@ -337,6 +337,7 @@ def test_messages_of_any_shape(scope, x64):
     )
     pieces = [3, 1, 6] if scope == "per_leaf" else [3, 7]
     assert wrapped.uplink(initial_params()) == sum(qsgd.bytes(d, jnp.float64) for d in pieces)
+    through = jax.jit(qsgd.apply)
     batch = to_batch(rounds(1, equal_steps=True)[0][1], 0)
     computed, sent = (
         jax.jit(build_round(method, "scan"))(begin(method), batch)[0].server
@@ -347,11 +348,11 @@ def test_messages_of_any_shape(scope, x64):
         for number, name in enumerate(("sums", "two")):
             mine = [np.asarray(leaf[slot]).ravel() for leaf in jax.tree.leaves(computed[name])]
             if scope == "global":
-                expected = qsgd.apply(message_key(key, number), jnp.asarray(np.concatenate(mine)))
+                expected = through(message_key(key, number), jnp.asarray(np.concatenate(mine)))
             else:
                 keys = [jax.random.fold_in(message_key(key, number), i) for i in range(len(mine))]
                 expected = np.concatenate(
-                    [qsgd.apply(k, jnp.asarray(v)) for k, v in zip(keys, mine, strict=True)]
+                    [through(k, jnp.asarray(v)) for k, v in zip(keys, mine, strict=True)]
                 )
             received = [np.asarray(leaf[slot]).ravel() for leaf in jax.tree.leaves(sent[name])]
             np.testing.assert_allclose(np.concatenate(received), expected, atol=1e-12)
