@@ -11,10 +11,10 @@
 # %% [markdown]
 # # Low-rank adapters: fine-tune a transformer that stays where it is
 #
-# A pretrained model is large, and what a federation has to teach it is often small. LoRA (Hu et al.,
-# ICLR 2022) freezes the model and trains two thin matrices beside each of its kernels. Only those
-# travel. Here a small vision transformer learns five digits in one place, and ten clients then
-# teach it the other five: once by training all of it, and once by adapters.
+# A pretrained model is large, and what a federation has to teach it is often small. LoRA (Hu et
+# al., ICLR 2022) freezes the model and trains two thin matrices beside each of its kernels. Only
+# those travel. Here a small vision transformer learns five digits in one place, and ten clients
+# then teach it the other five: once by training all of it, and once by adapters.
 
 # %% [markdown]
 # ## Install
@@ -121,12 +121,12 @@ full_result = train_with(full, pretrained, build_evaluation(counts, new_test))
 # %% [markdown]
 # ## Adapters
 #
-# Trained are an adapter for each kernel of the transformer's layers, and the last dense layer, which
-# has never seen these digits. The rest is **frozen**: `with_frozen` takes a function that makes the
-# method of a loss, a loss with a fourth argument, and the weights for it.
+# Trained are an adapter for each kernel of the transformer's layers, and the last dense layer,
+# which has never seen these digits. The rest is **frozen**: `with_frozen` takes a function that
+# makes the method of a loss, a loss with a fourth argument, and the weights for it.
 #
-# `merge_adapters` adds `scale * down @ up` to each kernel. At the start `up` is 0, so the merged model
-# is the pretrained one.
+# `merge_adapters` adds `scale * down @ up` to each kernel. At the start `up` is 0, so the merged
+# model is the pretrained one.
 
 # %%
 RANK, SCALE = 4, 2.0
@@ -223,6 +223,7 @@ for name, found in (
     print(f"{name:>12}: {float(on_old(found)['accuracy']):.1%} of the old digits")
 
 # %% [markdown]
-# Any method takes the place of FedAvg, and wrappers go around: `with_compression(lora, "int8")` makes
-# the messages four times smaller still. `with_frozen` by itself freezes anything: a body under a head,
-# embeddings, a teacher. The frozen weights are in no checkpoint; keep them with the run.
+# Any method takes the place of FedAvg, and wrappers go around: `with_compression(lora, "int8")`
+# makes the messages four times smaller still. `with_frozen` by itself freezes anything: a body
+# under a head, embeddings, a teacher. The frozen weights are in no checkpoint; keep them with the
+# run.

@@ -26,11 +26,14 @@ def with_frozen(
 ) -> Algorithm:
     """A method whose loss reads weights that are not trained.
 
-    There is one copy of ``frozen`` on each device that takes part, which every program has as an
-    argument and which no run donates: the caller's own arrays stay what they are. It rides in
-    ``state.frozen``, is in no checkpoint, and is no part of ``algorithm.params(state)``; bytes
-    count ``params`` alone. A run directory knows it by its hash and is not gone on with under other
-    weights: keep them yourself. In a sweep, all runs share it.
+    The rounds of ``simulate`` and ``sweep`` have one copy of ``frozen`` on each device that takes
+    part: the caller's own arrays on a single one. It is an argument of every program, and donated
+    to none. It rides in ``state.frozen``, is in no checkpoint, and is no part of
+    ``algorithm.params(state)``; bytes count ``params`` alone. A run directory knows it by its hash
+    and is not gone on with under other weights: keep them yourself. In a sweep, all runs share it.
+
+    Whoever compiles rounds himself calls ``algorithm.init`` outside of the program, where
+    ``frozen`` would be a constant. A donated state donates the caller's arrays with it.
 
     Other wrappers go around the result or into ``build``. ``build_evaluation`` takes ``frozen`` as
     well; what sees a state (``diagnose``, ``build_personal_evaluation``) finds it there.

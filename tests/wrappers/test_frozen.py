@@ -185,6 +185,22 @@ def test_a_run_goes_on_from_a_state_with_the_same_weights_only():
             simulate(fedavg(), None, clients, state=halfway._replace(frozen=wrong), **arguments)
 
 
+@SLOW
+@pytest.mark.parametrize("client_map", ["scan", "auto"])
+def test_first_estimates_see_them(client_map):
+    """Of a method that begins with round 0's examples; also where devices share the cohort."""
+    frozen = toy()[2]
+    build = functools.partial(
+        algorithms.fafed, client_lr=0.1, momentum=0.5, second_moment_decay=0.9
+    )
+    closed = build(lambda params, examples, key: loss_fn(params, examples, key, frozen))
+    result = run(with_frozen(build, loss_fn, frozen), client_map=client_map)
+    expected = run(closed).params["head"]
+    assert np.abs(expected).max() > 0.01
+    np.testing.assert_allclose(result.params["head"], expected, atol=1e-5)
+    assert not frozen["body"].is_deleted()
+
+
 def test_a_program_has_them_as_an_argument():
     clients, _, frozen, params = toy()
     schedule = Schedule(2, 4, 2, replace=True)
