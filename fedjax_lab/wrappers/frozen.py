@@ -32,8 +32,8 @@ def with_frozen(
     ``algorithm.params(state)``; bytes count ``params`` alone. A run directory knows it by its hash
     and is not gone on with under other weights: keep them yourself. In a sweep, all runs share it.
 
-    Whoever compiles rounds himself calls ``algorithm.init`` outside of the program, where
-    ``frozen`` would be a constant. A donated state donates the caller's arrays with it.
+    If you compile rounds yourself, call ``algorithm.init`` outside of the program, where ``frozen``
+    would be a constant, and do not donate the state: your own arrays are in it.
 
     Other wrappers go around the result or into ``build``. ``build_evaluation`` takes ``frozen`` as
     well; what sees a state (``diagnose``, ``build_personal_evaluation``) finds it there.
