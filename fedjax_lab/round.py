@@ -15,6 +15,7 @@ from fedjax_lab import tree
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.clients.batch import complete_batch
 from fedjax_lab.clients.finite import is_finite, run_until_finite
+from fedjax_lab.clients.frozen import hold_frozen
 from fedjax_lab.clients.mapping import check_client_map, parse_client_map, single_device_map
 from fedjax_lab.clients.planner import Plan, plan
 from fedjax_lab.clients.store import Rows
@@ -85,6 +86,7 @@ class Algorithm:
       params: state -> the server model.
       gradients_per_step: gradients that a client takes in one local step.
       hyperparameters: what the factory was called with, as plain values for a run's config.
+      frozen: pytree of arrays that its loss reads beside the params (see ``with_frozen``); ().
     """
 
     name: str
@@ -93,6 +95,7 @@ class Algorithm:
     params: Callable[[FedState], Params]
     gradients_per_step: int = 1
     hyperparameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    frozen: PyTree = dataclasses.field(default=(), repr=False, compare=False)
 
     def init(self, params: Params, num_clients: int, batch: CohortBatch | None = None) -> FedState:
         """The state before round 0.
@@ -112,8 +115,10 @@ class Algorithm:
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 where = jax.tree_util.keystr(path)
                 raise TypeError(f"params{where} has dtype {leaf.dtype}; it must be floating-point.")
-        server, clients = self.start(params, num_clients, batch)
-        return FedState(server, clients, jnp.asarray(num_clients, jnp.int32))
+        frozen = jax.tree.map(jnp.asarray, self.frozen)
+        with hold_frozen(frozen):
+            server, clients = self.start(params, num_clients, batch)
+        return FedState(server, clients, jnp.asarray(num_clients, jnp.int32), frozen)
 
     @functools.cached_property
     def round_fn(self) -> RoundFn:
@@ -185,10 +190,10 @@ def build_round(
         for index, phase in enumerate(algorithm.phases):
             key = jax.random.fold_in(batch.key, index)
             received = phase.broadcast(server, cohort.round)
+            shared = (received, cohort.round, batch.source, state.frozen)
             messages, clients, report, cohort = _run_clients(
-                phase, params, cohort_map, rows, received, clients, cohort, mapped, key, batch,
-                exclude,
-            )  # fmt: skip
+                phase, params, cohort_map, rows, shared, clients, cohort, mapped, key, exclude
+            )
             server, server_metrics = phase.server_update(server, messages, cohort)
             if twice := report.keys() & server_metrics.keys():
                 raise ValueError(f"the clients and the server both report {', '.join(twice)}.")
@@ -225,9 +230,7 @@ def plan_round(algorithm: Algorithm, state: FedState, batch: CohortBatch) -> Pla
     return plan(functools.partial(build_round, algorithm), state, batch)
 
 
-def _run_clients(
-    phase, params, cohort_map, table, received, clients, cohort, mapped, key, batch, exclude
-):
+def _run_clients(phase, params, cohort_map, table, shared, clients, cohort, mapped, key, exclude):
     """Run the cohort: the messages as the server receives them, rows, report, who is left."""
     slots = cohort.client_ids.shape[0]
     extra = -slots % cohort_map.multiple
@@ -256,10 +259,11 @@ def _run_clients(
             )
 
     def one_client(shared, client, longest):
-        received, round, source, look = shared
+        (received, round, source, frozen), look = shared
         row, fields, counts, weighs = client
         batch = ClientBatch(**fields, round=round, source=source, longest=longest)
-        message, row, report = phase.client_update(received, row, batch)
+        with hold_frozen(frozen):
+            message, row, report = phase.client_update(received, row, batch)
         _check_message(message, phase.message_like(params), phase.reduce)
         if look is not None:
             counts = counts & is_finite((message, row), look)
@@ -275,9 +279,8 @@ def _run_clients(
     rows = table.take(clients, ids)
 
     def run(look):
-        shared = (received, cohort.round, batch.source, look)
         slots = (rows, mapped, participates, weighs)
-        return cohort_map.run(one_client, shared, slots, coefficients, lengths)
+        return cohort_map.run(one_client, (shared, look), slots, coefficients, lengths)
 
     def without_report(results):
         sums, (rows, stack, _) = results

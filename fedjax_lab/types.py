@@ -121,8 +121,11 @@ class FedState(NamedTuple):
       server: the method's own NamedTuple.
       clients: pytree with leading axis N, one row per client; ``()`` if clients keep nothing.
       num_clients: int32 scalar N, by which a padded slot (id N) is recognised.
+      frozen: pytree of arrays that the loss reads and no round changes (see ``with_frozen``); ()
+        if there are none.
     """
 
     server: PyTree
     clients: PyTree
     num_clients: jax.Array
+    frozen: PyTree = ()

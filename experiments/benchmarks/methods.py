@@ -42,7 +42,7 @@ def start(name, rounds):
     schedule = Schedule(cohort_size=10, batch_size=64, local_steps=STEPS)
     params = model.init(jax.random.key(0), noise.x[:1])
     key, first = jax.random.key(0), jnp.zeros((), jnp.int32)
-    state = jax.jit(first_state(algorithm, schedule))(params, clients, key)
+    state = jax.jit(first_state(algorithm, schedule))(params, clients, key, ())
     began = time.perf_counter()
     chunk = build_chunk(algorithm, schedule, "scan")
     compiled = chunk.lower(state, clients, key, first, length=rounds).compile()

@@ -54,7 +54,7 @@ class Bench:
         schedule = Schedule(workload.cohort_size, batch, local_steps=steps, replace=True)
         key, first = jax.random.key(0), jnp.zeros((), jnp.int32)
         shapes = jax.eval_shape(schedule.draw, self._clients, key, first)
-        state = jax.jit(first_state(algorithm, schedule))(self._params, self._clients, key)
+        state = jax.jit(first_state(algorithm, schedule))(self._params, self._clients, key, ())
         client_map = plan_round(algorithm, state, shapes).client_map
         placed = place((state, self._clients, key), client_map)
         chunk = build_chunk(algorithm, schedule, client_map, on_nonfinite)

@@ -21,6 +21,7 @@ NAMES = (
     "your_own_model_and_data",
     "message_compression",
     "seeds_and_learning_rates",
+    "low_rank_adapters",
 )
 
 

@@ -33,8 +33,9 @@ class HostTable:
     """One row per client in files that are mapped into memory.
 
     A row exists from the moment when its client has been written; until then it is the first one,
-    with which every client starts. Rows lie in the files in the order in which they came: of 373 GiB,
-    only what was written takes room. The files are gone with the table; what lasts is a checkpoint.
+    with which every client starts. Rows lie in the files in the order in which they came: of
+    373 GiB, only what was written takes room. The files are gone with the table; what lasts is a
+    checkpoint.
 
     Args:
       first: the row with which each client starts, pytree of arrays [...].

@@ -23,6 +23,7 @@ from fedjax_lab.models.cnn import cnn, fafed_cnn, fafed_cnn_cifar10, fafed_cnn_m
 from fedjax_lab.models.layers import Conv, GroupNorm, max_pool
 from fedjax_lab.models.lenet import lenet5, lenet5_gradma
 from fedjax_lab.models.linear import linear
+from fedjax_lab.models.lora import init_adapters, merge_adapters
 from fedjax_lab.models.losses import (
     accuracy_counts,
     classification_loss,
@@ -57,12 +58,14 @@ __all__ = [
     "fafed_cnn_mnist",
     "from_linen",
     "hold_statistics",
+    "init_adapters",
     "language_model_loss",
     "lenet5",
     "lenet5_gradma",
     "linear",
     "lstm",
     "max_pool",
+    "merge_adapters",
     "mixed_precision",
     "mlp",
     "recompute_statistics",

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.data import FederatedArrays
-from fedjax_lab.types import FedState, Key, Metrics
+from fedjax_lab.types import FedState, Key, Metrics, PyTree
 
 
 class Chunks:
@@ -17,13 +17,21 @@ class Chunks:
       run_chunk: what ``build_chunk`` returned.
       clients: the clients' data.
       key: the run's key.
+      frozen: the weights that no round changes.
 
     Attributes:
       compile_seconds: time spent so far.
     """
 
-    def __init__(self, run_chunk: jax.stages.Wrapped, clients: FederatedArrays, key: Key):
+    def __init__(
+        self,
+        run_chunk: jax.stages.Wrapped,
+        clients: FederatedArrays,
+        key: Key,
+        frozen: PyTree = (),
+    ):
         self._run_chunk, self._clients, self._key = run_chunk, clients, key
+        self._frozen = frozen
         self._lowered: dict[int, Any] = {}
         self._compiled: dict[int, Any] = {}
         self.compile_seconds = 0.0
@@ -32,7 +40,7 @@ class Chunks:
         """The program of so many rounds before it is compiled.
 
         Args:
-          state: a state, of which the shapes and the placement count.
+          state: without frozen weights; its shapes and its placement count.
           length: rounds.
         """
         began = time.perf_counter()
@@ -44,7 +52,7 @@ class Chunks:
 
     def _arguments(self, state: FedState, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         first = jnp.zeros((), jnp.int32)
-        return (state, self._clients, self._key, first), {"length": length}
+        return (state, self._clients, self._key, first), {"length": length, "frozen": self._frozen}
 
     def prepare(self, state: FedState, length: int) -> bool:
         """Compile the program of so many rounds; returns whether that was to be done.
@@ -72,7 +80,7 @@ class Chunks:
         """
         self.prepare(state, length)
         return self._compiled[length](
-            state, self._clients, self._key, jnp.asarray(first, jnp.int32)
+            state, self._clients, self._key, jnp.asarray(first, jnp.int32), frozen=self._frozen
         )
 
     def look_ahead(self, first: int, length: int) -> None:

@@ -1,6 +1,7 @@
 """Evaluation on resident data, jitted once, in batches of fixed size, on all devices."""
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +17,13 @@ from fedjax_lab.models.batch_norm import recompute_statistics
 from fedjax_lab.types import Params, PyTree
 
 # (params, examples [B, ...]) -> (correct [B], losses [B]), both float; or another score, whose
-# name is the function's attribute ``score``, in place of ``correct``
-CountFn = Callable[[Params, PyTree], tuple[jax.Array, jax.Array]]
+# name is the function's attribute ``score``, in place of ``correct``. With frozen weights, they
+# are the third argument.
+CountFn = Callable[..., tuple[jax.Array, jax.Array]]
 
 
 def build_evaluation(
-    count_fn: CountFn, test: PyTree, batch_size: int = 1000
+    count_fn: CountFn, test: PyTree, batch_size: int = 1000, frozen: PyTree = ()
 ) -> Callable[[Params], dict[str, jax.Array]]:
     """Build ``evaluate(params) -> {"accuracy", "test_loss"}`` over all of ``test``.
 
@@ -33,6 +35,8 @@ def build_evaluation(
       test: pytree [n, ...]; copied to the device once, in its storage dtype. Or
         ``FederatedArrays``: the examples that its clients hold, all together.
       batch_size: examples per step of the evaluation's scan.
+      frozen: pytree of arrays, such as those of ``with_frozen``: ``count_fn`` is then called as
+        (params, examples, frozen), and they are an argument of the program.
 
     Raises:
       ValueError: ``batch_size`` is below 1, ``test`` holds values that are not finite, or (when
@@ -48,24 +52,27 @@ def build_evaluation(
         raise ValueError("test holds values that are not finite; a score on them means nothing.")
     score = getattr(count_fn, "score", "accuracy")
 
-    def run(params, test, mesh):
+    frozen = jax.tree.map(jnp.asarray, frozen)
+
+    def run(params, resident, mesh):
+        test, _ = resident
         places = jnp.arange(jax.tree.leaves(test)[0].shape[0])
-        scores, losses = _per_example(count_fn, params, test, places, batch_size, mesh)
+        scores, losses = _per_example(count_fn, params, resident, places, batch_size, mesh)
         return {score: scores.mean(), "test_loss": losses.mean()}
 
-    return _checked_first(_on_all_devices(run, test), count_fn, test)
+    return _checked_first(_on_all_devices(run, (test, frozen)), count_fn, test, frozen)
 
 
-def _checked_first(evaluate, count_fn, test):
+def _checked_first(evaluate, count_fn, test, frozen):
     """``evaluate``, which at first looks at what ``count_fn`` makes of the test set."""
-    unchecked = [True]
+    checked = threading.Event()  # a list would make the function another one, by its content
 
     def evaluate_checked(params):
-        if unchecked:
-            _check_counts(jax.eval_shape(count_fn, params, test))
+        if not checked.is_set():
+            _check_counts(jax.eval_shape(count_fn, params, test, *_third(frozen)))
             if hasattr(count_fn, "check"):  # see fedjax_lab.models.accuracy_counts
                 count_fn.check(params, test)
-            unchecked.clear()
+            checked.set()
         return evaluate(params)
 
     return evaluate_checked
@@ -124,7 +131,7 @@ def with_recomputed_statistics(
 
 
 def build_client_evaluation(
-    count_fn: CountFn, clients: FederatedArrays, batch_size: int = 1000
+    count_fn: CountFn, clients: FederatedArrays, batch_size: int = 1000, frozen: PyTree = ()
 ) -> Callable[[Params], jax.Array]:
     """Build ``evaluate(params) -> accuracy [N]`` on each client's own examples.
 
@@ -134,21 +141,23 @@ def build_client_evaluation(
       count_fn: as of ``build_evaluation``; what is returned is the mean of its first array.
       clients: the clients' data: those of training, or test examples of their own.
       batch_size: examples per step of the evaluation's scan.
+      frozen: as of ``build_evaluation``.
 
     Raises:
       ValueError: ``batch_size`` is below 1.
     """
     check_int("batch_size", batch_size, minimum=1)
 
-    def run(params, clients, mesh):
-        held = clients.indices
-        correct, _ = _per_example(count_fn, params, clients.examples, held, batch_size, mesh)
+    def run(params, resident, mesh):
+        clients, frozen = resident
+        held, resident = clients.indices, (clients.examples, frozen)
+        correct, _ = _per_example(count_fn, params, resident, held, batch_size, mesh)
         position = jnp.arange(held.shape[0])
         owner = jnp.searchsorted(clients.starts + clients.sizes, position, side="right")
         counts = jax.ops.segment_sum(correct, owner, clients.num_clients)
         return counts / clients.sizes  # 0/0 is NaN: no data, no accuracy
 
-    return _on_all_devices(run, clients)
+    return _on_all_devices(run, (clients, jax.tree.map(jnp.asarray, frozen)))
 
 
 def _on_all_devices(run: Callable[..., Any], resident: PyTree) -> Callable[[Params], Any]:
@@ -175,7 +184,12 @@ def _on_all_devices(run: Callable[..., Any], resident: PyTree) -> Callable[[Para
     return evaluate
 
 
-def _per_example(count_fn, params, examples, places, batch_size, mesh):
+def _third(frozen: PyTree) -> tuple[PyTree, ...]:
+    """What ``count_fn`` gets beside params and examples."""
+    return (frozen,) if jax.tree.leaves(frozen) else ()
+
+
+def _per_example(count_fn, params, resident, places, batch_size, mesh):
     """(correct [m], losses [m]) of the examples at ``places`` [m]; the first ones pad batches."""
     total = places.shape[0]
     size = min(batch_size, total)
@@ -183,9 +197,12 @@ def _per_example(count_fn, params, examples, places, batch_size, mesh):
     batches += 0 if mesh is None else -batches % mesh.size
     rows = places[jnp.arange(batches * size).reshape(-1, size) % total]
 
-    def all_batches(params, examples, rows):
+    def all_batches(params, resident, rows):
+        examples, frozen = resident
+
         def one_batch(rows):
-            return count_fn(params, jax.tree.map(lambda leaf: leaf[rows], examples))
+            batch = jax.tree.map(lambda leaf: leaf[rows], examples)
+            return count_fn(params, batch, *_third(frozen))
 
         return jax.lax.map(one_batch, rows)
 
@@ -198,5 +215,5 @@ def _per_example(count_fn, params, examples, places, batch_size, mesh):
             out_specs=(split, split),
             check_vma=False,
         )
-    correct, losses = all_batches(params, examples, rows)
+    correct, losses = all_batches(params, resident, rows)
     return correct.reshape(-1)[:total], losses.reshape(-1)[:total]

@@ -27,6 +27,7 @@ class HostChunks(Chunks):
       run_chunk: what ``build_chunk`` returned for the store "host".
       clients: the clients' data.
       key: the run's key.
+      frozen: the weights that no round changes.
       table: the rows of all clients.
       schedule: how batches are drawn.
       client_map: where a chunk's rows are placed: sharded with ``shard_map``, else whole.
@@ -37,11 +38,12 @@ class HostChunks(Chunks):
         run_chunk: jax.stages.Wrapped,
         clients: FederatedArrays,
         key: Key,
+        frozen: PyTree,
         table: HostTable,
         schedule: Schedule,
         client_map: str,
     ):
-        super().__init__(run_chunk, clients, key)
+        super().__init__(run_chunk, clients, key, frozen)
         self._table, self._schedule = table, schedule
         self._devices, self._sharding = 1, None
         devices = parse_client_map(client_map).devices
@@ -87,7 +89,11 @@ class HostChunks(Chunks):
         state = state._replace(clients=jax.tree.map(shape, state.clients))
         first = jnp.zeros((), jnp.int32)
         window = jax.ShapeDtypeStruct((most,), jnp.int32)
-        return (state, self._clients, self._key, first), {"length": length, "window": window}
+        return (state, self._clients, self._key, first), {
+            "length": length,
+            "frozen": self._frozen,
+            "window": window,
+        }
 
     def run(self, state: FedState, first: int, length: int) -> tuple[FedState, Metrics]:
         """As of ``Chunks``; the rows are kept by ``keep``, or forgotten by another ``run``."""
@@ -104,6 +110,7 @@ class HostChunks(Chunks):
             self._clients,
             self._key,
             jnp.asarray(first, jnp.int32),
+            frozen=self._frozen,
             window=jnp.asarray(window),
         )
         self._pending = window, state.clients

@@ -1,5 +1,6 @@
 """What the host does around compiled chunks of rounds: the start, the books, the way to stop."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,24 +14,27 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.fingerprint import are_the_same
 from fedjax_lab.simulation.recorder import Row
 from fedjax_lab.simulation.rounds import Schedule
 from fedjax_lab.types import FedState, Key, Params
 
 
 def first_state(algorithm: Algorithm, schedule: Schedule) -> Callable[..., FedState]:
-    """Build ``start(params, clients, key) -> state``, the state before round 0, to be jitted.
+    """Build ``start(params, clients, key, frozen) -> state``, to be jitted: that before round 0.
 
-    The state owns its buffers, because the rounds donate them.
+    The state owns its buffers, because the rounds donate them, and is without frozen weights.
 
     Args:
       algorithm: the method.
       schedule: how the first batch is drawn; where a method makes no use of it, none is.
     """
 
-    def start(params, clients, key):
+    def start(params, clients, key, frozen):
         batch = schedule.draw(clients, key, jnp.zeros((), jnp.int32))
-        return jax.tree.map(jnp.copy, algorithm.init(params, clients.num_clients, batch))
+        bound = dataclasses.replace(algorithm, frozen=frozen)
+        state = bound.init(params, clients.num_clients, batch)
+        return jax.tree.map(jnp.copy, state._replace(frozen=()))
 
     return start
 
@@ -39,6 +43,8 @@ def adopt_state(
     algorithm: Algorithm, state: Any, clients: FederatedArrays, schedule: Schedule, key: Key
 ) -> FedState:
     """A copy of a state that the caller made or kept, after checking that it is the method's.
+
+    Its frozen weights are not copied.
 
     Args:
       algorithm: the method.
@@ -51,10 +57,17 @@ def adopt_state(
     """
     if not isinstance(state, FedState):
         raise TypeError(f"state is {type(state).__name__}; it must be a FedState, as result.state.")
-    name = algorithm.name
+    name, frozen = algorithm.name, jax.tree.map(jnp.asarray, algorithm.frozen)
+    if not are_the_same(state.frozen, frozen):
+        raise ValueError(
+            f"state.frozen does not hold the frozen weights of {name}: the state was made with "
+            "others, or without any."
+        )
+    state = state._replace(frozen=())
     try:
         shapes = jax.eval_shape(algorithm.params, state)
-        expected = jax.eval_shape(first_state(algorithm, schedule), shapes, clients, key)
+        start = first_state(algorithm, schedule)
+        expected = jax.eval_shape(start, shapes, clients, key, frozen)
     except (AttributeError, TypeError) as error:
         raise ValueError(f"state is not one of {name}: {error}.") from error
     given, wanted = _by_path(state), _by_path(expected)
@@ -74,7 +87,7 @@ def adopt_state(
         raise ValueError(f"state is not one of {name}: its server is {server}, not {own}.")
     # With the types of the containers that the rounds return.
     leaves = [jnp.array(np.asarray(leaf), leaf.dtype) for leaf in jax.tree.leaves(state)]
-    return jax.tree.unflatten(jax.tree.structure(expected), leaves)
+    return jax.tree.unflatten(jax.tree.structure(expected), leaves)._replace(frozen=frozen)
 
 
 def _by_path(state: FedState) -> dict[str, Any]:

@@ -57,8 +57,11 @@ def plan_run(
 def _seconds(algorithm, schedule, state, clients, key, client_map, length=5) -> float:
     """Time of a few rounds under a client map."""
     state, clients, key = place((state, clients, key), client_map)
+    frozen, state = state.frozen, state._replace(frozen=())
     run_chunk = build_chunk(algorithm, schedule, client_map)
     first = jnp.zeros((), jnp.int32)
     return planner.timed(
-        lambda: run_chunk(jax.tree.map(jnp.copy, state), clients, key, first, length=length)
+        lambda: run_chunk(
+            jax.tree.map(jnp.copy, state), clients, key, first, length=length, frozen=frozen
+        )
     )

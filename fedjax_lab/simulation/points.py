@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_lab.checks import LAST_SEED, check_choice, check_int
 from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.fingerprint import are_the_same
 
 Point = dict[str, float]
 
@@ -58,7 +59,8 @@ def build_all(build: Callable[..., Algorithm], points: Sequence[Point]) -> list[
 
     Raises:
       TypeError: ``build`` returns no ``Algorithm``, or does not take a float where it gets one.
-      ValueError: ``build`` does not accept a name, needs another, or a value is out of range.
+      ValueError: ``build`` does not accept a name, needs another, a value is out of range, or two
+        points have other frozen weights.
     """
     if isinstance(build, Algorithm):
         raise TypeError(
@@ -78,6 +80,10 @@ def build_all(build: Callable[..., Algorithm], points: Sequence[Point]) -> list[
         if not isinstance(algorithm, Algorithm):
             raise TypeError(
                 f"build returned a {type(algorithm).__name__}; it must return an Algorithm."
+            )
+        if not are_the_same(algorithm.frozen, algorithms[0].frozen):
+            raise ValueError(
+                "build gave two points other frozen weights; all runs of a sweep share them."
             )
     return algorithms
 

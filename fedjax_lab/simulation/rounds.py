@@ -82,10 +82,11 @@ def build_rounds(
     on_nonfinite: str = "exclude",
     client_store: str = "device",
 ) -> Callable[..., tuple[FedState, Metrics]]:
-    """Build ``run_rounds(state, clients, key, first_round, length) -> (state, metrics)``.
+    """Build ``run_rounds(state, clients, key, first_round, length, frozen=())``.
 
-    The metrics of its rounds are stacked [length]; with ``devices`` they include
-    ``round_seconds``, the simulated time of a round. ``length`` is a Python int.
+    It returns (state, metrics), the metrics of its rounds stacked [length]; with ``devices`` they
+    include ``round_seconds``, the simulated time of a round. ``length`` is a Python int, ``frozen``
+    what the states, which travel without it, have as ``state.frozen``.
 
     Args:
       algorithm: the method.
@@ -101,12 +102,13 @@ def build_rounds(
     round_of = functools.partial(build_round, algorithm, client_map, on_nonfinite)
     whole = round_of(rows)
 
-    def run_rounds(state, clients, key, first_round, length, window=None):
+    def run_rounds(state, clients, key, first_round, length, frozen=(), window=None):
         round_fn = whole if window is None else round_of(window_rows(window, rows))
 
         def body(state, round):
             batch = schedule.draw(clients, key, round)
-            state, metrics = round_fn(state, batch)
+            state, metrics = round_fn(state._replace(frozen=frozen), batch)
+            state = state._replace(frozen=())
             if schedule.devices is not None:
                 metrics["round_seconds"] = schedule.round_seconds(key, batch)
             return state, metrics
@@ -125,7 +127,7 @@ def build_chunk(
 ) -> jax.stages.Wrapped:
     """``build_rounds`` as a program: jitted, with the state donated and ``length`` static.
 
-    The data is an argument, never a constant of the program.
+    The data and the frozen weights are arguments, never constants of the program.
 
     Args:
       algorithm: the method.

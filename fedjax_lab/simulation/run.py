@@ -112,9 +112,9 @@ def simulate(
     With ``run_dir``, metrics and checkpoints are kept there, and a second call with the same
     arguments goes on where the first one stopped, and with a larger ``rounds`` from its end; the
     result equals that of an uninterrupted run bit for bit. The directory is bound to its run by
-    content: params or state, data, the compiled rounds, ``evaluate``, ``diagnose`` and
-    ``sample_cohort``. Ctrl-C or SIGTERM finishes the running chunk, saves, and returns; a second
-    one stops at once.
+    content: params or state, frozen weights, data, the compiled rounds, ``evaluate``, ``diagnose``
+    and ``sample_cohort``. Ctrl-C or SIGTERM finishes the running chunk, saves, and returns; a
+    second one stops at once.
 
     A server model that is not finite, or a round in which no participant is, ends the run as
     "diverged", with a warning: the model is not evaluated, and no checkpoint is written.
@@ -201,20 +201,24 @@ def simulate(
         check_cohorts(sample_cohort, clients, key, cohort_size, rounds)
     is_fresh = state is None
     start = first_state(algorithm, schedule)
+    frozen = jax.tree.map(jnp.asarray, algorithm.frozen)  # no round changes or donates it
     if is_fresh:
-        shapes = jax.eval_shape(start, params, clients, key)
+        shapes = jax.eval_shape(start, params, clients, key, frozen)
     else:
-        shapes = state = adopt_state(algorithm, state, clients, schedule, key)
+        adopted = adopt_state(algorithm, state, clients, schedule, key)
+        shapes = state = adopted._replace(frozen=())
         params = algorithm.params(state)
     table = None
     if stays_on_host(client_store, shapes):
         client_store = "host"
         check_host_store(is_fresh, diagnose, client_map)
-        state, table = start_on_host(algorithm, params, clients, key, schedule)
+        state, table = start_on_host(algorithm, params, clients, key, frozen, schedule)
         shapes = state
     if client_map in PLANNED:
-        measured = is_fresh and client_map == "measure"
-        first = jax.jit(start)(params, clients, key) if measured else shapes
+        first = shapes
+        if is_fresh and client_map == "measure":
+            first = jax.jit(start)(params, clients, key, frozen)
+        first = first._replace(frozen=frozen)
         client_map = plan_run(algorithm, schedule, first, clients, key, client_map, progress)
         del first
     if table is None:
@@ -222,17 +226,17 @@ def simulate(
             client_store, client_map, shapes, clients.num_clients, algorithm.name
         )
     sharding = state_sharding(shapes, client_map, client_store)
-    clients, key = place((clients, key), client_map)
+    clients, key, frozen = place((clients, key, frozen), client_map)
     if is_fresh and table is None:
         params = place(params, client_map)
-        state = jax.jit(start, out_shardings=sharding)(params, clients, key)
+        state = jax.jit(start, out_shardings=sharding)(params, clients, key, frozen)
     state = jax.device_put(state, sharding)
     in_round = "keep" if on_nonfinite == "keep" else "exclude"
     run_chunk = build_chunk(algorithm, schedule, client_map, in_round, client_store)
     if table is None:
-        chunks = Chunks(run_chunk, clients, key)
+        chunks = Chunks(run_chunk, clients, key, frozen)
     else:
-        chunks = HostChunks(run_chunk, clients, key, table, schedule, client_map)
+        chunks = HostChunks(run_chunk, clients, key, frozen, table, schedule, client_map)
         if progress:
             print(f"{algorithm.name}: client rows stay on the host: {table!r}", file=sys.stderr)
     record = {
@@ -261,6 +265,8 @@ def simulate(
             "diagnose": hash_function(diagnose),
             "sample_cohort": hash_function(sample_cohort),
         }
+        if jax.tree.leaves(frozen):
+            record["content"]["frozen"] = hash_arrays(frozen)
     warn_of_nonfinite_data(clients)
     recorder = Recorder(
         run_dir,
@@ -309,7 +315,8 @@ def simulate(
             if not watch.diverged or on_nonfinite == "stop":
                 taken = tally.names(metrics)
                 scores = _scores(evaluate, algorithm.params(state), taken, "evaluate")
-                scores |= _scores(diagnose, state, {*taken, *scores}, "diagnose")
+                whole = state._replace(frozen=frozen)
+                scores |= _scores(diagnose, whole, {*taken, *scores}, "diagnose")
             row = {"round": round, **tally.row(metrics), **scores}
             history.append(row)
             seconds = time.perf_counter() - began - chunks.compile_seconds
@@ -338,7 +345,7 @@ def simulate(
         )
     return SimulationResult(
         algorithm.params(state),
-        chunks.result(state),
+        chunks.result(state)._replace(frozen=frozen),
         history,
         seconds,
         chunks.compile_seconds,

@@ -197,6 +197,7 @@ def _says_disk_full(error: BaseException | None) -> bool:
 _NAMES = {
     "params": "the first params",
     "state": "the first state",
+    "frozen": "the frozen weights",
     "examples": "the clients' data",
     "program": "the compiled rounds: loss, method, optimisers, schedules",
     "evaluate": "the function evaluate",

@@ -13,6 +13,7 @@
 All give the same bits with the same number of devices.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.rounds import Schedule
-from fedjax_lab.types import FedState, Key, Params
+from fedjax_lab.types import FedState, Key, Params, PyTree
 
 CLIENT_STORES = ("auto", "device", "sharded", "host")
 _HALF = 0.5  # of a device, that a table may fill before "auto" keeps it on the host
@@ -113,6 +114,7 @@ def start_on_host(
     params: Params,
     clients: FederatedArrays,
     key: Key,
+    frozen: PyTree,
     schedule: Schedule,
 ) -> tuple[FedState, HostTable]:
     """The state before round 0 with one row, which stands for nobody's, and the table.
@@ -122,6 +124,7 @@ def start_on_host(
       params: the first server model.
       clients: the clients' data.
       key: the run's key.
+      frozen: the method's frozen weights.
       schedule: how the first batch is drawn.
 
     Raises:
@@ -130,14 +133,15 @@ def start_on_host(
     """
 
     @jax.jit
-    def start(params, clients, key):
+    def start(params, clients, key, frozen):
         batch = schedule.draw(clients, key, jnp.zeros((), jnp.int32))
-        state = algorithm.init(params, clients.num_clients, batch)
+        bound = dataclasses.replace(algorithm, frozen=frozen)
+        state = bound.init(params, clients.num_clients, batch)
         first = jax.tree.map(lambda table: table[0], state.clients)
         last = jax.tree.map(lambda table: table[-1], state.clients)
-        return jax.tree.map(jnp.copy, state._replace(clients=())), first, last
+        return jax.tree.map(jnp.copy, state._replace(clients=(), frozen=())), first, last
 
-    state, first, last = start(params, clients, key)
+    state, first, last = start(params, clients, key, frozen)
     name = algorithm.name
     if not _equal(first, last):
         raise ValueError(

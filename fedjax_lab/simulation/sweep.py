@@ -23,6 +23,7 @@ from contextlib import closing
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int
@@ -133,7 +134,9 @@ def sweep(
     tallies = [Tally(algorithm, models[0], schedule) for algorithm in algorithms for _ in seeds]
     book = _Book(tallies, len(lengths))
     served: list[Params] = []  # group by group
-    program = Program(build, schedule, client_map, parse_client_map(run_map), evaluate, clients)
+    frozen = jax.tree.map(jnp.asarray, algorithms[0].frozen)
+    maps = client_map, parse_client_map(run_map)
+    program = Program(build, schedule, *maps, evaluate, clients, frozen)
     program.fit(runs, lengths[0], max_bytes)
     began = time.perf_counter() - program.compile_seconds
     groups = [range(len(runs))[i : i + program.size] for i in range(0, len(runs), program.size)]

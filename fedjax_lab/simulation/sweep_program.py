@@ -49,10 +49,11 @@ class Program:
         run_map: ClientMap,
         evaluate: Callable[[Params], Mapping[str, Any]] | None,
         clients: FederatedArrays,
+        frozen: PyTree = (),
     ):
         self._build, self._schedule, self._client_map = build, schedule, client_map
         self._run_map, self._evaluate = run_map, evaluate
-        self._clients = place(clients, run_map.name)
+        self._clients, self._frozen = place((clients, frozen), run_map.name)
         self._resident: PyTree = ()  # what ``evaluate`` reads beside the params
         self._score: Callable[[PyTree, Params], PyTree] = lambda resident, params: {}
         self._compiled: dict[Any, Any] = {}
@@ -65,12 +66,12 @@ class Program:
         The states decide the first guess, what the compiled program says it needs the answer.
         """
         one_run = (runs[0][0], runs[0][1], _as_arrays(runs[0][2]))
-        state = jax.eval_shape(self._start_one, self._clients, one_run, None)[1]
+        state = jax.eval_shape(self._start_one, (self._clients, self._frozen), one_run, None)[1]
         algorithm = self._build(**runs[0][2])
         self._trace_evaluation(jax.eval_shape(algorithm.params, state))
         multiple, num_devices = self._run_map.multiple, max(1, len(self._run_map.devices))
         budget = max_bytes or int(_SHARE_OF_MEMORY * device_memory())
-        shared = tree.nbytes((self._clients, self._resident))
+        shared = tree.nbytes((self._clients, self._frozen, self._resident))
 
         def size_for(capacity):
             return group_size(len(runs), multiple, capacity)
@@ -111,8 +112,8 @@ class Program:
         values = {name: jnp.stack([_as_arrays(p)[name] for p in points]) for name in points[0]}
         items = (tree.stack(list(models)), jnp.stack(keys), values)
         models, *self._runs = place(items, self._run_map.name, split=True)
-        start = self._compile("start", self._start, (), self._clients, (models, *self._runs))
-        self._states = start(self._clients, (models, *self._runs))
+        arguments = ((self._clients, self._frozen), (models, *self._runs))
+        self._states = self._compile("start", self._start, (), *arguments)(*arguments)
 
     def advance(self, first: int, length: int) -> tuple[PyTree, PyTree]:
         """Run rounds ``first`` to ``first + length``: metrics [runs, length], scores [runs]."""
@@ -133,7 +134,7 @@ class Program:
         return (
             self._states,
             self._runs,
-            (self._clients, self._resident, jnp.asarray(first, jnp.int32)),
+            (self._clients, self._frozen, self._resident, jnp.asarray(first, jnp.int32)),
         )
 
     def _chunk(self, first, length):
@@ -153,21 +154,22 @@ class Program:
     def _map(self, one, shared, runs):
         return self._run_map.run(one, shared, runs, {}, None)[1]
 
-    def _start(self, clients, runs):
-        return self._map(self._start_one, clients, runs)
+    def _start(self, shared, runs):
+        return self._map(self._start_one, shared, runs)
 
-    def _start_one(self, clients, run, _):
+    def _start_one(self, shared, run, _):
+        clients, frozen = shared
         params, key, values = run
-        algorithm = self._build(**values)
-        return {}, first_state(algorithm, self._schedule)(params, clients, key)
+        start = first_state(self._build(**values), self._schedule)
+        return {}, start(params, clients, key, frozen)
 
     def _advance(self, length, states, runs, shared):
         def one(shared, run, _):
-            clients, resident, first = shared
+            clients, frozen, resident, first = shared
             state, (key, values) = run
             algorithm = self._build(**values)
             run_rounds = build_rounds(algorithm, self._schedule, self._client_map)
-            state, metrics = run_rounds(state, clients, key, first, length)
+            state, metrics = run_rounds(state, clients, key, first, length, frozen)
             return {}, (state, metrics, self._score(resident, algorithm.params(state)))
 
         return self._map(one, shared, (states, runs))

@@ -40,13 +40,13 @@ class CompressedRow(NamedTuple):
 
     Attributes:
       inner: the method's own row.
-      residuals: for each compressed phase {field: e_i, like the params}; () without error
+      residuals: for each compressed phase {field: e_i, like the field}; () without error
         feedback.
       squares: sums over the phases of a round so far; () if there is one phase.
     """
 
     inner: PyTree
-    residuals: tuple[dict[str, Params], ...]
+    residuals: tuple[dict[str, PyTree], ...]
     squares: jax.Array | tuple[()]
 
 
@@ -83,9 +83,10 @@ def with_compression(
     """The same method with compressed messages.
 
     Up: every field u_i of every message is compressed alone, p_i = u_i + e_i, Δ_i = C(p_i),
-    e_i <- p_i - Δ_i, with a key of its own; the server works with the Δ_i. A client that does
-    not take part (K_i = 0) sends nothing and keeps its e_i. A row grows by one vector like the
-    params for each field. Phases of first estimates (``once``) are not compressed.
+    e_i <- p_i - Δ_i, with a key of its own; the server works with the Δ_i. A field may be any
+    pytree of floats, shaped like the params or not. A client that does not take part (K_i = 0)
+    sends nothing and keeps its e_i. A row grows by one residual like each field. Phases of first
+    estimates (``once``) are not compressed.
 
     Down, with ``downlink``: clients hold a copy h of each vector x of the broadcast (the
     vectors shaped like the params; anything else goes as it is). Each round the server sends
@@ -116,7 +117,8 @@ def with_compression(
 
     Raises:
       TypeError: a compressor is neither a ``Compressor`` nor text.
-      ValueError: the scope is unknown, or a compressor's text is wrong.
+      ValueError: the scope is unknown, a compressor's text is wrong, or (when it is started) a
+        field of a message holds other numbers than floats.
     """
     up = as_compressor("compressor", compressor)
     down = None if downlink is None else as_compressor("downlink", downlink)
@@ -124,6 +126,7 @@ def with_compression(
     compressed = [phase for phase in algorithm.phases if not phase.once]
 
     def start(params, num_clients, batch):
+        _check_floats(algorithm.name, compressed, params)
         server, rows = algorithm.start(params, num_clients, batch)
         residuals = tuple(
             zero_row_per_client(phase.message_like(params), num_clients)
@@ -168,6 +171,18 @@ def with_compression(
             "scope": scope,
         },
     )
+
+
+def _check_floats(name: str, compressed: list[Phase], params: Params) -> None:
+    """Check that all that is to be compressed are floats."""
+    for phase in compressed:
+        for field, value in phase.message_like(params).items():
+            for leaf in jax.tree.leaves(value):
+                if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                    raise ValueError(
+                        f"message[{field!r}] of {name} holds {leaf.dtype}{list(leaf.shape)}; "
+                        "with_compression takes messages of floats alone."
+                    )
 
 
 def _warn_if_larger(
@@ -310,7 +325,7 @@ def _through(compressor: Compressor, key: Key, vector: PyTree, scope: str) -> Py
     """What arrives of a tree that is sent compressed."""
     if scope == "global":
         flat, unravel = ravel_pytree(vector)
-        return unravel(compressor.apply(key, flat))
+        return unravel(compressor.apply(key, flat)) if flat.size else vector
     leaves, structure = jax.tree.flatten(vector)
     keys = (jax.random.fold_in(key, i) for i in range(len(leaves)))
     arrived = [
@@ -321,8 +336,8 @@ def _through(compressor: Compressor, key: Key, vector: PyTree, scope: str) -> Py
 
 
 def _packed_bytes(compressor: Compressor, params: Params, scope: str) -> int:
-    """Bytes of one packed vector like the params."""
+    """Bytes of a packed tree, such as one like the params."""
     leaves = [leaf for leaf in jax.tree.leaves(params) if leaf.size]
-    if scope == "per_leaf":
+    if scope == "per_leaf" or not leaves:
         return sum(compressor.bytes(leaf.size, leaf.dtype) for leaf in leaves)
     return compressor.bytes(sum(leaf.size for leaf in leaves), jnp.result_type(*leaves))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, simulate
+from fedjax_lab import algorithms, models, simulate
 from fedjax_lab.command import cli
 from fedjax_lab.command.grid import grid
 
@@ -163,14 +163,34 @@ def test_a_resumed_run(tmp_path):
 @pytest.mark.example
 def test_metrics_and_cohorts(capsys):
     page = execute("guides/metrics_and_cohorts.md")
-    accuracy, norm = map(float, capsys.readouterr().out.split())
+    accuracy, norm, own, spread = map(float, capsys.readouterr().out.split())
     assert 0 < accuracy < 1
+    assert 0 < own < 1
+    assert spread > 0  # the clients' own heads differ
     first = np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(page["params"])))
     assert norm == pytest.approx(first, rel=0.1)  # the weights have hardly moved
     algorithm = algorithms.fedavg(page["measured"], client_lr=0.1)
     inputs = page["params"], page["clients"]
     result = simulate(algorithm, *inputs, rounds=1, **page["settings"], client_map="scan")
     assert result.history[-1]["gradient_norm"] > 0
+
+
+@pytest.mark.example
+def test_freeze_weights(capsys):
+    page = execute("guides/freeze_weights.md")
+    up, head, whole, adapters = map(float, capsys.readouterr().out.split())
+    assert head == 2 * 4 * 330  # SCAFFOLD sends two vectors
+    assert up == 2 * 5 * head
+    assert whole == 2 * 4 * models.count_params(page["pretrained"])
+    sizes = [(64 + 64) * 4, (64 + 32) * 4]  # of adapters of rank 4
+    assert adapters == 2 * 4 * (sum(sizes) + 330)
+    before, after = (
+        np.asarray(page[name]["blocks_0"]["dense"]["kernel"], np.float64)
+        for name in ("pretrained", "model_to_keep")
+    )
+    assert 0 < np.linalg.matrix_rank(after - before, tol=1e-6) <= 4
+    for name in ("whole", "model_to_keep"):
+        assert models.count_params(page[name]) == models.count_params(page["pretrained"])
 
 
 @pytest.mark.example

@@ -19,6 +19,7 @@ import pytest
 
 from fedjax_lab import algorithms, data
 from fedjax_lab.simulation import run_dir as folder
+from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.lock import RunDirLock
 from fedjax_lab.simulation.stop import stop_on_signal
@@ -141,6 +142,20 @@ def test_large_constants_are_part_of_a_programs_hash():
 
     assert program(1.0) == program(1.0)
     assert program(1.0) != program(2.0)
+
+
+def test_a_call_changes_no_hash():
+    """An evaluation that was used before is the same function."""
+    clients = test_run.make_clients()
+
+    def count(params, examples):
+        correct = (examples.x @ params["w"]).argmax(-1) == examples.y
+        return correct.astype(jnp.float32), jnp.zeros(len(examples.y))
+
+    evaluate = build_evaluation(count, clients)
+    before = hash_function(evaluate)
+    evaluate(test_run.first_params())
+    assert hash_function(evaluate) == before
 
 
 def test_hashes_of_functions_follow_what_they_do():

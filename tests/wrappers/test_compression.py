@@ -298,6 +298,74 @@ def test_the_norms_of_several_phases_add_up(error_feedback):
     chex.assert_trees_all_close(two.params(after), one.params(state), atol=1e-6)
 
 
+def sends(fields):
+    """Local SGD whose clients send what ``fields`` makes of their change."""
+    training = LocalTraining(loss_fn, client_lr=0.2)
+
+    def client_update(params, row, batch):
+        message, row, report = training.client_update(params, row, batch)
+        return fields(message["delta"]), row, report
+
+    def server_update(received, messages, cohort):
+        return {"params": received["params"], **messages}, {}
+
+    def start(params, num_clients, batch):
+        nothing = jax.tree.map(lambda leaf: jnp.zeros((4, *leaf.shape)), fields(params))
+        return {"params": params, **nothing}, ()
+
+    phase = Phase(
+        lambda server, t: server["params"],
+        client_update,
+        server_update,
+        reduce=dict.fromkeys(fields(initial_params()), "stack"),
+        message=fields,
+    )
+    return Algorithm("sends", start, (phase,), lambda state: state.server["params"])
+
+
+@pytest.mark.parametrize("scope", ["global", "per_leaf"])
+def test_messages_of_any_shape(scope, x64):
+    """Each field alone: its own key, its own residual, its own bytes."""
+
+    def fields(delta):
+        return {"sums": delta["W"].sum(0), "two": (delta["b"].sum(), delta["W"][:2]), "none": ()}
+
+    qsgd = compressors.qsgd(3)
+    plain, wrapped = (
+        sends(fields),
+        with_compression(sends(fields), qsgd, error_feedback=False, scope=scope),
+    )
+    pieces = [3, 1, 6] if scope == "per_leaf" else [3, 7]
+    assert wrapped.uplink(initial_params()) == sum(qsgd.bytes(d, jnp.float64) for d in pieces)
+    through = jax.jit(qsgd.apply)
+    batch = to_batch(rounds(1, equal_steps=True)[0][1], 0)
+    computed, sent = (
+        jax.jit(build_round(method, "scan"))(begin(method), batch)[0].server
+        for method in (plain, wrapped)
+    )
+    for slot, client in enumerate(np.asarray(batch.client_ids)):
+        key = jax.random.fold_in(jax.random.fold_in(batch.key, 0), client)  # 0: the phase
+        for number, name in enumerate(("sums", "two")):
+            mine = [np.asarray(leaf[slot]).ravel() for leaf in jax.tree.leaves(computed[name])]
+            if scope == "global":
+                expected = through(message_key(key, number), jnp.asarray(np.concatenate(mine)))
+            else:
+                keys = [jax.random.fold_in(message_key(key, number), i) for i in range(len(mine))]
+                expected = np.concatenate(
+                    [through(k, jnp.asarray(v)) for k, v in zip(keys, mine, strict=True)]
+                )
+            received = [np.asarray(leaf[slot]).ravel() for leaf in jax.tree.leaves(sent[name])]
+            np.testing.assert_allclose(np.concatenate(received), expected, atol=1e-12)
+
+
+def test_a_message_with_integers_is_refused():
+    wrapped = with_compression(
+        sends(lambda delta: {"sums": delta["b"], "count": delta["b"] > 0}), "sign"
+    )
+    with pytest.raises(ValueError, match=r"message\['count'\] of sends holds bool\[3\]; with_comp"):
+        wrapped.init(initial_params(), N)
+
+
 def test_what_a_run_records():
     wrapped = with_compression(
         algorithms.scaffold(loss_fn, **LR), "top_k:0.9+qsgd:3", downlink="int8", scope="per_leaf"

@@ -8,7 +8,14 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import algorithms, build_round, data, with_compression, with_personal
+from fedjax_lab import (
+    algorithms,
+    build_round,
+    data,
+    simulate,
+    with_compression,
+    with_personal,
+)
 from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation
 from fedjax_lab.wrappers import client_params, personal_first
 from tests.algorithms.problem import (
@@ -191,6 +198,24 @@ def test_it_goes_into_compression_and_not_over_it():
         np.testing.assert_allclose(one, other, atol=1e-6)
     with pytest.raises(ValueError, match=r"with_compression\(with_personal"):
         with_personal(with_compression(method, "sign"), is_bias).init(initial_params(), N)
+
+
+def test_a_run_counts_shared_leaves_alone():
+    """In its history's totals, as in the metrics of its rounds."""
+    x, y = (np.concatenate(arrays) for arrays in zip(*reference.client_data(), strict=True))
+    owners = np.repeat(np.arange(N), reference.SIZES)
+    examples = {"x": x.astype(np.float32), "y": y.astype(np.int32)}
+    clients = data.partition(examples, owners, num_clients=N)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), initial_params())
+    algorithm = with_personal(algorithms.fedavg(loss_fn, client_lr=RATE), is_bias)
+    result = simulate(
+        algorithm, params, clients, rounds=3, cohort_size=2, local_steps=1, batch_size=2,
+        replace=True, eval_every=3, client_map="scan",
+        diagnose=lambda state: {"own": np.linalg.norm(state.clients.personal[0], axis=1)},
+    )  # fmt: skip
+    row = result.history[-1]
+    assert row["bytes_up"] == row["bytes_down"] == 3 * 2 * 4 * 15
+    np.testing.assert_allclose(row["own"], np.linalg.norm(result.state.clients.personal[0], axis=1))
 
 
 def test_mistakes_are_named():

@@ -1,0 +1,91 @@
+"""Weights that the loss reads and nobody trains: a frozen body, the model under its adapters.
+
+A round trains ``params``. What stays as it is (most of a pretrained model) is no part of them, so
+that no message, no client's row and no optimiser has a place for it; but closed over by the loss it
+would be a constant of every program, written out in its text. Here it is an argument.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_lab.clients.frozen import held_frozen
+from fedjax_lab.round import Algorithm
+from fedjax_lab.types import Key, LossFn, Params, PyTree
+
+# (params, examples [B, ...], key, frozen) -> what a ``LossFn`` returns
+FrozenLossFn = Callable[[Params, PyTree, Key, PyTree], Any]
+
+
+def with_frozen(
+    build: Callable[[LossFn], Algorithm], loss_fn: FrozenLossFn, frozen: PyTree
+) -> Algorithm:
+    """A method whose loss reads weights that are not trained.
+
+    The rounds of ``simulate`` and ``sweep`` have one copy of ``frozen`` on each device that takes
+    part: the caller's own arrays on a single one. It is an argument of every program, and donated
+    to none. It rides in ``state.frozen``, is in no checkpoint, and is no part of
+    ``algorithm.params(state)``; bytes count ``params`` alone. A run directory knows it by its hash
+    and is not gone on with under other weights: keep them yourself. In a sweep, all runs share it.
+
+    If you compile rounds yourself, call ``algorithm.init`` outside of the program, where ``frozen``
+    would be a constant, and do not donate the state: your own arrays are in it.
+
+    Other wrappers go around the result or into ``build``. ``build_evaluation`` takes ``frozen`` as
+    well; what sees a state (``diagnose``, ``build_personal_evaluation``) finds it there.
+
+    Args:
+      build: loss function of (params, examples, key) -> the method, such as
+        ``functools.partial(algorithms.scaffold, client_lr=0.1)``. Methods that take a model in
+        place of a loss (MOON, FedMLB) have no such function.
+      loss_fn: (params, examples [B, ...], key, frozen) -> per-example losses, float [B], or
+        (losses, metrics).
+      frozen: pytree of arrays of any dtype.
+
+    Raises:
+      TypeError: ``build`` or ``loss_fn`` is no function, ``build`` takes a model or returns no
+        ``Algorithm``, or a leaf of ``frozen`` is no array.
+      ValueError: ``frozen`` has no leaves, or the method has frozen weights already.
+    """
+    for name, function in (("build", build), ("loss_fn", loss_fn)):
+        if not callable(function) or isinstance(function, Algorithm):
+            kind = type(function).__name__
+            raise TypeError(f"{name} is of the type {kind}; it must be a function.")
+    if _first_parameter(build) == "model":
+        raise TypeError(
+            "build takes a model and makes a loss of its own, as moon and fedmlb do; with_frozen "
+            "takes methods that are given a loss function."
+        )
+    leaves = jax.tree_util.tree_leaves_with_path(frozen)
+    if not leaves:
+        raise ValueError("frozen has no leaves; it must hold at least one array.")
+    for path, leaf in leaves:
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+            where = jax.tree_util.keystr(path)
+            raise TypeError(f"frozen{where} is of the type {type(leaf).__name__}, not an array.")
+
+    def bound(params: Params, examples: PyTree, key: Key) -> Any:
+        return loss_fn(params, examples, key, held_frozen())
+
+    algorithm = build(bound)
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(
+            f"build returned a {type(algorithm).__name__}; it must return an Algorithm."
+        )
+    if jax.tree.leaves(algorithm.frozen):
+        raise ValueError(
+            f"build returned {algorithm.name}, which has frozen weights already; give all of them "
+            "to one with_frozen."
+        )
+    return dataclasses.replace(algorithm, name=f"{algorithm.name}+frozen", frozen=frozen)
+
+
+def _first_parameter(function: Callable[..., Any]) -> str | None:
+    try:
+        return next(iter(inspect.signature(function).parameters), None)
+    except ValueError:  # some built-in functions have none
+        return None
