@@ -45,7 +45,7 @@ def sweep_command(command: SweepCommand) -> int:
     out = None if command.out is None else Path(command.out)
     if out is not None and not out.parent.is_dir():
         raise FileNotFoundError(f"out is {command.out!r}; there is no directory {out.parent}.")
-    start(command.cpu_devices)
+    start(command.cpu_devices, command.quiet)
     from fedjax_lab.report.formats import write_format
 
     with warnings.catch_warnings():

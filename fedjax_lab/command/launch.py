@@ -18,20 +18,21 @@ from fedjax_lab.simulation.points import check_seeds
 DIVERGED, INTERRUPTED = 3, 130
 
 
-def start(cpu_devices: int | None = None) -> None:
+def start(cpu_devices: int | None = None, quiet: bool = False) -> None:
     """Keep compiled programs on the disk, and divide the CPU.
 
     Args:
       cpu_devices: how many; None: one per core.
+      quiet: do not say where programs are kept.
 
     Raises:
       ValueError, TypeError: ``cpu_devices`` is no positive integer.
     """
     import jax
 
-    from fedjax_lab.simulation.programs import keep_programs
+    from fedjax_lab.simulation.programs import keep_by_default
 
-    keep_programs()
+    keep_by_default(quiet)
     if cpu_devices is not None:
         count = check_int("cpu_devices", cpu_devices, minimum=1)
         jax.config.update("jax_num_cpu_devices", count)
@@ -52,7 +53,7 @@ def run_command(command: RunCommand) -> int:
         config = dataclasses.replace(command.settings.resolve(), run_dir=command.settings.run_dir)
         print(format_settings(config.to_dict(), command.print_config), end="")
         return 0
-    start(command.cpu_devices)
+    start(command.cpu_devices, command.quiet)
     configs = _configs(command)
     worst = 0
     for config in configs:

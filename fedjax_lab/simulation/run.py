@@ -29,6 +29,7 @@ from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.loggers import Hook, Hooks
 from fedjax_lab.simulation.loop import Tally, Watch, adopt_state, as_value, start_state, traced
+from fedjax_lab.simulation.programs import keep_by_default
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.recorder import Recorder, Row, check_names
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
@@ -184,6 +185,7 @@ def simulate(
         sample_cohort,
     )
     check_client_map(client_map)
+    keep_by_default()
     hooks = Hooks(on_row)
     key = jax.random.key(seed)
     if sample_cohort is not None:
