@@ -55,6 +55,7 @@ class Setup(NamedTuple):
       clients: the clients' training data, on the device.
       evaluate: params -> {"accuracy", "test_loss"} on the test set; of text also "perplexity",
         and the accuracy is the share of next words foretold.
+      count_fn: what it counts of each example, as of ``build_evaluation``.
       evaluate_clients: params -> accuracy [N] on each client's own training data.
       data: what identifies the data set: sizes, shape of an example, classes (of text: words of
         the vocabulary), and a hash.
@@ -67,6 +68,7 @@ class Setup(NamedTuple):
     init: Callable[[Key], Params]
     clients: data.FederatedArrays
     evaluate: Callable[[Params], Mapping[str, Any]]
+    count_fn: CountFn
     evaluate_clients: Callable[[Params], jax.Array]
     data: dict[str, Any]
 
@@ -134,6 +136,7 @@ def build(
         init,
         clients,
         evaluate,
+        count_fn,
         build_client_evaluation(count_fn, clients, evaluated),
         {
             "train": len(train.y),
@@ -275,7 +278,7 @@ def run(
         accuracy = np.asarray(setup.evaluate_clients(result.params), np.float64)
     summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     write_json(path / SUMMARY, {**summary, **summarise_clients(accuracy)})
-    write_json(path / PARTITION, _partition(setup.clients))
+    write_json(path / PARTITION, describe_partition(setup.clients))
     return result
 
 
@@ -301,7 +304,12 @@ def summarise_clients(accuracy: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _partition(clients: data.FederatedArrays) -> dict[str, Any]:
+def describe_partition(clients: data.FederatedArrays) -> dict[str, Any]:
+    """What partition.json holds: scheme, seed, hash, names, label histogram (null of text).
+
+    Args:
+      clients: the federation.
+    """
     measured = clients.heterogeneity()
     names = clients.names
     is_text = clients.examples.y.ndim > 1

@@ -24,7 +24,11 @@ from fedjax_lab.clients.mapping import PLANNED, check_client_map
 from fedjax_lab.data import Devices, FederatedArrays
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import ON_NONFINITE, Algorithm, plan_round
-from fedjax_lab.simulation.arguments import check_simulate, warn_of_nonfinite_data
+from fedjax_lab.simulation.arguments import (
+    check_simulate,
+    warn_of_nonfinite_data,
+    warn_of_statistics,
+)
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.loggers import Hook, Hooks
@@ -227,6 +231,7 @@ def simulate(
             "sample_cohort": hash_function(sample_cohort),
         }
     warn_of_nonfinite_data(clients)
+    warn_of_statistics(params)
     recorder = Recorder(
         run_dir,
         every=checkpoint_every or -(-rounds // 10),
