@@ -25,6 +25,7 @@ _NOT_IN_SWEEPS = ("run_dir", "checkpoint_every", "log", "profile_dir", "on_nonfi
 _SHOWN = {
     "accuracy (%)": ("accuracy", "last", 100, 2),
     "best (%)": ("accuracy", "best", 100, 2),
+    "mean squared error": ("mean_squared_error", "last", 1, 4),
     "test loss": ("test_loss", "last", 1, 4),
     "perplexity": ("perplexity", "last", 1, 2),
 }
