@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, simulate
 from fedjax_lab.command import cli
 from fedjax_lab.command.grid import grid
 
