@@ -112,6 +112,9 @@ def measure_steps(measures: Mapping[str, Measure]) -> Iterator[None]:
     """Each gradient that is taken inside reports these, too; see ``with_client_metrics``.
 
     As for ``watch_local_steps``, what counts is what is traced inside.
+
+    Args:
+      measures: name -> (params, gradient) -> scalar; those of an outer call stay.
     """
     token = _MEASURES.set({**_MEASURES.get(), **measures})
     try:

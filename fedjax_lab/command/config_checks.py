@@ -1,7 +1,7 @@
 """What the settings of a run may be, alone and together."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int, check_number
@@ -13,10 +13,6 @@ from fedjax_lab.data.sources import SCHEMES
 from fedjax_lab.models import COMPUTE_DTYPES, MODELS
 from fedjax_lab.round import ON_NONFINITE
 from fedjax_lab.simulation.loggers import LOGGERS
-
-if TYPE_CHECKING:
-    from fedjax_lab.command.config import RunConfig
-
 
 # A partition of the command line alone: in Python, ids are an array.
 NATURAL = "natural:ARRAY"
@@ -32,11 +28,11 @@ def is_natural(partition: str) -> bool:
     return partition.partition(":")[0] == _SCHEME
 
 
-def check_config(config: "RunConfig") -> None:
+def check_config(config: Any) -> None:
     """Check all settings but the options of the method and of the model.
 
     Args:
-      config: the settings, not yet resolved.
+      config: a ``RunConfig``, not yet resolved.
 
     Raises:
       ValueError, TypeError: a setting is unknown, out of range, or does not go with another.
@@ -89,7 +85,7 @@ def check_config(config: "RunConfig") -> None:
         )
 
 
-def _check_clients(config: "RunConfig") -> None:
+def _check_clients(config: Any) -> None:
     """Check who the clients are, how many, and how many of them are drawn."""
     scheme, _, column = config.partition.partition(":")
     check_choice("partition", scheme, [*(form.partition(":")[0] for form in PARTITIONS), _SCHEME])

@@ -357,16 +357,19 @@ def describe_partition(clients: data.FederatedArrays) -> dict[str, Any]:
       clients: the federation.
     """
     labels, names = labels_of(clients.examples), clients.names
-    measured = None if labels is None else clients.heterogeneity()
-    is_classes = labels is not None and labels.ndim == 1
+    distance = histogram = None
+    if labels is not None:
+        measured = clients.heterogeneity()
+        distance = measured.mean_tv_distance
+        if labels.ndim == 1:  # a word's count in every client is much, and nothing to look at
+            histogram = measured.label_histogram.tolist()
     return {
         "spec": clients.partition.spec,
         "seed": clients.partition.seed,
         "hash": clients.partition.hash,
         "names": None if names is None else list(names),
-        "mean_tv_distance": None if measured is None else measured.mean_tv_distance,
-        # A word's count in every client is much to keep, and nothing to look at.
-        "label_histogram": measured.label_histogram.tolist() if is_classes else None,
+        "mean_tv_distance": distance,
+        "label_histogram": histogram,
     }
 
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import filelock
 import jax
 
 VARIABLE = "FEDJAX_LAB_PROGRAMS"
@@ -70,6 +69,7 @@ def keep_by_default(quiet: bool = False) -> None:
     if _tried or chosen == "off" or (chosen is None and "PYTEST_VERSION" in os.environ):
         return
     _tried.append(True)
+    config: Any = jax.config
     try:
         kept = keep_programs()
     except OSError as error:  # a lock that is not let go is one, too
@@ -77,7 +77,7 @@ def keep_by_default(quiet: bool = False) -> None:
     else:
         if not kept:
             return
-        told = f"compiled programs are kept in {jax.config.jax_compilation_cache_dir}"
+        told = f"compiled programs are kept in {config.jax_compilation_cache_dir}"
     if not quiet:
         print(f"fedjax_lab: {told} ({VARIABLE}=off: never)", file=sys.stderr, flush=True)
 
@@ -110,6 +110,8 @@ def _throw_halves_away(path: Path) -> None:
 
     It would read them again and again, and not find out what to throw away.
     """
+    import filelock  # a whole run's; a round is built without it
+
     with filelock.FileLock(path / ".lockfile", timeout=_PATIENCE):  # JAX's own
         for program in path.glob("*-cache"):
             time = program.with_name(program.name.removesuffix("-cache") + "-atime")
