@@ -21,7 +21,7 @@ from fedjax_lab.report.tables import (
     markdown_table,
     target_table,
 )
-from fedjax_lab.simulation.programs import keep_programs
+from fedjax_lab.simulation.programs import keep_by_default
 
 ALGORITHMS = ("fedavg", "scaffold", "gradma")
 SEEDS = (0, 1, 2)
@@ -30,7 +30,7 @@ SEEDS = (0, 1, 2)
 def main(folder: Path, rounds: int = 100) -> Path:
     """Run all methods with all seeds and write the report; returns the path of report.md."""
     # The seeds of a method are the same program: it is compiled once and kept on the disk.
-    keep_programs()
+    keep_by_default()
     directories = []
     for algorithm in ALGORITHMS:
         for seed in SEEDS:

@@ -9,7 +9,7 @@ from fedjax_lab.simulation.sweep import sweep
 from fedjax_lab.simulation.sweep_result import SweepResult
 from fedjax_lab.types import CohortBatch, FedState
 from fedjax_lab.version import __version__
-from fedjax_lab.wrappers import with_compression, with_frozen, with_personal
+from fedjax_lab.wrappers import with_client_metrics, with_compression, with_frozen, with_personal
 
 __all__ = [
     "Algorithm",
@@ -29,6 +29,7 @@ __all__ = [
     "qp",
     "simulate",
     "sweep",
+    "with_client_metrics",
     "with_compression",
     "with_frozen",
     "with_personal",

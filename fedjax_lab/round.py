@@ -206,8 +206,9 @@ def build_round(
         if exclude:
             left_out = expected & ~cohort.participates
             nobody = left_out.any() & (participants == 0)
-            for name in metrics.keys() & {"loss", "delta_norm"}:  # not 0, as where nobody came
-                metrics[name] = jnp.where(nobody, jnp.nan, metrics[name])
+            for name in ("loss", "delta_norm"):  # not 0, as where nobody came
+                if name in metrics:
+                    metrics[name] = jnp.where(nobody, jnp.nan, metrics[name])
             metrics["nonfinite_clients"] = left_out.sum(dtype=participants.dtype)
         return state, {
             **metrics,

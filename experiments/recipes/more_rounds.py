@@ -11,12 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import algorithms, data, models, simulate
-from fedjax_lab.simulation.programs import keep_programs
 
 
 def main() -> None:
     """Run 20 rounds, then 40 in the same directory, and 40 in another one; compare."""
-    keep_programs()  # all runs are one program, which is compiled once
     train, _ = data.load("digits")
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
     model = models.linear(10)

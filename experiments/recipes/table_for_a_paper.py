@@ -12,12 +12,10 @@ from pathlib import Path
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import run
 from fedjax_lab.report.formats import format_report
-from fedjax_lab.simulation.programs import keep_programs
 
 
 def main() -> None:
     """Run all four and print the table."""
-    keep_programs()  # the seeds of a method share what is compiled
     with tempfile.TemporaryDirectory() as folder:
         for algorithm in ("fedavg", "scaffold"):
             for seed in (0, 1):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from experiments.studies.runs import gather, run_study, slug, write_compact
 from experiments.studies.study import Scale, Study
-from fedjax_lab.simulation.programs import keep_programs
+from fedjax_lab.simulation.programs import keep_by_default
 
 
 def main(studies: Sequence[Study], arguments: Sequence[str] | None = None) -> None:
@@ -50,7 +50,7 @@ def main(studies: Sequence[Study], arguments: Sequence[str] | None = None) -> No
     if given.report:
         _report(chosen if given.studies else studies, given, out)
         return
-    keep_programs()
+    keep_by_default()
     for study in chosen:
         if given.scale not in study.scales:
             print(f"{study.short} has no scale {given.scale}; it is left out", flush=True)

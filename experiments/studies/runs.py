@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 from experiments.studies.paper_numbers import paper_accuracies
+from experiments.studies.personal import run_personal
 from experiments.studies.study import Column, Method, Point, Scale, Study, as_json, finite
 from fedjax_lab import data, sweep
 from fedjax_lab.command.config import RunConfig
@@ -52,6 +53,8 @@ class Problem:
 
     def scores(self, method: Method, points: Sequence[Point], rounds: int) -> list[float]:
         """The best validation accuracy at each point; NaN where the run did not stay finite."""
+        if method.personal is not None:
+            return [self._personal_score(method, point, rounds) for point in points]
         config = method.config(self.column, points[0], rounds=rounds, seed=TUNING_SEED).resolve()
         setup = build(config, (self.fit, self.validation), method.wrap)
         result = sweep(
@@ -68,6 +71,15 @@ class Problem:
         finite = [np.isfinite(result.history[name][:, 0]).all(1) for name in ("loss", "delta_norm")]
         best = np.nanmax(result.history["accuracy"][:, 0], axis=1)
         return np.where(np.all(finite, axis=0), best, np.nan).tolist()
+
+    def _personal_score(self, method: Method, point: Point, rounds: int) -> float:
+        config = method.config(self.column, point, rounds=rounds, seed=TUNING_SEED)
+        result = run_personal(config, method.personal, point, (self.fit, self.validation))
+        if result.interrupted:
+            raise KeyboardInterrupt
+        if result.stopped == "diverged":
+            return float("nan")
+        return float(np.max([row["accuracy"] for row in result.history]))
 
 
 def tune(
@@ -164,9 +176,11 @@ def run_cell(
             run_dir=str(path),
             checkpoint_every=rounds,
         )
-        result = run(
-            config, examples=(problem.train, problem.test), wrap=method.wrap, progress=False
-        )
+        examples = (problem.train, problem.test)
+        if method.personal is not None:
+            result = run_personal(config, method.personal, tuning["chosen"], examples, path)
+        else:
+            result = run(config, examples=examples, wrap=method.wrap, progress=False)
         if result.interrupted:
             raise KeyboardInterrupt
         if method_name in scale.landscape:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.studies.personal import Personal
 from fedjax_lab.algorithms import PUBLISHED
 from fedjax_lab.command.build import VARIED
 from fedjax_lab.command.config import RunConfig
@@ -38,6 +39,8 @@ class Method:
       style: (colour, dash) in figures; None: by its place.
       at: where it stands on the study's axis.
       wrap: makes of the method the one that is run; None: the method itself.
+      personal: makes a method of which each client has a model of its own, with the point's values;
+        its accuracy is that of these models. None: ``algorithm`` is run.
     """
 
     algorithm: str
@@ -49,11 +52,14 @@ class Method:
     style: tuple[int, int] | None = None
     at: float | None = None
     wrap: Callable[[Algorithm], Algorithm] | None = None
+    personal: Personal | None = None
 
     def config(self, column: "Column", point: Mapping[str, float], **more: Any) -> RunConfig:
         """The settings of a run at a point of the grid."""
         rates = {name: point[name] for name in VARIED if name in point}
         option = {name: value for name, value in point.items() if name not in rates}
+        if self.personal is not None:  # it takes them itself
+            option = {}
         settings = {**column.settings, **self.settings, **column.override, **rates, **more}
         known = PUBLISHED.get(self.algorithm)
         settings["as_published"] = known is not None and known.code == column.published
@@ -65,6 +71,8 @@ class Method:
         """What decides its numbers, as JSON has it."""
         names = ("algorithm", "grid", "then", "start", "option", "settings")
         wrapped = {} if self.wrap is None else {"wrap": self.wrap.__name__}
+        if self.personal is not None:
+            wrapped["personal"] = self.personal.name
         return as_json({**{name: getattr(self, name) for name in names}, **wrapped})
 
 

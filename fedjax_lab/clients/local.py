@@ -6,8 +6,8 @@ Axes: K local steps, B examples of a mini-batch, M examples of a client.
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,25 +15,13 @@ import numpy as np
 import optax
 
 from fedjax_lab import tree
+from fedjax_lab.clients.metrics import apply_loss, measured
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
 
 # Where the local params go that ``watch_local_steps`` is to see.
 _SEEN: contextvars.ContextVar[list | None] = contextvars.ContextVar("seen", default=None)
 # Folded into a client's key for its full gradient; local steps fold in 0, 1, 2, ...
 _FULL_GRADIENT = np.uint32(2**32 - 1)
-
-# What rounds and rows call their own; a loss's metrics have other names.
-OWN_METRICS = frozenset(
-    {
-        *("round", "seconds", "compile_seconds", "round_seconds", "simulated_seconds"),
-        *("loss", "local_steps", "gradients", "participants", "nonfinite_clients"),
-        *("bytes_up", "bytes_down", "communicated", "message_sq", "error_sq", "change_sq"),
-        *("client_drift", "delta_norm", "momentum_norm", "effective_steps"),
-        *("client_qp_residual", "client_qp_active"),
-        *("server_qp_residual", "server_qp_active", "server_qp_iterations"),
-    }
-)
-_OWN = ", ".join(sorted(OWN_METRICS))
 
 
 class Step(NamedTuple):
@@ -117,11 +105,12 @@ class Gradient:
         Returns:
           (gradient, report), the gradient with the params' structure, shapes and dtypes.
         """
-        (loss, (num_examples, *metrics)), grads = jax.value_and_grad(self._mean_loss, has_aux=True)(
-            params, step.examples, step.mask, step.key
-        )
+        (loss, (num_examples, per_step, *rest)), grads = jax.value_and_grad(
+            self._mean_loss, has_aux=True
+        )(params, step.examples, step.mask, step.key)
+        per_step |= measured(params, grads, loss, {*per_step, *rest[0]})
         carried = (step.memory, step.transform_state)
-        return grads, StepReport(loss, num_examples, *carried, *metrics)
+        return grads, StepReport(loss, num_examples, *carried, per_step, *rest)
 
     def transformed(
         self, grads: PyTree, params: Params, report: StepReport
@@ -172,61 +161,6 @@ class Gradient:
 
         per_example = {name: mean(v) for name, v in metrics.items() if name not in per_step}
         return mean(losses), (count, per_step, per_example)
-
-
-def apply_loss(
-    loss_fn: LossFn, params: Params, examples: PyTree, key: Key
-) -> tuple[jax.Array, Metrics]:
-    """(losses [B], metrics) of a loss that returns losses, or both, checked.
-
-    A metric is a number for each example, averaged over examples like the loss, or one for the
-    whole mini-batch, averaged over steps. It has the losses' dtype.
-
-    Args:
-      loss_fn: (params, examples, key) -> losses, float [B], or (losses, {name: [B] or scalar}).
-      params: where the loss is taken.
-      examples: pytree [B, ...].
-      key: of its randomness.
-
-    Raises:
-      TypeError: it returned something else.
-      ValueError: it returned arrays of other shapes, or a metric with a name of the library's.
-    """
-    losses: Any = loss_fn(params, examples, key)
-    metrics: Mapping[str, Any] = {}
-    if isinstance(losses, tuple) and len(losses) == 2 and isinstance(losses[1], Mapping):
-        losses, metrics = losses
-    size = jax.tree.leaves(examples)[0].shape[0]
-    if not isinstance(losses, (jax.Array, np.ndarray)):
-        raise TypeError(
-            f"loss_fn returned {type(losses).__name__}; it must return one loss per example, "
-            f"an array of shape ({size},), or (losses, dict of metrics)."
-        )
-    if not jnp.issubdtype(losses.dtype, jnp.floating):
-        raise TypeError(f"loss_fn returned {losses.dtype}; losses must be floating-point.")
-    if jnp.shape(losses) != (size,):
-        raise ValueError(
-            f"loss_fn returned an array of shape {jnp.shape(losses)}; it must return one loss "
-            f"per example, shape ({size},). Leave the mean to the library."
-        )
-    losses = jnp.asarray(losses)
-    return losses, {name: _metric(name, value, losses) for name, value in metrics.items()}
-
-
-def _metric(name: Any, value: Any, losses: jax.Array) -> jax.Array:
-    if not isinstance(name, str):
-        raise TypeError(f"loss_fn returned a metric called {name!r}; a name must be a string.")
-    if name in OWN_METRICS:
-        raise ValueError(
-            f"loss_fn returned a metric called {name!r}; the library has {_OWN} "
-            "itself. Choose another name."
-        )
-    if jnp.shape(value) not in ((), losses.shape):
-        raise ValueError(
-            f"loss_fn returned the metric {name!r} of shape {jnp.shape(value)}; it must be a "
-            f"scalar, or have a number for each example, shape {losses.shape}."
-        )
-    return jnp.asarray(value, losses.dtype)
 
 
 class LocalResult(NamedTuple):

@@ -12,6 +12,7 @@ import tyro
 
 from fedjax_lab.command import catalogue, listings
 from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config_checks import NATURAL
 from fedjax_lab.data import DATASETS, PARTITIONS
 
 PROG = "fedjax-lab"
@@ -184,7 +185,7 @@ class PartitionsCommand:
 
     def text(self) -> str:
         """What is printed."""
-        return listings.pairs(PARTITIONS)
+        return listings.pairs({**PARTITIONS, NATURAL: "the clients' ids: an array [n] of npz:FILE"})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.algorithms import ALGORITHMS
-from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int, check_number
-from fedjax_lab.clients.mapping import check_client_map
+from fedjax_lab.command.config_checks import check_config, is_natural
 from fedjax_lab.command.config_file import convert, read_settings
 from fedjax_lab.command.options import (
     DEFAULT_OPTIMIZER,
     REQUIRED,
     algorithm_options,
-    check_clip,
     check_option_names,
     check_server_lr,
-    client_schedule,
     convert_options,
     defaults_of,
     did_you_mean,
@@ -31,16 +28,12 @@ from fedjax_lab.command.options import (
     parse_options,
     published_settings,
 )
-from fedjax_lab.compressors import as_compressor
-from fedjax_lab.data import DATASETS, PARTITIONS, Devices
-from fedjax_lab.data.sources import SCHEMES
-from fedjax_lab.models import COMPUTE_DTYPES, MODELS
-from fedjax_lab.round import ON_NONFINITE
-from fedjax_lab.simulation.loggers import LOGGERS
+from fedjax_lab.data import Devices
 
 # Where a run keeps its files, and which: the result does not depend on them.
 _NOT_RECORDED = ("data_dir", "run_dir", "checkpoint_every", "log", "profile_dir")
 _MAX_MEMORY = 100  # GradMA's own m
+_NUM_CLIENTS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,13 +93,15 @@ class RunConfig:
     """Tell at most this many words of a text apart, the most frequent ones. None: all."""
 
     partition: str = "dirichlet:0.1"
-    """How the data are divided among the clients: iid, classes_per_client:2, contiguous, ..."""
+    """How the data are divided among the clients: iid, classes_per_client:2, contiguous, ..., or
+    natural:ARRAY, the clients' ids in an array [n] of npz:FILE."""
 
-    num_clients: int = 20
-    """Clients, N. 20 suits digits (1,442 training images); 100 is usual for fashion_mnist."""
+    num_clients: int | None = None
+    """Clients, N. None: 20, which suits digits (1,442 training images; 100 is usual for
+    fashion_mnist), or with natural ids as many as there are."""
 
-    min_client_size: int = 2
-    """Training examples that every client has at least."""
+    min_client_size: int | None = None
+    """Training examples that every client has at least. None: 2, or with natural ids 1."""
 
     flip: bool = False
     """Mirror training images left to right at random."""
@@ -253,13 +248,19 @@ class RunConfig:
     def resolve(self) -> "RunConfig":
         """Check all settings, and fill in those that depend on others.
 
-        Filled in are ``local_steps``, the options that a method needs and that have a default
-        here, those of its published code where that is asked for, and ``run_dir``.
+        Filled in are what is said of the clients, ``local_steps``, the options that a method needs
+        and that have a default here, those of its published code where that is asked for, and
+        ``run_dir``.
 
         Raises:
           ValueError, TypeError: a setting is unknown, out of range, or missing.
         """
-        self._check()
+        natural = is_natural(self.partition)
+        if self.num_clients is None and not natural:
+            return dataclasses.replace(self, num_clients=_NUM_CLIENTS).resolve()
+        if self.min_client_size is None:
+            return dataclasses.replace(self, min_client_size=1 if natural else 2).resolve()
+        check_config(self)
         published = published_settings(self.algorithm) if self.as_published else ({}, {})
         rest = {name: v for name, v in published[0].items() if getattr(self, name) is None}
         if rest or self.weight_decay is None:
@@ -319,57 +320,6 @@ class RunConfig:
         name = "-".join([*(part.rstrip(",") for part in parts), f"seed{self.seed}"])
         return re.sub(r"[^\w.,-]", "", name)
 
-    def _check(self) -> None:
-        check_choice("algorithm", self.algorithm, ALGORITHMS)
-        check_choice("model", self.model, MODELS)
-        if self.dataset.partition(":")[0] not in SCHEMES:
-            check_choice("dataset", self.dataset, DATASETS)
-        schemes = [form.partition(":")[0] for form in PARTITIONS]
-        check_choice("partition", self.partition.partition(":")[0], schemes)
-        check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
-        check_choice("weights", self.weights, ("uniform", "examples"))
-        check_client_map(self.client_map)
-        check_choice("on_nonfinite", self.on_nonfinite, (*ON_NONFINITE, "stop"))
-        check_number("client_lr", self.client_lr, minimum=0.0)
-        client_schedule(self.client_lr_schedule, self.client_lr, self.rounds)
-        for name in self.log:
-            check_choice("log", name, LOGGERS)
-        for name in ("compressor", "downlink_compressor"):
-            if getattr(self, name) is not None:
-                as_compressor(name, getattr(self, name))
-        self.devices()
-        if self.server_lr is not None:
-            check_number("server_lr", self.server_lr, minimum=0.0)
-        if self.clip_norm is not None:
-            check_number("clip_norm", self.clip_norm, minimum=0.0, exclusive_minimum=True)
-        if self.weight_decay is not None:
-            check_number("weight_decay", self.weight_decay, minimum=0.0)
-        if self.clip is not None:
-            check_clip(self.clip, self.as_published, bool(self.clip_norm or self.weight_decay))
-        check_int("num_clients", self.num_clients, minimum=1)
-        check_int("cohort_size", self.cohort_size, minimum=1, maximum=self.num_clients)
-        for name in ("rounds", "batch_size", "eval_every", "sequence_length"):
-            check_int(name, getattr(self, name), minimum=1, maximum=MOST_ROUNDS)
-        if self.vocabulary_size is not None:
-            check_int("vocabulary_size", self.vocabulary_size, minimum=2)
-        for name in ("local_steps", "local_epochs", "checkpoint_every"):
-            if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), minimum=1, maximum=MOST_ROUNDS)
-        for name in ("seed", "partition_seed", "init_seed"):
-            if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), minimum=0, maximum=LAST_SEED)
-        for name in ("min_client_size", "crop"):
-            check_int(name, getattr(self, name), minimum=0)
-        if self.min_local_steps is not None and self.local_epochs is None:
-            steps = 5 if self.local_steps is None else self.local_steps
-            check_int("min_local_steps", self.min_local_steps, minimum=1, maximum=steps)
-        if self.data_dir is not None and not Path(self.data_dir).is_dir():
-            raise FileNotFoundError(f"data_dir is {self.data_dir!r}; there is no such directory.")
-        if self.local_steps is not None and self.local_epochs is not None:
-            raise ValueError(
-                f"local_steps is {self.local_steps} and local_epochs {self.local_epochs}; give one."
-            )
-
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunConfig)}
 _METHOD_SETTINGS = (
@@ -393,7 +343,7 @@ def _derived_options(config: RunConfig) -> dict[str, Any]:
     """Defaults for what a factory requires, where the config suggests one."""
     options = defaults_of(ALGORITHMS[config.algorithm], leave_out=())
     derived: dict[str, Any] = {}
-    if options.get("memory_size", 0) is REQUIRED:
+    if options.get("memory_size", 0) is REQUIRED and config.num_clients is not None:
         derived["memory_size"] = min(config.num_clients, _MAX_MEMORY)
     if "server_optimizer" in options:
         derived["server_optimizer"] = DEFAULT_OPTIMIZER

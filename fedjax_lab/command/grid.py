@@ -25,6 +25,7 @@ _NOT_IN_SWEEPS = ("run_dir", "checkpoint_every", "log", "profile_dir", "on_nonfi
 _SHOWN = {
     "accuracy (%)": ("accuracy", "last", 100, 2),
     "best (%)": ("accuracy", "best", 100, 2),
+    "mean squared error": ("mean_squared_error", "last", 1, 4),
     "test loss": ("test_loss", "last", 1, 4),
     "perplexity": ("perplexity", "last", 1, 2),
 }
@@ -45,7 +46,7 @@ def sweep_command(command: SweepCommand) -> int:
     out = None if command.out is None else Path(command.out)
     if out is not None and not out.parent.is_dir():
         raise FileNotFoundError(f"out is {command.out!r}; there is no directory {out.parent}.")
-    start(command.cpu_devices)
+    start(command.cpu_devices, command.quiet)
     from fedjax_lab.report.formats import write_format
 
     with warnings.catch_warnings():

@@ -18,20 +18,21 @@ from fedjax_lab.simulation.points import check_seeds
 DIVERGED, INTERRUPTED = 3, 130
 
 
-def start(cpu_devices: int | None = None) -> None:
+def start(cpu_devices: int | None = None, quiet: bool = False) -> None:
     """Keep compiled programs on the disk, and divide the CPU.
 
     Args:
       cpu_devices: how many; None: one per core.
+      quiet: do not say where programs are kept.
 
     Raises:
       ValueError, TypeError: ``cpu_devices`` is no positive integer.
     """
     import jax
 
-    from fedjax_lab.simulation.programs import keep_programs
+    from fedjax_lab.simulation.programs import keep_by_default
 
-    keep_programs()
+    keep_by_default(quiet)
     if cpu_devices is not None:
         count = check_int("cpu_devices", cpu_devices, minimum=1)
         jax.config.update("jax_num_cpu_devices", count)
@@ -52,7 +53,7 @@ def run_command(command: RunCommand) -> int:
         config = dataclasses.replace(command.settings.resolve(), run_dir=command.settings.run_dir)
         print(format_settings(config.to_dict(), command.print_config), end="")
         return 0
-    start(command.cpu_devices)
+    start(command.cpu_devices, command.quiet)
     configs = _configs(command)
     worst = 0
     for config in configs:
@@ -118,21 +119,29 @@ def _show_seeds(configs: list[RunConfig]) -> None:
 
 def _facts(run: Any) -> list[list[str]]:
     """What the end of a run shows: rows of (name, value) under a head."""
-    from fedjax_lab.report.statistics import best, last, mean_of_last, number
+    from fedjax_lab.report.statistics import ERROR, best, last, lowest, mean_of_last, number
 
     row, summary = run.rows[-1], run.summary
 
     def percent(value: float) -> str:
         return "-" if math.isnan(value) else f"{100 * value:.2f} %"
 
-    accuracy = run.values("accuracy")
-    return [
-        [run.algorithm, f"seed {run.seed}"],
-        ["rounds", f"{row['round']:,} of {run.config['rounds']:,}"],
+    accuracy, worst = run.values("accuracy"), "worst 10 % of clients"
+    scores = [
         ["accuracy, last", percent(last(accuracy))],
         ["accuracy, best", percent(best(accuracy))],
         ["accuracy, mean of last 10", percent(mean_of_last(accuracy))],
-        ["worst 10 % of clients", percent(number(summary.get("worst_10_percent_accuracy")))],
+        [worst, percent(number(summary.get("worst_10_percent_accuracy")))],
+    ]
+    errors = [
+        ["mean squared error, last", f"{number(row.get(ERROR)):.4g}"],
+        ["mean squared error, lowest", f"{lowest(run.values(ERROR)):.4g}"],
+        [worst, f"{number(summary.get(f'worst_10_percent_{ERROR}')):.4g}"],
+    ]
+    return [
+        [run.algorithm, f"seed {run.seed}"],
+        ["rounds", f"{row['round']:,} of {run.config['rounds']:,}"],
+        *(scores if ERROR not in row else errors),
         ["test loss", f"{number(row.get('test_loss')):.4g}"],
         *_perplexity(row),
         ["uplink, downlink", f"{row['bytes_up'] / 1e6:,.1f} MB, {row['bytes_down'] / 1e6:,.1f} MB"],

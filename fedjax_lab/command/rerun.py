@@ -56,7 +56,7 @@ def rerun_command(command: RerunCommand) -> int:
         raise FileExistsError(
             f"out is {str(new)!r}, which holds a finished run; take it away, or give another --out."
         )
-    start()
+    start(quiet=command.quiet)
     config = dataclasses.replace(
         RunConfig.from_file(old / CONFIG), run_dir=str(new), data_dir=command.data_dir
     )

@@ -14,9 +14,13 @@ import jax
 import numpy as np
 
 from fedjax_lab import data, models
+from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.options import parse_options
+from fedjax_lab.command.config_checks import is_natural
+from fedjax_lab.command.options import defaults_of, parse_options
+from fedjax_lab.data.files import read_npz
+from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.evaluate import (
@@ -36,6 +40,7 @@ from fedjax_lab.simulation.run_dir import (
 )
 from fedjax_lab.types import Key, LossFn, Params
 
+ACCURACY = "accuracy"
 _OUTLIER = 1000  # times the median client's largest value
 _EVALUATED = 1000  # examples of an evaluation's step
 _MAX_LOGITS = 2**25  # of such a step, of text: 128 MiB
@@ -54,10 +59,13 @@ class Setup(NamedTuple):
       init: key -> a first server model, which ``params`` is for the key of ``init_seed``.
       clients: the clients' training data, on the device.
       evaluate: params -> {"accuracy", "test_loss"} on the test set; of text also "perplexity",
-        and the accuracy is the share of next words foretold.
-      evaluate_clients: params -> accuracy [N] on each client's own training data.
+        and the accuracy is the share of next words foretold; of a regression
+        {"mean_squared_error", "test_loss"}.
+      count_fn: what it counts of each example, as of ``build_evaluation``.
+      evaluate_clients: params -> accuracy, or mean squared error, [N] on each client's own
+        training data.
       data: what identifies the data set: sizes, shape of an example, classes (of text: words of
-        the vocabulary), and a hash.
+        the vocabulary) or the outputs of a regression, and a hash.
     """
 
     algorithm: Algorithm
@@ -67,6 +75,7 @@ class Setup(NamedTuple):
     init: Callable[[Key], Params]
     clients: data.FederatedArrays
     evaluate: Callable[[Params], Mapping[str, Any]]
+    count_fn: CountFn
     evaluate_clients: Callable[[Params], jax.Array]
     data: dict[str, Any]
 
@@ -90,25 +99,29 @@ def build(
     """
     config = config.resolve()
     train, test = examples or load(config)
-    num_classes = data.num_classes(train)
-    is_text = train.y.ndim > 1
+    is_regression = train.y.dtype.kind == "f"
+    is_text = train.y.ndim > 1 and not is_regression
+    outputs = _outputs(config, train) if is_regression else data.num_classes(train)
     _check_model(config, is_text)
     clients = data.partition(
         train,
-        config.partition,
+        _owners(config, train) if is_natural(config.partition) else config.partition,
         num_clients=config.num_clients,
         seed=config.seed if config.partition_seed is None else config.partition_seed,
         min_size=config.min_client_size,
     )
     _warn_of_outliers(clients)
     model_options = parse_options(config.model_option, "model_option")
-    model = models.build(config.model, num_classes, **model_options)
+    if is_regression:  # one output is enough
+        model = models.MODELS[config.model](outputs, **model_options)
+    else:
+        model = models.build(config.model, outputs, **model_options)
     model = models.mixed_precision(model, config.compute_dtype)
     init_key = jax.random.key(config.seed if config.init_seed is None else config.init_seed)
-    first_x, prepare, loss_fn, count_fn = _task(config, train, model, is_text)
+    first_x, prepare, loss_fn, count_fn = _task(config, train, model, is_text, is_regression)
     evaluated = _EVALUATED
     if is_text:
-        evaluated = max(1, min(evaluated, _MAX_LOGITS // (train.y.shape[1] * num_classes)))
+        evaluated = max(1, min(evaluated, _MAX_LOGITS // (train.y.shape[1] * outputs)))
     evaluate = build_evaluation(count_fn, test, evaluated)
 
     def init(key: Key) -> Params:
@@ -117,7 +130,7 @@ def build(
     params = init(init_key)
     if is_text:
         evaluate = with_perplexity(evaluate)
-    elif prepare and any(jax.tree.leaves(models.running_statistics(params))):
+    elif prepare and not is_regression and any(jax.tree.leaves(models.running_statistics(params))):
         shown = np.linspace(0, len(train.y) - 1, min(_STATISTICS_OF, len(train.y)), dtype=int)
         sample = prepare(data.Examples(train.x[shown], train.y[shown]), None).x
         evaluate = with_recomputed_statistics(evaluate, model.apply, sample)
@@ -134,12 +147,13 @@ def build(
         init,
         clients,
         evaluate,
+        count_fn,
         build_client_evaluation(count_fn, clients, evaluated),
         {
             "train": len(train.y),
             "test": len(test.y),
             "shape": list(train.x.shape[1:]),
-            "classes": num_classes,
+            **({"outputs": outputs} if is_regression else {"classes": outputs}),
             "hash": _hash(*train, *test),
         },
     )
@@ -176,6 +190,33 @@ def _check_model(config: RunConfig, is_text: bool) -> None:
         )
 
 
+def _outputs(config: RunConfig, train: data.Examples) -> int:
+    """Numbers that the model of a regression foretells for an example."""
+    if train.y.ndim > 2:
+        raise ValueError(
+            f"{config.dataset}: targets of shape {train.y.shape}; the models of a regression "
+            "foretell numbers [n] or [n, how many]. In Python, models.regression_loss takes any."
+        )
+    if "model" in defaults_of(ALGORITHMS[config.algorithm], leave_out=()):
+        raise ValueError(
+            f"algorithm is {config.algorithm!r}, which compares what a classifier says of classes; "
+            f"{config.dataset} is a regression (its y are floats)."
+        )
+    return train.y.shape[1] if train.y.ndim > 1 else 1
+
+
+def _owners(config: RunConfig, train: data.Examples) -> np.ndarray:
+    """The id of each training example's client, [n], from the data's .npz file."""
+    path, column = (text.partition(":")[2] for text in (config.dataset, config.partition))
+    owners = read_npz(Path(path), config.dataset, [column])[column]
+    if owners.shape != (len(train.y),):
+        raise ValueError(
+            f"partition is {config.partition!r}: the array {column} of {path} has shape "
+            f"{owners.shape}; it must have an id for each training example, [{len(train.y)}]."
+        )
+    return owners
+
+
 def _warn_of_outliers(clients: data.FederatedArrays) -> None:
     """Warn of clients whose values dwarf all others', which share one normalisation with them."""
     x = np.asarray(clients.examples.x)
@@ -199,7 +240,11 @@ def _warn_of_outliers(clients: data.FederatedArrays) -> None:
 
 
 def _task(
-    config: RunConfig, train: data.Examples, model: models.Model, is_text: bool
+    config: RunConfig,
+    train: data.Examples,
+    model: models.Model,
+    is_text: bool,
+    is_regression: bool,
 ) -> tuple[Any, Preprocess | None, LossFn, CountFn]:
     """(input to initialise the model with, preprocessing, loss, what evaluation counts)."""
     if is_text:
@@ -207,12 +252,12 @@ def _task(
         return train.x[:1], None, loss_fn, models.token_counts(model.apply)
     mean, std, scale = data.normalization(train)
     prepare = data.preprocess(mean, std, scale=scale, flip=config.flip, crop=config.crop)
-    return (
-        prepare(data.Examples(train.x[:1], train.y[:1]), None).x,
-        prepare,
-        models.classification_loss(model.apply, prepare),
-        models.accuracy_counts(model.apply, prepare),
-    )
+    first_x = prepare(data.Examples(train.x[:1], train.y[:1]), None).x
+    if is_regression:
+        build_loss, build_counts = models.regression_loss, models.squared_error_counts
+    else:
+        build_loss, build_counts = models.classification_loss, models.accuracy_counts
+    return first_x, prepare, build_loss(model.apply, prepare), build_counts(model.apply, prepare)
 
 
 def run(
@@ -227,7 +272,8 @@ def run(
 
     The directory (``config.resolve().run_dir``) then holds what ``simulate`` writes, where
     summary.json also has ``client_accuracy`` [N] of the last model on each client's own
-    training data, its mean and ``worst_10_percent_accuracy``; and partition.json has the label
+    training data, its mean and ``worst_10_percent_accuracy`` (of a regression, the same of
+    "mean_squared_error"); and partition.json has the label
     histogram (null of text).
 
     Args:
@@ -270,12 +316,13 @@ def run(
             profile_dir=config.profile_dir,
             progress=progress,
         )
-    accuracy = np.full(setup.clients.num_clients, np.nan)  # a model that diverged has none
+    scores = np.full(setup.clients.num_clients, np.nan)  # a model that diverged has none
     if result.stopped != "diverged":
-        accuracy = np.asarray(setup.evaluate_clients(result.params), np.float64)
+        scores = np.asarray(setup.evaluate_clients(result.params), np.float64)
     summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-    write_json(path / SUMMARY, {**summary, **summarise_clients(accuracy)})
-    write_json(path / PARTITION, _partition(setup.clients))
+    score = getattr(setup.count_fn, "score", ACCURACY)
+    write_json(path / SUMMARY, {**summary, **summarise_clients(scores, score)})
+    write_json(path / PARTITION, describe_partition(setup.clients))
     return result
 
 
@@ -284,35 +331,45 @@ def _ends(config: RunConfig) -> dict[str, int]:
     return {"client_lr_ends": config.rounds} if config.client_lr_schedule == "cosine" else {}
 
 
-def summarise_clients(accuracy: np.ndarray) -> dict[str, Any]:
-    """Accuracy [N] of the clients, its mean, and the mean of the worst tenth, as JSON values.
+def summarise_clients(scores: np.ndarray, score: str = ACCURACY) -> dict[str, Any]:
+    """Scores [N] of the clients, their mean, and the mean of the worst tenth, as JSON values.
 
     The worst tenth is ceil(N / 10) clients; those without data (NaN) are left out of both.
 
     Args:
-      accuracy: float [N]; NaN for a client without data.
+      scores: float [N]; NaN for a client without data.
+      score: what it is, for the names: "accuracy", of which more is better, or an error.
     """
-    held = np.sort(accuracy[np.isfinite(accuracy)])
+    held = np.sort(scores[np.isfinite(scores)])
+    held = held if score == ACCURACY else held[::-1]
     worst = held[: math.ceil(len(held) / 10)]
     return {
-        "client_accuracy": [float(a) if np.isfinite(a) else None for a in accuracy],
-        "client_accuracy_mean": float(held.mean()) if len(held) else None,
-        "worst_10_percent_accuracy": float(worst.mean()) if len(held) else None,
+        f"client_{score}": [float(s) if np.isfinite(s) else None for s in scores],
+        f"client_{score}_mean": float(held.mean()) if len(held) else None,
+        f"worst_10_percent_{score}": float(worst.mean()) if len(held) else None,
     }
 
 
-def _partition(clients: data.FederatedArrays) -> dict[str, Any]:
-    measured = clients.heterogeneity()
-    names = clients.names
-    is_text = clients.examples.y.ndim > 1
+def describe_partition(clients: data.FederatedArrays) -> dict[str, Any]:
+    """What partition.json holds: scheme, seed, hash, names, label histogram (null of text).
+
+    Args:
+      clients: the federation.
+    """
+    labels, names = labels_of(clients.examples), clients.names
+    distance = histogram = None
+    if labels is not None:
+        measured = clients.heterogeneity()
+        distance = measured.mean_tv_distance
+        if labels.ndim == 1:  # a word's count in every client is much, and nothing to look at
+            histogram = measured.label_histogram.tolist()
     return {
         "spec": clients.partition.spec,
         "seed": clients.partition.seed,
         "hash": clients.partition.hash,
         "names": None if names is None else list(names),
-        "mean_tv_distance": measured.mean_tv_distance,
-        # A word's count in every client is much to keep, and nothing to look at.
-        "label_histogram": None if is_text else measured.label_histogram.tolist(),
+        "mean_tv_distance": distance,
+        "label_histogram": histogram,
     }
 
 
@@ -321,10 +378,11 @@ def _describe(config: RunConfig, setup: Setup, path: Path) -> str:
     size = models.count_params(setup.params)
     shape = "x".join(map(str, setup.data["shape"]))
     kind = "words" if config.model in models.LANGUAGE_MODELS else "classes"
+    kind = "outputs" if "outputs" in setup.data else kind
     return "\n".join(
         [
             f"{config.dataset}: {setup.data['train']:,} + {setup.data['test']:,} examples {shape}, "
-            f"{setup.data['classes']:,} {kind}",
+            f"{setup.data.get('classes', setup.data.get('outputs')):,} {kind}",
             setup.clients.summary(),
             f"{config.model}: {size:,} parameters",
             f"{setup.algorithm.name}, {verb} {path}",

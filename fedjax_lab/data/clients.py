@@ -85,8 +85,8 @@ def _size(name: str, tree: PyTree, min_size: int) -> int:
     ((size,),) = lengths
     if size < min_size:
         raise ValueError(
-            f"clients[{name!r}] has {size} examples; there must be at least min_size, which is "
-            f"{min_size}."
+            f"clients[{name!r}] has {size} example{'s' * (size != 1)}; there must be at least "
+            f"min_size, which is {min_size}: min_size={size} takes it."
         )
     return size
 

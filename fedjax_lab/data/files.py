@@ -5,6 +5,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ _IDX_FILES = {
     "x_test": "t10k-images-idx3-ubyte",
     "y_test": "t10k-labels-idx1-ubyte",
 }
+SPLITS = ("x_train", "y_train", "x_test", "y_test")
 _IDX_TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32"}
 _CHUNK = 1 << 20
 # What zipfile and NumPy raise on a damaged archive.
@@ -127,18 +129,18 @@ def _read_up_to(file: Any, count: int) -> bytearray:
     return buffer
 
 
-def read_npz(path: Path, name: str) -> dict[str, np.ndarray]:
-    """Read the arrays x_train, y_train, x_test and y_test of an .npz file; never pickled objects.
+def read_npz(path: Path, name: str, keys: Sequence[str] = SPLITS) -> dict[str, np.ndarray]:
+    """Read arrays of an .npz file; never pickled objects.
 
     Args:
       path: the file.
       name: of the data set, for an error.
+      keys: names of the arrays.
 
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: it is damaged, or lacks an array.
     """
-    keys = ("x_train", "y_train", "x_test", "y_test")
     if not path.is_file():
         raise FileNotFoundError(f"{name}: there is no file {path}.")
     if not zipfile.is_zipfile(path):

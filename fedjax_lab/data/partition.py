@@ -204,7 +204,7 @@ def number_owners(
     if sizes.min() < min_size:
         raise ValueError(
             f"{argument} gives client {str(ids[sizes.argmin()])!r} {sizes.min()} examples; there "
-            f"must be at least min_size, which is {min_size}."
+            f"must be at least min_size, which is {min_size}: min_size={sizes.min()} takes it."
         )
     return tuple(map(str, ids.tolist())), numbers
 
@@ -252,7 +252,7 @@ def _check_natural(owners: np.ndarray, n: int, num_clients: int, min_size: int) 
     if sizes.min() < min_size:
         raise ValueError(
             f"spec gives client {sizes.argmin()} {sizes.min()} examples; there must be at least "
-            f"min_size, which is {min_size}."
+            f"min_size, which is {min_size}: min_size={sizes.min()} takes it."
         )
     return owners
 

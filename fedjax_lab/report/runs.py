@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_lab.estimates import format_value
-from fedjax_lab.report.statistics import number
+from fedjax_lab.report.statistics import ERROR, number
 from fedjax_lab.simulation.run_dir import (
     CHECKPOINTS,
     CONFIG,
@@ -20,7 +20,7 @@ from fedjax_lab.simulation.run_dir import (
 
 LANDSCAPE, REPORT, RERUN = "landscape.json", "report.md", "rerun.json"
 DIVERGED = "diverged"
-SCORES = ("accuracy", "test_loss")  # of which a run that diverged has none
+SCORES = ("accuracy", ERROR, "test_loss")  # of which a run that diverged has none
 # Not a setting: who runs it, on what, or a count that follows from the rest.
 _NO_SETTING = {
     *("algorithm", "hyperparameters", "partition", "run_config", "data", "versions", "content"),
@@ -167,7 +167,7 @@ def _load(path: Path) -> Run:
     rows = [{**times.get(row["round"], {}), **row} for row in rows]
     summary = _read_json(path / SUMMARY, missing={})
     if summary.get("stopped") == DIVERGED:
-        rows = [{**row, **dict.fromkeys(SCORES)} for row in rows]
+        rows = [{**row, **{name: None for name in SCORES if name in row}} for row in rows]
     return Run(
         path,
         config["algorithm"],

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+ERROR = "mean_squared_error"  # in place of the accuracy, where a run is a regression
 LAST = 10  # evaluations whose mean is reported
 
 
@@ -20,6 +21,11 @@ def last(values: Sequence[float]) -> float:
 def best(values: Sequence[float]) -> float:
     """The largest value, NaN left out; NaN if there is nothing else."""
     return max((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+def lowest(values: Sequence[float]) -> float:
+    """The smallest value, NaN left out; NaN if there is nothing else."""
+    return -best([-value for value in values])
 
 
 def mean_of_last(values: Sequence[float]) -> float:

@@ -15,7 +15,16 @@ from fedjax_lab.estimates import (
 )
 from fedjax_lab.report.paired import NOISE, behind_best
 from fedjax_lab.report.runs import Group, Run, common_settings
-from fedjax_lab.report.statistics import LAST, best, last, mean_of_last, number, reach
+from fedjax_lab.report.statistics import (
+    ERROR,
+    LAST,
+    best,
+    last,
+    lowest,
+    mean_of_last,
+    number,
+    reach,
+)
 
 PAIRED = (
     "Behind the best: the mean difference over the seeds that both have, which share partition, "
@@ -76,14 +85,24 @@ def measures(runs: Iterable[Run]) -> dict[str, Callable[[Run], float]]:
     """What tables show of a run: head of the column -> a run's value.
 
     Args:
-      runs: where one is of a language model, the lowest perplexity is shown, too.
+      runs: where one is of a language model, the lowest perplexity is shown, too; where one is a
+        regression, errors in place of accuracies.
     """
+    runs = list(runs)
     found: dict[str, Callable[[Run], float]] = {
         "top (%)": lambda run: 100 * top(run),
         "last (%)": lambda run: 100 * last(run.values("accuracy")),
         f"mean of last {LAST} (%)": lambda run: 100 * late(run),
         "worst 10 % of clients (%)": lambda run: 100 * _worst(run),
     }
+    if any(ERROR in run.rows[-1] for run in runs):
+        return {
+            "last mean squared error": lambda run: last(run.values(ERROR)),
+            "lowest mean squared error": lambda run: lowest(run.values(ERROR)),
+            "worst 10 % of clients": lambda run: number(
+                run.summary.get(f"worst_10_percent_{ERROR}")
+            ),
+        }
     if any("perplexity" in run.rows[-1] for run in runs):
         found["lowest perplexity"] = _lowest_perplexity
     return found
@@ -106,7 +125,7 @@ def seed_table(runs: Sequence[Run]) -> Rows:
 
 
 def _lowest_perplexity(run: Run) -> float:
-    return -best([-value for value in run.values("perplexity")])
+    return lowest(run.values("perplexity"))
 
 
 def _worst(run: Run) -> float:

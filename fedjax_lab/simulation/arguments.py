@@ -84,3 +84,28 @@ def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
         UserWarning,
         stacklevel=3,
     )
+
+
+def warn_of_statistics(params: Any) -> None:
+    """Warn of running statistics of flax's own batch normalisation among the params.
+
+    Args:
+      params: the first server model.
+    """
+    found = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, node in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_statistic)
+        if _is_statistic(node) or "batch_stats" in map(str, (getattr(p, "key", p) for p in path))
+    ]
+    if found:
+        warnings.warn(
+            f"params holds running statistics ({', '.join(found[:_NAMED])}), which no gradient is "
+            "made for: they would not follow the data. fedjax_lab.models.batch_norm.BatchNorm has "
+            "some that do.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _is_statistic(node: Any) -> bool:
+    return type(node).__name__ == "BatchStat"  # of flax NNX

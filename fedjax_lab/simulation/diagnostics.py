@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int
-from fedjax_lab.clients.local import apply_loss
+from fedjax_lab.clients.metrics import apply_loss
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.types import FedState, LossFn, Params, PyTree
 

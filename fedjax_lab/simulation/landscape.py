@@ -26,7 +26,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int, check_number
-from fedjax_lab.clients.local import apply_loss
+from fedjax_lab.clients.metrics import apply_loss
 from fedjax_lab.models.batch_norm import running_statistics
 from fedjax_lab.types import LossFn, Params, PyTree
 

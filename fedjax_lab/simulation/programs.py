@@ -1,31 +1,120 @@
-"""Compiled programs outlive the process: the same command starts at once the next time."""
+"""Compiled programs outlive the process: the same script starts at once the next time."""
 
+import hashlib
 import os
+import platform
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 
+VARIABLE = "FEDJAX_LAB_PROGRAMS"
 # Seconds: what compiles faster is not worth a file.
 _WORTH_KEEPING = 0.2
+_JAX_WORTH_KEEPING, _JAX_MOST = 1.0, -1  # JAX's own defaults, which say that nobody chose
+_MOST_BYTES = 2**30
+_PATIENCE = 10.0  # seconds, as JAX waits for the lock
+
+_tried: list[bool] = []  # not empty once ``keep_by_default`` has been called in this process
 
 
-def keep_programs(folder: str | Path | None = None) -> None:
+def keep_programs(folder: str | Path | None = None) -> bool:
     """Have JAX keep compiled programs on disk and read them back.
 
-    Scripts call it before they compile anything; the library never does by itself. A cache that
-    has been chosen already, by ``JAX_COMPILATION_CACHE_DIR`` or by ``jax.config``, stays. The
-    files may be deleted at any time.
+    At most 1 GiB is kept; what was used longest ago makes room. Several processes may share the
+    folder: a lock is held while a file is read or written, and what a killed process left half
+    written is thrown away here. The files may be deleted at any time.
+
+    Nothing is changed where ``FEDJAX_LAB_PROGRAMS`` is "off", or where a cache has been chosen, or
+    turned off, by JAX's own settings (``JAX_COMPILATION_CACHE_DIR``,
+    ``JAX_ENABLE_COMPILATION_CACHE``, ``jax.config``); its limits, where they are set, stay.
 
     Args:
-      folder: where; None: ``fedjax_lab/programs`` in the user's cache folder
-        (``XDG_CACHE_HOME``, or else ``~/.cache``).
+      folder: where; None: the folder that ``FEDJAX_LAB_PROGRAMS`` names, or else
+        ``fedjax_lab/programs`` in the user's cache folder (``XDG_CACHE_HOME``, or else
+        ``~/.cache``), and there a folder for this kind of processor.
+
+    Returns:
+      Whether programs are kept now because of this call.
+
+    Raises:
+      OSError: the folder cannot be written to, or another process does not let go of it.
     """
     config: Any = jax.config  # its attributes are made at run time
-    if config.jax_compilation_cache_dir:
+    is_chosen = config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache
+    if is_chosen or _chosen() == "off":
+        return False
+    path = Path(folder or _chosen() or _default()).resolve()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write there can run code here
+    _throw_halves_away(path)
+    config.update("jax_compilation_cache_dir", str(path))
+    if config.jax_persistent_cache_min_compile_time_secs == _JAX_WORTH_KEEPING:
+        config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING)
+    if config.jax_compilation_cache_max_size == _JAX_MOST:
+        config.update("jax_compilation_cache_max_size", _MOST_BYTES)
+    return True
+
+
+def keep_by_default(quiet: bool = False) -> None:
+    """``keep_programs`` once per process, and one line on stderr that says so.
+
+    ``simulate``, ``sweep`` and the command line call it. ``FEDJAX_LAB_PROGRAMS=off`` turns it off;
+    under pytest it is off unless that variable names a folder.
+
+    Args:
+      quiet: say nothing.
+    """
+    chosen = _chosen()
+    if _tried or chosen == "off" or (chosen is None and "PYTEST_VERSION" in os.environ):
         return
-    if folder is None:
-        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(caches) / "fedjax_lab" / "programs"
-    config.update("jax_compilation_cache_dir", str(Path(folder).resolve()))
-    config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING)
+    _tried.append(True)
+    config: Any = jax.config
+    try:
+        kept = keep_programs()
+    except OSError as error:  # a lock that is not let go is one, too
+        told = f"compiled programs cannot be kept: {error}"
+    else:
+        if not kept:
+            return
+        told = f"compiled programs are kept in {config.jax_compilation_cache_dir}"
+    if not quiet:
+        print(f"fedjax_lab: {told} ({VARIABLE}=off: never)", file=sys.stderr, flush=True)
+
+
+def _chosen() -> str | None:
+    return os.environ.get(VARIABLE) or None
+
+
+def _default() -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "fedjax_lab" / "programs" / _processor()
+
+
+def _processor() -> str:
+    """This kind of processor, of which JAX's own names of programs know too little.
+
+    Without it, computers that share a home directory would run each other's instructions.
+    """
+    told = [platform.machine(), platform.processor()]
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    told += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
+
+
+def _throw_halves_away(path: Path) -> None:
+    """Delete programs without the time of their last use, which JAX writes last.
+
+    It would read them again and again, and not find out what to throw away.
+    """
+    import filelock  # a whole run's; a round is built without it
+
+    with filelock.FileLock(path / ".lockfile", timeout=_PATIENCE):  # JAX's own
+        for program in path.glob("*-cache"):
+            time = program.with_name(program.name.removesuffix("-cache") + "-atime")
+            if not time.exists() or time.stat().st_size != 8:
+                program.unlink(missing_ok=True)
+                time.unlink(missing_ok=True)

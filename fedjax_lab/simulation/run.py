@@ -22,13 +22,18 @@ from fedjax_lab.clients.mapping import PLANNED, check_client_map
 from fedjax_lab.data import Devices, FederatedArrays
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import ON_NONFINITE, Algorithm
-from fedjax_lab.simulation.arguments import check_simulate, warn_of_nonfinite_data
+from fedjax_lab.simulation.arguments import (
+    check_simulate,
+    warn_of_nonfinite_data,
+    warn_of_statistics,
+)
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.host_chunks import HostChunks
 from fedjax_lab.simulation.loggers import Hook, Hooks
 from fedjax_lab.simulation.loop import Tally, Watch, adopt_state, as_value, first_state, traced
 from fedjax_lab.simulation.planning import plan_run
+from fedjax_lab.simulation.programs import keep_by_default
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.recorder import Recorder, Row, check_names
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
@@ -195,6 +200,7 @@ def simulate(
         sample_cohort,
     )
     check_client_map(client_map)
+    keep_by_default()
     hooks = Hooks(on_row)
     key = jax.random.key(seed)
     if sample_cohort is not None:
@@ -268,6 +274,7 @@ def simulate(
         if jax.tree.leaves(frozen):
             record["content"]["frozen"] = hash_arrays(frozen)
     warn_of_nonfinite_data(clients)
+    warn_of_statistics(params)
     recorder = Recorder(
         run_dir,
         every=checkpoint_every or -(-rounds // 10),

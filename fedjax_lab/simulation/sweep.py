@@ -38,6 +38,7 @@ from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.loop import Tally
 from fedjax_lab.simulation.points import Point, build_all, check_seeds, list_points
+from fedjax_lab.simulation.programs import keep_by_default
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.rounds import Schedule
 from fedjax_lab.simulation.stop import stop_on_signal
@@ -108,6 +109,7 @@ def sweep(
     check_int("eval_every", eval_every, minimum=1)
     if max_bytes is not None:
         check_int("max_bytes", max_bytes, minimum=1)
+    keep_by_default()
     points, seeds = list_points(points), check_seeds(seeds)
     algorithms = build_all(build, points)
     schedule = Schedule(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, build_round, tree
-from fedjax_lab.clients.local import OWN_METRICS
+from fedjax_lab.clients.metrics import OWN_METRICS
 from tests.algorithms.cases import CASES, MAIN, Case, N
 from tests.algorithms.compiled import (
     EMPTY_ROUND,

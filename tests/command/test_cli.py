@@ -109,7 +109,7 @@ def test_lists(capsys):
     assert "server_optimizer: adagrad, adam, momentum, sgd, yogi" in shown
     assert main(["partitions"]) == 0
     shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.splitlines()] == list(PARTITIONS)
+    assert [line.split()[0] for line in shown.splitlines()] == [*PARTITIONS, "natural:ARRAY"]
     assert main(["models"]) == 0
     assert "options: hidden=200,100, norm=none" in capsys.readouterr().out
     assert main(["datasets"]) == 0

@@ -3,12 +3,18 @@
 import importlib
 import pkgutil
 import re
+from pathlib import Path
 
 import pytest
 
 from experiments import recipes
 
 NAMES = sorted(module.name for module in pkgutil.iter_modules(recipes.__path__))
+
+
+def test_the_guide_lists_them():
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "how_do_i.md").read_text()
+    assert sorted(re.findall(r"\| `(\w+)` \|$", page, re.M)) == NAMES
 
 
 @pytest.mark.example

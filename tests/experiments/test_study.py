@@ -291,6 +291,9 @@ def test_declared_runs_are_valid(paper):
                 assert column.tuning_rounds % config.eval_every == 0
                 assert column.tuning_rounds <= config.rounds
                 model = models.build(config.model, 10)
+                if method.personal is not None:
+                    assert method.personal.build(len, **first).phases
+                    continue
                 for key, values in {**method.grid, **method.then}.items():
                     for value in values:
                         build_algorithm(config, len, model, len, {key: value})

@@ -7,7 +7,6 @@ import pytest
 
 from fedjax_lab import algorithms, data
 from fedjax_lab.data import synthetic
-from fedjax_lab.simulation.programs import keep_programs
 from fedjax_lab.simulation.rounds import Schedule, build_chunk
 
 
@@ -62,18 +61,3 @@ def test_examples_stay_as_they_are_stored(chunk):
     assert clients.examples.x.dtype == jnp.uint8
     # A float copy of the data set, or of a round's mini-batches for all clients, would be larger.
     assert run.memory_analysis().temp_size_in_bytes < clients.examples.x.nbytes * 4
-
-
-def test_programs_are_kept_where_the_user_says(monkeypatch, tmp_path):
-    before = jax.config.jax_compilation_cache_dir
-    keep_programs(tmp_path)
-    assert jax.config.jax_compilation_cache_dir == before  # chosen already
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    try:
-        jax.config.update("jax_compilation_cache_dir", None)
-        keep_programs()
-        kept = jax.config.jax_compilation_cache_dir
-        assert kept == str((tmp_path / "fedjax_lab" / "programs").resolve())
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, data, simulate, sweep
-from fedjax_lab.clients.local import OWN_METRICS
+from fedjax_lab.clients.metrics import OWN_METRICS
 from fedjax_lab.simulation.diagnostics import build_control_error
 from fedjax_lab.simulation.landscape import loss_surface
 from fedjax_lab.simulation.rounds import Schedule

@@ -1,0 +1,149 @@
+"""What is reported of a local step besides its loss: metrics of the loss, and measures.
+
+Axes: B examples of a mini-batch.
+"""
+
+import contextlib
+import contextvars
+import types
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import errors
+
+from fedjax_lab.types import Key, LossFn, Metrics, Params, PyTree
+
+# (params, gradient) -> scalar
+Measure = Callable[[Params, PyTree], Any]
+# What ``measure_steps`` adds to the metrics of a step.
+_MEASURES: contextvars.ContextVar[Mapping[str, Measure]] = contextvars.ContextVar(
+    "measures", default=types.MappingProxyType({})
+)
+# What rounds and rows call their own; a loss's metrics have other names.
+OWN_METRICS = frozenset(
+    {
+        *("round", "seconds", "compile_seconds", "round_seconds", "simulated_seconds"),
+        *("loss", "local_steps", "gradients", "participants", "nonfinite_clients"),
+        *("bytes_up", "bytes_down", "communicated", "message_sq", "error_sq", "change_sq"),
+        *("client_drift", "delta_norm", "momentum_norm", "effective_steps"),
+        *("client_qp_residual", "client_qp_active"),
+        *("server_qp_residual", "server_qp_active", "server_qp_iterations"),
+    }
+)
+_OWN = ", ".join(sorted(OWN_METRICS))
+# What flax says where a module changes, or lacks, variables that are no parameters.
+_OF_FLAX = (
+    errors.ScopeCollectionNotFound,
+    errors.ModifyScopeVariableError,
+    errors.TraceContextError,
+)
+
+
+def apply_loss(
+    loss_fn: LossFn, params: Params, examples: PyTree, key: Key
+) -> tuple[jax.Array, Metrics]:
+    """(losses [B], metrics) of a loss that returns losses, or both, checked.
+
+    A metric is a number for each example, averaged over examples like the loss, or one for the
+    whole mini-batch, averaged over steps. It has the losses' dtype.
+
+    Args:
+      loss_fn: (params, examples, key) -> losses, float [B], or (losses, {name: [B] or scalar}).
+      params: where the loss is taken.
+      examples: pytree [B, ...].
+      key: of its randomness.
+
+    Raises:
+      TypeError: it returned something else.
+      ValueError: it returned arrays of other shapes, or a metric with a name of the library's; or
+        a flax module in it has variables besides its parameters.
+    """
+    try:
+        losses: Any = loss_fn(params, examples, key)
+    except _OF_FLAX as error:
+        said = str(error).partition(" (http")[0].rstrip(".")
+        raise ValueError(
+            f"loss_fn: {said}. Running statistics, such as those of flax's own BatchNorm, are no "
+            "parameters; fedjax_lab.models.batch_norm.BatchNorm keeps them among the parameters, "
+            "and GroupNorm has none. A module of flax NNX is to be made of its parameters inside "
+            "of loss_fn, as fedjax_lab.models.nnx.from_nnx does."
+        ) from error
+    metrics: Mapping[str, Any] = {}
+    if isinstance(losses, tuple) and len(losses) == 2 and isinstance(losses[1], Mapping):
+        losses, metrics = losses
+    size = jax.tree.leaves(examples)[0].shape[0]
+    if not isinstance(losses, (jax.Array, np.ndarray)):
+        raise TypeError(
+            f"loss_fn returned {type(losses).__name__}; it must return one loss per example, "
+            f"an array of shape ({size},), or (losses, dict of metrics)."
+        )
+    if not jnp.issubdtype(losses.dtype, jnp.floating):
+        raise TypeError(f"loss_fn returned {losses.dtype}; losses must be floating-point.")
+    if jnp.shape(losses) != (size,):
+        raise ValueError(
+            f"loss_fn returned an array of shape {jnp.shape(losses)}; it must return one loss "
+            f"per example, shape ({size},). Leave the mean to the library."
+        )
+    losses = jnp.asarray(losses)
+    return losses, {name: _metric(name, value, losses) for name, value in metrics.items()}
+
+
+def _metric(name: Any, value: Any, losses: jax.Array) -> jax.Array:
+    if not isinstance(name, str):
+        raise TypeError(f"loss_fn returned a metric called {name!r}; a name must be a string.")
+    if name in OWN_METRICS:
+        raise ValueError(
+            f"loss_fn returned a metric called {name!r}; the library has {_OWN} "
+            "itself. Choose another name."
+        )
+    if jnp.shape(value) not in ((), losses.shape):
+        raise ValueError(
+            f"loss_fn returned the metric {name!r} of shape {jnp.shape(value)}; it must be a "
+            f"scalar, or have a number for each example, shape {losses.shape}."
+        )
+    return jnp.asarray(value, losses.dtype)
+
+
+@contextlib.contextmanager
+def measure_steps(measures: Mapping[str, Measure]) -> Iterator[None]:
+    """Each gradient that is taken inside reports these, too; see ``with_client_metrics``.
+
+    As for ``watch_local_steps``, what counts is what is traced inside.
+
+    Args:
+      measures: name -> (params, gradient) -> scalar; those of an outer call stay.
+    """
+    token = _MEASURES.set({**_MEASURES.get(), **measures})
+    try:
+        yield
+    finally:
+        _MEASURES.reset(token)
+
+
+def measured(params: Params, grads: PyTree, loss: jax.Array, taken: Set[str]) -> Metrics:
+    """The measures of one gradient, in the loss's dtype.
+
+    Args:
+      params: where it was taken.
+      grads: the raw gradient.
+      loss: its mean loss, a scalar.
+      taken: names of the loss's own metrics.
+
+    Raises:
+      ValueError: a name is taken, or a measure is no scalar.
+    """
+    found: Metrics = {}
+    for name, measure in _MEASURES.get().items():
+        if name in taken:
+            raise ValueError(f"loss_fn and measures both have a metric called {name!r}.")
+        value = measure(params, grads)
+        if jnp.shape(value) != ():
+            raise ValueError(
+                f"the measure {name!r} returned an array of shape {jnp.shape(value)}; it must "
+                "return a scalar."
+            )
+        found[name] = jnp.asarray(value, loss.dtype)
+    return found

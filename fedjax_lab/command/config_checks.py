@@ -1,0 +1,113 @@
+"""What the settings of a run may be, alone and together."""
+
+from pathlib import Path
+from typing import Any
+
+from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int, check_number
+from fedjax_lab.clients.mapping import check_client_map
+from fedjax_lab.command.options import check_clip, client_schedule
+from fedjax_lab.compressors import as_compressor
+from fedjax_lab.data import DATASETS, PARTITIONS
+from fedjax_lab.data.sources import SCHEMES
+from fedjax_lab.models import COMPUTE_DTYPES, MODELS
+from fedjax_lab.round import ON_NONFINITE
+from fedjax_lab.simulation.loggers import LOGGERS
+
+# A partition of the command line alone: in Python, ids are an array.
+NATURAL = "natural:ARRAY"
+_SCHEME = "natural"
+
+
+def is_natural(partition: str) -> bool:
+    """Whether a partition is by the clients' own ids.
+
+    Args:
+      partition: as of ``RunConfig``.
+    """
+    return partition.partition(":")[0] == _SCHEME
+
+
+def check_config(config: Any) -> None:
+    """Check all settings but the options of the method and of the model.
+
+    Args:
+      config: a ``RunConfig``, not yet resolved.
+
+    Raises:
+      ValueError, TypeError: a setting is unknown, out of range, or does not go with another.
+      FileNotFoundError: ``data_dir`` is no directory.
+    """
+    check_choice("algorithm", config.algorithm, ALGORITHMS)
+    check_choice("model", config.model, MODELS)
+    if config.dataset.partition(":")[0] not in SCHEMES:
+        check_choice("dataset", config.dataset, DATASETS)
+    _check_clients(config)
+    check_choice("compute_dtype", config.compute_dtype, COMPUTE_DTYPES)
+    check_choice("weights", config.weights, ("uniform", "examples"))
+    check_client_map(config.client_map)
+    check_choice("on_nonfinite", config.on_nonfinite, (*ON_NONFINITE, "stop"))
+    check_number("client_lr", config.client_lr, minimum=0.0)
+    client_schedule(config.client_lr_schedule, config.client_lr, config.rounds)
+    for name in config.log:
+        check_choice("log", name, LOGGERS)
+    for name in ("compressor", "downlink_compressor"):
+        if getattr(config, name) is not None:
+            as_compressor(name, getattr(config, name))
+    config.devices()
+    if config.server_lr is not None:
+        check_number("server_lr", config.server_lr, minimum=0.0)
+    if config.clip_norm is not None:
+        check_number("clip_norm", config.clip_norm, minimum=0.0, exclusive_minimum=True)
+    if config.weight_decay is not None:
+        check_number("weight_decay", config.weight_decay, minimum=0.0)
+    if config.clip is not None:
+        check_clip(config.clip, config.as_published, bool(config.clip_norm or config.weight_decay))
+    for name in ("rounds", "batch_size", "eval_every", "sequence_length"):
+        check_int(name, getattr(config, name), minimum=1, maximum=MOST_ROUNDS)
+    if config.vocabulary_size is not None:
+        check_int("vocabulary_size", config.vocabulary_size, minimum=2)
+    for name in ("local_steps", "local_epochs", "checkpoint_every"):
+        if getattr(config, name) is not None:
+            check_int(name, getattr(config, name), minimum=1, maximum=MOST_ROUNDS)
+    for name in ("seed", "partition_seed", "init_seed"):
+        if getattr(config, name) is not None:
+            check_int(name, getattr(config, name), minimum=0, maximum=LAST_SEED)
+    check_int("crop", config.crop, minimum=0)
+    if config.min_local_steps is not None and config.local_epochs is None:
+        steps = 5 if config.local_steps is None else config.local_steps
+        check_int("min_local_steps", config.min_local_steps, minimum=1, maximum=steps)
+    if config.data_dir is not None and not Path(config.data_dir).is_dir():
+        raise FileNotFoundError(f"data_dir is {config.data_dir!r}; there is no such directory.")
+    if config.local_steps is not None and config.local_epochs is not None:
+        raise ValueError(
+            f"local_steps is {config.local_steps} and local_epochs {config.local_epochs}; give one."
+        )
+
+
+def _check_clients(config: Any) -> None:
+    """Check who the clients are, how many, and how many of them are drawn."""
+    scheme, _, column = config.partition.partition(":")
+    check_choice("partition", scheme, [*(form.partition(":")[0] for form in PARTITIONS), _SCHEME])
+    if scheme == _SCHEME:
+        if not column:
+            raise ValueError(
+                f"partition is {config.partition!r}; it must be {NATURAL}, with the name of an "
+                "array of ids in the data's .npz file."
+            )
+        if config.dataset.partition(":")[0] != "npz":
+            raise ValueError(
+                f"partition is {config.partition!r} and dataset {config.dataset!r}; clients' ids "
+                "are read from npz:FILE. Of other data, give them in Python: data.partition(train, "
+                "ids), data.from_table, data.from_tfds."
+            )
+        if config.num_clients is not None:
+            raise ValueError(
+                f"num_clients is {config.num_clients}; with {config.partition} the ids say how "
+                "many clients there are: leave it out."
+            )
+    if config.num_clients is not None:
+        check_int("num_clients", config.num_clients, minimum=1)
+    check_int("cohort_size", config.cohort_size, minimum=1, maximum=config.num_clients)
+    if config.min_client_size is not None:
+        check_int("min_client_size", config.min_client_size, minimum=0)
