@@ -85,6 +85,9 @@ class Algorithm:
       params: state -> the server model.
       gradients_per_step: gradients that a client takes in one local step.
       hyperparameters: what the factory was called with, as plain values for a run's config.
+      wrappers: what has been put around it, from the inside out (``fedjax_lab.wrappers``).
+      spent: (rounds, cohort size, clients that may be drawn) -> what a run's rows say of so many
+        rounds beside their metrics, such as ``epsilon``; cohorts are drawn without replacement.
     """
 
     name: str
@@ -93,6 +96,8 @@ class Algorithm:
     params: Callable[[FedState], Params]
     gradients_per_step: int = 1
     hyperparameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    wrappers: tuple[str, ...] = ()
+    spent: Callable[[int, int, int], Mapping[str, float]] | None = None
 
     def init(self, params: Params, num_clients: int, batch: CohortBatch | None = None) -> FedState:
         """The state before round 0.
