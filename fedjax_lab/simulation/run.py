@@ -28,7 +28,15 @@ from fedjax_lab.simulation.arguments import check_simulate, warn_of_nonfinite_da
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.loggers import Hook, Hooks
-from fedjax_lab.simulation.loop import Tally, Watch, adopt_state, as_value, start_state, traced
+from fedjax_lab.simulation.loop import (
+    Tally,
+    Watch,
+    adopt_state,
+    as_value,
+    guarantees,
+    start_state,
+    traced,
+)
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.recorder import Recorder, Row, check_names
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
@@ -184,6 +192,7 @@ def simulate(
         sample_cohort,
     )
     check_client_map(client_map)
+    spent = guarantees(algorithm, schedule, clients)
     hooks = Hooks(on_row)
     key = jax.random.key(seed)
     if sample_cohort is not None:
@@ -265,9 +274,10 @@ def simulate(
             round += length
             scores: dict[str, Any] = {}
             if not watch.diverged or on_nonfinite == "stop":
-                taken = tally.names(metrics)
+                taken = tally.names(metrics) | spent(0).keys()
                 scores = _scores(evaluate, algorithm.params(state), taken, "evaluate")
                 scores |= _scores(diagnose, state, {*taken, *scores}, "diagnose")
+            scores = {**spent(round), **scores}
             row = {"round": round, **tally.row(metrics), **scores}
             history.append(row)
             seconds = time.perf_counter() - began - chunks.compile_seconds
