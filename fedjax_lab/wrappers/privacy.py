@@ -144,14 +144,15 @@ def with_dp(
         )
         return {"epsilon": value}
 
-    phases = []
+    phases: list[Phase] = []
+    index = 0  # among those in which messages are sent
     for phase in algorithm.phases:
-        index = next((i for i, other in enumerate(sending) if other is phase), None)
-        if index is None:
-            phases.append(_pass_on(phase))
-        else:
+        if phase.reduce:
             is_last = index == len(sending) - 1
             phases.append(_private(phase, index, is_last, algorithm, noise_multiplier, adaptive))
+            index += 1
+        else:
+            phases.append(_pass_on(phase))
     return dataclasses.replace(
         algorithm,
         name=f"{algorithm.name}+dp",

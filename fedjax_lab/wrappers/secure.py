@@ -89,13 +89,13 @@ def with_secure_aggregation(algorithm: Algorithm, bits: int, clip: float) -> Alg
         refuse_step_counts(algorithm, "with_secure_aggregation", params, server)
         return server, rows
 
-    sending = [phase for phase in algorithm.phases if phase.reduce]
+    last = max(i for i, phase in enumerate(algorithm.phases) if phase.reduce)
     return dataclasses.replace(
         algorithm,
         name=f"{algorithm.name}+secure",
         start=start,
         phases=tuple(
-            _secure(algorithm.name, phase, number, bits, float(clip), phase is sending[-1])
+            _secure(algorithm.name, phase, number, bits, float(clip), number == last)
             for number, phase in enumerate(algorithm.phases)
         ),
         hyperparameters={
@@ -214,7 +214,8 @@ def _secure(name: str, phase: Phase, number: int, bits: int, clip: float, is_las
         }
         encoded = {
             field: jax.tree.map(lambda x, f=factors[how]: encode(x, f, clip, largest), value)
-            for (field, how), value in zip(phase.reduce.items(), messages.values(), strict=True)
+            for field, value in messages.items()
+            for how in [phase.reduce[field]]
         }
         total = _masked_total(tree.flatten(encoded, 1), number, cohort)
         shapes = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], jnp.uint32), encoded)

@@ -1,6 +1,5 @@
 """Differential privacy: sensitivity, noise, accounting, and what is refused."""
 
-import functools
 import math
 
 import chex
@@ -46,16 +45,18 @@ def test_one_client_changes_the_sum_by_two_clip_norms_at_most(compressor):
     state = algorithm.init(params(), N)
     batch = batch_of(messages[0], participates=present[0])
 
-    def received(messages, present, key):
+    def received(state, batch, messages, present, key):
         one = batch._replace(
             examples=messages[:, None, None], participates=present, key=jax.random.key(key)
         )
         server = build_round(algorithm, "vmap")(state, one)[0].server.inner
         return server["got"]
 
-    many = jax.jit(jax.vmap(received))
+    many = jax.jit(jax.vmap(received, in_axes=(None, None, 0, 0, 0)))
     keys = jnp.arange(cases)
-    before, after = (vectors(many(m, present, keys), cases) for m in (messages, replaced))
+    before, after = (
+        vectors(many(state, batch, m, present, keys), cases) for m in (messages, replaced)
+    )
     moved = np.linalg.norm(before - after, axis=1)
     assert moved.max() <= 2 * clip * (1 + 1e-5)
     assert moved.max() > 1.99 * clip
@@ -81,19 +82,24 @@ def test_all_fields_are_one_vector():
     assert metrics["clip_norm"] == pytest.approx(clip)
 
 
-@functools.cache
-def noise_of(rounds, z=0.7, clip=2.0, participants=N):
-    """What the server gets where all send zeros: [rounds, 2 D], of the sums."""
-    algorithm = with_dp(teller(SUMS), clip, z)
-    present = np.arange(N) < participants
-    batches = [
-        batch_of(np.zeros((N, 2, D), np.float32), participates=present, seed=s)
-        for s in range(rounds)
-    ]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-    round_fn = jax.jit(jax.vmap(build_round(algorithm, "vmap"), in_axes=(None, 0)))
-    state, _ = round_fn(algorithm.init(params(), N), stacked)
-    return vectors(state.server.inner["got"], rounds)
+def many_rounds(algorithm, rounds, participants=N):
+    """The server after one round with each of the keys of so many seeds, where all send zeros."""
+    batch = batch_of(np.zeros((N, 2, D), np.float32), participates=np.arange(N) < participants)
+
+    @jax.jit
+    def run(state, batch, seeds):
+        def one(seed):
+            return build_round(algorithm, "vmap")(state, batch._replace(key=jax.random.key(seed)))
+
+        return jax.vmap(one)(seeds)[0].server
+
+    return run(algorithm.init(params(), N), batch, jnp.arange(rounds))
+
+
+def noise_of(rounds, participants=N):
+    """What a server of multiplier 0.7 and clip norm 2 gets: [rounds, 2 D], of the sums."""
+    server = many_rounds(with_dp(teller(SUMS), 2.0, 0.7), rounds, participants)
+    return vectors(server.inner["got"], rounds)
 
 
 def test_the_noise_is_what_was_asked_for():
@@ -201,12 +207,9 @@ def test_the_noise_of_the_count_and_of_the_messages_under_an_adaptive_clip():
     """Together they cost what the noise multiplier does: 1/z² = 1/z_Δ² + 1/(2 σ_b)²."""
     rounds, z, clip = 1500, 0.6, 2.0
     algorithm = with_dp(teller(SUMS), clip, z, adaptive_quantile=0.5)
-    batches = [batch_of(np.zeros((N, 2, D), np.float32), seed=s) for s in range(rounds)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-    round_fn = jax.jit(jax.vmap(build_round(algorithm, "vmap"), in_axes=(None, 0)))
-    state, _ = round_fn(algorithm.init(params(), N), stacked)
-    count_sd = N * np.std(np.log(np.asarray(state.server.clip[:, 0]) / clip) / -0.2)
-    sum_sd = vectors(state.server.inner["got"], rounds).std() / clip
+    server = many_rounds(algorithm, rounds)
+    count_sd = N * np.std(np.log(np.asarray(server.clip[:, 0]) / clip) / -0.2)
+    sum_sd = vectors(server.inner["got"], rounds).std() / clip
     assert count_sd == pytest.approx(max(N / 20, z), rel=0.06)
     assert sum_sd == pytest.approx((z**-2 - (2 * max(N / 20, z)) ** -2) ** -0.5, rel=0.02)
 
