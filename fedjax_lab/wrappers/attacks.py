@@ -20,7 +20,13 @@ from fedjax_lab import tree
 from fedjax_lab.checks import LAST_SEED, check_choice, check_int, check_number
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import ClientBatch, Cohort, Key, Params, PyTree, Scalar
-from fedjax_lab.wrappers.order import check_order, reduce_messages, select, stack_all, tag, with_rows
+from fedjax_lab.wrappers.order import (
+    check_order,
+    reduce_messages,
+    select,
+    stack_all,
+    tag,
+)
 
 # Attack -> its strength by default; None: computed, or there is none.
 ATTACKS = {
@@ -136,7 +142,7 @@ def with_attack(
         name=f"{algorithm.name}+{attack}",
         start=start,
         phases=tuple(phases),
-        params=with_rows(algorithm, lambda rows: rows.inner),
+        params=lambda state: algorithm.params(state._replace(clients=state.clients.inner)),
         hyperparameters={
             **algorithm.hyperparameters,
             "attack": attack,
@@ -264,4 +270,6 @@ def _flipped(examples: PyTree, attacks: jax.Array, num_classes: int) -> PyTree:
             f"{type(examples).__name__}."
         )
     flipped = jnp.where(attacks, num_classes - 1 - labels, labels).astype(labels.dtype)
-    return {**examples, "y": flipped} if isinstance(examples, dict) else examples._replace(y=flipped)
+    return (
+        {**examples, "y": flipped} if isinstance(examples, dict) else examples._replace(y=flipped)
+    )

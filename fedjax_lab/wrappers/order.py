@@ -1,6 +1,4 @@
-"""Which wrapper may go around which, and what two of them share: messages that arrive one by one."""
-
-from collections.abc import Callable
+"""Which wrapper may go around which, and what they share: messages that arrive one by one."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +6,7 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import Cohort, FedState, Params, PyTree
+from fedjax_lab.types import Cohort, Params, PyTree
 
 _PERSONAL_FIRST = (
     "which parts of the model stay with their client decides what a message is: make leaves "
@@ -178,20 +176,6 @@ def reduce_messages(reduce: dict[str, str], messages: dict, cohort: Cohort) -> d
 
 def _total(field: PyTree, coefficients: jax.Array) -> PyTree:
     return tree.weighted_sum(select(coefficients > 0, field), coefficients)
-
-
-def with_rows(algorithm: Algorithm, rows_of: Callable[[PyTree], PyTree]) -> Callable:
-    """``algorithm.params`` of a state whose client rows hold the method's own.
-
-    Args:
-      algorithm: the method inside.
-      rows_of: the wrapper's rows -> those of the method.
-    """
-
-    def params(state: FedState) -> Params:
-        return algorithm.params(state._replace(clients=rows_of(state.clients)))
-
-    return params
 
 
 def tag(number: int) -> np.uint32:

@@ -1,7 +1,7 @@
 """Client-level differential privacy around any method whose server needs sums of messages.
 
-McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models. ICLR 2018.
-Adaptive clipping: Andrew, Thakkar, McMahan, Ramaswamy: Differentially Private Learning with
+McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models. ICLR
+2018. Adaptive clipping: Andrew, Thakkar, McMahan, Ramaswamy: Differentially Private Learning with
 Adaptive Clipping. NeurIPS 2021, Algorithm 1.
 
 =========================  ==========================================
@@ -30,11 +30,10 @@ from fedjax_lab import tree
 from fedjax_lab.checks import check_number, is_traced
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import Key, Params, PyTree, Scalar
-from fedjax_lab.wrappers.accounting import epsilon, noise_multiplier
+from fedjax_lab.wrappers.accounting import epsilon
+from fedjax_lab.wrappers.accounting import noise_multiplier as noise_multiplier
 from fedjax_lab.wrappers.order import check_order, refuse_stacks, refuse_step_counts, tag
 from fedjax_lab.wrappers.rules import clip_factors
-
-__all__ = ["DPServer", "epsilon", "noise_multiplier", "with_dp"]
 
 _NOISE = tag(5)  # folded into a round's key
 _WITHIN = "within_clip"

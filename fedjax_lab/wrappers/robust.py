@@ -159,7 +159,8 @@ def _by_function(rule: RuleFn, messages: dict, cohort: Cohort, counts: jax.Array
     found = jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), combined)
     if found != wanted:
         raise ValueError(
-            f"rule returned arrays of (shape, dtype) {found}; of these messages it must be {wanted}."
+            f"rule returned arrays of (shape, dtype) {found}; of these messages they must be "
+            f"{wanted}."
         )
     return combined
 

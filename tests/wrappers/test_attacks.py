@@ -96,7 +96,7 @@ def test_alie_of_a_given_strength_and_many_attackers(x64):
 
 
 def test_gaussian_messages():
-    """Of the attackers alone: independent over clients, numbers and rounds, of the strength given."""
+    """Of the attackers alone: independent over clients, numbers, rounds, and as strong as said."""
     messages = np.zeros((N, 2, D))
     messages[np.setdiff1d(np.arange(N), WHO)] = 1.0
     algorithm = with_attack(

@@ -124,7 +124,9 @@ def test_the_draw_is_the_same_on_all_devices(client_map):
         algorithm.init(params(), N), batch_of(np.zeros((N, 2, D), np.float32))
     )
     got = state.server.inner["got"]
-    np.testing.assert_array_equal(vectors(jax.tree.map(lambda x: x[None], got), 1)[0], noise_of(3)[0])
+    np.testing.assert_array_equal(
+        vectors(jax.tree.map(lambda x: x[None], got), 1)[0], noise_of(3)[0]
+    )
     for leaf in jax.tree.leaves(got):
         copies = [np.asarray(shard.data) for shard in leaf.addressable_shards]
         if copies[0].shape == leaf.shape:
@@ -228,7 +230,7 @@ FEW = ("fedavg", "mime", "stem", *REFUSED)
     ids=lambda case: case.id,
 )
 def test_every_method(case):
-    """Those that are not refused run, and all that the server holds differs with the noise's key."""
+    """Those that are not refused run, keep their bytes, and keep still where nobody comes."""
     plain = case.build(case.problem.loss)
     start, batches = case.problem.initial_params(), drawn(2)
     if case.id in REFUSED:
@@ -370,12 +372,15 @@ def test_rows_have_epsilon(monkeypatch):
     among = {"cohort_size": 5, "num_clients": 20, "exchanges": 1, "first_exchanges": 1}
     assert all(call == (3.0, 1e-3, among) for call in asked)
     with pytest.raises(ValueError, match="evaluate returned 'epsilon', a name that rows have"):
-        simulate(
-            algorithm, start, clients, rounds=2, evaluate=lambda p: {"epsilon": 0}, **SETTINGS
-        )
+        simulate(algorithm, start, clients, rounds=2, evaluate=lambda p: {"epsilon": 0}, **SETTINGS)
     with pytest.raises(ValueError, match="sample_cohort is given; fedavg"):
         simulate(
-            algorithm, start, clients, rounds=2, sample_cohort=lambda k, t: jnp.arange(5), **SETTINGS
+            algorithm,
+            start,
+            clients,
+            rounds=2,
+            sample_cohort=lambda k, t: jnp.arange(5),
+            **SETTINGS,
         )
 
 

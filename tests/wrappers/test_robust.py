@@ -93,7 +93,10 @@ def test_rules_agree_with_their_twins_over_those_who_count(rule, scope, x64):
     tolerance = 1e-2 if rule == "geometric_median" else 1e-9  # it stops near its limit
     algorithm = with_robust_aggregation(teller(), rule, scope=scope)
     present = np.ones(N, bool)
-    weightless, broken = np.where(COUNT, WEIGHTS, 0), np.where(COUNT[:, None, None], messages, np.nan)
+    weightless, broken = (
+        np.where(COUNT, WEIGHTS, 0),
+        np.where(COUNT[:, None, None], messages, np.nan),
+    )
     batches = [
         batch_of(messages, weights=WEIGHTS, participates=COUNT, ids=ids),
         batch_of(messages, weights=weightless, participates=present, ids=ids),
@@ -237,7 +240,9 @@ LIKE_A_MEAN = ("trimmed_mean:0", f"multi_krum:0:{4}", "norm_clip:1e9")
 
 def drawn(seed=3, count=3, **more):
     options = {"cohort_size": 4, "max_steps": 3, "batch_size": 4, **more}
-    return [to_batch(p, t) for t, (_, p) in enumerate(reference.make_rounds(seed, count, **options))]
+    return [
+        to_batch(p, t) for t, (_, p) in enumerate(reference.make_rounds(seed, count, **options))
+    ]
 
 
 def finish(algorithm, batches, client_map="vmap", start_batch=None):
@@ -284,7 +289,7 @@ def test_a_function_is_a_rule():
     assert seen[0][0]["first"] == {"v": (N, 3), "w": (N, 2, 2)}
     assert algorithm.hyperparameters["rule"].endswith("first_in_line")
     wrong = with_robust_aggregation(teller(), lambda messages, weights: messages)
-    with pytest.raises(ValueError, match=r"rule returned arrays .* must be"):
+    with pytest.raises(ValueError, match=r"rule returned arrays .* they must be"):
         run(wrong, batch_of(messages))
 
 
