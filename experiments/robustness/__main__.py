@@ -1,8 +1,8 @@
 """Six rules and the mean under five attacks, with none to 30 % of attackers, on Fashion-MNIST.
 
 FedAvg on 100 clients with label shares of Dirichlet(1), 20 of them in a round, 5 local steps of 32
-examples, an MLP of 64 hidden units. Krum is told of 6 attackers, the 30 % of a cohort. What is finished
-is kept in ``--runs`` and not run again, and the table is of all that there is.
+examples, an MLP of 64 hidden units. Krum is told of 6 attackers, the 30 % of a cohort. What is
+finished is kept in ``--runs`` and not run again, and the table is of all that there is.
 
     python -m experiments.robustness [--scale machine|smoke] [--rules R ...] [--attacks A ...]
         [--shares 0 0.1 0.2 0.3] [--seeds 0 1 2] [--runs runs]

@@ -93,8 +93,8 @@ def with_dp(
         or single numbers of steps (FedNova).
       clip_norm: C, above 0.
       noise_multiplier: at least 0.
-      delta: with it, the rows of ``simulate`` have ``epsilon``: of all rounds so far, for cohorts
-        drawn without replacement. None: no accounting.
+      delta: with it, the rows of ``simulate`` have ``epsilon``: of all rounds of the run so far, for
+        cohorts drawn without replacement. None: no accounting.
       adaptive_quantile: share of the clients, between 0 and 1, that C should leave unclipped; C
         starts at ``clip_norm`` and is multiplied after every round by exp(-0.2 (b - quantile)),
         where b is the noised share that was not clipped. The messages' noise is larger for it (by
@@ -114,7 +114,7 @@ def with_dp(
         if value is not None:
             check_number(name, value, minimum=0, maximum=1, exclusive_minimum=True)
             check_number(name, value, maximum=1, exclusive_maximum=True)
-    if delta is not None and is_traced((noise_multiplier, delta)):
+    if delta is not None and is_traced(noise_multiplier):
         raise ValueError("delta is given; the noise_multiplier must be a number then, not traced.")
     why = "noise hides a client in a sum, not a message by itself"
     refuse_stacks(algorithm, "with_dp", why)
@@ -131,10 +131,11 @@ def with_dp(
         return algorithm.params(state._replace(server=state.server.inner))
 
     def spent(rounds: int, cohort_size: int, num_clients: int) -> Mapping[str, float]:
+        assert delta is not None
         regular = sum(not phase.once for phase in sending)
         value = epsilon(
             float(noise_multiplier),
-            float(delta),
+            delta,
             rounds,
             cohort_size=cohort_size,
             num_clients=num_clients,

@@ -175,7 +175,8 @@ def squared_distances(group: PyTree, point: PyTree) -> jax.Array:
         difference = x.astype(dtype) - p.astype(dtype)[None]
         return jnp.square(difference).reshape(x.shape[0], -1).sum(1)
 
-    return sum(jax.tree.leaves(jax.tree.map(of_leaf, group, point)))
+    squares = jax.tree.leaves(jax.tree.map(of_leaf, group, point))
+    return jnp.stack(squares).sum(0)
 
 
 def krum(group: PyTree, counts: jax.Array, attackers: int, chosen: int = 1) -> jax.Array:
@@ -249,19 +250,17 @@ def clip_factors(group: PyTree, limit: Any) -> jax.Array:
       limit: a number, or a traced scalar.
     """
     # A square may overflow where the norm would not: numbers are divided by the largest first.
-    largest = [
-        jnp.abs(leaf).reshape(leaf.shape[0], -1).max(1, initial=0)
-        for leaf in jax.tree.leaves(group)
-    ]
-    dtype = jnp.promote_types(jnp.result_type(*largest), jnp.float32)
-    largest = jnp.max(jnp.stack([x.astype(dtype) for x in largest]), axis=0)
+    leaves = jax.tree.leaves(group)
+    dtype = jnp.promote_types(jnp.result_type(*leaves), jnp.float32)
+    sizes = [jnp.abs(leaf).reshape(leaf.shape[0], -1).max(1, initial=0) for leaf in leaves]
+    largest = jnp.max(jnp.stack([size.astype(dtype) for size in sizes]), axis=0)
 
     def squares(leaf):
         scale = largest.reshape(-1, *[1] * (leaf.ndim - 1))
         ratio = tree.safe_divide(leaf.astype(dtype), scale)
         return jnp.square(ratio).reshape(leaf.shape[0], -1).sum(1)
 
-    root = jnp.sqrt(sum(map(squares, jax.tree.leaves(group))))
+    root = jnp.sqrt(sum(map(squares, leaves)))
     # Not limit / (largest * root), which may overflow.
     ratio = tree.safe_divide(tree.safe_divide(jnp.asarray(limit, dtype), largest), root)
     return jnp.where((largest == 0) | (ratio >= 1), 1, ratio).astype(dtype)
