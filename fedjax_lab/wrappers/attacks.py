@@ -17,7 +17,7 @@ import numpy as np
 from jax.scipy.special import ndtri
 
 from fedjax_lab import tree
-from fedjax_lab.checks import LAST_SEED, check_choice, check_int, check_number
+from fedjax_lab.checks import LAST_SEED, check_choice, check_int, check_number, is_traced
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import ClientBatch, Cohort, Key, Params, PyTree, Scalar
 from fedjax_lab.wrappers.order import (
@@ -94,6 +94,8 @@ def with_attack(
     (n - m - s) / (n - m) with s = floor(n / 2 + 1) - m, but at least 0; where no s of the honest
     are needed, that at 1 - 1 / (n - m + 1).
 
+    For these two, all messages of a cohort are kept, S times one message.
+
     An attacker's row goes on as if it were honest, and metrics are of all clients. Attacks come
     after all other wrappers: an attacker neither compresses nor clips what it makes up. With
     secure aggregation its numbers are limited like all others. How many attackers a cohort has
@@ -126,6 +128,8 @@ def with_attack(
             raise ValueError(f"strength is {strength}; label_flip has none.")
         check_number("strength", strength, minimum=0.0)
     strength = ATTACKS[attack] if strength is None else strength
+    if is_traced(share):
+        raise ValueError("share is traced; it decides who attacks before a program runs.")
 
     def start(params, num_clients, batch):
         server, rows = algorithm.start(params, num_clients, None)
@@ -155,7 +159,7 @@ def with_attack(
 
 
 def _number(strength: Scalar) -> float | str:
-    return "traced" if isinstance(strength, jax.core.Tracer) else float(strength)
+    return "traced" if is_traced(strength) else float(strength)
 
 
 def _alter(phase: Phase, attack: str, strength: Any, num_classes: int | None) -> Phase:

@@ -133,6 +133,26 @@ def test_the_draw_is_the_same_on_all_devices(client_map):
             assert all((copy == copies[0]).all() for copy in copies)
 
 
+def test_both_numbers_may_be_swept():
+    """As arguments of one program they do what they do as numbers."""
+    messages = np.random.default_rng(5).normal(size=(N, 2, D)).astype(np.float32)
+    batch = batch_of(messages)
+
+    def received(clip_norm, z, batch):
+        algorithm = with_dp(teller(SUMS), clip_norm, z)
+        state, _ = algorithm.round_fn(algorithm.init(params(), N), batch)
+        return state.server.inner["got"]
+
+    swept = jax.jit(jax.vmap(received, in_axes=(0, 0, None)))
+    points = [(1.0, 0.0), (3.0, 0.5)]
+    together = vectors(swept(*map(jnp.asarray, zip(*points, strict=True)), batch), 2)
+    for row, point in zip(together, points, strict=True):
+        alone = jax.tree.map(lambda leaf: leaf[None], received(*point, batch))
+        np.testing.assert_allclose(row, vectors(alone, 1)[0], rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"delta is given; the noise_multiplier must be a number"):
+        jax.jit(lambda z: with_dp(teller(), 1.0, z, delta=0.1).init(params(), N))(1.0)
+
+
 def test_exchanges_have_their_own_noise():
     plain = teller({"first": "sum"})
     twice = type(plain)("twice", plain.start, plain.phases * 2, plain.params)
