@@ -93,8 +93,8 @@ def with_dp(
         or single numbers of steps (FedNova).
       clip_norm: C, above 0.
       noise_multiplier: at least 0.
-      delta: with it, the rows of ``simulate`` have ``epsilon``: of all rounds of the run so far, for
-        cohorts drawn without replacement. None: no accounting.
+      delta: with it, the rows of ``simulate`` have ``epsilon``: of all rounds of the run so far,
+        for cohorts drawn without replacement. None: no accounting.
       adaptive_quantile: share of the clients, between 0 and 1, that C should leave unclipped; C
         starts at ``clip_norm`` and is multiplied after every round by exp(-0.2 (b - quantile)),
         where b is the noised share that was not clipped. The messages' noise is larger for it (by

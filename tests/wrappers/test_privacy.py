@@ -25,7 +25,14 @@ def vectors(got, cases):
     return np.concatenate(leaves, 1)
 
 
-@pytest.mark.parametrize("compressor", [None, "random_drop:0.5", "qsgd:2"])
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        pytest.param(None, marks=pytest.mark.slow),
+        "random_drop:0.5",
+        pytest.param("qsgd:2", marks=pytest.mark.slow),
+    ],
+)
 def test_one_client_changes_the_sum_by_two_clip_norms_at_most(compressor):
     """10,000 cases of ragged cohorts and messages of all sizes, in one program."""
     cases, clip = 10_000, 0.8
@@ -115,7 +122,10 @@ def test_the_noise_is_what_was_asked_for():
     np.testing.assert_array_equal(noise_of(3), noise_of(3, participants=4))
 
 
-@pytest.mark.parametrize("client_map", CLIENT_MAPS[1:])
+@pytest.mark.parametrize(
+    "client_map",
+    [pytest.param(m, marks=() if m == "shard_map" else pytest.mark.slow) for m in CLIENT_MAPS[1:]],
+)
 def test_the_draw_is_the_same_on_all_devices(client_map):
     """Bit for bit, since all send zeros; each device holds the same."""
     assert jax.device_count() == 8
@@ -133,6 +143,7 @@ def test_the_draw_is_the_same_on_all_devices(client_map):
             assert all((copy == copies[0]).all() for copy in copies)
 
 
+@pytest.mark.slow
 def test_both_numbers_may_be_swept():
     """As arguments of one program they do what they do as numbers."""
     messages = np.random.default_rng(5).normal(size=(N, 2, D)).astype(np.float32)
@@ -241,7 +252,7 @@ REFUSED = {
     "gradma_s": "delta by itself",
     "fednova": "number of local steps of each client",
 }
-FEW = ("fedavg", "mime", "stem", *REFUSED)
+FEW = ("fedavg", *REFUSED)
 
 
 @pytest.mark.parametrize(
@@ -335,6 +346,7 @@ def test_epsilon_of_a_single_gaussian_bounds_the_exact_one():
     assert exact_delta(0.7 * epsilon) > delta
 
 
+@pytest.mark.slow
 def test_the_noise_for_an_epsilon():
     pytest.importorskip("dp_accounting")
     among = {"cohort_size": 20, "num_clients": 400, "exchanges": 2}

@@ -90,7 +90,10 @@ def run(algorithm, batch, client_map="vmap"):
     return np.stack([to_vector(field) for field in state.server["got"].values()]), metrics
 
 
-@pytest.mark.parametrize(("bits", "client_map"), [(32, "vmap"), (32, "shard_map"), (14, "scan")])
+@pytest.mark.parametrize(
+    ("bits", "client_map"),
+    [pytest.param(32, "vmap", marks=pytest.mark.slow), (32, "shard_map"), (14, "scan")],
+)
 def test_the_server_gets_the_mean_and_the_sum(bits, client_map, x64):
     """Up to the resolution, weights, absent clients and padded slots as ever."""
     messages, clip = draw(), 12.0
@@ -148,7 +151,7 @@ REFUSED = {
     "gradma_s": "delta by itself",
     "fednova": "number of local steps of each client",
 }
-FEW = ("fedavg", "mime", "fedcm", *REFUSED)
+FEW = ("fedcm", *REFUSED)
 
 
 @pytest.mark.parametrize(
