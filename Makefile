@@ -8,7 +8,7 @@ WORKERS ?= auto
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: demo check test test-all faults fuzz lint smoke docs notebooks wheel-check qp-accuracy clean
-.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients
+.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-wrappers
 .PHONY: $(STUDIES:%=%-study) studies-report
 
 demo: $(VENV)/.runtime
@@ -62,7 +62,7 @@ $(OPPONENTS)/.installed: experiments/benchmarks/opponents.txt
 bench-maps: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.client_maps
 
-bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients: bench-%: $(VENV)/.runtime
+bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-wrappers: bench-%: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.$*
 
 # Accuracy of the quadratic program against scipy, two to seven minutes.

@@ -9,7 +9,17 @@ from fedjax_lab.simulation.sweep import sweep
 from fedjax_lab.simulation.sweep_result import SweepResult
 from fedjax_lab.types import CohortBatch, FedState
 from fedjax_lab.version import __version__
-from fedjax_lab.wrappers import with_client_metrics, with_compression, with_frozen, with_personal
+from fedjax_lab.wrappers import (
+    privacy,
+    with_attack,
+    with_client_metrics,
+    with_compression,
+    with_dp,
+    with_frozen,
+    with_personal,
+    with_robust_aggregation,
+    with_secure_aggregation,
+)
 
 __all__ = [
     "Algorithm",
@@ -26,13 +36,18 @@ __all__ = [
     "data",
     "load_run",
     "models",
+    "privacy",
     "qp",
     "simulate",
     "sweep",
+    "with_attack",
     "with_client_metrics",
     "with_compression",
+    "with_dp",
     "with_frozen",
     "with_personal",
+    "with_robust_aggregation",
+    "with_secure_aggregation",
 ]
 
 divide_cpu()

@@ -68,6 +68,7 @@ class Cohort(NamedTuple):
       num_steps: int32 [S], K_i.
       key: the round's PRNG key; the clients' keys are folded from it with the number of the
         phase, so that a server's own draws fold in something else.
+      equal_weights: whether the batch leaves all weights equal by giving none.
     """
 
     client_ids: jax.Array
@@ -78,6 +79,7 @@ class Cohort(NamedTuple):
     max_steps: int
     num_steps: jax.Array
     key: Key
+    equal_weights: bool = False
 
 
 class ClientBatch(NamedTuple):

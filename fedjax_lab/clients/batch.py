@@ -58,6 +58,7 @@ def complete_batch(
         max_steps,
         num_steps,
         batch.key,
+        batch.weights is None,
     )
     return cohort, {
         "examples": batch.examples,

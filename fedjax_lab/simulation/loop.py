@@ -107,6 +107,28 @@ def as_value(value: Any) -> float | list:
     return float(array) if array.ndim == 0 else array.tolist()
 
 
+def guarantees(
+    algorithm: Algorithm, schedule: Schedule, clients: FederatedArrays
+) -> Callable[[int], Row]:
+    """rounds -> what the rows of so many rounds say of the method's guarantees, or nothing.
+
+    Raises:
+      ValueError: the method counts what cohorts cost that are drawn without replacement, and the
+        run draws its own.
+    """
+    spent = algorithm.spent
+    if spent is None:
+        return lambda rounds: {}
+    if schedule.sample_cohort is not None:
+        raise ValueError(
+            f"sample_cohort is given; {algorithm.name} counts what uniform cohorts drawn without "
+            "replacement cost. Leave out one of it and delta."
+        )
+    among = schedule.cohort_size, clients.num_available
+    spent(1, *among)  # what is not installed is said before the first round
+    return lambda rounds: dict(spent(rounds, *among))
+
+
 class Tally:
     """Exact totals since round 0, and the rows of a history.
 

@@ -31,7 +31,15 @@ from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.host_chunks import HostChunks
 from fedjax_lab.simulation.loggers import Hook, Hooks
-from fedjax_lab.simulation.loop import Tally, Watch, adopt_state, as_value, first_state, traced
+from fedjax_lab.simulation.loop import (
+    Tally,
+    Watch,
+    adopt_state,
+    as_value,
+    first_state,
+    guarantees,
+    traced,
+)
 from fedjax_lab.simulation.planning import plan_run
 from fedjax_lab.simulation.programs import keep_by_default
 from fedjax_lab.simulation.progress import Progress
@@ -201,6 +209,7 @@ def simulate(
     )
     check_client_map(client_map)
     keep_by_default()
+    spent = guarantees(algorithm, schedule, clients)
     hooks = Hooks(on_row)
     key = jax.random.key(seed)
     if sample_cohort is not None:
@@ -320,10 +329,11 @@ def simulate(
             round += length
             scores: dict[str, Any] = {}
             if not watch.diverged or on_nonfinite == "stop":
-                taken = tally.names(metrics)
+                taken = tally.names(metrics) | spent(0).keys()
                 scores = _scores(evaluate, algorithm.params(state), taken, "evaluate")
                 whole = state._replace(frozen=frozen)
                 scores |= _scores(diagnose, whole, {*taken, *scores}, "diagnose")
+            scores = {**spent(round), **scores}
             row = {"round": round, **tally.row(metrics), **scores}
             history.append(row)
             seconds = time.perf_counter() - began - chunks.compile_seconds

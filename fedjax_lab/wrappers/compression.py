@@ -28,6 +28,7 @@ from fedjax_lab.compressors.base import Compressor
 from fedjax_lab.compressors.catalogue import as_compressor
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import Key, Params, PyTree
+from fedjax_lab.wrappers.order import check_order
 
 # Folded into a client's key for its messages; local steps fold in 0, 1, 2, ... and the full
 # gradient 2**32 - 1.
@@ -117,9 +118,11 @@ def with_compression(
 
     Raises:
       TypeError: a compressor is neither a ``Compressor`` nor text.
-      ValueError: the scope is unknown, a compressor's text is wrong, or (when it is started) a
-        field of a message holds other numbers than floats.
+      ValueError: the scope is unknown, a compressor's text is wrong, the method's messages are
+        clipped, masked or attacked already, or (when it is started) a field of a message holds
+        other numbers than floats.
     """
+    wrappers = check_order(algorithm, "compression")
     up = as_compressor("compressor", compressor)
     down = None if downlink is None else as_compressor("downlink", downlink)
     check_choice("scope", scope, ("global", "per_leaf"))
@@ -170,6 +173,7 @@ def with_compression(
             "downlink": None if down is None else str(down),
             "scope": scope,
         },
+        wrappers=wrappers,
     )
 
 

@@ -22,7 +22,7 @@ from fedjax_lab.clients.local import watch_local_steps
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm
 from fedjax_lab.types import FedState, Params, PyTree
-from fedjax_lab.wrappers.compression import CompressedRow
+from fedjax_lab.wrappers.order import check_order
 
 IsPersonal = Callable[[str], bool]
 _CLIENTS = 4096  # for a method that is looked at before it is started
@@ -69,13 +69,14 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
     want of anything better; ``client_params`` makes one client's own model.
 
     Args:
-      algorithm: a method of one exchange, not yet compressed.
+      algorithm: a method of one exchange, without any other wrapper.
       is_personal: path of a leaf, such as "blocks_0/dense/kernel" -> whether it is personal.
 
     Raises:
-      ValueError: the method has several exchanges or compresses; or (when it is started) no leaf
-        is personal, or all are.
+      ValueError: the method has several exchanges or another wrapper; or (when it is started) no
+        leaf is personal, or all are.
     """
+    wrappers = check_order(algorithm, "personal")
     if len(algorithm.phases) != 1:
         raise ValueError(
             f"algorithm is {algorithm.name}, which has {len(algorithm.phases)} exchanges a round; "
@@ -163,6 +164,7 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
         start=start,
         phases=(wrapped,),
         params=params_of,
+        wrappers=wrappers,
     )
 
 
@@ -230,11 +232,6 @@ def _plan(algorithm, phase, is_personal, structure, num_clients) -> _Plan:
 
     def look(params):
         server, rows = algorithm.start(params, num_clients, None)
-        if isinstance(rows, CompressedRow):
-            raise ValueError(
-                f"algorithm is {algorithm.name}, whose messages are compressed as a whole: make "
-                "leaves personal first, with_compression(with_personal(...), ...)."
-            )
         received = phase.broadcast(server, jnp.zeros((), jnp.int32))
         return _vectors(plan, received), _vectors(plan, rows)
 

@@ -241,6 +241,22 @@ def test_how_do_i():
     assert page["tree"].nbytes(page["rows"]) == 10_000 * 650 * 4
 
 
+def test_robustness():
+    page = execute("guides/robustness.md")
+    assert list(page["losses"]) == ["mean", "trimmed mean"]
+    assert all(np.isfinite(loss) for loss in page["losses"].values())
+    assert page["attacked"].name == "fedavg+trimmed_mean+sign_flip"
+
+
+@pytest.mark.example
+def test_privacy():
+    page = execute("guides/privacy.md")
+    rows = {name: result.history[-1] for name, result in page["results"].items()}
+    assert list(rows) == ["fedavg", "fedavg+dp", "fedavg+dp+secure"]
+    assert rows["fedavg+dp+secure"]["loss"] == pytest.approx(rows["fedavg+dp"]["loss"], rel=1e-4)
+    assert rows["fedavg+dp"]["loss"] != rows["fedavg"]["loss"]
+
+
 @pytest.mark.example
 def test_results_out(tmp_path):
     page = execute("guides/get_results_out.md")

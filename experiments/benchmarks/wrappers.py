@@ -1,0 +1,102 @@
+"""What a wrapper costs: a round of FedAvg under it next to one without, in one run.
+
+An MLP of one hidden layer of 200 on images of 28 x 28 (159,010 parameters), 5 local steps of 20
+examples, cohorts of 10 and 100 clients. Both chunks of rounds take turns (A B A B ...) under the
+planner's client map for the plain method; every sample waits for the device. The ratio is the
+median over the pairs, with the range of the middle half.
+
+    python -m experiments.benchmarks.wrappers [--cohorts 10 100] [--wrappers W ...] [--repeats 5]
+"""
+
+import argparse
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import (
+    algorithms,
+    data,
+    models,
+    with_attack,
+    with_dp,
+    with_robust_aggregation,
+    with_secure_aggregation,
+)
+from fedjax_lab.round import plan_round
+from fedjax_lab.simulation.loop import start_state
+from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
+
+RULES = (
+    "median",
+    "trimmed_mean:0.2",
+    "krum:2",
+    "multi_krum:2:5",
+    "geometric_median",
+    "norm_clip:1",
+)
+WRAPPERS = {
+    **{rule: lambda a, rule=rule: with_robust_aggregation(a, rule) for rule in RULES},
+    "dp": lambda a: with_dp(a, 1.0, 1.0),
+    "dp, adaptive": lambda a: with_dp(a, 1.0, 1.0, adaptive_quantile=0.5),
+    "secure": lambda a: with_secure_aggregation(a, 32, 1.0),
+    "sign_flip": lambda a: with_attack(a, "sign_flip", share=0.2),
+    "alie": lambda a: with_attack(a, "alie", share=0.2),
+}
+
+
+def start(algorithm, params, clients, schedule, client_map, rounds):
+    """[compiled chunk, its arguments]."""
+    key, first = jax.random.key(0), jnp.zeros((), jnp.int32)
+    state = start_state(algorithm, params, clients, schedule, key)
+    client_map = client_map or _planned(algorithm, state, clients, schedule, key, first)
+    placed = place((state, clients, key), client_map)
+    chunk = build_chunk(algorithm, schedule, client_map)
+    return [chunk.lower(*placed, first, length=rounds).compile(), *placed, first], client_map
+
+
+def _planned(algorithm, state, clients, schedule, key, first):
+    shapes = jax.eval_shape(schedule.draw, clients, key, first)
+    return plan_round(algorithm, state, shapes).client_map
+
+
+def seconds(run):
+    """Time of one sample; the state goes on."""
+    compiled, state, *rest = run
+    began = time.perf_counter()
+    run[1] = jax.block_until_ready(compiled(state, *rest))[0]
+    return time.perf_counter() - began
+
+
+def main(arguments=None):
+    """Print one Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cohorts", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--wrappers", nargs="+", choices=list(WRAPPERS), default=list(WRAPPERS))
+    parser.add_argument("--rounds", type=int, default=2, help="of a sample")
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args(arguments)
+    clients = data.partition(data.synthetic.noise_images(10_000, (28, 28, 1)), "iid", 100, seed=0)
+    model = models.mlp(10, hidden=(200,))
+    params = model.init(jax.random.key(0), jnp.zeros((1, 28, 28, 1)))
+    loss_fn = models.classification_loss(model.apply, data.preprocess(scale=255))
+    plain = algorithms.fedavg(loss_fn, client_lr=0.1)
+    print("| cohort | wrapper | time, times plain FedAvg's | middle half |")
+    print("|---:|---|---:|---:|")
+    for size in given.cohorts:
+        schedule = Schedule(size, 20, local_steps=5)
+        base, client_map = start(plain, params, clients, schedule, None, given.rounds)
+        seconds(base)  # the first one warms up
+        for name in given.wrappers:
+            other, _ = start(
+                WRAPPERS[name](plain), params, clients, schedule, client_map, given.rounds
+            )
+            seconds(other)
+            pairs = [[seconds(other), seconds(base)] for _ in range(given.repeats)]
+            low, middle, high = np.quantile([a / b for a, b in pairs], (0.25, 0.5, 0.75))
+            print(f"| {size} | {name} | {middle:.2f} | {low:.2f} to {high:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

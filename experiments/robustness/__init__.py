@@ -1,0 +1,1 @@
+"""Robust rules under attacks: which of them holds what, and when."""

@@ -1,0 +1,185 @@
+"""What a differentially private run costs: epsilon, and the noise for a given epsilon.
+
+The accountant is that of the library dp-accounting (extra ``privacy``): Rényi differential privacy.
+Cohorts of fixed size: Wang, Balle, Kasiviswanathan: Subsampled Rényi Differential Privacy and
+Analytical Moments Accountant. AISTATS 2019, Theorem 27. Poisson cohorts: Mironov, Talwar, Zhang:
+Rényi Differential Privacy of the Sampled Gaussian Mechanism. 2019.
+
+=====================  =================================  ===========================
+sampling               neighbours                         one client changes the sum
+=====================  =================================  ===========================
+"without_replacement"  one client is replaced by another  by at most 2 clip_norm
+"poisson"              one client is added or removed     by at most clip_norm
+=====================  =================================  ===========================
+"""
+
+import functools
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from fedjax_lab.checks import MOST_ROUNDS, check_choice, check_int, check_number
+
+SAMPLINGS = ("poisson", "without_replacement")
+
+
+def epsilon(
+    noise_multiplier: float,
+    delta: float,
+    rounds: int,
+    *,
+    cohort_size: int,
+    num_clients: int,
+    sampling: str = "without_replacement",
+    exchanges: int = 1,
+    first_exchanges: int | None = None,
+) -> float:
+    """The epsilon of (epsilon, delta)-differential privacy of so many rounds.
+
+    Args:
+      noise_multiplier: standard deviation of the noise on a sum of messages, in clip norms.
+      delta: in (0, 1); should be well below 1 / num_clients.
+      rounds: how many, at least 0.
+      cohort_size: clients in a round; with "poisson", expected ones.
+      num_clients: of whom the cohort is drawn.
+      sampling: "without_replacement" (what ``simulate`` does) or "poisson".
+      exchanges: noised sums that a round's cohort gives, such as 2 in Mime.
+      first_exchanges: those of the first round; None: as in the others.
+
+    Returns:
+      Infinity without noise.
+
+    Raises:
+      TypeError, ValueError: an argument is out of range.
+      ImportError: dp-accounting is not installed.
+    """
+    check_number("noise_multiplier", noise_multiplier, minimum=0.0)
+    _check_delta(delta)
+    _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges)
+    first = exchanges if first_exchanges is None else first_exchanges
+    check_int("first_exchanges", first, minimum=1)
+    if rounds == 0:
+        return 0.0
+    if noise_multiplier == 0:
+        return math.inf
+    _library()
+    orders, rdp = _one_round(
+        noise_multiplier / math.sqrt(exchanges), cohort_size, num_clients, sampling
+    )
+    total = rounds * rdp
+    if first != exchanges:
+        _, rdp_first = _one_round(
+            noise_multiplier / math.sqrt(first), cohort_size, num_clients, sampling
+        )
+        total = total - rdp + rdp_first
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    return float(rdp_privacy_accountant.compute_epsilon(orders, total, delta)[0])
+
+
+def noise_multiplier(
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    *,
+    cohort_size: int,
+    num_clients: int,
+    sampling: str = "without_replacement",
+    exchanges: int = 1,
+) -> float:
+    """The least noise multiplier with which so many rounds cost at most ``epsilon``.
+
+    Args:
+      epsilon: above 0.
+      delta: in (0, 1).
+      rounds: how many, at least 1.
+      cohort_size: clients in a round; with "poisson", expected ones.
+      num_clients: of whom the cohort is drawn.
+      sampling: "without_replacement" or "poisson".
+      exchanges: noised sums that a round's cohort gives.
+
+    Returns:
+      The number to within a thousandth of it, rounded up.
+
+    Raises:
+      TypeError, ValueError: an argument is out of range, or no multiplier up to 10^6 is enough.
+      ImportError: dp-accounting is not installed.
+    """
+    check_number("epsilon", epsilon, minimum=0.0, exclusive_minimum=True)
+    _check_delta(delta)
+    _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges)
+    check_int("rounds", rounds, minimum=1)
+    spent = functools.partial(
+        _epsilon_at, delta, rounds, cohort_size, num_clients, sampling, exchanges
+    )
+    low, high = 0.0, 1.0
+    while spent(high) > epsilon:
+        low, high = high, 2 * high
+        if high > 1e6:
+            raise ValueError(
+                f"epsilon is {epsilon}; no noise multiplier up to 1e6 brings {rounds} rounds to it."
+            )
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if spent(middle) <= epsilon else (middle, high)
+    return high
+
+
+def _epsilon_at(delta, rounds, cohort_size, num_clients, sampling, exchanges, multiplier) -> float:
+    return epsilon(
+        multiplier,
+        delta,
+        rounds,
+        cohort_size=cohort_size,
+        num_clients=num_clients,
+        sampling=sampling,
+        exchanges=exchanges,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _one_round(
+    multiplier: float, cohort_size: int, num_clients: int, sampling: str
+) -> tuple[Any, np.ndarray]:
+    """(orders, RDP of one round at these)."""
+    dp = _library()
+    neighbours = dp.NeighboringRelation
+    if sampling == "poisson":
+        relation = neighbours.ADD_OR_REMOVE_ONE
+        event = dp.PoissonSampledDpEvent(cohort_size / num_clients, dp.GaussianDpEvent(multiplier))
+    else:
+        relation = neighbours.REPLACE_ONE
+        event = dp.SampledWithoutReplacementDpEvent(
+            num_clients, cohort_size, dp.GaussianDpEvent(multiplier / 2)
+        )
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
+    accountant.compose(event)
+    return accountant.orders, np.asarray(accountant.rdp)
+
+
+def _library() -> ModuleType:
+    try:
+        import dp_accounting
+        import dp_accounting.rdp
+    except ImportError as error:
+        raise ImportError(
+            "epsilon is computed by dp-accounting, which is not installed: "
+            "pip install 'fedjax_lab[privacy]'."
+        ) from error
+    return dp_accounting
+
+
+def _check_delta(delta: float) -> None:
+    check_number(
+        "delta", delta, minimum=0.0, maximum=1.0, exclusive_minimum=True, exclusive_maximum=True
+    )
+
+
+def _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges) -> None:
+    check_int("rounds", rounds, minimum=0, maximum=MOST_ROUNDS)
+    check_int("num_clients", num_clients, minimum=1)
+    check_int("cohort_size", cohort_size, minimum=1, maximum=num_clients)
+    check_choice("sampling", sampling, SAMPLINGS)
+    check_int("exchanges", exchanges, minimum=1)

@@ -1,0 +1,279 @@
+"""Attacks: some clients of any method send something else than they should.
+
+Sign flip and Gaussian messages: Blanchard et al., NeurIPS 2017; Li, Xu, Chen, Giannakis, Ling:
+RSA. AAAI 2019. Label flip: Fung, Yoon, Beschastnikh: The Limitations of Federated Learning in
+Sybil Settings. RAID 2020. ALIE: Baruch, Baruch, Goldberg: A Little Is Enough: Circumventing
+Defenses For Distributed Learning. NeurIPS 2019, Algorithm 3. Inner-product manipulation: Xie,
+Koyejo, Gupta: Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product Manipulation.
+UAI 2019.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtri
+
+from fedjax_lab import tree
+from fedjax_lab.checks import LAST_SEED, check_choice, check_int, check_number, is_traced
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import ClientBatch, Cohort, Key, Params, PyTree, Scalar
+from fedjax_lab.wrappers.order import (
+    check_order,
+    reduce_messages,
+    select,
+    stack_all,
+    tag,
+)
+
+# Attack -> its strength by default; None: computed, or there is none.
+ATTACKS = {
+    "alie": None,
+    "gaussian": 1.0,
+    "inner_product": 0.5,
+    "label_flip": None,
+    "sign_flip": 1.0,
+}
+_SEES_ALL = ("alie", "inner_product")
+_FLAG = "attacks"  # a field of the message that only the simulation sees
+_NOISE = tag(4)
+
+
+class AttackedRow(NamedTuple):
+    """A client's row.
+
+    Attributes:
+      inner: the method's own row.
+      attacks: bool, whether the client is an attacker.
+    """
+
+    inner: PyTree
+    attacks: jax.Array
+
+
+def attackers(num_clients: int, share: float, seed: int) -> np.ndarray:
+    """Who attacks: share * N clients, rounded to the nearest integer; their ids, in order.
+
+    Args:
+      num_clients: N.
+      share: in [0, 1].
+      seed: every set of so many clients is equally likely.
+
+    Returns:
+      int [round(share * N)].
+    """
+    count = int(np.floor(share * num_clients + 0.5))
+    return np.sort(np.random.default_rng(seed).permutation(num_clients)[:count])
+
+
+def with_attack(
+    algorithm: Algorithm,
+    attack: str,
+    *,
+    share: float,
+    seed: int = 0,
+    strength: Scalar | None = None,
+    num_classes: int | None = None,
+) -> Algorithm:
+    """The same method, in which a share of all clients attack in every round they are drawn for.
+
+    ==================  ======================================================  ==============
+    attack              what an attacker sends in place of its message          strength
+    ==================  ======================================================  ==============
+    ``sign_flip``       -strength times it                                      1
+    ``gaussian``        noise of this standard deviation in every number        1
+    ``label_flip``      what comes of training with C - 1 - y in place of y     none
+    ``alie``            mean - z std of each number over the honest messages    z, computed
+    ``inner_product``   -strength times the honest messages' mean               0.5
+    ==================  ======================================================  ==============
+
+    The last two know the messages of the round's honest clients, and all attackers send the same.
+    ALIE's z is the paper's for the n clients and m attackers of the round, the quantile at
+    (n - m - s) / (n - m) with s = floor(n / 2 + 1) - m, but at least 0; where no s of the honest
+    are needed, that at 1 - 1 / (n - m + 1).
+
+    For these two, all messages of a cohort are kept, S times one message.
+
+    An attacker's row goes on as if it were honest, and metrics are of all clients. Attacks come
+    after all other wrappers: an attacker neither compresses nor clips what it makes up. With
+    secure aggregation its numbers are limited like all others. How many attackers a cohort has
+    varies from round to round. First estimates (FAFED, STEM) are attacked in the first round.
+
+    Args:
+      algorithm: any method, with the wrappers that it is to have.
+      attack: one of the names above.
+      share: share of the N clients that attack, in [0, 1].
+      seed: decides who attacks, for the whole run: ``attackers(N, share, seed)``.
+      strength: as above; None: the default.
+      num_classes: C, for ``label_flip`` alone, whose examples have integer labels as their field
+        ``y``.
+
+    Raises:
+      TypeError, ValueError: an argument is unknown, missing, superfluous or out of range; or (when
+        the round is traced) examples have no integer labels ``y``.
+    """
+    wrappers = check_order(algorithm, "attack")
+    check_choice("attack", attack, ATTACKS)
+    check_number("share", share, minimum=0.0, maximum=1.0)
+    check_int("seed", seed, minimum=0, maximum=LAST_SEED)
+    if (attack == "label_flip") != (num_classes is not None):
+        needs = "needs the number of classes" if num_classes is None else "makes no use of them"
+        raise ValueError(f"num_classes is {num_classes}; {attack} {needs}.")
+    if num_classes is not None:
+        check_int("num_classes", num_classes, minimum=2)
+    if strength is not None:
+        if attack == "label_flip":
+            raise ValueError(f"strength is {strength}; label_flip has none.")
+        check_number("strength", strength, minimum=0.0)
+    strength = ATTACKS[attack] if strength is None else strength
+    if is_traced(share):
+        raise ValueError("share is traced; it decides who attacks before a program runs.")
+
+    def start(params, num_clients, batch):
+        server, rows = algorithm.start(params, num_clients, None)
+        attacks = np.zeros(num_clients, bool)
+        attacks[attackers(num_clients, float(share), seed)] = True
+        return server, AttackedRow(rows, jnp.asarray(attacks))
+
+    if attack in _SEES_ALL:
+        phases = [_replace(phase, attack, strength) for phase in algorithm.phases]
+    else:
+        phases = [_alter(phase, attack, strength, num_classes) for phase in algorithm.phases]
+    return dataclasses.replace(
+        algorithm,
+        name=f"{algorithm.name}+{attack}",
+        start=start,
+        phases=tuple(phases),
+        params=lambda state: algorithm.params(state._replace(clients=state.clients.inner)),
+        hyperparameters={
+            **algorithm.hyperparameters,
+            "attack": attack,
+            "attack_share": float(share),
+            "attack_seed": seed,
+            "attack_strength": None if strength is None else _number(strength),
+        },
+        wrappers=wrappers,
+    )
+
+
+def _number(strength: Scalar) -> float | str:
+    return "traced" if is_traced(strength) else float(strength)
+
+
+def _alter(phase: Phase, attack: str, strength: Any, num_classes: int | None) -> Phase:
+    """The phase with attackers that change their own message."""
+
+    def client_update(received, row, batch):
+        if attack == "label_flip":
+            batch = _flip_labels(batch, row.attacks, num_classes)
+        message, inner, report = phase.client_update(received, row.inner, batch)
+        if attack == "sign_flip":
+            lie = tree.scale(message, -jnp.asarray(strength))
+        elif attack == "gaussian":
+            lie = tree.scale(_normal(jax.random.fold_in(batch.key, _NOISE), message), strength)
+        else:
+            lie = message
+        return tree.where(row.attacks, lie, message), row._replace(inner=inner), report
+
+    return phase._replace(client_update=client_update)
+
+
+def _replace(phase: Phase, attack: str, strength: Any) -> Phase:
+    """The phase with attackers that know what the honest clients send."""
+
+    def client_update(received, row, batch):
+        message, inner, report = phase.client_update(received, row.inner, batch)
+        if phase.reduce:
+            message = {**message, _FLAG: row.attacks}
+        return message, row._replace(inner=inner), report
+
+    def server_update(server, messages, cohort):
+        messages = dict(messages)
+        attacks = messages.pop(_FLAG)
+        messages = {name: messages[name] for name in phase.reduce}
+        honest = cohort.participates & ~attacks
+        lie = _lie(attack, strength, messages, honest, cohort)
+
+        def put(leaf, made_up):
+            mask = attacks.reshape(-1, *[1] * (leaf.ndim - 1))
+            return jnp.where(mask, made_up[None], leaf)
+
+        messages = jax.tree.map(put, messages, lie)
+        return phase.server_update(server, reduce_messages(phase.reduce, messages, cohort), cohort)
+
+    if not phase.reduce:
+        return phase._replace(client_update=client_update)
+    stacked = stack_all(phase)
+    return stacked._replace(
+        client_update=client_update,
+        server_update=server_update,
+        reduce={**stacked.reduce, _FLAG: "stack"},
+        message=lambda params: _with_flag(phase, params),
+        message_bytes=lambda message: phase.message_bytes(
+            {name: field for name, field in message.items() if name != _FLAG}
+        ),
+    )
+
+
+def _with_flag(phase: Phase, params: Params) -> dict[str, PyTree]:
+    shapes = phase.message_like(params)
+    message = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return {**message, _FLAG: jnp.zeros((), bool)}
+
+
+def _lie(attack: str, strength: Any, messages: dict, honest: jax.Array, cohort: Cohort) -> dict:
+    """What all attackers send: made of the honest messages; zeros where there are none."""
+    count = honest.sum(dtype=cohort.weights.dtype)
+    shares = jnp.where(honest, tree.safe_divide(1.0, count), 0)
+    messages = select(honest, messages)
+    mean = tree.weighted_sum(messages, shares)
+    if attack == "inner_product":
+        return tree.scale(mean, -jnp.asarray(strength))
+    centred = jax.tree.map(lambda leaf, m: jnp.square(leaf - m[None]), messages, mean)
+    variance = tree.weighted_sum(select(honest, centred), shares)
+    z = _alie_z(cohort.participates.sum(), count) if strength is None else strength
+    return jax.tree.map(lambda m, v: m - jnp.asarray(z, m.dtype) * jnp.sqrt(v), mean, variance)
+
+
+def _alie_z(n: jax.Array, honest: jax.Array) -> jax.Array:
+    """The largest z with which a majority still looks further away than the attackers."""
+    needed = jnp.maximum(n // 2 + 1 - (n - honest), 0)
+    share = tree.safe_divide(honest - needed, honest)
+    share = jnp.where(needed > 0, share, honest / (honest + 1))
+    return jnp.maximum(ndtri(jnp.clip(share, 0.5, 1 - 1e-6)), 0)
+
+
+def _normal(key: Key, like: PyTree) -> PyTree:
+    leaves, structure = jax.tree.flatten(like)
+    keys = jax.random.split(key, max(len(leaves), 1))
+    drawn = [
+        jax.random.normal(key, leaf.shape, leaf.dtype)
+        for key, leaf in zip(keys, leaves, strict=False)
+    ]
+    return jax.tree.unflatten(structure, drawn)
+
+
+def _flip_labels(batch: ClientBatch, attacks: jax.Array, num_classes: Any) -> ClientBatch:
+    """The batch of an attacker with C - 1 - y in place of y; labels alone become its own."""
+    if batch.source is not None:
+        return batch._replace(source=_flipped(batch.source, attacks, num_classes))
+    full = batch.full_examples
+    if full is not None:
+        full = _flipped(full, attacks, num_classes)
+    examples = _flipped(batch.examples, attacks, num_classes)
+    return batch._replace(examples=examples, full_examples=full)
+
+
+def _flipped(examples: PyTree, attacks: jax.Array, num_classes: int) -> PyTree:
+    labels = examples.get("y") if isinstance(examples, dict) else getattr(examples, "y", None)
+    if labels is None or not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(
+            "examples have no integer labels as their field y, as label_flip needs: they are "
+            f"{type(examples).__name__}."
+        )
+    flipped = jnp.where(attacks, num_classes - 1 - labels, labels).astype(labels.dtype)
+    return (
+        {**examples, "y": flipped} if isinstance(examples, dict) else examples._replace(y=flipped)
+    )

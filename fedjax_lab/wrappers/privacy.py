@@ -1,0 +1,289 @@
+"""Client-level differential privacy around any method whose server needs sums of messages.
+
+McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models. ICLR
+2018. Adaptive clipping: Andrew, Thakkar, McMahan, Ramaswamy: Differentially Private Learning with
+Adaptive Clipping. NeurIPS 2021, Algorithm 1.
+
+=========================  ==========================================
+paper                      here
+=========================  ==========================================
+C, S                       ``clip_norm``, the ``clip`` of the server
+z                          ``noise_multiplier``
+γ                          ``adaptive_quantile``
+η_C                        0.2
+b_i                        ``within_clip`` of the message, in the paper less 1/2
+σ_b                        max(n / 20, z), n clients taking part
+z_Δ                        (z^-2 - (2 σ_b)^-2)^(-1/2), the multiplier of the messages' noise
+=========================  ==========================================
+
+What it costs: ``fedjax_lab.wrappers.accounting``.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import tree
+from fedjax_lab.checks import check_number, is_traced
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import Key, Params, PyTree, Scalar
+from fedjax_lab.wrappers.accounting import epsilon
+from fedjax_lab.wrappers.accounting import noise_multiplier as noise_multiplier
+from fedjax_lab.wrappers.order import check_order, refuse_stacks, refuse_step_counts, tag
+from fedjax_lab.wrappers.rules import clip_factors
+
+_NOISE = tag(5)  # folded into a round's key
+_WITHIN = "within_clip"
+_NUMBER_BYTES = 4  # the clip norm on its way down, and what counts for it on its way up
+_CLIP_RATE = 0.2  # η_C
+_COUNT_SHARE = 1 / 20  # of the clients, the noise of their count
+
+
+class DPServer(NamedTuple):
+    """Server state.
+
+    Attributes:
+      inner: the method's own server state.
+      clip: float [exchanges], the clip norm of each exchange in which messages are sent.
+    """
+
+    inner: PyTree
+    clip: jax.Array
+
+
+def with_dp(
+    algorithm: Algorithm,
+    clip_norm: Scalar,
+    noise_multiplier: Scalar,
+    delta: float | None = None,
+    adaptive_quantile: float | None = None,
+) -> Algorithm:
+    """The same method under client-level differential privacy, with a trusted server.
+
+    A client shortens its message, all fields as one vector, to a norm of at most ``clip_norm``. The
+    server adds up the messages and adds Gaussian noise to the sum, of standard deviation
+    ``noise_multiplier * clip_norm`` in every number of every field, drawn once a round from the
+    round's key. Then it goes on as the method says, with the noised sum divided by the number of
+    clients where the method wants a mean. All that the server keeps, broadcasts and serves is made
+    of noised sums.
+
+    Replacing a client by any other changes a sum by at most 2 clip_norm, which is what ``epsilon``
+    counts; weights would change that, so that a batch with weights is an error. A client whose
+    message or row is not finite sends zeros, keeps its row, and counts as having taken part. Who
+    takes part is taken to be known to all. A method of several exchanges is noised in each, and
+    each counts. First estimates (FAFED, STEM) are made in the first round and noised like the rest.
+
+    What is not covered: metrics of the clients (``loss``, ``clipped_clients``), which are computed
+    without noise for who watches the simulation; the rows that clients keep for themselves, with
+    them ``personal`` leaves and their mean; the sums before noise, which the server has in hand;
+    and what floating-point numbers betray of the noise.
+
+    A client's row keeps what it computed and the server adds up what it received: as under
+    compression, invariants that tie the two hold no longer. Noise that a server sums over rounds
+    (SCAFFOLD's c, MIFA's mean) stays in the sum.
+
+    Metrics: ``clipped_clients``, the share of those taking part whose message was shortened or not
+    finite, and ``clip_norm``, both of the last exchange.
+
+    Args:
+      algorithm: any method but those whose server works with single messages (GradMA, GradMA-S)
+        or single numbers of steps (FedNova).
+      clip_norm: C, above 0.
+      noise_multiplier: at least 0.
+      delta: with it, the rows of ``simulate`` have ``epsilon``: of all rounds of the run so far,
+        for cohorts drawn without replacement. None: no accounting.
+      adaptive_quantile: share of the clients, between 0 and 1, that C should leave unclipped; C
+        starts at ``clip_norm`` and is multiplied after every round by exp(-0.2 (b - quantile)),
+        where b is the noised share that was not clipped. The messages' noise is larger for it (by
+        at most 16 %), so that count and messages together cost what ``noise_multiplier`` does.
+        None: C is fixed.
+
+    Raises:
+      TypeError, ValueError: a number is out of range, the method's server sees single clients
+        (when it is made or started), the wrappers' order has no meaning, or a batch has weights
+        (when the round is traced).
+      ImportError: ``delta`` is given and dp-accounting is not installed (when a row is made).
+    """
+    wrappers = check_order(algorithm, "dp")
+    check_number("clip_norm", clip_norm, minimum=0.0, exclusive_minimum=True)
+    check_number("noise_multiplier", noise_multiplier, minimum=0.0)
+    for name, value in (("delta", delta), ("adaptive_quantile", adaptive_quantile)):
+        if value is not None:
+            check_number(name, value, minimum=0, maximum=1, exclusive_minimum=True)
+            check_number(name, value, maximum=1, exclusive_maximum=True)
+    if delta is not None and is_traced(noise_multiplier):
+        raise ValueError("delta is given; the noise_multiplier must be a number then, not traced.")
+    why = "noise hides a client in a sum, not a message by itself"
+    refuse_stacks(algorithm, "with_dp", why)
+    sending = [phase for phase in algorithm.phases if phase.reduce]
+    adaptive = None if adaptive_quantile is None else float(adaptive_quantile)
+
+    def start(params, num_clients, batch):
+        server, rows = algorithm.start(params, num_clients, None)
+        refuse_step_counts(algorithm, "with_dp", params, server)
+        clip = jnp.full(len(sending), clip_norm, jnp.result_type(float))
+        return DPServer(server, clip), rows
+
+    def params_of(state):
+        return algorithm.params(state._replace(server=state.server.inner))
+
+    def spent(rounds: int, cohort_size: int, num_clients: int) -> Mapping[str, float]:
+        assert delta is not None
+        regular = sum(not phase.once for phase in sending)
+        value = epsilon(
+            float(noise_multiplier),
+            delta,
+            rounds,
+            cohort_size=cohort_size,
+            num_clients=num_clients,
+            exchanges=regular,
+            first_exchanges=len(sending),
+        )
+        return {"epsilon": value}
+
+    phases: list[Phase] = []
+    index = 0  # among those in which messages are sent
+    for phase in algorithm.phases:
+        if phase.reduce:
+            is_last = index == len(sending) - 1
+            phases.append(_private(phase, index, is_last, algorithm, noise_multiplier, adaptive))
+            index += 1
+        else:
+            phases.append(_pass_on(phase))
+    return dataclasses.replace(
+        algorithm,
+        name=f"{algorithm.name}+dp",
+        start=start,
+        phases=tuple(phases),
+        params=params_of,
+        hyperparameters={
+            **algorithm.hyperparameters,
+            "dp_clip_norm": _plain(clip_norm),
+            "dp_noise_multiplier": _plain(noise_multiplier),
+            "dp_delta": delta,
+            "dp_adaptive_quantile": adaptive,
+        },
+        wrappers=wrappers,
+        spent=None if delta is None else spent,
+    )
+
+
+def _plain(value: Scalar) -> float | str:
+    return "traced" if is_traced(value) else float(value)
+
+
+def _pass_on(phase: Phase) -> Phase:
+    """A phase in which nothing is sent, on the server state of one that is private."""
+
+    def server_update(server, messages, cohort):
+        inner, metrics = phase.server_update(server.inner, messages, cohort)
+        return server._replace(inner=inner), metrics
+
+    return phase._replace(
+        broadcast=lambda server, round: phase.broadcast(server.inner, round),
+        server_update=server_update,
+        keeps_if_nobody=False,
+    )
+
+
+def _private(phase: Phase, index: int, is_last: bool, algorithm, multiplier, quantile) -> Phase:
+    """The phase with clipped messages and noised sums."""
+
+    def client_update(received, row, batch):
+        received, clip = received
+        message, new_row, report = phase.client_update(received, row, batch)
+        finite = tree.all_finite((message, new_row))
+        message, report = tree.zero_unless(finite, (message, report))
+        message, within = _clip(message, clip)
+        kept = jnp.where(finite & within, 1.0, 0.0)
+        if quantile is not None:
+            message[_WITHIN] = kept
+        if is_last:
+            report = {**report, "clipped_clients": (1 - kept, jnp.ones_like(kept))}
+        return message, tree.where(finite, new_row, row), report
+
+    def server_update(server, messages, cohort):
+        if not cohort.equal_weights:
+            raise ValueError(
+                f"the batch has weights; {algorithm.name} under with_dp counts every client once, "
+                "as its noise is meant for a sum to which each adds clip_norm at most. Leave them "
+                "out (weights='uniform')."
+            )
+        clip = server.clip[index]
+        n = cohort.participates.sum(dtype=clip.dtype)
+        key, count_key = jax.random.split(
+            jax.random.fold_in(jax.random.fold_in(cohort.key, _NOISE), index)
+        )
+        z, sums = jnp.asarray(multiplier, clip.dtype), dict(messages)
+        if quantile is not None:
+            count_noise = jnp.where(z > 0, jnp.maximum(_COUNT_SHARE * n, z), 0)
+            z = z / jnp.sqrt(1 - jnp.square(tree.safe_divide(z, 2 * count_noise)))
+            count = sums.pop(_WITHIN) + count_noise * jax.random.normal(count_key, (), clip.dtype)
+            share = tree.safe_divide(count, n)
+            new_clip = clip * jnp.exp(-_CLIP_RATE * (share - quantile))
+            server = server._replace(clip=server.clip.at[index].set(new_clip))
+        sums = _add_noise(key, {name: sums[name] for name in phase.reduce}, z * clip)
+        received = {
+            name: tree.scale(field, tree.safe_divide(1.0, n))
+            if phase.reduce[name] == "mean"
+            else field
+            for name, field in sums.items()
+        }
+        inner, metrics = phase.server_update(server.inner, received, cohort)
+        if is_last:
+            metrics = {**metrics, "clip_norm": clip}
+        return server._replace(inner=inner), metrics
+
+    wrapped = phase._replace(
+        broadcast=lambda server, round: (
+            phase.broadcast(server.inner, round),
+            server.clip[index],
+        ),
+        client_update=client_update,
+        server_update=server_update,
+        reduce=dict.fromkeys(phase.reduce, "sum"),
+        broadcast_bytes=lambda received, params: (
+            phase.broadcast_bytes(received[0], params) + _NUMBER_BYTES * (quantile is not None)
+        ),
+        keeps_if_nobody=False,
+    )
+    if quantile is None:
+        return wrapped
+    return wrapped._replace(
+        reduce={**wrapped.reduce, _WITHIN: "sum"},
+        message=lambda params: _with_count(phase, params),
+        message_bytes=lambda message: (
+            phase.message_bytes({name: message[name] for name in phase.reduce}) + _NUMBER_BYTES
+        ),
+    )
+
+
+def _clip(message: dict[str, PyTree], clip: jax.Array) -> tuple[dict[str, PyTree], jax.Array]:
+    """The message with a norm of at most ``clip``, and whether it had that already."""
+    leaves = [leaf for leaf in jax.tree.leaves(message) if leaf.size]
+    factor = clip_factors([leaf[None] for leaf in leaves], clip)[0]
+    within = factor == 1
+    # So much shorter that no rounding makes the norm larger.
+    coarsest = max(float(jnp.finfo(leaf.dtype).eps) for leaf in leaves)
+    factor = jnp.where(within, 1, factor * (1 - 2 * coarsest))
+    return dict(tree.scale(message, factor)), within
+
+
+def _add_noise(key: Key, sums: dict[str, PyTree], deviation: jax.Array) -> dict[str, PyTree]:
+    """The sums with independent normal noise in every number."""
+    leaves, structure = jax.tree.flatten(sums)
+    noised = []
+    for number, leaf in enumerate(leaves):
+        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+        drawn = jax.random.normal(jax.random.fold_in(key, number), leaf.shape, dtype)
+        noised.append((leaf.astype(dtype) + deviation.astype(dtype) * drawn).astype(leaf.dtype))
+    return jax.tree.unflatten(structure, noised)
+
+
+def _with_count(phase: Phase, params: Params) -> dict[str, Any]:
+    shapes = phase.message_like(params)
+    message = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return {**message, _WITHIN: jnp.zeros(())}

@@ -1,0 +1,269 @@
+"""Secure aggregation around any method whose server needs sums: it sees the sum alone.
+
+Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth: Practical Secure
+Aggregation for Privacy-Preserving Machine Learning. CCS 2017, Protocol 1 with pairwise masks.
+
+=========================  ==========================================
+paper                      here
+=========================  ==========================================
+x_u, R                     an encoded message, 2^``bits``
+s_{u,v}                    ``pair_key``, from the round's key and both ids
+PRG(s_{u,v})               ``jax.random.bits``
+U_1, U_3                   slots that hold a client, those that take part
+=========================  ==========================================
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import tree
+from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import Cohort, Key, PyTree
+from fedjax_lab.wrappers.order import (
+    check_order,
+    refuse_stacks,
+    refuse_step_counts,
+    select,
+    stack_all,
+    tag,
+)
+
+_MASKS = tag(6)  # folded into a round's key
+
+
+def with_secure_aggregation(algorithm: Algorithm, bits: int, clip: float) -> Algorithm:
+    """The same method whose server learns the sum of the messages and nothing else of them.
+
+    Every number x of a message is clipped to [-clip, clip], multiplied by the client's weight in
+    units of the largest weight of the round (for fields that the server sums: by 1), and becomes
+    the integer x L / clip, rounded towards zero, so that no norm grows. L is the largest integer
+    with S L < 2^(bits - 1) for S slots: the sum cannot overflow, whatever the clients send. Each
+    pair of clients of the cohort shares a mask, uniform integers below 2^bits, that one adds and
+    the other subtracts, modulo 2^bits. The masks cancel exactly in the sum; where clients drop out
+    of the round, the server takes off what is left of theirs, as it could with their shares of
+    the seeds. What the server sees of one client is uniform.
+
+    The mean is then that of the clipped numbers, each too near to zero by less than clip / L.
+
+    Bytes up: ceil(numbers * bits / 8) of all fields, also those that a server could derive from a
+    plain message. Keys and their shares are not counted. The masks come from JAX's generator, and
+    the whole protocol runs in one program: this shows what it does to a method's numbers, and
+    keeps no secret.
+
+    Memory and time: all messages are kept and masked, S (S - 1) / 2 masks as large as a message.
+    First estimates (FAFED, STEM) are summed like this in the first round, not by ``init``.
+
+    Metric: ``saturated``, the share of the numbers of those taking part that were clipped, in the
+    last exchange.
+
+    Args:
+      algorithm: any method but those whose server works with single messages (GradMA, GradMA-S)
+        or single numbers of steps (FedNova).
+      bits: of an integer on its way, 2 to 32.
+      clip: largest absolute value of a number, above 0.
+
+    Raises:
+      TypeError, ValueError: an argument is out of range, the method's server sees single clients
+        (when it is made or started), or the wrappers' order has no meaning; or, when the round is
+        traced, ``bits`` are too few for the cohort.
+    """
+    wrappers = check_order(algorithm, "secure")
+    check_int("bits", bits, minimum=2, maximum=32)
+    check_number("clip", clip, minimum=0.0, exclusive_minimum=True)
+    if algorithm.hyperparameters.get("dp_adaptive_quantile") is not None:
+        raise ValueError(
+            f"algorithm is {algorithm.name}: its clients also send whether they were clipped, a "
+            "number that clip does not fit; with_secure_aggregation takes with_dp without "
+            "adaptive_quantile."
+        )
+    why = "the server sees no message by itself"
+    refuse_stacks(algorithm, "with_secure_aggregation", why)
+
+    def start(params, num_clients, batch):
+        server, rows = algorithm.start(params, num_clients, None)
+        refuse_step_counts(algorithm, "with_secure_aggregation", params, server)
+        return server, rows
+
+    last = max(i for i, phase in enumerate(algorithm.phases) if phase.reduce)
+    return dataclasses.replace(
+        algorithm,
+        name=f"{algorithm.name}+secure",
+        start=start,
+        phases=tuple(
+            _secure(algorithm.name, phase, number, bits, float(clip), number == last)
+            for number, phase in enumerate(algorithm.phases)
+        ),
+        hyperparameters={
+            **algorithm.hyperparameters,
+            "secure_bits": bits,
+            "secure_clip": float(clip),
+        },
+        wrappers=wrappers,
+    )
+
+
+def levels(bits: int, slots: int) -> int:
+    """L: the largest integer of a message, so that the sum of ``slots`` of them has ``bits`` bits.
+
+    Args:
+      bits: of an integer, its sign included.
+      slots: S.
+    """
+    return (2 ** (bits - 1) - 1) // slots
+
+
+def encode(values: jax.Array, factors: jax.Array, clip: float, largest: int) -> jax.Array:
+    """Integers for numbers, uint32 [S, ...], negative ones as their complement to 2^32.
+
+    Args:
+      values: [S, ...].
+      factors: float [S] in [0, 1], by which a client's numbers are multiplied.
+      clip: what numbers are clipped to, both ways.
+      largest: L, what ``clip`` becomes.
+    """
+    dtype = jnp.promote_types(values.dtype, jnp.float32)
+    # The largest number of this type that is not beyond L.
+    limit = np.asarray(largest, dtype)
+    limit = np.nextafter(limit, np.asarray(0, dtype)) if int(limit) > largest else limit
+    unit = jnp.clip(values.astype(dtype), -clip, clip) / clip
+    scaled = unit * factors.astype(dtype).reshape(-1, *[1] * (values.ndim - 1)) * limit
+    return jnp.trunc(jnp.clip(scaled, -limit, limit)).astype(jnp.int32).astype(jnp.uint32)
+
+
+def decode(total: jax.Array, bits: int, clip: float, largest: int, dtype: Any) -> jax.Array:
+    """The number for a sum of encoded ones, modulo 2^bits.
+
+    Args:
+      total: uint32 [...], of which the lower ``bits`` count.
+      bits, clip, largest: as of ``encode``.
+      dtype: of the result [...].
+    """
+    shift = np.uint32(32 - bits)
+    signed = jax.lax.bitcast_convert_type(total << shift, jnp.int32) >> np.int32(32 - bits)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return (signed.astype(wide) * jnp.asarray(clip / largest, wide)).astype(dtype)
+
+
+def pair_key(key: Key, one: jax.Array, other: jax.Array) -> Key:
+    """What two clients share in a round, the same from either side.
+
+    Args:
+      key: the round's key for masks.
+      one, other: int32 scalars, their ids.
+    """
+    low, high = jnp.minimum(one, other), jnp.maximum(one, other)
+    return jax.random.fold_in(jax.random.fold_in(key, low), high)
+
+
+def mask(
+    encoded: jax.Array, key: Key, client_ids: jax.Array, present: jax.Array, reports: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What the server sees of each client, and what is left of the masks in their sum.
+
+    Args:
+      encoded: uint32 [S, d].
+      key: the round's key for masks.
+      client_ids: int32 [S].
+      present: bool [S], who began the round and so has a mask with everyone.
+      reports: bool [S], whose message arrives.
+
+    Returns:
+      (uint32 [S, d], modulo 2^32; uint32 [d]: the masks that those who report have with those who
+      do not).
+    """
+    slots = encoded.shape[0]
+    first, second = (jnp.asarray(i, jnp.int32) for i in np.triu_indices(slots, 1))
+
+    def one_pair(carry, pair):
+        seen, left = carry
+        i, j = pair
+        shared = pair_key(key, client_ids[i], client_ids[j])
+        drawn = jax.random.bits(shared, encoded.shape[1:], jnp.uint32)
+        drawn = jnp.where(present[i] & present[j], drawn, 0)
+        # The one of the smaller id adds it.
+        drawn = jnp.where(client_ids[i] < client_ids[j], drawn, -drawn)
+        seen = seen.at[i].add(drawn).at[j].add(-drawn)
+        lonely = jnp.where(reports[i], drawn, -drawn)
+        left = left + jnp.where(reports[i] != reports[j], lonely, 0)
+        return (seen, left), None
+
+    start = (encoded, jnp.zeros(encoded.shape[1:], jnp.uint32))
+    if slots == 1:
+        return start
+    return jax.lax.scan(one_pair, start, (first, second))[0]
+
+
+def _secure(name: str, phase: Phase, number: int, bits: int, clip: float, is_last: bool) -> Phase:
+    """The phase whose server half gets what comes of the masked sum."""
+    if not phase.reduce:
+        return phase
+
+    def server_update(server, messages, cohort):
+        messages = {field: messages[field] for field in phase.reduce}
+        largest = _check_bits(name, bits, cohort)
+        messages = select(cohort.participates, messages)
+        heaviest = cohort.weights.max()
+        factors = {
+            "mean": tree.safe_divide(cohort.weights, heaviest),
+            "sum": cohort.participates.astype(cohort.weights.dtype),
+        }
+        encoded = {
+            field: jax.tree.map(lambda x, f=factors[how]: encode(x, f, clip, largest), value)
+            for field, value in messages.items()
+            for how in [phase.reduce[field]]
+        }
+        total = _masked_total(tree.flatten(encoded, 1), number, cohort)
+        shapes = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], jnp.uint32), encoded)
+        sums = tree.unflatten(total, shapes)
+        decoded = jax.tree.map(
+            lambda x, like: decode(x, bits, clip, largest, like.dtype), sums, messages
+        )
+        received = {
+            field: tree.scale(value, heaviest) if phase.reduce[field] == "mean" else value
+            for field, value in decoded.items()
+        }
+        inner, metrics = phase.server_update(server, received, cohort)
+        if is_last:
+            metrics = {**metrics, "saturated": _saturated(messages, clip, cohort)}
+        return inner, metrics
+
+    def message_bytes(message):
+        numbers = sum(leaf.size for leaf in jax.tree.leaves(message))
+        return -(-numbers * bits // 8)
+
+    return stack_all(phase)._replace(server_update=server_update, message_bytes=message_bytes)
+
+
+def _masked_total(encoded: jax.Array, number: int, cohort: Cohort) -> jax.Array:
+    """The sum of the masked messages without what is left of the masks, uint32 [d]."""
+    key = jax.random.fold_in(jax.random.fold_in(cohort.key, _MASKS), number)
+    present = cohort.client_ids < cohort.num_clients
+    reports = cohort.participates
+    seen, left = mask(encoded, key, cohort.client_ids, present, reports)
+    return jnp.where(reports[:, None], seen, 0).sum(0, dtype=jnp.uint32) - left
+
+
+def _saturated(messages: dict[str, PyTree], clip: float, cohort: Cohort) -> jax.Array:
+    """The share of the numbers sent whose absolute value is beyond ``clip``."""
+    dtype = cohort.weights.dtype
+    leaves = jax.tree.leaves(messages)
+    beyond = sum((jnp.abs(leaf) > clip).sum(dtype=dtype) for leaf in leaves)
+    size = sum(leaf.size // leaf.shape[0] for leaf in leaves)
+    return tree.safe_divide(beyond, size * cohort.participates.sum(dtype=dtype))
+
+
+def _check_bits(name: str, bits: int, cohort: Cohort) -> int:
+    slots = cohort.client_ids.shape[0]
+    largest = levels(bits, slots)
+    if largest < 1:
+        needed = next(b for b in range(2, 64) if levels(b, slots) >= 1)
+        raise ValueError(
+            f"bits is {bits}; the sum of {name}'s cohort of {slots} messages may overflow unless "
+            f"it is at least {needed}."
+        )
+    return largest

@@ -1,0 +1,251 @@
+"""Attacks: who attacks, what attackers send, and what that does to a run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_lab import algorithms, build_round, data, with_attack, with_robust_aggregation
+from fedjax_lab.wrappers.attacks import attackers
+from tests.algorithms.cases import MAIN
+from tests.algorithms.cases import N as CLIENTS
+from tests.algorithms.problem import CLIENT_MAPS, initial_params, loss_fn, to_batch
+from tests.reference import problem as reference
+from tests.wrappers.teller import D, N, batch_of, params, teller, to_vector
+
+WEIGHTS = np.array([1, 2, 3, 4, 0.5, 1, 1, 2, 0.7])
+COUNT = np.array([1, 1, 0, 1, 1, 1, 1, 1, 1], bool)
+SHARE, SEED = 0.33, 5  # 3 of 9
+WHO = attackers(N, SHARE, SEED)
+
+
+def draw(seed=0):
+    return np.random.default_rng(seed).normal(size=(N, 2, D)) * [[[1], [3]]]
+
+
+def run(algorithm, batch, client_map="vmap"):
+    state = algorithm.init(params(batch.examples.dtype), N)
+    state, metrics = jax.jit(build_round(algorithm, client_map))(state, batch)
+    server = state.server
+    return np.stack([to_vector(field) for field in server["got"].values()]), metrics
+
+
+def total(sent):
+    """The weighted mean of the first field and the sum of the second."""
+    weights = np.where(COUNT, WEIGHTS, 0)
+    return np.stack([weights / weights.sum() @ sent[:, 0], COUNT @ sent[:, 1]])
+
+
+def with_lies(messages, lie):
+    sent = messages.copy()
+    sent[WHO] = lie
+    return sent
+
+
+def test_who_attacks():
+    assert len(WHO) == 3
+    assert len(set(WHO)) == 3
+    counts = np.bincount(
+        np.concatenate([attackers(10, 0.25, s) for s in range(2000)]), minlength=10
+    )
+    assert counts.sum() == 2000 * 3  # 2.5 rounded up
+    assert stats.chisquare(counts).pvalue > 1e-4
+    assert attackers(10, 0.0, 1).size == 0
+    np.testing.assert_array_equal(attackers(4, 1.0, 1), np.arange(4))
+
+
+@pytest.mark.parametrize(
+    ("attack", "client_map"),
+    [
+        pytest.param(attack, m, marks=() if m == usual else pytest.mark.slow)
+        for attack, usual in (
+            ("sign_flip", "vmap"),
+            ("inner_product", "scan"),
+            ("alie", "shard_map:2"),
+        )
+        for m in ("vmap", "scan", "shard_map:2")
+    ],
+)
+def test_what_is_sent(attack, client_map, x64):
+    """In the server's mean and sum, by the papers' formulas over those who take part."""
+    messages = draw()
+    honest = messages[COUNT & ~np.isin(np.arange(N), WHO)]
+    n, m = COUNT.sum(), COUNT[WHO].sum()
+    if attack == "sign_flip":
+        lie, strength = -2.0 * messages[WHO], 2.0
+    elif attack == "inner_product":
+        lie, strength = -0.5 * honest.mean(0), None
+    else:
+        needed = n // 2 + 1 - m
+        z = max(0, stats.norm.ppf((n - m - needed) / (n - m)))
+        lie, strength = honest.mean(0) - z * honest.std(0), None
+    algorithm = with_attack(teller(), attack, share=SHARE, seed=SEED, strength=strength)
+    batch = batch_of(messages, weights=WEIGHTS, participates=COUNT)
+    got, _ = run(algorithm, batch, client_map)
+    np.testing.assert_allclose(got, total(with_lies(messages, lie)), rtol=1e-6, atol=1e-9)
+
+
+def test_alie_of_a_given_strength_and_many_attackers(x64):
+    """z is that of the paper's example, 50 clients of which 24 attack, and a strength replaces it.
+
+    n = 50, m = 24: s = 2, and z is the quantile at 24 / 26.
+    """
+    from fedjax_lab.wrappers.attacks import _alie_z
+
+    assert _alie_z(jnp.asarray(50), jnp.asarray(26.0)) == pytest.approx(stats.norm.ppf(24 / 26))
+    assert _alie_z(jnp.asarray(10), jnp.asarray(9.0)) == 0  # 4 / 9 is below the mean
+    messages = draw(1)
+    honest = np.delete(messages, WHO, axis=0)
+    algorithm = with_attack(teller(), "alie", share=SHARE, seed=SEED, strength=1.5)
+    got, _ = run(algorithm, batch_of(messages))
+    sent = with_lies(messages, honest.mean(0) - 1.5 * honest.std(0))
+    np.testing.assert_allclose(got, np.stack([sent[:, 0].mean(0), sent[:, 1].sum(0)]), atol=1e-9)
+    everyone = with_attack(teller(), "alie", share=1.0)
+    assert np.isfinite(run(everyone, batch_of(messages))[0]).all()
+
+
+def test_gaussian_messages():
+    """Of the attackers alone: independent over clients, numbers, rounds, and as strong as said."""
+    messages = np.zeros((N, 2, D))
+    messages[np.setdiff1d(np.arange(N), WHO)] = 1.0
+    algorithm = with_attack(
+        teller({"first": "stack", "second": "stack"}), "gaussian", share=SHARE, strength=3.0,
+        seed=SEED,
+    )  # fmt: skip
+    round_fn = jax.jit(jax.vmap(build_round(algorithm, "vmap"), in_axes=(None, 0)))
+    batches = [batch_of(messages.astype(np.float32), seed=s) for s in range(200)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+    state, _ = round_fn(algorithm.init(params(), N), stacked)
+    got = np.concatenate(
+        [np.asarray(leaf).reshape(200, N, -1) for leaf in jax.tree.leaves(state.server["got"])], 2
+    )
+    honest = np.delete(got, WHO, axis=1)
+    np.testing.assert_array_equal(honest, 1.0)
+    noise = got[:, WHO].reshape(200, -1)
+    assert noise.std() == pytest.approx(3.0, rel=0.03)
+    assert stats.kstest(noise.ravel() / 3, "norm").pvalue > 1e-4
+    correlations = np.corrcoef(noise.T)[np.triu_indices(noise.shape[1], 1)]
+    assert np.abs(correlations).max() < 0.35
+
+
+def test_flipped_labels_are_other_data():
+    """An attack is the plain method on data whose attackers' labels are flipped, and no more."""
+    train, _ = data.load("digits")
+    train = data.Examples(train.x[:400].reshape(400, -1) / 16, train.y[:400])
+    clients = data.partition(train, "iid", num_clients=8, seed=0)
+
+    def loss(params, examples, key):
+        logits = examples.x @ params
+        return -jax.nn.log_softmax(logits)[jnp.arange(len(examples.y)), examples.y]
+
+    plain = algorithms.fedavg(loss, client_lr=0.1)
+    algorithm = with_attack(plain, "label_flip", share=0.25, num_classes=10)
+    drawn = data.draw_batch(
+        clients, jax.random.key(0), 0, cohort_size=8, batch_size=8, local_steps=2
+    )
+    x = jnp.zeros((64, 10))
+    got = jax.jit(algorithm.round_fn)(algorithm.init(x, 8), drawn)[0]
+    mine = np.isin(np.repeat(np.arange(8), np.asarray(clients.sizes)), attackers(8, 0.25, 0))
+    labels = np.array(train.y)
+    rows = np.asarray(clients.indices)[mine]
+    labels[rows] = 9 - labels[rows]
+    by_hand = drawn._replace(source=drawn.source._replace(y=jnp.asarray(labels)))
+    expected = jax.jit(plain.round_fn)(plain.init(x, 8), by_hand)[0]
+    np.testing.assert_allclose(got.server.params, expected.server.params, atol=1e-7)
+    untouched = jax.jit(plain.round_fn)(plain.init(x, 8), drawn)[0]
+    assert np.abs(got.server.params - untouched.server.params).max() > 1e-3
+
+
+def drawn(count=3):
+    made = reference.make_rounds(
+        3, count, cohort_size=4, max_steps=3, batch_size=4, equal_steps=True
+    )
+    return [to_batch(padded, t) for t, (_, padded) in enumerate(made)]
+
+
+def finish(algorithm, batches, client_map="vmap"):
+    round_fn = jax.jit(build_round(algorithm, client_map))
+    state = jax.jit(lambda p, b: algorithm.init(p, CLIENTS, b))(initial_params(), batches[0])
+    for batch in batches:
+        state, metrics = round_fn(state, batch)
+    return algorithm.params(state), metrics
+
+
+@pytest.mark.parametrize("attack", [pytest.param("sign_flip", marks=pytest.mark.slow), "alie"])
+def test_nobody_attacks(attack, x64):
+    plain = algorithms.scaffold(loss_fn, client_lr=0.2)
+    expected, _ = finish(plain, drawn())
+    actual, _ = finish(with_attack(plain, attack, share=0.0), drawn())
+    for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-12)
+
+
+def test_a_rule_sees_the_attack():
+    """Inner products of a strong attack turn the mean round, and not the median."""
+    messages = draw(2).astype(np.float32) * 0.1 + 1
+    ends = []
+    for method in (teller(), with_robust_aggregation(teller(), "median")):
+        algorithm = with_attack(method, "inner_product", share=SHARE, strength=10.0, seed=SEED)
+        ends.append(run(algorithm, batch_of(messages))[0])
+    assert (ends[0][0] < 0).all()
+    assert (ends[1][0] > 0.5).all()
+
+
+FEW = ("fedavg",)
+
+
+@pytest.mark.parametrize("attack", [pytest.param("sign_flip", marks=pytest.mark.slow), "alie"])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=() if c.id in FEW else pytest.mark.slow) for c in MAIN],
+    ids=lambda case: case.id,
+)
+def test_every_method(case, attack):
+    plain = case.build(case.problem.loss)
+    algorithm = with_attack(plain, attack, share=0.3)
+    start, batches = case.problem.initial_params(), drawn(2)
+    state = jax.jit(lambda p, b: algorithm.init(p, CLIENTS, b))(start, batches[0])
+    round_fn = jax.jit(build_round(algorithm, "vmap"))
+    for batch in batches:
+        before = jax.tree.map(jnp.shape, state)
+        state, metrics = round_fn(state, batch)
+        assert jax.tree.map(jnp.shape, state) == before
+    assert np.isfinite(case.problem.flat(algorithm.params(state))).all()
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert algorithm.uplink(start) == plain.uplink(start)
+    assert algorithm.downlink(start) == plain.downlink(start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client_map", CLIENT_MAPS)
+def test_every_client_map(client_map):
+    algorithm = with_attack(algorithms.scaffold(loss_fn, client_lr=0.2), "alie", share=0.3)
+    expected, _ = finish(algorithm, drawn())
+    actual, _ = finish(algorithm, drawn(), client_map)
+    for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"attack": "sign"}, r"attack is 'sign'; .* Did you mean"),
+        ({"share": 1.5}, r"share is 1\.5; it must be .* at most 1"),
+        ({"seed": -1}, r"seed is -1"),
+        ({"strength": -1.0}, r"strength is -1"),
+        ({"attack": "label_flip"}, r"num_classes is None; label_flip needs"),
+        ({"num_classes": 3}, r"num_classes is 3; sign_flip makes no use"),
+        ({"attack": "label_flip", "num_classes": 1}, r"num_classes is 1"),
+        ({"attack": "label_flip", "num_classes": 3, "strength": 1.0}, r"label_flip has none"),
+    ],
+)
+def test_wrong_arguments(options, match):
+    with pytest.raises(ValueError, match=match):
+        with_attack(teller(), **{"attack": "sign_flip", "share": 0.2, **options})
+
+
+def test_examples_without_labels():
+    algorithm = with_attack(teller(), "label_flip", share=0.5, num_classes=3)
+    with pytest.raises(ValueError, match="examples have no integer labels as their field y"):
+        run(algorithm, batch_of(draw()))

@@ -1,0 +1,191 @@
+"""Secure aggregation: masks cancel, one message is uniform, the sum is the sum."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_lab import algorithms, build_round, with_secure_aggregation
+from fedjax_lab.wrappers import secure
+from tests.algorithms.cases import MAIN
+from tests.algorithms.cases import N as CLIENTS
+from tests.algorithms.problem import CLIENT_MAPS, initial_params, loss_fn, to_batch
+from tests.reference import problem as reference
+from tests.wrappers.teller import D, N, batch_of, params, teller, to_vector
+
+WEIGHTS = np.array([1, 2, 3, 4, 0.5, 1, 1, 2, 0.7])
+COUNT = np.array([1, 1, 0, 1, 1, 1, 1, 0, 1], bool)
+
+
+def draw(seed=0):
+    return np.random.default_rng(seed).normal(size=(N, 2, D)) * [[[1], [3]]]
+
+
+def masked(encoded, present, reports, ids=None, seed=0):
+    ids = jnp.arange(len(encoded)) if ids is None else jnp.asarray(ids)
+    arrays = jnp.asarray(encoded), jax.random.key(seed), ids, jnp.asarray(present)
+    return map(np.asarray, jax.jit(secure.mask)(*arrays, jnp.asarray(reports)))
+
+
+def test_masks_cancel_exactly_also_where_clients_drop_out():
+    """In NumPy's integers modulo 2^32, for every set of four that may drop out."""
+    rng = np.random.default_rng(0)
+    encoded = rng.integers(0, 2**32, (5, 33), dtype=np.uint32)
+    present = np.array([1, 1, 1, 1, 0], bool)
+    for number in range(16):
+        reports = present & np.array([*(number >> np.arange(4) & 1), 0], bool)
+        seen, left = masked(encoded, present, reports, ids=[7, 2, 9, 4, 11])
+        total = seen[reports].sum(0, dtype=np.uint32) - left
+        np.testing.assert_array_equal(total, encoded[reports].sum(0, dtype=np.uint32))
+        assert (left != 0).all() == (0 < reports.sum() < 4)
+        np.testing.assert_array_equal(seen[4], encoded[4])  # a padded slot has no masks
+        assert (seen[:4] != encoded[:4]).mean() > 0.99
+
+
+def test_what_the_server_sees_of_one_client_is_uniform():
+    """Chi-square of single messages, of low and of high bits, of pairs of clients, over rounds."""
+    encoded = np.zeros((3, 60_000), np.uint32)  # nothing but the masks
+    all_of_them = np.ones(3, bool)
+    seen, _ = masked(encoded, all_of_them, all_of_them)
+    again, _ = masked(encoded, all_of_them, all_of_them, seed=1)
+    for values in (*seen, seen[0] + seen[1], seen[0] - again[0], seen[1] ^ again[2]):
+        for shift in (0, 12, 24):
+            counts = np.bincount(values >> shift & 255, minlength=256)
+            assert stats.chisquare(counts).pvalue > 1e-5
+    pairs = np.bincount((seen[0] >> 28) * 16 + (seen[1] >> 28), minlength=256)
+    assert stats.chisquare(pairs).pvalue > 1e-5
+
+
+@pytest.mark.parametrize("bits", [2, 8, 16, 31, 32])
+def test_numbers_and_their_integers(bits):
+    """Towards zero, in Python's integers, the largest included; sums of the extremes fit."""
+    slots, clip = 1 if bits == 2 else 3, 0.75
+    largest = secure.levels(bits, slots)
+    assert slots * largest < 2 ** (bits - 1) <= slots * (largest + 1)
+    values = np.array([0, 0.75, -0.75, 0.3, -0.3, 5, -5, 1e-9, np.inf, -np.inf], np.float32)
+    stacked = jnp.asarray(np.tile(values, (slots, 1)))
+    encoded = np.asarray(secure.encode(stacked, jnp.ones(slots), clip, largest))
+    signed = encoded.view(np.int32).astype(object)
+    exact = [int(min(max(float(v) / clip, -1), 1) * largest) for v in values]
+    for row in signed:
+        for got, wanted in zip(row, exact, strict=True):
+            assert abs(got) <= abs(wanted) + 1e-6 * largest  # float32 has 24 bits
+            assert abs(got - wanted) <= max(1, 2e-7 * largest)
+            assert abs(got) <= largest
+    total = encoded.sum(0, dtype=np.uint32)
+    decoded = secure.decode(jnp.asarray(total), bits, clip, largest, jnp.float32)
+    expected = [clip / largest * sum(column) for column in signed.T]
+    np.testing.assert_allclose(decoded, np.array(expected, float), rtol=1e-6, atol=1e-7)
+    # The upper bits say nothing.
+    junk = np.uint32(0) if bits == 32 else np.uint32(0xFFFFFFFF) << np.uint32(bits)
+    other = secure.decode(jnp.asarray(total ^ junk), bits, clip, largest, jnp.float32)
+    np.testing.assert_array_equal(decoded, other)
+
+
+def run(algorithm, batch, client_map="vmap"):
+    state = algorithm.init(params(batch.examples.dtype), N)
+    state, metrics = jax.jit(build_round(algorithm, client_map))(state, batch)
+    return np.stack([to_vector(field) for field in state.server["got"].values()]), metrics
+
+
+@pytest.mark.parametrize(
+    ("bits", "client_map"),
+    [pytest.param(32, "vmap", marks=pytest.mark.slow), (32, "shard_map"), (14, "scan")],
+)
+def test_the_server_gets_the_mean_and_the_sum(bits, client_map, x64):
+    """Up to the resolution, weights, absent clients and padded slots as ever."""
+    messages, clip = draw(), 12.0
+    batch = batch_of(messages, weights=WEIGHTS, participates=COUNT)
+    got, metrics = run(with_secure_aggregation(teller(), bits, clip), batch, client_map)
+    weights = np.where(COUNT, WEIGHTS, 0)
+    expected = np.stack([weights / weights.sum() @ messages[:, 0], COUNT @ messages[:, 1]])
+    step = clip / secure.levels(bits, N)
+    largest_share = weights.max() / weights.sum()
+    allowed = 7 * step * np.array([[largest_share], [1]]) + 1e-6
+    assert (np.abs(got - expected) <= allowed).all()
+    if bits == 14:
+        assert np.abs(got - expected).max() > 1e-3
+    assert metrics["saturated"] == 0
+
+
+def test_numbers_beyond_the_clip_are_saturated_and_counted():
+    messages = np.clip(draw(1), -3, 3).astype(np.float32)
+    messages[1, 0, 2], messages[3, 1, 0] = 1e30, -50
+    batch = batch_of(messages, participates=COUNT)
+    got, metrics = run(with_secure_aggregation(teller(), 32, 4.0), batch)
+    cut = np.clip(messages, -4, 4)[COUNT]
+    expected = np.stack([cut[:, 0].mean(0), cut[:, 1].sum(0)])
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    assert metrics["saturated"] == pytest.approx(2 / (7 * 2 * D))
+
+
+def drawn(count=3):
+    made = reference.make_rounds(3, count, cohort_size=4, max_steps=3, batch_size=4)
+    return [to_batch(padded, t) for t, (_, padded) in enumerate(made)]
+
+
+def finish(algorithm, batches, client_map="vmap"):
+    round_fn = jax.jit(build_round(algorithm, client_map))
+    state = jax.jit(lambda p: algorithm.init(p, CLIENTS))(initial_params())
+    for batch in batches:
+        state, _ = round_fn(state, batch)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("name", "client_map"),
+    [("scaffold", "vmap")]
+    + [pytest.param("fedavg", m, marks=pytest.mark.slow) for m in CLIENT_MAPS],
+)
+def test_it_is_the_plain_method_up_to_the_resolution(name, client_map, x64):
+    plain = getattr(algorithms, name)(loss_fn, client_lr=0.2)
+    expected = finish(plain, drawn(6), client_map)
+    actual = finish(with_secure_aggregation(plain, 32, 8.0), drawn(6), client_map)
+    chex.assert_trees_all_close(actual, expected, atol=1e-6)
+
+
+REFUSED = {
+    "gradma": "delta by itself",
+    "gradma_s": "delta by itself",
+    "fednova": "number of local steps of each client",
+}
+FEW = ("fedcm", *REFUSED)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=() if c.id in FEW else pytest.mark.slow) for c in MAIN],
+    ids=lambda case: case.id,
+)
+def test_every_method(case):
+    plain = case.build(case.problem.loss)
+    start, batches = case.problem.initial_params(), drawn(2)
+    if case.id in REFUSED:
+        with pytest.raises(ValueError, match=rf"algorithm is {case.id}, .*{REFUSED[case.id]}"):
+            with_secure_aggregation(plain, 32, 8.0).init(start, CLIENTS)
+        return
+    algorithm = with_secure_aggregation(plain, 24, 8.0)
+    state = jax.jit(lambda p, b: algorithm.init(p, CLIENTS, b))(start, batches[0])
+    round_fn = jax.jit(build_round(algorithm, "vmap"))
+    for batch in batches:
+        state, metrics = round_fn(state, batch)
+    assert np.isfinite(case.problem.flat(algorithm.params(state))).all()
+    assert all(np.isfinite(value) for value in metrics.values())
+    size = case.problem.flat(start).size
+    sent = [len(p.reduce) * size * 24 for p in plain.phases if not p.once and p.reduce]
+    assert algorithm.uplink(start) == sum(-(-number // 8) for number in sent)
+    assert metrics["bytes_up"] == metrics["participants"] * algorithm.uplink(start)
+    nobody = batches[0]._replace(participates=jnp.zeros(4, bool))
+    chex.assert_trees_all_equal(round_fn(state, nobody)[0], state)
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match=r"bits is 33; it must be between 2 and 32"):
+        with_secure_aggregation(teller(), 33, 1.0)
+    with pytest.raises(ValueError, match=r"clip is 0; it must be finite and greater than 0"):
+        with_secure_aggregation(teller(), 32, 0)
+    few = with_secure_aggregation(teller(), 4, 1.0)
+    with pytest.raises(ValueError, match=r"bits is 4; .* cohort of 9 .* at least 5"):
+        run(few, batch_of(draw()))
