@@ -40,12 +40,20 @@ def inner_products(rows: PyTree, *others: PyTree) -> jax.Array:
 
 
 def _over_blocks(size: int, body: Callable[..., Any], carry: Any) -> Any:
-    """Fold ``body(start, length, carry)`` over consecutive blocks of ``size`` numbers."""
+    """Fold ``body(start, length, is_new, carry)`` over blocks that cover ``size`` numbers.
+
+    The last block starts early enough to be whole, so that the program has ``body`` once;
+    ``is_new``, bool [length] or None for all, leaves out what the block before it has seen.
+    """
     block = max(_MIN_BLOCK, math.ceil(size / _MAX_BLOCKS))
-    whole, rest = divmod(size, block)
-    if whole:
-        carry = lax.fori_loop(0, whole, lambda i, c: body(i * block, block, c), carry)
-    return body(whole * block, rest, carry) if rest else carry
+    if size <= block:
+        return body(0, size, None, carry) if size else carry
+
+    def one(i, carry):
+        start = jnp.minimum(i * block, size - block)
+        return body(start, block, start + jnp.arange(block) >= i * block, carry)
+
+    return lax.fori_loop(0, -(-size // block), one, carry)
 
 
 def _add(total: tuple[jax.Array, jax.Array], term: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -67,29 +75,52 @@ def _parts(leaf: jax.Array) -> list[jax.Array]:
     return [leaf.reshape(len(leaf), -1)]
 
 
-def _product(
-    left: list[list[jax.Array]],
-    right: list[list[jax.Array]],
-    dtype: Any,
-    scale: jax.Array | None = None,
+def _block(
+    parts: list[jax.Array], start: Any, length: int, dtype: Any, scale: jax.Array | None
 ) -> jax.Array:
+    rows = jnp.concatenate([_slice(part, start, length, dtype) for part in parts])
+    return rows if scale is None else rows * scale[:, None]
+
+
+def _without_seen(rows: jax.Array, is_new: jax.Array | None) -> jax.Array:
+    return rows if is_new is None else jnp.where(is_new[None, :], rows, 0)
+
+
+def _product(left: list[list[jax.Array]], right: list[list[jax.Array]], dtype: Any) -> jax.Array:
     """left @ right.T [C, K], compensated over blocks; per leaf, the matrices to be stacked."""
     shape = tuple(sum(len(part) for part in side[0]) for side in (left, right))
     total = (jnp.zeros(shape, dtype),) * 2
-
-    def block(parts, start, length):
-        rows = jnp.concatenate([_slice(part, start, length, dtype) for part in parts])
-        return rows if scale is None else rows * scale[:, None]
-
     for parts, others in zip(left, right, strict=True):
 
-        def body(start, length, total, parts=parts, others=others):
-            rows = block(parts, start, length)
-            columns = rows if others is parts else block(others, start, length)
-            return _add(total, jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST))
+        def body(start, length, is_new, total, parts=parts, others=others):
+            rows = _without_seen(_block(parts, start, length, dtype, None), is_new)
+            return _add(total, _times(rows, _block(others, start, length, dtype, None)))
 
         total = _over_blocks(parts[0].shape[-1], body, total)
     return total[0] + total[1]
+
+
+def _times(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    return jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST)
+
+
+def _gram(
+    vectors: list[list[jax.Array]], dtype: Any, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The inner products [K, K] of the scaled vectors, compensated; their largest numbers [K]."""
+    size = len(scale)
+    state = (jnp.zeros((size, size), dtype),) * 2, jnp.zeros(size, dtype)
+    for parts in vectors:
+
+        def body(start, length, is_new, state, parts=parts):
+            total, largest = state
+            rows = _without_seen(_block(parts, start, length, dtype, scale), is_new)
+            largest = jnp.maximum(largest, jnp.max(jnp.abs(rows), axis=1, initial=0))
+            return _add(total, _times(rows, rows)), largest
+
+        state = _over_blocks(parts[0].shape[-1], body, state)
+    (total, error), largest = state
+    return total + error, largest
 
 
 def scaled_gram(
@@ -104,41 +135,36 @@ def scaled_gram(
     The scale is 1 unless a squared norm could leave the range of float32.
     """
     vectors = [[*_parts(leaf), p_leaf.reshape(1, -1)] for p_leaf, leaf in zip(p, rows, strict=True)]
-    num_rows = len(rows[0])
+    size = len(rows[0]) + 1
+    counts = jnp.ones(size, bool) if mask is None else jnp.append(mask, True)
 
-    def gram_of(scale):
-        return _product(vectors, vectors, dtype, scale)
+    def unsafe(gram):
+        squares = jnp.diagonal(gram)
+        return counts & ~((squares > 1 / _SAFE_SQUARE) & (squares < _SAFE_SQUARE))
 
-    def rescale(state):
-        scale, gram, unsafe = state  # ones, but XLA cannot know it and hoist the maxima
+    def turn(state):
+        _, scale, _, turns = state
+        gram, largest = _gram(vectors, dtype, scale)
+        rescaled = jnp.ldexp(jnp.ones((), dtype), jnp.clip(-jnp.frexp(largest)[1], -126, 126))
+        new = jnp.where(unsafe(gram) & (largest > 0), rescaled, 1)  # and 1 for a row of zeros
+        return gram, scale, new, turns + 1
 
-        def maxima(parts):
-            ends = np.cumsum([len(part) for part in parts])[:-1]
-            factors = [factor[:, None] for factor in jnp.split(scale, ends)]
-            pairs = zip(parts, factors, strict=True)
-            rows = [jnp.abs(part.astype(dtype) * factor) for part, factor in pairs]
-            return jnp.concatenate([jnp.max(row, axis=1, initial=0) for row in rows])
-
-        largest = jnp.max(jnp.stack([maxima(parts) for parts in vectors]), axis=0)
-        exponent = jnp.frexp(largest)[1]
-        new = jnp.ldexp(jnp.ones((), dtype), jnp.clip(-exponent, -126, 126))
-        new = jnp.where(unsafe, new, 1)  # and 1 for a row of zeros
-        gram = lax.cond(jnp.any(new != 1), gram_of, lambda _: gram, new)
-        return new, gram, jnp.zeros_like(unsafe)
-
-    scale = jnp.ones(num_rows + 1, dtype)
+    scale = jnp.ones(size, dtype)
     if products is None:
-        gram = gram_of(scale)
+        state = jnp.zeros((size, size), dtype), scale, scale, jnp.int32(0)
+        first = jnp.bool_(True)
     else:
         known, with_p = (jnp.asarray(product, dtype) for product in products)
         own = [[p_leaf.reshape(1, -1)] for p_leaf in p]
         gram = jnp.block([[known, with_p[:, None]], [with_p, _product(own, own, dtype)]])
-    squares = jnp.diagonal(gram)
-    if mask is not None:
-        squares = jnp.where(jnp.append(mask, True), squares, 1)
-    unsafe = ~((squares > 1 / _SAFE_SQUARE) & (squares < _SAFE_SQUARE))
-    # A loop of one turn: under vmap, a cond would always compute both branches.
-    scale, gram, _ = lax.while_loop(lambda state: jnp.any(state[2]), rescale, (scale, gram, unsafe))
+        first = jnp.any(unsafe(gram))
+        state = gram, scale, scale, jnp.int32(0)
+    # One loop, so that the program has the pass over the rows once: as they are, and rescaled.
+    gram, scale, _, _ = lax.while_loop(
+        lambda s: jnp.where(s[3] == 0, first, (s[3] == 1) & jnp.any(s[2] != 1)),
+        lambda s: turn((s[0], s[2], s[2], s[3])),
+        state,
+    )
     return scale, gram
 
 

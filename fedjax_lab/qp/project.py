@@ -32,7 +32,6 @@ over the rows is saved.
 The dual is solved in ``dual``, inner products are taken in ``gram``; here are q and its refinement.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -129,19 +128,21 @@ def project_to_cone(
     gram = gram * unit[:, None] * unit[None, :]
     gram, b = gram[:-1, :-1], gram[:-1, -1]
     margin = jnp.asarray(margin, dtype)
-    solve = partial(dual.solve, gram, valid=valid, max_iterations=max_iterations)
 
-    def step_length(dz: jax.Array) -> jax.Array:  # ||M dz||, no less than rounding allows for
-        square = jnp.maximum(jnp.vdot(dz, dual.matvec(gram, dz)), 0)
-        return jnp.sqrt(square + eps * jnp.sum(jnp.abs(dz)) ** 2)
+    def to_go(z, r, basis):  # how far the next correction will move q, about
+        inside = jnp.sqrt(jnp.maximum(-jnp.vdot(dual.step_on_support(basis, r), r), 0))
+        outside = valid & ~basis.support & (r < -2 * eps * jnp.sum(z))
+        return jnp.maximum(inside, jnp.max(jnp.where(outside, -r / dual.distances(basis), 0)))
 
     def unfinished(state):
-        _, _, _, dz, _, last_step, rounds = state
-        step = step_length(dz)
+        *_, step, last_step, rounds = state
         return (step > tolerance) & (step < 0.9 * last_step) & (rounds < _ROUNDS)
 
     def correct(state):
-        q, z, r, dz, iterations, _, rounds = state
+        q, z, r, basis, iterations, step, _, rounds = state
+        dz, basis, iterations = dual.solve(
+            gram, z, r, basis, iterations, valid=valid, max_iterations=max_iterations
+        )
         q = add_rows(q, row_leaves, dz * unit[:-1] * norms[-1], scale, dtype)
         z = z + dz
 
@@ -149,18 +150,17 @@ def project_to_cone(
             return measure(q, row_leaves, scale, dtype) * unit[:-1] * unit[-1] - margin
 
         r = r + dual.matvec(gram, dz)
-        active = valid & ((z > 0) | (r <= 8 * eps * (1 + jnp.sum(z))))
+        active = valid & (basis.support | (r <= 8 * eps * (1 + jnp.sum(z))))
+        least = jnp.min(jnp.where(active, dual.distances(basis), 1))
         # What the rounding of G dz does to q, where the active rows are as parallel as they are.
-        known = eps * jnp.sum(jnp.abs(dz)) <= 2 * tolerance * dual.least_pivot(gram, active)
+        known = eps * jnp.sum(jnp.abs(dz)) <= tolerance * least
         r = jnp.where(valid, lax.cond(known, lambda: r, measured), 0)
-        new_dz, iterations = solve(z, r, iterations)
-        return q, z, r, new_dz, iterations, step_length(dz), rounds + 1
+        return q, z, r, basis, iterations, to_go(z, r, basis), step, rounds + 1
 
-    z = jnp.zeros_like(b)
-    r = jnp.where(valid, b - margin, 0)
-    dz, iterations = solve(z, r, jnp.int32(0))
-    state = (p_leaves, z, r, dz, iterations, jnp.asarray(jnp.inf, dtype), jnp.int32(0))
-    q, z, r, _, iterations, _, _ = lax.while_loop(unfinished, correct, state)
+    z, r = jnp.zeros_like(b), jnp.where(valid, b - margin, 0)
+    basis, infinite = dual.empty_basis(gram), jnp.asarray(jnp.inf, dtype)
+    state = (p_leaves, z, r, basis, jnp.int32(0), to_go(z, r, basis), infinite, jnp.int32(0))
+    q, z, r, _, iterations, *_ = lax.while_loop(unfinished, correct, state)
 
     scale_of_z = jnp.maximum(jnp.max(z), 1)
     info = ConeInfo(
