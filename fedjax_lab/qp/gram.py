@@ -101,6 +101,19 @@ def _product(left: list[list[jax.Array]], right: list[list[jax.Array]], dtype: A
 
 
 def _times(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """rows @ columns.T [C, K] in float32.
+
+    On TPU as sums of products, one fused pass: a matrix product in full precision takes twenty
+    times as long to compile there.
+    """
+    return lax.platform_dependent(rows, columns, tpu=_sums_of_products, default=_matrix_product)
+
+
+def _sums_of_products(rows, columns):
+    return jnp.sum(rows[:, None] * columns[None], axis=-1)
+
+
+def _matrix_product(rows, columns):
     return jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST)
 
 
