@@ -34,26 +34,34 @@ def inner_products(rows: PyTree, *others: PyTree) -> jax.Array:
     dtype = jnp.result_type(jnp.float32, *leaves)
     products = []
     for leaf, *other in zip(leaves, *other_leaves, strict=True):
-        right = [part.reshape(len(part), -1) for part in other]
-        products.append(_product([_parts(leaf)], [right], dtype))
+        products.append(_product([_parts(leaf)], [[_at_least_2d(part) for part in other]], dtype))
     return jnp.stack(products)
 
 
-def _over_blocks(size: int, body: Callable[..., Any], carry: Any) -> Any:
-    """Fold ``body(start, length, is_new, carry)`` over blocks that cover ``size`` numbers.
+def _over_blocks(shape: tuple[int, ...], body: Callable[..., Any], carry: Any) -> Any:
+    """Fold ``body(start, length, is_new, carry)`` over blocks along the first axis of a row.
 
-    The last block starts early enough to be whole, so that the program has ``body`` once;
-    ``is_new``, bool [length] or None for all, leaves out what the block before it has seen.
+    A row keeps its axes: to make a vector of it would rearrange it on accelerators. Blocks are of
+    one length, so that the program has ``body`` once. Where they cannot be, the last one starts
+    early, and ``is_new``, bool [length] or None for all, leaves out what came before.
     """
-    block = max(_MIN_BLOCK, math.ceil(size / _MAX_BLOCKS))
-    if size <= block:
-        return body(0, size, None, carry) if size else carry
+    size, across = math.prod(shape), math.prod(shape[1:])
+    if not size:
+        return carry
+    block = max(1, max(_MIN_BLOCK, math.ceil(size / _MAX_BLOCKS)) // across)
+    if shape[0] <= block:
+        return body(0, shape[0], None, carry)
+    count = math.ceil(shape[0] / block)
+    count = next((c for c in range(count, 2 * count) if shape[0] % c == 0), count)
+    length = math.ceil(shape[0] / count)
+    whole = length * count == shape[0]
 
     def one(i, carry):
-        start = jnp.minimum(i * block, size - block)
-        return body(start, block, start + jnp.arange(block) >= i * block, carry)
+        start = jnp.minimum(i * length, shape[0] - length)
+        is_new = None if whole else start + jnp.arange(length) >= i * length
+        return body(start, length, is_new, carry)
 
-    return lax.fori_loop(0, -(-size // block), one, carry)
+    return lax.fori_loop(0, count, one, carry)
 
 
 def _add(total: tuple[jax.Array, jax.Array], term: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -64,44 +72,49 @@ def _add(total: tuple[jax.Array, jax.Array], term: jax.Array) -> tuple[jax.Array
     return new, error + ((value - (new - part)) + (term - part))
 
 
-def _slice(leaf: jax.Array, start: Any, length: int, dtype: Any) -> jax.Array:
-    return lax.dynamic_slice_in_dim(leaf, start, length, axis=-1).astype(dtype)
+def _at_least_2d(rows: jax.Array) -> jax.Array:
+    return rows[:, None] if rows.ndim == 1 else rows
 
 
 def _parts(leaf: jax.Array) -> list[jax.Array]:
-    """A leaf's rows as matrices [k, n]: few rows one by one, so that no stack of them is made."""
-    if len(leaf) <= _FEW_ROWS:
-        return [row.reshape(1, -1) for row in leaf]
-    return [leaf.reshape(len(leaf), -1)]
+    """A leaf's rows as arrays [k, ...]: few rows one by one, so that no stack of them is made."""
+    leaf = _at_least_2d(leaf)
+    return [row[None] for row in leaf] if len(leaf) <= _FEW_ROWS else [leaf]
 
 
 def _block(
-    parts: list[jax.Array], start: Any, length: int, dtype: Any, scale: jax.Array | None
+    parts: list[jax.Array],
+    start: Any,
+    length: int,
+    dtype: Any,
+    is_new: jax.Array | None = None,
+    scale: jax.Array | None = None,
 ) -> jax.Array:
-    rows = jnp.concatenate([_slice(part, start, length, dtype) for part in parts])
-    return rows if scale is None else rows * scale[:, None]
-
-
-def _without_seen(rows: jax.Array, is_new: jax.Array | None) -> jax.Array:
-    return rows if is_new is None else jnp.where(is_new[None, :], rows, 0)
+    """A block of all rows, float [C, length, ...]; 0 where it is not new."""
+    slices = [lax.dynamic_slice_in_dim(part, start, length, axis=1) for part in parts]
+    rows = jnp.concatenate([part.astype(dtype) for part in slices])
+    ones = (1,) * (rows.ndim - 2)
+    if scale is not None:
+        rows = rows * scale.reshape(-1, 1, *ones)
+    return rows if is_new is None else jnp.where(is_new.reshape(1, -1, *ones), rows, 0)
 
 
 def _product(left: list[list[jax.Array]], right: list[list[jax.Array]], dtype: Any) -> jax.Array:
-    """left @ right.T [C, K], compensated over blocks; per leaf, the matrices to be stacked."""
+    """left @ right.T [C, K], compensated over blocks; per leaf, the arrays to be stacked."""
     shape = tuple(sum(len(part) for part in side[0]) for side in (left, right))
     total = (jnp.zeros(shape, dtype),) * 2
     for parts, others in zip(left, right, strict=True):
 
         def body(start, length, is_new, total, parts=parts, others=others):
-            rows = _without_seen(_block(parts, start, length, dtype, None), is_new)
-            return _add(total, _times(rows, _block(others, start, length, dtype, None)))
+            rows = _block(parts, start, length, dtype, is_new)
+            return _add(total, _times(rows, _block(others, start, length, dtype)))
 
-        total = _over_blocks(parts[0].shape[-1], body, total)
+        total = _over_blocks(parts[0].shape[1:], body, total)
     return total[0] + total[1]
 
 
 def _times(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """rows @ columns.T [C, K] in float32.
+    """Inner products [C, K] of rows [C, ...] with columns [K, ...], in float32.
 
     On TPU as sums of products, one fused pass: a matrix product in full precision takes twenty
     times as long to compile there.
@@ -110,10 +123,11 @@ def _times(rows: jax.Array, columns: jax.Array) -> jax.Array:
 
 
 def _sums_of_products(rows, columns):
-    return jnp.sum(rows[:, None] * columns[None], axis=-1)
+    return jnp.sum(rows[:, None] * columns[None], axis=range(2, rows.ndim + 1))
 
 
 def _matrix_product(rows, columns):
+    rows, columns = (part.reshape(len(part), -1) for part in (rows, columns))
     return jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST)
 
 
@@ -127,11 +141,12 @@ def _gram(
 
         def body(start, length, is_new, state, parts=parts):
             total, largest = state
-            rows = _without_seen(_block(parts, start, length, dtype, scale), is_new)
-            largest = jnp.maximum(largest, jnp.max(jnp.abs(rows), axis=1, initial=0))
+            rows = _block(parts, start, length, dtype, is_new, scale)
+            axes = range(1, rows.ndim)
+            largest = jnp.maximum(largest, jnp.max(jnp.abs(rows), axis=axes, initial=0))
             return _add(total, _times(rows, rows)), largest
 
-        state = _over_blocks(parts[0].shape[-1], body, state)
+        state = _over_blocks(parts[0].shape[1:], body, state)
     (total, error), largest = state
     return total + error, largest
 
@@ -147,7 +162,8 @@ def scaled_gram(
 
     The scale is 1 unless a squared norm could leave the range of float32.
     """
-    vectors = [[*_parts(leaf), p_leaf.reshape(1, -1)] for p_leaf, leaf in zip(p, rows, strict=True)]
+    own = [_parts(p_leaf[None]) for p_leaf in p]
+    vectors = [[*_parts(leaf), *part] for part, leaf in zip(own, rows, strict=True)]
     size = len(rows[0]) + 1
     counts = jnp.ones(size, bool) if mask is None else jnp.append(mask, True)
 
@@ -168,7 +184,6 @@ def scaled_gram(
         first = jnp.bool_(True)
     else:
         known, with_p = (jnp.asarray(product, dtype) for product in products)
-        own = [[p_leaf.reshape(1, -1)] for p_leaf in p]
         gram = jnp.block([[known, with_p[:, None]], [with_p, _product(own, own, dtype)]])
         first = jnp.any(unsafe(gram))
         state = gram, scale, scale, jnp.int32(0)
@@ -185,23 +200,31 @@ def add_rows(
     q: list[jax.Array], rows: list[jax.Array], weights: jax.Array, scale: jax.Array, dtype: Any
 ) -> list[jax.Array]:
     """Return q + sum_c weights[c] rows[c]; the weights are those of the scaled q and rows."""
-    new_q = []
-    for q_leaf, leaf in zip(q, rows, strict=True):
-        parts = _parts(leaf)
-        if len(parts) == len(leaf):  # one fused loop; XLA's CPU product is slow on few rows
-            terms = [
-                weights[c] * (part[0].astype(dtype) * scale[c]) for c, part in enumerate(parts)
-            ]
-            change = sum(terms)
+    weights = weights * scale[:-1]
+
+    def added(q_leaf, leaf):
+        if len(leaf) <= _FEW_ROWS:  # one fused loop; XLA's CPU product is slow on few rows
+            change = sum(weights[c] * row[0].astype(dtype) for c, row in enumerate(_parts(leaf)))
         else:
-            flat_rows = parts[0].astype(dtype)
-            change = jnp.matmul(weights * scale[:-1], flat_rows, precision=lax.Precision.HIGHEST)
-        flat_q = (q_leaf.reshape(-1) * scale[-1] + change) / scale[-1]
-        new_q.append(flat_q.astype(q_leaf.dtype).reshape(q_leaf.shape))
-    return new_q
+            change = lax.platform_dependent(
+                weights, leaf.astype(dtype), tpu=_weighted_sum, default=_weighted_product
+            )
+        change = jnp.reshape(change, q_leaf.shape)
+        return ((q_leaf * scale[-1] + change) / scale[-1]).astype(q_leaf.dtype)
+
+    return [added(q_leaf, leaf) for q_leaf, leaf in zip(q, rows, strict=True)]
+
+
+def _weighted_sum(weights, rows):
+    return jnp.sum(weights.reshape(-1, *[1] * (rows.ndim - 1)) * rows, axis=0)
+
+
+def _weighted_product(weights, rows):
+    flat = jnp.matmul(weights, rows.reshape(len(rows), -1), precision=lax.Precision.HIGHEST)
+    return flat.reshape(rows.shape[1:])
 
 
 def measure(q: list[jax.Array], rows: list[jax.Array], scale: jax.Array, dtype: Any) -> jax.Array:
     """Return the inner products [C] of the scaled q with the scaled rows."""
-    scaled_q = [[q_leaf.reshape(1, -1).astype(dtype) * scale[-1]] for q_leaf in q]
+    scaled_q = [_parts(q_leaf[None].astype(dtype) * scale[-1]) for q_leaf in q]
     return _product([_parts(leaf) for leaf in rows], scaled_q, dtype)[:, 0] * scale[:-1]
