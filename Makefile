@@ -8,7 +8,7 @@ WORKERS ?= auto
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: demo check test test-all faults fuzz lint smoke docs notebooks wheel-check qp-accuracy clean
-.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-wrappers
+.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-wrappers bench-compile
 .PHONY: $(STUDIES:%=%-study) studies-report
 
 demo: $(VENV)/.runtime
@@ -64,6 +64,11 @@ bench-maps: $(VENV)/.runtime
 
 bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-wrappers: bench-%: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.$*
+
+# What compilers make of GradMA and top-k next to FedAvg; TARGET=v5e where jax[tpu] is installed.
+TARGET ?= cpu
+bench-compile: $(VENV)/.runtime
+	$(BIN)/python -m experiments.benchmarks.compile_time --target $(TARGET)
 
 # Accuracy of the quadratic program against scipy, two to seven minutes.
 qp-accuracy: $(VENV)/.test

@@ -4,7 +4,7 @@ The workload: 100 clients, cohort 10, 5 local steps of batch 64, noise images 28
 perceptron 784-1248-10 (d = 992,170), uniform weights, one round as one program. GradMA-S and
 FedAvg, whose clients do the same, take turns (A B A B ...) and every sample waits for the device;
 the server's share is 1 - FedAvg / GradMA-S of neighbouring samples, the median and quartiles.
-"QP iterations" are ``info.iterations`` of the server's QP, active set steps.
+"QP iterations" are ``info.iterations`` of the server's QP, rows that enter or leave.
 
     python -m experiments.benchmarks.gradma_server [--rows 100] [--units 1248] [--repeats 20]
 """

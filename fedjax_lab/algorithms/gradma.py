@@ -58,8 +58,7 @@ class Memory(NamedTuple):
     a round changes the cohort's; so many inner products are new, and the others are kept.
     """
 
-    rows: PyTree  # [m, d], or like the params [m, ...] with a QP per leaf; the largest number of
-    # a row lies in [1, 2), or all are 0
+    rows: PyTree  # [m, ...] like the params; a row's largest number is in [1, 2), or all are 0
     scale: jax.Array  # float [m]
     products: jax.Array  # float [1 or leaves, m, m], the rows' inner products
     slots: Slots
@@ -200,15 +199,15 @@ def _gradma(
         check_number("memory_decay", memory_decay, minimum=0.0, maximum=1.0)
 
     is_global = qp_scope == "global"
-    # One vector of all parameters has one QP, and compiles in a fraction of the time.
-    pack = tree.flatten if is_global else lambda values, leading=0: values
+
+    def inner_products(rows, *others):  # [1 or leaves, m, k]
+        products = qp.inner_products(rows, *others)
+        return products.sum(0, keepdims=True) if is_global else products
 
     def project(p, rows, mask=None, products=None):
-        packed = pack(p)
         if is_global:
             products = products and tuple(product[0] for product in products)
-            q, info = qp.project_to_cone(packed, rows, mask, margin, products=products)
-            q = tree.unflatten(q, like=p)
+            q, info = qp.project_to_cone(p, rows, mask, margin, products=products)
         else:
             q, info = qp.project_to_cone_per_leaf(p, rows, mask, margin, products=products)
         return tree.where(info.feasible, q, p), info
@@ -218,7 +217,7 @@ def _gradma(
         if not corrects_server:
             return GradMAServer(params, (), ()), rows
         check_int("memory_size", memory_size, minimum=0, maximum=num_clients)
-        memory = _empty_memory(pack(params), memory_size) if memory_size else ()
+        memory = _empty_memory(params, memory_size, inner_products) if memory_size else ()
         return GradMAServer(params, tree.zeros_like(params), memory), rows
 
     def broadcast(server, round):
@@ -230,7 +229,7 @@ def _gradma(
             previous, _ = training.gradient(step.memory, step)  # at x_{k-1}
             at_server, _ = training.gradient(x, step)
             constraints = tree.stack([previous, at_server, tree.subtract(y, x)])
-            corrected, info = project(g, pack(constraints, 1))
+            corrected, info = project(g, constraints)
             metrics = {"client_qp_residual": info.kkt_residual, "client_qp_active": _active(info)}
             return corrected, report._replace(memory=y, metrics={**report.metrics, **metrics})
 
@@ -249,8 +248,9 @@ def _gradma(
         m = tree.add_scaled(delta, server_momentum, server.momentum)
         memory, metrics = server.memory, {"delta_norm": tree.norm(delta)}
         if memory_size:
-            deltas = pack(messages["delta"], 1)
-            memory, with_m = _remember(memory, deltas, cohort, memory_decay, pack(m))
+            memory, with_m = _remember(
+                memory, messages["delta"], cohort, memory_decay, m, inner_products
+            )
             m, info = project(m, memory.rows, memory.scale > 0, (memory.products, with_m))
             metrics["server_qp_residual"] = info.kkt_residual
             metrics["server_qp_active"] = _active(info)
@@ -279,19 +279,19 @@ def _active(info) -> jax.Array:
     return (info.z > 0).sum(dtype=info.kkt_residual.dtype)
 
 
-def _empty_memory(params: Params, size: int) -> Memory:
+def _empty_memory(params: Params, size: int, inner_products) -> Memory:
     zeros = jnp.zeros(size, jnp.int32)
     slots = Slots(zeros + _NOBODY, zeros, zeros, jnp.zeros((), jnp.int32))
     rows = zero_row_per_client(params, size)
-    products = jax.eval_shape(qp.inner_products, rows, rows)
+    products = jax.eval_shape(inner_products, rows, rows)
     scale = jnp.zeros(size, products.dtype)
     return Memory(rows, scale, jnp.zeros(products.shape, products.dtype), slots)
 
 
-def _remember(memory: Memory, deltas: PyTree, cohort: Cohort, decay: Scalar, p: PyTree):
+def _remember(memory, deltas: PyTree, cohort: Cohort, decay: Scalar, p: PyTree, inner_products):
     """Algorithm 4, then the memory's lines of Algorithm 3: D <- β_2 D (+ d^i).
 
-    Returns the memory and its rows' inner products with ``p``, [leaves, m].
+    Returns the memory and its rows' inner products with ``p``, [1 or leaves, m].
     """
     slots, slot, is_new = _admit(memory.slots, cohort.client_ids, cohort.participates)
     dtype, decay = memory.scale.dtype, jnp.asarray(decay, memory.scale.dtype)
@@ -304,9 +304,7 @@ def _remember(memory: Memory, deltas: PyTree, cohort: Cohort, decay: Scalar, p: 
         return _times(kept, rows.at[slot].get(mode="clip")) + delta
 
     sums = jax.tree.map(sum_up, memory.rows, deltas)
-    sizes = [
-        jnp.abs(leaf).reshape(len(slot), -1).max(1, initial=0) for leaf in jax.tree.leaves(sums)
-    ]
+    sizes = [jnp.abs(leaf).max(range(1, leaf.ndim), initial=0) for leaf in jax.tree.leaves(sums)]
     largest = jnp.max(jnp.stack(sizes), 0).astype(dtype)
     power = _power_of_two(largest)
     new = jax.tree.map(partial(_times, 1 / power), sums)
@@ -316,7 +314,7 @@ def _remember(memory: Memory, deltas: PyTree, cohort: Cohort, decay: Scalar, p: 
         return table.at[slot].set(values, mode="drop")
 
     rows = jax.tree.map(put, memory.rows, new)
-    with_new = qp.inner_products(rows, new, jax.tree.map(lambda leaf: leaf[None], p))
+    with_new = inner_products(rows, new, jax.tree.map(lambda leaf: leaf[None], p))
     with_new, with_p = with_new[..., :-1], with_new[..., -1]
     products = memory.products.at[:, slot].set(with_new.mT, mode="drop")
     products = products.at[:, :, slot].set(with_new, mode="drop")

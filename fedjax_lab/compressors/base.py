@@ -60,6 +60,8 @@ class Compressor:
       positions: how a sparsifier of fixed size says what it keeps; None for all others.
       direct: (key, v [d]) -> C(v) [d], a shorter way to the same bits without a message; None
         where there is none.
+      direct_parts: (key, arrays of one dtype and any shape, which are v in order) -> C(v) in
+        arrays of those shapes; the same bits again. None where there is none.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Compressor:
     unbiased: bool = False
     positions: Positions | None = None
     direct: Callable[[Key, jax.Array], jax.Array] | None = None
+    direct_parts: Callable[[Key, list[jax.Array]], list[jax.Array]] | None = None
 
     def apply(self, key: Key, v: jax.Array) -> jax.Array:
         """C(v) [d], in the dtype of v: the bits of ``decompress(compress(key, v))``.

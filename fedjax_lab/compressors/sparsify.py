@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -97,9 +98,10 @@ def top_k(comp: float, *, selection: str = "bisection") -> Compressor:
         zeros = jnp.zeros(message.d, message.values.dtype)
         return zeros.at[message.indices].set(message.values, unique_indices=True)
 
-    def direct(key, v):
-        mask = _are_largest(_ordered_bits(jnp.abs(v)), kept(size_of(v)))
-        return jnp.where(mask, v, 0)
+    def direct_parts(key, parts):
+        d = sum(part.size for part in parts)
+        masks = _are_largest([_ordered_bits(jnp.abs(part)) for part in parts], kept(d))
+        return [jnp.where(mask, part, 0) for mask, part in zip(masks, parts, strict=True)]
 
     def unpack_positions(reader, d):
         indices = reader.bits(kept(d), wire.width_of(d))
@@ -113,7 +115,13 @@ def top_k(comp: float, *, selection: str = "bisection") -> Compressor:
     )
     options = {"comp": comp, "selection": selection}
     compressor = _fixed_size("top_k", options, compress, decompress, positions)
-    return dataclasses.replace(compressor, direct=direct if select is _bisection else None)
+    if select is not _bisection:
+        return compressor
+
+    def direct(key, v):
+        return direct_parts(key, [v])[0]
+
+    return dataclasses.replace(compressor, direct=direct, direct_parts=direct_parts)
 
 
 def random_k(comp: float, *, rescale: bool = False) -> Compressor:
@@ -247,7 +255,7 @@ def random_drop(comp: float, *, rescale: bool = False) -> Compressor:
 @functools.partial(jax.jit, static_argnames=("d", "k"))
 def _drawn(seed: jax.Array, d: int, k: int) -> jax.Array:
     """Which k of d coordinates a message's seed stands for, bool [d]."""
-    return _are_largest(jax.random.bits(_drawn_key(seed), (d,), jnp.uint32), k)
+    return _are_largest([jax.random.bits(_drawn_key(seed), (d,), jnp.uint32)], k)[0]
 
 
 def _drawn_key(seed: jax.Array):
@@ -264,7 +272,7 @@ def _approximate(magnitudes: jax.Array, k: int) -> jax.Array:
 
 
 def _bisection(magnitudes: jax.Array, k: int) -> jax.Array:
-    return _places(_are_largest(_ordered_bits(magnitudes), k), k)
+    return _places(_are_largest([_ordered_bits(magnitudes)], k)[0], k)
 
 
 def _ordered_bits(magnitudes: jax.Array) -> jax.Array:
@@ -277,27 +285,44 @@ def _ordered_bits(magnitudes: jax.Array) -> jax.Array:
 _SELECTIONS = {"approximate": _approximate, "bisection": _bisection, "sort": _sort}
 
 
-def _are_largest(numbers: jax.Array, k: int) -> jax.Array:
-    """Which of d unsigned numbers are the k largest, bool [d]; of equals, those of lowest index."""
-    d = numbers.shape[0]
-    bound, count = _search(lambda x: numbers >= x, numbers.dtype, None, d, k)
+def _are_largest(parts: list[jax.Array], k: int) -> list[jax.Array]:
+    """Which of d unsigned numbers are the k largest; of equals, those of lowest index.
+
+    The numbers come in parts of any shape, one after the other, and so do the answers, bool: to
+    put them into one vector would rearrange them on accelerators.
+    """
+    sizes = [part.size for part in parts]
+    d = sum(sizes)
+    bound, count = _search(lambda x: [part >= x for part in parts], parts[0].dtype, None, d, k)
+    ends = np.cumsum(sizes)
+    behind = [_numbers_behind(part.shape, d - end) for part, end in zip(parts, ends, strict=True)]
 
     def up_to(x):  # of the numbers equal to ``bound``, those with at least x numbers behind them
-        behind = jax.lax.iota(jnp.uint32, d)[::-1]
-        return (numbers > bound) | ((numbers == bound) & (behind >= x))
+        pairs = zip(parts, behind, strict=True)
+        return [(part > bound) | ((part == bound) & (rest >= x)) for part, rest in pairs]
 
     x, _ = _search(up_to, jnp.uint32, d.bit_length(), count, k)  # no step without ties
     return up_to(x)
 
 
+def _numbers_behind(shape: tuple[int, ...], behind_all: int) -> jax.Array:
+    """How many numbers come after each of an array, row by row, and after the array, uint32."""
+    last = math.prod(shape) - 1 + int(behind_all)
+    index, stride = jnp.zeros(shape, jnp.uint32), 1
+    for axis in reversed(range(len(shape))):
+        index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride)
+        stride *= shape[axis]
+    return np.uint32(max(last, 0)) - index
+
+
 def _search(holds, dtype, width, count, k) -> tuple[jax.Array, jax.Array]:
-    """(x, how many coordinates ``holds(x)`` is true for): the largest x with k or more.
+    """(x, how many numbers ``holds(x)`` is true for): the largest x with k or more.
 
     The search ends early at an x with k of them. Two bits of x are found in each pass, because
     three counts together take no longer than one.
 
     Args:
-      holds: x -> bool [d], true for fewer coordinates the larger x is.
+      holds: x -> bools, in parts of any shape; true for fewer numbers the larger x is.
       dtype: of x, unsigned.
       width: bits of x that may be set; None: all.
       count: how many ``holds(0)`` is true for, at least ``k``.
@@ -312,9 +337,12 @@ def _search(holds, dtype, width, count, k) -> tuple[jax.Array, jax.Array]:
     def next_bits(state):
         shift, x, count = state
         candidates = [x + (jnp.asarray(j, dtype) << shift.astype(dtype)) for j in (1, 2, 3)]
-        masks = tuple(holds(candidate).astype(jnp.int32) for candidate in candidates)
-        zeros = (np.int32(0),) * len(masks)
-        counts = jax.lax.reduce(masks, zeros, lambda a, b: tuple(map(jnp.add, a, b)), (0,))
+        counts = (np.int32(0),) * 3
+        for masks in zip(*map(holds, candidates), strict=True):  # of one part
+            values = tuple(mask.astype(jnp.int32) for mask in masks)
+            axes = tuple(range(values[0].ndim))
+            own = jax.lax.reduce(values, (np.int32(0),) * 3, _add_each, axes)
+            counts = _add_each(counts, own)
         for candidate, counted in zip(candidates, counts, strict=True):
             enough = counted >= k
             x, count = jnp.where(enough, candidate, x), jnp.where(enough, counted, count)
@@ -323,6 +351,10 @@ def _search(holds, dtype, width, count, k) -> tuple[jax.Array, jax.Array]:
     first = (jnp.int32((width - 1) // 2 * 2), jnp.zeros((), dtype), jnp.asarray(count, jnp.int32))
     _, x, count = jax.lax.while_loop(proceed, next_bits, first)
     return x, count
+
+
+def _add_each(left, right):
+    return tuple(map(jnp.add, left, right))
 
 
 def _places(taken: jax.Array, k: int) -> jax.Array:

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from fedjax_lab.types import PyTree
@@ -34,18 +33,34 @@ def inner_products(rows: PyTree, *others: PyTree) -> jax.Array:
     dtype = jnp.result_type(jnp.float32, *leaves)
     products = []
     for leaf, *other in zip(leaves, *other_leaves, strict=True):
-        right = [part.reshape(len(part), -1) for part in other]
-        products.append(_product([_parts(leaf)], [right], dtype))
+        products.append(_product([_parts(leaf)], [[_at_least_2d(part) for part in other]], dtype))
     return jnp.stack(products)
 
 
-def _over_blocks(size: int, body: Callable[..., Any], carry: Any) -> Any:
-    """Fold ``body(start, length, carry)`` over consecutive blocks of ``size`` numbers."""
-    block = max(_MIN_BLOCK, math.ceil(size / _MAX_BLOCKS))
-    whole, rest = divmod(size, block)
-    if whole:
-        carry = lax.fori_loop(0, whole, lambda i, c: body(i * block, block, c), carry)
-    return body(whole * block, rest, carry) if rest else carry
+def _over_blocks(shape: tuple[int, ...], body: Callable[..., Any], carry: Any) -> Any:
+    """Fold ``body(start, length, is_new, carry)`` over blocks along the first axis of a row.
+
+    A row keeps its axes: to make a vector of it would rearrange it on accelerators. Blocks are of
+    one length, so that the program has ``body`` once. Where they cannot be, the last one starts
+    early, and ``is_new``, bool [length] or None for all, leaves out what came before.
+    """
+    size, across = math.prod(shape), math.prod(shape[1:])
+    if not size:
+        return carry
+    block = max(1, max(_MIN_BLOCK, math.ceil(size / _MAX_BLOCKS)) // across)
+    if shape[0] <= block:
+        return body(0, shape[0], None, carry)
+    count = math.ceil(shape[0] / block)
+    count = next((c for c in range(count, 2 * count) if shape[0] % c == 0), count)
+    length = math.ceil(shape[0] / count)
+    whole = length * count == shape[0]
+
+    def one(i, carry):
+        start = jnp.minimum(i * length, shape[0] - length)
+        is_new = None if whole else start + jnp.arange(length) >= i * length
+        return body(start, length, is_new, carry)
+
+    return lax.fori_loop(0, count, one, carry)
 
 
 def _add(total: tuple[jax.Array, jax.Array], term: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -56,40 +71,83 @@ def _add(total: tuple[jax.Array, jax.Array], term: jax.Array) -> tuple[jax.Array
     return new, error + ((value - (new - part)) + (term - part))
 
 
-def _slice(leaf: jax.Array, start: Any, length: int, dtype: Any) -> jax.Array:
-    return lax.dynamic_slice_in_dim(leaf, start, length, axis=-1).astype(dtype)
+def _at_least_2d(rows: jax.Array) -> jax.Array:
+    return rows[:, None] if rows.ndim == 1 else rows
 
 
 def _parts(leaf: jax.Array) -> list[jax.Array]:
-    """A leaf's rows as matrices [k, n]: few rows one by one, so that no stack of them is made."""
-    if len(leaf) <= _FEW_ROWS:
-        return [row.reshape(1, -1) for row in leaf]
-    return [leaf.reshape(len(leaf), -1)]
+    """A leaf's rows as arrays [k, ...]: few rows one by one, so that no stack of them is made."""
+    leaf = _at_least_2d(leaf)
+    return [row[None] for row in leaf] if len(leaf) <= _FEW_ROWS else [leaf]
 
 
-def _product(
-    left: list[list[jax.Array]],
-    right: list[list[jax.Array]],
+def _block(
+    parts: list[jax.Array],
+    start: Any,
+    length: int,
     dtype: Any,
+    is_new: jax.Array | None = None,
     scale: jax.Array | None = None,
 ) -> jax.Array:
-    """left @ right.T [C, K], compensated over blocks; per leaf, the matrices to be stacked."""
+    """A block of all rows, float [C, length, ...]; 0 where it is not new."""
+    slices = [lax.dynamic_slice_in_dim(part, start, length, axis=1) for part in parts]
+    rows = jnp.concatenate([part.astype(dtype) for part in slices])
+    ones = (1,) * (rows.ndim - 2)
+    if scale is not None:
+        rows = rows * scale.reshape(-1, 1, *ones)
+    return rows if is_new is None else jnp.where(is_new.reshape(1, -1, *ones), rows, 0)
+
+
+def _product(left: list[list[jax.Array]], right: list[list[jax.Array]], dtype: Any) -> jax.Array:
+    """left @ right.T [C, K], compensated over blocks; per leaf, the arrays to be stacked."""
     shape = tuple(sum(len(part) for part in side[0]) for side in (left, right))
     total = (jnp.zeros(shape, dtype),) * 2
-
-    def block(parts, start, length):
-        rows = jnp.concatenate([_slice(part, start, length, dtype) for part in parts])
-        return rows if scale is None else rows * scale[:, None]
-
     for parts, others in zip(left, right, strict=True):
 
-        def body(start, length, total, parts=parts, others=others):
-            rows = block(parts, start, length)
-            columns = rows if others is parts else block(others, start, length)
-            return _add(total, jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST))
+        def body(start, length, is_new, total, parts=parts, others=others):
+            rows = _block(parts, start, length, dtype, is_new)
+            return _add(total, _times(rows, _block(others, start, length, dtype)))
 
-        total = _over_blocks(parts[0].shape[-1], body, total)
+        total = _over_blocks(parts[0].shape[1:], body, total)
     return total[0] + total[1]
+
+
+def _times(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Inner products [C, K] of rows [C, ...] with columns [K, ...], in float32.
+
+    On TPU as sums of products, one fused pass: a matrix product in full precision takes twenty
+    times as long to compile there.
+    """
+    return lax.platform_dependent(rows, columns, tpu=_sums_of_products, default=_matrix_product)
+
+
+def _sums_of_products(rows, columns):
+    return jnp.sum(rows[:, None] * columns[None], axis=range(2, rows.ndim + 1))
+
+
+def _matrix_product(rows, columns):
+    rows, columns = (part.reshape(len(part), -1) for part in (rows, columns))
+    return jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST)
+
+
+def _gram(
+    vectors: list[list[jax.Array]], dtype: Any, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The inner products [K, K] of the scaled vectors, compensated; their largest numbers [K]."""
+    size = len(scale)
+    state = (jnp.zeros((size, size), dtype),) * 2, jnp.zeros(size, dtype)
+    for parts in vectors:
+
+        def body(start, length, is_new, state, parts=parts):
+            total, largest = state
+            rows = _block(parts, start, length, dtype, is_new, scale)
+            axes = range(1, rows.ndim)
+            largest = jnp.maximum(largest, jnp.max(jnp.abs(rows), axis=axes, initial=0))
+            return _add(total, _times(rows, rows)), largest
+
+        state = _over_blocks(parts[0].shape[1:], body, state)
+    (total, error), largest = state
+    return total + error, largest
 
 
 def scaled_gram(
@@ -103,42 +161,37 @@ def scaled_gram(
 
     The scale is 1 unless a squared norm could leave the range of float32.
     """
-    vectors = [[*_parts(leaf), p_leaf.reshape(1, -1)] for p_leaf, leaf in zip(p, rows, strict=True)]
-    num_rows = len(rows[0])
+    own = [_parts(p_leaf[None]) for p_leaf in p]
+    vectors = [[*_parts(leaf), *part] for part, leaf in zip(own, rows, strict=True)]
+    size = len(rows[0]) + 1
+    counts = jnp.ones(size, bool) if mask is None else jnp.append(mask, True)
 
-    def gram_of(scale):
-        return _product(vectors, vectors, dtype, scale)
+    def unsafe(gram):
+        squares = jnp.diagonal(gram)
+        return counts & ~((squares > 1 / _SAFE_SQUARE) & (squares < _SAFE_SQUARE))
 
-    def rescale(state):
-        scale, gram, unsafe = state  # ones, but XLA cannot know it and hoist the maxima
+    def turn(state):
+        _, scale, _, turns = state
+        gram, largest = _gram(vectors, dtype, scale)
+        rescaled = jnp.ldexp(jnp.ones((), dtype), jnp.clip(-jnp.frexp(largest)[1], -126, 126))
+        new = jnp.where(unsafe(gram) & (largest > 0), rescaled, 1)  # and 1 for a row of zeros
+        return gram, scale, new, turns + 1
 
-        def maxima(parts):
-            ends = np.cumsum([len(part) for part in parts])[:-1]
-            factors = [factor[:, None] for factor in jnp.split(scale, ends)]
-            pairs = zip(parts, factors, strict=True)
-            rows = [jnp.abs(part.astype(dtype) * factor) for part, factor in pairs]
-            return jnp.concatenate([jnp.max(row, axis=1, initial=0) for row in rows])
-
-        largest = jnp.max(jnp.stack([maxima(parts) for parts in vectors]), axis=0)
-        exponent = jnp.frexp(largest)[1]
-        new = jnp.ldexp(jnp.ones((), dtype), jnp.clip(-exponent, -126, 126))
-        new = jnp.where(unsafe, new, 1)  # and 1 for a row of zeros
-        gram = lax.cond(jnp.any(new != 1), gram_of, lambda _: gram, new)
-        return new, gram, jnp.zeros_like(unsafe)
-
-    scale = jnp.ones(num_rows + 1, dtype)
+    scale = jnp.ones(size, dtype)
     if products is None:
-        gram = gram_of(scale)
+        state = jnp.zeros((size, size), dtype), scale, scale, jnp.int32(0)
+        first = jnp.bool_(True)
     else:
         known, with_p = (jnp.asarray(product, dtype) for product in products)
-        own = [[p_leaf.reshape(1, -1)] for p_leaf in p]
         gram = jnp.block([[known, with_p[:, None]], [with_p, _product(own, own, dtype)]])
-    squares = jnp.diagonal(gram)
-    if mask is not None:
-        squares = jnp.where(jnp.append(mask, True), squares, 1)
-    unsafe = ~((squares > 1 / _SAFE_SQUARE) & (squares < _SAFE_SQUARE))
-    # A loop of one turn: under vmap, a cond would always compute both branches.
-    scale, gram, _ = lax.while_loop(lambda state: jnp.any(state[2]), rescale, (scale, gram, unsafe))
+        first = jnp.any(unsafe(gram))
+        state = gram, scale, scale, jnp.int32(0)
+    # One loop, so that the program has the pass over the rows once: as they are, and rescaled.
+    gram, scale, _, _ = lax.while_loop(
+        lambda s: jnp.where(s[3] == 0, first, (s[3] == 1) & jnp.any(s[2] != 1)),
+        lambda s: turn((s[0], s[2], s[2], s[3])),
+        state,
+    )
     return scale, gram
 
 
@@ -146,23 +199,31 @@ def add_rows(
     q: list[jax.Array], rows: list[jax.Array], weights: jax.Array, scale: jax.Array, dtype: Any
 ) -> list[jax.Array]:
     """Return q + sum_c weights[c] rows[c]; the weights are those of the scaled q and rows."""
-    new_q = []
-    for q_leaf, leaf in zip(q, rows, strict=True):
-        parts = _parts(leaf)
-        if len(parts) == len(leaf):  # one fused loop; XLA's CPU product is slow on few rows
-            terms = [
-                weights[c] * (part[0].astype(dtype) * scale[c]) for c, part in enumerate(parts)
-            ]
-            change = sum(terms)
+    weights = weights * scale[:-1]
+
+    def added(q_leaf, leaf):
+        if len(leaf) <= _FEW_ROWS:  # one fused loop; XLA's CPU product is slow on few rows
+            change = sum(weights[c] * row[0].astype(dtype) for c, row in enumerate(_parts(leaf)))
         else:
-            flat_rows = parts[0].astype(dtype)
-            change = jnp.matmul(weights * scale[:-1], flat_rows, precision=lax.Precision.HIGHEST)
-        flat_q = (q_leaf.reshape(-1) * scale[-1] + change) / scale[-1]
-        new_q.append(flat_q.astype(q_leaf.dtype).reshape(q_leaf.shape))
-    return new_q
+            change = lax.platform_dependent(
+                weights, leaf.astype(dtype), tpu=_weighted_sum, default=_weighted_product
+            )
+        change = jnp.reshape(change, q_leaf.shape)
+        return ((q_leaf * scale[-1] + change) / scale[-1]).astype(q_leaf.dtype)
+
+    return [added(q_leaf, leaf) for q_leaf, leaf in zip(q, rows, strict=True)]
+
+
+def _weighted_sum(weights, rows):
+    return jnp.sum(weights.reshape(-1, *[1] * (rows.ndim - 1)) * rows, axis=0)
+
+
+def _weighted_product(weights, rows):
+    flat = jnp.matmul(weights, rows.reshape(len(rows), -1), precision=lax.Precision.HIGHEST)
+    return flat.reshape(rows.shape[1:])
 
 
 def measure(q: list[jax.Array], rows: list[jax.Array], scale: jax.Array, dtype: Any) -> jax.Array:
     """Return the inner products [C] of the scaled q with the scaled rows."""
-    scaled_q = [[q_leaf.reshape(1, -1).astype(dtype) * scale[-1]] for q_leaf in q]
+    scaled_q = [_parts(q_leaf[None].astype(dtype) * scale[-1]) for q_leaf in q]
     return _product([_parts(leaf) for leaf in rows], scaled_q, dtype)[:, 0] * scale[:-1]

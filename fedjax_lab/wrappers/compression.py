@@ -327,6 +327,12 @@ def _replace_vectors(received: PyTree, vectors: list[Params]) -> PyTree:
 
 def _through(compressor: Compressor, key: Key, vector: PyTree, scope: str) -> PyTree:
     """What arrives of a tree that is sent compressed."""
+    if scope == "global" and compressor.direct_parts is not None:
+        leaves, structure = jax.tree.flatten(vector)
+        dtype = jnp.result_type(*leaves)
+        arrived = compressor.direct_parts(key, [leaf.astype(dtype) for leaf in leaves])
+        arrived = [sent.astype(leaf.dtype) for sent, leaf in zip(arrived, leaves, strict=True)]
+        return jax.tree.unflatten(structure, arrived)
     if scope == "global":
         flat, unravel = ravel_pytree(vector)
         return unravel(compressor.apply(key, flat)) if flat.size else vector

@@ -91,3 +91,24 @@ def test_a_round_makes_no_message():
     state = algorithm.init({"w": jnp.zeros(5)}, num_clients=3)
     after, _ = jax.eval_shape(algorithm.round_fn, state, batch)  # traced only
     assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_top_k_of_a_vector_in_parts_of_any_shape(dtype):
+    shapes = [(3, 4, 5), (), (0, 2), (7,), (2, 6)]
+    ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes])
+    v = np.random.default_rng(0).integers(-3, 4, (5, ends[-1])).astype(np.float32)  # many equals
+    split = [np.split(row, ends[:-1]) for row in v]
+    parts = [
+        jnp.asarray(np.stack([row[i].reshape(shape) for row in split]), dtype)
+        for i, shape in enumerate(shapes)
+    ]
+    compressor = c.top_k(0.7)
+    kept = jax.jit(jax.vmap(compressor.direct_parts, (None, 0)))(jax.random.key(0), parts)
+    k = compressor.positions.kept(ends[-1])
+    for row, *answer in zip(v, *kept, strict=True):
+        expected = np.zeros_like(row)
+        chosen = np.argsort(-abs(row), kind="stable")[:k]  # of equals those of lowest index
+        expected[chosen] = row[chosen]
+        np.testing.assert_array_equal(np.concatenate([np.ravel(part) for part in answer]), expected)
+        assert [np.shape(part) for part in answer] == shapes

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from fedjax_lab.qp import inner_products, project_to_cone, project_to_cone_per_leaf
+from fedjax_lab.qp import gram, inner_products, project_to_cone, project_to_cone_per_leaf
 
 TOLERANCE = 1e-5  # of the data's scale, in float32
 _solve = jax.jit(project_to_cone)
@@ -230,6 +230,28 @@ def test_inner_products_of_every_leaf():
     right = np.concatenate([rows[:2], p[None]]).astype(np.float64)
     expected = [rows[:, :20] @ right[:, :20].T, rows[:, 20:] @ right[:, 20:].T]
     np.testing.assert_allclose(products, expected, atol=1e-6 * np.square(rows).sum(1).max())
+
+
+@pytest.mark.parametrize("shape", [(20_011,), (811, 41)])  # primes: the last block overlaps
+@pytest.mark.parametrize("row_scale", [1.0, 1e-20])
+def test_blocks_that_do_not_divide_a_leaf(shape, row_scale):
+    p, rows = draw(6, 9, np.prod(shape), "conflicting")
+    rows *= np.float32(row_scale)
+    products = jax.jit(inner_products)(rows.reshape(9, *shape), p.reshape(1, *shape))
+    exact = rows.astype(np.float64) @ p.astype(np.float64)
+    sizes = np.linalg.norm(rows.astype(np.float64), axis=1) * np.linalg.norm(p)
+    np.testing.assert_allclose(products[0, :, 0] / sizes, exact / sizes, atol=1e-6)
+    q, info = _solve(p.reshape(shape), rows.reshape(9, *shape))
+    check(p, rows, np.ravel(q), info)
+
+
+def test_what_a_tpu_computes_instead_of_matrix_products():
+    _, rows = draw(7, 9, 300, "random")
+    blocks, weights = rows.reshape(9, 20, 15), np.linspace(-1, 1, 9, dtype=np.float32)
+    exact = rows.astype(np.float64) @ rows[:4].astype(np.float64).T
+    np.testing.assert_allclose(gram._sums_of_products(blocks, blocks[:4]), exact, atol=1e-3)
+    combined = (weights.astype(np.float64) @ rows).reshape(20, 15)
+    np.testing.assert_allclose(gram._weighted_sum(weights, blocks), combined, atol=1e-5)
 
 
 @pytest.mark.parametrize("row_scale", [1.0, 1e-20])  # at 1e-20 the given squares are all 0
