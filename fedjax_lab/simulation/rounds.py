@@ -11,6 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.data import Devices, FederatedArrays, draw_batch
 from fedjax_lab.data.cohort import CohortSampler
+from fedjax_lab.machine.compiler import mesh_of
+from fedjax_lab.machine.target import Target
 from fedjax_lab.round import Algorithm, build_round
 from fedjax_lab.types import CohortBatch, FedState, Key, Metrics
 
@@ -74,7 +76,11 @@ class Schedule(NamedTuple):
 
 
 def build_rounds(
-    algorithm: Algorithm, schedule: Schedule, client_map: str, on_nonfinite: str = "exclude"
+    algorithm: Algorithm,
+    schedule: Schedule,
+    client_map: str,
+    on_nonfinite: str = "exclude",
+    target: Target | None = None,
 ) -> Callable[..., tuple[FedState, Metrics]]:
     """Build ``run_rounds(state, clients, key, first_round, length) -> (state, metrics)``.
 
@@ -86,8 +92,9 @@ def build_rounds(
       schedule: how batches are drawn.
       client_map: see ``fedjax_lab.clients.mapping``.
       on_nonfinite: as of ``build_round``.
+      target: the machine; None: the running one.
     """
-    round_fn = build_round(algorithm, client_map, on_nonfinite)
+    round_fn = build_round(algorithm, client_map, on_nonfinite, target)
 
     def run_rounds(state, clients, key, first_round, length):
         def body(state, round):
@@ -103,7 +110,11 @@ def build_rounds(
 
 
 def build_chunk(
-    algorithm: Algorithm, schedule: Schedule, client_map: str, on_nonfinite: str = "exclude"
+    algorithm: Algorithm,
+    schedule: Schedule,
+    client_map: str,
+    on_nonfinite: str = "exclude",
+    target: Target | None = None,
 ) -> jax.stages.Wrapped:
     """``build_rounds`` as a program: jitted, with the state donated and ``length`` static.
 
@@ -114,8 +125,9 @@ def build_chunk(
       schedule: how batches are drawn.
       client_map: see ``fedjax_lab.clients.mapping``.
       on_nonfinite: as of ``build_round``.
+      target: the machine; None: the running one.
     """
-    run_rounds = build_rounds(algorithm, schedule, client_map, on_nonfinite)
+    run_rounds = build_rounds(algorithm, schedule, client_map, on_nonfinite, target)
     return jax.jit(run_rounds, static_argnames="length", donate_argnums=0)
 
 
@@ -130,8 +142,5 @@ def place(values: Any, client_map: str, split: bool = False) -> Any:
     devices = parse_client_map(client_map).devices
     if len(devices) < 2:
         return values
-    mesh = jax.make_mesh(
-        (len(devices),), ("clients",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices
-    )
     spec = PartitionSpec("clients") if split else PartitionSpec()
-    return jax.device_put(values, NamedSharding(mesh, spec))
+    return jax.device_put(values, NamedSharding(mesh_of(devices, "clients"), spec))

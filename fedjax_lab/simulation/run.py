@@ -6,9 +6,7 @@ devices agree up to rounding.
 """
 
 import dataclasses
-import functools
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
@@ -19,12 +17,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
-from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
 from fedjax_lab.data import Devices, FederatedArrays
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
-from fedjax_lab.round import ON_NONFINITE, Algorithm, plan_round
+from fedjax_lab.round import ON_NONFINITE, Algorithm
 from fedjax_lab.simulation.arguments import check_simulate, warn_of_nonfinite_data
+from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.loggers import Hook, Hooks
@@ -194,11 +192,17 @@ def simulate(
     else:
         state = adopt_state(algorithm, state, clients, schedule, key)
         params = algorithm.params(state)
-    if client_map in PLANNED:
-        client_map = _plan(algorithm, schedule, state, clients, key, client_map, progress)
-    state, clients, key = place((state, clients, key), client_map)
     in_round = "keep" if on_nonfinite == "keep" else "exclude"
-    chunks = Chunks(build_chunk(algorithm, schedule, client_map, in_round), clients, key)
+    compiled: dict[int, Any] = {}
+    planning_seconds = 0.0
+    if client_map in PLANNED:
+        planner = ChunkPlanner(algorithm, schedule, state, clients, key, in_round)
+        length = min(eval_every, rounds)
+        client_map, compiled = planner.choose(client_map, length, progress)
+        planning_seconds = planner.compile_seconds
+    state, clients, key = place((state, clients, key), client_map)
+    run_chunk = build_chunk(algorithm, schedule, client_map, in_round)
+    chunks = Chunks(run_chunk, clients, key, compiled, planning_seconds)
     record = {
         "algorithm": algorithm.name,
         "hyperparameters": dict(algorithm.hyperparameters),
@@ -328,34 +332,3 @@ def _scores(
                 f"{argument} returned {name!r}, a name that rows have already; choose another."
             )
     return {name: as_value(score) for name, score in found.items()}
-
-
-def _plan(algorithm, schedule, state, clients, key, client_map, progress) -> str:
-    """The client map that the planner chooses, said on stderr."""
-    batch = jax.eval_shape(schedule.draw, clients, key, jnp.zeros((), jnp.int32))
-    plan = plan_round(algorithm, state, batch)
-    if client_map == "measure":
-        shapes = [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves((state, batch))]
-        device = jax.devices()[0]
-        drawn = [schedule.record(), hash_function(schedule.sample_cohort)]
-        method = [algorithm.name, dict(algorithm.hyperparameters), shapes, drawn]
-        machine = [device.device_kind, jax.device_count(), versions()]
-        chosen, remembered = planner.fastest(
-            planner.alternatives(plan.client_map, schedule.cohort_size),
-            functools.partial(_seconds, algorithm, schedule, state, clients, key),
-            [method, machine],
-        )
-        plan = planner.Plan(chosen, "measured before" if remembered else "measured")
-    if progress:
-        print(f"{algorithm.name}: clients mapped with {plan}", file=sys.stderr, flush=True)
-    return plan.client_map
-
-
-def _seconds(algorithm, schedule, state, clients, key, client_map, length=5) -> float:
-    """Time of a few rounds under a client map."""
-    state, clients, key = place((state, clients, key), client_map)
-    run_chunk = build_chunk(algorithm, schedule, client_map)
-    first = jnp.zeros((), jnp.int32)
-    return planner.timed(
-        lambda: run_chunk(jax.tree.map(jnp.copy, state), clients, key, first, length=length)
-    )
