@@ -1,4 +1,4 @@
-"""What a traced program computes, before any compiler: its products, and how exactly they are taken.
+"""What a traced program computes, before any compiler: its products, and how exact they are.
 
 Counts are those of one device: inside ``shard_map`` shapes are a device's own.
 """

@@ -95,13 +95,13 @@ def with_devices(target: Target) -> Target:
         devices = devices[: target.num_devices]
     else:
         find = _tpu_devices if target.platform == "tpu" else _gpu_devices
-        package = "jax[tpu]" if target.platform == "tpu" else "jax[cuda12]"
+        package = "jax[tpu]" if target.platform == "tpu" else "jax-cuda12-plugin jax-cuda12-pjrt"
         try:
             devices = find(target)
         except (RuntimeError, NotImplementedError, ImportError, ValueError) as error:
             raise ImportError(
                 f"target is {target.name!r}, whose compiler does not answer; it comes with "
-                f"`pip install '{package}'`, needs no accelerator, and has an environment of its "
+                f"`pip install {package}`, needs no accelerator, and has an environment of its "
                 f"own best. ({' '.join(str(error).split())[:200]})"
             ) from error
     return dataclasses.replace(target, devices=tuple(devices))
@@ -280,6 +280,6 @@ def _wanted_bytes(error: BaseException) -> int | None:
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text:
         return None
-    found = re.search(r"[Uu]sed ([\d.]+)([KMGT]?) of ", text)
+    found = re.search(r"(?:[Uu]sed |temporaries \()([\d.]+)([KMGT]?)", text)
     scale = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
     return int(float(found[1]) * scale[found[2]]) if found else 2**62

@@ -243,10 +243,7 @@ def _parse(line: str) -> _Instruction | None:
     if not head:
         return None
     rest = line[head.end() :]
-    if rest.startswith("("):
-        end = _closing(rest, 0) + 1
-    else:
-        end = rest.find(" ")
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
     type, rest = rest[:end], rest[end:].lstrip()
     opcode, opening, _ = rest.partition("(")
     if not opening:

@@ -59,8 +59,8 @@ class Chip(NamedTuple):
     Attributes:
       platform: "gpu" or "tpu".
       device_kind: as JAX names it.
-      memory_bytes: what a program may use: on a TPU as its compiler says, on a GPU three quarters,
-        which is what JAX takes unless told.
+      memory_bytes: what a program may use: of a GPU three quarters, which is what JAX takes unless
+        told; of a v5e what its compiler allows, of another TPU all.
       flops_per_second: peak, dense products of bfloat16.
       bytes_per_second: peak of its memory.
       axes: of a TPU's topology; a GPU has none.
@@ -75,10 +75,10 @@ class Chip(NamedTuple):
 
 
 CHIPS = {
-    "v4": Chip("tpu", "TPU v4", int(31.75 * _GIB), 275e12, 1228e9, 3),
+    "v4": Chip("tpu", "TPU v4", 32 * _GIB, 275e12, 1228e9, 3),
     "v5e": Chip("tpu", "TPU v5 lite", int(15.75 * _GIB), 197e12, 819e9, 2),
-    "v5p": Chip("tpu", "TPU v5", int(95.74 * _GIB), 459e12, 2765e9, 3),
-    "v6e": Chip("tpu", "TPU v6 lite", int(31.25 * _GIB), 918e12, 1640e9, 2),
+    "v5p": Chip("tpu", "TPU v5", 95 * _GIB, 459e12, 2765e9, 3),
+    "v6e": Chip("tpu", "TPU v6 lite", 32 * _GIB, 918e12, 1640e9, 2),
     "a100": Chip("gpu", "NVIDIA A100-SXM4-80GB", int(0.75 * 80e9), 312e12, 2039e9),
     "h100": Chip("gpu", "NVIDIA H100 80GB HBM3", int(0.75 * 80e9), 989e12, 3350e9),
     "h200": Chip("gpu", "NVIDIA H200", int(0.75 * 141e9), 989e12, 4800e9),
