@@ -3,7 +3,9 @@
 A compiler's own cost analysis counts a loop's body once and is missing on GPUs. Here a body counts
 as often as it runs, if its condition says how often that is. Bytes are those of the operands and
 results of each scheduled instruction, in the layout that the compiler chose, with the padding of
-its tiles; of a slice or an update in place, only the part that is touched.
+its tiles; of a slice or an update in place, only the part that is touched. Of a conditional the
+mean of its branches counts: a round is a loop of two turns, of which one is skipped unless a client
+is not finite.
 """
 
 import math
@@ -117,20 +119,22 @@ class _Reader:
         if entry is None:
             raise ValueError("the text has no ENTRY computation; it must be scheduled HLO.")
         self._entry = entry
-        self._found: dict[str, list[int]] = {}
+        self._found: dict[str, list[float]] = {}
         self._unknown = 0
 
     def traffic(self) -> Traffic:
         moved = self._run(self._entry, 1)
-        kinds = tuple(Collectives(kind, *found) for kind, found in sorted(self._found.items()))
-        return Traffic(moved, kinds, self._unknown)
+        kinds = tuple(
+            Collectives(kind, *map(round, found)) for kind, found in sorted(self._found.items())
+        )
+        return Traffic(round(moved), kinds, self._unknown)
 
-    def _run(self, name: str, times: int) -> int:
+    def _run(self, name: str, times: float) -> float:
         """Bytes that a computation accesses in ``times`` runs; its collectives are kept."""
         body = self._computations.get(name, {})
         return sum(self._step(body, instruction, times) for instruction in body.values())
 
-    def _step(self, body, instruction: _Instruction, times: int) -> int:
+    def _step(self, body, instruction: _Instruction, times: float) -> float:
         opcode = instruction.opcode
         if opcode in _FREE:
             return 0
@@ -144,7 +148,7 @@ class _Reader:
             )
             branches = re.search(r"branch_computations=\{([^}]*)\}", instruction.rest)
             names = branches[1].split(",") if branches else inner
-            return max((self._run(n.strip().lstrip("%"), times) for n in names), default=0)
+            return sum(self._run(n.strip().lstrip("%"), times / len(names)) for n in names)
         if opcode in ("call", "async-start"):
             return self._run(
                 _called(instruction, "to_apply") or _called(instruction, "calls"), times
