@@ -16,6 +16,10 @@ from fedjax_lab import tree
 from fedjax_lab.types import PyTree
 
 
+# Names the choice by which a cohort is run again or not, for those who read compiled programs.
+UNLESS_FINITE = "unless_finite"
+
+
 def run_until_finite(
     run: Callable[[jax.Array], PyTree], looked_at: Callable[[PyTree], PyTree]
 ) -> PyTree:
@@ -36,7 +40,8 @@ def run_until_finite(
             return results, tree.all_finite(looked_at(results))
 
         results, done = carry
-        return jax.lax.cond(_everywhere(done), lambda same: same, again, (results, done)), None
+        with jax.named_scope(UNLESS_FINITE):
+            return jax.lax.cond(_everywhere(done), lambda same: same, again, (results, done)), None
 
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     looks = jnp.array([False, True])

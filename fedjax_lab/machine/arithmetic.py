@@ -6,6 +6,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from fedjax_lab.machine.program import SKIPPED
+
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 
@@ -13,7 +15,8 @@ def count_flops(jaxpr: ClosedJaxpr | Jaxpr) -> int:
     """Floating-point operations of a program's matrix products and convolutions, two for each
     multiplication with its addition; others are left out.
 
-    A loop counts as often as it runs, one of unknown length once; of branches their mean counts.
+    A loop counts as often as it runs, one of unknown length once; of branches the
+    largest counts, but for the second turn of a round, as in ``fedjax_lab.machine.program``.
 
     Args:
       jaxpr: what ``jax.make_jaxpr(function)(...)`` returned.
@@ -33,7 +36,8 @@ def _count(jaxpr: ClosedJaxpr | Jaxpr) -> float:
         leaves = jax.tree.leaves(values, is_leaf=lambda v: isinstance(v, (ClosedJaxpr, Jaxpr)))
         inner = [_count(v) for v in leaves if isinstance(v, (ClosedJaxpr, Jaxpr))]
         if name == "cond":
-            total += sum(inner) / max(len(inner), 1)
+            skipped = str(eqn.source_info.name_stack).endswith("unless_finite")
+            total += max(inner, default=0) * (SKIPPED if skipped else 1)
         else:
             total += sum(inner) * (eqn.params["length"] if name == "scan" else 1)
     return total

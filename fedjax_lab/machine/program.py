@@ -3,9 +3,9 @@
 A compiler's own cost analysis counts a loop's body once and is missing on GPUs. Here a body counts
 as often as it runs, if its condition says how often that is. Bytes are those of the operands and
 results of each scheduled instruction, in the layout that the compiler chose, with the padding of
-its tiles; of a slice or an update in place, only the part that is touched. Of a conditional the
-mean of its branches counts: a round is a loop of two turns, of which one is skipped unless a client
-is not finite.
+its tiles; of a slice or an update in place, only the part that is touched. Of a conditional its
+largest branch counts, but for the second turn of a round, which is run only where a client is not
+finite (``fedjax_lab.clients.finite``).
 """
 
 import math
@@ -22,6 +22,9 @@ _COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
     *("ragged-all-to-all", "collective-broadcast"),
 )
+# The choice whether a cohort is run (again): the first of its two turns is, the second is not.
+SECOND_TURN = r"unless_finite/cond\b(?!/)"
+SKIPPED = 0.5
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -148,7 +151,8 @@ class _Reader:
             )
             branches = re.search(r"branch_computations=\{([^}]*)\}", instruction.rest)
             names = branches[1].split(",") if branches else inner
-            return sum(self._run(n.strip().lstrip("%"), times / len(names)) for n in names)
+            turns = SKIPPED if re.search(SECOND_TURN, instruction.rest) else 1
+            return self._largest([n.strip().lstrip("%") for n in names], times * turns)
         if opcode in ("call", "async-start"):
             return self._run(
                 _called(instruction, "to_apply") or _called(instruction, "calls"), times
@@ -168,6 +172,18 @@ class _Reader:
         if opcode == "copy-start":
             return times * 2 * self._size(body, instruction.operands[0])
         return times * (result + sum(self._size(body, name) for name in instruction.operands))
+
+    def _largest(self, names: list[str], times: float) -> float:
+        """The bytes of the branch that moves most; its collectives are kept, the others' not."""
+        before = {kind: list(found) for kind, found in self._found.items()}
+        best, kept = 0.0, before
+        for name in names:
+            self._found = {kind: list(found) for kind, found in before.items()}
+            moved = self._run(name, times)
+            if moved >= best:
+                best, kept = moved, self._found
+        self._found = kept
+        return best
 
     def _size(self, body, name: str) -> int:
         return shape_bytes(body[name].type) if name in body else 0

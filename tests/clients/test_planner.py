@@ -69,6 +69,24 @@ def test_memory_of_a_client_grows_with_its_batch():
     )
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((8, 128), "float32", 8 * 128 * 4),
+        ((8, 5, 250), "float32", 8 * 5 * 256 * 4),
+        ((64, 28, 28, 3), "float32", 32 * 28 * 3 * 128 * 4),  # B as lanes, H as rows
+        ((8, 128), "bfloat16", 16 * 128 * 2),
+        ((8, 128), "uint8", 32 * 128),
+        ((5,), "float32", 20),
+        ((), "float32", 4),
+        ((0, 3), "float32", 0),
+    ],
+)
+def test_a_tpu_pads_the_two_axes_where_it_costs_least(shape, dtype, expected):
+    jaxpr = jax.make_jaxpr(lambda x: x)(jax.ShapeDtypeStruct(shape, dtype)).jaxpr
+    assert planner._tiled_bytes(jaxpr.invars[0]) == expected
+
+
 def machine(platform, devices=1, memory=10**9):
     return Target("elsewhere", platform, "a device", devices, memory)
 

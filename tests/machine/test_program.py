@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
+from fedjax_lab.clients.finite import run_until_finite
 from fedjax_lab.machine.arithmetic import count_flops
 from fedjax_lab.machine.compiler import abstract, compile_for, figures, mesh_of, try_compile
 from fedjax_lab.machine.program import read_traffic, shape_bytes
@@ -77,14 +78,24 @@ def test_a_loop_of_unknown_length_is_told():
     assert read_traffic(compiled(loop, jnp.zeros(3)).as_text()).unknown_loops == 1
 
 
-def test_of_branches_the_mean_counts():
+def test_of_branches_the_largest_counts():
     def program(take, w, x):
         return jax.lax.cond(take, lambda x: step(w, x), lambda x: x, x)
 
     both = read_traffic(compiled(program, True, W, X).as_text()).bytes_accessed
     one = read_traffic(compiled(step, W, X).as_text()).bytes_accessed
-    assert one / 2 <= both <= one / 2 + 2.2 * X.nbytes
-    assert count_flops(jax.make_jaxpr(program)(True, W, X)) == 200 * 200 * 300
+    assert one <= both <= one + 2.2 * X.nbytes
+    assert count_flops(jax.make_jaxpr(program)(True, W, X)) == 2 * 200 * 200 * 300
+
+
+def test_a_cohort_that_is_finite_is_run_once():
+    def round(w, x):
+        return run_until_finite(lambda look: step(w, x) + look, lambda results: results)
+
+    found = read_traffic(compiled(round, W, X).as_text()).bytes_accessed
+    one = read_traffic(compiled(step, W, X).as_text()).bytes_accessed
+    assert one <= found <= one + 8 * X.nbytes  # what is looked at, and what the loop carries
+    assert count_flops(jax.make_jaxpr(round)(W, X)) == 2 * 200 * 200 * 300
 
 
 def test_collectives_are_counted_with_their_loops():
