@@ -63,8 +63,8 @@ def _table(found: list[Row], rows: Mapping[str, Row]) -> str:
             row.get("client_map", ""),
             "" if seconds is None else f"{seconds:.0f}{ratio}",
             *(_mib(row[name]) for name in ("code", "arguments", "temporaries")),
-            f"{row['estimated'] / row['memory']:.2f}" if "estimated" in row else "",
-            f"{row['bytes_accessed'] / 1e9:.2f} GB",
+            f"{row['estimated'] / row['memory']:.2f}" if row.get("estimated") else "",
+            "" if row["bytes_accessed"] is None else f"{row['bytes_accessed'] / 1e9:.2f} GB",
             _collectives(row),
         ]
         lines.append(f"{start} {' | '.join(cells)} |")

@@ -13,11 +13,8 @@ from jax.custom_batching import custom_vmap
 from jax.extend.core import jaxpr_as_fun
 
 from fedjax_lab import tree
+from fedjax_lab.machine.program import UNLESS_FINITE
 from fedjax_lab.types import PyTree
-
-
-# Names the choice by which a cohort is run again or not, for those who read compiled programs.
-UNLESS_FINITE = "unless_finite"
 
 
 def run_until_finite(

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from fedjax_lab.machine.program import SKIPPED
+from fedjax_lab.machine.program import SKIPPED, UNLESS_FINITE
 
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
 
@@ -36,7 +36,7 @@ def _count(jaxpr: ClosedJaxpr | Jaxpr) -> float:
         leaves = jax.tree.leaves(values, is_leaf=lambda v: isinstance(v, (ClosedJaxpr, Jaxpr)))
         inner = [_count(v) for v in leaves if isinstance(v, (ClosedJaxpr, Jaxpr))]
         if name == "cond":
-            skipped = str(eqn.source_info.name_stack).endswith("unless_finite")
+            skipped = str(eqn.source_info.name_stack).endswith(UNLESS_FINITE)
             total += max(inner, default=0) * (SKIPPED if skipped else 1)
         else:
             total += sum(inner) * (eqn.params["length"] if name == "scan" else 1)

@@ -22,8 +22,8 @@ _COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
     *("ragged-all-to-all", "collective-broadcast"),
 )
-# The choice whether a cohort is run (again): the first of its two turns is, the second is not.
-SECOND_TURN = r"unless_finite/cond\b(?!/)"
+# The scope of the choice whether a cohort is run (again): of its two turns the second is skipped.
+UNLESS_FINITE = "unless_finite"
 SKIPPED = 0.5
 _SLICES = ("dynamic-slice", "slice", "gather")
 
@@ -151,7 +151,8 @@ class _Reader:
             )
             branches = re.search(r"branch_computations=\{([^}]*)\}", instruction.rest)
             names = branches[1].split(",") if branches else inner
-            turns = SKIPPED if re.search(SECOND_TURN, instruction.rest) else 1
+            again = re.search(rf"{UNLESS_FINITE}/cond\b(?!/)", instruction.rest)
+            turns = SKIPPED if again else 1
             return self._largest([n.strip().lstrip("%") for n in names], times * turns)
         if opcode in ("call", "async-start"):
             return self._run(
