@@ -17,7 +17,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -322,7 +322,8 @@ def fastest(
         measured.update({name: seconds_of(name) for name in candidates})
         return min(measured, key=measured.__getitem__)
 
-    return _recalled(key, measure, cache, candidates.__contains__), not measured
+    beside = {"seconds": measured}
+    return _recalled(key, measure, cache, candidates.__contains__, beside), not measured
 
 
 def _recalled(
@@ -330,8 +331,9 @@ def _recalled(
     find: Callable[[], Any],
     cache: Path | None,
     is_answer: Callable[[Any], bool] = lambda answer: True,
+    beside: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What ``find`` says, or said when the same was asked before."""
+    """What ``find`` says, or said when the same was asked before; ``beside`` is kept with it."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
     file = (cache or plan_cache()) / f"{digest[:32]}.json"
     try:
@@ -344,7 +346,7 @@ def _recalled(
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         scratch = file.with_name(f"{file.name}.{os.getpid()}")
-        scratch.write_text(json.dumps({"answer": answer}), encoding="utf-8")
+        scratch.write_text(json.dumps({"answer": answer, **(beside or {})}), encoding="utf-8")
         os.replace(scratch, file)
     except OSError as error:
         warnings.warn(
