@@ -8,6 +8,7 @@ WORKERS ?= auto
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: demo check test test-all faults fuzz lint smoke docs notebooks wheel-check qp-accuracy clean
+.PHONY: accelerator-check
 .PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-wrappers bench-compile
 .PHONY: $(STUDIES:%=%-study) studies-report
 
@@ -69,6 +70,23 @@ bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench
 TARGET ?= cpu
 bench-compile: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.compile_time --target $(TARGET)
+
+# All programs compiled for a TPU and a GPU by their own compilers, in an environment for each (about
+# 3 GB); it needs neither. Hours; what has a row is not compiled again. SUBSET=ci: four programs for
+# each, kept nowhere; fails if one does not compile.
+SUBSET ?= all
+accelerator-check: $(VENV)/tpu/.installed $(VENV)/cuda/.installed
+	$(VENV)/tpu/bin/python -m experiments.benchmarks.accelerators --target v5e --subset $(SUBSET)
+	$(VENV)/cuda/bin/python -m experiments.benchmarks.accelerators --target h200 --subset $(SUBSET)
+	if [ $(SUBSET) = all ]; then $(VENV)/tpu/bin/python -m experiments.benchmarks.accelerators --table; fi
+
+$(VENV)/tpu/.installed: ACCELERATOR = jax[tpu]
+$(VENV)/cuda/.installed: ACCELERATOR = jax-cuda12-plugin jax-cuda12-pjrt
+$(VENV)/tpu/.installed $(VENV)/cuda/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  --editable . '$(firstword $(ACCELERATOR))' $(wordlist 2,9,$(ACCELERATOR))
+	touch $@
 
 # Accuracy of the quadratic program against scipy, two to seven minutes.
 qp-accuracy: $(VENV)/.test

@@ -3,6 +3,7 @@
 from fedjax_lab import algorithms, compressors, data, models, qp
 from fedjax_lab.clients.host_devices import divide_cpu
 from fedjax_lab.round import Algorithm, Phase, build_round
+from fedjax_lab.simulation.plan import RoundPlan, plan
 from fedjax_lab.simulation.run import SimulationResult, simulate
 from fedjax_lab.simulation.saved_run import SavedRun, load_run
 from fedjax_lab.simulation.sweep import sweep
@@ -26,6 +27,7 @@ __all__ = [
     "CohortBatch",
     "FedState",
     "Phase",
+    "RoundPlan",
     "SavedRun",
     "SimulationResult",
     "SweepResult",
@@ -36,6 +38,7 @@ __all__ = [
     "data",
     "load_run",
     "models",
+    "plan",
     "privacy",
     "qp",
     "simulate",

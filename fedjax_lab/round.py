@@ -19,6 +19,8 @@ from fedjax_lab.clients.frozen import hold_frozen
 from fedjax_lab.clients.mapping import check_client_map, parse_client_map, single_device_map
 from fedjax_lab.clients.planner import Plan, plan
 from fedjax_lab.clients.store import Rows
+from fedjax_lab.machine.target import Target
+from fedjax_lab.models.convolution import convolutions_for
 from fedjax_lab.types import ClientBatch, Cohort, CohortBatch, FedState, Metrics, Params, PyTree
 
 _MANY = 2**20  # clients, where only shapes count and no shape depends on their number
@@ -155,6 +157,7 @@ def build_round(
     algorithm: Algorithm,
     client_map: str = "auto",
     on_nonfinite: str = "exclude",
+    target: Target | None = None,
     rows: Rows | None = None,
 ) -> RoundFn:
     """Build ``round_fn(state, batch) -> (state, metrics)`` for one way of mapping clients.
@@ -173,6 +176,7 @@ def build_round(
         ``nonfinite_clients`` counts it; "keep": it is added up like the others.
       client_map: "vmap", "scan", "chunk:n", "pmap", "shard_map" (see
         ``fedjax_lab.clients.mapping``), or "auto": the planner chooses when the round is traced.
+      target: the machine that the round is for; None: the running one.
       rows: how client rows are read and written, such as ``sharded_rows``; None: the table stands
         whole where the clients run.
 
@@ -183,11 +187,18 @@ def build_round(
     exclude = check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE) == "exclude"
     if check_client_map(client_map) == "measure":
         raise ValueError("client_map is 'measure'; a round function is not run, only simulate is.")
-    fixed = None if client_map == "auto" else parse_client_map(client_map)
+    fixed = None if client_map == "auto" else parse_client_map(client_map, target)
     rows = rows or Rows()
 
+    def for_target(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
+        with convolutions_for(target):
+            return round_fn(state, batch)
+
     def round_fn(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
-        cohort_map = fixed or parse_client_map(plan_round(algorithm, state, batch).client_map)
+        cohort_map = fixed
+        if cohort_map is None:
+            planned = plan_round(algorithm, state, batch, target).client_map
+            cohort_map = parse_client_map(planned, target)
         cohort, mapped = complete_batch(batch, state.num_clients, cohort_map.multiple)
         server, clients = state.server, state.clients
         params, expected = algorithm.params(state), cohort.participates
@@ -222,18 +233,22 @@ def build_round(
             "bytes_down": senders * float(algorithm.downlink(params)),
         }
 
-    return round_fn
+    return round_fn if target is None else for_target
 
 
-def plan_round(algorithm: Algorithm, state: FedState, batch: CohortBatch) -> Plan:
+def plan_round(
+    algorithm: Algorithm, state: FedState, batch: CohortBatch, target: Target | None = None
+) -> Plan:
     """What the planner chooses for a state and a batch, of which only the shapes count.
 
     Args:
       algorithm: the method.
       state: its state, or the shapes of it.
       batch: a round's batch, or the shapes of it.
+      target: the machine; None: the running one.
     """
-    return plan(functools.partial(build_round, algorithm), state, batch)
+    round_of = functools.partial(build_round, algorithm, target=target)
+    return plan(round_of, state, batch, target=target)
 
 
 def _run_clients(phase, params, cohort_map, table, shared, clients, cohort, mapped, key, exclude):

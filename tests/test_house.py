@@ -13,6 +13,7 @@ ROOT = Path(fedjax_lab.__file__).parent
 ORDER = (
     *("types", "version", "checks", "tree", "estimates"),
     *(
+        "machine",
         "data",
         "models",
         "clients",

@@ -25,7 +25,7 @@ from fedjax_lab import (
     with_secure_aggregation,
 )
 from fedjax_lab.round import plan_round
-from fedjax_lab.simulation.loop import start_state
+from fedjax_lab.simulation.loop import first_state
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
 
 RULES = (
@@ -49,7 +49,7 @@ WRAPPERS = {
 def start(algorithm, params, clients, schedule, client_map, rounds):
     """[compiled chunk, its arguments]."""
     key, first = jax.random.key(0), jnp.zeros((), jnp.int32)
-    state = start_state(algorithm, params, clients, schedule, key)
+    state = jax.jit(first_state(algorithm, schedule))(params, clients, key, ())
     client_map = client_map or _planned(algorithm, state, clients, schedule, key, first)
     placed = place((state, clients, key), client_map)
     chunk = build_chunk(algorithm, schedule, client_map)

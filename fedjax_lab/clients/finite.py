@@ -13,6 +13,7 @@ from jax.custom_batching import custom_vmap
 from jax.extend.core import jaxpr_as_fun
 
 from fedjax_lab import tree
+from fedjax_lab.machine.program import UNLESS_FINITE
 from fedjax_lab.types import PyTree
 
 
@@ -36,7 +37,8 @@ def run_until_finite(
             return results, tree.all_finite(looked_at(results))
 
         results, done = carry
-        return jax.lax.cond(_everywhere(done), lambda same: same, again, (results, done)), None
+        with jax.named_scope(UNLESS_FINITE):
+            return jax.lax.cond(_everywhere(done), lambda same: same, again, (results, done)), None
 
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     looks = jnp.array([False, True])

@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
 from fedjax_lab.clients.store import AXIS, client_mesh
-from fedjax_lab.models.convolution import weights_per_client
+from fedjax_lab.machine.target import Target, platform_of
 from fedjax_lab.types import PyTree
 
 # (shared, one client, longest) -> ({rule: tree to be summed with that rule's coefficients}, kept)
@@ -58,9 +58,13 @@ class ClientMap:
     sort: Callable[[jax.Array], jax.Array] | None = None
 
 
-def single_device_map() -> str:
-    """The map for one device: ``scan`` on CPU, ``vmap`` elsewhere."""
-    return "scan" if jax.default_backend() == "cpu" else "vmap"
+def single_device_map(target: Target | None = None) -> str:
+    """The map for one device: ``scan`` on CPU, ``vmap`` elsewhere.
+
+    Args:
+      target: a machine; None: the running one.
+    """
+    return "scan" if platform_of(target) == "cpu" else "vmap"
 
 
 def check_client_map(client_map: str, argument: str = "client_map") -> str:
@@ -78,11 +82,12 @@ def check_client_map(client_map: str, argument: str = "client_map") -> str:
     return client_map
 
 
-def parse_client_map(client_map: str) -> ClientMap:
+def parse_client_map(client_map: str, target: Target | None = None) -> ClientMap:
     """Turn a client map's name into a ``ClientMap``.
 
     Args:
       client_map: such as "scan", "chunk:8" or "shard_map:2/vmap".
+      target: the machine whose devices it uses; None: the running one.
 
     Raises:
       ValueError: the name is unknown or left to the planner, a number in it is no positive
@@ -95,14 +100,17 @@ def parse_client_map(client_map: str) -> ClientMap:
         return ClientMap("vmap", 1, _vmapped)
     if kind == "scan":
         return ClientMap("scan", 1, _chunked(1))
-    devices = tuple(jax.local_devices() if kind == "pmap" else jax.devices())
-    if count > len(devices):
+    if target is not None:
+        devices = target.devices
+    else:
+        devices = tuple(jax.local_devices() if kind == "pmap" else jax.devices())
+    if max(count, 1) > len(devices):
         raise ValueError(
-            f"client_map is {client_map!r}; there are {len(devices)} {devices[0].platform} devices."
+            f"client_map is {client_map!r}; there are {len(devices)} {platform_of(target)} devices."
         )
     devices = devices[:count] if count else devices
     spread = _pmapped if kind == "pmap" else _sharded
-    on_device = parse_client_map(share or single_device_map())
+    on_device = parse_client_map(share or single_device_map(target))
 
     def deal(lengths):
         return _longest_first(lengths).reshape(-1, len(devices)).T.reshape(-1)
@@ -141,8 +149,7 @@ def _combine(coefficients, trees):
 
 def _vmapped(fn: ClientFn, shared, clients, coefficients, lengths):
     longest = None if lengths is None else lengths.max()
-    with weights_per_client():
-        summed, kept = jax.vmap(fn, in_axes=(None, 0, None))(shared, clients, longest)
+    summed, kept = jax.vmap(fn, in_axes=(None, 0, None))(shared, clients, longest)
     return _combine(coefficients, summed), kept
 
 

@@ -2,19 +2,22 @@
 
 - CPU: clients one after the other on each of as many devices (cores) as shorten the round. A
   batched matrix product over weights that differ from client to client is slow there.
-- GPU and TPU: as many clients at once as memory allows, on every device. What a client needs is
-  measured on the traced round, before anything is compiled or allocated.
+- GPU and TPU: as many clients at once as memory allows, on every device. The device's compiler is
+  asked what the program needs, before anything is allocated, and its answer is remembered. For a
+  target without a compiler, what a client needs is estimated on the traced round.
 
-Convolutions choose their lowering by the same facts (``fedjax_lab.models.convolution``).
+Convolutions choose their lowering by the same target (``fedjax_lab.models.convolution``).
 ``simulate(client_map="measure")`` times the two best plans instead and remembers the winner.
 """
 
 import hashlib
 import json
+import math
 import os
+import re
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +25,23 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from fedjax_lab.checks import check_int
-from fedjax_lab.clients.memory import device_memory
+from fedjax_lab.clients.mapping import single_device_map
+from fedjax_lab.machine.compiler import abstract, try_compile
+from fedjax_lab.machine.target import Target, here
 
-# Of a device's memory, what a plan may fill; the rest is for what XLA adds.
+# Of a device's memory, what a plan may fill: by an estimate; by the compiler's own figure, where
+# the rest is for what lies there besides (the test set, a copy of the state).
 _SHARE_OF_MEMORY = 0.6
+_SHARE_WHEN_ASKED = 0.9
+# What an estimate is multiplied by: what a compiler was seen to need beside what is alive
+# (docs/accelerators.md). XLA for GPUs needs less.
+_MARGIN = {"tpu": 1.2}
+_LANES, _SUBLANE_BYTES = 128, 32  # a TPU stores tiles of so many columns, and rows of so many bytes
 
 # client map -> the round's function (state, batch) -> (state, metrics)
 RoundOf = Callable[[str], Callable[..., Any]]
+# client map -> bytes that its compiled program needs of one device
+Needs = Callable[[str], int]
 
 
 class Plan(NamedTuple):
@@ -37,46 +50,120 @@ class Plan(NamedTuple):
     Attributes:
       client_map: its name, for ``build_round``.
       reason: in words.
+      memory_bytes: what it needs of one device; None: nobody asked.
+      asked: whether that is the compiler's figure, in place of an estimate.
     """
 
     client_map: str
     reason: str
+    memory_bytes: int | None = None
+    asked: bool = False
 
     def __str__(self) -> str:
         """One line."""
         return f"{self.client_map} ({self.reason})"
 
 
-def plan(round_of: RoundOf, state: Any, batch: Any, max_bytes: int | None = None) -> Plan:
+def plan(
+    round_of: RoundOf,
+    state: Any,
+    batch: Any,
+    max_bytes: int | None = None,
+    *,
+    target: Target | None = None,
+    needs: Needs | None = None,
+    also: Any = (),
+    cache: Path | None = None,
+) -> Plan:
     """Choose the client map of a round.
 
     Args:
-      round_of: client map -> round function; only traced, on one device.
+      round_of: client map -> round function for ``target``; only traced, and compiled where
+        ``needs`` is None.
       state: the method's state, or its shapes.
       batch: a ``CohortBatch``, or its shapes.
-      max_bytes: memory of one device; None: as ``device_memory`` finds.
+      max_bytes: memory of one device; None: the target's.
+      target: the machine; None: the running one.
+      needs: asks the compiler; None: it is asked about the round, if the target has devices.
+        Not called for a CPU.
+      also: what its answer depends on beside the round, the memory and the device, as JSON.
+      cache: folder of the remembered answers; None: ``plan_cache()``.
 
     Raises:
       ValueError: ``max_bytes`` is below 1.
+      OSError: neither ``max_bytes`` nor the target says how much memory there is.
     """
     if max_bytes is not None:
         check_int("max_bytes", max_bytes, minimum=1)
+    target = here() if target is None else target
     slots = batch.client_ids.shape[0]
-    platform, available = jax.default_backend(), jax.device_count()
+    available = target.num_devices
     devices = useful_devices(slots, available)
     spread = "" if devices == 1 else "shard_map" if devices == available else f"shard_map:{devices}"
-    where = f"{platform}, {devices} of {available} device{'s' * (available > 1)}"
-    if platform == "cpu":
+    where = f"{target.platform}, {devices} of {available} device{'s' * (available > 1)}"
+    if target.platform == "cpu":
         return Plan(spread or "scan", f"{where}; clients one after the other on each")
+    memory = max_bytes or target.memory_bytes
+    if memory is None:
+        raise OSError(f"the memory of {target.device_kind} is unknown; give max_bytes.")
     share = -(-slots // devices)
-    limit = int(_SHARE_OF_MEMORY * (max_bytes or device_memory()))
-    at_once, needed = _clients_at_once(round_of, state, batch, share, limit)
-    memory = f"{needed / 2**20:,.0f} MiB a client, {limit / 2**20:,.0f} MiB to use"
-    if at_once >= share:
-        return Plan(spread or "vmap", f"{where}; {share} clients at once on each, {memory}")
-    chunk = f"chunk:{at_once}" if at_once > 1 else "scan"
-    name = f"{spread}/{chunk}" if spread else chunk
-    return Plan(name, f"{where}; {at_once} of {share} clients at once on each, {memory}")
+
+    def map_of(many: int) -> str:
+        if many >= share:
+            return spread or "vmap"
+        chunk = f"chunk:{many}" if many > 1 else "scan"
+        return f"{spread}/{chunk}" if spread else chunk
+
+    if needs is None and target.devices:
+        needs = _asking(round_of, state, batch, target)
+    if needs is None:
+        limit = int(_SHARE_OF_MEMORY * memory)
+        many, memory_bytes = _clients_at_once(round_of, state, batch, share, limit, target)
+        source = "estimated"
+    else:
+        limit = int(_SHARE_WHEN_ASKED * memory)
+        traced = str(jax.make_jaxpr(round_of("vmap"))(state, batch))
+        key = [
+            re.sub(r" at 0x[0-9a-f]+", "", traced),
+            [target.device_kind, target.convolution, share, limit, jax.__version__],
+            also,
+        ]
+        many, memory_bytes = _recalled(
+            key, lambda: _most_at_once(needs, map_of, share, limit), cache
+        )
+        source = "by its compiler"
+    text = f"{memory_bytes / 2**20:,.0f} of {limit / 2**20:,.0f} MiB, {source}"
+    of = f"{many}" if many >= share else f"{many} of {share}"
+    reason = f"{where}; {of} client{'s' * (share > 1)} at once on each, {text}"
+    return Plan(map_of(many), reason, memory_bytes, source != "estimated")
+
+
+def _asking(round_of: RoundOf, state: Any, batch: Any, target: Target) -> Needs:
+    """Compile the round alone, under one client map or another."""
+
+    def needs(client_map: str) -> int:
+        kind, _, count = client_map.partition("/")[0].partition(":")
+        number = int(count or target.num_devices) if kind == "shard_map" else 1
+        shapes = abstract((state, batch), target.devices[:number])
+        return try_compile(target, jax.jit(round_of(client_map), donate_argnums=0), *shapes)[1]
+
+    return needs
+
+
+def _most_at_once(
+    needs: Needs, map_of: Callable[[int], str], share: int, limit: int
+) -> tuple[int, int]:
+    """(clients that one device may run at once, bytes): all, or fewer until they fit."""
+    many, before = share, (0, 0)  # nobody needs nothing: the first guess
+    while True:
+        wanted = needs(map_of(many))
+        if wanted <= limit or many == 1:
+            return many, wanted
+        # What is needed grows linearly with the clients.
+        each = max((before[1] - wanted) / (before[0] - many), 1)
+        fewer = min(max(int(many - (wanted - limit) / each), 1), many - 1)
+        before = many, wanted
+        many = -(-share // -(-share // fewer))
 
 
 def useful_devices(slots: int, available: int) -> int:
@@ -85,46 +172,80 @@ def useful_devices(slots: int, available: int) -> int:
     return -(-slots // share)
 
 
-def _clients_at_once(round_of, state, batch, share, limit) -> tuple[int, int]:
-    """(clients that one device may run at once, bytes that each of them needs)."""
-    slots = batch.client_ids.shape[0]
+def _clients_at_once(round_of, state, batch, share, limit, target) -> tuple[int, int]:
+    """(clients that one device may run at once, bytes that they need), by an estimate."""
+    one, each = estimate(round_of, state, batch, target)
+    most = min(1 + max(limit - one, 0) // each, share)
+    at_once = share if most == share else -(-share // -(-share // most))
+    return at_once, one + (at_once - 1) * each
+
+
+def estimate(round_of: RoundOf, state: Any, batch: Any, target: Target) -> tuple[int, int]:
+    """(bytes of a round that runs one client after the other, bytes of each other one at once).
+
+    Args:
+      round_of: client map -> round function for ``target``; only traced.
+      state: the method's state, or its shapes.
+      batch: a ``CohortBatch``, or its shapes.
+      target: the machine.
+    """
+    slots, margin = batch.client_ids.shape[0], _MARGIN.get(target.platform, 1.0)
+    size_of = _tiled_bytes if target.platform == "tpu" else _nbytes
 
     def peak(client_map):
-        return peak_bytes(jax.make_jaxpr(round_of(client_map))(state, batch))
+        traced = jax.make_jaxpr(round_of(client_map))(state, batch)
+        return int(margin * peak_bytes(traced, size_of))
 
     one = peak("scan")
-    if slots == 1 or share == 1:
-        return 1, 0
-    needed = max((peak("vmap") - one) // (slots - 1), 1)
-    most = 1 + max(limit - one, 0) // needed
-    if most >= share:
-        return share, needed
-    return -(-share // -(-share // most)), needed
+    return one, max((peak("vmap") - one) // max(slots - 1, 1), 1)
 
 
-def peak_bytes(jaxpr: ClosedJaxpr | Jaxpr) -> int:
+def at_once(client_map: str, slots: int, target: Target) -> int:
+    """How many clients a device runs at once under a client map.
+
+    Args:
+      client_map: a name, "auto" and "measure" excepted.
+      slots: clients of the cohort, S.
+      target: the machine.
+    """
+    whole, _, share = client_map.partition("/")
+    kind, _, size = whole.partition(":")
+    if kind in ("shard_map", "pmap"):
+        slots = -(-slots // int(size or target.num_devices))
+        share = share or single_device_map(target)
+        kind, _, size = share.partition(":")
+    return slots if kind == "vmap" else min(int(size or 1), slots)
+
+
+def peak_bytes(jaxpr: ClosedJaxpr | Jaxpr, size_of: Callable[[Any], int] | None = None) -> int:
     """The most bytes that are alive at once while a program runs step by step.
 
     Arguments live throughout, every other value from its equation to its last use; a loop's body
     or a called function adds its own peak. XLA fuses and reuses, so that it mostly needs less.
+
+    Args:
+      jaxpr: the traced program.
+      size_of: the bytes of a variable; None: of its elements, without padding.
     """
+    size_of = size_of or _nbytes
     jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     last_use = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in _variables(eqn.invars)}
     kept = _variables([*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars])
-    live = peak = sum(map(_nbytes, {*jaxpr.invars, *jaxpr.constvars}))
+    live = peak = sum(map(size_of, {*jaxpr.invars, *jaxpr.constvars}))
     for i, eqn in enumerate(jaxpr.eqns):
-        live += sum(map(_nbytes, eqn.outvars))
-        peak = max(peak, live + max(map(_scratch_bytes, _inner(eqn.params)), default=0))
+        live += sum(map(size_of, eqn.outvars))
+        scratch = [_scratch_bytes(inner, size_of) for inner in _inner(eqn.params)]
+        peak = max(peak, live + max(scratch, default=0))
         used = _variables([*eqn.invars, *eqn.outvars]) - kept
-        live -= sum(_nbytes(v) for v in used if last_use.get(v, i) == i)
+        live -= sum(size_of(v) for v in used if last_use.get(v, i) == i)
     return peak
 
 
-def _scratch_bytes(jaxpr: ClosedJaxpr | Jaxpr) -> int:
+def _scratch_bytes(jaxpr: ClosedJaxpr | Jaxpr, size_of: Callable[[Any], int]) -> int:
     """The peak of an inner program without its arguments and results, which are alive outside."""
     inner = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     outside = _variables([*inner.invars, *inner.constvars, *inner.outvars])
-    return max(peak_bytes(inner) - sum(map(_nbytes, outside)), 0)
+    return max(peak_bytes(inner, size_of) - sum(map(size_of, outside)), 0)
 
 
 def _variables(atoms: Sequence[Any]) -> set[Any]:
@@ -144,19 +265,40 @@ def _nbytes(variable: Any) -> int:
     return getattr(aval, "size", 0) * itemsize
 
 
+def _tiled_bytes(variable: Any) -> int:
+    """Bytes on a TPU: in tiles, over those two axes that need the least padding."""
+    shape = getattr(variable.aval, "shape", ())
+    itemsize = getattr(getattr(variable.aval, "dtype", None), "itemsize", 0)
+    if len(shape) < 2 or not itemsize:
+        return _nbytes(variable)
+    rows = max(_SUBLANE_BYTES // itemsize, 1)
+
+    def padding(size, step):
+        return -(-size // step) * step / max(size, 1)
+
+    least = min(
+        padding(lane, _LANES) * padding(row, rows)
+        for i, lane in enumerate(shape)
+        for j, row in enumerate(shape)
+        if i != j
+    )
+    return math.ceil(_nbytes(variable) * least)
+
+
 # --- the measured mode
 
 
-def alternatives(planned: str, slots: int) -> tuple[str, str]:
+def alternatives(planned: str, slots: int, target: Target | None = None) -> tuple[str, str]:
     """The plan, and the client map that is most likely to beat it."""
+    target = here() if target is None else target
     whole, _, share = planned.partition("/")
-    if jax.default_backend() == "cpu":
+    if target.platform == "cpu":
         return planned, "scan" if whole != "scan" else f"chunk:{min(2, slots)}"
     half = max(slots // 2, 1)
     if share.startswith("chunk") or whole.startswith("chunk"):
         half = max(int(planned.rpartition(":")[2]) // 2, 1)
     if whole.startswith(("shard_map", "pmap")):
-        return planned, f"{whole}/chunk:{max(half // jax.device_count(), 1)}"
+        return planned, f"{whole}/chunk:{max(half // target.num_devices, 1)}"
     return planned, f"chunk:{half}"
 
 
@@ -174,33 +316,50 @@ def fastest(
       key: what decides the answer, as a JSON value: method, shapes, machine, versions.
       cache: folder of the answers; None: ``plan_cache()``.
     """
+    measured: dict[str, float] = {}
+
+    def measure() -> str:
+        measured.update({name: seconds_of(name) for name in candidates})
+        return min(measured, key=measured.__getitem__)
+
+    beside = {"seconds": measured}
+    return _recalled(key, measure, cache, candidates.__contains__, beside), not measured
+
+
+def _recalled(
+    key: Any,
+    find: Callable[[], Any],
+    cache: Path | None,
+    is_answer: Callable[[Any], bool] = lambda answer: True,
+    beside: Mapping[str, Any] | None = None,
+) -> Any:
+    """What ``find`` says, or said when the same was asked before; ``beside`` is kept with it."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
     file = (cache or plan_cache()) / f"{digest[:32]}.json"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))["client_map"]
-        if found in candidates:
-            return found, True
+        found = json.loads(file.read_text(encoding="utf-8"))["answer"]
+        if is_answer(found):
+            return found
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # no answer yet, or one that cannot be read: measured again
-    seconds = {name: seconds_of(name) for name in candidates}
-    best = min(seconds, key=seconds.__getitem__)
+        pass  # no answer yet, or one that cannot be read: found again
+    answer = find()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         scratch = file.with_name(f"{file.name}.{os.getpid()}")
-        scratch.write_text(json.dumps({"client_map": best, "seconds": seconds}), encoding="utf-8")
+        scratch.write_text(json.dumps({"answer": answer, **(beside or {})}), encoding="utf-8")
         os.replace(scratch, file)
     except OSError as error:
         warnings.warn(
-            f"the measured client map cannot be remembered in {file.parent} ({error}); the next "
-            "run measures again.",
+            f"the plan cannot be remembered in {file.parent} ({error}); the next run finds it "
+            "again.",
             UserWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return best, False
+    return answer
 
 
 def plan_cache() -> Path:
-    """The folder in which measured plans are remembered: below ``XDG_CACHE_HOME``."""
+    """The folder in which plans are remembered: below ``XDG_CACHE_HOME``."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "fedjax_lab" / "plans"
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.types import Params, PyTree
 
 AXIS = "clients"  # of the mesh of devices that share a cohort
@@ -74,9 +75,7 @@ def client_mesh(devices: Sequence[Any]) -> Mesh:
     Args:
       devices: JAX devices, in the order in which they get their shares.
     """
-    return jax.make_mesh(
-        (len(devices),), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,), devices=devices
-    )
+    return mesh_of(tuple(devices), AXIS)
 
 
 class Rows(NamedTuple):

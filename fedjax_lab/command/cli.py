@@ -12,6 +12,7 @@ from typing import Any
 from fedjax_lab.command.commands import (
     PROG,
     ExportCommand,
+    PlanCommand,
     ReportCommand,
     RerunCommand,
     RunCommand,
@@ -100,8 +101,36 @@ def _export(command: ExportCommand) -> int:
     return 0
 
 
+def _plan(command: PlanCommand) -> int:
+    import jax
+
+    if command.target != "here":  # a plan for another machine needs no accelerator of this one
+        jax.config.update("jax_platforms", "cpu")
+    from fedjax_lab.command.runner import build
+    from fedjax_lab.machine.target import named
+    from fedjax_lab.simulation.plan import plan
+
+    config = command.settings.resolve()
+    target = named(command.target)
+    setup = build(config)
+    of_a_run = ("rounds", "eval_every")
+    schedule = {name: v for name, v in config.schedule().items() if name not in of_a_run}
+    found = plan(
+        setup.algorithm,
+        setup.params,
+        setup.clients,
+        **schedule,
+        target=target,
+        client_map=config.client_map,
+        on_nonfinite=config.on_nonfinite,
+    )
+    print_rows(found.rows())
+    return 0
+
+
 _ACTIONS: dict[type, Callable[[Any], int]] = {
     RunCommand: run_command,
+    PlanCommand: _plan,
     SweepCommand: sweep_command,
     ReportCommand: _report,
     ExportCommand: _export,

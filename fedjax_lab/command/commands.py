@@ -44,6 +44,26 @@ class RunCommand:
 
 
 @dataclasses.dataclass(frozen=True)
+class PlanCommand:
+    """Say what a round would take on a machine, this one or another, without running it.
+
+    The machine's own compiler is asked where it is installed, which needs no accelerator.
+    """
+
+    settings: tyro.conf.UseAppendAction[RunConfig]
+
+    target: str = "here"
+    """here, a chip (v4, v5e, v5p, v6e, a100, h100, h200), several of them (v5e:2x2, v4:2x2x1,
+    h200:8), or cpu."""
+
+    config: str | None = None
+    """YAML or JSON file with settings, or the config.json of a run; flags override it."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
 class SweepCommand:
     """Run all combinations of hyper-parameters, each with all seeds, as one compiled program.
 
@@ -212,12 +232,12 @@ def parse(argv: list[str]) -> Any:
     tyro._experimental_options["ansi_codes"] = not plain
     first = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="?")
-    with_settings = argv[:1] in (["run"], ["sweep"])
+    with_settings = argv[:1] in (["run"], ["plan"], ["sweep"])
     file = first.parse_known_args(argv)[0].config if with_settings else None
     settings = RunConfig() if file is None else RunConfig.from_file(file)
     commands: list[Any] = [
         Annotated[kind, tyro.conf.subcommand(name, default=kind(settings))]
-        for name, kind in {"run": RunCommand, "sweep": SweepCommand}.items()
+        for name, kind in _WITH_SETTINGS.items()
     ]
     commands += [
         Annotated[kind, tyro.conf.subcommand(name)] for name, kind in _WITHOUT_SETTINGS.items()
@@ -233,6 +253,7 @@ def parse(argv: list[str]) -> Any:
     )
 
 
+_WITH_SETTINGS: dict[str, Any] = {"run": RunCommand, "plan": PlanCommand, "sweep": SweepCommand}
 _WITHOUT_SETTINGS: dict[str, type] = {
     "report": ReportCommand,
     "export": ExportCommand,

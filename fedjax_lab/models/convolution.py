@@ -3,35 +3,37 @@
 Axes: B examples, H x W pixels, C channels, F features, h x w kernel; H' x W' outputs. Why not
 ``jax.lax`` alone: XLA has a slow path for convolutions inside a loop on CPU, which is where
 local steps run (ten times slower and more), and weights of their own for each client make a
-grouped convolution, which is slow on every backend.
+grouped convolution, which is slow there, too.
 """
 
-import contextlib
-import contextvars
 import functools
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.machine.target import Target
 from fedjax_lab.models import winograd
 from fedjax_lab.models.layout import written_out
 
 LOWERINGS = ("auto", "winograd", "gemm", "im2col", "lax")
 PADDINGS = ("SAME", "VALID")
 
-_WEIGHTS_PER_CLIENT = contextvars.ContextVar("weights_per_client", default=False)
+# What "auto" means in the program that is being traced: (platform, lowering or None). None: what
+# suits the running machine. JAX keeps traces under different values apart.
+_AUTO: Any = jax.make_user_context(None)
 
 
-@contextlib.contextmanager
-def weights_per_client():
-    """While it is open, "auto" takes kernels for those of a client among many, under ``vmap``."""
-    token = _WEIGHTS_PER_CLIENT.set(True)
-    try:
-        yield
-    finally:
-        _WEIGHTS_PER_CLIENT.reset(token)
+def convolutions_for(target: Target | None) -> AbstractContextManager[None]:
+    """While it is open, "auto" means what suits ``target`` in what is traced.
+
+    Args:
+      target: a machine; None: the running one.
+    """
+    return nullcontext() if target is None else _AUTO((target.platform, target.convolution))
 
 
 def convolution(
@@ -49,9 +51,9 @@ def convolution(
     output, in place of 1e-7), "im2col" multiplies all patches at once (a batched product, if
     mapped over kernels), and "lax" is ``jax.lax.conv_general_dilated``. On CPU "auto" is
     "winograd" where shapes let it expect a gain and else "gemm"; both are many times faster than
-    "lax" inside a loop. Elsewhere it is "im2col" where clients with weights of their own are
-    mapped by ``vmap``, which would turn "lax" into a grouped convolution with slow gradients, and
-    "lax" for weights that all examples share, as in evaluation.
+    "lax" inside a loop. Elsewhere it is "lax", also where ``vmap`` over clients with weights of
+    their own makes a grouped convolution of it: by their compilers it then moves a quarter to a
+    half of the bytes that "im2col" does on a TPU, and half on a GPU (docs/accelerators.md).
 
     Args:
       x: float [B, H, W, C].
@@ -80,8 +82,8 @@ def convolution(
         check_int("stride", step, minimum=1)
     _check_arrays(x, kernel, padding)
 
-    if lowering == "auto" and jax.default_backend() != "cpu":
-        lowering = "im2col" if _WEIGHTS_PER_CLIENT.get() else "lax"
+    if lowering == "auto":
+        lowering = _lowering_of(*(_AUTO.value or (jax.default_backend(), None)))
     if lowering == "lax":
         numbers = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers)
@@ -95,6 +97,19 @@ def convolution(
     else:
         features = _by_rows(inner, kernel, strides)
     return features.transpose(3, 0, 2, 1)
+
+
+def lowering_for(target: Target) -> str:
+    """The lowering that "auto" means on a machine; "auto" where shapes decide.
+
+    Args:
+      target: a machine.
+    """
+    return _lowering_of(target.platform, target.convolution)
+
+
+def _lowering_of(platform: str, chosen: str | None) -> str:
+    return chosen or ("auto" if platform == "cpu" else "lax")
 
 
 def _tile(x: jax.Array, kernel: jax.Array, stride: int, lowering: str) -> int:

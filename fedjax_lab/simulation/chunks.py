@@ -1,6 +1,7 @@
 """The compiled chunks of a run: one program for each number of rounds that is asked for."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ class Chunks:
       clients: the clients' data.
       key: the run's key.
       frozen: the weights that no round changes.
+      compiled: programs that are there already, by their number of rounds.
+      compile_seconds: what these took.
 
     Attributes:
       compile_seconds: time spent so far.
@@ -29,12 +32,14 @@ class Chunks:
         clients: FederatedArrays,
         key: Key,
         frozen: PyTree = (),
+        compiled: Mapping[int, Any] | None = None,
+        compile_seconds: float = 0.0,
     ):
         self._run_chunk, self._clients, self._key = run_chunk, clients, key
         self._frozen = frozen
         self._lowered: dict[int, Any] = {}
-        self._compiled: dict[int, Any] = {}
-        self.compile_seconds = 0.0
+        self._compiled: dict[int, Any] = dict(compiled or {})
+        self.compile_seconds = compile_seconds
 
     def lower(self, state: FedState, length: int) -> jax.stages.Lowered:
         """The program of so many rounds before it is compiled.

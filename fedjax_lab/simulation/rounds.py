@@ -13,6 +13,7 @@ from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.clients.store import AXIS, Rows, client_mesh, sharded_rows, window_rows
 from fedjax_lab.data import Devices, FederatedArrays, draw_batch
 from fedjax_lab.data.cohort import CohortSampler
+from fedjax_lab.machine.target import Target
 from fedjax_lab.round import Algorithm, build_round
 from fedjax_lab.types import CohortBatch, FedState, Key, Metrics
 
@@ -80,6 +81,7 @@ def build_rounds(
     schedule: Schedule,
     client_map: str,
     on_nonfinite: str = "exclude",
+    target: Target | None = None,
     client_store: str = "device",
 ) -> Callable[..., tuple[FedState, Metrics]]:
     """Build ``run_rounds(state, clients, key, first_round, length, frozen=())``.
@@ -93,13 +95,14 @@ def build_rounds(
       schedule: how batches are drawn.
       client_map: see ``fedjax_lab.clients.mapping``.
       on_nonfinite: as of ``build_round``.
+      target: the machine; None: the running one.
       client_store: "device", "sharded" or "host"; see ``fedjax_lab.simulation.stores``. With
         "host", ``run_rounds`` takes the ids of the rows that the state holds as ``window``.
     """
     rows = Rows()
-    if client_store != "device" and is_shardable(client_map):
-        rows = sharded_rows(client_mesh(parse_client_map(client_map).devices))
-    round_of = functools.partial(build_round, algorithm, client_map, on_nonfinite)
+    if client_store != "device" and is_shardable(client_map, target):
+        rows = sharded_rows(client_mesh(parse_client_map(client_map, target).devices))
+    round_of = functools.partial(build_round, algorithm, client_map, on_nonfinite, target)
     whole = round_of(rows)
 
     def run_rounds(state, clients, key, first_round, length, frozen=(), window=None):
@@ -123,6 +126,7 @@ def build_chunk(
     schedule: Schedule,
     client_map: str,
     on_nonfinite: str = "exclude",
+    target: Target | None = None,
     client_store: str = "device",
 ) -> jax.stages.Wrapped:
     """``build_rounds`` as a program: jitted, with the state donated and ``length`` static.
@@ -134,19 +138,22 @@ def build_chunk(
       schedule: how batches are drawn.
       client_map: see ``fedjax_lab.clients.mapping``.
       on_nonfinite: as of ``build_round``.
+      target: the machine; None: the running one.
       client_store: as of ``build_rounds``.
     """
-    run_rounds = build_rounds(algorithm, schedule, client_map, on_nonfinite, client_store)
+    run_rounds = build_rounds(algorithm, schedule, client_map, on_nonfinite, target, client_store)
     return jax.jit(run_rounds, static_argnames="length", donate_argnums=0)
 
 
-def is_shardable(client_map: str) -> bool:
+def is_shardable(client_map: str, target: Target | None = None) -> bool:
     """Whether rows can be sharded over the devices of a client map.
 
     Args:
       client_map: see ``fedjax_lab.clients.mapping``.
+      target: the machine; None: the running one.
     """
-    return client_map.startswith("shard_map") and len(parse_client_map(client_map).devices) > 1
+    spreads = client_map.startswith("shard_map")
+    return spreads and len(parse_client_map(client_map, target).devices) > 1
 
 
 def place(values: Any, client_map: str, split: bool = False) -> Any:

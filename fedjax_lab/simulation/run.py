@@ -7,7 +7,6 @@ devices agree up to rounding.
 
 import dataclasses
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
@@ -27,6 +26,7 @@ from fedjax_lab.simulation.arguments import (
     warn_of_nonfinite_data,
     warn_of_statistics,
 )
+from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.host_chunks import HostChunks
@@ -40,7 +40,6 @@ from fedjax_lab.simulation.loop import (
     guarantees,
     traced,
 )
-from fedjax_lab.simulation.planning import plan_run
 from fedjax_lab.simulation.programs import keep_by_default
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.recorder import Recorder, Row, check_names
@@ -223,37 +222,39 @@ def simulate(
         adopted = adopt_state(algorithm, state, clients, schedule, key)
         shapes = state = adopted._replace(frozen=())
         params = algorithm.params(state)
-    table = None
+    in_round = "keep" if on_nonfinite == "keep" else "exclude"
+    table, planning_seconds = None, 0.0
+    compiled: dict[int, Any] = {}
     if stays_on_host(client_store, shapes):
         client_store = "host"
         check_host_store(is_fresh, diagnose, client_map)
-        state, table = start_on_host(algorithm, params, clients, key, frozen, schedule)
+        state, table = start_on_host(algorithm, params, clients, key, frozen, schedule, progress)
         shapes = state
     if client_map in PLANNED:
         first = shapes
         if is_fresh and client_map == "measure":
             first = jax.jit(start)(params, clients, key, frozen)
         first = first._replace(frozen=frozen)
-        client_map = plan_run(algorithm, schedule, first, clients, key, client_map, progress)
-        del first
-    if table is None:
-        client_store = choose_store(
-            client_store, client_map, shapes, clients.num_clients, algorithm.name
+        planner = ChunkPlanner(
+            algorithm, schedule, first, clients, key, in_round, client_store=client_store
         )
+        client_map, compiled = planner.choose(client_map, min(eval_every, rounds), progress)
+        planning_seconds = planner.compile_seconds
+        del first, planner
+    if table is None:
+        name = algorithm.name
+        client_store = choose_store(client_store, client_map, shapes, clients.num_clients, name)
     sharding = state_sharding(shapes, client_map, client_store)
     clients, key, frozen = place((clients, key, frozen), client_map)
     if is_fresh and table is None:
         params = place(params, client_map)
         state = jax.jit(start, out_shardings=sharding)(params, clients, key, frozen)
     state = jax.device_put(state, sharding)
-    in_round = "keep" if on_nonfinite == "keep" else "exclude"
-    run_chunk = build_chunk(algorithm, schedule, client_map, in_round, client_store)
+    run_chunk = build_chunk(algorithm, schedule, client_map, in_round, None, client_store)
     if table is None:
-        chunks = Chunks(run_chunk, clients, key, frozen)
+        chunks = Chunks(run_chunk, clients, key, frozen, compiled, planning_seconds)
     else:
         chunks = HostChunks(run_chunk, clients, key, frozen, table, schedule, client_map)
-        if progress:
-            print(f"{algorithm.name}: client rows stay on the host: {table!r}", file=sys.stderr)
     record = {
         "algorithm": algorithm.name,
         "hyperparameters": dict(algorithm.hyperparameters),

@@ -14,6 +14,7 @@ All give the same bits with the same number of devices.
 """
 
 import dataclasses
+import sys
 from typing import Any
 
 import jax
@@ -25,9 +26,9 @@ from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
 from fedjax_lab.clients.host_table import HostTable
 from fedjax_lab.clients.mapping import parse_client_map
-from fedjax_lab.clients.memory import device_memory
 from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.data import FederatedArrays
+from fedjax_lab.machine.memory import device_memory
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.rounds import Schedule
 from fedjax_lab.types import FedState, Key, Params, PyTree
@@ -116,6 +117,7 @@ def start_on_host(
     key: Key,
     frozen: PyTree,
     schedule: Schedule,
+    progress: bool = False,
 ) -> tuple[FedState, HostTable]:
     """The state before round 0 with one row, which stands for nobody's, and the table.
 
@@ -126,6 +128,7 @@ def start_on_host(
       key: the run's key.
       frozen: the method's frozen weights.
       schedule: how the first batch is drawn.
+      progress: say on stderr how large the table is.
 
     Raises:
       ValueError: the method's clients do not all start with the same row, or its server model
@@ -155,7 +158,10 @@ def start_on_host(
             f"client_store is 'host', but the server model of {name} depends on the rows of all "
             "clients; choose another store."
         )
-    return one, HostTable(first, clients.num_clients)
+    table = HostTable(first, clients.num_clients)
+    if progress:
+        print(f"{name}: client rows stay on the host: {table!r}", file=sys.stderr, flush=True)
+    return one, table
 
 
 def check_host_store(is_fresh: bool, diagnose: Any, client_map: str) -> None:

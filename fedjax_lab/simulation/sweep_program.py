@@ -11,8 +11,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from fedjax_lab import tree
 from fedjax_lab.clients.mapping import ClientMap
-from fedjax_lab.clients.memory import device_memory
 from fedjax_lab.data import FederatedArrays
+from fedjax_lab.machine.memory import device_memory
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.loop import first_state
 from fedjax_lab.simulation.points import Point

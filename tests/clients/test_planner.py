@@ -1,5 +1,6 @@
 """The planner: devices by brute force, memory by hand, choices for machines that are not here."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 from fedjax_lab import algorithms, build_round
 from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import check_client_map, parse_client_map
-from fedjax_lab.models.convolution import convolution, weights_per_client
+from fedjax_lab.machine.target import Target, named
+from fedjax_lab.models.convolution import convolution, convolutions_for
 from fedjax_lab.round import plan_round
 from tests.algorithms.problem import initial_params, loss_fn, to_batch
 from tests.reference.problem import make_rounds
@@ -60,49 +62,115 @@ def test_memory_of_a_client_grows_with_its_batch():
 
     _, state, batch = one_round()
     state = algorithms.fedavg(loss_fn, client_lr=0.1).init(initial_params(), 10)
-    slots = batch.client_ids.shape[0]
-    at_once, needed = planner._clients_at_once(round_of, state, batch, slots, limit=10**9)
-    assert at_once == slots
+    _, needed = planner.estimate(round_of, state, batch, machine("gpu"))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(initial_params()))
     assert (
         2 * size < needed < 20 * size + sum(leaf.nbytes for leaf in jax.tree.leaves(batch.examples))
     )
 
 
-def as_if(monkeypatch, platform, devices):
-    monkeypatch.setattr(jax, "default_backend", lambda: platform)
-    monkeypatch.setattr(jax, "device_count", lambda: devices)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((8, 128), "float32", 8 * 128 * 4),
+        ((8, 5, 250), "float32", 8 * 5 * 256 * 4),
+        ((64, 28, 28, 3), "float32", 32 * 28 * 3 * 128 * 4),  # B as lanes, H as rows
+        ((8, 128), "bfloat16", 16 * 128 * 2),
+        ((8, 128), "uint8", 32 * 128),
+        ((5,), "float32", 20),
+        ((), "float32", 4),
+        ((0, 3), "float32", 0),
+    ],
+)
+def test_a_tpu_pads_the_two_axes_where_it_costs_least(shape, dtype, expected):
+    jaxpr = jax.make_jaxpr(lambda x: x)(jax.ShapeDtypeStruct(shape, dtype)).jaxpr
+    assert planner._tiled_bytes(jaxpr.invars[0]) == expected
 
 
-def test_cpu_takes_one_stream_per_useful_core(monkeypatch):
+def machine(platform, devices=1, memory=10**9):
+    return Target("elsewhere", platform, "a device", devices, memory)
+
+
+def test_cpu_takes_one_stream_per_useful_core():
     algorithm, state, batch = one_round()
     slots = batch.client_ids.shape[0]
     for devices in (1, 2, 64):
-        as_if(monkeypatch, "cpu", devices)
         useful = planner.useful_devices(slots, devices)
         some = "shard_map" if useful == devices else f"shard_map:{useful}"
-        plan = plan_round(algorithm, state, batch)
+        plan = plan_round(algorithm, state, batch, machine("cpu", devices))
         assert plan.client_map == ("scan" if useful == 1 else some)
         assert f"{useful} of {devices} device" in str(plan)
 
 
-def test_gpu_takes_as_many_clients_as_memory_holds(monkeypatch):
+def test_without_a_compiler_an_estimate_decides_how_many_clients_fit():
     algorithm, state, batch = one_round()
     slots = batch.client_ids.shape[0]
-    round_of = lambda client_map: build_round(algorithm, client_map)  # noqa: E731
-    as_if(monkeypatch, "gpu", 1)
-    assert planner.plan(round_of, state, batch, max_bytes=10**9).client_map == "vmap"
-    assert planner.plan(round_of, state, batch, max_bytes=1).client_map == "scan"
-    one = planner.peak_bytes(jax.make_jaxpr(round_of("scan"))(state, batch))
-    all_of_them = planner.peak_bytes(jax.make_jaxpr(round_of("vmap"))(state, batch))
-    middle = int((one + all_of_them) / 2 / 0.6)
-    name = planner.plan(round_of, state, batch, max_bytes=middle).client_map
-    kind, _, size = name.partition(":")
+
+    def choose(memory, devices=1, platform="gpu"):
+        return plan_round(algorithm, state, batch, machine(platform, devices, memory)).client_map
+
+    assert choose(10**9) == "vmap"
+    assert choose(1) == "scan"
+    one, all_of_them = (
+        planner.peak_bytes(jax.make_jaxpr(build_round(algorithm, name))(state, batch))
+        for name in ("scan", "vmap")
+    )
+    kind, _, size = choose(int((one + all_of_them) / 2 / 0.6)).partition(":")
     assert kind == "chunk"
     assert 1 < int(size) < slots
-    as_if(monkeypatch, "gpu", 2)
-    assert planner.plan(round_of, state, batch, max_bytes=10**9).client_map == "shard_map"
-    assert planner.plan(round_of, state, batch, max_bytes=1).client_map == "shard_map/scan"
+    assert choose(int(all_of_them / 0.6) + 1, platform="tpu") != "vmap"  # its tiles are padded
+    assert choose(10**9, 2) == "shard_map"
+    assert choose(1, 2) == "shard_map/scan"
+
+
+@pytest.mark.parametrize(
+    ("fixed", "each", "devices", "expected", "most_asked"),
+    [
+        (0, 9, 1, "vmap", 1),
+        (0, 30, 1, "chunk:25", 2),  # 30 would fit; four chunks are needed all the same
+        (500, 20, 1, "chunk:20", 3),
+        (1000, 1, 1, "scan", 3),  # fits under no map: the compiler will say so when it is run
+        (0, 30, 4, "shard_map", 1),
+        (0, 90, 4, "shard_map/chunk:9", 2),  # of 25
+    ],
+)
+def test_the_compiler_is_asked_until_it_fits(tmp_path, fixed, each, devices, expected, most_asked):
+    algorithm, state, batch = one_round()
+    slots = 100
+    shapes = jax.tree.map(
+        lambda leaf: (
+            jax.ShapeDtypeStruct((slots, *leaf.shape[1:]), leaf.dtype) if leaf.ndim else leaf
+        ),
+        batch,
+    )
+    asked = []
+
+    def needs(name):
+        asked.append(name)
+        share = slots // devices
+        at_once = {"vmap": share, "shard_map": share, "scan": 1}.get(name.rpartition("/")[2])
+        return fixed + each * (at_once or int(name.rpartition(":")[2]))
+
+    def choose():
+        return planner.plan(
+            lambda client_map: build_round(algorithm, client_map),
+            state,
+            shapes,
+            target=machine("tpu", devices, 1000),
+            needs=needs,
+            cache=tmp_path,
+        )
+
+    plan = choose()
+    assert plan.client_map == expected
+    assert plan.asked
+    assert len(asked) <= most_asked
+    assert plan.memory_bytes == needs(expected)
+    if expected != "scan":
+        assert plan.memory_bytes <= 900
+    asked.clear()
+    assert choose() == plan  # remembered
+    assert not asked
 
 
 @pytest.mark.parametrize(
@@ -142,6 +210,19 @@ def test_more_devices_than_there_are():
         parse_client_map("shard_map:99")
 
 
+@pytest.mark.parametrize(
+    ("client_map", "expected"),
+    [
+        *(("vmap", 10), ("scan", 1), ("chunk:4", 4), ("chunk:99", 10), ("shard_map", 5)),
+        *(("shard_map:1/scan", 1), ("pmap/chunk:3", 3), ("pmap", 5)),
+    ],
+)
+def test_clients_of_a_device_at_once(client_map, expected):
+    assert planner.at_once(client_map, 10, machine("tpu", 2)) == expected
+    if "/" not in client_map and ":" not in client_map:
+        assert planner.at_once("shard_map", 10, machine("cpu", 2)) == 1
+
+
 def test_measure_is_for_runs():
     with pytest.raises(ValueError, match="only simulate is"):
         build_round(algorithms.fedavg(loss_fn, client_lr=0.1), "measure")
@@ -173,25 +254,27 @@ def test_the_faster_plan_wins_and_is_remembered(tmp_path):
         ("gpu", 2, "shard_map/chunk:4", "shard_map/chunk:1"),
     ],
 )
-def test_alternatives_are_client_maps(monkeypatch, platform, devices, planned, other):
-    as_if(monkeypatch, platform, devices)
-    assert planner.alternatives(planned, 10) == (planned, other)
+def test_alternatives_are_client_maps(platform, devices, planned, other):
+    assert planner.alternatives(planned, 10, machine(platform, devices)) == (planned, other)
     check_client_map(other)
 
 
-def test_lowering_follows_the_map(monkeypatch):
+def test_lowering_follows_the_target():
     shapes = (jax.ShapeDtypeStruct((2, 6, 6, 3), jnp.float32),
               jax.ShapeDtypeStruct((3, 3, 3, 4), jnp.float32))  # fmt: skip
+    convolve = jax.jit(lambda x, kernel: convolution(x, kernel))  # traced anew for each target
 
-    def text():
-        return str(jax.make_jaxpr(lambda x, kernel: convolution(x, kernel))(*shapes))
+    def is_lax():
+        return "conv_general_dilated" in str(jax.make_jaxpr(convolve)(*shapes))
 
-    assert "conv_general_dilated" not in text()
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert "conv_general_dilated" in text()
-    with weights_per_client():
-        assert "conv_general_dilated" not in text()
-    assert "conv_general_dilated" in text()
+    assert not is_lax()
+    for name in ("v5e", "h200"):
+        with convolutions_for(named(name)):
+            assert is_lax()
+    with convolutions_for(dataclasses.replace(named("v5e"), convolution="im2col")):
+        assert not is_lax()
+    with convolutions_for(None):
+        assert not is_lax()
 
 
 PROGRAM = """
@@ -206,7 +289,7 @@ print(jax.device_count(), len(os.sched_getaffinity(0)))
 def test_an_answer_that_cannot_be_kept_is_a_warning(tmp_path):
     (tmp_path / "file").touch()
     times = {"scan": 2.0, "vmap": 1.0}
-    with pytest.warns(UserWarning, match=r"cannot be remembered in .*file/plans .*measures again"):
+    with pytest.warns(UserWarning, match=r"cannot be remembered in .*file/plans .*finds it again"):
         found = planner.fastest(
             ["scan", "vmap"], times.__getitem__, ["method"], tmp_path / "file" / "plans"
         )

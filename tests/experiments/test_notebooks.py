@@ -1,6 +1,7 @@
 """The notebooks are what their Python files say, without outputs. `make notebooks` runs them."""
 
 import json
+import os
 import re
 
 import pytest
@@ -44,3 +45,43 @@ def test_the_pair_agrees_and_has_no_outputs(name):
     installs = [source for kind, source in cells if kind == "code" and "SOURCE" in source]
     assert installs  # a runtime that lacks the package gets it
     assert "QUICK" in installs[0]
+
+
+def installing(name):
+    """(``find_source``'s namespace, its text) of a notebook's first code cell; installs nothing."""
+    cells = read_percent((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    (source,) = [text for kind, text in cells if kind == "code" and "SOURCE =" in text]
+    names = {}
+    exec(source[: source.index("if importlib.util.find_spec")], names)
+    return names, source[source.index("def find_source") : source.index("\n\n\nif importlib")]
+
+
+def test_all_notebooks_find_the_package_alike():
+    assert len({installing(name)[1] for name in NAMES}) == 1
+
+
+def test_what_is_installed(tmp_path, monkeypatch):
+    names, _ = installing("quick_start_tpu")
+    find_source = names["find_source"]
+    nothing, folder, checkout = (tmp_path / name for name in ("a/b", "packed", "checkout"))
+    for path in (nothing, folder, checkout / "fedjax_lab", checkout / "experiments"):
+        path.mkdir(parents=True)
+    monkeypatch.chdir(nothing)
+    for source in ("", "fedjax_lab", "fedjax-lab==1.0", "http://a.host/x.whl", str(nothing)):
+        with pytest.raises(FileNotFoundError, match=r"checkout's folder; a wheel or a zip .*git\+"):
+            find_source(source)  # above all no name, which anyone could have registered
+    (checkout / "fedjax_lab" / "__init__.py").touch()
+    (checkout / "pyproject.toml").touch()
+    older, newer = folder / "fedjax_lab-1-py3-none-any.whl", folder / "fedjax_lab-main.zip"
+    for time, path in enumerate((older, newer)):
+        path.touch()
+        os.utime(path, (time, time))
+    assert find_source(str(folder)) == str(newer)
+    assert find_source(str(older)) == str(older)
+    assert find_source(str(checkout)) == str(checkout)
+    monkeypatch.chdir(checkout / "experiments")
+    assert find_source("") == str(checkout)
+    url = "git+https://a.host/owner/repository"
+    assert find_source(url) == url
+    names["TOKEN"] = "secret"
+    assert find_source(url) == "git+https://secret@a.host/owner/repository"

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from fedjax_lab import SweepResult, algorithms, data, simulate, sweep
-from fedjax_lab.clients.memory import device_memory
+from fedjax_lab.machine.memory import device_memory
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.points import list_points
 from fedjax_lab.simulation.rounds import Schedule, build_chunk

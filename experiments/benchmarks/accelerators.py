@@ -1,0 +1,350 @@
+"""Every program of the library compiled for TPUs and GPUs, by their own compilers, without them.
+
+    python -m experiments.benchmarks.accelerators --target v5e|h200 [--rows FILE] [--subset ci]
+        [--only TEXT ...] [--minutes M] [--list]
+    python -m experiments.benchmarks.accelerators --table [--rows FILE]
+
+A program's row is added to FILE as soon as it is compiled; one that is there is not compiled again.
+``make accelerator-check`` does this in an environment for each compiler and writes the tables of
+docs/accelerators.md. Unless a program's name says otherwise it is one round, with its sampling, of
+the MLP 784-200-100-10 on images of 28 x 28 pixels: N = 100, S = 10, K = 5, B = 64.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROWS = Path("experiments/benchmarks/accelerators.jsonl")
+PAGE = Path("docs/accelerators.md")
+JSON = Path("docs/accelerators.json")
+FIRST = ("fedavg", "scaffold", "fedmoswa", "fedspeed", "fafed", "cfedavg top-k", "gradma")
+IMAGES = {
+    "lenet5": (64, 32, 3),
+    "cnn": (50, 28, 1),
+    "resnet20": (50, 32, 3),
+    "resnet18": (50, 32, 3),
+}
+COMPRESSED = (
+    *("identity", "bfloat16", "int8", "sign", "terngrad", "qsgd:15", "low_rank:4"),
+    *("top_k:0.99", "random_k:0.99", "random_drop:0.99", "top_k:0.99+qsgd:15"),
+)
+CI = ("fedavg vmap", "scaffold vmap", "fedavg shard_map", "fedavg chunk of 10 rounds")
+
+
+class Program(NamedTuple):
+    """What is compiled.
+
+    Attributes:
+      group: a section of the page.
+      name: within it.
+      target: name of a machine.
+      make: () -> (Target, jitted function, shapes, static arguments, what else the row says).
+    """
+
+    group: str
+    name: str
+    target: str
+    make: Callable[[], tuple[Any, ...]]
+
+    @property
+    def key(self) -> str:
+        """What names its row."""
+        return f"{self.target} | {self.group} | {self.name}"
+
+
+def task(model="mlp", size=28, channels=1, batch_size=64, cohort=10, steps=5, num_clients=100):
+    """(clients, model, first params, preprocess, loss, schedule)."""
+    import jax
+
+    from fedjax_lab import data, models
+    from fedjax_lab.simulation.rounds import Schedule
+
+    noise = data.synthetic.noise_images(40 * num_clients, (size, size, channels), seed=0)
+    clients = data.partition(noise, "iid", num_clients=num_clients, seed=0)
+    network, preprocess = models.build(model, num_classes=10), data.preprocess()
+    params = network.init(jax.random.key(0), noise.x[:1])
+    loss_fn = models.classification_loss(network.apply, preprocess)
+    schedule = Schedule(cohort_size=cohort, batch_size=batch_size, local_steps=steps)
+    return clients, network, params, preprocess, loss_fn, schedule
+
+
+def method(name, network, preprocess, loss_fn):
+    """A method of the catalogue, by its name there or as "cfedavg top-k"."""
+    from experiments.catalogue.table import METHODS
+    from experiments.studies.study import Column
+    from fedjax_lab import algorithms
+    from fedjax_lab.command.build import build_algorithm
+
+    if name == "cfedavg top-k":
+        return algorithms.cfedavg(loss_fn, client_lr=0.1, compressor="top_k:0.99")
+    found = METHODS[name]
+    chosen = {key: values[0] for key, values in {**found.grid, **found.then}.items()}
+    column = Column({"num_clients": 100, "cohort_size": 10}, tuning_rounds=0)
+    return build_algorithm(found.config(column, chosen).resolve(), loss_fn, network, preprocess)
+
+
+def machine(name, convolution=None):
+    """A target with its compiler's devices."""
+    from fedjax_lab.machine.compiler import with_devices
+    from fedjax_lab.machine.target import named
+
+    return dataclasses.replace(with_devices(named(name)), convolution=convolution)
+
+
+def one_round(
+    target, name="fedavg", client_map="vmap", length=1, convolution=None, wrap=None, **options
+):
+    """A chunk of rounds, as ``Program.make`` returns it; with "auto" as the planner has it."""
+    import jax
+
+    from fedjax_lab import tree
+    from fedjax_lab.clients import planner as clients_planner
+    from fedjax_lab.simulation.chunk_planner import ChunkPlanner
+    from fedjax_lab.simulation.loop import first_state
+
+    where = machine(target, convolution)
+    clients, network, params, preprocess, loss_fn, schedule = task(**options)
+    algorithm = method(name, network, preprocess, loss_fn)
+    algorithm = algorithm if wrap is None else wrap(algorithm)
+    key = jax.random.key(0)
+    state = jax.eval_shape(first_state(algorithm, schedule), params, clients, key, ())
+    planner = ChunkPlanner(
+        algorithm, schedule, state, clients, key, target=where, client_store="auto"
+    )
+    more: dict[str, Any] = {"model_bytes": tree.nbytes(params), "clients": schedule.cohort_size}
+    if client_map == "auto":
+        plan = planner.plan(length)
+        client_map = plan.client_map
+        more |= {"client_map": client_map, "planned": plan.memory_bytes}
+    one, each = clients_planner.estimate(planner.round_of, state, planner.batch, where)
+    at_once = clients_planner.at_once(client_map, schedule.cohort_size, where)
+    more["estimated"] = one + (at_once - 1) * each
+    (function, *shapes), named = planner.program(client_map, length)
+    compiled = planner.compiled(client_map, length)
+    return where, function, shapes, named, {**more, "compiled": compiled}
+
+
+def evaluation(target):
+    """The accuracy of an MLP on 10,000 images."""
+    import jax
+
+    from fedjax_lab import data, models
+    from fedjax_lab.machine.compiler import abstract
+    from fedjax_lab.models.convolution import convolutions_for
+    from fedjax_lab.simulation.evaluate import build_evaluation
+
+    where = machine(target)
+    _, network, params, preprocess, _, _ = task()
+    test = data.synthetic.noise_images(10_000, (28, 28, 1), seed=1)
+    evaluate = build_evaluation(models.accuracy_counts(network.apply, preprocess), test)
+
+    def score(params):
+        with convolutions_for(where):
+            return evaluate(params)
+
+    return where, jax.jit(score), [abstract(params, where.devices[:1])], {}, {}
+
+
+def sweep(target):
+    """Twelve runs of FedAvg, four learning rates by three seeds, as one program of one round."""
+    import jax
+    import jax.numpy as jnp
+
+    from fedjax_lab import algorithms
+    from fedjax_lab.clients.mapping import parse_client_map
+    from fedjax_lab.machine.compiler import abstract
+    from fedjax_lab.simulation.sweep_program import Program as SweepProgram
+
+    where = machine(target)
+    clients, _, params, _, loss_fn, schedule = task()
+
+    def build(client_lr):
+        return algorithms.fedavg(loss_fn, client_lr=client_lr)
+
+    program = SweepProgram(build, schedule, "vmap", parse_client_map("vmap"), None, clients)
+    runs = (
+        jax.tree.map(lambda leaf: jnp.stack([leaf] * 12), params),
+        jax.random.split(jax.random.key(0), 12),
+        {"client_lr": jnp.linspace(0.01, 0.1, 12)},
+    )
+    states = jax.eval_shape(program._start, clients, runs)
+
+    def advance(states, runs, shared):
+        return program._advance(1, states, runs, shared)
+
+    shapes = (states, runs[1:], (clients, (), jnp.zeros((), jnp.int32)))
+    places = abstract(shapes, where.devices[:1])
+    return where, jax.jit(advance, donate_argnums=0), places, {}, {}
+
+
+def programs(target: str) -> list[Program]:
+    """All that are compiled for a chip ("v5e" or "h200"), the most telling ones first."""
+    from experiments.catalogue.table import METHODS
+    from fedjax_lab import models
+    from fedjax_lab.wrappers.compression import with_compression
+
+    several = {"v5e": ("v5e:2x2", "v5e:2x4"), "h200": ("h200:4", "h200:8")}[target]
+    found: list[Program] = []
+
+    def add(group, name, make, where=target):
+        found.append(Program(group, name, where, make))
+
+    def rounds(where=target, **options):
+        return lambda: one_round(where, **options)
+
+    names = [*FIRST, *(name for name in METHODS if name not in FIRST)]
+    for name in FIRST:
+        add("methods", f"{name} vmap", rounds(name=name))
+    for name in IMAGES:
+        batch_size, size, channels = IMAGES[name]
+        shape = {"model": name, "batch_size": batch_size, "size": size, "channels": channels}
+        add("planner", f"{name} S=10 auto", rounds(client_map="auto", **shape, steps=1))
+        choices = [("lax", "vmap", 10), ("lax", "scan", 1), ("im2col", "vmap", 10)]
+        for convolution, client_map, cohort in choices:
+            options = {"client_map": client_map, "convolution": convolution, "cohort": cohort}
+            label = f"{name} {client_map} {convolution}, one step, S={cohort}"
+            add("convolutions", label, rounds(**shape, **options, steps=1))
+    lenet = {"model": "lenet5", "batch_size": 64, "size": 32, "channels": 3, "steps": 1}
+    for cohort in (100, 300):
+        add(
+            "planner",
+            f"lenet5 S={cohort} auto",
+            rounds(client_map="auto", **lenet, cohort=cohort, num_clients=300),
+        )
+    for name in ("scaffold", "fedmoswa", "fedspeed", "fafed", "gradma"):
+        add("planner", f"{name} auto", rounds(name=name, client_map="auto"))
+    for cohort in (50, 100):
+        add("planner", f"fedavg S={cohort} auto", rounds(client_map="auto", cohort=cohort))
+    for name in ("vgg11", "lenet5_gradma", "fafed_cnn", "fafed_cnn_cifar10", "vit"):
+        shape = {"model": name, "size": 32, "channels": 3, "steps": 1}
+        add("planner", f"{name} S=10 auto", rounds(client_map="auto", **shape))
+    for batch_size in (16, 256):
+        options = {**lenet, "batch_size": batch_size, "client_map": "auto"}
+        add("planner", f"lenet5 B={batch_size} auto", rounds(**options))
+    for name in ("fedavg", "scaffold", "fedmoswa", "gradma"):
+        for where in several:
+            for client_map in ("shard_map", "pmap"):
+                options = {"name": name, "client_map": client_map, "cohort": 16}
+                add("methods", f"{name} {client_map}", rounds(where, **options), where)
+    add("runs", "fedavg chunk of 10 rounds", rounds(length=10))
+    add("runs", "evaluation, 10,000 examples", lambda: evaluation(target))
+    add("runs", "sweep of 12 runs", lambda: sweep(target))
+    if target == "v5e":
+        options = {"client_map": "shard_map", "cohort": 256, "num_clients": 256}
+        add("methods", "fedavg shard_map, S=256", rounds("v5e:16x16", **options), "v5e:16x16")
+    for name in models.MODELS:
+        if name not in models.LANGUAGE_MODELS and name != "vit_base":
+            shape = {"model": name, "size": 32, "channels": 3, "steps": 1}
+            add("models", f"{name} vmap", rounds(**shape))
+    for text in COMPRESSED:
+
+        def wrap(algorithm, text=text):
+            return with_compression(algorithm, text)
+
+        add("compressors", f"fedavg with {text}", rounds(wrap=wrap))
+    for name in names:
+        for client_map in ("vmap", "scan", "chunk:5"):
+            if (name, client_map) not in [(first, "vmap") for first in FIRST]:
+                add("methods", f"{name} {client_map}", rounds(name=name, client_map=client_map))
+    for name in names:
+        for where in several:
+            for client_map in ("shard_map", "pmap"):
+                if name not in ("fedavg", "scaffold", "fedmoswa", "gradma"):
+                    options = {"name": name, "client_map": client_map, "cohort": 16}
+                    add("methods", f"{name} {client_map}", rounds(where, **options), where)
+    return found
+
+
+def row_of(program: Program) -> dict[str, Any]:
+    """Compile a program; what its compiler says, or why it does not compile."""
+    import jax
+
+    from fedjax_lab.machine.compiler import compile_for, figures
+
+    row = {"target": program.target, "group": program.group, "name": program.name}
+    row["jax"] = jax.__version__
+    try:
+        where, function, shapes, static, more = program.make()
+        compiled = more.pop("compiled", None)
+        seconds = None
+        if compiled is None:
+            compiled, seconds = compile_for(where, function, *shapes, **static)
+        found = figures(compiled, seconds or 0.0)
+    except jax.errors.JaxRuntimeError as error:
+        return {**row, "error": " ".join(str(error).split())[:300]}
+    return {
+        **row,
+        **more,
+        "seconds": None if seconds is None else round(seconds, 1),
+        "arguments": found.arguments,
+        "results": found.results,
+        "temporaries": found.temporaries,
+        "code": found.code,
+        "memory": found.memory,
+        "bytes_accessed": found.bytes_accessed,
+        "unknown_loops": found.unknown_loops,
+        "collectives": {c.kind: [c.times, c.bytes] for c in found.collectives},
+    }
+
+
+def read_rows(file: Path) -> dict[str, dict[str, Any]]:
+    """The rows that are kept, by their program's key."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return {f"{row['target']} | {row['group']} | {row['name']}": row for row in rows}
+
+
+def main() -> None:
+    """Compile what has no row yet, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", choices=("v5e", "h200"))
+    parser.add_argument("--rows", type=Path, default=ROWS)
+    parser.add_argument("--subset", choices=("all", "ci"), default="all")
+    parser.add_argument("--only", nargs="+", default=[], help="texts, one of them in the name")
+    parser.add_argument("--minutes", type=float, help="begin no program after so many")
+    parser.add_argument("--list", action="store_true", help="name the programs")
+    parser.add_argument("--table", action="store_true", help="write docs/accelerators.{md,json}")
+    arguments = parser.parse_args()
+    if arguments.table:
+        from experiments.benchmarks.accelerator_tables import write
+
+        planned = [(p.group, p.key) for target in ("v5e", "h200") for p in programs(target)]
+        write(read_rows(arguments.rows), planned, PAGE, JSON)
+        return
+    if arguments.target is None:
+        parser.error("give --target, or --table.")
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    chosen = programs(arguments.target)
+    if arguments.subset == "ci":
+        chosen = [p for p in chosen if p.name in CI and not p.target.endswith(("2x4", ":8"))]
+    if arguments.only:
+        chosen = [p for p in chosen if any(text in p.key for text in arguments.only)]
+    if arguments.list:
+        print("\n".join(program.key for program in chosen))
+        return
+    kept = {} if arguments.subset == "ci" else read_rows(arguments.rows)
+    began, failed = time.monotonic(), 0
+    for program in chosen:
+        if program.key in kept:
+            continue
+        if arguments.minutes is not None and time.monotonic() - began > 60 * arguments.minutes:
+            print(f"out of time before {program.key}", file=sys.stderr)
+            break
+        row = row_of(program)
+        failed += "error" in row
+        print(json.dumps(row), flush=True)
+        if arguments.subset != "ci":
+            with arguments.rows.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    sys.exit(1 if failed and arguments.subset == "ci" else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What a traced program computes, before any compiler."""
+
+import math
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from fedjax_lab.machine.program import SKIPPED, UNLESS_FINITE
+
+_PRODUCTS = {"dot_general", "conv_general_dilated"}
+
+
+def count_flops(jaxpr: ClosedJaxpr | Jaxpr) -> int:
+    """Floating-point operations of a program's matrix products and convolutions, two for each
+    multiplication with its addition; others are left out.
+
+    A loop counts as often as it runs, one of unknown length once; of branches the
+    largest counts, but for the second turn of a round, as in ``fedjax_lab.machine.program``.
+
+    Args:
+      jaxpr: what ``jax.make_jaxpr(function)(...)`` returned.
+    """
+    return round(_count(jaxpr))
+
+
+def _count(jaxpr: ClosedJaxpr | Jaxpr) -> float:
+    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in _PRODUCTS:
+            total += _flops(eqn)
+            continue
+        values = list(eqn.params.values())
+        leaves = jax.tree.leaves(values, is_leaf=lambda v: isinstance(v, (ClosedJaxpr, Jaxpr)))
+        inner = [_count(v) for v in leaves if isinstance(v, (ClosedJaxpr, Jaxpr))]
+        if name == "cond":
+            skipped = str(eqn.source_info.name_stack).endswith(UNLESS_FINITE)
+            total += max(inner, default=0) * (SKIPPED if skipped else 1)
+        else:
+            total += sum(inner) * (eqn.params["length"] if name == "scan" else 1)
+    return total
+
+
+def _flops(eqn: Any) -> int:
+    left, right = (v.aval.shape for v in eqn.invars[:2])
+    results = math.prod(eqn.outvars[0].aval.shape)
+    if eqn.primitive.name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        return 2 * results * math.prod(left[axis] for axis in contracted)
+    features = right[eqn.params["dimension_numbers"].rhs_spec[0]]
+    return 2 * results * math.prod(right) // features

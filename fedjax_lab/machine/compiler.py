@@ -1,0 +1,288 @@
+"""Ask an accelerator's own compiler, on any machine on which it is installed.
+
+libtpu compiles for TPUs and JAX's CUDA plugin for NVIDIA's GPUs where there is neither: JAX calls
+such a target a topology.
+"""
+
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from fedjax_lab.machine.program import Collectives, read_traffic
+from fedjax_lab.machine.target import CHIPS, Target
+
+# Without these libtpu looks for the TPU host that it runs on.
+_NO_HOST = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+class _Gpu(NamedTuple):
+    """What XLA wants to know of a GPU, by NVIDIA's data sheets and CUDA's guide."""
+
+    capability: tuple[int, int]
+    processors: int
+    lanes: int  # float32 units of a processor
+    shared_memory: int  # bytes of a processor
+    cache: int  # bytes
+    clock: float  # GHz
+    memory: float  # bytes
+
+
+_GPUS = {
+    "a100": _Gpu((8, 0), 108, 64, 167936, 41943040, 1.41, 80e9),
+    "h100": _Gpu((9, 0), 132, 128, 233472, 52428800, 1.98, 80e9),
+    "h200": _Gpu((9, 0), 132, 128, 233472, 52428800, 1.98, 141e9),
+}
+
+
+class Figures(NamedTuple):
+    """What a compiler says of a program. Bytes are those of one device.
+
+    Attributes:
+      seconds: what compiling took.
+      arguments: bytes that the program is given.
+      results: bytes that it returns and that are not an argument's, reused.
+      temporaries: bytes that it needs besides.
+      code: bytes of the code; 0 where the compiler does not say.
+      bytes_accessed: read and written by one call, loops counted as often as they run.
+      collectives: exchanges between devices in one call.
+      unknown_loops: loops whose length depends on values; their bodies are counted once.
+    """
+
+    seconds: float
+    arguments: int
+    results: int
+    temporaries: int
+    code: int
+    bytes_accessed: int
+    collectives: tuple[Collectives, ...]
+    unknown_loops: int
+
+    @property
+    def memory(self) -> int:
+        """Bytes of a device while the program runs."""
+        return self.arguments + self.results + self.temporaries + self.code
+
+
+def with_devices(target: Target) -> Target:
+    """``target`` with devices that programs can be compiled for.
+
+    Args:
+      target: a machine; one that has devices is returned as it is.
+
+    Raises:
+      ImportError: its compiler is not installed; the message says how to get it.
+    """
+    if target.devices:
+        return target
+    if target.platform == "cpu":
+        devices = jax.devices("cpu")
+        if len(devices) < target.num_devices:
+            raise ImportError(
+                f"target is {target.name!r}, and JAX has {len(devices)} CPU devices; set "
+                f"FEDJAX_LAB_CPU_DEVICES={target.num_devices}."
+            )
+        devices = devices[: target.num_devices]
+    else:
+        find = _tpu_devices if target.platform == "tpu" else _gpu_devices
+        package = "jax[tpu]" if target.platform == "tpu" else "jax-cuda12-plugin jax-cuda12-pjrt"
+        try:
+            devices = find(target)
+        except (RuntimeError, NotImplementedError, ImportError, ValueError) as error:
+            raise ImportError(
+                f"target is {target.name!r}, whose compiler does not answer; it comes with "
+                f"`pip install {package}`, needs no accelerator, and has an environment of its "
+                f"own best. ({' '.join(str(error).split())[:200]})"
+            ) from error
+    return dataclasses.replace(target, devices=tuple(devices))
+
+
+def _tpu_devices(target: Target) -> list[Any]:
+    from jax.experimental import topologies
+
+    for name, value in _NO_HOST.items():
+        os.environ.setdefault(name, value)
+    kind, _, size = target.name.partition(":")
+    dims = [int(n) for n in size.split("x")] if size else [1] * CHIPS[kind].axes
+    options: dict[str, Any] = {}
+    if any(n % 2 for n in dims[:2]):  # less than a host's four chips
+        options["chips_per_host_bounds"] = (*dims, *[1] * (3 - len(dims)))
+    if kind == "v4":  # a chip's two cores are one device
+        options["chip_config_name"] = "megacore"
+    layout = "x".join(map(str, dims))
+    found = topologies.get_topology_desc(
+        platform="tpu", topology_name=f"{kind}:{layout}", **options
+    )
+    return list(found.devices)
+
+
+def _gpu_devices(target: Target) -> list[Any]:
+    from jax.experimental import topologies
+
+    kind = target.name.partition(":")[0]
+    found = topologies.get_topology_desc(
+        kind,
+        platform="cuda",
+        topology=f"1x1x{target.num_devices}",
+        target_config=_gpu_config(kind),
+    )
+    return list(found.devices)
+
+
+def _gpu_config(kind: str) -> str:
+    """XLA's text form of a GPU."""
+    gpu, chip = _GPUS[kind], CHIPS[kind]
+    device = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "shared_memory_per_block": 49152,
+        "shared_memory_per_core": gpu.shared_memory,
+        "threads_per_core_limit": 2048,
+        "core_count": gpu.processors,
+        "fpus_per_core": gpu.lanes,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 65535,
+        "block_dim_limit_z": 65535,
+        "memory_bandwidth": int(chip.bytes_per_second),
+        "l2_cache_size": gpu.cache,
+        "clock_rate_ghz": gpu.clock,
+        "device_memory_size": int(gpu.memory),
+        "shared_memory_per_block_optin": gpu.shared_memory - 1024,
+        "registers_per_core_limit": 65536,
+        "registers_per_block_limit": 65536,
+    }
+    major, minor = gpu.capability
+    fields = " ".join(f"{name}: {value}" for name, value in device.items())
+    return (
+        f"gpu_device_info {{ {fields} cuda_compute_capability {{ major: {major} minor: {minor} }} "
+        f'}} platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }} '
+        f'device_description_str: "{chip.device_kind}"'
+    )
+
+
+def abstract(values: Any, devices: tuple[Any, ...], split: bool = False) -> Any:
+    """The shapes of ``values``, with a copy on each of ``devices``.
+
+    Args:
+      values: pytree of arrays, of tracers or of shapes.
+      devices: JAX's devices; none: wherever JAX puts them.
+      split: each device has its share of the leading axis instead.
+    """
+    place: Any = None
+    if len(devices) == 1:
+        place = SingleDeviceSharding(devices[0])
+    elif devices:
+        place = NamedSharding(
+            mesh_of(devices, "clients"), PartitionSpec("clients") if split else PartitionSpec()
+        )
+
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    return jax.tree.map(shape, values)
+
+
+def mesh_of(devices: tuple[Any, ...], axis: str) -> jax.sharding.Mesh:
+    """A mesh of one axis over ``devices``, in the order that suits their links best.
+
+    Args:
+      devices: JAX's devices.
+      axis: its name.
+    """
+    automatic = (jax.sharding.AxisType.Auto,)
+    return jax.make_mesh((len(devices),), (axis,), axis_types=automatic, devices=devices)
+
+
+def compile_for(
+    target: Target, function: jax.stages.Wrapped, *arguments: Any, **static: Any
+) -> tuple[Any, float]:
+    """Compile a jitted function; returns (the program, seconds).
+
+    Args:
+      target: a machine with devices.
+      function: what ``jax.jit`` returned.
+      *arguments: pytrees of shapes, as ``abstract`` gives them.
+      **static: its static arguments.
+
+    Raises:
+      jax.errors.JaxRuntimeError: the compiler refuses, for want of memory for instance.
+    """
+    began = time.perf_counter()
+    lowered = function.trace(*arguments, **static).lower()
+    options: Mapping[str, Any] | None = None
+    if target.platform == "gpu" and target.name != "here":
+        options = {"xla_gpu_autotune_level": 0}  # tuning runs kernels
+    program = lowered.compile(compiler_options=options)
+    return program, time.perf_counter() - began
+
+
+def figures(program: Any, seconds: float = 0.0) -> Figures:
+    """Read a compiled program.
+
+    Args:
+      program: what ``compile_for`` returned.
+      seconds: what compiling it took.
+    """
+    memory = program.memory_analysis()
+    traffic = read_traffic(program.as_text())
+    return Figures(
+        seconds,
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.generated_code_size_in_bytes,
+        traffic.bytes_accessed,
+        traffic.collectives,
+        traffic.unknown_loops,
+    )
+
+
+def try_compile(
+    target: Target, function: jax.stages.Wrapped, *arguments: Any, **static: Any
+) -> tuple[Any, int]:
+    """(the program, or None where memory does not suffice, the bytes that it needs of a device).
+
+    The bytes are 0 where a backend does not say.
+
+    Args:
+      target: a machine with devices.
+      function: what ``jax.jit`` returned.
+      *arguments: pytrees of shapes, as ``abstract`` gives them.
+      **static: its static arguments.
+
+    Raises:
+      jax.errors.JaxRuntimeError: it does not compile, for another reason.
+    """
+    try:
+        program, _ = compile_for(target, function, *arguments, **static)
+    except jax.errors.JaxRuntimeError as error:
+        wanted = _wanted_bytes(error)
+        if wanted is None:
+            raise
+        return None, wanted
+    memory = program.memory_analysis()
+    if memory is None:
+        return program, 0
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    besides = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    return program, memory.argument_size_in_bytes + results + besides
+
+
+def _wanted_bytes(error: BaseException) -> int | None:
+    """Bytes that a program wanted that did not compile for want of memory; None: another error."""
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" not in text:
+        return None
+    found = re.search(r"(?:[Uu]sed |temporaries \()([\d.]+)([KMGT]?)", text)
+    scale = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    return int(float(found[1]) * scale[found[2]]) if found else 2**62

@@ -1,0 +1,305 @@
+"""What a compiled program moves: its text, read instruction by instruction.
+
+A compiler's own cost analysis counts a loop's body once and is missing on GPUs. Here a body counts
+as often as it runs, if its condition says how often that is. Bytes are those of the operands and
+results of each scheduled instruction, in the layout that the compiler chose, with the padding of
+its tiles; of a slice or an update in place, only the part that is touched. Of a conditional its
+largest branch counts, but for the second turn of a round, which is run only where a client is not
+finite (``fedjax_lab.clients.finite``).
+"""
+
+import math
+import re
+from typing import NamedTuple
+
+_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "s4": 0.5, "u4": 0.5, "c64": 8, "c128": 16}
+_FREE = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+    *("partition-id", "replica-id", "opt-barrier", "iota", "copy-done", "async-done"),
+    *("all-reduce-done", "all-gather-done", "collective-permute-done", "send-done", "recv-done"),
+}
+_COLLECTIVES = (
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
+    *("ragged-all-to-all", "collective-broadcast"),
+)
+# The scope of the choice whether a cohort is run (again): of its two turns the second is skipped.
+UNLESS_FINITE = "unless_finite"
+SKIPPED = 0.5
+_SLICES = ("dynamic-slice", "slice", "gather")
+
+
+class Collectives(NamedTuple):
+    """Exchanges between devices of one kind.
+
+    Attributes:
+      kind: such as "all-reduce".
+      times: how many a call of the program makes.
+      bytes: of their results, on one device, together.
+    """
+
+    kind: str
+    times: int
+    bytes: int
+
+
+class Traffic(NamedTuple):
+    """What a program moves in one call, on one device.
+
+    Attributes:
+      bytes_accessed: read and written.
+      collectives: by kind.
+      unknown_loops: loops whose length the program does not say; their bodies count once.
+    """
+
+    bytes_accessed: int
+    collectives: tuple[Collectives, ...]
+    unknown_loops: int
+
+
+class _Instruction(NamedTuple):
+    name: str
+    type: str
+    opcode: str
+    operands: tuple[str, ...]
+    rest: str
+    is_root: bool
+
+
+def read_traffic(text: str) -> Traffic:
+    """Read a compiled program's text.
+
+    Args:
+      text: ``compiled.as_text()``, scheduled HLO.
+
+    Raises:
+      ValueError: it has no entry computation.
+    """
+    return _Reader(text).traffic()
+
+
+def shape_bytes(type: str, padded: bool = True) -> int:
+    """Bytes of a value by its type in HLO, such as ``f32[10,64]{1,0:T(8,128)}`` or a tuple.
+
+    Args:
+      type: the text of the type.
+      padded: with the padding of the layout's first tile.
+    """
+    total = 0.0
+    for dtype, dims, layout in re.findall(r"(\w+)\[([\d,<=]*)\](\{[^{}]*\})?", type):
+        if dtype in ("token", "opaque"):
+            continue
+        sizes = [int(d) for d in re.findall(r"\d+", dims)]
+        order = re.match(r"\{([\d,]*)", layout or "")
+        tile = re.search(r"T\(([\d,]+)\)", layout or "")
+        if padded and tile and order and order[1]:
+            minor_last = [sizes[int(d)] for d in reversed(order[1].split(","))]
+            steps = [int(n) for n in tile[1].split(",")]
+            minor_last = [1] * (len(steps) - len(minor_last)) + minor_last
+            for place, step in enumerate(reversed(steps), 1):
+                minor_last[-place] = -(-minor_last[-place] // step) * step
+            sizes = minor_last
+        total += math.prod(sizes) * _itemsize(dtype)
+    return math.ceil(total)
+
+
+def _itemsize(dtype: str) -> float:
+    if dtype in _BYTES:
+        return _BYTES[dtype]
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) / 8 if bits else 0
+
+
+class _Reader:
+    def __init__(self, text: str):
+        self._computations: dict[str, dict[str, _Instruction]] = {}
+        entry = current = None
+        for line in text.splitlines():
+            if head := re.match(r"(ENTRY )?%?([\w.\-]+) .*->.*\{$", line):
+                current = self._computations.setdefault(head[2], {})
+                entry = head[2] if head[1] else entry
+            elif current is not None and (found := _parse(line)):
+                current[found.name] = found
+        if entry is None:
+            raise ValueError("the text has no ENTRY computation; it must be scheduled HLO.")
+        self._entry = entry
+        self._found: dict[str, list[float]] = {}
+        self._unknown = 0
+
+    def traffic(self) -> Traffic:
+        moved = self._run(self._entry, 1)
+        kinds = tuple(
+            Collectives(kind, *map(round, found)) for kind, found in sorted(self._found.items())
+        )
+        return Traffic(round(moved), kinds, self._unknown)
+
+    def _run(self, name: str, times: float) -> float:
+        """Bytes that a computation accesses in ``times`` runs; its collectives are kept."""
+        body = self._computations.get(name, {})
+        return sum(self._step(body, instruction, times) for instruction in body.values())
+
+    def _step(self, body, instruction: _Instruction, times: float) -> float:
+        opcode = instruction.opcode
+        if opcode in _FREE:
+            return 0
+        if opcode == "while":
+            trips = self._trips(instruction)
+            self._unknown += trips is None
+            return self._run(_called(instruction, "body"), times * (1 if trips is None else trips))
+        if opcode == "conditional":
+            inner = re.findall(
+                r"(?:branch_computations=\{|_computation=)([^},]*)", instruction.rest
+            )
+            branches = re.search(r"branch_computations=\{([^}]*)\}", instruction.rest)
+            names = branches[1].split(",") if branches else inner
+            again = re.search(rf"{UNLESS_FINITE}/cond\b(?!/)", instruction.rest)
+            turns = SKIPPED if again else 1
+            return self._largest([n.strip().lstrip("%") for n in names], times * turns)
+        if opcode in ("call", "async-start"):
+            return self._run(
+                _called(instruction, "to_apply") or _called(instruction, "calls"), times
+            )
+        kind = opcode.removesuffix("-start")
+        if kind in _COLLECTIVES:
+            found = self._found.setdefault(kind, [0, 0])
+            found[0] += times
+            found[1] += times * _received(instruction)
+        if opcode == "fusion":
+            return times * self._fusion(body, instruction)
+        result = shape_bytes(instruction.type)
+        if opcode in _SLICES:
+            return times * 2 * result
+        if opcode == "dynamic-update-slice":
+            return times * 2 * self._size(body, instruction.operands[1])
+        if opcode == "copy-start":
+            return times * 2 * self._size(body, instruction.operands[0])
+        return times * (result + sum(self._size(body, name) for name in instruction.operands))
+
+    def _largest(self, names: list[str], times: float) -> float:
+        """The bytes of the branch that moves most; its collectives are kept, the others' not."""
+        before = {kind: list(found) for kind, found in self._found.items()}
+        best, kept = 0.0, before
+        for name in names:
+            self._found = {kind: list(found) for kind, found in before.items()}
+            moved = self._run(name, times)
+            if moved >= best:
+                best, kept = moved, self._found
+        self._found = kept
+        return best
+
+    def _size(self, body, name: str) -> int:
+        return shape_bytes(body[name].type) if name in body else 0
+
+    def _fusion(self, body, instruction: _Instruction) -> int:
+        """A fusion reads what its body reads of the operands, and writes its results."""
+        inner = self._computations.get(_called(instruction, "calls"), {})
+        moved = self._written(inner, instruction)
+        for index, name in enumerate(instruction.operands):
+            part = self._read(inner, index)
+            moved += self._size(body, name) if part is None else part
+        return moved
+
+    def _written(self, inner, instruction: _Instruction) -> int:
+        root = next((i for i in inner.values() if i.is_root), None)
+        if root is None:
+            return shape_bytes(instruction.type)
+        parts = root.operands if root.opcode == "tuple" else (root.name,)
+        total = 0
+        for name in parts:
+            last = inner.get(name)
+            while last is not None and last.opcode == "bitcast":
+                last = inner.get(last.operands[0])
+            if last is None:
+                continue
+            update = last.opcode == "dynamic-update-slice"
+            total += self._size(inner, last.operands[1]) if update else shape_bytes(last.type)
+        return total
+
+    def _read(self, inner, index: int) -> int | None:
+        """Bytes that a fusion reads of an operand; None: all of it."""
+        names = [i.name for i in inner.values() if _is_parameter(i, index)]
+        total = 0
+        while names:
+            name = names.pop()
+            for user in inner.values():
+                if name not in user.operands:
+                    continue
+                if user.opcode == "bitcast":
+                    names.append(user.name)
+                elif user.opcode in _SLICES and user.operands[0] == name:
+                    total += shape_bytes(user.type)
+                elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
+                    pass  # in place
+                elif user.opcode == "fusion":
+                    called = self._computations.get(_called(user, "calls"), {})
+                    for place in (p for p, n in enumerate(user.operands) if n == name):
+                        part = self._read(called, place)
+                        if part is None:
+                            return None
+                        total += part
+                else:
+                    return None
+        return total
+
+    def _trips(self, loop: _Instruction) -> int | None:
+        """How often a loop's body runs; None: the program decides as it runs."""
+        if known := re.search(r'known_trip_count"?:\{"n":"(\d+)"\}', loop.rest):
+            return int(known[1])
+        condition = self._computations.get(_called(loop, "condition"), {})
+        root = next((i for i in condition.values() if i.is_root), None)
+        if root is not None and root.opcode == "fusion":
+            inner = self._computations.get(_called(root, "calls"), {})
+            condition = {**condition, **inner}
+            root = next((i for i in inner.values() if i.is_root), None)
+        bounds = [
+            int(i.operands[0])
+            for i in condition.values()
+            if i.opcode == "constant" and i.operands and i.operands[0].isdigit()
+        ]
+        is_count = root is not None and root.opcode == "compare" and "direction=LT" in root.rest
+        return bounds[0] if is_count and len(bounds) == 1 else None
+
+
+def _parse(line: str) -> _Instruction | None:
+    head = re.match(r"\s*(ROOT )?%?([\w.\-]+) = ", line)
+    if not head:
+        return None
+    rest = line[head.end() :]
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
+    type, rest = rest[:end], rest[end:].lstrip()
+    opcode, opening, _ = rest.partition("(")
+    if not opening:
+        return None
+    end = _closing(rest, len(opcode))
+    inside = re.sub(r"/\*.*?\*/|\{[^{}]*\}", "", rest[len(opcode) + 1 : end])
+    operands = tuple(
+        part.split()[-1].lstrip("%") for part in re.split(r",(?![^\[]*\])", inside) if part.strip()
+    )
+    return _Instruction(head[2], type, opcode, operands, rest[end + 1 :], bool(head[1]))
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the parenthesis that opens at ``start`` closes."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if depth == 0:
+            return place
+    return len(text)
+
+
+def _called(instruction: _Instruction, attribute: str) -> str:
+    found = re.search(rf"\b{attribute}=%?([\w.\-]+)", instruction.rest)
+    return found[1] if found else ""
+
+
+def _is_parameter(instruction: _Instruction, index: int) -> bool:
+    return instruction.opcode == "parameter" and instruction.operands == (str(index),)
+
+
+def _received(instruction: _Instruction) -> int:
+    """Bytes of a collective's result; a started one has its operand beside it."""
+    types = re.findall(r"\w+\[[\d,]*\](?:\{[^{}]*\})?", instruction.type)
+    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
+        count = len(instruction.operands)
+        types = types[count : 2 * count]
+    return sum(shape_bytes(type, padded=False) for type in types)

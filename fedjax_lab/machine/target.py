@@ -1,0 +1,150 @@
+"""The machine that a round is planned for: this one, or another by its name.
+
+``Target`` is a value. Planner, client maps and convolutions take it, and None stands for the
+machine that runs. Where an accelerator's compiler is installed, its devices can be compiled for
+without one: see ``fedjax_lab.machine.compiler``.
+"""
+
+import dataclasses
+import math
+import re
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_lab.machine.memory import device_memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A machine: what a plan depends on.
+
+    Attributes:
+      name: as given to ``named``; "here" for the running machine.
+      platform: "cpu", "gpu" or "tpu".
+      device_kind: as JAX names the device, such as "TPU v5 lite".
+      num_devices: devices that share a cohort.
+      memory_bytes: what a program may use of one device; None: unknown.
+      flops_per_second: a device's peak, of products of bfloat16; None: unknown.
+      bytes_per_second: what its memory delivers; None: unknown.
+      devices: JAX's devices, running or only compiled for; empty where neither is at hand.
+      convolution: the lowering that "auto" means (see ``fedjax_lab.models.convolution``); None:
+        what the platform does best.
+    """
+
+    name: str
+    platform: str
+    device_kind: str
+    num_devices: int
+    memory_bytes: int | None = None
+    flops_per_second: float | None = None
+    bytes_per_second: float | None = None
+    devices: tuple[Any, ...] = ()
+    convolution: str | None = None
+
+    def __post_init__(self):
+        if self.platform not in PLATFORMS:
+            raise ValueError(
+                f"platform is {self.platform!r}; it must be one of {', '.join(PLATFORMS)}."
+            )
+
+
+PLATFORMS = ("cpu", "gpu", "tpu")
+_GIB = 2**30
+
+
+class Chip(NamedTuple):
+    """An accelerator by its vendor's data sheet.
+
+    Attributes:
+      platform: "gpu" or "tpu".
+      device_kind: as JAX names it.
+      memory_bytes: what a program may use: of a GPU three quarters, which is what JAX takes unless
+        told; of a v5e what its compiler allows, of another TPU all.
+      flops_per_second: peak, dense products of bfloat16.
+      bytes_per_second: peak of its memory.
+      axes: of a TPU's topology; a GPU has none.
+    """
+
+    platform: str
+    device_kind: str
+    memory_bytes: int
+    flops_per_second: float
+    bytes_per_second: float
+    axes: int = 0
+
+
+CHIPS = {
+    "v4": Chip("tpu", "TPU v4", 32 * _GIB, 275e12, 1228e9, 3),
+    "v5e": Chip("tpu", "TPU v5 lite", int(15.75 * _GIB), 197e12, 819e9, 2),
+    "v5p": Chip("tpu", "TPU v5", 95 * _GIB, 459e12, 2765e9, 3),
+    "v6e": Chip("tpu", "TPU v6 lite", 32 * _GIB, 918e12, 1640e9, 2),
+    "a100": Chip("gpu", "NVIDIA A100-SXM4-80GB", int(0.75 * 80e9), 312e12, 2039e9),
+    "h100": Chip("gpu", "NVIDIA H100 80GB HBM3", int(0.75 * 80e9), 989e12, 3350e9),
+    "h200": Chip("gpu", "NVIDIA H200", int(0.75 * 141e9), 989e12, 4800e9),
+}
+
+
+def here() -> Target:
+    """The running machine, with all devices that JAX sees."""
+    devices = tuple(jax.devices())
+    first = jax.local_devices()[0]
+    try:
+        memory = device_memory(first)
+    except OSError:  # neither the device nor the system tells
+        memory = None
+    known = {chip.device_kind: chip for chip in CHIPS.values()}.get(first.device_kind)
+    return Target(
+        "here",
+        first.platform,
+        first.device_kind,
+        len(devices),
+        memory,
+        None if known is None else known.flops_per_second,
+        None if known is None else known.bytes_per_second,
+        devices,
+    )
+
+
+def named(name: str) -> Target:
+    """The machine called ``name``, without devices: ``compiler.with_devices`` finds these.
+
+    Args:
+      name: "here"; a chip, alone ("v5e", "h200") or several: a TPU with its topology ("v5e:2x2",
+        "v4:2x2x1"), a GPU with a number ("h200:8"); "cpu" or "cpu:8".
+
+    Raises:
+      ValueError: the name is unknown, or its number or topology makes no sense.
+    """
+    if name == "here":
+        return here()
+    kind, colon, size = name.partition(":")
+    if kind != "cpu" and kind not in CHIPS:
+        allowed = ", ".join(("here", "cpu", *CHIPS))
+        raise ValueError(f"target is {name!r}; it must be one of {allowed}, alone or as KIND:SIZE.")
+    axes = 1 if kind == "cpu" else CHIPS[kind].axes or 1
+    if colon and not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{axes - 1}}}", size):
+        example = "x".join("2" * axes) if axes > 1 else "8"
+        raise ValueError(f"target is {name!r}; write its size like {kind}:{example}.")
+    count = math.prod(int(n) for n in size.split("x")) if size else 1
+    if kind == "cpu":
+        return Target(name, "cpu", "cpu", count)
+    chip = CHIPS[kind]
+    return Target(
+        name,
+        chip.platform,
+        chip.device_kind,
+        count,
+        chip.memory_bytes,
+        chip.flops_per_second,
+        chip.bytes_per_second,
+    )
+
+
+def platform_of(target: Target | None) -> str:
+    """The platform of a target; of None, that of the running machine.
+
+    Args:
+      target: a machine, or None.
+    """
+    return jax.default_backend() if target is None else target.platform

@@ -1,0 +1,174 @@
+"""The client map of a run: the planner is asked about the very program that is going to run."""
+
+import functools
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.clients import planner
+from fedjax_lab.clients.mapping import parse_client_map
+from fedjax_lab.data import FederatedArrays
+from fedjax_lab.machine.compiler import abstract, try_compile
+from fedjax_lab.machine.target import Target, here
+from fedjax_lab.round import Algorithm, RoundFn, build_round
+from fedjax_lab.simulation.fingerprint import hash_function
+from fedjax_lab.simulation.rounds import Schedule, build_chunk, is_shardable, place
+from fedjax_lab.simulation.run_dir import versions
+from fedjax_lab.types import FedState, Key
+
+
+class ChunkPlanner:
+    """Plans chunks of rounds; what it compiles to find out is not compiled again.
+
+    Args:
+      algorithm: the method.
+      schedule: how batches are drawn.
+      state: a state with its frozen weights, or the shapes of it.
+      clients: the clients' data, or their shapes.
+      key: the run's key, or its shape.
+      on_nonfinite: as of ``build_round``.
+      target: the machine; None: the running one.
+      client_store: as of ``simulate``. With "host", whose programs take other arguments, what is
+        compiled here is an estimate.
+
+    Attributes:
+      batch: the shapes of a round's batch.
+      compile_seconds: time spent compiling.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        schedule: Schedule,
+        state: FedState,
+        clients: FederatedArrays,
+        key: Key,
+        on_nonfinite: str = "exclude",
+        target: Target | None = None,
+        client_store: str = "device",
+    ):
+        self._algorithm, self._schedule, self._on_nonfinite = algorithm, schedule, on_nonfinite
+        self._state, self._clients, self._key = state, clients, key
+        self._target, self._client_store = target, client_store
+        first = jax.ShapeDtypeStruct((), jnp.int32)
+        self.batch = jax.eval_shape(schedule.draw, clients, key, first)
+        self._compiled: tuple[str, int, Any] | None = None  # one is kept: they may be large
+        self.compile_seconds = 0.0
+
+    def plan(self, length: int) -> planner.Plan:
+        """What "auto" means for chunks of so many rounds.
+
+        Args:
+          length: rounds.
+        """
+        target = here() if self._target is None else self._target
+
+        def needs(client_map):
+            began = time.perf_counter()
+            arguments, named = self.program(client_map, length)
+            program, needed = try_compile(target, *arguments, **named)
+            self._compiled = None if program is None else (client_map, length, program)
+            self.compile_seconds += time.perf_counter() - began
+            return needed
+
+        return planner.plan(
+            self.round_of,
+            self._state,
+            self.batch,
+            target=target,
+            needs=needs if target.devices else None,
+            also=[length, [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves(self._clients)]],
+        )
+
+    def round_of(self, client_map: str) -> RoundFn:
+        """The round under a client map.
+
+        Args:
+          client_map: a name.
+        """
+        return build_round(self._algorithm, client_map, self._on_nonfinite, self._target)
+
+    def program(self, client_map: str, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A chunk's function under a client map with the shapes of its arguments, and named ones.
+
+        Args:
+          client_map: a name, "auto" and "measure" excepted.
+          length: rounds.
+        """
+        devices = parse_client_map(client_map, self._target).devices
+        if self._target is not None:
+            devices = devices or self._target.devices[:1]
+        spreads = self._client_store in ("auto", "sharded")
+        shard = spreads and is_shardable(client_map, self._target)
+        shard = shard and self._clients.num_clients % len(devices) == 0
+        run_chunk = build_chunk(
+            self._algorithm,
+            self._schedule,
+            client_map,
+            self._on_nonfinite,
+            self._target,
+            "sharded" if shard else "device",
+        )
+        whole = (self._state._replace(frozen=()), self._clients, self._key, self._state.frozen)
+        state, clients, key, frozen = abstract(whole, devices)
+        if shard:
+            state = state._replace(clients=abstract(self._state.clients, devices, split=True))
+        first = jax.ShapeDtypeStruct((), jnp.int32)
+        return (run_chunk, state, clients, key, first), {"length": length, "frozen": frozen}
+
+    def choose(self, how: str, length: int, progress: bool) -> tuple[str, dict[int, Any]]:
+        """(the client map, its compiled programs by length), for the running machine.
+
+        Args:
+          how: "auto" or "measure".
+          length: rounds of a chunk.
+          progress: say the choice on stderr.
+        """
+        plan = self.plan(length)
+        if how == "measure":
+            plan = self._measured(plan)
+        if progress:
+            print(
+                f"{self._algorithm.name}: clients mapped with {plan}", file=sys.stderr, flush=True
+            )
+        program = self.compiled(plan.client_map, length)
+        if self._client_store == "host":
+            program = None
+        return plan.client_map, {} if program is None else {length: program}
+
+    def compiled(self, client_map: str, length: int) -> Any:
+        """The program of a chunk, if planning compiled it last; else None.
+
+        Args:
+          client_map: its name.
+          length: rounds.
+        """
+        if self._compiled is None or self._compiled[:2] != (client_map, length):
+            return None
+        return self._compiled[2]
+
+    def _measured(self, plan: planner.Plan) -> planner.Plan:
+        leaves = jax.tree.leaves((self._state, self.batch))
+        shapes = [f"{leaf.dtype}{leaf.shape}" for leaf in leaves]
+        device = jax.devices()[0]
+        drawn = [self._schedule.record(), hash_function(self._schedule.sample_cohort)]
+        method = [self._algorithm.name, dict(self._algorithm.hyperparameters), shapes, drawn]
+        machine = [device.device_kind, jax.device_count(), versions()]
+        chosen, remembered = planner.fastest(
+            planner.alternatives(plan.client_map, self._schedule.cohort_size),
+            self._seconds,
+            [method, machine],
+        )
+        return planner.Plan(chosen, "measured before" if remembered else "measured")
+
+    def _seconds(self, client_map: str, length: int = 5) -> float:
+        """Time of a few rounds under a client map."""
+        state, clients, key = place((self._state, self._clients, self._key), client_map)
+        frozen, state = state.frozen, state._replace(frozen=())
+        run_chunk = build_chunk(self._algorithm, self._schedule, client_map)
+        first = jnp.zeros((), jnp.int32)
+        run = functools.partial(run_chunk, length=length, frozen=frozen)
+        return planner.timed(lambda: run(jax.tree.map(jnp.copy, state), clients, key, first))

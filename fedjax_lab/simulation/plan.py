@@ -1,0 +1,174 @@
+"""What a round would take on a machine, before it is run, or without having that machine."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import tree
+from fedjax_lab.clients.mapping import PLANNED, check_client_map
+from fedjax_lab.clients.planner import Plan, at_once, estimate
+from fedjax_lab.data import FederatedArrays
+from fedjax_lab.machine.arithmetic import count_flops
+from fedjax_lab.machine.compiler import Figures, compile_for, figures, with_devices
+from fedjax_lab.machine.target import Target, named
+from fedjax_lab.models.convolution import lowering_for
+from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.arguments import check_simulate
+from fedjax_lab.simulation.chunk_planner import ChunkPlanner
+from fedjax_lab.simulation.loop import first_state
+from fedjax_lab.simulation.rounds import Schedule
+from fedjax_lab.types import Params
+
+
+class RoundPlan(NamedTuple):
+    """A round on a target: what was chosen, and what is known of its program.
+
+    Attributes:
+      target: the machine.
+      plan: the client map and why, with its memory.
+      convolution: the lowering of convolutions that leave it to the library.
+      model_bytes: the bytes of one model, d numbers.
+      flops: of the round's matrix products and convolutions, on all devices together; loops whose
+        length depends on values count once.
+      estimated_bytes: the planner's estimate of a device's memory, without a compiler.
+      figures: what the compiler says; None: it is not installed.
+      note: why there are no figures, and how to get them; else None.
+    """
+
+    target: Target
+    plan: Plan
+    convolution: str
+    model_bytes: int
+    flops: int
+    estimated_bytes: int
+    figures: Figures | None
+    note: str | None
+
+    def rows(self) -> list[list[str]]:
+        """Rows of (name, value) for a table, the head first."""
+        target = self.target
+        count = f"{target.num_devices} x " if target.num_devices > 1 else ""
+        share = self.flops / target.num_devices
+        of_devices = _seconds(share, target.flops_per_second)
+        rows = [
+            ["one round", f"{target.name}: {count}{target.device_kind}"],
+            ["client map", self.plan.client_map],
+            ["why", self.plan.reason],
+            ["convolutions", self.convolution],
+            ["flops", f"{_si(self.flops).rstrip()}{of_devices}"],
+            ["memory, estimated", _mib(self.estimated_bytes)],
+        ]
+        if self.figures is None:
+            return [*rows, ["its compiler", self.note or "was not asked"]]
+        found = self.figures
+        of = "" if target.memory_bytes is None else f" of {_mib(target.memory_bytes)}"
+        rows += [
+            ["memory, by its compiler", _mib(found.memory) + of],
+            ["- arguments", _mib(found.arguments)],
+            ["- results", _mib(found.results)],
+            ["- temporaries", _mib(found.temporaries)],
+            ["- code", _mib(found.code)],
+            [
+                "bytes accessed",
+                _si(found.bytes_accessed)
+                + "B"
+                + _seconds(found.bytes_accessed, target.bytes_per_second),
+            ],
+        ]
+        rows += [
+            [c.kind, f"{c.times:,}, together {_si(c.bytes)}B = {c.bytes / self.model_bytes:.3g} d"]
+            for c in found.collectives
+        ]
+        if not found.collectives:
+            rows.append(["collectives", "none"])
+        if found.unknown_loops:
+            rows.append(["loops of unknown length", f"{found.unknown_loops}, each counted once"])
+        return [*rows, ["compile", f"{found.seconds:.1f} s on this machine"]]
+
+
+def plan(
+    algorithm: Algorithm,
+    params: Params,
+    clients: FederatedArrays,
+    *,
+    cohort_size: int,
+    batch_size: int,
+    target: str | Target = "here",
+    client_map: str = "auto",
+    on_nonfinite: str = "exclude",
+    **schedule: Any,
+) -> RoundPlan:
+    """What ``simulate`` would do in a round on ``target``, without running it.
+
+    The target's compiler is asked where it is installed, which needs no accelerator: see
+    ``fedjax_lab.machine.compiler``. Nothing is allocated.
+
+    Args:
+      algorithm: the method.
+      params: the first server model, or its shapes.
+      clients: the clients' data.
+      cohort_size: clients per round, S.
+      batch_size: examples per mini-batch, B.
+      target: a machine or its name, such as "here", "v5e:2x2", "h200", "cpu".
+      client_map: as of ``simulate``; "measure" is taken for "auto".
+      on_nonfinite: as of ``simulate``.
+      **schedule: local_steps, local_epochs, replace, weights, full_examples, devices or
+        sample_cohort, as of ``simulate``.
+
+    Raises:
+      ValueError: an argument is out of range, or the target or client map is unknown.
+      TypeError: an argument is unknown or of the wrong type.
+    """
+    check_client_map(client_map)
+    check_simulate(algorithm, params, clients, None)
+    machine = named(target) if isinstance(target, str) else target
+    note = None
+    try:
+        machine = with_devices(machine)
+    except ImportError as error:
+        note = str(error)
+    how = Schedule(cohort_size, batch_size, **schedule)
+    key = jax.random.key(0)
+    frozen = jax.tree.map(jnp.asarray, algorithm.frozen)
+    state = jax.eval_shape(first_state(algorithm, how), params, clients, key, frozen)
+    state = state._replace(frozen=frozen)
+    in_round = "keep" if on_nonfinite == "keep" else "exclude"
+    planner = ChunkPlanner(algorithm, how, state, clients, key, in_round, machine, "auto")
+    chosen = planner.plan(1) if client_map in PLANNED else Plan(client_map, "as given")
+    traced = jax.make_jaxpr(planner.round_of("scan"))(state, planner.batch)
+    one, each = estimate(planner.round_of, state, planner.batch, machine)
+    found = None
+    if machine.devices:
+        program, seconds = planner.compiled(chosen.client_map, 1), planner.compile_seconds
+        if program is None:
+            arguments, named_ones = planner.program(chosen.client_map, 1)
+            program, seconds = compile_for(machine, *arguments, **named_ones)
+        found = figures(program, seconds)
+    return RoundPlan(
+        machine,
+        chosen,
+        lowering_for(machine),
+        tree.nbytes(params),
+        count_flops(traced),
+        one + (at_once(chosen.client_map, cohort_size, machine) - 1) * each,
+        found,
+        note,
+    )
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:,.1f} MiB"
+
+
+def _si(count: float) -> str:
+    """A number with three digits and a prefix."""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {prefix}"
+    return f"{count:.3g} "
+
+
+def _seconds(amount: float, rate: float | None) -> str:
+    """How long it takes at the rate of the data sheet."""
+    return "" if rate is None else f" ({1e3 * amount / rate:.3g} ms at the device's peak)"

@@ -1,0 +1,66 @@
+"""The check of accelerators: its programs have their own names, its page says what is missing."""
+
+import json
+
+import pytest
+
+from experiments.benchmarks import accelerators
+from experiments.benchmarks.accelerator_tables import MARK, write
+
+
+@pytest.mark.parametrize("target", ["v5e", "h200"])
+def test_programs_have_names_of_their_own(target):
+    found = accelerators.programs(target)
+    assert len({program.key for program in found}) == len(found) > 300
+    assert {program.name for program in found} >= set(accelerators.CI)
+    from experiments.catalogue.table import METHODS
+
+    for client_map in ("vmap", "scan", "chunk:5", "shard_map", "pmap"):
+        assert {f"{name} {client_map}" for name in METHODS} <= {p.name for p in found}
+
+
+ROW = {
+    "target": "v5e",
+    "group": "methods",
+    "name": "fedavg vmap",
+    "model_bytes": 1000,
+    "seconds": 2.0,
+    "code": 2**20,
+    "arguments": 2**21,
+    "temporaries": 0,
+    "memory": 3 * 2**20,
+    "estimated": 6 * 2**20,
+    "bytes_accessed": 5 * 10**8,
+    "collectives": {"all-reduce": [2, 1500]},
+}
+
+
+def test_the_page_has_the_figures_and_what_was_not_run(tmp_path):
+    page, file = tmp_path / "page.md", tmp_path / "rows.json"
+    page.write_text(f"# Title\n\n{MARK}\nstale\n", encoding="utf-8")
+    slower = {**ROW, "name": "scaffold vmap", "seconds": 3.0}
+    refused = {"target": "v5e", "group": "models", "name": "big", "error": "RESOURCE_EXHAUSTED"}
+    rows = {f"v5e | {row['group']} | {row['name']}": row for row in (ROW, slower, refused)}
+    write(rows, [*((row["group"], key) for key, row in rows.items()), ("runs", "v5e | runs | x")],
+          page, file)  # fmt: skip
+    text = page.read_text(encoding="utf-8")
+    assert "stale" not in text
+    assert (
+        "| fedavg vmap | v5e |  | 2 (1.0) | 1.0 MiB | 2.0 MiB | 0.0 MiB | 2.00 | 0.50 GB | "
+        "2 all-reduce: 1.50 d |" in text
+    )
+    assert "3 (1.5)" in text
+    assert "does not compile: RESOURCE_EXHAUSTED" in text
+    assert "Not run (1): v5e x." in text
+    assert json.loads(file.read_text(encoding="utf-8")) == list(rows.values())
+    page.write_text("no mark")
+    with pytest.raises(ValueError, match="has no line"):
+        write(rows, [], page, file)
+
+
+def test_a_later_row_takes_the_place_of_an_earlier_one(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    assert accelerators.read_rows(file) == {}
+    file.write_text("".join(json.dumps({**ROW, "seconds": s}) + "\n" for s in (1, 2)))
+    (row,) = accelerators.read_rows(file).values()
+    assert row["seconds"] == 2
