@@ -32,7 +32,7 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 
 # Python's own exceptions and types are described elsewhere.
-nitpick_ignore_regex = [("py:exc", r"\w+Error"), ("py:class", r"(enum|typing|collections)\..*")]
+nitpick_ignore_regex = [("py:exc", r"[\w.]+Error"), ("py:class", r"(enum|typing|collections)\..*")]
 
 html_theme = "furo"
 html_title = "fedjax_lab"

@@ -41,6 +41,7 @@ def test_the_perplexity_of_equally_probable_words_is_their_number(text):
     assert scores["accuracy"] == 0
 
 
+@pytest.mark.slow
 def test_perplexity_falls_from_end_to_end(text, tmp_path, capsys):
     directory = tmp_path / "run"
     arguments = ["--dataset", f"text:{text}", "--run-dir", str(directory)]

@@ -1,5 +1,6 @@
 """The rows of ``experiments.benchmarks.accelerators`` as the tables of docs/accelerators.md."""
 
+import collections
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -38,8 +39,9 @@ def write(rows: Mapping[str, Row], planned: Iterable[tuple[str, str]], page: Pat
         parts.append(f"\n## {title}\n\n{_table(found, rows)}")
         missing = [key for of, key in all_keys if of == group and key not in rows]
         if missing:
-            names = ", ".join(key.replace(f" | {group} | ", " ") for key in missing)
-            parts.append(f"\nNot run ({len(missing)}): {names}.\n")
+            targets = collections.Counter(key.split(" | ")[0] for key in missing)
+            counts = ", ".join(f"{count} for {target}" for target, count in targets.items())
+            parts.append(f"\nNot run: {len(missing)} of these programs ({counts}).\n")
     page.write_text("".join(parts), encoding="utf-8")
 
 

@@ -126,7 +126,7 @@ def project_to_cone(
     margin = jnp.asarray(margin, dtype)
 
     def to_go(z, r, basis):  # how far the next correction will move q, about
-        inside = jnp.sqrt(jnp.maximum(-jnp.vdot(dual.step_on_support(basis, r), r), 0))
+        inside = jnp.sqrt(jnp.maximum(-(dual.step_on_support(basis, r) * r).sum(), 0))
         outside = valid & ~basis.support & (r < -2 * eps * jnp.sum(z))
         return jnp.maximum(inside, jnp.max(jnp.where(outside, -r / dual.distances(basis), 0)))
 

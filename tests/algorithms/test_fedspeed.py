@@ -87,6 +87,7 @@ def test_prox_alone_is_fedprox(x64):
     np.testing.assert_allclose(path.ravel(), np.array(golden.split(), float), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_traced_zeros_give_no_nan_and_the_same_run():
     """A swept 0 computes what a plain 0 drops; a vanishing gradient has no direction."""
     drawn = reference.make_rounds(1, 1, cohort_size=4, max_steps=3, batch_size=4)

@@ -85,6 +85,7 @@ def test_fedmo_parts_from_scaffold_in_the_stated_round(gamma, agreeing, x64):
     assert (difference[agreeing:] > 1e-5).all()
 
 
+@pytest.mark.slow
 def test_a_kept_local_model_is_used(x64):
     """With conflicting gradients, x_{-1} = the client's last model is not x_{-1} = x_t."""
     drawn = reference.make_rounds(0, 8, cohort_size=5, max_steps=3, batch_size=8)

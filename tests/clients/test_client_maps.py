@@ -24,8 +24,15 @@ KINDS = {
 
 # Clients one by one, some at a time, and over devices. Options of methods run under scan, too,
 # and pmap differs from shard_map in how it cuts arrays.
-PAIRS = [(kind, client_map) for kind in KINDS for client_map in ("chunk:2", "shard_map")]
-PAIRS += [(kind, client_map) for kind in list(KINDS)[1:2] for client_map in ("scan", "pmap")]
+PAIRS = [
+    pytest.param(kind, client_map, marks=() if now else pytest.mark.slow)
+    for kind in KINDS
+    for client_map, now in (
+        ("chunk:2", True),
+        ("shard_map", kind in ("a sum and client rows", "two exchanges")),
+    )
+]
+PAIRS += [("a sum and client rows", client_map) for client_map in ("scan", "pmap")]
 
 
 @pytest.mark.parametrize(("kind", "client_map"), PAIRS)

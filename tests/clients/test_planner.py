@@ -102,6 +102,7 @@ def test_cpu_takes_one_stream_per_useful_core():
         assert f"{useful} of {devices} device" in str(plan)
 
 
+@pytest.mark.slow
 def test_without_a_compiler_an_estimate_decides_how_many_clients_fit():
     algorithm, state, batch = one_round()
     slots = batch.client_ids.shape[0]

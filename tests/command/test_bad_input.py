@@ -156,6 +156,7 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path, capsys, name):
     assert "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_a_number_is_a_tuple_of_one(tmp_path):
     directory = tmp_path / "run"
     flags = [*SMALL, "--run-dir", str(directory), "--model-option", "hidden=32", "--quiet"]

@@ -58,6 +58,7 @@ def test_a_mistake_is_one_line_and_exit_status_2():
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_may_divide_the_cpu(tmp_path):
     directory = tmp_path / "run"
     arguments = [*FAST[:-2], "--run-dir", str(directory), "--cpu-devices", "2"]
@@ -198,7 +199,10 @@ class Interrupt:
         pass
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
+)
 def test_after_a_signal_the_same_command_goes_on(
     finished, tmp_path, capfd, monkeypatch, number, status
 ):

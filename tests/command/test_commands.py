@@ -90,6 +90,7 @@ def test_of_several_seeds_the_worst_status_counts(tmp_path, capsys, monkeypatch)
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["seed0"]  # the next did not begin
 
 
+@pytest.mark.slow
 def test_a_sweep_is_the_runs_of_its_points(finished, tmp_path, capsys):
     folder, _ = finished
     out = tmp_path / "sweep.csv"
@@ -158,6 +159,7 @@ def test_a_grid_fills_in_what_a_method_requires():
     assert config.option == ("momentum=0.1",)
 
 
+@pytest.mark.slow
 def test_a_run_repeated_has_equal_bits(finished, tmp_path, capsys):
     old = tmp_path / "old"
     shutil.copytree(finished[0] / "seed0", old)

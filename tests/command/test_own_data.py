@@ -89,6 +89,7 @@ def test_a_sweep_and_seeds_of_a_regression(file, capsys):
     assert cli.main(["report", "runs"]) == 0
 
 
+@pytest.mark.slow
 def test_owners_are_of_any_kind_of_data(file, capsys):
     np.savez("ids.npz", **np.load("classes.npz"), owner=np.arange(60) % 4 + 1000)
     words = ["--dataset", "npz:ids.npz", "--partition", "natural:owner", "--run-dir", "ids"]

@@ -139,6 +139,7 @@ def test_steps_that_nobody_takes_are_not_computed(clients, client_map, most):
     assert len(calls) == most(taken)
 
 
+@pytest.mark.slow
 def test_simulated_seconds_are_in_the_history(clients):
     def loss(params, examples, key):
         return loss_fn(params, examples._asdict(), key)

@@ -77,6 +77,7 @@ def test_the_tutorial(tmp_path, capsys):
     assert "fedavg" in report.read_text()
 
 
+@pytest.mark.example
 def test_an_algorithm():
     namespace = execute("guides/add_an_algorithm.md")
     state, result = namespace["result"].state, namespace["result"]

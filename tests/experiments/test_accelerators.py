@@ -51,7 +51,7 @@ def test_the_page_has_the_figures_and_what_was_not_run(tmp_path):
     )
     assert "3 (1.5)" in text
     assert "does not compile: RESOURCE_EXHAUSTED" in text
-    assert "Not run (1): v5e x." in text
+    assert "Not run: 1 of these programs (1 for v5e)." in text
     assert json.loads(file.read_text(encoding="utf-8")) == list(rows.values())
     page.write_text("no mark")
     with pytest.raises(ValueError, match="has no line"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.robustness.__main__ import ATTACKS, RULES, build, main
+from experiments.robustness import ATTACKS, RULES, build, main
 from fedjax_lab.wrappers.attacks import ATTACKS as KNOWN
 from tests.algorithms.problem import loss_fn
 

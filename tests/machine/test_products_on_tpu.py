@@ -67,24 +67,18 @@ def test_a_rounds_own_products_are_exact(name):
     assert [line for line in found if not is_exact(line)] == []
 
 
-def test_the_gram_matrix_and_the_sums_are_exact():
+def test_weighted_sums_are_exact():
+    found = products(tree.weighted_sum, {"a": jnp.ones((20, 50))}, jnp.ones(20))
+    assert found
+    assert all(map(is_exact, found))
+
+
+def test_a_gram_matrix_and_a_projection_are_sums_without_products():
     rows = {"a": jnp.ones((20, 50))}
-    for function, arguments in [
-        (inner_products, (rows, rows)),
-        (tree.weighted_sum, (rows, jnp.ones(20))),
-    ]:
-        found = products(function, *arguments)
-        assert found
-        assert all(map(is_exact, found))
-
-
-def test_a_projections_large_products_are_exact():
-    # Left out: inner products of two vectors of 20 numbers each, which steer its steps.
+    assert products(inner_products, rows, rows) == []
     p, rows = jnp.ones(50), jnp.ones((20, 50))
     found = products(lambda p, rows: qp.project_to_cone(p, rows)[0], p, rows)
-    matrices = [line for line in found if re.search(r"-> tensor<\d", line)]
-    assert len(matrices) >= 3
-    assert all(map(is_exact, matrices))
+    assert [line for line in found if not is_exact(line)] == []
 
 
 def test_low_rank_messages_are_exact():

@@ -95,6 +95,7 @@ def problem():
 SCHEDULE = {"cohort_size": 4, "local_steps": 2, "batch_size": 4}
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_machine_whose_compiler_is_here():
     loss_fn, params, clients = problem()
     scaffold = algorithms.scaffold(loss_fn, client_lr=0.1)
@@ -122,6 +123,7 @@ def test_a_plan_without_a_compiler_says_how_to_get_one():
     assert here.estimated_bytes > 0
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_program_that_its_plan_compiled(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     loss_fn, params, clients = problem()

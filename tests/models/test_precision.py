@@ -129,6 +129,7 @@ def test_an_lstm_adds_up_in_float32():
     np.testing.assert_allclose(logits[0, -1, 0], np.tanh(600 / 512), rtol=2 * ROUNDING)
 
 
+@pytest.mark.slow
 def test_digits_are_learnt_as_well():
     """Mean accuracy over three seeds is within 0.02 of float32's."""
     train, test = data.load("digits")

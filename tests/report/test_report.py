@@ -127,6 +127,7 @@ def test_the_same_run_twice_is_no_second_seed(tmp_path):
     assert len(load_runs([a, tmp_path / "b" / ".." / "a"])) == 1
 
 
+@pytest.mark.slow
 def test_null_is_not_a_number(tmp_path):
     groups = groups_of(write_run(tmp_path / "a", [0.5, 0.6, None], worst=None))
     assert accuracy_table(groups)[1] == ["fedavg", "1", "60.00", "-", "-", "-", "-", "-"]
@@ -195,6 +196,7 @@ def test_missing_directories_are_named(tmp_path):
         load_runs([])
 
 
+@pytest.mark.slow
 def test_what_a_pattern_names_besides_runs_is_passed_over(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / f"a{seed}", seed=seed)

@@ -125,6 +125,7 @@ def test_tables_by_hand():
     ]
 
 
+@pytest.mark.slow
 def test_a_papers_page(tmp_path):
     study = make_study(
         {"a": method(at=0.1), "b": method(at=1.0), "c": method("scaffold")}, "radius"

@@ -71,6 +71,7 @@ def test_an_error_says_what_to_take_instead(wrong):
         wrong()
 
 
+@pytest.mark.slow
 def test_statistics_that_nothing_moves_are_warned_of():
     module, variables = linen()
 

@@ -76,6 +76,7 @@ def test_eigenvalues_of_an_mlp(x64):
 
 
 @pytest.mark.parametrize("norm", [pytest.param("group", marks=pytest.mark.slow), "batch"])
+@pytest.mark.slow
 def test_eigenvalues_of_a_convolution(norm, x64):
     """Ours have gradients of their own on CPU; the dense Hessian is that of XLA's."""
     examples = labelled((6, 4, 4, 1))

@@ -35,6 +35,7 @@ def feed(logger, rows):
     logger.close()
 
 
+@pytest.mark.slow
 def test_hooks_see_every_row_of_a_run_that_goes_on(tmp_path):
     first, second, broken = [], [], []
 

@@ -58,6 +58,7 @@ def test_more_rounds_equal_one_run_of_them(tmp_path, lengths):
     assert_same_runs(whole, grown, tmp_path / "whole", tmp_path / "grown")
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_may_become_longer_or_shorter(tmp_path):
     def interrupt(row):
         if row["round"] == 4:
@@ -117,6 +118,7 @@ def test_a_schedule_that_depends_on_the_rounds_cannot_become_longer(tmp_path):
         run(cosine(8), rounds=8, run_dir=tmp_path)
 
 
+@pytest.mark.slow
 def test_more_rounds_on_the_command_line(tmp_path):
     config = RunConfig(
         dataset="digits", model="linear", num_clients=4, cohort_size=2, local_steps=1,
@@ -250,6 +252,7 @@ def test_a_run_from_a_trained_state_equals_rounds_by_hand():
     assert_same_bits(simulate_from(SCAFFOLD, stored, rounds=3).state, result.state)
 
 
+@pytest.mark.slow
 def test_a_directory_is_bound_to_its_first_state(tmp_path):
     state, _ = start_of(FEDAVG)
     first = simulate_from(FEDAVG, state, run_dir=tmp_path)

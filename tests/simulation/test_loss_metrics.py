@@ -40,9 +40,9 @@ EPOCHS = {"local_steps": None, "local_epochs": 1, "replace": False}
 @pytest.mark.parametrize(
     ("client_map", "drawing"),
     [
-        pytest.param("scan", {}, marks=pytest.mark.slow),
+        ("scan", {}),
         pytest.param("scan", EPOCHS, marks=pytest.mark.slow),
-        ("chunk:2", EPOCHS),
+        pytest.param("chunk:2", EPOCHS, marks=pytest.mark.slow),
         pytest.param("shard_map", EPOCHS, marks=pytest.mark.slow),
     ],
 )
@@ -61,6 +61,7 @@ def test_rows_have_them(client_map, drawing):
     assert set(result.history[0]) - set(plain.history[0]) == {"label", "size", "squared"}
 
 
+@pytest.mark.slow
 def test_a_sweep_has_them():
     def build(client_lr):
         return algorithms.fedavg(with_metrics, client_lr=client_lr)

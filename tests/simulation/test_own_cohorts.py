@@ -48,6 +48,7 @@ def test_a_clients_minibatches_do_not_depend_on_how_it_was_drawn():
     np.testing.assert_array_equal(some.examples, everybody.examples[some.client_ids])
 
 
+@pytest.mark.slow
 def test_a_function_like_the_librarys_own_gives_the_same_run():
     clients = make_clients()
     expected = run(FEDAVG)
@@ -56,7 +57,7 @@ def test_a_function_like_the_librarys_own_gives_the_same_run():
     assert actual.history == expected.history
 
 
-@pytest.mark.parametrize("client_map", ["scan", "shard_map"])
+@pytest.mark.parametrize("client_map", ["scan", pytest.param("shard_map", marks=pytest.mark.slow)])
 def test_a_run_equals_its_rounds_taken_one_by_one(client_map):
     result = run(SCAFFOLD, rounds=5, sample_cohort=in_turn, client_map=client_map)
     round_fn, schedule = jax.jit(build_round(SCAFFOLD, "vmap")), Schedule(**DRAWN)
@@ -86,6 +87,7 @@ def test_clients_are_drawn_as_often_as_the_function_says():
     np.testing.assert_allclose(counts / 4000, chance, atol=4 * np.sqrt(0.25 / 4000))
 
 
+@pytest.mark.slow
 def test_it_is_resumed_and_bound_by_content(tmp_path):
     def stride(step):
         return lambda key, round: (round + step * jnp.arange(3)) % (N + step - 1)
@@ -101,6 +103,7 @@ def test_it_is_resumed_and_bound_by_content(tmp_path):
         run(**settings, run_dir=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_it_too():
     swept = sweep(
         lambda: FEDAVG,

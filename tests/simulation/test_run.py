@@ -102,6 +102,7 @@ def test_rounds_that_do_not_communicate_cost_no_bytes():
     assert row["bytes_down"] == 3 * talks * (2 * 48 + 1)
 
 
+@pytest.mark.slow
 def test_a_measured_map_is_one_of_the_two_and_is_remembered(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     chunk = {"rounds": 5, "eval_every": 5}  # as many rounds as are measured
@@ -124,6 +125,7 @@ def test_client_maps_give_the_same_run(client_map):
     assert actual.history[-1]["loss"] == pytest.approx(expected.history[-1]["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_loss_is_traced_once_per_length_of_chunk():
     traces = []
 

@@ -125,6 +125,7 @@ print(hash_program(jax.jit(jax.grad(loss)).lower(jnp.ones(4))), hash_function(ja
 """
 
 
+@pytest.mark.slow
 def test_hashes_are_the_same_in_another_process():
     told = [
         subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)

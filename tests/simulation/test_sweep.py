@@ -82,6 +82,7 @@ METHODS = {
     "method",
     ["scaffold", *(pytest.param(m, marks=SLOW) for m in METHODS if m != "scaffold")],
 )
+@pytest.mark.slow
 def test_a_run_equals_the_separate_run_in_float64(x64, method):
     factory, fixed, options = METHODS[method]
     build = functools.partial(factory, loss_fn, **fixed)
@@ -273,6 +274,7 @@ def test_the_memory_of_a_device():
     assert device_memory() == pytest.approx(physical / 8, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_has_no_score():
     """Its model stays as it was, and would else have an accuracy."""
 

@@ -129,6 +129,7 @@ def test_gaussian_messages():
     assert np.abs(correlations).max() < 0.35
 
 
+@pytest.mark.slow
 def test_flipped_labels_are_other_data():
     """An attack is the plain method on data whose attackers' labels are flipped, and no more."""
     train, _ = data.load("digits")

@@ -70,6 +70,7 @@ def test_they_are_numpys_means_over_all_steps(build, proximal):
     assert set(result.history[0]) - set(plain.history[0]) == {"g", "w"}
 
 
+@pytest.mark.slow
 def test_around_other_wrappers_twice_and_with_two_gradients_a_step():
     sam = algorithms.fedsam(loss_fn, client_lr=LR, perturbation_radius=0.1)
     inner = with_client_metrics(sam, g=norm_of_gradient)

@@ -274,6 +274,7 @@ def test_the_clients_catch_up_with_the_server(x64):
 
 
 @pytest.mark.parametrize("error_feedback", [True, False])
+@pytest.mark.slow
 def test_the_norms_of_several_phases_add_up(error_feedback):
     """Two phases of FedAvg in one round are two rounds of it."""
     plain = algorithms.fedavg(loss_fn, **LR)

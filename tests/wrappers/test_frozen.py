@@ -239,6 +239,7 @@ def test_a_round_hands_them_on_as_they_are():
         algorithm.round_fn(state._replace(frozen=()), batch)
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_sweep_share_them():
     clients, test, frozen, params = toy()
     few = data.Examples(test.x[:4], test.y[:4])  # whose activations need little memory
@@ -283,6 +284,7 @@ def drawn_rounds(count=4):
 
 
 @pytest.mark.parametrize("inside", [pytest.param(True, marks=SLOW), False])
+@pytest.mark.slow
 def test_personal_leaves_and_compression_go_inside_and_around(inside, x64):
     """The frozen weights look like the params here, and are neither compressed nor personal."""
 

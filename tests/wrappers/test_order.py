@@ -80,6 +80,7 @@ def test_orders_with_a_meaning(outer, inner):
     finish(algorithm)
 
 
+@pytest.mark.slow
 def test_all_that_go_together():
     """Personal leaves, compressed, clipped and noised, masked, and attacked."""
     algorithm = plain()
@@ -98,6 +99,7 @@ def test_compression_on_either_side_of_a_rule_is_the_same(x64):
     chex.assert_trees_all_close(finish(inside), finish(outside), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_noise_and_masks_keep_what_noise_alone_does(x64):
     """With masks, the mean differs by the resolution, and the noise is the same draw."""
     alone, masked = with_dp(plain(), 1.0, 0.1), WRAP["secure"](with_dp(plain(), 1.0, 0.1))

@@ -28,8 +28,8 @@ def vectors(got, cases):
 @pytest.mark.parametrize(
     "compressor",
     [
-        pytest.param(None, marks=pytest.mark.slow),
-        "random_drop:0.5",
+        None,
+        pytest.param("random_drop:0.5", marks=pytest.mark.slow),
         pytest.param("qsgd:2", marks=pytest.mark.slow),
     ],
 )
@@ -416,6 +416,7 @@ def test_rows_have_epsilon(monkeypatch):
         )
 
 
+@pytest.mark.slow
 def test_rows_have_the_librarys_epsilon():
     pytest.importorskip("dp_accounting")
     loss, clients, start = digits()

@@ -1,1 +1,0 @@
-"""Robust rules under attacks: which of them holds what, and when."""
