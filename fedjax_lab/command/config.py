@@ -173,6 +173,10 @@ class RunConfig:
     """How clients are mapped onto devices: auto (the planner chooses), measure (it times two
     plans), scan, vmap, chunk:n, pmap, shard_map."""
 
+    client_store: str = "auto"
+    """Where what clients keep from round to round stands: device (whole on each device), sharded
+    (over the devices of shard_map), host (in files), auto (by its size)."""
+
     on_nonfinite: str = "exclude"
     """What becomes of a client whose message or row is not finite: exclude (it is left out of its
     round and counted), stop (the run ends before that round), keep (added up like the others)."""

@@ -13,6 +13,7 @@ from fedjax_lab.data.sources import SCHEMES
 from fedjax_lab.models import COMPUTE_DTYPES, MODELS
 from fedjax_lab.round import ON_NONFINITE
 from fedjax_lab.simulation.loggers import LOGGERS
+from fedjax_lab.simulation.stores import CLIENT_STORES
 
 # A partition of the command line alone: in Python, ids are an array.
 NATURAL = "natural:ARRAY"
@@ -46,6 +47,7 @@ def check_config(config: Any) -> None:
     check_choice("compute_dtype", config.compute_dtype, COMPUTE_DTYPES)
     check_choice("weights", config.weights, ("uniform", "examples"))
     check_client_map(config.client_map)
+    check_choice("client_store", config.client_store, CLIENT_STORES)
     check_choice("on_nonfinite", config.on_nonfinite, (*ON_NONFINITE, "stop"))
     check_number("client_lr", config.client_lr, minimum=0.0)
     client_schedule(config.client_lr_schedule, config.client_lr, config.rounds)

@@ -20,7 +20,14 @@ from fedjax_lab.simulation.points import Point, check_seeds, list_points
 from fedjax_lab.simulation.sweep_result import SweepResult
 
 # Settings of a run that a sweep, which keeps nothing, cannot follow.
-_NOT_IN_SWEEPS = ("run_dir", "checkpoint_every", "log", "profile_dir", "on_nonfinite")
+_NOT_IN_SWEEPS = (
+    "run_dir",
+    "checkpoint_every",
+    "log",
+    "profile_dir",
+    "on_nonfinite",
+    "client_store",
+)
 # Column -> (metric, "last" or "best" evaluation, scale, digits).
 _SHOWN = {
     "accuracy (%)": ("accuracy", "last", 100, 2),

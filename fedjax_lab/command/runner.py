@@ -308,6 +308,7 @@ def run(
             seed=config.seed,
             evaluate=setup.evaluate,
             client_map=config.client_map,
+            client_store=config.client_store,
             on_nonfinite=config.on_nonfinite,
             run_dir=path,
             checkpoint_every=config.checkpoint_every,

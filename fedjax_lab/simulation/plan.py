@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
+from fedjax_lab.checks import check_choice
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
 from fedjax_lab.clients.planner import Plan, at_once, estimate
 from fedjax_lab.data import FederatedArrays
@@ -18,6 +19,7 @@ from fedjax_lab.simulation.arguments import check_simulate
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.loop import first_state
 from fedjax_lab.simulation.rounds import Schedule
+from fedjax_lab.simulation.stores import CLIENT_STORES
 from fedjax_lab.types import Params
 
 
@@ -97,6 +99,7 @@ def plan(
     target: str | Target = "here",
     client_map: str = "auto",
     on_nonfinite: str = "exclude",
+    client_store: str = "auto",
     **schedule: Any,
 ) -> RoundPlan:
     """What ``simulate`` would do in a round on ``target``, without running it.
@@ -113,6 +116,7 @@ def plan(
       target: a machine or its name, such as "here", "v5e:2x2", "h200", "cpu".
       client_map: as of ``simulate``; "measure" is taken for "auto".
       on_nonfinite: as of ``simulate``.
+      client_store: as of ``simulate``; "host" is planned with the whole table on the device.
       **schedule: local_steps, local_epochs, replace, weights, full_examples, devices or
         sample_cohort, as of ``simulate``.
 
@@ -121,6 +125,7 @@ def plan(
       TypeError: an argument is unknown or of the wrong type.
     """
     check_client_map(client_map)
+    check_choice("client_store", client_store, CLIENT_STORES)
     check_simulate(algorithm, params, clients, None)
     machine = named(target) if isinstance(target, str) else target
     note = None
@@ -134,7 +139,7 @@ def plan(
     state = jax.eval_shape(first_state(algorithm, how), params, clients, key, frozen)
     state = state._replace(frozen=frozen)
     in_round = "keep" if on_nonfinite == "keep" else "exclude"
-    planner = ChunkPlanner(algorithm, how, state, clients, key, in_round, machine, "auto")
+    planner = ChunkPlanner(algorithm, how, state, clients, key, in_round, machine, client_store)
     chosen = planner.plan(1) if client_map in PLANNED else Plan(client_map, "as given")
     traced = jax.make_jaxpr(planner.round_of("scan"))(state, planner.batch)
     one, each = estimate(planner.round_of, state, planner.batch, machine)

@@ -249,3 +249,16 @@ def test_latex_is_escaped():
         r"\textbackslash{} \$"
     )
     assert r"  a & --" in latex_table([["m", "n"], ["a", "-"]])
+
+
+@pytest.mark.slow
+def test_client_rows_stand_where_the_setting_says(tmp_path):
+    settings = ["--algorithm", "scaffold", "--client-map", "scan", *FAST]
+    finals = []
+    for store in ("device", "host"):
+        directory = tmp_path / store
+        where = ["--client-store", store, "--run-dir", str(directory)]
+        assert main(["run", *settings, *where]) == 0
+        assert read(directory / "config.json")["client_store"] == store
+        finals.append((directory / "metrics.jsonl").read_text())
+    assert finals[0] == finals[1]
