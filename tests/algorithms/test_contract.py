@@ -255,6 +255,7 @@ def test_late_gather_equals_examples_in_the_batch(method, noisy):
 @pytest.mark.parametrize(
     "name", ["fafed", pytest.param("moon", marks=pytest.mark.slow)], indirect=True
 )
+@pytest.mark.slow
 def test_hyper_parameters_can_be_swept(method):
     """vmap over a round with two values of each hyper-parameter, and one by one."""
     _, batches, states = method.run

@@ -252,6 +252,7 @@ def test_flags_override_the_config_file(tmp_path):
     assert config["run_config"]["flip"] is False
 
 
+@pytest.mark.slow
 def test_a_run_from_yaml_writes_its_settings_and_loggers_their_files(finished, tmp_path, capsys):
     settings = read(finished / "config.json")["run_config"]
     file = tmp_path / "settings.yaml"

@@ -51,6 +51,7 @@ def test_an_exported_model_is_that_of_the_run_bit_for_bit(finished, tmp_path, ca
             assert arrays[f"classifier/{name}"].tobytes() == np.asarray(leaf).tobytes()
 
 
+@pytest.mark.slow
 def test_seeds_are_runs_of_their_own(finished, tmp_path, capsys, monkeypatch):
     folder, alone = finished
     rows = [json.loads(x) for x in (folder / "seed0" / "metrics.jsonl").read_text().splitlines()]
@@ -185,6 +186,7 @@ def test_a_run_repeated_has_equal_bits(finished, tmp_path, capsys):
     assert not read(tmp_path / "new" / "rerun.json")["equal"]
 
 
+@pytest.mark.slow
 def test_other_params_are_found(finished, tmp_path):
     here, other = finished[0] / "seed1", tmp_path / "other"
     assert main(["run", *FAST, "--run-dir", str(other), "--seed", "1", "--quiet"]) == 0

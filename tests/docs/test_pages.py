@@ -242,6 +242,7 @@ def test_how_do_i():
     assert page["tree"].nbytes(page["rows"]) == 10_000 * 650 * 4
 
 
+@pytest.mark.example
 def test_robustness():
     page = execute("guides/robustness.md")
     assert list(page["losses"]) == ["mean", "trimmed mean"]

@@ -114,6 +114,7 @@ def plain_run(train, test, client_lr, seed):
     )
 
 
+@pytest.mark.slow
 def test_final_runs_are_those_of_simulate_on_all_training_data(problem, runs):
     train, test = data.load("digits")
     rate = tuning_of(runs)["chosen"]["client_lr"]

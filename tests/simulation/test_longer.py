@@ -46,7 +46,14 @@ def assert_same_runs(a, b, a_dir, b_dir):
     assert lines(a_dir) == lines(b_dir)
 
 
-@pytest.mark.parametrize("lengths", [(2, 4, 10), (1, 5, 7, 10), (7, 8, 8, 10)])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        pytest.param((2, 4, 10), marks=pytest.mark.slow),
+        pytest.param((1, 5, 7, 10), marks=pytest.mark.slow),
+        (7, 8, 8, 10),
+    ],
+)
 def test_more_rounds_equal_one_run_of_them(tmp_path, lengths):
     """Also where the shorter run ended in the midst of what is a chunk of the longer one."""
     whole = run(DECAYING, rounds=10, run_dir=tmp_path / "whole")
@@ -220,7 +227,9 @@ def start_of(algorithm):
     return jax.jit(lambda: algorithm.init(first_params(), N, batch))(), schedule
 
 
-@pytest.mark.parametrize("algorithm", [SCAFFOLD, FAFED], ids=["scaffold", "fafed"])
+@pytest.mark.parametrize(
+    "algorithm", [SCAFFOLD, pytest.param(FAFED, marks=pytest.mark.slow)], ids=["scaffold", "fafed"]
+)
 def test_a_run_from_its_own_first_state_is_the_same_run(algorithm):
     state, _ = start_of(algorithm)
     expected = run(algorithm, rounds=4)

@@ -74,8 +74,10 @@ def bare(algorithm):
     ("before", "now", "named"),
     [
         (FEDAVG, algorithms.fedavg(another_loss, client_lr=0.3), "the compiled rounds"),
-        (optimised(0.1), optimised(0.2), "the compiled rounds"),
-        (transformed(1.0), transformed(2.0), "the compiled rounds"),
+        pytest.param(optimised(0.1), optimised(0.2), "the compiled rounds", marks=pytest.mark.slow),
+        pytest.param(
+            transformed(1.0), transformed(2.0), "the compiled rounds", marks=pytest.mark.slow
+        ),
         (with_teacher(0.1), with_teacher(0.2), "the compiled rounds"),
         (
             algorithms.fedavg(loss_fn, client_lr=scheduled(0.9)),

@@ -125,6 +125,7 @@ def test_all_maps_of_runs_and_clients_give_the_runs_of_simulate(run_map, client_
     assert result.history["loss"].shape == (3, 1, 2)
 
 
+@pytest.mark.slow
 def test_groups_give_the_same_runs_with_one_program():
     options = {"points": {}, "seeds": range(11), "rounds": 4, "run_map": "scan"}
     traces = []

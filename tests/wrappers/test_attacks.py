@@ -86,6 +86,7 @@ def test_what_is_sent(attack, client_map, x64):
     np.testing.assert_allclose(got, total(with_lies(messages, lie)), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_alie_of_a_given_strength_and_many_attackers(x64):
     """z is that of the paper's example, 50 clients of which 24 attack, and a strength replaces it.
 
@@ -174,6 +175,7 @@ def finish(algorithm, batches, client_map="vmap"):
 
 
 @pytest.mark.parametrize("attack", [pytest.param("sign_flip", marks=pytest.mark.slow), "alie"])
+@pytest.mark.slow
 def test_nobody_attacks(attack, x64):
     plain = algorithms.scaffold(loss_fn, client_lr=0.2)
     expected, _ = finish(plain, drawn())

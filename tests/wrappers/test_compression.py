@@ -115,6 +115,7 @@ def test_what_was_sent_and_the_residual_add_up_to_what_was_computed(compressor, 
 
 
 @pytest.mark.parametrize("error_feedback", [True, False])
+@pytest.mark.slow
 def test_the_papers_three_norms(error_feedback, x64):
     drawn = rounds(8)
     algorithm = algorithms.cfedavg(
@@ -215,6 +216,7 @@ def test_a_client_that_takes_no_part_keeps_its_residual():
     ("compressor", "error_feedback"),
     [("sign", False), ("sign", True), ("int8", False), ("qsgd:3", True)],
 )
+@pytest.mark.slow
 def test_one_round_of_nan_does_not_silence_a_client(compressor, error_feedback):
     """Of a NaN, a compressor may make a number; and a NaN in a residual would stay for ever."""
     plain = algorithms.fedavg(loss_fn, **LR)
@@ -245,6 +247,7 @@ def test_a_round_without_clients_keeps_what_the_clients_hold(name):
     chex.assert_trees_all_equal(round_fn(state, nobody)[0], state)
 
 
+@pytest.mark.slow
 def test_an_uncompressed_downlink_changes_nothing(x64):
     plain = algorithms.scaffold(loss_fn, **LR)
     wrapped = with_compression(plain, "identity", downlink="identity")
@@ -254,6 +257,7 @@ def test_an_uncompressed_downlink_changes_nothing(x64):
     chex.assert_trees_all_close(expected.clients, actual.clients.inner, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_clients_catch_up_with_the_server(x64):
     """h follows x by compressed differences, and what was left out is sent later."""
     lr = {"client_lr": lambda t: jnp.where(t < 3, 0.2, 0.0)}

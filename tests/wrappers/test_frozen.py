@@ -173,6 +173,7 @@ def test_a_run_neither_copies_nor_counts_nor_keeps_them(tmp_path):
         run(fedavg(frozen=other), **arguments)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_state_with_the_same_weights_only():
     clients, _, frozen, _ = toy()
     halfway = run(rounds=2).state
@@ -220,6 +221,7 @@ def test_a_program_has_them_as_an_argument():
     assert abs(text_of(closed, ()) - text - 2 * size) < size / 10  # in hexadecimal digits
 
 
+@pytest.mark.slow
 def test_a_round_hands_them_on_as_they_are():
     """Also where its caller, and not ``simulate``, calls it."""
     clients, _, frozen, params = toy()

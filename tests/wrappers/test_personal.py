@@ -107,6 +107,7 @@ def test_a_proximal_term_pulls_own_leaves_to_those_of_the_start(x64):
     check(with_personal(method, is_bias), expected, drawn)
 
 
+@pytest.mark.slow
 def test_control_variates_leave_own_leaves_alone(x64):
     drawn = rounds()
     method = algorithms.scaffold(loss_fn, client_lr=RATE)

@@ -164,6 +164,7 @@ def test_both_numbers_may_be_swept():
         jax.jit(lambda z: with_dp(teller(), 1.0, z, delta=0.1).init(params(), N))(1.0)
 
 
+@pytest.mark.slow
 def test_exchanges_have_their_own_noise():
     plain = teller({"first": "sum"})
     twice = type(plain)("twice", plain.start, plain.phases * 2, plain.params)
@@ -195,6 +196,7 @@ def finish(algorithm, batches, client_map="vmap"):
     [("scaffold", "vmap")]
     + [pytest.param("fedavg", m, marks=pytest.mark.slow) for m in CLIENT_MAPS],
 )
+@pytest.mark.slow
 def test_without_noise_and_far_from_the_clip_it_is_the_plain_method(name, client_map, x64):
     plain = getattr(algorithms, name)(loss_fn, client_lr=0.2)
     expected, _ = finish(plain, drawn(5), client_map)
@@ -260,6 +262,7 @@ FEW = ("fedavg", *REFUSED)
     [pytest.param(c, marks=() if c.id in FEW else pytest.mark.slow) for c in MAIN],
     ids=lambda case: case.id,
 )
+@pytest.mark.slow
 def test_every_method(case):
     """Those that are not refused run, keep their bytes, and keep still where nobody comes."""
     plain = case.build(case.problem.loss)

@@ -263,6 +263,7 @@ MEANS = [(name, rule) for name in ("fedavg", "scaffold") for rule in LIKE_A_MEAN
     ("name", "rule"),
     [pytest.param(*m, marks=pytest.mark.slow if i != 4 else ()) for i, m in enumerate(MEANS)],
 )
+@pytest.mark.slow
 def test_rules_that_are_means_are_the_plain_method(name, rule, x64):
     plain = getattr(algorithms, name)(loss_fn, client_lr=0.2, server_lr=0.8)
     batches = [b._replace(weights=None) for b in drawn(equal_steps=True)]
@@ -271,6 +272,7 @@ def test_rules_that_are_means_are_the_plain_method(name, rule, x64):
     chex.assert_trees_all_close(actual, expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_clipping_far_away_keeps_the_weights(x64):
     plain = algorithms.scaffold(loss_fn, client_lr=0.2)
     expected, _ = finish(plain, drawn())
@@ -330,6 +332,7 @@ def around(case):
     [pytest.param(c, marks=() if c.id in FEW else pytest.mark.slow) for c in MAIN],
     ids=lambda case: case.id,
 )
+@pytest.mark.slow
 def test_every_method(case):
     around(case)
 

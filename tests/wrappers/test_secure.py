@@ -159,6 +159,7 @@ FEW = ("fedcm", *REFUSED)
     [pytest.param(c, marks=() if c.id in FEW else pytest.mark.slow) for c in MAIN],
     ids=lambda case: case.id,
 )
+@pytest.mark.slow
 def test_every_method(case):
     plain = case.build(case.problem.loss)
     start, batches = case.problem.initial_params(), drawn(2)
