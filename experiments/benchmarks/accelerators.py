@@ -172,12 +172,12 @@ def sweep(target):
         jax.random.split(jax.random.key(0), 12),
         {"client_lr": jnp.linspace(0.01, 0.1, 12)},
     )
-    states = jax.eval_shape(program._start, clients, runs)
+    states = jax.eval_shape(program._start, (clients, ()), runs)
 
     def advance(states, runs, shared):
         return program._advance(1, states, runs, shared)
 
-    shapes = (states, runs[1:], (clients, (), jnp.zeros((), jnp.int32)))
+    shapes = (states, runs[1:], (clients, (), (), jnp.zeros((), jnp.int32)))
     places = abstract(shapes, where.devices[:1])
     return where, jax.jit(advance, donate_argnums=0), places, {}, {}
 
