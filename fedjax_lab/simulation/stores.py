@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab import tree
@@ -135,18 +136,25 @@ def start_on_host(
         depends on all rows, as that of ``with_personal`` does.
     """
 
-    @jax.jit
-    def start(params, clients, key, frozen):
+    def init(params, clients, key, frozen):
         batch = schedule.draw(clients, key, jnp.zeros((), jnp.int32))
         bound = dataclasses.replace(algorithm, frozen=frozen)
-        state = bound.init(params, clients.num_clients, batch)
-        first = jax.tree.map(lambda table: table[0], state.clients)
-        last = jax.tree.map(lambda table: table[-1], state.clients)
-        return jax.tree.map(jnp.copy, state._replace(clients=(), frozen=())), first, last
+        return bound.init(params, clients.num_clients, batch)
 
-    state, first, last = start(params, clients, key, frozen)
+    arguments = (params, clients, key, frozen)
+    repeats = _repeats_one_row(jax.make_jaxpr(lambda *given: init(*given).clients)(*arguments))
+
+    @jax.jit
+    def start(*given):
+        state = init(*given)
+        tables = zip(jax.tree.leaves(state.clients), repeats, strict=True)
+        alike = [(table == table[:1]).all() for table, repeated in tables if not repeated]
+        first = jax.tree.map(lambda table: table[0], state.clients)
+        return jax.tree.map(jnp.copy, state._replace(clients=(), frozen=())), first, alike
+
+    state, first, alike = start(*arguments)
     name = algorithm.name
-    if not _equal(first, last):
+    if not all(map(bool, alike)):
         raise ValueError(
             f"client_store is 'host', but the clients of {name} start with unlike rows; choose "
             "another store."
@@ -162,6 +170,19 @@ def start_on_host(
     if progress:
         print(f"{name}: client rows stay on the host: {table!r}", file=sys.stderr, flush=True)
     return one, table
+
+
+def _repeats_one_row(traced: ClosedJaxpr) -> list[bool]:
+    """Of each result, whether it is one row, repeated: the table is not needed to see it."""
+    written = {v: eqn for eqn in traced.jaxpr.eqns for v in eqn.outvars}
+
+    def repeats(result):
+        eqn = None if isinstance(result, Literal) else written.get(result)
+        if eqn is None or eqn.primitive.name != "broadcast_in_dim":
+            return False
+        return 0 not in eqn.params["broadcast_dimensions"]
+
+    return [repeats(result) for result in traced.jaxpr.outvars]
 
 
 def check_host_store(is_fresh: bool, diagnose: Any, client_map: str) -> None:

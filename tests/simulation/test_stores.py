@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import CohortBatch, algorithms, build_round, data, simulate, with_personal
+from fedjax_lab import (
+    CohortBatch,
+    algorithms,
+    build_round,
+    data,
+    simulate,
+    with_attack,
+    with_personal,
+)
+from fedjax_lab.wrappers.attacks import attackers
 from tests.simulation.test_run import assert_same_bits
 
 CLIENTS = 16
@@ -109,6 +118,14 @@ def test_rows_on_the_host_go_on_from_a_checkpoint(tmp_path):
     assert_same_bits(resumed.state.clients.read(everybody), whole.state.clients.read(everybody))
     np.testing.assert_array_equal(resumed.state.clients.seen, whole.state.clients.seen)
     assert resumed.history == whole.history
+
+
+def test_rows_that_differ_somewhere_are_refused_on_the_host():
+    # The first and the last client are honest, so that their rows are alike.
+    seed = next(s for s in range(99) if not {0, CLIENTS - 1} & set(attackers(CLIENTS, 0.2, s)))
+    attacked = with_attack(METHODS["scaffold"], "sign_flip", share=0.2, seed=seed)
+    with pytest.raises(ValueError, match=r"the clients of .* start with unlike rows"):
+        simulate(attacked, PARAMS, make_clients(), client_store="host", **SETTINGS)
 
 
 def test_what_needs_all_rows_is_refused_on_the_host():
