@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 WORKERS ?= auto
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
-.PHONY: demo check test test-all faults fuzz lint smoke docs notebooks wheel-check qp-accuracy clean
+.PHONY: demo check test test-methods test-all faults fuzz lint smoke docs notebooks wheel-check qp-accuracy clean
 .PHONY: accelerator-check
 .PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-wrappers bench-compile
 .PHONY: $(STUDIES:%=%-study) studies-report
@@ -22,6 +22,13 @@ check: $(VENV)/.test
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+# All limits, options and transforms of the steps of every method against the twins, of which
+# `make test` has some: 2 minutes.
+test-methods: $(VENV)/.test
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m '' \
+	  tests/algorithms/test_limits.py tests/algorithms/test_step_transform.py \
+	  tests/algorithms/test_twins.py::test_options
 
 # Also every method under every map and compressor, and the examples of the documentation. With
 # FEDJAX_LAB_TEST_OPTIMIZED=1 programs are compiled as users compile them, which takes hours.

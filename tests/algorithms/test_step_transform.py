@@ -66,8 +66,8 @@ def norms_of_steps(case):
 
 
 # The transform is a property of the local steps: in every run, one method of each form of a
-# direction (plain, corrected, proximal, mixed, perturbed, with a memory, of a model); the slow run
-# has all.
+# direction (plain, corrected, proximal, mixed, perturbed, with a memory, of a model);
+# `make test-methods` has all.
 FORMS = ("fedavg", "scaffold", "fedprox", "fedcm", "fedspeed", "fafed", "fednova", "moon")
 
 
@@ -119,14 +119,14 @@ def run(case, rounds=3, **changes):
     return case.problem.flat(algorithm.params(state)), metrics
 
 
-@pytest.mark.parametrize("case", list(each(FORMS)))
+@pytest.mark.parametrize("case", list(each(FORMS[1:6:2])))
 def test_no_client_moves_along_zeros(case, x64):
     _, metrics = run(case, step_transform=optax.set_to_zero())
     assert (metrics["participants"] > 0).all()
     assert (metrics["client_drift"] == 0).all()
 
 
-@pytest.mark.parametrize("case", list(each(FORMS[::4])))
+@pytest.mark.parametrize("case", list(each(FORMS[4:5])))
 def test_the_identity_gives_the_same_bits(case, x64):
     plain, _ = run(case)
     same, _ = run(case, step_transform=optax.identity())

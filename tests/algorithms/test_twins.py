@@ -8,9 +8,18 @@ from tests.algorithms.compiled import both
 from tests.algorithms.problem import CLIENT_MAPS
 
 OPTIONS = [case for case in CASES if not case.main]
+# Every run has these; `make test-methods` has all.
+AT_ONCE = ("cfedavg-drop", "fafed-first", "fedavg-schedule-transform", "fedspeed-defaults")
 
 
-@pytest.mark.parametrize("case", OPTIONS, ids=lambda case: case.id)
+def marked():
+    """The options' cases."""
+    for case in OPTIONS:
+        marks = () if case.id in AT_ONCE else pytest.mark.slow
+        yield pytest.param(case, id=case.id, marks=marks)
+
+
+@pytest.mark.parametrize("case", list(marked()))
 def test_options(case, x64):
     ours, theirs = both(case, ("vmap", "scan")[OPTIONS.index(case) % 2])
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
