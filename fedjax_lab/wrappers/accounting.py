@@ -4,11 +4,11 @@ The accountants are those of the library dp-accounting (extra ``privacy``).
 
 - "rdp", Rényi differential privacy. Cohorts of fixed size: Wang, Balle, Kasiviswanathan: Subsampled
   Rényi Differential Privacy and Analytical Moments Accountant. AISTATS 2019, Theorem 27. Poisson
-  cohorts: Mironov, Talwar, Zhang: Rényi Differential Privacy of the Sampled Gaussian Mechanism. 2019.
+  cohorts: Mironov, Talwar, Zhang: Rényi Differential Privacy of the Sampled Gaussian Mechanism,
+  2019.
 - "pld", the distribution of the privacy loss, for Poisson cohorts alone: Koskela, Jälkö, Honkela:
   Computing Tight Differential Privacy Guarantees Using FFT. AISTATS 2020. Tight but for its grid:
-  less than what "rdp" says, and where the noise is small and cohorts are a thousandth of the clients
-  half of it.
+  at most what "rdp" says, and half of it for little noise and cohorts of a thousandth.
 
 =====================  =================================  ===========================
 sampling               neighbours                         one client changes the sum
@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.checks import MOST_ROUNDS, check_choice, check_int, check_number
+from fedjax_lab.data.poisson import SAMPLINGS
 
-SAMPLINGS = ("poisson", "without_replacement")
 ACCOUNTANTS = ("pld", "rdp")
 
 
@@ -125,7 +125,7 @@ def noise_multiplier(
     _check_delta(delta)
     _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges, accountant)
     check_int("rounds", rounds, minimum=1)
-    among = {
+    among: dict[str, Any] = {
         "cohort_size": cohort_size,
         "num_clients": num_clients,
         "sampling": sampling,
