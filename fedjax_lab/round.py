@@ -90,8 +90,8 @@ class Algorithm:
       hyperparameters: what the factory was called with, as plain values for a run's config.
       frozen: pytree of arrays that its loss reads beside the params (see ``with_frozen``); ().
       wrappers: what has been put around it, from the inside out (``fedjax_lab.wrappers``).
-      spent: (rounds, cohort size, clients that may be drawn) -> what a run's rows say of so many
-        rounds beside their metrics, such as ``epsilon``; cohorts are drawn without replacement.
+      spent: (rounds, cohort size, clients that may be drawn, sampling) -> what a run's rows say of
+        so many rounds beside their metrics, such as ``epsilon``; sampling is as of ``simulate``.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Algorithm:
     hyperparameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     frozen: PyTree = dataclasses.field(default=(), repr=False, compare=False)
     wrappers: tuple[str, ...] = ()
-    spent: Callable[[int, int, int], Mapping[str, float]] | None = None
+    spent: Callable[[int, int, int, str], Mapping[str, float]] | None = None
 
     def init(self, params: Params, num_clients: int, batch: CohortBatch | None = None) -> FedState:
         """The state before round 0.

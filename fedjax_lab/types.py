@@ -40,6 +40,9 @@ class CohortBatch(NamedTuple):
       participates: bool [S], whether a slot takes part; None: all but padded slots.
       source: pytree [n, ...] of resident examples. Each local step gathers its own
         mini-batch from it, so that memory does not grow with K.
+      expected_size: float scalar, of a cohort in which each client is by a coin of its own: how
+        many are expected. NaN: more came than there are slots, and the batch is not to be used.
+        None: the size of the cohort is no matter of chance.
     """
 
     client_ids: jax.Array
@@ -53,6 +56,7 @@ class CohortBatch(NamedTuple):
     weights: jax.Array | None = None
     participates: jax.Array | None = None
     source: PyTree = None
+    expected_size: jax.Array | None = None
 
 
 class Cohort(NamedTuple):
@@ -69,6 +73,7 @@ class Cohort(NamedTuple):
       key: the round's PRNG key; the clients' keys are folded from it with the number of the
         phase, so that a server's own draws fold in something else.
       equal_weights: whether the batch leaves all weights equal by giving none.
+      expected_size: as of the batch.
     """
 
     client_ids: jax.Array
@@ -80,6 +85,7 @@ class Cohort(NamedTuple):
     num_steps: jax.Array
     key: Key
     equal_weights: bool = False
+    expected_size: jax.Array | None = None
 
 
 class ClientBatch(NamedTuple):

@@ -49,6 +49,8 @@ def complete_batch(
     weights = jnp.ones(slots) if batch.weights is None else batch.weights
     weights = jnp.where(participates, weights, 0).astype(jnp.result_type(float))
     weights = tree.safe_divide(weights, weights.sum())
+    if batch.expected_size is not None:  # means are NaN where clients are missing
+        weights = jnp.where(jnp.isnan(batch.expected_size), jnp.nan, weights)
     cohort = Cohort(
         batch.client_ids,
         participates,
@@ -59,6 +61,7 @@ def complete_batch(
         num_steps,
         batch.key,
         batch.weights is None,
+        batch.expected_size,
     )
     return cohort, {
         "examples": batch.examples,

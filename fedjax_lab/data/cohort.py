@@ -17,6 +17,7 @@ import numpy as np
 from fedjax_lab.checks import check_choice, check_int, is_traced
 from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays
+from fedjax_lab.data.poisson import SAMPLINGS, sample_poisson
 from fedjax_lab.types import CohortBatch, Key
 
 # Feistel rounds of the pseudo-random order. Large clients need fewer; of 6 examples, 6 rounds
@@ -77,6 +78,7 @@ def draw_batch(
     full_examples: bool = False,
     devices: Devices | None = None,
     sample_cohort: CohortSampler | None = None,
+    sampling: str = "without_replacement",
 ) -> CohortBatch:
     """Draw a round's cohort and mini-batches.
 
@@ -90,7 +92,7 @@ def draw_batch(
       clients: the federation.
       key: the run's typed PRNG key, the same in every round.
       round: int32 scalar, from 0; may be traced.
-      cohort_size: S.
+      cohort_size: S; with "poisson", how many clients are expected.
       batch_size: B.
       local_steps: K, the same for all clients. Exactly one of this and ``local_epochs``.
       local_epochs: E; client i takes K_i = E ceil(n_i / B) steps, and K = E ceil(max_i n_i / B).
@@ -101,6 +103,8 @@ def draw_batch(
       devices: unequal numbers of steps and drop-outs; None: every client does all its work.
       sample_cohort: (the round's key for it, round) -> ids [S] of the cohort, distinct clients with
         data. Its shape is checked when traced, its values where they are known. None: uniform.
+      sampling: "without_replacement", or "poisson": each client with data takes part with the same
+        probability, by a coin of its own; see ``fedjax_lab.data.poisson``.
 
     Returns:
       ``CohortBatch`` whose ``examples`` are int32 indices [S, K, B] into its ``source``, and
@@ -120,6 +124,9 @@ def draw_batch(
             f"local_steps is {local_steps} and local_epochs {local_epochs}; give exactly one."
         )
     check_choice("weights", weights, ("uniform", "examples"))
+    check_choice("sampling", sampling, SAMPLINGS)
+    if sampling == "poisson" and sample_cohort is not None:
+        raise ValueError("sampling is 'poisson' and sample_cohort is given; give one of them.")
     if not is_traced(round) and not isinstance(round, jax.Array):
         check_int("round", round, minimum=0)
     fewest, most = -(-clients.min_size // batch_size), -(-clients.max_size // batch_size)
@@ -136,11 +143,19 @@ def draw_batch(
 
     round = jnp.asarray(round, jnp.int32)
     cohort_key, order_key, client_key, report_key = _round_keys(key, round)
-    if sample_cohort is None:
+    expected = None
+    participates: jax.Array | None = None
+    if sampling == "poisson":
+        ids, came = sample_poisson(cohort_key, clients, cohort_size)
+        expected = jnp.where(came > ids.shape[0], jnp.nan, float(cohort_size))
+        participates = ids < clients.num_clients
+    elif sample_cohort is None:
         ids = sample_clients(cohort_key, clients, cohort_size)
     else:
         ids = _own_cohort(sample_cohort, clients, cohort_key, round, cohort_size)
-    starts, sizes = clients.starts[ids], clients.sizes[ids]
+    someone = 0 if clients.nonempty is None else clients.nonempty[0]  # in a slot without a client
+    held = ids if participates is None else jnp.where(participates, ids, someone)
+    starts, sizes = clients.starts[held], clients.sizes[held]
     steps = jnp.arange(num_steps, dtype=jnp.int32)
 
     def positions(client_id, size):  # [K, B] places in the client's data, and which are real
@@ -158,7 +173,7 @@ def draw_batch(
         return shuffled(pass_keys, jnp.where(real, place, 0), size), real
 
     places, real = jax.vmap(positions)(ids, sizes)
-    steps_taken = participates = None
+    steps_taken = None
     if not equal_steps:
         steps_taken = epochs * ((sizes + batch_size - 1) // batch_size)
     if devices is not None:
@@ -166,7 +181,9 @@ def draw_batch(
             check_int("min_local_steps", devices.min_local_steps, minimum=1, maximum=num_steps)
         planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
         steps_taken = devices.local_steps(key, round, ids, planned)
-        participates = devices.reports(report_key, ids)
+        reports = devices.reports(report_key, ids)
+        if reports is not None:
+            participates = reports if participates is None else reports & participates
     if steps_taken is not None:
         real = real & (steps[None, :] < steps_taken[:, None])[..., None]
     everything = every_real = None
@@ -186,6 +203,7 @@ def draw_batch(
         weights=sizes.astype(jnp.float32) if weights == "examples" else None,
         participates=participates,
         source=clients.examples,
+        expected_size=expected,
     )
 
 

@@ -158,7 +158,7 @@ class ChunkPlanner:
         method = [self._algorithm.name, dict(self._algorithm.hyperparameters), shapes, drawn]
         machine = [device.device_kind, jax.device_count(), versions()]
         chosen, remembered = planner.fastest(
-            planner.alternatives(plan.client_map, self._schedule.cohort_size),
+            planner.alternatives(plan.client_map, self._schedule.slots(self._clients)),
             self._seconds,
             [method, machine],
         )

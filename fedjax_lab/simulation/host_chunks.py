@@ -69,13 +69,14 @@ class HostChunks(Chunks):
         """
         drawn = self._cohorts(self._clients, self._key, jnp.asarray(first, jnp.int32), length)
         own = np.unique(np.asarray(drawn))
+        own = own[own < self._table.num_clients]
         window = np.full(self._most(length), self._table.num_clients, np.int32)
         window[: len(own)] = own
         return window
 
     def _most(self, length: int) -> int:
         """M, a multiple of the devices."""
-        most = min(self._table.num_clients, length * self._schedule.cohort_size)
+        most = min(self._table.num_clients, length * self._schedule.slots(self._clients))
         return -(-most // self._devices) * self._devices
 
     def _arguments(self, state: FedState, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

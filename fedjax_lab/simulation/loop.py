@@ -1,6 +1,7 @@
 """What the host does around compiled chunks of rounds: the start, the books, the way to stop."""
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -113,18 +114,17 @@ def guarantees(
     """rounds -> what the rows of so many rounds say of the method's guarantees, or nothing.
 
     Raises:
-      ValueError: the method counts what cohorts cost that are drawn without replacement, and the
-        run draws its own.
+      ValueError: the method counts what uniform cohorts cost, and the run draws its own.
     """
     spent = algorithm.spent
     if spent is None:
         return lambda rounds: {}
     if schedule.sample_cohort is not None:
         raise ValueError(
-            f"sample_cohort is given; {algorithm.name} counts what uniform cohorts drawn without "
-            "replacement cost. Leave out one of it and delta."
+            f"sample_cohort is given; {algorithm.name} counts what uniform cohorts cost. Leave out "
+            "one of it and delta."
         )
-    among = schedule.cohort_size, clients.num_available
+    among = schedule.cohort_size, clients.num_available, schedule.sampling
     spent(1, *among)  # what is not installed is said before the first round
     return lambda rounds: dict(spent(rounds, *among))
 
@@ -167,8 +167,13 @@ class Tally:
         return {"round", "seconds", "compile_seconds", *metrics, *self._totals}
 
     def row(self, metrics: Mapping[str, Any]) -> Row:
-        """Means over a chunk's rounds (``metrics`` are stacked [rounds]), and the new totals."""
+        """Means over a chunk's rounds (``metrics`` are stacked [rounds]), and the new totals.
+
+        Raises:
+          RuntimeError: a Poisson cohort had more clients than slots.
+        """
         metrics = {name: np.asarray(values, np.float64) for name, values in metrics.items()}
+        _check_overflow(metrics.pop("overflow", False))
         participants = metrics.pop("participants")
         steps = metrics.pop("local_steps")
         senders = round((participants * metrics.get("communicated", 1)).sum())
@@ -183,6 +188,14 @@ class Tally:
             self._totals["simulated_seconds"] += float(metrics["round_seconds"].sum())
         row = {name: as_value(values.mean(0)) for name, values in sorted(metrics.items())}
         return {**row, "local_steps": float(steps.mean()), **self._totals}
+
+
+def _check_overflow(overflow: Any) -> None:
+    if np.any(overflow):
+        raise RuntimeError(
+            "more clients came to a Poisson cohort than it has slots for, which one round in 10^9 "
+            "does; the run cannot go on: take another seed."
+        )
 
 
 class Watch:
@@ -209,7 +222,11 @@ class Watch:
           first: number of its first round, from 0.
           state: the state after it.
           metrics: of its rounds, [length] each.
+
+        Raises:
+          RuntimeError: a Poisson cohort had more clients than slots.
         """
+        _check_overflow(metrics.get("overflow", False))
         left = np.asarray(metrics["participants"])
         excluded = np.asarray(metrics.get("nonfinite_clients", np.zeros_like(left)))
         if self._stop_at_once and excluded.any():
@@ -236,6 +253,44 @@ class Watch:
 
     def _warn(self, text: str) -> None:
         warnings.warn(text, UserWarning, stacklevel=4)
+
+
+def is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
+    """Whether the run ends after a row; what a file holds as null is NaN, as it was at first.
+
+    Args:
+      stop_when: as of ``simulate``.
+      row: of a history.
+    """
+    if stop_when is None:
+        return False
+    return bool(stop_when({n: math.nan if v is None else v for n, v in row.items()}))
+
+
+def scores_of(
+    function: Callable[..., Mapping[str, Any]] | None, value: Any, taken: set[str], argument: str
+) -> dict[str, Any]:
+    """What ``evaluate`` or ``diagnose`` says, as a row holds it.
+
+    Args:
+      function: one of them, or None.
+      value: what it is called with.
+      taken: the names that a row has already.
+      argument: the function's name, for the errors.
+
+    Raises:
+      TypeError: it returned no dict.
+      ValueError: a name in it is taken.
+    """
+    found = {} if function is None else function(value)
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{argument} returned {type(found).__name__}; it must be a dict.")
+    for name in found:
+        if name in taken:
+            raise ValueError(
+                f"{argument} returned {name!r}, a name that rows have already; choose another."
+            )
+    return {name: as_value(score) for name, score in found.items()}
 
 
 @contextmanager

@@ -117,8 +117,8 @@ def plan(
       client_map: as of ``simulate``; "measure" is taken for "auto".
       on_nonfinite: as of ``simulate``.
       client_store: as of ``simulate``; "host" is planned with the whole table on the device.
-      **schedule: local_steps, local_epochs, replace, weights, full_examples, devices or
-        sample_cohort, as of ``simulate``.
+      **schedule: local_steps, local_epochs, replace, weights, full_examples, devices,
+        sample_cohort or sampling, as of ``simulate``.
 
     Raises:
       ValueError: an argument is out of range, or the target or client map is unknown.
@@ -156,7 +156,7 @@ def plan(
         lowering_for(machine),
         tree.nbytes(params),
         count_flops(traced),
-        one + (at_once(chosen.client_map, cohort_size, machine) - 1) * each,
+        one + (at_once(chosen.client_map, how.slots(clients), machine) - 1) * each,
         found,
         note,
     )

@@ -13,6 +13,7 @@ from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.clients.store import AXIS, Rows, client_mesh, sharded_rows, window_rows
 from fedjax_lab.data import Devices, FederatedArrays, draw_batch
 from fedjax_lab.data.cohort import CohortSampler
+from fedjax_lab.data.poisson import poisson_slots
 from fedjax_lab.machine.target import Target
 from fedjax_lab.round import Algorithm, build_round
 from fedjax_lab.types import CohortBatch, FedState, Key, Metrics
@@ -22,7 +23,7 @@ class Schedule(NamedTuple):
     """How a round's batch is drawn; see ``fedjax_lab.data.draw_batch``.
 
     Attributes:
-      cohort_size: clients per round, S.
+      cohort_size: clients per round, S; with "poisson", expected ones.
       batch_size: examples per mini-batch, B.
       local_steps: local steps per client, K; or None.
       local_epochs: passes over a client's data; or None. Exactly one of the two is given.
@@ -31,6 +32,7 @@ class Schedule(NamedTuple):
       full_examples: put each client's whole data set into the batch.
       devices: unequal numbers of local steps and drop-outs; None: every client does its work.
       sample_cohort: (key, round) -> ids [S]; None: uniform.
+      sampling: "without_replacement" or "poisson".
     """
 
     cohort_size: int
@@ -42,12 +44,25 @@ class Schedule(NamedTuple):
     full_examples: bool = False
     devices: Devices | None = None
     sample_cohort: CohortSampler | None = None
+    sampling: str = "without_replacement"
 
     def record(self) -> dict[str, Any]:
         """What config.json says of it; a sampler is a hash among the run's contents."""
         devices = None if self.devices is None else dataclasses.asdict(self.devices)
         kept = {name: v for name, v in self._asdict().items() if name != "sample_cohort"}
+        if self.sampling == "without_replacement":  # older run directories do not say so
+            del kept["sampling"]
         return {**kept, "devices": devices}
+
+    def slots(self, clients: FederatedArrays) -> int:
+        """S, the slots of a cohort.
+
+        Args:
+          clients: the clients' data.
+        """
+        if self.sampling == "poisson":
+            return poisson_slots(self.cohort_size, clients.num_available)
+        return self.cohort_size
 
     def draw(self, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:
         """The batch of one round; a function of (key, round) and the client ids only.
@@ -112,6 +127,8 @@ def build_rounds(
             batch = schedule.draw(clients, key, round)
             state, metrics = round_fn(state._replace(frozen=frozen), batch)
             state = state._replace(frozen=())
+            if batch.expected_size is not None:
+                metrics["overflow"] = jnp.isnan(batch.expected_size)
             if schedule.devices is not None:
                 metrics["round_seconds"] = schedule.round_seconds(key, batch)
             return state, metrics

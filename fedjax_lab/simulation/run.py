@@ -6,7 +6,6 @@ devices agree up to rounding.
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
@@ -35,9 +34,10 @@ from fedjax_lab.simulation.loop import (
     Tally,
     Watch,
     adopt_state,
-    as_value,
     first_state,
     guarantees,
+    is_enough,
+    scores_of,
     traced,
 )
 from fedjax_lab.simulation.programs import keep_by_default
@@ -104,6 +104,7 @@ def simulate(
     full_examples: bool = False,
     devices: Devices | None = None,
     sample_cohort: CohortSampler | None = None,
+    sampling: str = "without_replacement",
     seed: int = 0,
     evaluate: Callable[[Params], Mapping[str, Any]] | None = None,
     diagnose: Callable[[FedState], Mapping[str, Any]] | None = None,
@@ -138,7 +139,7 @@ def simulate(
       state: what the run starts from in place of ``algorithm.init(params, ...)``, such as
         ``result.state`` of another run; its rounds are counted from 0. None: a fresh start.
       rounds: rounds of the whole run.
-      cohort_size: clients per round, S.
+      cohort_size: clients per round, S; with "poisson" sampling, how many are expected.
       batch_size: examples per mini-batch, B.
       local_steps: local steps per client; exactly one of this and ``local_epochs``.
       local_epochs: passes over each client's data.
@@ -149,7 +150,9 @@ def simulate(
         does all its work. History then has ``simulated_seconds`` since round 0.
       sample_cohort: (key, round) -> ids of the round's cohort, int32 [S], distinct clients with
         data, in operations that JAX can trace; it is compiled with the rounds. The ids of ten
-        cohorts are checked. None: uniform, without replacement.
+        cohorts are checked. None: uniform.
+      sampling: "without_replacement", cohorts of a fixed size, or "poisson": each client with data
+        takes part with the same probability, by a coin of its own; see ``fedjax_lab.data.poisson``.
       seed: of the cohorts, mini-batches and everything random inside a round.
       evaluate: params -> dict of scalars.
       diagnose: state -> dict of scalars, called with each evaluation; such as
@@ -185,6 +188,7 @@ def simulate(
       FileExistsError: ``run_dir`` holds another run.
       BlockingIOError: another process is writing to ``run_dir``.
       OSError: the disk is full.
+      RuntimeError: a Poisson cohort had more clients than slots, as one in 10^9 has.
     """
     check_int("rounds", rounds, minimum=1, maximum=MOST_ROUNDS)
     check_int("eval_every", eval_every, minimum=1)
@@ -205,6 +209,7 @@ def simulate(
         full_examples,
         devices,
         sample_cohort,
+        sampling,
     )
     check_client_map(client_map)
     keep_by_default()
@@ -304,7 +309,7 @@ def simulate(
         enough = False
         for row in history:
             hooks(row)
-            enough = _is_enough(stop_when, row)
+            enough = is_enough(stop_when, row)
         bar.go_on_from(round, finished=enough)
         began = time.perf_counter() - seconds - chunks.compile_seconds
         while round < rounds and not (stop.is_set() or watch.diverged or enough):
@@ -331,9 +336,9 @@ def simulate(
             scores: dict[str, Any] = {}
             if not watch.diverged or on_nonfinite == "stop":
                 taken = tally.names(metrics) | spent(0).keys()
-                scores = _scores(evaluate, algorithm.params(state), taken, "evaluate")
+                scores = scores_of(evaluate, algorithm.params(state), taken, "evaluate")
                 whole = state._replace(frozen=frozen)
-                scores |= _scores(diagnose, whole, {*taken, *scores}, "diagnose")
+                scores |= scores_of(diagnose, whole, {*taken, *scores}, "diagnose")
             scores = {**spent(round), **scores}
             row = {"round": round, **tally.row(metrics), **scores}
             history.append(row)
@@ -346,7 +351,7 @@ def simulate(
                     round, state, history, chunks.whole, last=round + eval_every > rounds
                 )
             began += hooks(row)
-            enough = not watch.diverged and _is_enough(stop_when, row)
+            enough = not watch.diverged and is_enough(stop_when, row)
         if not watch.diverged:
             recorder.checkpoint(round, state, history, chunks.whole, last=True)
         stopped = None
@@ -370,30 +375,3 @@ def simulate(
         stopped,
         stop.signal if stopped == "interrupt" else None,
     )
-
-
-def _is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
-    """Whether the run ends after a row; what a file holds as null is NaN, as it was at first."""
-    if stop_when is None:
-        return False
-    return bool(stop_when({n: math.nan if v is None else v for n, v in row.items()}))
-
-
-def _scores(
-    function: Callable[..., Mapping[str, Any]] | None, value: Any, taken: set[str], argument: str
-) -> dict[str, Any]:
-    """What ``evaluate`` or ``diagnose`` says, as a row holds it.
-
-    Raises:
-      TypeError: it returned no dict.
-      ValueError: a name in it is taken.
-    """
-    found = {} if function is None else function(value)
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{argument} returned {type(found).__name__}; it must be a dict.")
-    for name in found:
-        if name in taken:
-            raise ValueError(
-                f"{argument} returned {name!r}, a name that rows have already; choose another."
-            )
-    return {name: as_value(score) for name, score in found.items()}

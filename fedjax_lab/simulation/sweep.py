@@ -63,6 +63,7 @@ def sweep(
     full_examples: bool = False,
     devices: Devices | None = None,
     sample_cohort: CohortSampler | None = None,
+    sampling: str = "without_replacement",
     seeds: Sequence[int] = (0, 1, 2),
     evaluate: Callable[[Params], Mapping[str, Any]] | None = None,
     eval_every: int = 10,
@@ -88,7 +89,7 @@ def sweep(
       rounds: rounds of each run.
       cohort_size, batch_size, local_steps, local_epochs, replace, weights, full_examples, devices:
         as in ``simulate``.
-      sample_cohort: as in ``simulate``; of the first seed, ten cohorts are checked.
+      sample_cohort, sampling: as in ``simulate``; of the first seed, ten cohorts are checked.
       seeds: one run of every point for each.
       evaluate: params -> dict of scalars, in operations that JAX can trace.
       eval_every: rounds between evaluations, which are also the compiled chunks.
@@ -122,6 +123,7 @@ def sweep(
         full_examples,
         devices,
         sample_cohort,
+        sampling,
     )
     client_map = _resolve_client_map(client_map)
     run_map = _resolve_run_map(run_map, len(points) * len(seeds))

@@ -12,7 +12,7 @@ z                          ``noise_multiplier``
 γ                          ``adaptive_quantile``
 η_C                        0.2
 b_i                        ``within_clip`` of the message, in the paper less 1/2
-σ_b                        max(n / 20, z), n clients taking part
+σ_b                        max(n / 20, z), n clients taking part, or expected to
 z_Δ                        (z^-2 - (2 σ_b)^-2)^(-1/2), the multiplier of the messages' noise
 =========================  ==========================================
 
@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.checks import check_number, is_traced
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import Key, Params, PyTree, Scalar
+from fedjax_lab.types import Cohort, Key, Params, PyTree, Scalar
 from fedjax_lab.wrappers.accounting import epsilon
 from fedjax_lab.wrappers.accounting import noise_multiplier as noise_multiplier
 from fedjax_lab.wrappers.order import check_order, refuse_stacks, refuse_step_counts, tag
@@ -70,11 +70,16 @@ def with_dp(
     clients where the method wants a mean. All that the server keeps, broadcasts and serves is made
     of noised sums.
 
-    Replacing a client by any other changes a sum by at most 2 clip_norm, which is what ``epsilon``
-    counts; weights would change that, so that a batch with weights is an error. A client whose
-    message or row is not finite sends zeros, keeps its row, and counts as having taken part. Who
-    takes part is taken to be known to all. A method of several exchanges is noised in each, and
-    each counts. First estimates (FAFED, STEM) are made in the first round and noised like the rest.
+    In a cohort of a fixed size, replacing a client by any other changes a sum by at most 2
+    clip_norm, which is what ``epsilon`` counts, and who takes part is taken to be known to all. In
+    a Poisson cohort (``simulate(..., sampling="poisson")``), a client more or less changes it by at
+    most clip_norm, and nobody learns who came, nor how many: means are sums divided by the number
+    of clients that was expected, and a round to which nobody came has its noise like any other.
+
+    Weights would change these sensitivities, so that a batch with weights is an error. A client
+    whose message or row is not finite sends zeros, keeps its row, and counts as having taken part.
+    A method of several exchanges is noised in each, and each counts. First estimates (FAFED, STEM)
+    are made in the first round and noised like the rest.
 
     What is not covered: metrics of the clients (``loss``, ``clipped_clients``), which are computed
     without noise for who watches the simulation; the rows that clients keep for themselves, with
@@ -94,7 +99,8 @@ def with_dp(
       clip_norm: C, above 0.
       noise_multiplier: at least 0.
       delta: with it, the rows of ``simulate`` have ``epsilon``: of all rounds of the run so far,
-        for cohorts drawn without replacement. None: no accounting.
+        as its cohorts are drawn; of Poisson cohorts by their loss distribution ("pld").
+        None: no accounting.
       adaptive_quantile: share of the clients, between 0 and 1, that C should leave unclipped; C
         starts at ``clip_norm`` and is multiplied after every round by exp(-0.2 (b - quantile)),
         where b is the noised share that was not clipped. The messages' noise is larger for it (by
@@ -130,7 +136,9 @@ def with_dp(
     def params_of(state):
         return algorithm.params(state._replace(server=state.server.inner))
 
-    def spent(rounds: int, cohort_size: int, num_clients: int) -> Mapping[str, float]:
+    def spent(
+        rounds: int, cohort_size: int, num_clients: int, sampling: str
+    ) -> Mapping[str, float]:
         assert delta is not None
         regular = sum(not phase.once for phase in sending)
         value = epsilon(
@@ -139,6 +147,8 @@ def with_dp(
             rounds,
             cohort_size=cohort_size,
             num_clients=num_clients,
+            sampling=sampling,
+            accountant="pld" if sampling == "poisson" else "rdp",
             exchanges=regular,
             first_exchanges=len(sending),
         )
@@ -180,13 +190,20 @@ def _pass_on(phase: Phase) -> Phase:
 
     def server_update(server, messages, cohort):
         inner, metrics = phase.server_update(server.inner, messages, cohort)
-        return server._replace(inner=inner), metrics
+        return _unless_empty(cohort, server._replace(inner=inner), server), metrics
 
     return phase._replace(
         broadcast=lambda server, round: phase.broadcast(server.inner, round),
         server_update=server_update,
-        keeps_if_nobody=False,
+        keeps_if_nobody=True,
     )
+
+
+def _unless_empty(cohort: Cohort, new: PyTree, old: PyTree) -> PyTree:
+    """The new server, or the old one where nobody came and everybody knows."""
+    if cohort.expected_size is not None:
+        return new
+    return tree.where(cohort.participates.any(), new, old)
 
 
 def _private(phase: Phase, index: int, is_last: bool, algorithm, multiplier, quantile) -> Phase:
@@ -213,7 +230,8 @@ def _private(phase: Phase, index: int, is_last: bool, algorithm, multiplier, qua
                 "out (weights='uniform')."
             )
         clip = server.clip[index]
-        n = cohort.participates.sum(dtype=clip.dtype)
+        came = cohort.participates.sum(dtype=clip.dtype)
+        n = came if cohort.expected_size is None else cohort.expected_size.astype(clip.dtype)
         key, count_key = jax.random.split(
             jax.random.fold_in(jax.random.fold_in(cohort.key, _NOISE), index)
         )
@@ -221,10 +239,14 @@ def _private(phase: Phase, index: int, is_last: bool, algorithm, multiplier, qua
         if quantile is not None:
             count_noise = jnp.where(z > 0, jnp.maximum(_COUNT_SHARE * n, z), 0)
             z = z / jnp.sqrt(1 - jnp.square(tree.safe_divide(z, 2 * count_noise)))
-            count = sums.pop(_WITHIN) + count_noise * jax.random.normal(count_key, (), clip.dtype)
-            share = tree.safe_divide(count, n)
+            # Less 1/2 for each that came, so that one more or less changes it by 1/2.
+            count = sums.pop(_WITHIN) - came / 2
+            count = count + count_noise * jax.random.normal(count_key, (), clip.dtype)
+            share = tree.safe_divide(count, n) + 0.5
             new_clip = clip * jnp.exp(-_CLIP_RATE * (share - quantile))
-            server = server._replace(clip=server.clip.at[index].set(new_clip))
+            new_clips = server.clip.at[index].set(new_clip)
+        else:
+            new_clips = server.clip
         sums = _add_noise(key, {name: sums[name] for name in phase.reduce}, z * clip)
         received = {
             name: tree.scale(field, tree.safe_divide(1.0, n))
@@ -235,7 +257,7 @@ def _private(phase: Phase, index: int, is_last: bool, algorithm, multiplier, qua
         inner, metrics = phase.server_update(server.inner, received, cohort)
         if is_last:
             metrics = {**metrics, "clip_norm": clip}
-        return server._replace(inner=inner), metrics
+        return _unless_empty(cohort, DPServer(inner, new_clips), server), metrics
 
     wrapped = phase._replace(
         broadcast=lambda server, round: (
@@ -248,7 +270,7 @@ def _private(phase: Phase, index: int, is_last: bool, algorithm, multiplier, qua
         broadcast_bytes=lambda received, params: (
             phase.broadcast_bytes(received[0], params) + _NUMBER_BYTES * (quantile is not None)
         ),
-        keeps_if_nobody=False,
+        keeps_if_nobody=True,
     )
     if quantile is None:
         return wrapped

@@ -285,6 +285,62 @@ def test_every_method(case):
     chex.assert_trees_all_equal(round_fn(state, nobody)[0], state)
 
 
+def poisson_batch(messages, present, seed=0):
+    """A batch of these messages in which 4 clients are expected."""
+    batch = batch_of(messages.astype(np.float32), participates=present, seed=seed)
+    return batch._replace(expected_size=jnp.asarray(4.0))
+
+
+def test_poisson_means_are_divided_by_the_expected_number():
+    """One client more or less changes a sum by clip_norm at most; how many came is in nothing."""
+    messages = np.random.default_rng(7).normal(size=(N, 2, D))
+    norms = np.sqrt((messages**2).sum((1, 2)))
+    clip = 0.9 * float(norms.min())
+    algorithm = with_dp(teller(), clip, 0.0)
+    round_fn = jax.jit(algorithm.round_fn)
+    got = []
+    for present in (np.arange(N) < 6, np.arange(N) < 7):
+        state, _ = round_fn(algorithm.init(params(), N), poisson_batch(messages, present))
+        short = (messages * (clip / norms)[:, None, None])[present]
+        received = [to_vector(field) for field in state.server.inner["got"].values()]
+        np.testing.assert_allclose(received[0], short[:, 0].sum(0) / 4, atol=1e-6)
+        np.testing.assert_allclose(received[1], short[:, 1].sum(0), atol=1e-6)
+        got.append(np.concatenate([4 * received[0], received[1]]))
+    assert np.linalg.norm(got[1] - got[0]) == pytest.approx(clip, rel=1e-5)
+
+
+def test_an_empty_poisson_cohort_has_its_noise():
+    """A fixed one, in which nobody comes, leaves all as it was."""
+    algorithm = with_dp(teller(SUMS), 2.0, 0.7)
+    start = algorithm.init(params(), N)
+    nobody = np.zeros(N, bool)
+    batch = poisson_batch(np.ones((N, 2, D)), nobody)
+    round_fn = jax.jit(algorithm.round_fn)
+    state, _ = round_fn(start, batch)
+    np.testing.assert_allclose(
+        vectors(jax.tree.map(lambda x: x[None], state.server.inner["got"]), 1)[0],
+        noise_of(1)[0],
+        rtol=1e-6,
+    )
+    still, _ = round_fn(start, batch._replace(expected_size=None))
+    chex.assert_trees_all_equal(still, start)
+
+
+def test_the_adaptive_clip_under_poisson_cohorts():
+    """Andrew et al.'s update, less 1/2 for each that came, over the expected number."""
+    messages = np.random.default_rng(3).normal(size=(N, 2, D))
+    messages *= np.linspace(0.2, 2, N)[:, None, None]
+    norms, clip = np.sqrt((messages**2).sum((1, 2))), 1.5
+    algorithm = with_dp(teller(), clip, 0.0, adaptive_quantile=0.75)
+    state, round_fn = algorithm.init(params(), N), jax.jit(algorithm.round_fn)
+    for t in range(5):
+        present = np.random.default_rng(t).random(N) < 0.5
+        within = norms[present] <= clip
+        state, _ = round_fn(state, poisson_batch(messages, present, t))
+        clip *= math.exp(-0.2 * ((within - 0.5).sum() / 4 + 0.5 - 0.75))
+        assert state.server.clip[0] == pytest.approx(clip, rel=1e-4)
+
+
 def test_weights_are_an_error():
     algorithm = with_dp(teller(), 1.0, 1.0)
     weighted = batch_of(np.zeros((N, 2, D), np.float32), weights=np.ones(N))
@@ -404,8 +460,15 @@ def test_rows_have_epsilon(monkeypatch):
     monkeypatch.setattr("fedjax_lab.wrappers.privacy.epsilon", formula)
     result = simulate(algorithm, start, clients, rounds=4, eval_every=2, **SETTINGS)
     assert [row["epsilon"] for row in result.history] == [12.0, 14.0]
-    among = {"cohort_size": 5, "num_clients": 20, "exchanges": 1, "first_exchanges": 1}
-    assert all(call == (3.0, 1e-3, among) for call in asked)
+    counted = {"cohort_size": 5, "num_clients": 20, "exchanges": 1, "first_exchanges": 1}
+    fixed = {**counted, "sampling": "without_replacement", "accountant": "rdp"}
+    assert all(call == (3.0, 1e-3, fixed) for call in asked)
+    asked.clear()
+    simulate(algorithm, start, clients, rounds=2, sampling="poisson", **SETTINGS)
+    assert all(
+        call == (3.0, 1e-3, {**counted, "sampling": "poisson", "accountant": "pld"})
+        for call in asked
+    )
     with pytest.raises(ValueError, match="evaluate returned 'epsilon', a name that rows have"):
         simulate(algorithm, start, clients, rounds=2, evaluate=lambda p: {"epsilon": 0}, **SETTINGS)
     with pytest.raises(ValueError, match="sample_cohort is given; fedavg"):

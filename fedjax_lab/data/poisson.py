@@ -1,0 +1,72 @@
+"""Poisson cohorts: each client takes part in a round by a coin of its own.
+
+A cohort's arrays have so many slots that at most one round in 10^9 has more clients; what is left
+of them is padding.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.checks import check_int
+from fedjax_lab.data.federated import FederatedArrays
+from fedjax_lab.types import Key
+
+SAMPLINGS = ("poisson", "without_replacement")
+_OVERFLOW = 1e-9  # probability that a round has more clients than slots
+
+
+@functools.lru_cache(maxsize=64)
+def poisson_slots(expected: int, available: int) -> int:
+    """The least S that a binomial number of clients exceeds with probability 1e-9 at most.
+
+    Args:
+      expected: of the clients in a cohort, so that each comes with ``expected / available``.
+      available: clients that may come.
+    """
+    if expected >= available:
+        return available
+    odds = expected / (available - expected)
+    # From the most probable number on; what it lacks of being a probability cancels.
+    ratios = (available - np.arange(available)) / (np.arange(available) + 1.0) * odds
+    logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))])
+    masses = np.exp(logs - logs.max())
+    beyond = np.cumsum(masses[::-1])[::-1] / masses.sum()  # P(X >= k) at k
+    return int(np.argmax(beyond <= _OVERFLOW)) - 1 if beyond[-1] <= _OVERFLOW else available
+
+
+def sample_poisson(
+    key: Key, clients: FederatedArrays, cohort_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Draw a cohort in which each client with data is with probability cohort_size / M, by itself.
+
+    A client's coin is a function of the key and its id. The cost grows with N.
+
+    Args:
+      key: typed PRNG key; consumed.
+      clients: the federation, M of its N clients with data.
+      cohort_size: expected number of clients.
+
+    Returns:
+      int32 [S] in rising order, N in the slots that are left; and how many clients came, int32. If
+      these are more than S, the last ones are missing, and the cohort is not to be used.
+
+    Raises:
+      TypeError: ``cohort_size`` is no integer.
+      ValueError: ``cohort_size`` exceeds the number of clients with data.
+    """
+    available, everyone = clients.num_available, clients.num_clients
+    cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
+    ids = jnp.arange(everyone, dtype=jnp.int32) if clients.nonempty is None else clients.nonempty
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+    # Integers, since floats in [0, 1) below q come with a probability that is q but for rounding.
+    limit = round(cohort_size / available * 2**32)
+    comes = jnp.ones(ids.shape, bool)
+    if limit < 2**32:
+        comes = jax.vmap(lambda k: jax.random.bits(k, (), jnp.uint32))(keys) < np.uint32(limit)
+    slots = poisson_slots(cohort_size, available)
+    (places,) = jnp.nonzero(comes, size=slots, fill_value=available)
+    padded = jnp.concatenate([ids, jnp.full(1, everyone, jnp.int32)])
+    return padded[places], comes.sum(dtype=jnp.int32)

@@ -1,0 +1,123 @@
+"""Poisson cohorts: binomial sizes, independent clients, a function of seed, round and client."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_lab import data
+from fedjax_lab.data.poisson import poisson_slots, sample_poisson
+
+N, EXPECTED, ROUNDS = 60, 12, 4000
+
+
+def federation(sizes):
+    """Clients of these sizes, with examples that are their own numbers."""
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    examples = data.Examples(np.arange(len(owners))[:, None].astype(np.float32), owners)
+    return data.partition(examples, owners, num_clients=len(sizes), min_size=0)
+
+
+def cohorts(clients, rounds=ROUNDS, seed=0, expected=EXPECTED):
+    """(ids [rounds, S], how many came [rounds])."""
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(rounds))
+    draw = jax.jit(jax.vmap(lambda k: sample_poisson(k, clients, expected)))
+    return jax.tree.map(np.asarray, draw(keys))
+
+
+def present(ids, count=N):
+    """bool [rounds, N]."""
+    found = np.zeros((len(ids), count + 1), bool)
+    np.put_along_axis(found, ids, True, axis=1)
+    return found[:, :count]
+
+
+@pytest.mark.parametrize(("expected", "available"), [(1, 5), (12, 60), (100, 1000), (50, 10**6)])
+def test_slots_are_the_binomials_quantile(expected, available):
+    slots = poisson_slots(expected, available)
+    tail = stats.binom(available, expected / available).sf
+    assert tail(slots) <= 1e-9
+    assert slots == available or tail(slots - 1) > 1e-9
+    assert poisson_slots(7, 7) == 7
+
+
+def test_sizes_are_binomial_and_clients_independent():
+    ids, came = cohorts(federation(np.full(N, 2)))
+    here, q = present(ids), EXPECTED / N
+    np.testing.assert_array_equal(here.sum(1), came)
+    sizes = np.clip(came, 5, 19)
+    expected = stats.binom(N, q).pmf(np.arange(N + 1)) * ROUNDS
+    expected = np.concatenate([[expected[:6].sum()], expected[6:19], [expected[19:].sum()]])
+    assert stats.chisquare(np.bincount(sizes, minlength=20)[5:], expected).pvalue > 1e-4
+    assert stats.chisquare(here.sum(0)).pvalue > 1e-4  # conditionally on the total
+    between = np.corrcoef(here.T.astype(float))[np.triu_indices(N, 1)]
+    assert np.abs(between).max() < 5.5 / np.sqrt(ROUNDS)
+    assert stats.kstest(between * np.sqrt(ROUNDS), "norm").pvalue > 1e-4
+    rounds = np.mean((here[1:] - q) * (here[:-1] - q)) / (q * (1 - q))
+    assert abs(rounds) < 5 / np.sqrt(here.size)
+
+
+def test_a_coin_depends_on_seed_round_and_client_alone():
+    """Not on how many clients there are, nor on who else has data."""
+    few = present(cohorts(federation(np.full(N, 2)), 200)[0])
+    many = present(cohorts(federation(np.full(2 * N, 2)), 200, expected=2 * EXPECTED)[0], 2 * N)
+    np.testing.assert_array_equal(few, many[:, :N])
+    sizes = np.where(np.arange(N) % 2, 2, 0)
+    half = present(cohorts(federation(sizes), 200, expected=EXPECTED // 2)[0])
+    np.testing.assert_array_equal(half, few & (sizes > 0))
+    assert (present(cohorts(federation(np.full(N, 2)), 200, seed=1)[0]) != few).any()
+
+
+def test_batches_have_padded_slots():
+    """They take no part; the others' mini-batches are those of any other cohort."""
+    clients = federation(np.full(N, 4))
+    key = jax.random.key(3)
+    settings = {"batch_size": 2, "local_steps": 3}
+    batch = data.draw_batch(clients, key, 0, cohort_size=EXPECTED, sampling="poisson", **settings)
+    everybody = data.draw_batch(clients, key, 0, cohort_size=N, **settings)
+    ids = np.asarray(batch.client_ids)
+    assert len(ids) == poisson_slots(EXPECTED, N)
+    np.testing.assert_array_equal(batch.participates, ids < N)
+    assert 0 < np.asarray(batch.participates).sum() < len(ids)
+    real = ids < N
+    np.testing.assert_array_equal(
+        np.asarray(batch.examples)[real], np.asarray(everybody.examples)[ids[real]]
+    )
+    assert batch.expected_size == EXPECTED
+    assert everybody.expected_size is None
+
+
+def test_all_clients_when_all_are_expected():
+    ids, came = cohorts(federation(np.full(N, 2)), 3, expected=N)
+    np.testing.assert_array_equal(ids, np.tile(np.arange(N), (3, 1)))
+    assert (came == N).all()
+
+
+def test_more_clients_than_slots_are_not_overlooked(monkeypatch):
+    monkeypatch.setattr("fedjax_lab.data.poisson.poisson_slots", lambda expected, available: 8)
+    clients = federation(np.full(N, 4))
+    batch = data.draw_batch(
+        clients,
+        jax.random.key(0),
+        0,
+        cohort_size=EXPECTED,
+        batch_size=2,
+        local_steps=1,
+        sampling="poisson",
+    )
+    assert np.isnan(batch.expected_size)
+
+
+def test_bad_input():
+    clients = federation(np.full(N, 4))
+    settings = {"cohort_size": 3, "batch_size": 2, "local_steps": 1}
+    key = jax.random.key(0)
+    with pytest.raises(ValueError, match="sampling is 'bernoulli'; it must be one of poisson"):
+        data.draw_batch(clients, key, 0, sampling="bernoulli", **settings)
+    with pytest.raises(ValueError, match="sampling is 'poisson' and sample_cohort is given"):
+        data.draw_batch(
+            clients, key, 0, sampling="poisson", sample_cohort=lambda k, t: k, **settings
+        )
+    with pytest.raises(ValueError, match="cohort_size is 61"):
+        sample_poisson(key, clients, N + 1)

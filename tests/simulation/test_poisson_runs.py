@@ -1,0 +1,101 @@
+"""Whole runs with Poisson cohorts."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import algorithms, data, simulate, sweep
+from fedjax_lab.data.poisson import poisson_slots
+
+SETTINGS = {"cohort_size": 6, "local_steps": 2, "batch_size": 4, "rounds": 4, "eval_every": 2}
+
+
+def problem():
+    """(loss, 24 clients, params)."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 5)).astype(np.float32)
+    examples = data.Examples(x, (x.sum(1) > 0).astype(np.int32))
+
+    def loss(params, examples, key):
+        logits = examples.x @ params
+        return -jax.nn.log_softmax(logits)[jnp.arange(len(examples.y)), examples.y]
+
+    return loss, data.partition(examples, "iid", num_clients=24, seed=0), jnp.zeros((5, 2))
+
+
+def run(name="scaffold", **options):
+    loss, clients, start = problem()
+    algorithm = getattr(algorithms, name)(loss, client_lr=0.1)
+    return simulate(algorithm, start, clients, **{"sampling": "poisson", **SETTINGS, **options})
+
+
+def test_the_same_run_by_all_clients_coins():
+    """Against rounds whose cohorts are drawn from all clients by hand, one slot for each."""
+    loss, clients, start = problem()
+    algorithm = algorithms.scaffold(loss, client_lr=0.1)
+    state, key = algorithm.init(start, 24), jax.random.key(0)
+    came = []
+    for t in range(4):
+        batch = data.draw_batch(clients, key, t, cohort_size=24, local_steps=2, batch_size=4)
+        coin = jax.random.split(jax.random.fold_in(key, t), 4)[0]
+        bits = [jax.random.bits(jax.random.fold_in(coin, i), (), jnp.uint32) for i in range(24)]
+        batch = batch._replace(participates=jnp.asarray(np.array(bits) < 2**30))  # 6 of 24
+        state, metrics = algorithm.round_fn(state, batch)
+        came.append(metrics["participants"])
+    result = run(client_map="scan")
+    chex.assert_trees_all_close(result.state, state, atol=1e-6)
+    assert result.history[-1]["bytes_up"] == sum(came) * algorithm.uplink(start)
+    assert len(set(map(float, came))) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"client_map": "vmap"}, {"client_map": "chunk:2"}, {"client_store": "host"}]
+)
+def test_other_maps_and_stores(options):
+    expected, actual = run(client_map="scan"), run(**options)
+    chex.assert_trees_all_close(actual.params, expected.params, atol=1e-6)
+    table = actual.state.clients
+    if "client_store" in options:
+        table = table.read(np.arange(24))
+    chex.assert_trees_all_close(table, expected.state.clients, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_it_goes_on_and_is_another_run_than_that_of_fixed_cohorts(tmp_path):
+    first = run("fedavg", rounds=2, run_dir=tmp_path / "run")
+    later = run("fedavg", run_dir=tmp_path / "run")
+    chex.assert_trees_all_equal(later.params, run("fedavg").params)
+    assert later.history[: len(first.history)] == first.history
+    with pytest.raises(FileExistsError, match="sampling"):
+        run("fedavg", run_dir=tmp_path / "run", sampling="without_replacement")
+
+
+@pytest.mark.slow
+def test_a_sweep_has_the_same_cohorts():
+    loss, clients, start = problem()
+    swept = sweep(
+        lambda client_lr: algorithms.fedavg(loss, client_lr=client_lr),
+        start,
+        clients,
+        points={"client_lr": [0.1]},
+        seeds=[0],
+        sampling="poisson",
+        **SETTINGS,
+    )
+    chex.assert_trees_all_close(swept.params[0, 0], run("fedavg").params, atol=1e-6)
+
+
+def test_too_many_clients_end_the_run(monkeypatch):
+    for module in ("fedjax_lab.data.poisson", "fedjax_lab.simulation.rounds"):
+        monkeypatch.setattr(f"{module}.poisson_slots", lambda expected, available: 3)
+    with pytest.raises(RuntimeError, match="more clients came to a Poisson cohort than it has"):
+        run("fedavg", client_map="scan")
+
+
+def test_no_run_with_a_sampler_of_its_own():
+    with pytest.raises(ValueError, match="sampling is 'poisson' and sample_cohort is given"):
+        run("fedavg", sample_cohort=lambda key, round: jnp.arange(6))
+    assert poisson_slots(6, 24) < 24
