@@ -40,6 +40,8 @@ class CohortBatch(NamedTuple):
       participates: bool [S], whether a slot takes part; None: all but padded slots.
       source: pytree [n, ...] of resident examples. Each local step gathers its own
         mini-batch from it, so that memory does not grow with K.
+      seconds: float [S], simulated seconds until each client is done; None: time is not counted.
+      measured: scalars that are known when the batch is drawn, for the round's metrics; or None.
     """
 
     client_ids: jax.Array
@@ -53,6 +55,8 @@ class CohortBatch(NamedTuple):
     weights: jax.Array | None = None
     participates: jax.Array | None = None
     source: PyTree = None
+    seconds: jax.Array | None = None
+    measured: Metrics | None = None
 
 
 class Cohort(NamedTuple):
@@ -69,6 +73,9 @@ class Cohort(NamedTuple):
       key: the round's PRNG key; the clients' keys are folded from it with the number of the
         phase, so that a server's own draws fold in something else.
       equal_weights: whether the batch leaves all weights equal by giving none.
+      total_weight: what the weights of those who took part added up to in the batch; a server that
+        combines clients of several rounds needs it.
+      seconds: float [S], as of ``CohortBatch``.
     """
 
     client_ids: jax.Array
@@ -80,6 +87,8 @@ class Cohort(NamedTuple):
     num_steps: jax.Array
     key: Key
     equal_weights: bool = False
+    total_weight: Scalar = 1.0
+    seconds: jax.Array | None = None
 
 
 class ClientBatch(NamedTuple):

@@ -17,6 +17,7 @@ import numpy as np
 from fedjax_lab.checks import check_choice, check_int, is_traced
 from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays
+from fedjax_lab.data.times import RoundTimes, check_devices
 from fedjax_lab.types import CohortBatch, Key
 
 # Feistel rounds of the pseudo-random order. Large clients need fewer; of 6 examples, 6 rounds
@@ -80,6 +81,11 @@ def draw_batch(
 ) -> CohortBatch:
     """Draw a round's cohort and mini-batches.
 
+    With ``clients.times`` the cohort is of those who are there and finish first, and the batch says
+    who takes part and the ``seconds`` of each; a place that is left over has id N. ``measured`` has
+    ``round_seconds``, how long the server waits, the ``dropped_clients`` that were drawn and take
+    no part, and, of a trace, ``available_clients``.
+
     Without replacement a client passes over its data in a new random order each time. As with
     torch's ``DataLoader(drop_last=False)``, the last mini-batch of a pass may be smaller: its
     rest is masked. Step k belongs to pass k // ceil(n_i / B). The order is a keyed
@@ -136,10 +142,24 @@ def draw_batch(
 
     round = jnp.asarray(round, jnp.int32)
     cohort_key, order_key, client_key, report_key = _round_keys(key, round)
-    if sample_cohort is None:
-        ids = sample_clients(cohort_key, clients, cohort_size)
-    else:
-        ids = _own_cohort(sample_cohort, clients, cohort_key, round, cohort_size)
+    ids, measured = _draw_ids(clients, cohort_key, round, cohort_size, sample_cohort)
+    steps_taken = participates = seconds = None
+    if not equal_steps:
+        steps_taken = epochs * ((clients.sizes[ids] + batch_size - 1) // batch_size)
+    if devices is not None:
+        check_devices(clients.times, devices)
+        if devices.min_local_steps is not None:
+            check_int("min_local_steps", devices.min_local_steps, minimum=1, maximum=num_steps)
+        planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
+        steps_taken = devices.local_steps(key, round, ids, planned)
+        participates = devices.reports(report_key, ids)
+    if clients.times is not None:
+        planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
+        first, seconds, participates, waited = clients.times.first_to_finish(
+            ids, planned, participates, cohort_size
+        )
+        ids, measured = ids[first], {**measured, **waited}
+        steps_taken = None if steps_taken is None else steps_taken[first]
     starts, sizes = clients.starts[ids], clients.sizes[ids]
     steps = jnp.arange(num_steps, dtype=jnp.int32)
 
@@ -158,15 +178,6 @@ def draw_batch(
         return shuffled(pass_keys, jnp.where(real, place, 0), size), real
 
     places, real = jax.vmap(positions)(ids, sizes)
-    steps_taken = participates = None
-    if not equal_steps:
-        steps_taken = epochs * ((sizes + batch_size - 1) // batch_size)
-    if devices is not None:
-        if devices.min_local_steps is not None:
-            check_int("min_local_steps", devices.min_local_steps, minimum=1, maximum=num_steps)
-        planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
-        steps_taken = devices.local_steps(key, round, ids, planned)
-        participates = devices.reports(report_key, ids)
     if steps_taken is not None:
         real = real & (steps[None, :] < steps_taken[:, None])[..., None]
     everything = every_real = None
@@ -186,6 +197,8 @@ def draw_batch(
         weights=sizes.astype(jnp.float32) if weights == "examples" else None,
         participates=participates,
         source=clients.examples,
+        seconds=seconds,
+        measured=measured or None,
     )
 
 
@@ -216,6 +229,28 @@ def check_cohorts(
 def _round_keys(key: Key, round: jax.Array) -> Key:
     """Four keys of a round: for the cohort, the orders, the clients, and who reports."""
     return jax.random.split(jax.random.fold_in(key, round), 4)
+
+
+def _draw_ids(clients, key, round, cohort_size, sample_cohort):
+    """The clients that are drawn, S or more, and metrics of who was there."""
+    times: RoundTimes | None = clients.times
+    if sample_cohort is not None:
+        if times is not None and times.chooses:
+            raise ValueError(
+                "sample_cohort is given, and times with availability or over_selection: both say "
+                "who is drawn; leave out one of them."
+            )
+        return _own_cohort(sample_cohort, clients, key, round, cohort_size), {}
+    if times is None:
+        return sample_clients(key, clients, cohort_size), {}
+    most = clients.num_available
+    check_int("cohort_size", cohort_size, minimum=1, maximum=most)
+    count = times.selected(cohort_size, most)
+    if times.availability is None:
+        return sample_clients(key, clients, count), {}
+    there = times.is_there(key, round, clients.sizes)
+    number = there.sum(dtype=times.step_seconds.dtype)
+    return times.draw(key, there, count), {"available_clients": number}
 
 
 def _own_cohort(sample_cohort, clients, key, round, cohort_size):

@@ -69,6 +69,7 @@ class HostChunks(Chunks):
         """
         drawn = self._cohorts(self._clients, self._key, jnp.asarray(first, jnp.int32), length)
         own = np.unique(np.asarray(drawn))
+        own = own[own < self._table.num_clients]  # N: nobody
         window = np.full(self._most(length), self._table.num_clients, np.int32)
         window[: len(own)] = own
         return window

@@ -86,9 +86,9 @@ def build_rounds(
 ) -> Callable[..., tuple[FedState, Metrics]]:
     """Build ``run_rounds(state, clients, key, first_round, length, frozen=())``.
 
-    It returns (state, metrics), the metrics of its rounds stacked [length]; with ``devices`` they
-    include ``round_seconds``, the simulated time of a round. ``length`` is a Python int, ``frozen``
-    what the states, which travel without it, have as ``state.frozen``.
+    It returns (state, metrics), the metrics of its rounds stacked [length]; with ``devices`` or
+    ``clients.times`` they include ``round_seconds``, the simulated time of a round. ``length`` is a
+    Python int, ``frozen`` what the states, which travel without it, have as ``state.frozen``.
 
     Args:
       algorithm: the method.
@@ -110,11 +110,12 @@ def build_rounds(
 
         def body(state, round):
             batch = schedule.draw(clients, key, round)
+            measured = dict(batch.measured or {})
+            if schedule.devices is not None and clients.times is None:
+                measured["round_seconds"] = schedule.round_seconds(key, batch)
             state, metrics = round_fn(state._replace(frozen=frozen), batch)
-            state = state._replace(frozen=())
-            if schedule.devices is not None:
-                metrics["round_seconds"] = schedule.round_seconds(key, batch)
-            return state, metrics
+            # Where a method waits for others than the round's clients, its own time counts.
+            return state._replace(frozen=()), {**measured, **metrics}
 
         return jax.lax.scan(body, state, first_round + jnp.arange(length, dtype=jnp.int32))
 

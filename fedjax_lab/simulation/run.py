@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
-from fedjax_lab.data import Devices, FederatedArrays
+from fedjax_lab.data import ClientTimes, Devices, FederatedArrays
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import ON_NONFINITE, Algorithm
 from fedjax_lab.simulation.arguments import (
@@ -35,9 +35,9 @@ from fedjax_lab.simulation.loop import (
     Tally,
     Watch,
     adopt_state,
-    as_value,
     first_state,
     guarantees,
+    scores_of,
     traced,
 )
 from fedjax_lab.simulation.programs import keep_by_default
@@ -53,6 +53,7 @@ from fedjax_lab.simulation.stores import (
     state_sharding,
     stays_on_host,
 )
+from fedjax_lab.simulation.timed import record_times, with_times
 from fedjax_lab.types import FedState, Params
 
 
@@ -103,6 +104,7 @@ def simulate(
     weights: str = "uniform",
     full_examples: bool = False,
     devices: Devices | None = None,
+    times: ClientTimes | None = None,
     sample_cohort: CohortSampler | None = None,
     seed: int = 0,
     evaluate: Callable[[Params], Mapping[str, Any]] | None = None,
@@ -147,6 +149,8 @@ def simulate(
       full_examples: give methods the client's whole data set for full local gradients.
       devices: unequal numbers of local steps, a time budget, drop-outs; None: every client
         does all its work. History then has ``simulated_seconds`` since round 0.
+      times: who is there, how long clients compute and send, over-selection, a deadline; history
+        then has ``simulated_seconds``, too. None: everybody is there, and time is not counted.
       sample_cohort: (key, round) -> ids of the round's cohort, int32 [S], distinct clients with
         data, in operations that JAX can trace; it is compiled with the rounds. The ids of ten
         cohorts are checked. None: uniform, without replacement.
@@ -208,7 +212,6 @@ def simulate(
     )
     check_client_map(client_map)
     keep_by_default()
-    spent = guarantees(algorithm, schedule, clients)
     hooks = Hooks(on_row)
     key = jax.random.key(seed)
     if sample_cohort is not None:
@@ -222,7 +225,9 @@ def simulate(
         adopted = adopt_state(algorithm, state, clients, schedule, key)
         shapes = state = adopted._replace(frozen=())
         params = algorithm.params(state)
+    clients = with_times(clients, times, algorithm, params)
     in_round = "keep" if on_nonfinite == "keep" else "exclude"
+    spent = guarantees(algorithm, schedule, clients)
     table, planning_seconds = None, 0.0
     compiled: dict[int, Any] = {}
     if stays_on_host(client_store, shapes):
@@ -262,6 +267,7 @@ def simulate(
         "num_clients": clients.num_clients,
         "rounds": rounds,
         **schedule.record(),
+        **record_times(clients),
         "seed": seed,
         "eval_every": eval_every,
         "client_map": client_map,
@@ -298,7 +304,7 @@ def simulate(
     with closing(recorder), closing(bar), stop_on_signal() as stop:
         round, state, history = recorder.begin(state, chunks.whole)
         state = jax.device_put(chunks.adopt(state) if round else state, sharding)
-        tally = Tally(algorithm, params, schedule, history, in_round == "exclude")
+        tally = Tally(algorithm, params, history, in_round == "exclude")
         seconds, chunks_before = recorder.spent
         chunks.compile_seconds = chunks_before + (chunks.compile_seconds if round < rounds else 0)
         enough = False
@@ -331,9 +337,9 @@ def simulate(
             scores: dict[str, Any] = {}
             if not watch.diverged or on_nonfinite == "stop":
                 taken = tally.names(metrics) | spent(0).keys()
-                scores = _scores(evaluate, algorithm.params(state), taken, "evaluate")
+                scores = scores_of(evaluate, algorithm.params(state), taken, "evaluate")
                 whole = state._replace(frozen=frozen)
-                scores |= _scores(diagnose, whole, {*taken, *scores}, "diagnose")
+                scores |= scores_of(diagnose, whole, {*taken, *scores}, "diagnose")
             scores = {**spent(round), **scores}
             row = {"round": round, **tally.row(metrics), **scores}
             history.append(row)
@@ -377,23 +383,3 @@ def _is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
     if stop_when is None:
         return False
     return bool(stop_when({n: math.nan if v is None else v for n, v in row.items()}))
-
-
-def _scores(
-    function: Callable[..., Mapping[str, Any]] | None, value: Any, taken: set[str], argument: str
-) -> dict[str, Any]:
-    """What ``evaluate`` or ``diagnose`` says, as a row holds it.
-
-    Raises:
-      TypeError: it returned no dict.
-      ValueError: a name in it is taken.
-    """
-    found = {} if function is None else function(value)
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{argument} returned {type(found).__name__}; it must be a dict.")
-    for name in found:
-        if name in taken:
-            raise ValueError(
-                f"{argument} returned {name!r}, a name that rows have already; choose another."
-            )
-    return {name: as_value(score) for name, score in found.items()}
