@@ -13,6 +13,7 @@ from fedjax_lab.version import __version__
 from fedjax_lab.wrappers import (
     privacy,
     with_attack,
+    with_buffered_aggregation,
     with_client_metrics,
     with_compression,
     with_dp,
@@ -44,6 +45,7 @@ __all__ = [
     "simulate",
     "sweep",
     "with_attack",
+    "with_buffered_aggregation",
     "with_client_metrics",
     "with_compression",
     "with_dp",

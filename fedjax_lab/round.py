@@ -329,6 +329,7 @@ def _without(cohort: Cohort, counts: jax.Array) -> tuple[Cohort, jax.Array]:
     cohort = cohort._replace(
         participates=counts,
         weights=tree.safe_divide(weights, rest),
+        total_weight=cohort.total_weight * rest,
         num_steps=jnp.where(counts, cohort.num_steps, 0),
     )
     return cohort, rest

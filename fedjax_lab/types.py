@@ -43,6 +43,8 @@ class CohortBatch(NamedTuple):
       expected_size: float scalar, of a cohort in which each client is by a coin of its own: how
         many are expected. NaN: more came than there are slots, and the batch is not to be used.
         None: the size of the cohort is no matter of chance.
+      seconds: float [S], simulated seconds until each client is done; None: time is not counted.
+      measured: scalars that are known when the batch is drawn, for the round's metrics; or None.
     """
 
     client_ids: jax.Array
@@ -57,6 +59,8 @@ class CohortBatch(NamedTuple):
     participates: jax.Array | None = None
     source: PyTree = None
     expected_size: jax.Array | None = None
+    seconds: jax.Array | None = None
+    measured: Metrics | None = None
 
 
 class Cohort(NamedTuple):
@@ -74,6 +78,9 @@ class Cohort(NamedTuple):
         phase, so that a server's own draws fold in something else.
       equal_weights: whether the batch leaves all weights equal by giving none.
       expected_size: as of the batch.
+      total_weight: what the weights of those who took part added up to in the batch; a server that
+        combines clients of several rounds needs it.
+      seconds: float [S], as of ``CohortBatch``.
     """
 
     client_ids: jax.Array
@@ -86,6 +93,8 @@ class Cohort(NamedTuple):
     key: Key
     equal_weights: bool = False
     expected_size: jax.Array | None = None
+    total_weight: Scalar = 1.0
+    seconds: jax.Array | None = None
 
 
 class ClientBatch(NamedTuple):

@@ -48,7 +48,8 @@ def complete_batch(
         participates = participates & (num_steps > 0)
     weights = jnp.ones(slots) if batch.weights is None else batch.weights
     weights = jnp.where(participates, weights, 0).astype(jnp.result_type(float))
-    weights = tree.safe_divide(weights, weights.sum())
+    total_weight = weights.sum()
+    weights = tree.safe_divide(weights, total_weight)
     if batch.expected_size is not None:  # means are NaN where clients are missing
         weights = jnp.where(jnp.isnan(batch.expected_size), jnp.nan, weights)
     cohort = Cohort(
@@ -62,6 +63,8 @@ def complete_batch(
         batch.key,
         batch.weights is None,
         batch.expected_size,
+        total_weight,
+        batch.seconds,
     )
     return cohort, {
         "examples": batch.examples,
@@ -89,6 +92,7 @@ def _batch_shape(batch: CohortBatch) -> tuple[int, int]:
         "num_steps": (slots,),
         "weights": (slots,),
         "participates": (slots,),
+        "seconds": (slots,),
     }
     for name, shape in expected.items():
         value = getattr(batch, name)

@@ -26,6 +26,7 @@ _MEASURES: contextvars.ContextVar[Mapping[str, Measure]] = contextvars.ContextVa
 OWN_METRICS = frozenset(
     {
         *("round", "seconds", "compile_seconds", "round_seconds", "simulated_seconds"),
+        *("available_clients", "dropped_clients", "staleness"),
         *("loss", "local_steps", "gradients", "participants", "nonfinite_clients"),
         *("bytes_up", "bytes_down", "communicated", "message_sq", "error_sq", "change_sq"),
         *("client_drift", "delta_norm", "momentum_norm", "effective_steps"),

@@ -14,13 +14,16 @@ from fedjax_lab.data.federated import FederatedArrays, partition
 from fedjax_lab.data.natural import from_table, from_tfds, load_fedjax, load_leaf
 from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.data.sources import DATASETS, Examples, load, num_classes
+from fedjax_lab.data.times import ClientTimes, diurnal_availability
 
 __all__ = [
     "DATASETS",
     "PARTITIONS",
+    "ClientTimes",
     "Devices",
     "Examples",
     "FederatedArrays",
+    "diurnal_availability",
     "divide_like",
     "draw_batch",
     "from_clients",

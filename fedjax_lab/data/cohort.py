@@ -18,6 +18,7 @@ from fedjax_lab.checks import check_choice, check_int, is_traced
 from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.poisson import SAMPLINGS, sample_poisson
+from fedjax_lab.data.times import RoundTimes, check_devices
 from fedjax_lab.types import CohortBatch, Key
 
 # Feistel rounds of the pseudo-random order. Large clients need fewer; of 6 examples, 6 rounds
@@ -82,6 +83,11 @@ def draw_batch(
 ) -> CohortBatch:
     """Draw a round's cohort and mini-batches.
 
+    With ``clients.times`` the cohort is of those who are there and finish first, and the batch says
+    who takes part and the ``seconds`` of each; a place that is left over has id N. ``measured`` has
+    ``round_seconds``, how long the server waits, the ``dropped_clients`` that were drawn and take
+    no part, and, of a trace, ``available_clients``.
+
     Without replacement a client passes over its data in a new random order each time. As with
     torch's ``DataLoader(drop_last=False)``, the last mini-batch of a pass may be smaller: its
     rest is masked. Step k belongs to pass k // ceil(n_i / B). The order is a keyed
@@ -143,18 +149,33 @@ def draw_batch(
 
     round = jnp.asarray(round, jnp.int32)
     cohort_key, order_key, client_key, report_key = _round_keys(key, round)
-    expected = None
-    participates: jax.Array | None = None
-    if sampling == "poisson":
-        ids, came = sample_poisson(cohort_key, clients, cohort_size)
-        expected = jnp.where(came > ids.shape[0], jnp.nan, float(cohort_size))
-        participates = ids < clients.num_clients
-    elif sample_cohort is None:
-        ids = sample_clients(cohort_key, clients, cohort_size)
-    else:
-        ids = _own_cohort(sample_cohort, clients, cohort_key, round, cohort_size)
-    someone = 0 if clients.nonempty is None else clients.nonempty[0]  # in a slot without a client
-    held = ids if participates is None else jnp.where(participates, ids, someone)
+    ids, expected, measured = _draw_ids(
+        clients, cohort_key, round, cohort_size, sample_cohort, sampling
+    )
+    participates = None if expected is None else ids < clients.num_clients
+    steps_taken = seconds = None
+    if not equal_steps:
+        steps_taken = epochs * ((clients.sizes[ids] + batch_size - 1) // batch_size)
+    if devices is not None:
+        check_devices(clients.times, devices)
+        if devices.min_local_steps is not None:
+            check_int("min_local_steps", devices.min_local_steps, minimum=1, maximum=num_steps)
+        planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
+        steps_taken = devices.local_steps(key, round, ids, planned)
+        reports = devices.reports(report_key, ids)
+        if reports is not None:
+            participates = reports if participates is None else reports & participates
+    if clients.times is not None:
+        planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
+        first, seconds, participates, waited = clients.times.first_to_finish(
+            ids, planned, participates, cohort_size if expected is None else len(ids)
+        )
+        ids, measured = ids[first], {**measured, **waited}
+        steps_taken = None if steps_taken is None else steps_taken[first]
+    held = ids
+    if expected is not None or clients.times is not None:  # in a slot without a client: anybody
+        someone = 0 if clients.nonempty is None else clients.nonempty[0]
+        held = jnp.where(ids < clients.num_clients, ids, someone)
     starts, sizes = clients.starts[held], clients.sizes[held]
     steps = jnp.arange(num_steps, dtype=jnp.int32)
 
@@ -173,17 +194,6 @@ def draw_batch(
         return shuffled(pass_keys, jnp.where(real, place, 0), size), real
 
     places, real = jax.vmap(positions)(ids, sizes)
-    steps_taken = None
-    if not equal_steps:
-        steps_taken = epochs * ((sizes + batch_size - 1) // batch_size)
-    if devices is not None:
-        if devices.min_local_steps is not None:
-            check_int("min_local_steps", devices.min_local_steps, minimum=1, maximum=num_steps)
-        planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
-        steps_taken = devices.local_steps(key, round, ids, planned)
-        reports = devices.reports(report_key, ids)
-        if reports is not None:
-            participates = reports if participates is None else reports & participates
     if steps_taken is not None:
         real = real & (steps[None, :] < steps_taken[:, None])[..., None]
     everything = every_real = None
@@ -204,6 +214,8 @@ def draw_batch(
         participates=participates,
         source=clients.examples,
         expected_size=expected,
+        seconds=seconds,
+        measured=measured or None,
     )
 
 
@@ -234,6 +246,39 @@ def check_cohorts(
 def _round_keys(key: Key, round: jax.Array) -> Key:
     """Four keys of a round: for the cohort, the orders, the clients, and who reports."""
     return jax.random.split(jax.random.fold_in(key, round), 4)
+
+
+def _draw_ids(clients, key, round, cohort_size, sample_cohort, sampling):
+    """The clients that are drawn, S or more, how many are expected, and metrics of who was there.
+
+    As many as expected is NaN where more came than there are slots, None where chance has no say.
+    """
+    times: RoundTimes | None = clients.times
+    if sampling == "poisson":
+        if times is not None and times.chooses:
+            raise ValueError(
+                "sampling is 'poisson' and times have availability or over_selection: both say who "
+                "is drawn; leave out one of them."
+            )
+        ids, came = sample_poisson(key, clients, cohort_size)
+        return ids, jnp.where(came > ids.shape[0], jnp.nan, float(cohort_size)), {}
+    if sample_cohort is not None:
+        if times is not None and times.chooses:
+            raise ValueError(
+                "sample_cohort is given, and times with availability or over_selection: both say "
+                "who is drawn; leave out one of them."
+            )
+        return _own_cohort(sample_cohort, clients, key, round, cohort_size), None, {}
+    if times is None:
+        return sample_clients(key, clients, cohort_size), None, {}
+    most = clients.num_available
+    check_int("cohort_size", cohort_size, minimum=1, maximum=most)
+    count = times.selected(cohort_size, most)
+    if times.availability is None:
+        return sample_clients(key, clients, count), None, {}
+    there = times.is_there(key, round, clients.sizes)
+    number = there.sum(dtype=times.step_seconds.dtype)
+    return times.draw(key, there, count), None, {"available_clients": number}
 
 
 def _own_cohort(sample_cohort, clients, key, round, cohort_size):

@@ -23,6 +23,7 @@ from fedjax_lab.data.heterogeneity import (
 from fedjax_lab.data.partition import Partition, number_owners
 from fedjax_lab.data.partition import split_indices as _split_indices
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.data.times import RoundTimes
 
 # More clients than this cannot be told apart in a figure, and more names not read.
 _MAX_PLOTTED = 100
@@ -46,7 +47,7 @@ class PartitionInfo:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["examples", "indices", "starts", "sizes", "nonempty"],
+    data_fields=["examples", "indices", "starts", "sizes", "nonempty", "times"],
     meta_fields=["num_clients", "min_size", "max_size", "partition", "names"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,6 +68,7 @@ class FederatedArrays:
       max_size: largest number of examples of a client.
       partition: scheme, seed and hash.
       names: the clients' ids as text, N of them; None: they have none but their numbers.
+      times: a ``RoundTimes``, which ``simulate(times=...)`` puts there; None: time is not counted.
     """
 
     examples: Any
@@ -79,6 +81,7 @@ class FederatedArrays:
     max_size: int
     partition: PartitionInfo
     names: tuple[str, ...] | None = None
+    times: RoundTimes | None = None
 
     @property
     def num_available(self) -> int:

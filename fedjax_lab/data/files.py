@@ -129,13 +129,15 @@ def _read_up_to(file: Any, count: int) -> bytearray:
     return buffer
 
 
-def read_npz(path: Path, name: str, keys: Sequence[str] = SPLITS) -> dict[str, np.ndarray]:
+def read_npz(
+    path: Path, name: str, keys: Sequence[str] | None = SPLITS
+) -> dict[str, np.ndarray]:
     """Read arrays of an .npz file; never pickled objects.
 
     Args:
       path: the file.
       name: of the data set, for an error.
-      keys: names of the arrays.
+      keys: names of the arrays; None: all that there are.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -149,8 +151,9 @@ def read_npz(path: Path, name: str, keys: Sequence[str] = SPLITS) -> dict[str, n
         # NumPy would leave a file that it opened itself open on a damaged archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             found = list(archive.files)
-            missing = [key for key in keys if key not in found]
-            arrays = {} if missing else {key: archive[key] for key in keys}
+            wanted = found if keys is None else keys
+            missing = [key for key in wanted if key not in found]
+            arrays = {} if missing else {key: archive[key] for key in wanted}
     except _NPZ_ERRORS as error:
         raise ValueError(
             f"{path}: not readable as an .npz file of plain arrays: {error}"
@@ -158,7 +161,7 @@ def read_npz(path: Path, name: str, keys: Sequence[str] = SPLITS) -> dict[str, n
     if missing:
         raise ValueError(
             f"{path}: no array {', '.join(missing)}; it has {', '.join(found) or 'none'}. "
-            f"There must be {', '.join(keys)}."
+            f"There must be {', '.join(wanted)}."
         )
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):

@@ -21,6 +21,9 @@ from fedjax_lab.simulation.rounds import Schedule
 from fedjax_lab.types import FedState, Key, Params
 
 
+_TIME = "simulated_seconds"  # a total, where rounds say how long they take
+
+
 def first_state(algorithm: Algorithm, schedule: Schedule) -> Callable[..., FedState]:
     """Build ``start(params, clients, key, frozen) -> state``, to be jitted: that before round 0.
 
@@ -119,6 +122,11 @@ def guarantees(
     spent = algorithm.spent
     if spent is None:
         return lambda rounds: {}
+    if clients.times is not None and clients.times.chooses:
+        raise ValueError(
+            f"times have availability or over_selection; {algorithm.name} counts what uniform "
+            "cohorts of all clients cost. Leave out delta, or what chooses among the clients."
+        )
     if schedule.sample_cohort is not None:
         raise ValueError(
             f"sample_cohort is given; {algorithm.name} counts what uniform cohorts cost. Leave out "
@@ -135,7 +143,6 @@ class Tally:
     Args:
       algorithm: the method, which knows what a client sends, receives and computes.
       params: the server model.
-      schedule: with ``devices``, the simulated time is a total, too.
       history: rows of the rounds before, if there are any.
       counts_nonfinite: whether the rounds say how many clients were not finite.
     """
@@ -144,19 +151,18 @@ class Tally:
         self,
         algorithm: Algorithm,
         params: Params,
-        schedule: Schedule,
         history: Sequence[Row] = (),
         counts_nonfinite: bool = True,
     ):
         self._bytes_up, self._bytes_down = algorithm.uplink(params), algorithm.downlink(params)
         self._gradients_per_step = algorithm.gradients_per_step
         self._totals: dict[str, float] = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
-        if schedule.devices is not None:
-            self._totals["simulated_seconds"] = 0.0
         if counts_nonfinite:
             self._totals["nonfinite_clients"] = 0
         if history:
-            self._totals = {name: history[-1][name] for name in self._totals}
+            last = history[-1]
+            known = [*self._totals, *([_TIME] if _TIME in last else [])]
+            self._totals = {name: last[name] for name in known}
 
     def names(self, metrics: Mapping[str, Any]) -> set[str]:
         """The names of a row, beside those of an evaluation.
@@ -164,7 +170,8 @@ class Tally:
         Args:
           metrics: of rounds.
         """
-        return {"round", "seconds", "compile_seconds", *metrics, *self._totals}
+        timed = (_TIME,) if "round_seconds" in metrics else ()
+        return {"round", "seconds", "compile_seconds", *metrics, *self._totals, *timed}
 
     def row(self, metrics: Mapping[str, Any]) -> Row:
         """Means over a chunk's rounds (``metrics`` are stacked [rounds]), and the new totals.
@@ -185,7 +192,8 @@ class Tally:
         if "nonfinite_clients" in metrics:
             self._totals["nonfinite_clients"] += round(metrics.pop("nonfinite_clients").sum())
         if "round_seconds" in metrics:
-            self._totals["simulated_seconds"] += float(metrics["round_seconds"].sum())
+            spent = float(metrics["round_seconds"].sum())
+            self._totals[_TIME] = self._totals.get(_TIME, 0.0) + spent
         row = {name: as_value(values.mean(0)) for name, values in sorted(metrics.items())}
         return {**row, "local_steps": float(steps.mean()), **self._totals}
 

@@ -101,9 +101,9 @@ def build_rounds(
 ) -> Callable[..., tuple[FedState, Metrics]]:
     """Build ``run_rounds(state, clients, key, first_round, length, frozen=())``.
 
-    It returns (state, metrics), the metrics of its rounds stacked [length]; with ``devices`` they
-    include ``round_seconds``, the simulated time of a round. ``length`` is a Python int, ``frozen``
-    what the states, which travel without it, have as ``state.frozen``.
+    It returns (state, metrics), the metrics of its rounds stacked [length]; with ``devices`` or
+    ``clients.times`` they include ``round_seconds``, the simulated time of a round. ``length`` is a
+    Python int, ``frozen`` what the states, which travel without it, have as ``state.frozen``.
 
     Args:
       algorithm: the method.
@@ -125,13 +125,14 @@ def build_rounds(
 
         def body(state, round):
             batch = schedule.draw(clients, key, round)
+            measured = dict(batch.measured or {})
+            if schedule.devices is not None and clients.times is None:
+                measured["round_seconds"] = schedule.round_seconds(key, batch)
             state, metrics = round_fn(state._replace(frozen=frozen), batch)
-            state = state._replace(frozen=())
             if batch.expected_size is not None:
-                metrics["overflow"] = jnp.isnan(batch.expected_size)
-            if schedule.devices is not None:
-                metrics["round_seconds"] = schedule.round_seconds(key, batch)
-            return state, metrics
+                measured["overflow"] = jnp.isnan(batch.expected_size)
+            # Where a method waits for others than the round's clients, its own time counts.
+            return state._replace(frozen=()), {**measured, **metrics}
 
         return jax.lax.scan(body, state, first_round + jnp.arange(length, dtype=jnp.int32))
 

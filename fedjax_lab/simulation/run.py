@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
-from fedjax_lab.data import Devices, FederatedArrays
+from fedjax_lab.data import ClientTimes, Devices, FederatedArrays
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import ON_NONFINITE, Algorithm
 from fedjax_lab.simulation.arguments import (
@@ -53,6 +53,7 @@ from fedjax_lab.simulation.stores import (
     state_sharding,
     stays_on_host,
 )
+from fedjax_lab.simulation.timed import record_times, with_times
 from fedjax_lab.types import FedState, Params
 
 
@@ -103,6 +104,7 @@ def simulate(
     weights: str = "uniform",
     full_examples: bool = False,
     devices: Devices | None = None,
+    times: ClientTimes | None = None,
     sample_cohort: CohortSampler | None = None,
     sampling: str = "without_replacement",
     seed: int = 0,
@@ -148,6 +150,8 @@ def simulate(
       full_examples: give methods the client's whole data set for full local gradients.
       devices: unequal numbers of local steps, a time budget, drop-outs; None: every client
         does all its work. History then has ``simulated_seconds`` since round 0.
+      times: who is there, how long clients compute and send, over-selection, a deadline; history
+        then has ``simulated_seconds``, too. None: everybody is there, and time is not counted.
       sample_cohort: (key, round) -> ids of the round's cohort, int32 [S], distinct clients with
         data, in operations that JAX can trace; it is compiled with the rounds. The ids of ten
         cohorts are checked. None: uniform.
@@ -213,7 +217,6 @@ def simulate(
     )
     check_client_map(client_map)
     keep_by_default()
-    spent = guarantees(algorithm, schedule, clients)
     hooks = Hooks(on_row)
     key = jax.random.key(seed)
     if sample_cohort is not None:
@@ -227,7 +230,9 @@ def simulate(
         adopted = adopt_state(algorithm, state, clients, schedule, key)
         shapes = state = adopted._replace(frozen=())
         params = algorithm.params(state)
+    clients = with_times(clients, times, algorithm, params)
     in_round = "keep" if on_nonfinite == "keep" else "exclude"
+    spent = guarantees(algorithm, schedule, clients)
     table, planning_seconds = None, 0.0
     compiled: dict[int, Any] = {}
     if stays_on_host(client_store, shapes):
@@ -267,6 +272,7 @@ def simulate(
         "num_clients": clients.num_clients,
         "rounds": rounds,
         **schedule.record(),
+        **record_times(clients),
         "seed": seed,
         "eval_every": eval_every,
         "client_map": client_map,
@@ -303,7 +309,7 @@ def simulate(
     with closing(recorder), closing(bar), stop_on_signal() as stop:
         round, state, history = recorder.begin(state, chunks.whole)
         state = jax.device_put(chunks.adopt(state) if round else state, sharding)
-        tally = Tally(algorithm, params, schedule, history, in_round == "exclude")
+        tally = Tally(algorithm, params, history, in_round == "exclude")
         seconds, chunks_before = recorder.spent
         chunks.compile_seconds = chunks_before + (chunks.compile_seconds if round < rounds else 0)
         enough = False

@@ -33,7 +33,7 @@ from fedjax_lab.clients.mapping import (
     single_device_map,
 )
 from fedjax_lab.clients.planner import useful_devices
-from fedjax_lab.data import Devices, FederatedArrays
+from fedjax_lab.data import ClientTimes, Devices, FederatedArrays
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.loop import Tally
@@ -44,6 +44,7 @@ from fedjax_lab.simulation.rounds import Schedule
 from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.simulation.sweep_program import Program
 from fedjax_lab.simulation.sweep_result import SweepResult
+from fedjax_lab.simulation.timed import with_times
 from fedjax_lab.types import Key, Params, PyTree
 
 
@@ -62,6 +63,7 @@ def sweep(
     weights: str = "uniform",
     full_examples: bool = False,
     devices: Devices | None = None,
+    times: ClientTimes | None = None,
     sample_cohort: CohortSampler | None = None,
     sampling: str = "without_replacement",
     seeds: Sequence[int] = (0, 1, 2),
@@ -87,8 +89,8 @@ def sweep(
       points: name -> floats, of which all combinations are run; or a list of dicts. ``{}`` varies
         the seed alone.
       rounds: rounds of each run.
-      cohort_size, batch_size, local_steps, local_epochs, replace, weights, full_examples, devices:
-        as in ``simulate``.
+      cohort_size, batch_size, local_steps, local_epochs, replace, weights, full_examples, devices,
+        times: as in ``simulate``; messages are as large as the first point's.
       sample_cohort, sampling: as in ``simulate``; of the first seed, ten cohorts are checked.
       seeds: one run of every point for each.
       evaluate: params -> dict of scalars, in operations that JAX can trace.
@@ -130,12 +132,13 @@ def sweep(
     is_function = callable(params) and jax.tree_util.all_leaves([params])
     models = [params(jax.random.key(seed)) if is_function else params for seed in seeds]
     keys = [jax.random.key(seed) for seed in seeds]
+    clients = with_times(clients, times, algorithms[0], models[0])
     if sample_cohort is not None:
         check_cohorts(sample_cohort, clients, keys[0], cohort_size, rounds)
     runs = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
     lengths = [min(eval_every, rounds - done) for done in range(0, rounds, eval_every)]
     evaluated = np.cumsum(lengths)
-    tallies = [Tally(algorithm, models[0], schedule) for algorithm in algorithms for _ in seeds]
+    tallies = [Tally(algorithm, models[0]) for algorithm in algorithms for _ in seeds]
     book = _Book(tallies, len(lengths))
     served: list[Params] = []  # group by group
     frozen = jax.tree.map(jnp.asarray, algorithms[0].frozen)

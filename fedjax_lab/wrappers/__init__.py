@@ -1,6 +1,7 @@
 """Wrappers: a method becomes another method, with something done to its messages or its model."""
 
 from fedjax_lab.wrappers.attacks import with_attack
+from fedjax_lab.wrappers.buffered import with_buffered_aggregation
 from fedjax_lab.wrappers.client_metrics import with_client_metrics
 from fedjax_lab.wrappers.compression import with_compression
 from fedjax_lab.wrappers.frozen import with_frozen
@@ -13,6 +14,7 @@ __all__ = [
     "client_params",
     "personal_first",
     "with_attack",
+    "with_buffered_aggregation",
     "with_client_metrics",
     "with_compression",
     "with_dp",

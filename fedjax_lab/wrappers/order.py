@@ -21,6 +21,10 @@ _OTHER_SENSITIVITY = (
     "the noise is meant for a sum, of which one client changes at most clip_norm; what a robust "
     "rule makes of the messages has another sensitivity"
 )
+_SEVERAL_ROUNDS = (
+    "a server step takes messages of clients that started in several rounds, and {one} is of one "
+    "round's cohort"
+)
 _NAMES = {
     "compression": "with_compression",
     "personal": "with_personal",
@@ -28,9 +32,25 @@ _NAMES = {
     "dp": "with_dp",
     "secure": "with_secure_aggregation",
     "attack": "with_attack",
+    "buffered": "with_buffered_aggregation",
 }
 _WHY = {
     **{(inner, "personal"): _PERSONAL_FIRST for inner in _NAMES if inner != "personal"},
+    **{
+        pair: _SEVERAL_ROUNDS.format(one=one)
+        for name, one in (("dp", "the sum that noise is meant for"), ("secure", "a mask"))
+        for pair in ((name, "buffered"), ("buffered", name))
+    },
+    ("personal", "buffered"): "what clients keep from round to round has no order in flight",
+    ("buffered", "compression"): (
+        "what a server step takes was compressed when its client sent it: "
+        "with_buffered_aggregation(with_compression(...), ...)"
+    ),
+    ("buffered", "robust"): (
+        "the rule is for the messages of a server step: "
+        "with_buffered_aggregation(with_robust_aggregation(...), ...)"
+    ),
+    ("buffered", "buffered"): "messages wait in a buffer already",
     **{("attack", outer): _ATTACK_LAST for outer in _NAMES if outer != "personal"},
     ("attack", "attack"): "one attack is all that is simulated at a time",
     ("dp", "compression"): (
@@ -59,7 +79,8 @@ def check_order(algorithm: Algorithm, outer: str) -> tuple[str, ...]:
 
     Args:
       algorithm: the method, which knows what it is wrapped in.
-      outer: one of "compression", "personal", "robust", "dp", "secure" and "attack".
+      outer: one of "compression", "personal", "robust", "dp", "secure", "attack" and
+        "buffered".
 
     Raises:
       ValueError: the composition has no meaning.

@@ -1,0 +1,393 @@
+"""Who is there in a round, how long each client takes, and for how many the server waits.
+
+A client that takes K_i local steps in a round is done after ::
+
+    latency + bytes it receives / download + K_i * step_seconds + bytes it sends / upload
+
+seconds, with the bytes as the method's ``downlink`` and ``uplink`` say. All of it is a function of
+(key, round, client id).
+
+Axes: N clients, S slots of the cohort, P periods of availability.
+"""
+
+import dataclasses
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.data.devices import Devices
+from fedjax_lab.data.files import read_npz
+from fedjax_lab.types import Key
+
+_OF_CLIENTS = ("step_seconds", "download", "upload", "latency")
+_PRESENT, _ORDER = 0, 1  # folded into a round's key of cohorts
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClientTimes:
+    """The clients' time, and what the server does about it; for ``simulate(times=...)``.
+
+    In a round the server draws S' = ceil(over_selection * S) of the clients that are there,
+    uniformly and without replacement, and goes on with the S of them that finish first. Who is
+    later than ``deadline`` or than the first S takes no part. Where fewer clients are there than
+    are wanted, all of them are drawn; where nobody is, the round changes nothing and takes no time.
+
+    Attributes:
+      step_seconds: simulated seconds of one local step, [N] or one number for all; above 0.
+      download, upload: bytes per second, [N] or one number; inf: messages take no time.
+      latency: seconds that a round costs a client besides, [N] or one number.
+      availability: who is there: bool [P, N], or the probabilities of it, float [P, N] in [0, 1],
+        drawn anew for each round and client; [N] or one number: the same in all periods. Row
+        (round // rounds_per_period) % P counts in a round. None: everybody, always.
+      rounds_per_period: rounds that a row of ``availability`` stands for.
+      over_selection: clients that are drawn for each one that is wanted, at least 1.
+      deadline: simulated seconds that the server waits at most; None: as long as S clients need.
+
+    Raises:
+      TypeError: a value has the wrong type.
+      ValueError: a value is out of range, or arrays disagree about N.
+    """
+
+    step_seconds: Any = 1.0
+    download: Any = math.inf
+    upload: Any = math.inf
+    latency: Any = 0.0
+    availability: Any = None
+    rounds_per_period: int = 1
+    over_selection: float = 1.0
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values, and make arrays of what is one."""
+        for name in _OF_CLIENTS:
+            object.__setattr__(self, name, _of_clients(name, getattr(self, name)))
+        if self.availability is not None:
+            object.__setattr__(self, "availability", _availability(self.availability))
+        sizes = {name: len(getattr(self, name)) for name in _OF_CLIENTS if self._is_array(name)}
+        if self.availability is not None and self.availability.shape[1] > 1:
+            sizes["availability"] = self.availability.shape[1]
+        if len(set(sizes.values())) > 1:
+            told = ", ".join(f"{name} of {size}" for name, size in sizes.items())
+            raise ValueError(f"times have {told} clients; all must be of the same N.")
+        check_int("rounds_per_period", self.rounds_per_period, minimum=1)
+        check_number("over_selection", self.over_selection, minimum=1.0)
+        if self.deadline is not None:
+            check_number("deadline", self.deadline, minimum=0.0, exclusive_minimum=True)
+
+    def _is_array(self, name: str) -> bool:
+        return np.ndim(getattr(self, name)) == 1
+
+    @classmethod
+    def log_normal(
+        cls,
+        num_clients: int,
+        seed: int = 0,
+        *,
+        step_seconds: float = 1.0,
+        step_spread: float = 0.5,
+        download: float = math.inf,
+        upload: float = math.inf,
+        network_spread: float = 0.5,
+        **others: Any,
+    ) -> "ClientTimes":
+        """Clients whose speeds are log-normal: medians, and deviations of the logarithm.
+
+        A client's two bandwidths differ from their medians by the same factor, which does not
+        depend on how fast it computes.
+
+        Args:
+          num_clients: N.
+          seed: the same seed gives the same clients.
+          step_seconds: median of the seconds of a local step.
+          step_spread: standard deviation over the clients of its logarithm.
+          download, upload: medians, in bytes per second.
+          network_spread: standard deviation of their logarithm.
+          **others: the other attributes.
+
+        Raises:
+          TypeError, ValueError: as of the class.
+        """
+        num_clients = check_int("num_clients", num_clients, minimum=1)
+        check_int("seed", seed, minimum=0)
+        check_number("step_spread", step_spread, minimum=0.0)
+        check_number("network_spread", network_spread, minimum=0.0)
+        steps, network = np.random.default_rng(seed).normal(size=(2, num_clients))
+        factor = np.exp(network_spread * network)
+        return cls(
+            _of_clients("step_seconds", step_seconds) * np.exp(step_spread * steps),
+            _of_clients("download", download) * factor,
+            _of_clients("upload", upload) * factor,
+            **others,
+        )
+
+    @classmethod
+    def load(cls, path: str | Path, **others: Any) -> "ClientTimes":
+        """Read an .npz file whose arrays are called like the attributes that they are.
+
+        Args:
+          path: the file; it has at least one of step_seconds, download, upload, latency and
+            availability, and nothing else.
+          **others: the other attributes.
+
+        Raises:
+          FileNotFoundError: there is no such file.
+          TypeError, ValueError: it is damaged or has another array, or as of the class.
+        """
+        arrays = read_npz(Path(path), "times", None)
+        known = (*_OF_CLIENTS, "availability")
+        if not arrays or set(arrays) - set(known):
+            raise ValueError(
+                f"{path} has the arrays {', '.join(sorted(arrays)) or 'none'}; there must be some "
+                f"of {', '.join(known)}, and no others."
+            )
+        return cls(**{name: v[()] if v.ndim == 0 else v for name, v in arrays.items()}, **others)
+
+    def resolve(self, num_clients: int, bytes_up: int, bytes_down: int) -> "RoundTimes":
+        """What rounds of a method need of it, on the device.
+
+        Args:
+          num_clients: N.
+          bytes_up: what a client sends in a round.
+          bytes_down: what it receives.
+
+        Raises:
+          ValueError: an array is of another N.
+        """
+        values = {}
+        for name in _OF_CLIENTS:
+            value = getattr(self, name)
+            if np.ndim(value) == 1 and len(value) != num_clients:
+                raise ValueError(f"times.{name} is of {len(value)} clients; N is {num_clients}.")
+            values[name] = np.broadcast_to(value, num_clients)
+        exchange = bytes_down / values["download"] + bytes_up / values["upload"]
+        there = self.availability
+        if there is not None:
+            if there.shape[1] not in (1, num_clients):
+                raise ValueError(
+                    f"times.availability is of {there.shape[1]} clients; N is {num_clients}."
+                )
+            there = jnp.asarray(np.broadcast_to(there, (len(there), num_clients)))
+        real = jnp.result_type(float)
+        return RoundTimes(
+            jnp.asarray(values["step_seconds"], real),
+            jnp.asarray(values["latency"] + exchange, real),
+            there,
+            self.rounds_per_period,
+            self.over_selection,
+            self.deadline,
+        )
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["step_seconds", "exchange_seconds", "availability"],
+    meta_fields=["rounds_per_period", "over_selection", "deadline"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class RoundTimes:
+    """``ClientTimes`` of one method: a pytree of arrays, to be passed to jitted functions.
+
+    Attributes:
+      step_seconds: float [N], of a local step.
+      exchange_seconds: float [N], latency and both messages of a round.
+      availability: bool or float [P, N], or None.
+      rounds_per_period, over_selection, deadline: as of ``ClientTimes``.
+    """
+
+    step_seconds: jax.Array
+    exchange_seconds: jax.Array
+    availability: jax.Array | None
+    rounds_per_period: int
+    over_selection: float
+    deadline: float | None
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it has a say in who is drawn and kept."""
+        return self.availability is not None or self.over_selection > 1
+
+    def selected(self, cohort_size: int, most: int) -> int:
+        """S', the clients drawn for a cohort, at most ``most``.
+
+        Args:
+          cohort_size: S.
+          most: the clients that may be drawn.
+        """
+        # 1.1 times 10 is a little more than 11 in binary.
+        return min(math.ceil(round(self.over_selection * cohort_size, 9)), most)
+
+    def is_there(self, key: Key, round: jax.Array, sizes: jax.Array) -> jax.Array:
+        """Which clients are there in a round and have data, bool [N].
+
+        Args:
+          key: the round's key of cohorts.
+          round: int32 scalar, counted from 0.
+          sizes: int32 [N], examples of each client.
+        """
+        assert self.availability is not None
+        period = (round // self.rounds_per_period) % self.availability.shape[0]
+        row = self.availability[period]
+        if row.dtype != bool:
+            row = jax.random.uniform(jax.random.fold_in(key, _PRESENT), row.shape) < row
+        return row & (sizes > 0)
+
+    def draw(self, key: Key, there: jax.Array, count: int) -> jax.Array:
+        """Distinct clients of those that are there, uniformly: int32 [count] in random order.
+
+        Where they are fewer, N stands in the places that are left over. The cost is that of N
+        random numbers.
+
+        Args:
+          key: the round's key of cohorts.
+          there: bool [N].
+          count: how many, at most N.
+        """
+        numbers = jax.random.uniform(jax.random.fold_in(key, _ORDER), there.shape)
+        largest, ids = jax.lax.top_k(jnp.where(there, numbers, -1.0), count)
+        return jnp.where(largest >= 0, ids, there.shape[0]).astype(jnp.int32)
+
+    def seconds(self, client_ids: jax.Array, steps: jax.Array) -> jax.Array:
+        """Simulated seconds until each client is done, float [S]; 0 in a padded slot.
+
+        Args:
+          client_ids: int32 [S]; a padded slot has id N.
+          steps: int32 [S], the local steps K_i.
+        """
+        computing = steps * self.step_seconds[client_ids]
+        is_client = client_ids < self.step_seconds.shape[0]
+        return jnp.where(is_client, self.exchange_seconds[client_ids] + computing, 0.0)
+
+    def first_to_finish(
+        self, client_ids: jax.Array, steps: jax.Array, reports: jax.Array | None, cohort_size: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
+        """Who of the S' drawn clients makes the cohort, and how long the server waits.
+
+        It waits until S clients have reported, or all that were drawn if these are fewer; if that
+        never comes, until the deadline. Without a deadline, clients that never report are known
+        to have failed.
+
+        Args:
+          client_ids: int32 [S'], distinct; N in places that are left over.
+          steps: int32 [S'], the local steps K_i.
+          reports: bool [S'], which clients do not fail; None: all.
+          cohort_size: S.
+
+        Returns:
+          Places of the cohort, int32 [S], in the order in which they were drawn; the seconds of
+          each, float [S]; who takes part, bool [S]; and metrics of the round.
+        """
+        seconds = self.seconds(client_ids, steps)
+        is_client = client_ids < self.step_seconds.shape[0]
+        in_time = is_client & (steps > 0)
+        if reports is not None:
+            in_time = in_time & reports
+        if self.deadline is not None:
+            in_time = in_time & (seconds <= self.deadline)
+        places = jnp.arange(cohort_size, dtype=jnp.int32)
+        if client_ids.shape[0] > cohort_size:
+            order = jnp.argsort(jnp.where(in_time, seconds, jnp.inf), stable=True)
+            places = jnp.sort(order[:cohort_size]).astype(jnp.int32)
+        seconds, participates = seconds[places], in_time[places]
+        waited = jnp.where(participates, seconds, 0.0).max()
+        if self.deadline is not None:
+            wanted = jnp.minimum(is_client.sum(), cohort_size)
+            waited = jnp.where(in_time.sum() >= wanted, waited, self.deadline)
+        dropped = is_client.sum() - participates.sum()
+        return (
+            places,
+            seconds,
+            participates,
+            {"round_seconds": waited, "dropped_clients": dropped.astype(seconds.dtype)},
+        )
+
+
+def check_devices(times: RoundTimes | None, devices: Devices | None) -> None:
+    """Check that time is told in one place alone.
+
+    Args:
+      times: of the clients, or None.
+      devices: of the schedule, or None.
+
+    Raises:
+      ValueError: both know of step times.
+    """
+    if times is None or devices is None:
+        return
+    for name in ("time_budget", "step_time", "step_time_spread"):
+        value = getattr(devices, name)
+        if value != getattr(Devices, name):
+            raise ValueError(
+                f"devices.{name} is {value} and times are given, too; leave it out: "
+                "times.step_seconds says how long a step takes, times.deadline when it is too late."
+            )
+
+
+def diurnal_availability(
+    num_clients: int, periods: int = 24, seed: int = 0, *, low: float = 0.1, high: float = 0.9
+) -> np.ndarray:
+    """Probabilities that rise and fall once in ``periods``, each client at its own time of day.
+
+    Client i is there in period p with probability low + (high - low) (1 + cos(2 pi (p / P - u_i))) /
+    2, its u_i uniform in [0, 1).
+
+    Args:
+      num_clients: N.
+      periods: P, of a day.
+      seed: of the u_i.
+      low, high: least and largest probability.
+
+    Returns:
+      float32 [P, N], for ``ClientTimes.availability``.
+
+    Raises:
+      TypeError, ValueError: an argument is out of range.
+    """
+    num_clients = check_int("num_clients", num_clients, minimum=1)
+    periods = check_int("periods", periods, minimum=1)
+    check_int("seed", seed, minimum=0)
+    check_number("low", low, minimum=0.0, maximum=1.0)
+    check_number("high", high, minimum=low, maximum=1.0)
+    phase = np.random.default_rng(seed).uniform(size=num_clients)
+    wave = np.cos(2 * np.pi * (np.arange(periods)[:, None] / periods - phase))
+    return (low + (high - low) * (1 + wave) / 2).astype(np.float32)
+
+
+def _of_clients(name: str, value: Any) -> Any:
+    """A number of seconds or bytes per second, or an array [N] of them, checked."""
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} is {value!r}; it must be a number, or an array [N].") from error
+    if array.ndim > 1 or not array.size:
+        raise ValueError(f"{name} has shape {array.shape}; it must be a number, or an array [N].")
+    may_be_0, may_be_inf = name == "latency", name in ("download", "upload")
+    good = (array >= 0 if may_be_0 else array > 0) & (may_be_inf | np.isfinite(array))
+    if not good.all():
+        wrong = array[~good].ravel()[0]
+        relation = "at least 0" if may_be_0 else "above 0"
+        finite = "" if may_be_inf else " and finite"
+        raise ValueError(f"{name} has the value {wrong}; each must be {relation}{finite}.")
+    return array if array.ndim else float(array)
+
+
+def _availability(value: Any) -> np.ndarray:
+    """bool or float32 [P, N] or [P, 1], checked."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "bf":
+        raise TypeError(
+            f"availability has dtype {array.dtype}; it must be bool, or float probabilities."
+        )
+    if array.ndim > 2 or not array.size:
+        raise ValueError(f"availability has shape {array.shape}; it must be [P, N] or [N].")
+    array = array.reshape(1, -1) if array.ndim < 2 else array
+    if array.dtype.kind == "f":
+        if not ((array >= 0) & (array <= 1)).all():
+            raise ValueError("availability has values outside [0, 1]; each is a probability.")
+        array = array.astype(np.float32)
+    return array

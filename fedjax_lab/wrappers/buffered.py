@@ -1,0 +1,306 @@
+"""Buffered asynchronous aggregation around any method whose clients keep nothing: FedBuff.
+
+Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba: Federated Learning with Buffered
+Asynchronous Aggregation. AISTATS 2022, Algorithm 1, with the staleness weights of its section 5.
+
+=========================  ==========================================
+paper                      here
+=========================  ==========================================
+K                          ``buffer_size``, the cohort size S of a round
+M, concurrency             ``concurrency``, clients in flight, C
+w^t                        the wrapped method's params after t server steps
+Δ_i                        the message of a client, from the params that it started with
+τ_i(t)                     server steps since it started
+1 / sqrt(1 + τ)            ``staleness="polynomial:0.5"``
+η_g                        the wrapped method's own server
+=========================  ==========================================
+
+Departure: the K places that a server step empties are filled together, after it, from the new
+params; in the paper each is filled as soon as its client is done. Up to K - 1 of C clients so wait
+for the step, and all clients that start together have the same version.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import tree
+from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import Cohort, PyTree
+from fedjax_lab.wrappers.order import check_order, reduce_messages, refuse_stacks, stack_all
+
+# Server steps since each client started, float [K] -> factors of the messages [K].
+Staleness = Callable[[jax.Array], jax.Array]
+
+
+class InFlight(NamedTuple):
+    """Clients that have started and are not done, one in each of M places.
+
+    Attributes:
+      client_ids: int32 [M].
+      seconds: float [M], simulated seconds until each is done, from the server's present: as times
+        since the beginning, they would lose their last digits in a long run.
+      version: int32 [M], server steps before it started.
+      counts: bool [M], whether it will send anything; one that fails holds its place as long.
+      weights: float [M], as the batch gave them.
+      num_steps: int32 [M], its K_i.
+    """
+
+    client_ids: jax.Array
+    seconds: jax.Array
+    version: jax.Array
+    counts: jax.Array
+    weights: jax.Array
+    num_steps: jax.Array
+
+
+class BufferedServer(NamedTuple):
+    """Server state of a method with buffered aggregation.
+
+    Attributes:
+      server: the wrapped method's own.
+      in_flight: the C - K clients that were not among the first to be done.
+      messages: their messages, field -> pytree [C - K, ...].
+      version: int32 scalar, server steps so far.
+      started: int32 scalar, the places that have been filled.
+    """
+
+    server: PyTree
+    in_flight: InFlight
+    messages: dict[str, PyTree]
+    version: jax.Array
+    started: jax.Array
+
+
+def with_buffered_aggregation(
+    algorithm: Algorithm,
+    buffer_size: int,
+    concurrency: int,
+    *,
+    staleness: str | Staleness = "polynomial:0.5",
+) -> Algorithm:
+    """The same method without rounds that wait: FedBuff, around FedAvg.
+
+    ``concurrency`` clients train at any time. A round starts ``buffer_size`` of them from the
+    present params; then the server waits for the ``buffer_size`` that are done first, whenever
+    they started, and takes one step with their messages, each times its factor::
+
+        x_{t+1} = server(x_t, sum_i w_i s(tau_i) message_i),    w_i adding up to 1
+
+    A client's message is that of the params with which it started, however long it takes. How long
+    that is comes with the batch (``simulate(times=...)``); without it, all take equally long.
+
+    The first concurrency / buffer_size - 1 rounds only start clients, all from the first params:
+    the simulated clock stands still, and the server takes no step. A run of R rounds so has
+    R - concurrency / buffer_size + 1 server steps. Schedules are functions of the round. With
+    ``concurrency`` equal to ``buffer_size`` it is the method itself.
+
+    Clients that fail (drop-outs, values that are not finite) hold their place until they would have
+    been done, and a step has so many messages less. A round for which no client is found changes
+    nothing. A client may be drawn again while it is in flight; it then trains twice at a time. Bytes
+    and the loss are those of the clients that a round starts.
+
+    Memory: concurrency - buffer_size messages in the state, and all of a cohort's.
+
+    Metrics: ``staleness``, the mean of tau over the messages of a step; and with times,
+    ``round_seconds``, how long the server waited for it.
+
+    Args:
+      algorithm: any method of one exchange whose clients keep nothing from round to round and
+        whose server needs means and sums.
+      buffer_size: messages of a server step, K; the run's ``cohort_size``.
+      concurrency: clients in flight, a multiple of ``buffer_size``.
+      staleness: s: "polynomial:A" for (1 + tau)^-A, "constant" for 1, or a function of tau,
+        float [K] -> [K].
+
+    Raises:
+      TypeError: an argument has the wrong type.
+      ValueError: an argument is out of range, the method is of another kind, or the wrappers' order
+        has no meaning; by ``init``: its clients keep rows; or, when a round is traced, the cohort
+        is not of ``buffer_size``.
+    """
+    wrappers = check_order(algorithm, "buffered")
+    buffer_size = check_int("buffer_size", buffer_size, minimum=1)
+    concurrency = check_int("concurrency", concurrency, minimum=buffer_size)
+    if concurrency % buffer_size:
+        raise ValueError(
+            f"concurrency is {concurrency}; it must be a multiple of buffer_size, {buffer_size}."
+        )
+    factor, text = _parse_staleness(staleness)
+    if len(algorithm.phases) != 1:
+        raise ValueError(
+            f"algorithm is {algorithm.name}, which has {len(algorithm.phases)} exchanges in a "
+            "round; with_buffered_aggregation takes methods of one, since the server does not stay "
+            "as it is between a client's first exchange and its second."
+        )
+    if "robust" not in algorithm.wrappers:
+        why = "the messages of a step come from clients of several rounds"
+        refuse_stacks(algorithm, "with_buffered_aggregation", why)
+    (phase,) = algorithm.phases
+    waiting = concurrency - buffer_size
+
+    def start(params, num_clients, batch):
+        server, rows = algorithm.start(params, num_clients, batch)
+        if jax.tree.leaves(rows):
+            raise ValueError(
+                f"algorithm is {algorithm.name}, whose clients keep rows from round to round; "
+                "with_buffered_aggregation takes methods whose clients keep nothing: while a client "
+                "is in flight, its row and what the server makes of all rows belong to different "
+                "versions, for which the method says nothing."
+            )
+        like = phase.message_like(params)
+        messages = jax.tree.map(lambda s: jnp.zeros((waiting, *s.shape), s.dtype), like)
+        real, zero = jnp.zeros(waiting, jnp.result_type(float)), jnp.zeros((), jnp.int32)
+        ids = jnp.full(waiting, num_clients, jnp.int32)
+        number = jnp.zeros(waiting, jnp.int32)
+        nobody = InFlight(ids, real + jnp.inf, number, number > 0, real, number)
+        return BufferedServer(server, nobody, messages, zero, zero), ()
+
+    def server_update(state, messages, cohort):
+        slots = cohort.client_ids.shape[0]
+        if slots != buffer_size:
+            raise ValueError(f"buffer_size is {buffer_size}; the cohort is of {slots}, not as many.")
+        new = _starting(cohort, state.version)
+        everybody = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), state.in_flight, new)
+        # The first to be done; of several at once, who started first, in the order of places.
+        order = jnp.lexsort((everybody.version, everybody.seconds))
+        first = jnp.sort(order[:buffer_size])
+        anybody = cohort.participates.any()
+        waits = anybody & (state.started == waiting)  # nobody is done before all have started
+        done = jax.tree.map(lambda leaf: leaf[first], everybody)
+        age = (state.version - done.version).astype(done.weights.dtype)
+        combined, taken = _buffered(
+            phase.reduce, cohort, done, _take(state.messages, messages, first), factor(age)
+        )
+        steps = waits & taken.participates.any()
+        server, metrics = phase.server_update(state.server, combined, taken)
+        waited = jnp.where(waits, done.seconds.max(), 0)
+
+        is_done = jnp.zeros(concurrency, bool).at[first].set(waits)
+        place = jnp.arange(waiting)
+        fresh = (place >= state.started) & (place < state.started + buffer_size)
+        free = jnp.where(waits, is_done[:waiting], fresh)
+        target = _places(free, anybody & ~is_done[waiting:])
+        old = (state.in_flight, state.messages)
+        in_flight, kept = jax.tree.map(
+            lambda table, rows: table.at[target].set(rows, mode="drop"), old, (new, messages)
+        )
+        count = taken.participates.sum()
+        mean_age = tree.safe_divide((age * taken.participates).sum(), count.astype(age.dtype))
+        metrics = {**metrics, "staleness": mean_age}
+        metrics = {name: jnp.where(steps, value, 0) for name, value in metrics.items()}
+        if cohort.seconds is not None:
+            metrics["round_seconds"] = waited
+        started = state.started + jnp.where(anybody & ~waits, buffer_size, 0)
+        return BufferedServer(
+            tree.where(steps, server, state.server),
+            in_flight._replace(seconds=in_flight.seconds - waited),
+            kept,
+            state.version + steps,
+            started.astype(jnp.int32),
+        ), metrics
+
+    buffered = stack_all(phase)._replace(
+        broadcast=lambda state, round: phase.broadcast(state.server, round),
+        server_update=server_update,
+        keeps_if_nobody=True,
+    )
+    return dataclasses.replace(
+        algorithm,
+        name=f"{algorithm.name}+buffered",
+        start=start,
+        phases=(buffered,),
+        params=lambda state: algorithm.params(state._replace(server=state.server.server)),
+        hyperparameters={
+            **algorithm.hyperparameters,
+            "buffer_size": buffer_size,
+            "concurrency": concurrency,
+            "staleness": text,
+        },
+        wrappers=wrappers,
+    )
+
+
+def _parse_staleness(staleness: str | Staleness) -> tuple[Staleness, str]:
+    """(s, its text)."""
+    if callable(staleness):
+        return staleness, getattr(staleness, "__qualname__", "function")
+    kind, colon, number = staleness.partition(":")
+    check_choice("staleness", kind, ("constant", "polynomial"))
+    if kind == "constant":
+        if colon:
+            raise ValueError(f"staleness is {staleness!r}; constant stands alone.")
+        return jnp.ones_like, staleness
+    try:
+        power = float(number)
+    except ValueError:
+        raise ValueError(f"staleness is {staleness!r}; it must be polynomial:A.") from None
+    check_number("staleness", power, minimum=0.0)
+    return lambda age: (1 + age) ** -power, staleness
+
+
+def _starting(cohort: Cohort, version: jax.Array) -> InFlight:
+    """A round's clients at the moment when they start."""
+    ids, weights = cohort.client_ids, cohort.weights
+    seconds = jnp.ones_like(weights) if cohort.seconds is None else cohort.seconds
+    return InFlight(
+        ids,
+        seconds.astype(weights.dtype),
+        jnp.full(ids.shape, version, jnp.int32),
+        cohort.participates,
+        weights * cohort.total_weight,
+        cohort.num_steps,
+    )
+
+
+def _take(old: dict[str, PyTree], new: dict[str, PyTree], places: jax.Array) -> dict[str, PyTree]:
+    """Messages [K, ...] at some places of old [C - K, ...] and new [K, ...] ones."""
+
+    def take(old, new):
+        count = old.shape[0]
+        rows = new.at[places - count].get(mode="clip")
+        if not count:
+            return rows
+        is_new = (places >= count).reshape(-1, *(1,) * (new.ndim - 1))
+        return jnp.where(is_new, rows, old.at[places].get(mode="clip"))
+
+    return jax.tree.map(take, old, new)
+
+
+def _buffered(reduce, cohort, done: InFlight, messages, factors) -> tuple[dict, Cohort]:
+    """What the method's server expects of the messages of a step, and from whom they are."""
+    if jnp.shape(factors) != done.seconds.shape:
+        raise ValueError(
+            f"staleness returned an array of shape {jnp.shape(factors)}; it must be "
+            f"{done.seconds.shape}, a factor for each client."
+        )
+    weights = jnp.where(done.counts, done.weights, 0)
+    taken = cohort._replace(
+        client_ids=done.client_ids,
+        participates=done.counts,
+        weights=tree.safe_divide(weights, weights.sum()),
+        num_steps=jnp.where(done.counts, done.num_steps, 0),
+        total_weight=weights.sum(),
+        seconds=done.seconds,
+    )
+
+    def times(leaf):
+        return factors.astype(leaf.dtype).reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf
+
+    return reduce_messages(reduce, jax.tree.map(times, messages), taken), taken
+
+
+def _places(free: jax.Array, stays: jax.Array) -> jax.Array:
+    """Where those who stay go: the j-th into the j-th free place; past the end, who does not.
+
+    Args:
+      free: bool [M], with as many free places as there are who stay, or none who stays.
+      stays: bool [K].
+    """
+    size = free.shape[0]
+    (places,) = jnp.nonzero(free, size=stays.shape[0], fill_value=size)
+    return jnp.where(stays, places[jnp.cumsum(stays) - 1], size)
