@@ -342,6 +342,6 @@ def check_resident(clients: Any, what: str) -> None:
     """
     if isinstance(clients, FederatedStream):
         raise TypeError(
-            f"clients is a FederatedStream, whose examples stay on the host; {what} needs them on "
+            f"a FederatedStream is given, whose examples stay on the host; {what} needs them on "
             "the device, as data.partition puts them there."
         )

@@ -6,7 +6,6 @@ devices agree up to rounding.
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
@@ -18,16 +17,13 @@ import jax.numpy as jnp
 
 from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
-from fedjax_lab.data import Devices, FederatedArrays
+from fedjax_lab.data import Devices, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import ON_NONFINITE, Algorithm
-from fedjax_lab.simulation.arguments import (
-    check_simulate,
-    warn_of_nonfinite_data,
-    warn_of_statistics,
-)
+from fedjax_lab.simulation.arguments import check_simulate, warn_of_statistics
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.chunks import Chunks
+from fedjax_lab.simulation.feed import feed_of
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.host_chunks import HostChunks
 from fedjax_lab.simulation.loggers import Hook, Hooks
@@ -35,9 +31,10 @@ from fedjax_lab.simulation.loop import (
     Tally,
     Watch,
     adopt_state,
-    as_value,
     first_state,
     guarantees,
+    is_enough,
+    scores_of,
     traced,
 )
 from fedjax_lab.simulation.programs import keep_by_default
@@ -91,7 +88,7 @@ class SimulationResult(NamedTuple):
 def simulate(
     algorithm: Algorithm,
     params: Params | None,
-    clients: FederatedArrays,
+    clients: FederatedArrays | FederatedStream,
     *,
     state: FedState | None = None,
     rounds: int,
@@ -134,7 +131,8 @@ def simulate(
     Args:
       algorithm: the method.
       params: the first server model; None with ``state``.
-      clients: the clients' data.
+      clients: the clients' data, on the device or a stream of examples on the host; see
+        ``fedjax_lab.data.stream``.
       state: what the run starts from in place of ``algorithm.init(params, ...)``, such as
         ``result.state`` of another run; its rounds are counted from 0. None: a fresh start.
       rounds: rounds of the whole run.
@@ -179,7 +177,8 @@ def simulate(
         as diverged ("stop"), or is added up like the others ("keep").
 
     Raises:
-      ValueError: an argument is out of range, ``state`` is not the method's or fits on no device,
+      ValueError: an argument is out of range, ``state`` is not the method's or fits on no device, a
+        round's examples do not fit into a stream's memory,
         ``run_dir`` holds more rounds, all checkpoints are damaged, or ``evaluate`` or ``diagnose``
         returned a name that rows have already.
       FileExistsError: ``run_dir`` holds another run.
@@ -211,6 +210,8 @@ def simulate(
     spent = guarantees(algorithm, schedule, clients)
     hooks = Hooks(on_row)
     key = jax.random.key(seed)
+    feed = feed_of(clients, schedule, key, rounds, eval_every, algorithm.name if progress else None)
+    clients = feed.clients
     if sample_cohort is not None:
         check_cohorts(sample_cohort, clients, key, cohort_size, rounds)
     is_fresh = state is None
@@ -238,23 +239,24 @@ def simulate(
         planner = ChunkPlanner(
             algorithm, schedule, first, clients, key, in_round, client_store=client_store
         )
-        client_map, compiled = planner.choose(client_map, min(eval_every, rounds), progress)
+        client_map, compiled = planner.choose(client_map, min(feed.longest, rounds), progress)
         planning_seconds = planner.compile_seconds
         del first, planner
     if table is None:
         name = algorithm.name
         client_store = choose_store(client_store, client_map, shapes, clients.num_clients, name)
     sharding = state_sharding(shapes, client_map, client_store)
-    clients, key, frozen = place((clients, key, frozen), client_map)
+    clients, (key, frozen) = feed.place(client_map), place((key, frozen), client_map)
     if is_fresh and table is None:
         params = place(params, client_map)
         state = jax.jit(start, out_shardings=sharding)(params, clients, key, frozen)
     state = jax.device_put(state, sharding)
+    clients = feed.index  # of a stream's examples, a device is to hold two chunks' alone
     run_chunk = build_chunk(algorithm, schedule, client_map, in_round, None, client_store)
     if table is None:
-        chunks = Chunks(run_chunk, clients, key, frozen, compiled, planning_seconds)
+        chunks = Chunks(run_chunk, feed, key, frozen, compiled, planning_seconds)
     else:
-        chunks = HostChunks(run_chunk, clients, key, frozen, table, schedule, client_map)
+        chunks = HostChunks(run_chunk, feed, key, frozen, table, schedule, client_map)
     record = {
         "algorithm": algorithm.name,
         "hyperparameters": dict(algorithm.hyperparameters),
@@ -267,6 +269,7 @@ def simulate(
         "client_map": client_map,
         "client_store": client_store,
         "on_nonfinite": on_nonfinite,
+        **feed.record(),
         "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "versions": versions(),
     }
@@ -275,7 +278,7 @@ def simulate(
         record["content"] = {
             "params": hash_arrays(params),
             "state": None if is_fresh else hash_arrays(state),
-            "examples": hash_arrays((clients.examples, clients.indices)),
+            "examples": feed.content(),
             "program": hash_program(chunks.lower(state, eval_every)),
             "evaluate": hash_function(evaluate),
             "diagnose": hash_function(diagnose),
@@ -283,7 +286,7 @@ def simulate(
         }
         if jax.tree.leaves(frozen):
             record["content"]["frozen"] = hash_arrays(frozen)
-    warn_of_nonfinite_data(clients)
+    feed.warn_of_nonfinite()
     warn_of_statistics(params)
     recorder = Recorder(
         run_dir,
@@ -295,7 +298,7 @@ def simulate(
         table.folder = run_dir
     bar = Progress(algorithm.name, 0, rounds, progress)
     watch = Watch(algorithm, on_nonfinite)
-    with closing(recorder), closing(bar), stop_on_signal() as stop:
+    with closing(recorder), closing(bar), closing(feed), stop_on_signal() as stop:
         round, state, history = recorder.begin(state, chunks.whole)
         state = jax.device_put(chunks.adopt(state) if round else state, sharding)
         tally = Tally(algorithm, params, schedule, history, in_round == "exclude")
@@ -304,7 +307,7 @@ def simulate(
         enough = False
         for row in history:
             hooks(row)
-            enough = _is_enough(stop_when, row)
+            enough = is_enough(stop_when, row)
         bar.go_on_from(round, finished=enough)
         began = time.perf_counter() - seconds - chunks.compile_seconds
         while round < rounds and not (stop.is_set() or watch.diverged or enough):
@@ -331,9 +334,9 @@ def simulate(
             scores: dict[str, Any] = {}
             if not watch.diverged or on_nonfinite == "stop":
                 taken = tally.names(metrics) | spent(0).keys()
-                scores = _scores(evaluate, algorithm.params(state), taken, "evaluate")
+                scores = scores_of(evaluate, algorithm.params(state), taken, "evaluate")
                 whole = state._replace(frozen=frozen)
-                scores |= _scores(diagnose, whole, {*taken, *scores}, "diagnose")
+                scores |= scores_of(diagnose, whole, {*taken, *scores}, "diagnose")
             scores = {**spent(round), **scores}
             row = {"round": round, **tally.row(metrics), **scores}
             history.append(row)
@@ -346,7 +349,7 @@ def simulate(
                     round, state, history, chunks.whole, last=round + eval_every > rounds
                 )
             began += hooks(row)
-            enough = not watch.diverged and _is_enough(stop_when, row)
+            enough = not watch.diverged and is_enough(stop_when, row)
         if not watch.diverged:
             recorder.checkpoint(round, state, history, chunks.whole, last=True)
         stopped = None
@@ -370,30 +373,3 @@ def simulate(
         stopped,
         stop.signal if stopped == "interrupt" else None,
     )
-
-
-def _is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
-    """Whether the run ends after a row; what a file holds as null is NaN, as it was at first."""
-    if stop_when is None:
-        return False
-    return bool(stop_when({n: math.nan if v is None else v for n, v in row.items()}))
-
-
-def _scores(
-    function: Callable[..., Mapping[str, Any]] | None, value: Any, taken: set[str], argument: str
-) -> dict[str, Any]:
-    """What ``evaluate`` or ``diagnose`` says, as a row holds it.
-
-    Raises:
-      TypeError: it returned no dict.
-      ValueError: a name in it is taken.
-    """
-    found = {} if function is None else function(value)
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{argument} returned {type(found).__name__}; it must be a dict.")
-    for name in found:
-        if name in taken:
-            raise ValueError(
-                f"{argument} returned {name!r}, a name that rows have already; choose another."
-            )
-    return {name: as_value(score) for name, score in found.items()}
