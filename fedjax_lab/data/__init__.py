@@ -14,6 +14,8 @@ from fedjax_lab.data.federated import FederatedArrays, partition
 from fedjax_lab.data.natural import from_table, from_tfds, load_fedjax, load_leaf
 from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.data.sources import DATASETS, Examples, load, num_classes
+from fedjax_lab.data.stream_files import open_stream, write_stream
+from fedjax_lab.data.streams import FederatedStream, stream
 from fedjax_lab.data.times import ClientTimes, diurnal_availability
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "Devices",
     "Examples",
     "FederatedArrays",
+    "FederatedStream",
     "diurnal_availability",
     "divide_like",
     "draw_batch",
@@ -34,10 +37,13 @@ __all__ = [
     "load_leaf",
     "normalization",
     "num_classes",
+    "open_stream",
     "partition",
     "preprocess",
     "sample_clients",
     "split_clients",
     "split_examples",
+    "stream",
     "synthetic",
+    "write_stream",
 ]

@@ -7,21 +7,19 @@ Axes: n examples of all clients, n_i of client i, N clients.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from fedjax_lab.checks import check_int, check_number
-from fedjax_lab.data.federated import (
-    FederatedArrays,
-    as_examples,
-    from_partition,
-    from_resident,
-)
+from fedjax_lab.data.federated import FederatedArrays, as_examples, from_partition
 from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.data.partition import Partition
+from fedjax_lab.data.streams import FederatedStream
 from fedjax_lab.types import PyTree
+
+Clients = TypeVar("Clients", FederatedArrays, FederatedStream)
 
 _MOST_EXAMPLES = np.iinfo(np.int32).max
 
@@ -110,8 +108,8 @@ def _check_alike(name: str, tree: PyTree, first_name: str, first: PyTree) -> Non
 
 
 def split_clients(
-    clients: FederatedArrays, held_out: float, seed: int = 0
-) -> tuple[FederatedArrays, FederatedArrays]:
+    clients: Clients, held_out: float, seed: int = 0
+) -> tuple[Clients, Clients]:
     """Set clients aside that training never sees.
 
     Both parts hold their examples in the same arrays, keep the order of the clients and their
@@ -144,7 +142,7 @@ def split_clients(
     sizes, starts = np.asarray(clients.sizes), np.asarray(clients.starts)
     indices = np.asarray(clients.indices)
 
-    def part(ids: np.ndarray) -> FederatedArrays:
+    def part(ids: np.ndarray) -> Clients:
         held = [indices[starts[i] : starts[i] + sizes[i]] for i in ids]
         names = None if clients.names is None else tuple(clients.names[i] for i in ids)
         return _share(clients, np.concatenate(held), sizes[ids], names)
@@ -153,8 +151,8 @@ def split_clients(
 
 
 def split_examples(
-    clients: FederatedArrays, fraction: float, seed: int = 0
-) -> tuple[FederatedArrays, FederatedArrays]:
+    clients: Clients, fraction: float, seed: int = 0
+) -> tuple[Clients, Clients]:
     """Give every client training examples and test examples of its own.
 
     Both federations have the same clients in the same order, and hold their examples in the same
@@ -187,7 +185,7 @@ def split_examples(
     is_test = np.empty(len(owners), bool)
     is_test[order] = np.arange(len(owners)) - np.asarray(clients.starts)[owners] < counts[owners]
 
-    def part(chosen: np.ndarray) -> FederatedArrays:
+    def part(chosen: np.ndarray) -> Clients:
         left = np.bincount(owners[chosen], minlength=len(sizes))
         return _share(clients, indices[chosen], left, clients.names)
 
@@ -195,17 +193,17 @@ def split_examples(
 
 
 def _share(
-    clients: FederatedArrays,
+    clients: Clients,
     indices: np.ndarray,
     sizes: np.ndarray,
     names: tuple[str, ...] | None,
-) -> FederatedArrays:
+) -> Clients:
     info = clients.partition
     host = Partition(indices, sizes.astype(np.int32), info.spec, info.seed)
-    return from_resident(clients.examples, host, names)
+    return clients.share(host, names)
 
 
-def divide_like(clients: FederatedArrays, test: PyTree, seed: int = 0) -> FederatedArrays:
+def divide_like(clients: FederatedArrays | FederatedStream, test: PyTree, seed: int = 0) -> FederatedArrays:
     """Divide other examples, such as the test set, so that clients get the labels that they know.
 
     The examples of a class are dealt in proportion to what the clients hold of it, in whole numbers

@@ -200,10 +200,10 @@ def draw_batch(
     if full_examples:
         place = jnp.arange(clients.max_size, dtype=jnp.int32)[None, :]
         every_real = place < sizes[:, None]
-        everything = clients.indices[starts[:, None] + jnp.where(every_real, place, 0)]
+        everything = _held(clients, starts[:, None] + jnp.where(every_real, place, 0))
     return CohortBatch(
         client_ids=ids,
-        examples=clients.indices[starts[:, None, None] + places],
+        examples=_held(clients, starts[:, None, None] + places),
         key=client_key,
         round=round,
         full_examples=everything,
@@ -217,6 +217,14 @@ def draw_batch(
         seconds=seconds,
         measured=measured or None,
     )
+
+
+def _held(clients: FederatedArrays, places: jax.Array) -> jax.Array:
+    """The examples at some places of the clients' lists, as indices into ``clients.examples``."""
+    numbers = clients.indices[places]
+    if clients.window is None:
+        return numbers
+    return jnp.searchsorted(clients.window, numbers).astype(jnp.int32)
 
 
 def check_cohorts(

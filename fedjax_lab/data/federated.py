@@ -23,6 +23,7 @@ from fedjax_lab.data.heterogeneity import (
 from fedjax_lab.data.partition import Partition, number_owners
 from fedjax_lab.data.partition import split_indices as _split_indices
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.data.stream_files import stored_dtype
 from fedjax_lab.data.times import RoundTimes
 
 # More clients than this cannot be told apart in a figure, and more names not read.
@@ -47,7 +48,7 @@ class PartitionInfo:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["examples", "indices", "starts", "sizes", "nonempty", "times"],
+    data_fields=["examples", "indices", "starts", "sizes", "nonempty", "window", "times"],
     meta_fields=["num_clients", "min_size", "max_size", "partition", "names"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,6 +69,8 @@ class FederatedArrays:
       max_size: largest number of examples of a client.
       partition: scheme, seed and hash.
       names: the clients' ids as text, N of them; None: they have none but their numbers.
+      window: int32 [P] in rising order, where ``examples`` are those of a larger set with these
+        numbers, [P, ...]; the largest int32 stands for none. None: ``examples`` are all.
       times: a ``RoundTimes``, which ``simulate(times=...)`` puts there; None: time is not counted.
     """
 
@@ -81,6 +84,7 @@ class FederatedArrays:
     max_size: int
     partition: PartitionInfo
     names: tuple[str, ...] | None = None
+    window: jax.Array | None = None
     times: RoundTimes | None = None
 
     @property
@@ -101,7 +105,7 @@ class FederatedArrays:
             raise ValueError(
                 f"examples have no class labels, integers y [n] from 0, to be counted; {found}."
             )
-        return heterogeneity(labels, self._host_partition())
+        return heterogeneity(labels, self.host_partition())
 
     def label_histogram(self) -> np.ndarray:
         """int64 [N, C], how many examples of each class a client has (host).
@@ -113,7 +117,7 @@ class FederatedArrays:
 
     def summary(self) -> str:
         """Scheme, sizes, names and, where there are class labels, label skew in a few lines."""
-        lines = [describe(labels_of(self.examples), self._host_partition())]
+        lines = [describe(labels_of(self.examples), self.host_partition())]
         if self.names is not None:
             more = ", ..." if len(self.names) > _MAX_NAMED else ""
             lines.append(f"names: {', '.join(self.names[:_MAX_NAMED])}{more}")
@@ -146,7 +150,17 @@ class FederatedArrays:
             figure.savefig(path, dpi=150)
         return figure
 
-    def _host_partition(self) -> Partition:
+    def share(self, host: Partition, names: tuple[str, ...] | None) -> "FederatedArrays":
+        """A federation that holds other parts of the same examples.
+
+        Args:
+          host: who holds which of them.
+          names: the clients' ids, N of them, or None.
+        """
+        return from_resident(self.examples, host, names)
+
+    def host_partition(self) -> Partition:
+        """Who holds which example, on the host."""
         info = self.partition
         return Partition(np.asarray(self.indices), np.asarray(self.sizes), info.spec, info.seed)
 
@@ -183,16 +197,33 @@ def partition(
             "all of them."
         )
     ((n,),) = lengths
+    host, names = divide(targets_of(train), n, spec, num_clients, seed, min_size)
+    return from_partition(train, host, names)
+
+
+def divide(
+    targets: Any | None,
+    n: int,
+    spec: str | np.ndarray,
+    num_clients: int | None,
+    seed: int,
+    min_size: int | None,
+) -> tuple[Partition, tuple[str, ...] | None]:
+    """Who holds which example, and the clients' names.
+
+    Args:
+      targets: an array [n, ...], or None.
+      n: number of examples.
+      spec, num_clients, seed, min_size: as of ``partition``.
+    """
     names = None
     if min_size is None:
         min_size = 2 if isinstance(spec, str) else 1
     if not isinstance(spec, str) and num_clients is None:
         names, spec = number_owners(spec, check_int("min_size", min_size, minimum=0))
         num_clients = len(names)
-    targets = targets_of(train)
-    targets = np.empty((n, 0)) if targets is None else np.asarray(targets)
-    host = _split_indices(targets, spec, num_clients, seed, min_size)  # type: ignore[arg-type]
-    return from_partition(train, host, names)
+    labels = np.empty((n, 0)) if targets is None else np.asarray(targets)
+    return _split_indices(labels, spec, num_clients, seed, min_size), names  # type: ignore[arg-type]
 
 
 def as_examples(tree: Any) -> Any:
@@ -253,17 +284,7 @@ def from_resident(
 
 
 def _put(array: Any) -> jax.Array:
-    host = np.asarray(array)
-    if host.dtype.kind in "OSUmM":
-        raise ValueError(f"train has an array of dtype {host.dtype}; a device holds numbers.")
-    stored = jax.dtypes.canonicalize_dtype(host.dtype)
-    if host.dtype.kind in "iu" and stored != host.dtype and host.size:
-        limits = np.iinfo(stored)
-        if int(host.min()) < limits.min or int(host.max()) > limits.max:
-            raise ValueError(
-                f"train has integers from {host.min()} to {host.max()}; they must fit into "
-                f"{stored}."
-            )
+    stored_dtype("train", np.asarray(array))
     # A copy: on the CPU the device array may alias the host's, and a later write would show.
     return jnp.array(array, copy=True)
 

@@ -24,20 +24,13 @@ def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.nd
       FileNotFoundError: the set is not prepared.
       ValueError: TFDS knows no such set, or it is no image classification.
     """
-    tfds, builder, prepare = _open_tfds(f"tfds:{name}", data_dir)
+    tfds, builder, prepare = open_tfds(f"tfds:{name}", data_dir)
     info, sources = builder.info, _train_and_test(f"tfds:{name}", builder, prepare)
-    supervised = info.supervised_keys
-    if supervised is None or not all(isinstance(key, str) for key in supervised[:2]):
-        raise ValueError(f"tfds:{name} has no (image, label) pair to learn from.")
-    label = info.features[supervised[1]]
-    if not isinstance(label, tfds.features.ClassLabel):
-        raise ValueError(f"tfds:{name}: {supervised[1]!r} is no class label.")
+    keys = image_and_label(f"tfds:{name}", tfds, info)
     arrays: dict[str, np.ndarray] = {}
     for part, source in sources.items():
-        arrays[f"x_{part}"], arrays[f"y_{part}"] = _read_source(
-            f"tfds:{name}", source, supervised[:2]
-        )
-    return arrays, label.num_classes
+        arrays[f"x_{part}"], arrays[f"y_{part}"] = _read_source(f"tfds:{name}", source, keys)
+    return arrays, info.features[keys[1]].num_classes
 
 
 def read_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], Iterator[str]]:
@@ -52,7 +45,7 @@ def read_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], I
       FileNotFoundError: the set is not prepared.
       ValueError: TFDS knows no such set, or it has not one text.
     """
-    tfds, builder, prepare = _open_tfds(name, data_dir)
+    tfds, builder, prepare = open_tfds(name, data_dir)
     info, sources = builder.info, _train_and_test(name, builder, prepare)
     kinds = info.features.items()
     texts = sorted(key for key, kind in kinds if isinstance(kind, tfds.features.Text))
@@ -90,11 +83,11 @@ def read_columns(
       FileNotFoundError: the set is not prepared.
       ValueError: TFDS knows no such set, or it has no such split or feature.
     """
-    _, builder, prepare = _open_tfds(name, data_dir)
+    _, builder, prepare = open_tfds(name, data_dir)
     check_choice(f"split of {name}", split, builder.info.splits)
     for feature in features:
         check_choice(f"feature of {name}", feature, builder.info.features)
-    source = _source(name, builder, split, prepare)
+    source = source_of(name, builder, split, prepare)
     columns: dict[str, list] = {feature: [] for feature in features}
     for i in range(len(source)):
         record = source[i]
@@ -103,8 +96,37 @@ def read_columns(
     return columns
 
 
-def _open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, str]:
-    """(tensorflow_datasets, the builder of a prepared set, how it would be prepared anew)."""
+def image_and_label(name: str, tfds: Any, info: Any) -> tuple[str, str]:
+    """What a set calls the images and the labels of its records.
+
+    Args:
+      name: for an error.
+      tfds: tensorflow_datasets.
+      info: of the builder.
+
+    Raises:
+      ValueError: it is no image classification.
+    """
+    supervised = info.supervised_keys
+    if supervised is None or not all(isinstance(key, str) for key in supervised[:2]):
+        raise ValueError(f"{name} has no (image, label) pair to learn from.")
+    if not isinstance(info.features[supervised[1]], tfds.features.ClassLabel):
+        raise ValueError(f"{name}: {supervised[1]!r} is no class label.")
+    return supervised[:2]
+
+
+def open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, str]:
+    """(tensorflow_datasets, the builder of a prepared set, how it would be prepared anew).
+
+    Args:
+      name: its kind, a colon, and what TFDS calls the set.
+      data_dir: the TFDS directory; None: TFDS's own.
+
+    Raises:
+      ImportError: tensorflow-datasets is missing.
+      FileNotFoundError: the set is not prepared.
+      ValueError: TFDS knows no such set.
+    """
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
@@ -142,10 +164,21 @@ def _train_and_test(name: str, builder: Any, prepare: str) -> dict[str, Any]:
             "validation)."
         )
     pairs = (("train", "train"), ("test", test_split))
-    return {part: _source(name, builder, split, prepare) for part, split in pairs}
+    return {part: source_of(name, builder, split, prepare) for part, split in pairs}
 
 
-def _source(name: str, builder: Any, split: str, prepare: str) -> Any:
+def source_of(name: str, builder: Any, split: str, prepare: str) -> Any:
+    """The records of a split, by number.
+
+    Args:
+      name: for an error.
+      builder: of the set.
+      split: which.
+      prepare: how the set is prepared anew, for an error.
+
+    Raises:
+      ValueError: the set's format cannot be read by number.
+    """
     try:
         return builder.as_data_source(split=split)
     except NotImplementedError as error:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.data import FederatedArrays
+from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.round import Algorithm
 
 _NAMED = 10  # clients in a warning
@@ -36,7 +36,7 @@ def check_simulate(algorithm: Any, params: Any, clients: Any, state: Any = None)
     Args:
       algorithm: should be an ``Algorithm``.
       params: should be a pytree of arrays.
-      clients: should be ``FederatedArrays``.
+      clients: should be ``FederatedArrays`` or ``FederatedStream``.
       state: given instead of ``params``, or None.
 
     Raises:
@@ -44,8 +44,8 @@ def check_simulate(algorithm: Any, params: Any, clients: Any, state: Any = None)
       ValueError: both ``params`` and ``state`` are given.
     """
     check_algorithm(algorithm)
-    if not isinstance(clients, FederatedArrays):
-        swapped = isinstance(params, FederatedArrays)
+    if not isinstance(clients, (FederatedArrays, FederatedStream)):
+        swapped = isinstance(params, (FederatedArrays, FederatedStream))
         hint = "it comes after params" if swapped else "see fedjax_lab.data.partition"
         raise TypeError(f"clients is {type(clients).__name__}, not FederatedArrays; {hint}.")
     if params is None and state is None:
@@ -82,7 +82,7 @@ def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
         f"{broken.sum()} examples of the clients {', '.join(map(str, named[:_NAMED]))}{more} hold "
         "values that are not finite; where they are drawn, on_nonfinite decides.",
         UserWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
 
 

@@ -16,6 +16,7 @@ from fedjax_lab import tree
 from fedjax_lab.checks import check_int
 from fedjax_lab.clients.metrics import apply_loss
 from fedjax_lab.data import FederatedArrays
+from fedjax_lab.data.streams import check_resident
 from fedjax_lab.types import FedState, LossFn, Params, PyTree
 
 
@@ -39,9 +40,11 @@ def build_control_error(
       batch_size: examples per step of the pass over the data.
 
     Raises:
+      TypeError: ``clients`` is a stream.
       ValueError: ``batch_size`` is below 1; or the method has no such control variates (when
         ``diagnose`` is traced).
     """
+    check_resident(clients, "build_control_error")
     size = min(check_int("batch_size", batch_size, minimum=1), clients.max_size)
     key = jax.random.key(0)
 

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int, is_traced
 from fedjax_lab.data import FederatedArrays
+from fedjax_lab.data.streams import check_resident
 from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
 from fedjax_lab.types import Params, PyTree
@@ -41,9 +42,11 @@ def build_evaluation(
     Raises:
       ValueError: ``batch_size`` is below 1, ``test`` holds values that are not finite, or (when
         it is called first) a label outside the logits.
-      TypeError: ``count_fn`` returns something else (when it is called first).
+      TypeError: ``test`` is a stream, or ``count_fn`` returns something else (when it is called
+        first).
     """
     check_int("batch_size", batch_size, minimum=1)
+    check_resident(test, "build_evaluation")
     if isinstance(test, FederatedArrays):
         held = test.indices
         test = jax.tree.map(lambda leaf: leaf[held], test.examples)
@@ -145,8 +148,10 @@ def build_client_evaluation(
 
     Raises:
       ValueError: ``batch_size`` is below 1.
+      TypeError: ``clients`` is a stream.
     """
     check_int("batch_size", batch_size, minimum=1)
+    check_resident(clients, "build_client_evaluation")
 
     def run(params, resident, mesh):
         clients, frozen = resident

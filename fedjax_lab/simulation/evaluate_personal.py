@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.checks import check_int
 from fedjax_lab.data import FederatedArrays
+from fedjax_lab.data.streams import check_resident
 from fedjax_lab.simulation.evaluate import CountFn
 from fedjax_lab.types import FedState, Params
 
@@ -32,7 +33,9 @@ def build_personal_evaluation(
 
     Raises:
       ValueError: ``batch_size`` is below 1.
+      TypeError: ``clients`` is a stream.
     """
+    check_resident(clients, "build_personal_evaluation")
     check_int("batch_size", batch_size, minimum=1)
     largest = max(1, clients.max_size)
     size = min(batch_size, largest)

@@ -10,8 +10,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjax_lab.clients.host_table import HostTable, SeenRows
 from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.clients.store import AXIS, client_mesh
-from fedjax_lab.data import FederatedArrays
 from fedjax_lab.simulation.chunks import Chunks
+from fedjax_lab.simulation.feed import Feed
 from fedjax_lab.simulation.rounds import Schedule, is_shardable
 from fedjax_lab.types import FedState, Key, Metrics, PyTree
 
@@ -25,7 +25,7 @@ class HostChunks(Chunks):
 
     Args:
       run_chunk: what ``build_chunk`` returned for the store "host".
-      clients: the clients' data.
+      feed: the clients' data.
       key: the run's key.
       frozen: the weights that no round changes.
       table: the rows of all clients.
@@ -36,14 +36,14 @@ class HostChunks(Chunks):
     def __init__(
         self,
         run_chunk: jax.stages.Wrapped,
-        clients: FederatedArrays,
+        feed: Feed,
         key: Key,
         frozen: PyTree,
         table: HostTable,
         schedule: Schedule,
         client_map: str,
     ):
-        super().__init__(run_chunk, clients, key, frozen)
+        super().__init__(run_chunk, feed, key, frozen)
         self._table, self._schedule = table, schedule
         self._devices, self._sharding = 1, None
         devices = parse_client_map(client_map).devices
@@ -67,7 +67,7 @@ class HostChunks(Chunks):
           first: number of its first round.
           length: its rounds.
         """
-        drawn = self._cohorts(self._clients, self._key, jnp.asarray(first, jnp.int32), length)
+        drawn = self._cohorts(self._feed.index, self._key, jnp.asarray(first, jnp.int32), length)
         own = np.unique(np.asarray(drawn))
         own = own[own < self._table.num_clients]
         window = np.full(self._most(length), self._table.num_clients, np.int32)
@@ -79,7 +79,12 @@ class HostChunks(Chunks):
         most = min(self._table.num_clients, length * self._schedule.slots(self._clients))
         return -(-most // self._devices) * self._devices
 
-    def _arguments(self, state: FedState, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _which(self, piece: int, length: int) -> tuple[int, int]:
+        return piece, length  # which says how many rows there are
+
+    def _arguments(
+        self, state: FedState, piece: int, length: int
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         most = self._most(length)
 
         def shape(leaf):
@@ -88,13 +93,8 @@ class HostChunks(Chunks):
             )
 
         state = state._replace(clients=jax.tree.map(shape, state.clients))
-        first = jnp.zeros((), jnp.int32)
-        window = jax.ShapeDtypeStruct((most,), jnp.int32)
-        return (state, self._clients, self._key, first), {
-            "length": length,
-            "frozen": self._frozen,
-            "window": window,
-        }
+        arguments, named = super()._arguments(state, piece, length)
+        return arguments, {**named, "window": jax.ShapeDtypeStruct((most,), jnp.int32)}
 
     def run(self, state: FedState, first: int, length: int) -> tuple[FedState, Metrics]:
         """As of ``Chunks``; the rows are kept by ``keep``, or forgotten by another ``run``."""
@@ -106,14 +106,8 @@ class HostChunks(Chunks):
             window = self.window(first, length)
             rows = self._table.read(window)
         placed = jax.device_put(rows, self._sharding)
-        state, metrics = self._compiled[length](
-            state._replace(clients=placed),
-            self._clients,
-            self._key,
-            jnp.asarray(first, jnp.int32),
-            frozen=self._frozen,
-            window=jnp.asarray(window),
-        )
+        state = state._replace(clients=placed)
+        state, metrics = self._run(state, first, length, window=jnp.asarray(window))
         self._pending = window, state.clients
         return state._replace(clients=nobody), metrics
 

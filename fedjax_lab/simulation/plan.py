@@ -9,7 +9,7 @@ from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
 from fedjax_lab.clients.planner import Plan, at_once, estimate
-from fedjax_lab.data import FederatedArrays
+from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.machine.arithmetic import count_flops
 from fedjax_lab.machine.compiler import Figures, compile_for, figures, with_devices
 from fedjax_lab.machine.target import Target, named
@@ -17,6 +17,7 @@ from fedjax_lab.models.convolution import lowering_for
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_simulate
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
+from fedjax_lab.simulation.feed import window_shapes
 from fedjax_lab.simulation.loop import first_state
 from fedjax_lab.simulation.rounds import Schedule
 from fedjax_lab.simulation.stores import CLIENT_STORES
@@ -92,7 +93,7 @@ class RoundPlan(NamedTuple):
 def plan(
     algorithm: Algorithm,
     params: Params,
-    clients: FederatedArrays,
+    clients: FederatedArrays | FederatedStream,
     *,
     cohort_size: int,
     batch_size: int,
@@ -110,7 +111,7 @@ def plan(
     Args:
       algorithm: the method.
       params: the first server model, or its shapes.
-      clients: the clients' data.
+      clients: the clients' data; of a stream, what one round takes of it.
       cohort_size: clients per round, S.
       batch_size: examples per mini-batch, B.
       target: a machine or its name, such as "here", "v5e:2x2", "h200", "cpu".
@@ -134,6 +135,8 @@ def plan(
     except ImportError as error:
         note = str(error)
     how = Schedule(cohort_size, batch_size, **schedule)
+    if isinstance(clients, FederatedStream):
+        clients = window_shapes(clients, how, 1)
     key = jax.random.key(0)
     frozen = jax.tree.map(jnp.asarray, algorithm.frozen)
     state = jax.eval_shape(first_state(algorithm, how), params, clients, key, frozen)

@@ -17,16 +17,13 @@ import jax.numpy as jnp
 
 from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
-from fedjax_lab.data import ClientTimes, Devices, FederatedArrays
+from fedjax_lab.data import ClientTimes, Devices, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import ON_NONFINITE, Algorithm
-from fedjax_lab.simulation.arguments import (
-    check_simulate,
-    warn_of_nonfinite_data,
-    warn_of_statistics,
-)
+from fedjax_lab.simulation.arguments import check_simulate, warn_of_statistics
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.chunks import Chunks
+from fedjax_lab.simulation.feed import feed_of
 from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.simulation.host_chunks import HostChunks
 from fedjax_lab.simulation.loggers import Hook, Hooks
@@ -92,7 +89,7 @@ class SimulationResult(NamedTuple):
 def simulate(
     algorithm: Algorithm,
     params: Params | None,
-    clients: FederatedArrays,
+    clients: FederatedArrays | FederatedStream,
     *,
     state: FedState | None = None,
     rounds: int,
@@ -137,7 +134,8 @@ def simulate(
     Args:
       algorithm: the method.
       params: the first server model; None with ``state``.
-      clients: the clients' data.
+      clients: the clients' data, on the device or a stream of examples on the host; see
+        ``fedjax_lab.data.stream``.
       state: what the run starts from in place of ``algorithm.init(params, ...)``, such as
         ``result.state`` of another run; its rounds are counted from 0. None: a fresh start.
       rounds: rounds of the whole run.
@@ -186,7 +184,8 @@ def simulate(
         as diverged ("stop"), or is added up like the others ("keep").
 
     Raises:
-      ValueError: an argument is out of range, ``state`` is not the method's or fits on no device,
+      ValueError: an argument is out of range, ``state`` is not the method's or fits on no device, a
+        round's examples do not fit into a stream's memory,
         ``run_dir`` holds more rounds, all checkpoints are damaged, or ``evaluate`` or ``diagnose``
         returned a name that rows have already.
       FileExistsError: ``run_dir`` holds another run.
@@ -219,6 +218,8 @@ def simulate(
     keep_by_default()
     hooks = Hooks(on_row)
     key = jax.random.key(seed)
+    feed = feed_of(clients, schedule, key, rounds, eval_every, algorithm.name if progress else None)
+    clients = feed.clients
     if sample_cohort is not None:
         check_cohorts(sample_cohort, clients, key, cohort_size, rounds)
     is_fresh = state is None
@@ -248,23 +249,24 @@ def simulate(
         planner = ChunkPlanner(
             algorithm, schedule, first, clients, key, in_round, client_store=client_store
         )
-        client_map, compiled = planner.choose(client_map, min(eval_every, rounds), progress)
+        client_map, compiled = planner.choose(client_map, min(feed.longest, rounds), progress)
         planning_seconds = planner.compile_seconds
         del first, planner
     if table is None:
         name = algorithm.name
         client_store = choose_store(client_store, client_map, shapes, clients.num_clients, name)
     sharding = state_sharding(shapes, client_map, client_store)
-    clients, key, frozen = place((clients, key, frozen), client_map)
+    clients, (key, frozen) = feed.place(client_map), place((key, frozen), client_map)
     if is_fresh and table is None:
         params = place(params, client_map)
         state = jax.jit(start, out_shardings=sharding)(params, clients, key, frozen)
     state = jax.device_put(state, sharding)
+    clients = feed.index  # of a stream's examples, a device is to hold two chunks' alone
     run_chunk = build_chunk(algorithm, schedule, client_map, in_round, None, client_store)
     if table is None:
-        chunks = Chunks(run_chunk, clients, key, frozen, compiled, planning_seconds)
+        chunks = Chunks(run_chunk, feed, key, frozen, compiled, planning_seconds)
     else:
-        chunks = HostChunks(run_chunk, clients, key, frozen, table, schedule, client_map)
+        chunks = HostChunks(run_chunk, feed, key, frozen, table, schedule, client_map)
     record = {
         "algorithm": algorithm.name,
         "hyperparameters": dict(algorithm.hyperparameters),
@@ -278,6 +280,7 @@ def simulate(
         "client_map": client_map,
         "client_store": client_store,
         "on_nonfinite": on_nonfinite,
+        **feed.record(),
         "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "versions": versions(),
     }
@@ -286,7 +289,7 @@ def simulate(
         record["content"] = {
             "params": hash_arrays(params),
             "state": None if is_fresh else hash_arrays(state),
-            "examples": hash_arrays((clients.examples, clients.indices)),
+            "examples": feed.content(),
             "program": hash_program(chunks.lower(state, eval_every)),
             "evaluate": hash_function(evaluate),
             "diagnose": hash_function(diagnose),
@@ -294,7 +297,7 @@ def simulate(
         }
         if jax.tree.leaves(frozen):
             record["content"]["frozen"] = hash_arrays(frozen)
-    warn_of_nonfinite_data(clients)
+    feed.warn_of_nonfinite()
     warn_of_statistics(params)
     recorder = Recorder(
         run_dir,
@@ -306,7 +309,7 @@ def simulate(
         table.folder = run_dir
     bar = Progress(algorithm.name, 0, rounds, progress)
     watch = Watch(algorithm, on_nonfinite)
-    with closing(recorder), closing(bar), stop_on_signal() as stop:
+    with closing(recorder), closing(bar), closing(feed), stop_on_signal() as stop:
         round, state, history = recorder.begin(state, chunks.whole)
         state = jax.device_put(chunks.adopt(state) if round else state, sharding)
         tally = Tally(algorithm, params, history, in_round == "exclude")

@@ -35,6 +35,7 @@ from fedjax_lab.clients.mapping import (
 from fedjax_lab.clients.planner import useful_devices
 from fedjax_lab.data import ClientTimes, Devices, FederatedArrays
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
+from fedjax_lab.data.streams import check_resident
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.loop import Tally
 from fedjax_lab.simulation.points import Point, build_all, check_seeds, list_points
@@ -103,7 +104,7 @@ def sweep(
       progress: show progress on stderr.
 
     Raises:
-      TypeError: a value in ``points`` is no float, ``evaluate`` cannot be traced, or ``build``
+      TypeError: ``clients`` is a stream, a value in ``points`` is no float, ``evaluate`` cannot be traced, or ``build``
         returns no ``Algorithm``.
       ValueError: an argument is out of range, ``build`` does not accept a name in ``points``, or
         ``max_bytes`` does not suffice for the smallest group of runs.
@@ -112,6 +113,7 @@ def sweep(
     check_int("eval_every", eval_every, minimum=1)
     if max_bytes is not None:
         check_int("max_bytes", max_bytes, minimum=1)
+    check_resident(clients, "a sweep")
     keep_by_default()
     points, seeds = list_points(points), check_seeds(seeds)
     algorithms = build_all(build, points)

@@ -1,0 +1,100 @@
+"""A prepared set of tensorflow-datasets that stays in its array_record files, read by number.
+
+Axes: n examples.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_lab.checks import check_choice
+from fedjax_lab.data.sources import Examples
+from fedjax_lab.data.stream_files import hash_of_file
+from fedjax_lab.data.tfds import image_and_label, open_tfds, source_of
+
+
+class Records:
+    """Images and labels of a prepared set that are read by number, each time anew.
+
+    Args:
+      images: records by number, as tensorflow-datasets gives them.
+      labels: int32 [n].
+      keys: of the image and the label in a record.
+      paths: the files that the records lie in.
+      name: ``tfds:`` and what TFDS calls the set.
+
+    Attributes:
+      shapes: (x, y), as ``jax.ShapeDtypeStruct`` [n, ...].
+      targets: int32 [n].
+      where: in a word, for messages.
+    """
+
+    def __init__(
+        self, images: Any, labels: np.ndarray, keys: Sequence[str], paths: Sequence[Any], name: str
+    ):
+        self._images, self._key, self._paths, self._name = images, keys[0], paths, name
+        first = np.asarray(images[0][keys[0]])
+        self.targets = labels
+        self.shapes = Examples(
+            jax.ShapeDtypeStruct((len(labels), *first.shape), first.dtype),
+            jax.ShapeDtypeStruct(labels.shape, labels.dtype),
+        )
+        self.where = f"in the records of {name}"
+
+    def read(self, ids: np.ndarray, rows: int) -> Examples:
+        """Examples, the records ``ids``, then zeros: arrays [rows, ...].
+
+        Args:
+          ids: integers [k], in rising order.
+          rows: at least k.
+
+        Raises:
+          ValueError: an image has another shape than the first one.
+        """
+        x = np.zeros((rows, *self.shapes.x.shape[1:]), self.shapes.x.dtype)
+        y = np.zeros(rows, np.int32)
+        y[: len(ids)] = self.targets[ids]
+        for place, record in enumerate(self._images.__getitems__(ids.tolist())):
+            image = np.asarray(record[self._key])
+            if image.shape != x.shape[1:]:
+                raise ValueError(
+                    f"{self._name}: example {ids[place]} has shape {image.shape}, example 0 "
+                    f"{x.shape[1:]}; all must have one shape."
+                )
+            x[place] = image
+        return Examples(x, y)
+
+    def content(self) -> str:
+        """A hash of the files, and of the order of the records in them."""
+        told = "".join(hash_of_file(Path(path)) for path in self._paths)
+        return hashlib.sha256(told.encode() + self.targets.tobytes()).hexdigest()
+
+
+def open_records(name: str, data_dir: str | Path | None) -> Records:
+    """The training part of a prepared image-classification set, to be read by number.
+
+    The labels are read now, the images when they are drawn.
+
+    Args:
+      name: ``tfds:`` and what TFDS calls the set.
+      data_dir: the TFDS directory; None: TFDS's own.
+
+    Raises:
+      ImportError: tensorflow-datasets is missing.
+      FileNotFoundError: the set is not prepared.
+      ValueError: TFDS knows no such set, it is no image classification, or not of the format
+        array_record.
+    """
+    tfds, builder, prepare = open_tfds(name, data_dir)
+    check_choice(f"split of {name}", "train", builder.info.splits)
+    keys = image_and_label(name, tfds, builder.info)
+    records = source_of(name, builder, "train", prepare)
+    raw = builder.as_data_source(
+        split="train", decoders={keys[0]: tfds.decode.SkipDecoding()}
+    )  # labels without their images
+    labels = np.array([raw[i][keys[1]] for i in range(len(raw))], np.int32)
+    return Records(records, labels, keys, builder.info.splits["train"].filepaths, name)

@@ -1,0 +1,359 @@
+"""Examples in files that are mapped into memory: written whole or not at all, and known by a hash.
+
+A folder has a ``.npy`` file for each leaf of the examples and ``stream.json``, which says how they
+belong together. Beside a file of n bytes lies its SHA-256, so that it is not read again to be known.
+
+Axes: n examples.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import secrets
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.data.sources import Examples
+
+DESCRIPTION = "stream.json"
+_VERSION = 1
+_PIECE = 2**26  # bytes that are written or converted at once
+
+
+def write_stream(folder: str | Path, examples: Any) -> Path:
+    """Write examples to files that ``stream`` reads, one for each leaf.
+
+    They are written into a folder beside ``folder``, which gets its name when all of it is on the
+    disk: what is interrupted leaves no ``folder``.
+
+    Args:
+      folder: a new folder.
+      examples: ``Examples``, a tuple (x, y), or dicts, lists and tuples of arrays with leading axis
+        n; or an iterator of such parts, one after the other, for data that do not fit in memory.
+        64-bit numbers become 32-bit, as on a device.
+
+    Returns:
+      ``folder``.
+
+    Raises:
+      FileExistsError: ``folder`` exists and is not empty.
+      TypeError: the examples lie in another kind of container.
+      ValueError: there are none, leaves have unequal lengths, parts are not alike, or leaves hold
+        no numbers or integers beyond 32 bits.
+      OSError: the disk is full.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"folder is {folder}, which exists; examples need a new one.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    parts = examples if isinstance(examples, Iterator) else iter((examples,))
+    half = folder.parent / f".{folder.name}-{secrets.token_hex(4)}"
+    half.mkdir()
+    try:
+        _write_parts(half, parts)
+        os.replace(half, folder)
+    except BaseException:
+        shutil.rmtree(half, ignore_errors=True)
+        raise
+    return folder
+
+
+def open_stream(folder: str | Path) -> Any:
+    """The examples that ``write_stream`` wrote, mapped into memory: nothing is read yet.
+
+    Args:
+      folder: where they are.
+
+    Returns:
+      What was written, its leaves ``np.memmap``, not to be written to.
+
+    Raises:
+      FileNotFoundError: there is no such folder, or a file is missing.
+      ValueError: a file is damaged.
+    """
+    folder = Path(folder)
+    file = folder / DESCRIPTION
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} has no {DESCRIPTION}; data.write_stream makes it.")
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        version, names, n = told["version"], told["leaves"], told["examples"]
+        leaves = [(str(name), jnp.dtype(kind), tuple(shape)) for name, kind, shape in names]
+        tree = _built(told["tree"], list(range(len(leaves))))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"{file} is damaged: {error!r}.") from error
+    if version != _VERSION:
+        raise ValueError(f"{file} has version {version}; this one reads {_VERSION}.")
+    arrays = []
+    for name, dtype, shape in leaves:
+        array = map_file(folder / f"{name}.npy")
+        if array.dtype.itemsize != dtype.itemsize or array.shape != (n, *shape):
+            raise ValueError(
+                f"{folder / name}.npy has shape {array.shape} and dtype {array.dtype}; {file} says "
+                f"{(n, *shape)} and {dtype}."
+            )
+        arrays.append(array if array.dtype == dtype else array.view(dtype))
+    return jax.tree.map(lambda number: arrays[number], tree)
+
+
+def map_file(path: str | Path) -> np.ndarray:
+    """A ``.npy`` file mapped into memory, not to be written to.
+
+    Args:
+      path: the file.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is damaged, cut short, or holds objects.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError, TypeError, SyntaxError) as error:
+        raise ValueError(f"{path}: not readable as an array of NumPy's: {error}") from error
+
+
+def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
+    """The dtype in which a device holds an array's numbers.
+
+    Args:
+      name: what the array belongs to, for an error.
+      array: any.
+
+    Raises:
+      ValueError: it holds no numbers, or integers that do not fit.
+    """
+    if array.dtype.kind in "OSUmM":
+        raise ValueError(f"{name} has an array of dtype {array.dtype}; a device holds numbers.")
+    stored = jax.dtypes.canonicalize_dtype(array.dtype)
+    if array.dtype.kind in "iu" and stored != array.dtype and array.size:
+        limits = np.iinfo(stored)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            raise ValueError(
+                f"{name} has integers from {array.min()} to {array.max()}; they must fit into "
+                f"{stored}."
+            )
+    return stored
+
+
+def content_of(array: np.ndarray) -> str:
+    """A hash of an array's bits, shape and dtype.
+
+    That of a mapped ``.npy`` file is kept beside it in FILE.sha256, with the file's size and time
+    of change: as long as they are the same, the file is not read. What changes a file and neither
+    of them is not noticed.
+
+    Args:
+      array: any, in the order of C.
+
+    Returns:
+      64 hexadecimal digits.
+    """
+    path = _whole_file(array)
+    if path is None:
+        digest = hashlib.sha256()
+        for piece in _pieces(array):
+            digest.update(_bytes_of(piece))
+        bits = digest.hexdigest()
+    else:
+        bits = hash_of_file(path, skip=path.stat().st_size - array.nbytes)
+    told = json.dumps([bits, list(array.shape), str(array.dtype)])
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _write_parts(folder: Path, parts: Iterator[Any]) -> None:
+    files: list[_LeafFile] = []
+    description, first, count = None, None, 0
+    for part in parts:
+        told = _described(part, itertools.count())
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(part)]
+        lengths = {leaf.shape[:1] for leaf in leaves}
+        if len(lengths) != 1 or () in lengths:
+            raise ValueError(
+                f"examples has leaves with leading axes {sorted(lengths)}; there must be one, [n], "
+                "for all of them."
+            )
+        dtypes = [stored_dtype("examples", leaf) for leaf in leaves]
+        kinds = [(str(kind), leaf.shape[1:]) for kind, leaf in zip(dtypes, leaves, strict=True)]
+        if first is None:
+            description, first = told, kinds
+            files = [_LeafFile(folder / f"{name}.npy") for name in _names(told, len(leaves))]
+        elif (told, kinds) != (description, first):
+            raise ValueError(
+                f"examples has a part of {told} with {kinds}; the first is {description} with "
+                f"{first}, and all must be alike."
+            )
+        for file, leaf, dtype in zip(files, leaves, dtypes, strict=True):
+            file.add(leaf, dtype)
+        count += lengths.pop()[0]
+    if not count or first is None:
+        raise ValueError("examples is empty; there must be at least one.")
+    for file in files:
+        file.finish()
+    names = [file.path.stem for file in files]
+    kept = [[name, *kind] for name, kind in zip(names, first, strict=True)]
+    told = {"version": _VERSION, "examples": count, "leaves": kept, "tree": description}
+    _write_json(folder / DESCRIPTION, told)
+
+
+class _LeafFile:
+    """A ``.npy`` file that grows by its leading axis, and its SHA-256."""
+
+    def __init__(self, path: Path):
+        self.path, self._rows, self._kind = path, 0, None
+        self._file = path.open("wb")
+        self._digest = hashlib.sha256()
+
+    def add(self, rows: np.ndarray, dtype: np.dtype) -> None:
+        if self._kind is None:
+            # NumPy's format knows no dtype of ml_dtypes; stream.json has its name.
+            known = np.dtype(f"V{dtype.itemsize}") if dtype.kind == "V" else dtype
+            self._kind = known, rows.shape[1:]
+            self._head()
+            self._data = self._file.tell()
+        for piece in _pieces(rows):
+            raw = _bytes_of(piece.astype(dtype, copy=False))
+            self._file.write(raw)
+            self._digest.update(raw)
+        self._rows += len(rows)
+
+    def _head(self) -> None:
+        kind, shape = self._kind
+        told = {"descr": kind.str, "fortran_order": False, "shape": (self._rows, *shape)}
+        np.lib.format.write_array_header_1_0(self._file, told)
+
+    def finish(self) -> None:
+        self._file.seek(0)
+        self._head()
+        assert self._file.tell() == self._data  # NumPy leaves room for the leading axis to grow
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        _keep_hash(self.path, self._digest.hexdigest())
+
+
+def _described(tree: Any, number: Iterator[int]) -> Any:
+    """A tree of containers as JSON: what holds what, and the leaves numbered in their order."""
+    if isinstance(tree, Examples) or (type(tree) is tuple and len(tree) == 2):
+        return {"Examples": [_described(child, number) for child in tree]}
+    if isinstance(tree, dict):
+        if not all(isinstance(name, str) for name in tree):
+            raise TypeError(f"examples has a dict with the keys {list(tree)}; they must be text.")
+        return {"dict": {name: _described(tree[name], number) for name in sorted(tree)}}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [_described(child, number) for child in tree]}
+    if not hasattr(tree, "shape") and not np.isscalar(tree):
+        raise TypeError(
+            f"examples has a {type(tree).__name__}; it must be Examples, or dicts, lists and "
+            "tuples of arrays."
+        )
+    return next(number)
+
+
+def _built(told: Any, leaves: list[Any]) -> Any:
+    """The tree that ``_described`` told of, with these leaves."""
+    if isinstance(told, int):
+        return leaves[told]
+    ((kind, children),) = told.items()
+    if kind == "dict":
+        return {name: _built(child, leaves) for name, child in children.items()}
+    built = [_built(child, leaves) for child in children]
+    if kind == "Examples":
+        return Examples(*built)
+    return {"list": list, "tuple": tuple}[kind](built)
+
+
+def _names(told: Any, count: int) -> list[str]:
+    """Names of the leaves' files: their paths, or their numbers where these are not plain."""
+    paths = jax.tree_util.tree_leaves_with_path(_built(told, list(range(count))))
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
+    plain = all(name.replace(".", "").replace("_", "").isalnum() for name in names)
+    is_safe = plain and len({name.lower() for name in names}) == count
+    return names if is_safe else [str(number) for number in range(count)]
+
+
+def _pieces(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Parts along the leading axis of some megabytes each."""
+    if array.ndim == 0:
+        yield array
+        return
+    rows = max(1, _PIECE // max(1, array[:1].nbytes))
+    for start in range(0, len(array), rows):
+        yield array[start : start + rows]
+
+
+def _bytes_of(array: np.ndarray) -> Any:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _whole_file(array: np.ndarray) -> Path | None:
+    """The file that an array is all of, from its header to its end."""
+    name = getattr(array, "filename", None)
+    if not isinstance(array, np.memmap) or name is None or not array.flags.c_contiguous:
+        return None
+    is_whole = int(array.offset) + array.nbytes == Path(name).stat().st_size
+    return Path(name) if is_whole else None
+
+
+def hash_of_file(path: Path, skip: int = 0) -> str:
+    """The SHA-256 of a file, as it is kept beside it, or else computed and kept.
+
+    Args:
+      path: the file.
+      skip: bytes at its start that do not count.
+
+    Raises:
+      ValueError: the file changes meanwhile.
+    """
+    before = path.stat()
+    try:
+        kept = json.loads(_beside(path).read_text(encoding="utf-8"))
+        known = [before.st_size, before.st_mtime_ns] == [kept["size"], kept["mtime_ns"]]
+        if known and len(kept["sha256"]) == 64:
+            return kept["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    with path.open("rb") as file:
+        file.seek(skip)
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    after = path.stat()
+    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise ValueError(f"{path} changed while it was read; nobody may write to it.")
+    try:
+        _keep_hash(path, found)
+    except OSError as error:
+        warnings.warn(
+            f"the hash of {path} cannot be kept beside it, so that every run reads the file once "
+            f"more: {error}",
+            UserWarning,
+            stacklevel=2,
+        )
+    return found
+
+
+def _keep_hash(path: Path, found: str) -> None:
+    now = path.stat()
+    told = {"size": now.st_size, "mtime_ns": now.st_mtime_ns, "sha256": found}
+    _write_json(_beside(path), told)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _write_json(path: Path, value: Any) -> None:
+    half = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    with half.open("w", encoding="utf-8") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(half, path)

@@ -1,0 +1,347 @@
+"""Clients' data that do not fit on a device: examples on the host, their index on the device.
+
+What a cohort draws depends on the seed and the round alone, so that the examples of a chunk of
+rounds are known before it runs. They are gathered on the host while the chunk before it runs, and
+go to the device as the chunk's ``source``: the same bits as with all examples on the device.
+
+Axes: n examples, m of them held by some client, N clients, S slots of the cohort, P examples of a
+chunk at most.
+"""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.checks import check_int
+from fedjax_lab.data.federated import (
+    FederatedArrays,
+    PartitionInfo,
+    as_examples,
+    divide,
+    from_resident,
+)
+from fedjax_lab.data.heterogeneity import Heterogeneity, describe, labels_of, targets_of
+from fedjax_lab.data.partition import Partition
+from fedjax_lab.data.records import open_records
+from fedjax_lab.data.stream_files import content_of, map_file, open_stream, stored_dtype
+from fedjax_lab.machine.memory import device_memory
+
+_SHARE = 0.25  # of a device's memory, that a stream may take
+NOBODY = np.iinfo(np.int32).max  # in a window's places without an example
+
+
+class HostExamples(Protocol):
+    """Examples on the host that are read by number.
+
+    Attributes:
+      shapes: pytree of ``jax.ShapeDtypeStruct`` [n, ...], with the dtypes of a device.
+      targets: an array [n, ...] of what a model has to predict, or None.
+      where: in a word, for messages.
+    """
+
+    @property
+    def shapes(self) -> Any: ...
+
+    @property
+    def targets(self) -> Any | None: ...
+
+    @property
+    def where(self) -> str: ...
+
+    def read(self, ids: np.ndarray, rows: int) -> Any:
+        """Arrays [rows, ...]: the examples ``ids``, integers in rising order, then zeros."""
+        ...
+
+    def content(self) -> str:
+        """A hash of all examples."""
+        ...
+
+
+class HostArrays:
+    """Examples in arrays of NumPy's, in memory or mapped into it.
+
+    Args:
+      examples: pytree of arrays [n, ...], or of paths of ``.npy`` files.
+
+    Raises:
+      ValueError: leaves have unequal lengths, or hold no numbers or integers beyond 32 bits.
+      FileNotFoundError: there is no such file.
+    """
+
+    def __init__(self, examples: Any):
+        is_path = lambda leaf: isinstance(leaf, (str, Path))  # noqa: E731
+        self._arrays = jax.tree.map(
+            lambda leaf: map_file(leaf) if is_path(leaf) else np.asanyarray(leaf), examples
+        )
+        leaves = jax.tree.leaves(self._arrays)
+        lengths = {leaf.shape[:1] for leaf in leaves}
+        if len(lengths) != 1 or () in lengths:
+            raise ValueError(
+                f"examples has leaves with leading axes {sorted(lengths)}; there must be one, [n], "
+                "for all of them."
+            )
+        self.shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, stored_dtype("examples", leaf)),
+            self._arrays,
+        )
+        self.targets = targets_of(self._arrays)
+        mapped = any(isinstance(leaf, np.memmap) for leaf in leaves)
+        self.where = "in mapped files" if mapped else "in the host's memory"
+
+    def read(self, ids: np.ndarray, rows: int) -> Any:
+        """As of ``HostExamples``.
+
+        Args:
+          ids: integers [k], in rising order.
+          rows: at least k.
+        """
+
+        def one(array, shape):
+            found = np.zeros((rows, *array.shape[1:]), array.dtype)
+            # "clip" writes to out at once; with "raise" NumPy copies twice. ids are in range.
+            np.take(array, ids, axis=0, out=found[: len(ids)], mode="clip")
+            return found.astype(shape.dtype, copy=False)
+
+        return jax.tree.map(one, self._arrays, self.shapes)
+
+    def content(self) -> str:
+        """As of ``HostExamples``; see ``stream_files.content_of``."""
+        leaves = jax.tree_util.tree_leaves_with_path(self._arrays)
+        told = [f"{jax.tree_util.keystr(path)} {content_of(leaf)}" for path, leaf in leaves]
+        return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+class FederatedStream:
+    """All clients' data, of which a device holds the index, and the examples of two chunks.
+
+    ``simulate`` takes it in place of ``FederatedArrays``. ``stream`` makes it.
+
+    Args:
+      examples: on the host.
+      host: who holds which of them.
+      names: the clients' ids as text, or None.
+      memory: bytes of a device that index and examples may take.
+
+    Attributes:
+      examples: on the host.
+      index: ``FederatedArrays`` without examples, on the device.
+      memory: bytes of a device that index and examples may take.
+    """
+
+    def __init__(
+        self,
+        examples: HostExamples,
+        host: Partition,
+        names: tuple[str, ...] | None,
+        memory: int,
+    ):
+        self.examples, self.memory = examples, memory
+        self.index = from_resident((), host, names)
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return self.index.num_clients
+
+    @property
+    def num_available(self) -> int:
+        """Number of clients with data."""
+        return self.index.num_available
+
+    @property
+    def partition(self) -> PartitionInfo:
+        """Scheme, seed and hash."""
+        return self.index.partition
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The clients' ids as text, or None."""
+        return self.index.names
+
+    @property
+    def indices(self) -> jax.Array:
+        """int32 [m], as of ``FederatedArrays``."""
+        return self.index.indices
+
+    @property
+    def starts(self) -> jax.Array:
+        """int32 [N], as of ``FederatedArrays``."""
+        return self.index.starts
+
+    @property
+    def sizes(self) -> jax.Array:
+        """int32 [N], as of ``FederatedArrays``."""
+        return self.index.sizes
+
+    @property
+    def example_bytes(self) -> int:
+        """Bytes of an example on a device."""
+        shapes = jax.tree.leaves(self.examples.shapes)
+        return sum(int(np.prod(leaf.shape[1:])) * leaf.dtype.itemsize for leaf in shapes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all examples would take on a device."""
+        return self.example_bytes * jax.tree.leaves(self.examples.shapes)[0].shape[0]
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the index."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.index))
+
+    def heterogeneity(self) -> Heterogeneity:
+        """As of ``FederatedArrays``."""
+        return self._with_targets().heterogeneity()
+
+    def label_histogram(self) -> np.ndarray:
+        """As of ``FederatedArrays``."""
+        return self._with_targets().label_histogram()
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """As of ``FederatedArrays``.
+
+        Args:
+          path: where to save the figure.
+        """
+        return self._with_targets().plot(path)
+
+    def summary(self) -> str:
+        """Scheme, sizes and, where there are class labels, label skew; where the examples are."""
+        whole = self._with_targets()
+        lines = describe(labels_of(whole.examples), whole.host_partition())
+        return (
+            f"{lines}\n{self.examples.where}: {self.nbytes / 2**20:,.1f} MiB; on the device: an "
+            f"index of {self.index_bytes / 2**20:,.1f} MiB, and the examples of two chunks of "
+            f"rounds, together at most {self.memory / 2**20:,.1f} MiB"
+        )
+
+    def _with_targets(self) -> FederatedArrays:
+        return dataclasses.replace(self.index, examples={"y": self.examples.targets})
+
+    def most_examples(self, rounds: int, cohort_size: int, most_of_client: int | None) -> int:
+        """P, which so many rounds never exceed, whoever is drawn.
+
+        Args:
+          rounds: how many.
+          cohort_size: S.
+          most_of_client: examples that a client draws at most in a round; None: all that it has.
+        """
+        sizes = np.asarray(self.index.sizes, np.int64)
+        if most_of_client is not None:
+            sizes = np.minimum(sizes, most_of_client)
+        of_round = int(np.sort(sizes)[::-1][:cohort_size].sum())
+        return min(rounds * of_round, self.index.indices.shape[0])
+
+    def window_bytes(self, count: int) -> int:
+        """Bytes on a device of so many examples with their numbers.
+
+        Args:
+          count: P.
+        """
+        return count * (self.example_bytes + 4)
+
+    def window_shapes(self, count: int) -> FederatedArrays:
+        """What ``window`` gives, by its shapes: nothing is read.
+
+        Args:
+          count: P.
+        """
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype),
+            self.examples.shapes,
+        )
+        window = jax.ShapeDtypeStruct((count,), jnp.int32)
+        return dataclasses.replace(self.index, examples=shapes, window=window)
+
+    def read(self, drawn: np.ndarray, count: int) -> tuple[Any, np.ndarray]:
+        """(examples [P, ...], window int32 [P]) on the host: each one drawn, once.
+
+        Args:
+          drawn: integers of any shape, the numbers of examples.
+          count: P, at least as many as there are different ones.
+        """
+        ids = np.unique(drawn)
+        window = np.full(count, NOBODY, np.int32)
+        window[: len(ids)] = ids
+        return self.examples.read(ids, count), window
+
+    def share(self, host: Partition, names: tuple[str, ...] | None) -> "FederatedStream":
+        """A federation that holds other parts of the same examples.
+
+        Args:
+          host: who holds which of them.
+          names: the clients' ids as text, or None.
+        """
+        return FederatedStream(self.examples, host, names, self.memory)
+
+
+def stream(
+    train: Any,
+    spec: str | np.ndarray,
+    num_clients: int | None = None,
+    seed: int = 0,
+    min_size: int | None = None,
+    *,
+    memory: int | None = None,
+    data_dir: str | Path | None = None,
+) -> FederatedStream:
+    """Divide examples that stay on the host among clients; the twin of ``partition``.
+
+    The same arguments give the same partition, and a run on it the same bits.
+
+    Args:
+      train: a folder that ``write_stream`` wrote; "tfds:NAME", the training part of a prepared set
+        of tensorflow-datasets in the format array_record; or ``Examples``, a tuple (x, y) or any
+        pytree of arrays with leading axis n, such as ``np.memmap``, or of paths of ``.npy`` files.
+      spec, num_clients, seed, min_size: as of ``partition``.
+      memory: bytes of each device that the index and the examples of two chunks of rounds, the one
+        that runs and the next, may take; where ``eval_every`` rounds need more, they are cut into
+        shorter chunks. None: a quarter of the device.
+      data_dir: of "tfds:NAME", the TFDS directory; None: TFDS's own.
+
+    Raises:
+      TypeError, ValueError: as ``partition``; ``memory`` is not positive, or less than the index.
+      FileNotFoundError: there is no such folder, file or prepared set.
+      ImportError: tensorflow-datasets is needed and missing.
+    """
+    if memory is None:
+        memory = int(_SHARE * device_memory())
+    memory = check_int("memory", memory, minimum=1)
+    examples: HostExamples
+    if isinstance(train, str) and train.startswith("tfds:"):
+        examples = open_records(train, data_dir)
+    else:
+        if isinstance(train, (str, Path)) and not Path(train).is_file():
+            train = open_stream(train)
+        examples = HostArrays(as_examples(train))
+    n = jax.tree.leaves(examples.shapes)[0].shape[0]
+    host, names = divide(examples.targets, n, spec, num_clients, seed, min_size)
+    clients = FederatedStream(examples, host, names, memory)
+    if clients.index_bytes >= memory:
+        raise ValueError(
+            f"memory is {memory:,} bytes; the index of {n:,} examples takes {clients.index_bytes:,}"
+            " of them."
+        )
+    return clients
+
+
+def check_resident(clients: Any, what: str) -> None:
+    """Refuse a stream where all examples have to be on the device.
+
+    Args:
+      clients: the clients' data.
+      what: needs them.
+
+    Raises:
+      TypeError: ``clients`` is a stream.
+    """
+    if isinstance(clients, FederatedStream):
+        raise TypeError(
+            f"a FederatedStream is given, whose examples stay on the host; {what} needs them on "
+            "the device, as data.partition puts them there."
+        )

@@ -1,0 +1,304 @@
+"""The data of each chunk of rounds: the same arrays for all, or a stream's examples, one ahead."""
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.data import FederatedArrays, FederatedStream
+from fedjax_lab.simulation.arguments import warn_of_nonfinite_data
+from fedjax_lab.simulation.fingerprint import hash_arrays
+from fedjax_lab.simulation.rounds import Schedule, place
+from fedjax_lab.types import Key, Metrics
+
+_NAMED = 10  # examples in a warning
+
+
+class Feed:
+    """Data that lie on the device: every chunk gets the same.
+
+    Args:
+      clients: the clients' data.
+      eval_every: rounds of a chunk.
+
+    Attributes:
+      clients: what a program of rounds takes as data, by shapes and placement.
+      index: who holds which example.
+      longest: rounds of a program at most.
+    """
+
+    def __init__(self, clients: FederatedArrays, eval_every: int):
+        self.clients = self.index = clients
+        self.longest = eval_every
+
+    def place(self, client_map: str) -> FederatedArrays:
+        """Copy the data to the devices of a client map; returns those of the first chunk.
+
+        Args:
+          client_map: the one that runs.
+        """
+        self.clients = self.index = place(self.clients, client_map)
+        return self.clients
+
+    def pieces(self, first: int, length: int) -> Iterator[tuple[int, int]]:
+        """(first round, rounds) of the programs that make up a chunk.
+
+        Args:
+          first: number of its first round.
+          length: its rounds.
+        """
+        for start in range(first, first + length, self.longest):
+            yield start, min(self.longest, first + length - start)
+
+    def take(self, first: int, length: int) -> FederatedArrays:
+        """The data of some rounds; what comes next is fetched while they run.
+
+        Args:
+          first: number of the first round.
+          length: rounds, at most ``longest``.
+        """
+        return self.clients
+
+    def ran(self, metrics: Metrics) -> None:
+        """The program on what ``take`` gave is on its way.
+
+        Args:
+          metrics: what it returns; they are there when it has run.
+        """
+
+    def content(self) -> str:
+        """A hash of examples and index."""
+        return hash_arrays((self.clients.examples, self.clients.indices))
+
+    def warn_of_nonfinite(self) -> None:
+        """Warn of examples that are not finite; of a stream, where they are drawn."""
+        warn_of_nonfinite_data(self.clients)
+
+    def record(self) -> dict[str, Any]:
+        """What config.json says of it."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing more is fetched."""
+
+
+class StreamFeed(Feed):
+    """A stream: a chunk gets the examples that it draws, and those of the next one are fetched.
+
+    Drawing the next chunk is put on the device before this chunk's rounds, so that it does not
+    wait for them. A thread gathers what was drawn, waits until the chunk before this one has run,
+    and copies: a device never holds more than two chunks' examples.
+
+    Args:
+      stream: the clients' data.
+      schedule: how batches are drawn.
+      key: the run's key.
+      rounds: of the whole run.
+      eval_every: rounds of a chunk.
+      told: for stderr, who takes it; None: nothing is said.
+
+    Raises:
+      ValueError: the examples of a single round do not fit.
+    """
+
+    def __init__(
+        self,
+        stream: FederatedStream,
+        schedule: Schedule,
+        key: Key,
+        rounds: int,
+        eval_every: int,
+        told: str | None = None,
+    ):
+        self._stream, self._key, self._rounds, self._every = stream, key, rounds, eval_every
+        self.longest, self.count = _fit(stream, schedule, eval_every)
+        if told is not None:
+            print(f"{told}: {self._told()}", file=sys.stderr, flush=True)
+        # JAX's own setting is that of the thread that asks.
+        self._x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+        self._draw = jax.jit(_drawing(schedule), static_argnames="length")
+        self._worker = ThreadPoolExecutor(1, "stream")
+        self._ahead: tuple[tuple[int, int], Future] | None = None
+        self._last: Metrics = {}
+        self._broken: str | None = None  # examples that are not finite, to be told of once
+        self._warned = False
+        self.index = stream.index
+        self.clients = self._fetch(self._drawn(0, min(self.longest, rounds)), {})
+        self._first: FederatedArrays | None = self.clients
+
+    def _told(self) -> str:
+        size = self._stream.window_bytes(self.count)
+        shorter = "" if self.longest == self._every else f" (eval_every is {self._every})"
+        return (
+            f"examples are streamed, {self._stream.nbytes / 2**20:,.1f} MiB "
+            f"{self._stream.examples.where}: chunks of {self.longest} rounds{shorter}, each with at most {self.count:,} "
+            f"examples; a device holds two times {size / 2**20:,.1f} MiB of them and an index of "
+            f"{self._stream.index_bytes / 2**20:,.1f} MiB, of memory={self._stream.memory:,} bytes"
+        )
+
+    def place(self, client_map: str) -> FederatedArrays:
+        """As of ``Feed``."""
+        self.index, self._key = place((self.index, self._key), client_map)
+        self.clients = self._first = place(self.clients, client_map)
+        return self.clients
+
+    def take(self, first: int, length: int) -> FederatedArrays:
+        """As of ``Feed``."""
+        if self._first is not None and first == 0 and length == min(self.longest, self._rounds):
+            found = self._first
+        elif self._ahead is not None and self._ahead[0] == (first, length):
+            found = self._ahead[1].result()
+        else:
+            self._forget()
+            found = self._fetch(self._drawn(first, length), self._last)
+        self._first = self._ahead = None
+        if self._broken is not None and not self._warned:
+            self._warned = True
+            warnings.warn(self._broken, UserWarning, stacklevel=4)
+        self.clients = dataclasses.replace(
+            found, examples=_shapes(found.examples), window=_shapes(found.window)
+        )
+        after = first + length
+        if after < self._rounds:
+            chunk = min(self._every - after % self._every, self._rounds - after)
+            piece = after, min(self.longest, chunk)
+            future = self._worker.submit(self._fetch, self._drawn(*piece), self._last)
+            self._ahead = piece, future
+        return found
+
+    def ran(self, metrics: Metrics) -> None:
+        """As of ``Feed``."""
+        self._last = metrics
+
+    def content(self) -> str:
+        """As of ``Feed``."""
+        return f"{self._stream.examples.content()[:16]} {hash_arrays(self._stream.index)}"
+
+    def warn_of_nonfinite(self) -> None:
+        """As of ``Feed``."""
+
+    def record(self) -> dict[str, Any]:
+        """As of ``Feed``."""
+        return {"stream": {"rounds_at_once": self.longest, "examples_at_once": self.count}}
+
+    def close(self) -> None:
+        """As of ``Feed``."""
+        self._forget()
+        self._worker.shutdown()
+
+    def _forget(self) -> None:
+        """Let go of what was fetched in vain."""
+        if self._ahead is not None and not self._ahead[1].cancel():
+            self._ahead[1].exception()
+        self._ahead = self._first = None
+
+    def _drawn(self, first: int, length: int) -> jax.Array:
+        return self._draw(self.index, self._key, jnp.asarray(first, jnp.int32), length=length)
+
+    def _fetch(self, drawn: jax.Array, after: Metrics) -> FederatedArrays:
+        """Gather what was drawn, and copy it to the devices when the rounds before have run."""
+        rows, window = self._stream.read(np.asarray(drawn), self.count)
+        self._look(rows, window)
+        jax.block_until_ready(after)
+        with jax.enable_x64(self._x64):
+            rows, window = jax.device_put((rows, window), self.index.indices.sharding)
+        return dataclasses.replace(self.index, examples=rows, window=window)
+
+    def _look(self, rows: Any, window: np.ndarray) -> None:
+        """Look for examples that are not finite."""
+        if self._broken is not None:
+            return
+        broken = np.zeros(len(window), bool)
+        for leaf in jax.tree.leaves(rows):
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
+                broken |= ~np.isfinite(leaf).reshape(len(leaf), -1).all(1)
+        if broken.any():
+            some = window[broken].tolist()
+            more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
+            self._broken = (
+                f"the examples {', '.join(map(str, some[:_NAMED]))}{more} hold values that are not "
+                "finite; where they are drawn, on_nonfinite decides."
+            )
+
+
+def feed_of(
+    clients: FederatedArrays | FederatedStream,
+    schedule: Schedule,
+    key: Key,
+    rounds: int,
+    eval_every: int,
+    told: str | None,
+) -> Feed:
+    """The feed of a run.
+
+    Args:
+      clients: the clients' data, on the device or a stream.
+      schedule, key, rounds, eval_every, told: as of ``StreamFeed``.
+
+    Raises:
+      ValueError: the examples of a single round do not fit.
+    """
+    if isinstance(clients, FederatedStream):
+        return StreamFeed(clients, schedule, key, rounds, eval_every, told)
+    return Feed(clients, eval_every)
+
+
+def window_shapes(stream: FederatedStream, schedule: Schedule, length: int) -> FederatedArrays:
+    """The shapes of what a program of rounds takes of a stream.
+
+    Args:
+      stream: the clients' data.
+      schedule: how batches are drawn.
+      length: rounds that are asked for; fewer where they do not fit.
+
+    Raises:
+      ValueError: the examples of a single round do not fit.
+    """
+    return stream.window_shapes(_fit(stream, schedule, length)[1])
+
+
+def _fit(stream: FederatedStream, schedule: Schedule, eval_every: int) -> tuple[int, int]:
+    """(rounds of a program, a divisor of ``eval_every``; the examples that they draw at most)."""
+    drawn = None
+    if schedule.local_steps is not None and not schedule.full_examples:
+        drawn = schedule.local_steps * schedule.batch_size
+    room = stream.memory - stream.index_bytes
+    count, size = 0, 0
+    for rounds in range(eval_every, 0, -1):
+        if eval_every % rounds:
+            continue
+        count = stream.most_examples(rounds, schedule.cohort_size, drawn)
+        size = 2 * stream.window_bytes(count)
+        if size <= room:
+            return rounds, count
+    raise ValueError(
+        f"memory is {stream.memory:,} bytes, of which the index takes {stream.index_bytes:,}; a "
+        f"round of {schedule.cohort_size} clients draws up to {count:,} examples, and those of two "
+        f"rounds, the one that runs and the next, take {size:,}. Raise memory, or take a smaller "
+        "cohort, fewer or smaller mini-batches."
+    )
+
+
+def _drawing(schedule: Schedule) -> Any:
+    """(index, key, first, length) -> the numbers of all examples that the rounds draw."""
+
+    def draw(index, key, first, length):
+        def one(round):
+            batch = schedule.draw(index, key, round)
+            return batch.examples if batch.full_examples is None else batch.full_examples
+
+        return jax.lax.map(one, first + jnp.arange(length, dtype=jnp.int32))
+
+    return draw
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree
+    )
