@@ -107,6 +107,32 @@ def as_value(value: Any) -> float | list:
     return float(array) if array.ndim == 0 else array.tolist()
 
 
+def scores_of(
+    function: Callable[..., Mapping[str, Any]] | None, value: Any, taken: set[str], argument: str
+) -> dict[str, Any]:
+    """What ``evaluate`` or ``diagnose`` says, as a row holds it.
+
+    Args:
+      function: one of them; None says nothing.
+      value: what it is called with.
+      taken: names that rows have already.
+      argument: its name, for errors.
+
+    Raises:
+      TypeError: it returned no dict.
+      ValueError: a name in it is taken.
+    """
+    found = {} if function is None else function(value)
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{argument} returned {type(found).__name__}; it must be a dict.")
+    for name in found:
+        if name in taken:
+            raise ValueError(
+                f"{argument} returned {name!r}, a name that rows have already; choose another."
+            )
+    return {name: as_value(score) for name, score in found.items()}
+
+
 def guarantees(
     algorithm: Algorithm, schedule: Schedule, clients: FederatedArrays
 ) -> Callable[[int], Row]:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
+from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.data import Devices, FederatedArrays
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import ON_NONFINITE, Algorithm
@@ -35,9 +36,9 @@ from fedjax_lab.simulation.loop import (
     Tally,
     Watch,
     adopt_state,
-    as_value,
     first_state,
     guarantees,
+    scores_of,
     traced,
 )
 from fedjax_lab.simulation.programs import keep_by_default
@@ -49,6 +50,8 @@ from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.simulation.stores import (
     check_host_store,
     choose_store,
+    left_by_chunks,
+    place_model,
     start_on_host,
     state_sharding,
     stays_on_host,
@@ -110,6 +113,7 @@ def simulate(
     eval_every: int = 10,
     client_map: str = "auto",
     client_store: str = "auto",
+    params_sharding: ParamsSharding = None,
     run_dir: str | Path | None = None,
     checkpoint_every: int | None = None,
     config: Mapping[str, Any] | None = None,
@@ -160,6 +164,11 @@ def simulate(
       client_store: where the table of client rows stands: whole on each "device" that runs
         clients, "sharded" over them, or on the "host"; "auto" chooses by its size. With "host",
         ``result.state.clients`` is a ``HostTable``. See ``fedjax_lab.simulation.stores``.
+      params_sharding: with a ``client_map`` of the kind "shard_map:CxM", how M devices divide the
+        params, all that is shaped like them, and frozen weights: a function (path of a leaf such
+        as "dense_0/kernel", leaf) -> ``PartitionSpec`` over the axis "model", or the specs
+        themselves, a prefix of the params' tree (with frozen weights, a pair of prefixes). None:
+        each array along its longest axis that M divides.
       run_dir: where to keep metrics and checkpoints; None keeps nothing.
       checkpoint_every: rounds between checkpoints, rounded up to a multiple of
         ``eval_every``; None: a tenth of the run. The last round is always saved.
@@ -215,13 +224,14 @@ def simulate(
         check_cohorts(sample_cohort, clients, key, cohort_size, rounds)
     is_fresh = state is None
     start = first_state(algorithm, schedule)
-    frozen = jax.tree.map(jnp.asarray, algorithm.frozen)  # no round changes or donates it
     if is_fresh:
-        shapes = jax.eval_shape(start, params, clients, key, frozen)
+        shapes = jax.eval_shape(start, params, clients, key, algorithm.frozen)
     else:
         adopted = adopt_state(algorithm, state, clients, schedule, key)
         shapes = state = adopted._replace(frozen=())
         params = algorithm.params(state)
+    placed = place_model(params, algorithm.frozen, client_map, params_sharding)
+    params, frozen, layout = placed  # no round changes or donates the frozen weights
     in_round = "keep" if on_nonfinite == "keep" else "exclude"
     table, planning_seconds = None, 0.0
     compiled: dict[int, Any] = {}
@@ -242,19 +252,20 @@ def simulate(
         planning_seconds = planner.compile_seconds
         del first, planner
     if table is None:
-        name = algorithm.name
-        client_store = choose_store(client_store, client_map, shapes, clients.num_clients, name)
-    sharding = state_sharding(shapes, client_map, client_store)
+        sizes = shapes, clients.num_clients, algorithm.name, layout
+        client_store = choose_store(client_store, client_map, *sizes)
+    sharding = state_sharding(shapes, client_map, client_store, layout)
     clients, key, frozen = place((clients, key, frozen), client_map)
     if is_fresh and table is None:
         params = place(params, client_map)
         state = jax.jit(start, out_shardings=sharding)(params, clients, key, frozen)
     state = jax.device_put(state, sharding)
-    run_chunk = build_chunk(algorithm, schedule, client_map, in_round, None, client_store)
+    divided = (params_sharding, left_by_chunks(sharding, table, layout))
+    run_chunk = build_chunk(algorithm, schedule, client_map, in_round, None, client_store, *divided)
     if table is None:
         chunks = Chunks(run_chunk, clients, key, frozen, compiled, planning_seconds)
     else:
-        chunks = HostChunks(run_chunk, clients, key, frozen, table, schedule, client_map)
+        chunks = HostChunks(run_chunk, clients, key, frozen, table, schedule, client_map, layout)
     record = {
         "algorithm": algorithm.name,
         "hyperparameters": dict(algorithm.hyperparameters),
@@ -331,9 +342,9 @@ def simulate(
             scores: dict[str, Any] = {}
             if not watch.diverged or on_nonfinite == "stop":
                 taken = tally.names(metrics) | spent(0).keys()
-                scores = _scores(evaluate, algorithm.params(state), taken, "evaluate")
+                scores = scores_of(evaluate, algorithm.params(state), taken, "evaluate")
                 whole = state._replace(frozen=frozen)
-                scores |= _scores(diagnose, whole, {*taken, *scores}, "diagnose")
+                scores |= scores_of(diagnose, whole, {*taken, *scores}, "diagnose")
             scores = {**spent(round), **scores}
             row = {"round": round, **tally.row(metrics), **scores}
             history.append(row)
@@ -377,23 +388,3 @@ def _is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
     if stop_when is None:
         return False
     return bool(stop_when({n: math.nan if v is None else v for n, v in row.items()}))
-
-
-def _scores(
-    function: Callable[..., Mapping[str, Any]] | None, value: Any, taken: set[str], argument: str
-) -> dict[str, Any]:
-    """What ``evaluate`` or ``diagnose`` says, as a row holds it.
-
-    Raises:
-      TypeError: it returned no dict.
-      ValueError: a name in it is taken.
-    """
-    found = {} if function is None else function(value)
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{argument} returned {type(found).__name__}; it must be a dict.")
-    for name in found:
-        if name in taken:
-            raise ValueError(
-                f"{argument} returned {name!r}, a name that rows have already; choose another."
-            )
-    return {name: as_value(score) for name, score in found.items()}
