@@ -130,6 +130,15 @@ def parse_client_map(client_map: str, target: Target | None = None) -> ClientMap
     return ClientMap(client_map, multiple, spread, devices, deal, mesh)
 
 
+def parts_of_a_model(client_map: str) -> int:
+    """Over how many devices a client map divides a model.
+
+    Args:
+      client_map: a name.
+    """
+    return max(_split(client_map)[2], 1)
+
+
 def _split(client_map: str, argument: str = "client_map") -> tuple[str, int, int, str]:
     """(kind, the number behind it or 0, that behind its x or 0, a device's share or "")."""
     whole, _, share = client_map.partition("/")

@@ -36,6 +36,7 @@ from fedjax_lab.clients.model_axis import (
 from fedjax_lab.clients.store import AXIS
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.memory import device_memory
+from fedjax_lab.machine.target import Target
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.rounds import Schedule, is_shardable
 from fedjax_lab.types import FedState, Key, Params, PyTree
@@ -105,7 +106,11 @@ def choose_store(
 
 
 def state_sharding(
-    shapes: FedState, client_map: str, client_store: str, layout: ModelLayout | None = None
+    shapes: FedState,
+    client_map: str,
+    client_store: str,
+    layout: ModelLayout | None = None,
+    target: Target | None = None,
 ) -> Any:
     """The placement of a state, as ``jax.jit`` takes it for ``out_shardings``.
 
@@ -114,15 +119,16 @@ def state_sharding(
       client_map: the one that runs.
       client_store: what ``choose_store`` said, or "host".
       layout: of a model that is divided; None: it is whole on each device.
+      target: the machine; None: the running one.
 
     Returns:
       A pytree of shardings like the state; None where one device runs everything.
     """
-    server = _shardings(shapes._replace(clients=()), client_map, None, layout)
+    server = _shardings(shapes._replace(clients=()), client_map, None, layout, target)
     if server is None:
         return None
     leading = AXIS if client_store == "sharded" else None
-    return server._replace(clients=_shardings(shapes.clients, client_map, leading, layout))
+    return server._replace(clients=_shardings(shapes.clients, client_map, leading, layout, target))
 
 
 def row_sharding(rows: PyTree, client_map: str, layout: ModelLayout | None = None) -> Any:
@@ -137,8 +143,8 @@ def row_sharding(rows: PyTree, client_map: str, layout: ModelLayout | None = Non
     return _shardings(rows, client_map, leading, layout)
 
 
-def _shardings(values, client_map, leading, layout):
-    mesh = parse_client_map(client_map).mesh
+def _shardings(values, client_map, leading, layout, target=None):
+    mesh = parse_client_map(client_map, target).mesh
     if mesh is None or mesh.size < 2:
         return None
     if layout is not None:
