@@ -200,6 +200,15 @@ def _checked(name: str, leaf: Any, spec: Any, size: int) -> PartitionSpec:
     return spec
 
 
+def are_divided(specs: PyTree) -> list[bool]:
+    """Of each leaf, whether devices divide it.
+
+    Args:
+      specs: pytree of ``PartitionSpec``.
+    """
+    return [MODEL in spec for spec in jax.tree.leaves(specs, is_leaf=_is_spec)]
+
+
 def divided_over(values: PyTree) -> Mesh | None:
     """The mesh with the axis ``model`` on which arrays lie; None: on another, or on none.
 
@@ -266,6 +275,27 @@ def hold_layout(layout: ModelLayout | None) -> Iterator[None]:
         yield
     finally:
         _HELD.reset(token)
+
+
+def on_each_part(
+    function: Callable[..., PyTree], layout: ModelLayout, in_specs: PyTree, out_specs: PyTree
+) -> Callable[..., PyTree]:
+    """``function`` of the parts that one device has, with the axis ``model`` to be summed over.
+
+    Args:
+      function: of traced arrays.
+      layout: of the round that is traced.
+      in_specs, out_specs: of its arguments and results, as ``ModelLayout.specs`` gives them.
+    """
+    around = jax.sharding.get_abstract_mesh()
+    return jax.shard_map(
+        function,
+        mesh=layout.mesh if around.empty else around,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names={MODEL},
+        check_vma=False,
+    )
 
 
 def held_layout() -> ModelLayout | None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from fedjax_lab.clients.model_axis import MODEL
+from fedjax_lab.clients.model_axis import MODEL, held_layout
 from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.types import Params, PyTree
 
@@ -111,6 +111,11 @@ def sharded_rows(mesh: Mesh) -> Rows:
         place = ids - jax.lax.axis_index(AXIS) * share
         return place, (place >= 0) & (place < share)
 
+    def divided(table):
+        """How a table, or rows, are divided; a collective over an axis that is not would gather."""
+        layout = held_layout()
+        return split if layout is None else layout.specs(table, AXIS)
+
     def take(clients, client_ids):
         def on_device(clients, ids):
             def one(table):
@@ -126,9 +131,8 @@ def sharded_rows(mesh: Mesh) -> Rows:
         spread = jax.shard_map(
             on_device,
             mesh=mesh,
-            in_specs=(split, same),
-            out_specs=split,
-            axis_names={AXIS},
+            in_specs=(divided(clients), same),
+            out_specs=divided(clients),
             check_vma=False,
         )
         return spread(clients, client_ids)
@@ -146,9 +150,8 @@ def sharded_rows(mesh: Mesh) -> Rows:
         spread = jax.shard_map(
             on_device,
             mesh=mesh,
-            in_specs=(split, same, split, same),
-            out_specs=split,
-            axis_names={AXIS},
+            in_specs=(divided(clients), same, divided(rows), same),
+            out_specs=divided(clients),
             check_vma=False,
         )
         return spread(clients, client_ids, rows, participates)
