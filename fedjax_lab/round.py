@@ -17,6 +17,13 @@ from fedjax_lab.clients.batch import complete_batch
 from fedjax_lab.clients.finite import is_finite, run_until_finite
 from fedjax_lab.clients.frozen import hold_frozen
 from fedjax_lab.clients.mapping import check_client_map, parse_client_map, single_device_map
+from fedjax_lab.clients.model_axis import (
+    ParamsSharding,
+    divides_models,
+    held_layout,
+    hold_layout,
+    model_layout,
+)
 from fedjax_lab.clients.planner import Plan, plan
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.target import Target
@@ -159,6 +166,7 @@ def build_round(
     on_nonfinite: str = "exclude",
     target: Target | None = None,
     rows: Rows | None = None,
+    params_sharding: ParamsSharding = None,
 ) -> RoundFn:
     """Build ``round_fn(state, batch) -> (state, metrics)`` for one way of mapping clients.
 
@@ -179,20 +187,31 @@ def build_round(
       target: the machine that the round is for; None: the running one.
       rows: how client rows are read and written, such as ``sharded_rows``; None: the table stands
         whole where the clients run.
+      params_sharding: as of ``simulate``; what the round is given is to be placed by it.
 
     Raises:
-      ValueError: the client map is unknown, or "measure", which is for ``simulate``; or
-        ``on_nonfinite`` is unknown.
+      ValueError: the client map is unknown, or "measure", which is for ``simulate``;
+        ``on_nonfinite`` is unknown; or ``params_sharding`` does not fit the client map, or the
+        params (when the round is traced).
     """
     exclude = check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE) == "exclude"
     if check_client_map(client_map) == "measure":
         raise ValueError("client_map is 'measure'; a round function is not run, only simulate is.")
     fixed = None if client_map == "auto" else parse_client_map(client_map, target)
     rows = rows or Rows()
+    mesh = None if fixed is None else fixed.mesh
+    is_divided = divides_models(mesh, params_sharding)
 
     def for_target(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
         with convolutions_for(target):
-            return round_fn(state, batch)
+            return divided(state, batch) if is_divided else round_fn(state, batch)
+
+    def divided(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
+        params = jax.eval_shape(algorithm.params, state)
+        layout = model_layout(params, mesh, params_sharding, state.frozen)
+        with hold_layout(layout):
+            state, metrics = round_fn(state, batch)
+        return layout.constrain(state._replace(frozen=()))._replace(frozen=state.frozen), metrics
 
     def round_fn(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
         cohort_map = fixed
@@ -233,7 +252,7 @@ def build_round(
             "bytes_down": senders * float(algorithm.downlink(params)),
         }
 
-    return round_fn if target is None else for_target
+    return round_fn if target is None and not is_divided else for_target
 
 
 def plan_round(
@@ -286,6 +305,8 @@ def _run_clients(phase, params, cohort_map, table, shared, clients, cohort, mapp
         with hold_frozen(frozen):
             message, row, report = phase.client_update(received, row, batch)
         _check_message(message, phase.message_like(params), phase.reduce)
+        if (layout := held_layout()) is not None:
+            message, row = layout.constrain((message, row))
         if look is not None:
             counts = counts & is_finite((message, row), look)
         message, report = tree.zero_unless(counts, (message, report))

@@ -6,6 +6,7 @@
 ``chunk:n``              n at once, chunk after chunk
 ``shard_map``, ``pmap``  an equal share of the cohort on each device
 ``shard_map:n``          the same on n devices
+``shard_map:CxM``        C equal shares, each on M devices that divide the model; see ``model_axis``
 ``shard_map/chunk:8``    the same, saying how a device maps its share (else ``scan`` on CPU and
                          ``vmap`` elsewhere)
 =======================  ============================================
@@ -23,7 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
@@ -49,6 +50,8 @@ class ClientMap:
         -> (sums, kept [S, ...]). ``lengths``: after how many steps a client is done.
       devices: the devices that share the cohort; empty for a single-device map.
       sort: lengths [S] -> the order of slots in which the cohort is run best; None: any.
+      mesh: of the devices, with the axis ``clients``, and of ``shard_map:CxM`` also ``model``; None
+        for a single-device map.
     """
 
     name: str
@@ -56,6 +59,12 @@ class ClientMap:
     run: Callable[..., tuple[PyTree, PyTree]]
     devices: tuple[Any, ...] = ()
     sort: Callable[[jax.Array], jax.Array] | None = None
+    mesh: Mesh | None = None
+
+    @property
+    def shares(self) -> int:
+        """Into how many shares the cohort is divided."""
+        return 1 if self.mesh is None else self.mesh.shape[AXIS]
 
 
 def single_device_map(target: Target | None = None) -> str:
@@ -93,7 +102,7 @@ def parse_client_map(client_map: str, target: Target | None = None) -> ClientMap
       ValueError: the name is unknown or left to the planner, a number in it is no positive
         integer, or it wants more devices than there are.
     """
-    kind, count, share = _split(client_map)
+    kind, count, parts, share = _split(client_map)
     if kind == "chunk":
         return ClientMap(client_map, count, _chunked(count), sort=_longest_first)
     if kind == "vmap":
@@ -104,28 +113,44 @@ def parse_client_map(client_map: str, target: Target | None = None) -> ClientMap
         devices = target.devices
     else:
         devices = tuple(jax.local_devices() if kind == "pmap" else jax.devices())
-    if max(count, 1) > len(devices):
+    if max(count * max(parts, 1), 1) > len(devices):
         raise ValueError(
             f"client_map is {client_map!r}; there are {len(devices)} {platform_of(target)} devices."
         )
-    devices = devices[:count] if count else devices
-    spread = _pmapped if kind == "pmap" else _sharded
+    devices = devices[: count * max(parts, 1)] if count else devices
+    mesh = client_mesh(devices, parts)
+    shares = mesh.shape[AXIS]
     on_device = parse_client_map(share or single_device_map(target))
 
     def deal(lengths):
-        return _longest_first(lengths).reshape(-1, len(devices)).T.reshape(-1)
+        return _longest_first(lengths).reshape(-1, shares).T.reshape(-1)
 
-    multiple = len(devices) * on_device.multiple
-    return ClientMap(client_map, multiple, spread(on_device.run, devices), devices, deal)
+    multiple, run = shares * on_device.multiple, on_device.run
+    spread = _pmapped(run, devices) if kind == "pmap" else _sharded(run, mesh)
+    return ClientMap(client_map, multiple, spread, devices, deal, mesh)
 
 
-def _split(client_map: str, argument: str = "client_map") -> tuple[str, int, str]:
-    """(kind, the number behind it or 0, how a device maps its share or "")."""
+def parts_of_a_model(client_map: str) -> int:
+    """Over how many devices a client map divides a model.
+
+    Args:
+      client_map: a name.
+    """
+    return max(_split(client_map)[2], 1)
+
+
+def _split(client_map: str, argument: str = "client_map") -> tuple[str, int, int, str]:
+    """(kind, the number behind it or 0, that behind its x or 0, a device's share or "")."""
     whole, _, share = client_map.partition("/")
     kind, colon, size = whole.partition(":")
     choice = "chunk:n" if kind == "chunk" else kind
     check_choice(argument, choice if colon else whole, CLIENT_MAPS)
     spreads = kind in ("shard_map", "pmap")
+    parts = "0"
+    if kind == "shard_map" and "x" in size:
+        size, _, parts = size.partition("x")
+        if not parts.isdigit() or int(parts) < 1:
+            raise ValueError(f"{argument} is {client_map!r}; M in {kind}:CxM must be at least 1.")
     if kind == "chunk" or (spreads and colon):
         if not size.isdigit() or int(size) < 1:
             raise ValueError(f"{argument} is {client_map!r}; n in {kind}:n must be at least 1.")
@@ -135,7 +160,7 @@ def _split(client_map: str, argument: str = "client_map") -> tuple[str, int, str
         raise ValueError(f"{argument} is {client_map!r}; only shard_map and pmap have a share.")
     if share and _split(share, argument)[0] in ("shard_map", "pmap"):
         raise ValueError(f"{argument} is {client_map!r}; a share is scan, vmap or chunk:n.")
-    return kind, int(size or 0), share
+    return kind, int(size or 0), int(parts), share
 
 
 def _longest_first(lengths):
@@ -198,9 +223,7 @@ def _pmapped(share, devices):
     return run
 
 
-def _sharded(share, devices):
-    mesh = client_mesh(devices)
-
+def _sharded(share, mesh):
     def run(fn: ClientFn, shared, clients, coefficients, lengths):
         def on_device(shared, clients, coefficients, lengths):
             sums, kept = share(fn, shared, clients, coefficients, lengths)
@@ -212,6 +235,7 @@ def _sharded(share, devices):
             mesh=mesh,
             in_specs=(same, split, split, split),
             out_specs=(split, split),
+            axis_names={AXIS},
             check_vma=False,  # the carries of `share` start as constants, equal on all devices
         )(shared, clients, coefficients, lengths)
         return jax.tree.map(lambda leaf: leaf.sum(0), sums), kept

@@ -211,7 +211,7 @@ def at_once(client_map: str, slots: int, target: Target) -> int:
     whole, _, share = client_map.partition("/")
     kind, _, size = whole.partition(":")
     if kind in ("shard_map", "pmap"):
-        slots = -(-slots // int(size or target.num_devices))
+        slots = -(-slots // int(size.partition("x")[0] or target.num_devices))
         share = share or single_device_map(target)
         kind, _, size = share.partition(":")
     return slots if kind == "vmap" else min(int(size or 1), slots)

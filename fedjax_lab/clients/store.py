@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from fedjax_lab.clients.model_axis import MODEL, held_layout
 from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.types import Params, PyTree
 
@@ -69,13 +70,14 @@ def put_clients(
     return jax.tree.map(put, clients, rows)
 
 
-def client_mesh(devices: Sequence[Any]) -> Mesh:
-    """The mesh of the devices that share a cohort, with the one axis ``clients``.
+def client_mesh(devices: Sequence[Any], parts: int = 0) -> Mesh:
+    """The mesh of the devices that share a cohort, with the axis ``clients``.
 
     Args:
       devices: JAX devices, in the order in which they get their shares.
+      parts: the length of a second axis ``model``; 0: there is none.
     """
-    return mesh_of(tuple(devices), AXIS)
+    return mesh_of(tuple(devices), AXIS, **({MODEL: parts} if parts else {}))
 
 
 class Rows(NamedTuple):
@@ -98,7 +100,8 @@ def sharded_rows(mesh: Mesh) -> Rows:
     round gives the same bits as with the whole table on each device.
 
     Args:
-      mesh: with the one axis ``clients``; its size divides N and the number of slots.
+      mesh: with the axis ``clients``, whose length divides N and the number of slots. Another
+        axis divides the rows themselves, as it does the model.
     """
     split, same = PartitionSpec(AXIS), PartitionSpec()
 
@@ -108,10 +111,15 @@ def sharded_rows(mesh: Mesh) -> Rows:
         place = ids - jax.lax.axis_index(AXIS) * share
         return place, (place >= 0) & (place < share)
 
+    def divided(table):
+        """How a table, or rows, are divided; a collective over an axis that is not would gather."""
+        layout = held_layout()
+        return split if layout is None else layout.specs(table, AXIS)
+
     def take(clients, client_ids):
         def on_device(clients, ids):
             def one(table):
-                last = table.shape[0] * mesh.size - 1  # a padded slot reads the last row
+                last = table.shape[0] * mesh.shape[AXIS] - 1  # a padded slot reads the last row
                 place, here = own(jnp.minimum(ids, last), table)
                 bits = _bits(table.at[place].get(mode="clip"))
                 bits = jnp.where(here.reshape(-1, *(1,) * (bits.ndim - 1)), bits, 0)
@@ -121,7 +129,11 @@ def sharded_rows(mesh: Mesh) -> Rows:
             return jax.tree.map(one, clients)
 
         spread = jax.shard_map(
-            on_device, mesh=mesh, in_specs=(split, same), out_specs=split, check_vma=False
+            on_device,
+            mesh=mesh,
+            in_specs=(divided(clients), same),
+            out_specs=divided(clients),
+            check_vma=False,
         )
         return spread(clients, client_ids)
 
@@ -138,8 +150,8 @@ def sharded_rows(mesh: Mesh) -> Rows:
         spread = jax.shard_map(
             on_device,
             mesh=mesh,
-            in_specs=(split, same, split, same),
-            out_specs=split,
+            in_specs=(divided(clients), same, divided(rows), same),
+            out_specs=divided(clients),
             check_vma=False,
         )
         return spread(clients, client_ids, rows, participates)

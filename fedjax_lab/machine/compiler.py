@@ -5,6 +5,7 @@ such a target a topology.
 """
 
 import dataclasses
+import math
 import os
 import re
 import time
@@ -192,15 +193,17 @@ def abstract(values: Any, devices: tuple[Any, ...], split: bool = False) -> Any:
     return jax.tree.map(shape, values)
 
 
-def mesh_of(devices: tuple[Any, ...], axis: str) -> jax.sharding.Mesh:
-    """A mesh of one axis over ``devices``, in the order that suits their links best.
+def mesh_of(devices: tuple[Any, ...], axis: str, **inner: int) -> jax.sharding.Mesh:
+    """A mesh over ``devices``, in the order that suits their links best.
 
     Args:
       devices: JAX's devices.
-      axis: its name.
+      axis: the name of its first axis.
+      **inner: the lengths of further axes, by name; the first one has the rest of the devices.
     """
-    automatic = (jax.sharding.AxisType.Auto,)
-    return jax.make_mesh((len(devices),), (axis,), axis_types=automatic, devices=devices)
+    shape = (len(devices) // math.prod(inner.values()), *inner.values())
+    automatic = (jax.sharding.AxisType.Auto,) * len(shape)
+    return jax.make_mesh(shape, (axis, *inner), axis_types=automatic, devices=devices)
 
 
 def compile_for(

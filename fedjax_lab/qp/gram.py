@@ -1,17 +1,21 @@
 """Inner products of long vectors in float32: compensated sums, and scales where squares overflow.
 
 A row is one vector of d numbers, held as a pytree of leaves; C rows are that pytree with a leading
-axis C.
+axis C. Where devices divide the leaves (``clients.model_axis``), each takes the products of its
+parts, and these are summed up: ``divided`` says of each leaf whether it is so.
 """
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
+from fedjax_lab.clients.model_axis import MODEL, are_divided, held_layout, on_each_part
 from fedjax_lab.types import PyTree
 
 _MIN_BLOCK = 16_384  # numbers per row that one product sums up; the blocks' sums are compensated
@@ -29,12 +33,27 @@ def inner_products(rows: PyTree, *others: PyTree) -> jax.Array:
       rows: pytree of arrays [C, ...].
       others: pytrees like ``rows``, with K_1, K_2, ... in place of C; K is their sum.
     """
-    leaves, *other_leaves = [jax.tree.leaves(tree) for tree in (rows, *others)]
-    dtype = jnp.result_type(jnp.float32, *leaves)
-    products = []
-    for leaf, *other in zip(leaves, *other_leaves, strict=True):
-        products.append(_product([_parts(leaf)], [[_at_least_2d(part) for part in other]], dtype))
-    return jnp.stack(products)
+    dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(rows))
+    layout = held_layout()
+
+    def of_leaves(divided, *trees):
+        products = []
+        for is_divided, leaf, *other in zip(divided, *map(jax.tree.leaves, trees), strict=True):
+            columns = [[_at_least_2d(part) for part in other]]
+            products.append(_product([_parts(leaf)], columns, dtype, [is_divided]))
+        return jnp.stack(products)
+
+    if layout is None:
+        return of_leaves([False] * len(jax.tree.leaves(rows)), rows, *others)
+    specs = tuple(layout.specs(tree) for tree in (rows, *others))
+    of_parts = functools.partial(of_leaves, are_divided(specs[0]))
+    return on_each_part(of_parts, layout, specs, PartitionSpec())(rows, *others)
+
+
+def _split(divided: Sequence[bool]) -> tuple[list[int], list[int]]:
+    """The leaves that are whole on each device, and those that devices divide."""
+    whole = [i for i, is_divided in enumerate(divided) if not is_divided]
+    return whole, [i for i, is_divided in enumerate(divided) if is_divided]
 
 
 def _over_blocks(shape: tuple[int, ...], body: Callable[..., Any], carry: Any) -> Any:
@@ -98,8 +117,22 @@ def _block(
     return rows if is_new is None else jnp.where(is_new.reshape(1, -1, *ones), rows, 0)
 
 
-def _product(left: list[list[jax.Array]], right: list[list[jax.Array]], dtype: Any) -> jax.Array:
+def _product(
+    left: list[list[jax.Array]],
+    right: list[list[jax.Array]],
+    dtype: Any,
+    divided: Sequence[bool],
+) -> jax.Array:
     """left @ right.T [C, K], compensated over blocks; per leaf, the arrays to be stacked."""
+    whole, parts = _split(divided)
+    total = _own_product([left[i] for i in whole], [right[i] for i in whole], dtype) if whole else 0
+    if parts:
+        own = _own_product([left[i] for i in parts], [right[i] for i in parts], dtype)
+        total += lax.psum(own, MODEL)
+    return total
+
+
+def _own_product(left, right, dtype):
     shape = tuple(sum(len(part) for part in side[0]) for side in (left, right))
     total = (jnp.zeros(shape, dtype),) * 2
     for parts, others in zip(left, right, strict=True):
@@ -131,9 +164,21 @@ def _matrix_product(rows, columns):
 
 
 def _gram(
-    vectors: list[list[jax.Array]], dtype: Any, scale: jax.Array
+    vectors: list[list[jax.Array]], dtype: Any, scale: jax.Array, divided: Sequence[bool]
 ) -> tuple[jax.Array, jax.Array]:
     """The inner products [K, K] of the scaled vectors, compensated; their largest numbers [K]."""
+    whole, parts = _split(divided)
+    found = [_own_gram([vectors[i] for i in some], dtype, scale) for some in (whole, parts) if some]
+    if parts:
+        gram, largest = found[-1]
+        found[-1] = lax.psum(gram, MODEL), lax.pmax(largest, MODEL)
+    (gram, largest), *others = found
+    for more, larger in others:
+        gram, largest = gram + more, jnp.maximum(largest, larger)
+    return gram, largest
+
+
+def _own_gram(vectors, dtype, scale):
     size = len(scale)
     state = (jnp.zeros((size, size), dtype),) * 2, jnp.zeros(size, dtype)
     for parts in vectors:
@@ -156,6 +201,7 @@ def scaled_gram(
     dtype: Any,
     mask: jax.Array | None,
     products: tuple[jax.Array, jax.Array] | None,
+    divided: Sequence[bool],
 ) -> tuple[jax.Array, jax.Array]:
     """Return powers of two [C + 1] and the Gram matrix [C + 1, C + 1] of the scaled (rows, p).
 
@@ -172,7 +218,7 @@ def scaled_gram(
 
     def turn(state):
         _, scale, _, turns = state
-        gram, largest = _gram(vectors, dtype, scale)
+        gram, largest = _gram(vectors, dtype, scale, divided)
         rescaled = jnp.ldexp(jnp.ones((), dtype), jnp.clip(-jnp.frexp(largest)[1], -126, 126))
         new = jnp.where(unsafe(gram) & (largest > 0), rescaled, 1)  # and 1 for a row of zeros
         return gram, scale, new, turns + 1
@@ -183,7 +229,7 @@ def scaled_gram(
         first = jnp.bool_(True)
     else:
         known, with_p = (jnp.asarray(product, dtype) for product in products)
-        gram = jnp.block([[known, with_p[:, None]], [with_p, _product(own, own, dtype)]])
+        gram = jnp.block([[known, with_p[:, None]], [with_p, _product(own, own, dtype, divided)]])
         first = jnp.any(unsafe(gram))
         state = gram, scale, scale, jnp.int32(0)
     # One loop, so that the program has the pass over the rows once: as they are, and rescaled.
@@ -223,7 +269,14 @@ def _weighted_product(weights, rows):
     return flat.reshape(rows.shape[1:])
 
 
-def measure(q: list[jax.Array], rows: list[jax.Array], scale: jax.Array, dtype: Any) -> jax.Array:
+def measure(
+    q: list[jax.Array],
+    rows: list[jax.Array],
+    scale: jax.Array,
+    dtype: Any,
+    divided: Sequence[bool],
+) -> jax.Array:
     """Return the inner products [C] of the scaled q with the scaled rows."""
     scaled_q = [_parts(q_leaf[None].astype(dtype) * scale[-1]) for q_leaf in q]
-    return _product([_parts(leaf) for leaf in rows], scaled_q, dtype)[:, 0] * scale[:-1]
+    products = _product([_parts(leaf) for leaf in rows], scaled_q, dtype, divided)
+    return products[:, 0] * scale[:-1]

@@ -33,8 +33,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from fedjax_lab import checks
+from fedjax_lab.clients.model_axis import are_divided, held_layout, on_each_part
 from fedjax_lab.qp import dual
 from fedjax_lab.qp.gram import add_rows, measure, scaled_gram
 from fedjax_lab.types import PyTree, Scalar
@@ -103,9 +105,37 @@ def project_to_cone(
     """
     num_rows = _check(p, rows, mask, margin, tolerance, max_iterations)
     _check_products(products, (num_rows,))
+    layout = held_layout()
+    specs = None if layout is None else layout.specs(p)
+    return _project_parts(p, rows, mask, margin, products, tolerance, max_iterations, specs)
+
+
+def _project_parts(p, rows, mask, margin, products, tolerance, max_iterations, specs):
+    """``_project``; with ``specs``, each device has the parts of the rows that it has of p."""
+    given = p, rows, mask, jnp.asarray(margin), products
+    if specs is None:
+        return _project(*given, tolerance, max_iterations, [False] * len(jax.tree.leaves(p)))
+    divided, same = are_divided(specs), PartitionSpec()
+    of_rows = jax.tree.map(
+        lambda spec: PartitionSpec(None, *spec),
+        specs,
+        is_leaf=lambda spec: isinstance(spec, PartitionSpec),
+    )
+    layout = held_layout()
+    assert layout is not None
+    return on_each_part(
+        lambda *given: _project(*given, tolerance, max_iterations, divided),
+        layout,
+        (specs, of_rows, same, same, same),
+        (specs, same),
+    )(*given)
+
+
+def _project(p, rows, mask, margin, products, tolerance, max_iterations, divided):
     p_leaves, treedef = jax.tree.flatten(p)
     p_leaves = [jnp.asarray(leaf) for leaf in p_leaves]
     row_leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(rows)]
+    num_rows = len(row_leaves[0])
     dtype = jnp.result_type(jnp.float32, *p_leaves, *row_leaves)
     eps = float(jnp.finfo(dtype).eps)
     tolerance = 4 * eps if tolerance is None else tolerance
@@ -114,7 +144,7 @@ def project_to_cone(
         return p, ConeInfo(jnp.zeros(0, dtype), zero, jnp.int32(0), jnp.bool_(True))
 
     # Everything below is in units of p and of the rows: ||p|| = 1, ||M_c|| = 1.
-    scale, gram = scaled_gram(p_leaves, row_leaves, dtype, mask, products)
+    scale, gram = scaled_gram(p_leaves, row_leaves, dtype, mask, products, divided)
     norms = jnp.sqrt(jnp.diagonal(gram))  # [C + 1], of the scaled rows and of the scaled p, last
     mask = jnp.ones(num_rows, bool) if mask is None else jnp.asarray(mask)
     valid = mask & (norms[:-1] > 0) & (norms[-1] > 0)  # p = 0 is its own projection
@@ -143,7 +173,8 @@ def project_to_cone(
         z = z + dz
 
         def measured():
-            return measure(q, row_leaves, scale, dtype) * unit[:-1] * unit[-1] - margin
+            found = measure(q, row_leaves, scale, dtype, divided)
+            return found * unit[:-1] * unit[-1] - margin
 
         r = r + dual.matvec(gram, dz)
         active = valid & (basis.support | (r <= 8 * eps * (1 + jnp.sum(z))))
@@ -200,11 +231,15 @@ def project_to_cone_per_leaf(
     num_rows = _check(p, rows, mask, margin, tolerance, max_iterations)
     leaves, treedef = jax.tree.flatten(p)
     _check_products(products, (len(leaves), num_rows))
-    options: dict[str, Any] = {"tolerance": tolerance, "max_iterations": max_iterations}
+    layout = held_layout()
+    specs: list[Any] = [None] * len(leaves)
+    if layout is not None:
+        specs = jax.tree.structure(p).flatten_up_to(layout.specs(p))
     results = []
     for index, (leaf, leaf_rows) in enumerate(zip(leaves, jax.tree.leaves(rows), strict=True)):
         own = None if products is None else (products[0][index], products[1][index])
-        results.append(project_to_cone(leaf, leaf_rows, mask, margin, products=own, **options))
+        given = leaf, leaf_rows, mask, margin, own, tolerance, max_iterations
+        results.append(_project_parts(*given, specs[index]))
     infos = [info for _, info in results]
     info = ConeInfo(
         z=jnp.stack([info.z for info in infos]),

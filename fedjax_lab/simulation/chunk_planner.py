@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import parse_client_map
+from fedjax_lab.clients.model_axis import ParamsSharding, model_layout
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.compiler import abstract, try_compile
 from fedjax_lab.machine.target import Target, here
@@ -17,6 +18,7 @@ from fedjax_lab.round import Algorithm, RoundFn, build_round
 from fedjax_lab.simulation.fingerprint import hash_function
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, is_shardable, place
 from fedjax_lab.simulation.run_dir import versions
+from fedjax_lab.simulation.stores import state_sharding
 from fedjax_lab.types import FedState, Key
 
 
@@ -33,6 +35,7 @@ class ChunkPlanner:
       target: the machine; None: the running one.
       client_store: as of ``simulate``. With "host", whose programs take other arguments, what is
         compiled here is an estimate.
+      params_sharding: as of ``simulate``.
 
     Attributes:
       batch: the shapes of a round's batch.
@@ -49,10 +52,12 @@ class ChunkPlanner:
         on_nonfinite: str = "exclude",
         target: Target | None = None,
         client_store: str = "device",
+        params_sharding: ParamsSharding = None,
     ):
         self._algorithm, self._schedule, self._on_nonfinite = algorithm, schedule, on_nonfinite
         self._state, self._clients, self._key = state, clients, key
         self._target, self._client_store = target, client_store
+        self._params_sharding = params_sharding
         first = jax.ShapeDtypeStruct((), jnp.int32)
         self.batch = jax.eval_shape(schedule.draw, clients, key, first)
         self._compiled: tuple[str, int, Any] | None = None  # one is kept: they may be large
@@ -98,24 +103,37 @@ class ChunkPlanner:
           client_map: a name, "auto" and "measure" excepted.
           length: rounds.
         """
-        devices = parse_client_map(client_map, self._target).devices
+        mapped = parse_client_map(client_map, self._target)
+        devices, state = mapped.devices, self._state._replace(frozen=())
+        frozen, params = self._state.frozen, jax.eval_shape(self._algorithm.params, state)
+        layout = model_layout(params, mapped.mesh, self._params_sharding, frozen)
         if self._target is not None:
             devices = devices or self._target.devices[:1]
         spreads = self._client_store in ("auto", "sharded")
         shard = spreads and is_shardable(client_map, self._target)
-        shard = shard and self._clients.num_clients % len(devices) == 0
+        shard = shard and self._clients.num_clients % mapped.shares == 0
+        store = "sharded" if shard else "device"
+        placed = layout and state_sharding(state, client_map, store, layout, self._target)
         run_chunk = build_chunk(
             self._algorithm,
             self._schedule,
             client_map,
             self._on_nonfinite,
             self._target,
-            "sharded" if shard else "device",
+            store,
+            self._params_sharding,
+            placed,
         )
-        whole = (self._state._replace(frozen=()), self._clients, self._key, self._state.frozen)
-        state, clients, key, frozen = abstract(whole, devices)
-        if shard:
-            state = state._replace(clients=abstract(self._state.clients, devices, split=True))
+        clients, key = abstract((self._clients, self._key), devices)
+        if layout is not None:
+            state, frozen = (
+                jax.tree.map(lambda leaf, to: leaf.update(sharding=to), abstract(values, ()), where)
+                for values, where in ((state, placed), (frozen, layout.shardings(layout.frozen)))
+            )
+        else:
+            rows = abstract(state.clients, devices, split=shard)
+            state, frozen = abstract((state, frozen), devices)
+            state = state._replace(clients=rows)
         first = jax.ShapeDtypeStruct((), jnp.int32)
         return (run_chunk, state, clients, key, first), {"length": length, "frozen": frozen}
 

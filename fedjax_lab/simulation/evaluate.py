@@ -11,8 +11,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int, is_traced
+from fedjax_lab.clients.model_axis import divided_over, on_mesh, shard_largest
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.streams import check_resident
+from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
 from fedjax_lab.types import Params, PyTree
@@ -165,26 +167,31 @@ def build_client_evaluation(
     return _on_all_devices(run, (clients, jax.tree.map(jnp.asarray, frozen)))
 
 
-def _on_all_devices(run: Callable[..., Any], resident: PyTree) -> Callable[[Params], Any]:
+def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) -> Callable[..., Any]:
     """``params -> run(params, resident, mesh)``, jitted; the mesh is None on one device.
 
-    Params may lie on any device. Inside another program the mesh is None, too: what surrounds
-    the evaluation decides where it runs.
+    Batches are dealt out over the mesh's first axis. Params may lie on any device; where devices
+    divide them, it is their mesh, and the frozen weights, the second of ``resident``, are divided
+    as they already are, or else along their longest axes. Inside another program the mesh is None,
+    too: what surrounds the evaluation decides where it runs.
     """
     alone = jax.jit(lambda params, resident: run(params, resident, None))
     devices = jax.local_devices()
-    if len(devices) == 1:
-        return lambda params: alone(params, resident)
-    automatic = (jax.sharding.AxisType.Auto,)
-    mesh = jax.make_mesh((len(devices),), ("batches",), axis_types=automatic, devices=devices)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    together = jax.jit(lambda params, resident: run(params, resident, mesh))
-    copies = jax.device_put(resident, everywhere)
+    everybody = mesh_of(tuple(devices), "batches") if len(devices) > 1 else None
+
+    @functools.lru_cache(maxsize=1)  # a run has one mesh
+    def spread(mesh):
+        together = jax.jit(lambda params, resident: run(params, resident, mesh))
+        data, frozen = resident
+        data = jax.device_put(data, NamedSharding(mesh, PartitionSpec()))
+        return together, (data, on_mesh(frozen, mesh, shard_largest))
 
     def evaluate(params):
-        if is_traced(params):
+        mesh = divided_over((params, resident[1])) or everybody
+        if mesh is None or is_traced(params):
             return alone(params, resident)
-        return together(jax.device_put(params, everywhere), copies)
+        together, copies = spread(mesh)
+        return together(on_mesh(params, mesh), copies)
 
     return evaluate
 
@@ -199,7 +206,8 @@ def _per_example(count_fn, params, resident, places, batch_size, mesh):
     total = places.shape[0]
     size = min(batch_size, total)
     batches = -(-total // size)
-    batches += 0 if mesh is None else -batches % mesh.size
+    axis = None if mesh is None else mesh.axis_names[0]
+    batches += 0 if mesh is None else -batches % mesh.shape[axis]
     rows = places[jnp.arange(batches * size).reshape(-1, size) % total]
 
     def all_batches(params, resident, rows):
@@ -212,12 +220,13 @@ def _per_example(count_fn, params, resident, places, batch_size, mesh):
         return jax.lax.map(one_batch, rows)
 
     if mesh is not None:
-        split, same = PartitionSpec("batches"), PartitionSpec()
+        split, same = PartitionSpec(axis), PartitionSpec()
         all_batches = jax.shard_map(
             all_batches,
             mesh=mesh,
             in_specs=(same, same, split),
             out_specs=(split, split),
+            axis_names={axis},
             check_vma=False,
         )
     correct, losses = all_batches(params, resident, rows)

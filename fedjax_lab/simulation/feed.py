@@ -273,7 +273,7 @@ def _fit(stream: FederatedStream, schedule: Schedule, eval_every: int) -> tuple[
     for rounds in range(eval_every, 0, -1):
         if eval_every % rounds:
             continue
-        count = stream.most_examples(rounds, schedule.cohort_size, drawn)
+        count = stream.most_examples(rounds, schedule.slots(stream.index), drawn)
         size = 2 * stream.window_bytes(count)
         if size <= room:
             return rounds, count

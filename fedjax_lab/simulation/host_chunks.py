@@ -5,14 +5,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients.host_table import HostTable, SeenRows
 from fedjax_lab.clients.mapping import parse_client_map
-from fedjax_lab.clients.store import AXIS, client_mesh
+from fedjax_lab.clients.model_axis import ModelLayout
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.feed import Feed
 from fedjax_lab.simulation.rounds import Schedule, is_shardable
+from fedjax_lab.simulation.stores import row_sharding
 from fedjax_lab.types import FedState, Key, Metrics, PyTree
 
 
@@ -31,6 +31,7 @@ class HostChunks(Chunks):
       table: the rows of all clients.
       schedule: how batches are drawn.
       client_map: where a chunk's rows are placed: sharded with ``shard_map``, else whole.
+      layout: of a model that is divided, as its rows then are.
     """
 
     def __init__(
@@ -42,16 +43,13 @@ class HostChunks(Chunks):
         table: HostTable,
         schedule: Schedule,
         client_map: str,
+        layout: ModelLayout | None = None,
     ):
         super().__init__(run_chunk, feed, key, frozen)
         self._table, self._schedule = table, schedule
-        self._devices, self._sharding = 1, None
-        devices = parse_client_map(client_map).devices
-        if len(devices) > 1:
-            shard = is_shardable(client_map)
-            self._devices = len(devices) if shard else 1
-            spec = PartitionSpec(AXIS) if shard else PartitionSpec()
-            self._sharding = NamedSharding(client_mesh(devices), spec)
+        self._devices = parse_client_map(client_map).shares if is_shardable(client_map) else 1
+        rows = table.read(np.full(1, table.num_clients))
+        self._sharding = row_sharding(rows, client_map, layout)
         self._cohorts = jax.jit(self._draw_ids, static_argnames="length")
         self._pending: tuple[np.ndarray, PyTree] | None = None
         self._ahead: tuple[tuple[int, int], np.ndarray, PyTree] | None = None
@@ -87,12 +85,11 @@ class HostChunks(Chunks):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         most = self._most(length)
 
-        def shape(leaf):
-            return jax.ShapeDtypeStruct(
-                (most, *leaf.shape[1:]), leaf.dtype, sharding=self._sharding
-            )
+        def shape(leaf, sharding=None):
+            return jax.ShapeDtypeStruct((most, *leaf.shape[1:]), leaf.dtype, sharding=sharding)
 
-        state = state._replace(clients=jax.tree.map(shape, state.clients))
+        placed = () if self._sharding is None else (self._sharding,)
+        state = state._replace(clients=jax.tree.map(shape, state.clients, *placed))
         arguments, named = super()._arguments(state, piece, length)
         return arguments, {**named, "window": jax.ShapeDtypeStruct((most,), jnp.int32)}
 

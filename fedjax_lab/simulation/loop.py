@@ -20,7 +20,6 @@ from fedjax_lab.simulation.recorder import Row
 from fedjax_lab.simulation.rounds import Schedule
 from fedjax_lab.types import FedState, Key, Params
 
-
 _TIME = "simulated_seconds"  # a total, where rounds say how long they take
 
 
@@ -59,8 +58,7 @@ def adopt_state(
       TypeError: it is no ``FedState``.
       ValueError: it is the state of another method, model or number of clients.
     """
-    if not isinstance(state, FedState):
-        raise TypeError(f"state is {type(state).__name__}; it must be a FedState, as result.state.")
+    params_of(algorithm, state)
     name, frozen = algorithm.name, jax.tree.map(jnp.asarray, algorithm.frozen)
     if not are_the_same(state.frozen, frozen):
         raise ValueError(
@@ -94,6 +92,25 @@ def adopt_state(
     return jax.tree.unflatten(jax.tree.structure(expected), leaves)._replace(frozen=frozen)
 
 
+def params_of(algorithm: Algorithm, state: Any) -> Params:
+    """The server model's shapes in a state that the caller made or kept.
+
+    Args:
+      algorithm: the method.
+      state: should be one of it.
+
+    Raises:
+      TypeError: it is no ``FedState``.
+      ValueError: it is the state of another method.
+    """
+    if not isinstance(state, FedState):
+        raise TypeError(f"state is {type(state).__name__}; it must be a FedState, as result.state.")
+    try:
+        return jax.eval_shape(algorithm.params, state)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"state is not one of {algorithm.name}: {error}.") from error
+
+
 def _by_path(state: FedState) -> dict[str, Any]:
     return {
         jax.tree_util.keystr(path): leaf
@@ -109,6 +126,32 @@ def as_value(value: Any) -> float | list:
     """
     array = np.asarray(value, np.float64)
     return float(array) if array.ndim == 0 else array.tolist()
+
+
+def scores_of(
+    function: Callable[..., Mapping[str, Any]] | None, value: Any, taken: set[str], argument: str
+) -> dict[str, Any]:
+    """What ``evaluate`` or ``diagnose`` says, as a row holds it.
+
+    Args:
+      function: one of them; None says nothing.
+      value: what it is called with.
+      taken: names that rows have already.
+      argument: its name, for errors.
+
+    Raises:
+      TypeError: it returned no dict.
+      ValueError: a name in it is taken.
+    """
+    found = {} if function is None else function(value)
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{argument} returned {type(found).__name__}; it must be a dict.")
+    for name in found:
+        if name in taken:
+            raise ValueError(
+                f"{argument} returned {name!r}, a name that rows have already; choose another."
+            )
+    return {name: as_value(score) for name, score in found.items()}
 
 
 def guarantees(

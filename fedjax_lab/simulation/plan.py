@@ -3,11 +3,11 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
-from fedjax_lab.clients.mapping import PLANNED, check_client_map
+from fedjax_lab.clients.mapping import PLANNED, check_client_map, parts_of_a_model
+from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.clients.planner import Plan, at_once, estimate
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.machine.arithmetic import count_flops
@@ -34,7 +34,8 @@ class RoundPlan(NamedTuple):
       model_bytes: the bytes of one model, d numbers.
       flops: of the round's matrix products and convolutions, on all devices together; loops whose
         length depends on values count once.
-      estimated_bytes: the planner's estimate of a device's memory, without a compiler.
+      estimated_bytes: the planner's estimate of a device's memory, without a compiler; as if the
+        devices that divide a model divided all that there is.
       figures: what the compiler says; None: it is not installed.
       note: why there are no figures, and how to get them; else None.
     """
@@ -101,6 +102,7 @@ def plan(
     client_map: str = "auto",
     on_nonfinite: str = "exclude",
     client_store: str = "auto",
+    params_sharding: ParamsSharding = None,
     **schedule: Any,
 ) -> RoundPlan:
     """What ``simulate`` would do in a round on ``target``, without running it.
@@ -118,6 +120,7 @@ def plan(
       client_map: as of ``simulate``; "measure" is taken for "auto".
       on_nonfinite: as of ``simulate``.
       client_store: as of ``simulate``; "host" is planned with the whole table on the device.
+      params_sharding: as of ``simulate``.
       **schedule: local_steps, local_epochs, replace, weights, full_examples, devices,
         sample_cohort or sampling, as of ``simulate``.
 
@@ -138,15 +141,17 @@ def plan(
     if isinstance(clients, FederatedStream):
         clients = window_shapes(clients, how, 1)
     key = jax.random.key(0)
-    frozen = jax.tree.map(jnp.asarray, algorithm.frozen)
+    frozen = algorithm.frozen
     state = jax.eval_shape(first_state(algorithm, how), params, clients, key, frozen)
     state = state._replace(frozen=frozen)
     in_round = "keep" if on_nonfinite == "keep" else "exclude"
-    planner = ChunkPlanner(algorithm, how, state, clients, key, in_round, machine, client_store)
+    planner = ChunkPlanner(
+        algorithm, how, state, clients, key, in_round, machine, client_store, params_sharding
+    )
     chosen = planner.plan(1) if client_map in PLANNED else Plan(client_map, "as given")
     traced = jax.make_jaxpr(planner.round_of("scan"))(state, planner.batch)
     one, each = estimate(planner.round_of, state, planner.batch, machine)
-    found = None
+    found, parts = None, parts_of_a_model(chosen.client_map)
     if machine.devices:
         program, seconds = planner.compiled(chosen.client_map, 1), planner.compile_seconds
         if program is None:
@@ -159,7 +164,7 @@ def plan(
         lowering_for(machine),
         tree.nbytes(params),
         count_flops(traced),
-        one + (at_once(chosen.client_map, how.slots(clients), machine) - 1) * each,
+        (one + (at_once(chosen.client_map, how.slots(clients), machine) - 1) * each) // parts,
         found,
         note,
     )

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients.mapping import parse_client_map
-from fedjax_lab.clients.store import AXIS, Rows, client_mesh, sharded_rows, window_rows
+from fedjax_lab.clients.model_axis import ParamsSharding, on_mesh
+from fedjax_lab.clients.store import AXIS, Rows, sharded_rows, window_rows
 from fedjax_lab.data import Devices, FederatedArrays, draw_batch
 from fedjax_lab.data.cohort import CohortSampler
 from fedjax_lab.data.poisson import poisson_slots
@@ -98,6 +99,7 @@ def build_rounds(
     on_nonfinite: str = "exclude",
     target: Target | None = None,
     client_store: str = "device",
+    params_sharding: ParamsSharding = None,
 ) -> Callable[..., tuple[FedState, Metrics]]:
     """Build ``run_rounds(state, clients, key, first_round, length, frozen=())``.
 
@@ -113,15 +115,25 @@ def build_rounds(
       target: the machine; None: the running one.
       client_store: "device", "sharded" or "host"; see ``fedjax_lab.simulation.stores``. With
         "host", ``run_rounds`` takes the ids of the rows that the state holds as ``window``.
+      params_sharding: as of ``simulate``.
     """
     rows = Rows()
     if client_store != "device" and is_shardable(client_map, target):
-        rows = sharded_rows(client_mesh(parse_client_map(client_map, target).devices))
-    round_of = functools.partial(build_round, algorithm, client_map, on_nonfinite, target)
-    whole = round_of(rows)
+        mesh = parse_client_map(client_map, target).mesh
+        assert mesh is not None
+        rows = sharded_rows(mesh)
+    round_of = functools.partial(
+        build_round,
+        algorithm,
+        client_map,
+        on_nonfinite,
+        target,
+        params_sharding=params_sharding,
+    )
+    whole = round_of(rows=rows)
 
     def run_rounds(state, clients, key, first_round, length, frozen=(), window=None):
-        round_fn = whole if window is None else round_of(window_rows(window, rows))
+        round_fn = whole if window is None else round_of(rows=window_rows(window, rows))
 
         def body(state, round):
             batch = schedule.draw(clients, key, round)
@@ -146,6 +158,8 @@ def build_chunk(
     on_nonfinite: str = "exclude",
     target: Target | None = None,
     client_store: str = "device",
+    params_sharding: ParamsSharding = None,
+    state_sharding: Any = None,
 ) -> jax.stages.Wrapped:
     """``build_rounds`` as a program: jitted, with the state donated and ``length`` static.
 
@@ -157,10 +171,16 @@ def build_chunk(
       client_map: see ``fedjax_lab.clients.mapping``.
       on_nonfinite: as of ``build_round``.
       target: the machine; None: the running one.
-      client_store: as of ``build_rounds``.
+      client_store, params_sharding: as of ``build_rounds``.
+      state_sharding: where the state's parts are left; None: where the compiler leaves them.
     """
-    run_rounds = build_rounds(algorithm, schedule, client_map, on_nonfinite, target, client_store)
-    return jax.jit(run_rounds, static_argnames="length", donate_argnums=0)
+    run_rounds = build_rounds(
+        algorithm, schedule, client_map, on_nonfinite, target, client_store, params_sharding
+    )
+    options: dict[str, Any] = {"static_argnames": "length", "donate_argnums": 0}
+    if state_sharding is not None:
+        options["out_shardings"] = state_sharding, None
+    return jax.jit(run_rounds, **options)
 
 
 def is_shardable(client_map: str, target: Target | None = None) -> bool:
@@ -171,19 +191,22 @@ def is_shardable(client_map: str, target: Target | None = None) -> bool:
       target: the machine; None: the running one.
     """
     spreads = client_map.startswith("shard_map")
-    return spreads and len(parse_client_map(client_map, target).devices) > 1
+    return spreads and parse_client_map(client_map, target).shares > 1
 
 
 def place(values: Any, client_map: str, split: bool = False) -> Any:
     """Copy ``values`` to every device that the client map uses, once, before the run.
+
+    A model that its devices divide stays as it is.
 
     Args:
       values: pytree of arrays.
       client_map: see ``fedjax_lab.clients.mapping``.
       split: give each device its share of the leading axis instead.
     """
-    devices = parse_client_map(client_map).devices
-    if len(devices) < 2:
+    mesh = parse_client_map(client_map).mesh
+    if mesh is None or mesh.size < 2:
         return values
-    spec = PartitionSpec(AXIS) if split else PartitionSpec()
-    return jax.device_put(values, NamedSharding(client_mesh(devices), spec))
+    if split:
+        return jax.device_put(values, NamedSharding(mesh, PartitionSpec(AXIS)))
+    return on_mesh(values, mesh)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
 from fedjax_lab.clients.mapping import PLANNED, check_client_map
+from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.data import ClientTimes, Devices, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import ON_NONFINITE, Algorithm
@@ -34,6 +35,7 @@ from fedjax_lab.simulation.loop import (
     first_state,
     guarantees,
     is_enough,
+    params_of,
     scores_of,
     traced,
 )
@@ -46,6 +48,8 @@ from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.simulation.stores import (
     check_host_store,
     choose_store,
+    left_by_chunks,
+    place_model,
     start_on_host,
     state_sharding,
     stays_on_host,
@@ -110,6 +114,7 @@ def simulate(
     eval_every: int = 10,
     client_map: str = "auto",
     client_store: str = "auto",
+    params_sharding: ParamsSharding = None,
     run_dir: str | Path | None = None,
     checkpoint_every: int | None = None,
     config: Mapping[str, Any] | None = None,
@@ -165,6 +170,11 @@ def simulate(
       client_store: where the table of client rows stands: whole on each "device" that runs
         clients, "sharded" over them, or on the "host"; "auto" chooses by its size. With "host",
         ``result.state.clients`` is a ``HostTable``. See ``fedjax_lab.simulation.stores``.
+      params_sharding: with a ``client_map`` of the kind "shard_map:CxM", how M devices divide the
+        params, all that is shaped like them, and frozen weights: a function (path of a leaf such
+        as "dense_0/kernel", leaf) -> ``PartitionSpec`` over the axis "model", or the specs
+        themselves, a prefix of the params' tree (with frozen weights, a pair of prefixes). None:
+        each array along its longest axis that M divides.
       run_dir: where to keep metrics and checkpoints; None keeps nothing.
       checkpoint_every: rounds between checkpoints, rounded up to a multiple of
         ``eval_every``; None: a tenth of the run. The last round is always saved.
@@ -218,20 +228,23 @@ def simulate(
     keep_by_default()
     hooks = Hooks(on_row)
     key = jax.random.key(seed)
+    if times is not None:
+        model = params if state is None else params_of(algorithm, state)
+        clients = with_times(clients, times, algorithm, model)
     feed = feed_of(clients, schedule, key, rounds, eval_every, algorithm.name if progress else None)
     clients = feed.clients
     if sample_cohort is not None:
         check_cohorts(sample_cohort, clients, key, cohort_size, rounds)
     is_fresh = state is None
     start = first_state(algorithm, schedule)
-    frozen = jax.tree.map(jnp.asarray, algorithm.frozen)  # no round changes or donates it
     if is_fresh:
-        shapes = jax.eval_shape(start, params, clients, key, frozen)
+        shapes = jax.eval_shape(start, params, clients, key, algorithm.frozen)
     else:
         adopted = adopt_state(algorithm, state, clients, schedule, key)
         shapes = state = adopted._replace(frozen=())
         params = algorithm.params(state)
-    clients = with_times(clients, times, algorithm, params)
+    placed = place_model(params, algorithm.frozen, client_map, params_sharding)
+    params, frozen, layout = placed  # no round changes or donates the frozen weights
     in_round = "keep" if on_nonfinite == "keep" else "exclude"
     spent = guarantees(algorithm, schedule, clients)
     table, planning_seconds = None, 0.0
@@ -253,20 +266,21 @@ def simulate(
         planning_seconds = planner.compile_seconds
         del first, planner
     if table is None:
-        name = algorithm.name
-        client_store = choose_store(client_store, client_map, shapes, clients.num_clients, name)
-    sharding = state_sharding(shapes, client_map, client_store)
+        sizes = shapes, clients.num_clients, algorithm.name, layout
+        client_store = choose_store(client_store, client_map, *sizes)
+    sharding = state_sharding(shapes, client_map, client_store, layout)
     clients, (key, frozen) = feed.place(client_map), place((key, frozen), client_map)
     if is_fresh and table is None:
         params = place(params, client_map)
         state = jax.jit(start, out_shardings=sharding)(params, clients, key, frozen)
     state = jax.device_put(state, sharding)
     clients = feed.index  # of a stream's examples, a device is to hold two chunks' alone
-    run_chunk = build_chunk(algorithm, schedule, client_map, in_round, None, client_store)
+    divided = (params_sharding, left_by_chunks(sharding, table, layout))
+    run_chunk = build_chunk(algorithm, schedule, client_map, in_round, None, client_store, *divided)
     if table is None:
         chunks = Chunks(run_chunk, feed, key, frozen, compiled, planning_seconds)
     else:
-        chunks = HostChunks(run_chunk, feed, key, frozen, table, schedule, client_map)
+        chunks = HostChunks(run_chunk, feed, key, frozen, table, schedule, client_map, layout)
     record = {
         "algorithm": algorithm.name,
         "hyperparameters": dict(algorithm.hyperparameters),

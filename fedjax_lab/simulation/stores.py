@@ -26,12 +26,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
 from fedjax_lab.clients.host_table import HostTable
-from fedjax_lab.clients.mapping import parse_client_map
-from fedjax_lab.clients.store import AXIS, client_mesh
+from fedjax_lab.clients.mapping import PLANNED, parse_client_map
+from fedjax_lab.clients.model_axis import (
+    ModelLayout,
+    ParamsSharding,
+    bytes_of_a_device,
+    model_layout,
+)
+from fedjax_lab.clients.store import AXIS
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.memory import device_memory
+from fedjax_lab.machine.target import Target
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.rounds import Schedule
+from fedjax_lab.simulation.rounds import Schedule, is_shardable
 from fedjax_lab.types import FedState, Key, Params, PyTree
 
 CLIENT_STORES = ("auto", "device", "sharded", "host")
@@ -55,7 +62,12 @@ def stays_on_host(client_store: str, shapes: FedState) -> bool:
 
 
 def choose_store(
-    client_store: str, client_map: str, shapes: FedState, num_clients: int, name: str
+    client_store: str,
+    client_map: str,
+    shapes: FedState,
+    num_clients: int,
+    name: str,
+    layout: ModelLayout | None = None,
 ) -> str:
     """Where a table stands that does not stay on the host: "device" or "sharded".
 
@@ -65,12 +77,13 @@ def choose_store(
       shapes: the shapes of the method's state.
       num_clients: N.
       name: the method's, for errors.
+      layout: of a model that is divided.
 
     Raises:
       ValueError: "sharded" cannot be had with this client map or N, or the state does not fit on a
         device.
     """
-    devices = max(len(parse_client_map(client_map).devices), 1)
+    devices = parse_client_map(client_map).shares
     can_shard = client_map.startswith("shard_map") and num_clients % devices == 0
     if client_store == "sharded" and not can_shard:
         raise ValueError(
@@ -78,8 +91,10 @@ def choose_store(
             "it takes shard_map, and a number of devices that divides the number of clients."
         )
     shard = can_shard and devices > 1 and client_store != "device"
+    store = "sharded" if shard else "device"
     table, server, limit = tree.nbytes(shapes.clients), tree.nbytes(shapes.server), device_memory()
-    if table / (devices if shard else 1) + server > limit:
+    placed = state_sharding(shapes, client_map, store, layout)
+    if (table + server if placed is None else bytes_of_a_device(shapes, placed)) > limit:
         sizes = [f"{size / 2**30:,.1f} GiB" for size in (table, server, limit)]
         raise ValueError(
             f"client_store is {client_store!r}, but {name} keeps {table // num_clients:,} bytes "
@@ -87,28 +102,89 @@ def choose_store(
             f"server, where a device has {sizes[2]}. What helps: client_store='host', fewer "
             "clients, a smaller model, or a method without client state."
         )
-    return "sharded" if shard else "device"
+    return store
 
 
-def state_sharding(shapes: FedState, client_map: str, client_store: str) -> Any:
+def state_sharding(
+    shapes: FedState,
+    client_map: str,
+    client_store: str,
+    layout: ModelLayout | None = None,
+    target: Target | None = None,
+) -> Any:
     """The placement of a state, as ``jax.jit`` takes it for ``out_shardings``.
 
     Args:
       shapes: a state, or its shapes.
       client_map: the one that runs.
       client_store: what ``choose_store`` said, or "host".
+      layout: of a model that is divided; None: it is whole on each device.
+      target: the machine; None: the running one.
 
     Returns:
       A pytree of shardings like the state; None where one device runs everything.
     """
-    devices = parse_client_map(client_map).devices
-    if len(devices) < 2:
+    server = _shardings(shapes._replace(clients=()), client_map, None, layout, target)
+    if server is None:
         return None
-    mesh = client_mesh(devices)
-    whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
-    rows = split if client_store == "sharded" else whole
-    placed = jax.tree.map(lambda _: whole, shapes)
-    return placed._replace(clients=jax.tree.map(lambda _: rows, shapes.clients))
+    leading = AXIS if client_store == "sharded" else None
+    return server._replace(clients=_shardings(shapes.clients, client_map, leading, layout, target))
+
+
+def row_sharding(rows: PyTree, client_map: str, layout: ModelLayout | None = None) -> Any:
+    """The placement of a chunk's rows, as of ``state_sharding``.
+
+    Args:
+      rows: pytree [M, ...], or their shapes.
+      client_map: the one that runs; ``shard_map`` divides them over its shares.
+      layout: of a model that is divided.
+    """
+    leading = AXIS if is_shardable(client_map) else None
+    return _shardings(rows, client_map, leading, layout)
+
+
+def _shardings(values, client_map, leading, layout, target=None):
+    mesh = parse_client_map(client_map, target).mesh
+    if mesh is None or mesh.size < 2:
+        return None
+    if layout is not None:
+        return layout.shardings(layout.specs(values, leading))
+    place = NamedSharding(mesh, PartitionSpec() if leading is None else PartitionSpec(leading))
+    return jax.tree.map(lambda _: place, values)
+
+
+def place_model(
+    params: Params, frozen: PyTree, client_map: str, params_sharding: ParamsSharding
+) -> tuple[Params, PyTree, ModelLayout | None]:
+    """(params, frozen weights, their layout): divided, if the client map divides models.
+
+    Args:
+      params: the server model.
+      frozen: the method's frozen weights, or ().
+      client_map, params_sharding: as given to ``simulate``.
+
+    Raises:
+      TypeError, ValueError: as of ``model_layout``.
+    """
+    mesh = None if client_map in PLANNED else parse_client_map(client_map).mesh
+    layout = model_layout(params, mesh, params_sharding, frozen)
+    if layout is None:
+        return params, jax.tree.map(jnp.asarray, frozen), None
+    params = jax.device_put(params, layout.shardings(layout.specs(params)))
+    return params, jax.device_put(frozen, layout.shardings(layout.frozen)), layout
+
+
+def left_by_chunks(sharding: Any, table: HostTable | None, layout: ModelLayout | None) -> Any:
+    """Where a chunk's program leaves a state whose model is divided: where it was.
+
+    Args:
+      sharding: what ``state_sharding`` said.
+      table: the rows on the host, which no program leaves where they were; None: there are none.
+      layout: of a model that is divided; None: the compiler leaves it where it was.
+    """
+    if layout is None or table is None:
+        return None if layout is None else sharding
+    return sharding._replace(clients=None)
 
 
 def start_on_host(

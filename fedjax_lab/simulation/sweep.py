@@ -214,7 +214,7 @@ def _resolve_run_map(run_map: str, num_runs: int) -> str:
             return single_device_map()
         return "shard_map" if count == available else f"shard_map:{count}"
     check_client_map(run_map, "run_map")
-    if run_map.startswith(("measure", "pmap")):
+    if run_map.startswith(("measure", "pmap")) or "x" in run_map:
         raise ValueError(
             f"run_map is {run_map!r}; it must be auto, chunk:n, scan, shard_map or vmap."
         )

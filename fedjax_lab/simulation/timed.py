@@ -1,17 +1,20 @@
 """A run's clients with the time that a method's rounds take them."""
 
+import copy
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
-from fedjax_lab.data import ClientTimes, FederatedArrays
+from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.fingerprint import hash_arrays
 from fedjax_lab.types import Params
 
+_Clients = TypeVar("_Clients", FederatedArrays, FederatedStream)
+
 
 def with_times(
-    clients: FederatedArrays, times: ClientTimes | None, algorithm: Algorithm, params: Params
-) -> FederatedArrays:
+    clients: _Clients, times: ClientTimes | None, algorithm: Algorithm, params: Params
+) -> _Clients:
     """The clients with ``times``, in which the method's own messages travel.
 
     Args:
@@ -34,6 +37,10 @@ def with_times(
             f"times have over_selection {times.over_selection:g} and deadline {times.deadline}; "
             f"the server of {algorithm.name} waits for no cohort: leave both out."
         )
+    if isinstance(clients, FederatedStream):
+        timed = copy.copy(clients)
+        timed.index = with_times(clients.index, times, algorithm, params)
+        return timed
     up, down = algorithm.uplink(params), algorithm.downlink(params)
     return dataclasses.replace(clients, times=times.resolve(clients.num_clients, up, down))
 

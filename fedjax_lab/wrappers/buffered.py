@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice, check_int, check_number
-from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.round import Algorithm
 from fedjax_lab.types import Cohort, PyTree
 from fedjax_lab.wrappers.order import check_order, reduce_messages, refuse_stacks, stack_all
 
@@ -163,7 +163,9 @@ def with_buffered_aggregation(
     def server_update(state, messages, cohort):
         slots = cohort.client_ids.shape[0]
         if slots != buffer_size:
-            raise ValueError(f"buffer_size is {buffer_size}; the cohort is of {slots}, not as many.")
+            raise ValueError(
+                f"buffer_size is {buffer_size}; the cohort is of {slots}, not as many."
+            )
         new = _starting(cohort, state.version)
         everybody = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), state.in_flight, new)
         # The first to be done; of several at once, who started first, in the order of places.

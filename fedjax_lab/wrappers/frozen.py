@@ -44,7 +44,7 @@ def with_frozen(
         place of a loss (MOON, FedMLB) have no such function.
       loss_fn: (params, examples [B, ...], key, frozen) -> per-example losses, float [B], or
         (losses, metrics).
-      frozen: pytree of arrays of any dtype.
+      frozen: pytree of arrays of any dtype; or their shapes, for ``fedjax_lab.plan`` alone.
 
     Raises:
       TypeError: ``build`` or ``loss_fn`` is no function, ``build`` takes a model or returns no
@@ -64,7 +64,7 @@ def with_frozen(
     if not leaves:
         raise ValueError("frozen has no leaves; it must hold at least one array.")
     for path, leaf in leaves:
-        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)):
             where = jax.tree_util.keystr(path)
             raise TypeError(f"frozen{where} is of the type {type(leaf).__name__}, not an array.")
 
