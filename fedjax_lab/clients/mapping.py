@@ -23,10 +23,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
+from fedjax_lab.clients.exchange import sum_in_order
 from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.machine.target import Target, platform_of
 from fedjax_lab.types import PyTree
@@ -36,6 +37,10 @@ from fedjax_lab.types import PyTree
 ClientFn = Callable[[PyTree, PyTree, jax.Array | None], tuple[dict[str, PyTree], PyTree]]
 CLIENT_MAPS = ("auto", "chunk:n", "measure", "pmap", "scan", "shard_map", "vmap")
 PLANNED = ("auto", "measure")
+
+
+def _same(kept: PyTree) -> PyTree:
+    return kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +54,7 @@ class ClientMap:
         -> (sums, kept [S, ...]). ``lengths``: after how many steps a client is done.
       devices: the devices that share the cohort; empty for a single-device map.
       sort: lengths [S] -> the order of slots in which the cohort is run best; None: any.
+      collect: kept [S, ...] -> the same on all devices, before the server reads it.
     """
 
     name: str
@@ -56,6 +62,7 @@ class ClientMap:
     run: Callable[..., tuple[PyTree, PyTree]]
     devices: tuple[Any, ...] = ()
     sort: Callable[[jax.Array], jax.Array] | None = None
+    collect: Callable[[PyTree], PyTree] = _same
 
 
 def single_device_map(target: Target | None = None) -> str:
@@ -109,14 +116,15 @@ def parse_client_map(client_map: str, target: Target | None = None) -> ClientMap
             f"client_map is {client_map!r}; there are {len(devices)} {platform_of(target)} devices."
         )
     devices = devices[:count] if count else devices
-    spread = _pmapped if kind == "pmap" else _sharded
+    spread, collect = (_pmapped, _same) if kind == "pmap" else (_sharded, _collected(devices))
     on_device = parse_client_map(share or single_device_map(target))
 
     def deal(lengths):
         return _longest_first(lengths).reshape(-1, len(devices)).T.reshape(-1)
 
     multiple = len(devices) * on_device.multiple
-    return ClientMap(client_map, multiple, spread(on_device.run, devices), devices, deal)
+    run = spread(on_device.run, devices)
+    return ClientMap(client_map, multiple, run, devices, deal, collect)
 
 
 def _split(client_map: str, argument: str = "client_map") -> tuple[str, int, str]:
@@ -204,16 +212,21 @@ def _sharded(share, devices):
     def run(fn: ClientFn, shared, clients, coefficients, lengths):
         def on_device(shared, clients, coefficients, lengths):
             sums, kept = share(fn, shared, clients, coefficients, lengths)
-            return jax.tree.map(lambda leaf: leaf[None], sums), kept
+            return sum_in_order(sums, AXIS, len(devices)), kept
 
         split, same = PartitionSpec(AXIS), PartitionSpec()
-        sums, kept = jax.shard_map(
+        return jax.shard_map(
             on_device,
             mesh=mesh,
             in_specs=(same, split, split, split),
-            out_specs=(split, split),
+            out_specs=(same, split),
             check_vma=False,  # the carries of `share` start as constants, equal on all devices
         )(shared, clients, coefficients, lengths)
-        return jax.tree.map(lambda leaf: leaf.sum(0), sums), kept
 
     return run
+
+
+def _collected(devices):
+    """Copies on all devices: what is added up then is added up on each of them in one order."""
+    whole = NamedSharding(client_mesh(devices), PartitionSpec())
+    return lambda kept: jax.lax.with_sharding_constraint(kept, whole)
