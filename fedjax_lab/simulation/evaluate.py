@@ -14,6 +14,7 @@ from fedjax_lab.checks import check_int, is_traced
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
+from fedjax_lab.simulation.processes import put
 from fedjax_lab.types import Params, PyTree
 
 # (params, examples [B, ...]) -> (correct [B], losses [B]), both float; or another score, whose
@@ -167,19 +168,19 @@ def _on_all_devices(run: Callable[..., Any], resident: PyTree) -> Callable[[Para
     the evaluation decides where it runs.
     """
     alone = jax.jit(lambda params, resident: run(params, resident, None))
-    devices = jax.local_devices()
+    devices = jax.devices()
     if len(devices) == 1:
         return lambda params: alone(params, resident)
     automatic = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((len(devices),), ("batches",), axis_types=automatic, devices=devices)
     everywhere = NamedSharding(mesh, PartitionSpec())
     together = jax.jit(lambda params, resident: run(params, resident, mesh))
-    copies = jax.device_put(resident, everywhere)
+    copies = put(resident, everywhere)
 
     def evaluate(params):
         if is_traced(params):
             return alone(params, resident)
-        return together(jax.device_put(params, everywhere), copies)
+        return together(put(params, everywhere), copies)
 
     return evaluate
 
@@ -206,14 +207,21 @@ def _per_example(count_fn, params, resident, places, batch_size, mesh):
 
         return jax.lax.map(one_batch, rows)
 
+    def on_device(params, resident, rows):
+        # Put together, so that their mean is added up on each device alike.
+        counts = all_batches(params, resident, rows)
+        return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, "batches", tiled=True), counts)
+
     if mesh is not None:
         split, same = PartitionSpec("batches"), PartitionSpec()
-        all_batches = jax.shard_map(
-            all_batches,
+        spread = jax.shard_map(
+            on_device,
             mesh=mesh,
             in_specs=(same, same, split),
-            out_specs=(split, split),
+            out_specs=(same, same),
             check_vma=False,
         )
-    correct, losses = all_batches(params, resident, rows)
+        correct, losses = spread(params, resident, rows)
+    else:
+        correct, losses = all_batches(params, resident, rows)
     return correct.reshape(-1)[:total], losses.reshape(-1)[:total]

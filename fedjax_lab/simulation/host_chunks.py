@@ -146,6 +146,10 @@ class HostChunks(Chunks):
         """The state as a checkpoint has it, with the rows of those who have been there."""
         return state._replace(clients=self._table.seen_rows())
 
+    def like(self, state: FedState) -> FedState:
+        """The structure, shapes and dtypes of ``whole(state)``, but for the number of rows."""
+        return state._replace(clients=self._table.seen_rows())
+
     def adopt(self, state: FedState) -> FedState:
         """Take over the rows of a checkpoint; returns its state with one row.
 

@@ -1,6 +1,7 @@
 """What the host does around compiled chunks of rounds: the start, the books, the way to stop."""
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -127,6 +128,44 @@ def guarantees(
     among = schedule.cohort_size, clients.num_available
     spent(1, *among)  # what is not installed is said before the first round
     return lambda rounds: dict(spent(rounds, *among))
+
+
+def is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
+    """Whether the run ends after a row; what a file holds as null is NaN, as it was at first.
+
+    Args:
+      stop_when: as of ``simulate``.
+      row: of the history.
+    """
+    if stop_when is None:
+        return False
+    return bool(stop_when({n: math.nan if v is None else v for n, v in row.items()}))
+
+
+def scores_of(
+    function: Callable[..., Mapping[str, Any]] | None, value: Any, taken: set[str], argument: str
+) -> dict[str, Any]:
+    """What ``evaluate`` or ``diagnose`` says, as a row holds it.
+
+    Args:
+      function: one of the two; None says nothing.
+      value: what it is called with.
+      taken: names that a row has already.
+      argument: "evaluate" or "diagnose", for errors.
+
+    Raises:
+      TypeError: it returned no dict.
+      ValueError: a name in it is taken.
+    """
+    found = {} if function is None else function(value)
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{argument} returned {type(found).__name__}; it must be a dict.")
+    for name in found:
+        if name in taken:
+            raise ValueError(
+                f"{argument} returned {name!r}, a name that rows have already; choose another."
+            )
+    return {name: as_value(score) for name, score in found.items()}
 
 
 class Tally:

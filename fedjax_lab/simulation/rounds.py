@@ -15,6 +15,7 @@ from fedjax_lab.data import Devices, FederatedArrays, draw_batch
 from fedjax_lab.data.cohort import CohortSampler
 from fedjax_lab.machine.target import Target
 from fedjax_lab.round import Algorithm, build_round
+from fedjax_lab.simulation.processes import put
 from fedjax_lab.types import CohortBatch, FedState, Key, Metrics
 
 
@@ -168,4 +169,4 @@ def place(values: Any, client_map: str, split: bool = False) -> Any:
     if len(devices) < 2:
         return values
     spec = PartitionSpec(AXIS) if split else PartitionSpec()
-    return jax.device_put(values, NamedSharding(client_mesh(devices), spec))
+    return put(values, NamedSharding(client_mesh(devices), spec))
