@@ -329,6 +329,7 @@ def _run_clients(phase, params, cohort_map, table, shared, clients, cohort, mapp
         return sums["mean"], sums["sum"][0], rows, stack
 
     sums, (rows, stack, counts) = run_until_finite(run, without_report) if exclude else run(None)
+    stack, counts = cohort_map.collect((stack, counts))
     total, report = sums["sum"]
     clients = table.put(clients, ids, rows, counts)
     if order is not None:

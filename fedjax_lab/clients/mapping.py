@@ -24,10 +24,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
+from fedjax_lab.clients.exchange import sum_in_order
+from fedjax_lab.clients.model_axis import MODEL
 from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.machine.target import Target, platform_of
 from fedjax_lab.types import PyTree
@@ -37,6 +39,10 @@ from fedjax_lab.types import PyTree
 ClientFn = Callable[[PyTree, PyTree, jax.Array | None], tuple[dict[str, PyTree], PyTree]]
 CLIENT_MAPS = ("auto", "chunk:n", "measure", "pmap", "scan", "shard_map", "vmap")
 PLANNED = ("auto", "measure")
+
+
+def _same(kept: PyTree) -> PyTree:
+    return kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +58,8 @@ class ClientMap:
       sort: lengths [S] -> the order of slots in which the cohort is run best; None: any.
       mesh: of the devices, with the axis ``clients``, and of ``shard_map:CxM`` also ``model``; None
         for a single-device map.
+      collect: kept [S, ...] -> the same on all devices, before the server reads it; where devices
+        divide a model, as it is.
     """
 
     name: str
@@ -60,6 +68,7 @@ class ClientMap:
     devices: tuple[Any, ...] = ()
     sort: Callable[[jax.Array], jax.Array] | None = None
     mesh: Mesh | None = None
+    collect: Callable[[PyTree], PyTree] = _same
 
     @property
     def shares(self) -> int:
@@ -127,7 +136,8 @@ def parse_client_map(client_map: str, target: Target | None = None) -> ClientMap
 
     multiple, run = shares * on_device.multiple, on_device.run
     spread = _pmapped(run, devices) if kind == "pmap" else _sharded(run, mesh)
-    return ClientMap(client_map, multiple, spread, devices, deal, mesh)
+    collect = _same if kind == "pmap" or MODEL in mesh.axis_names else _collected(mesh)
+    return ClientMap(client_map, multiple, spread, devices, deal, mesh, collect)
 
 
 def parts_of_a_model(client_map: str) -> int:
@@ -224,20 +234,30 @@ def _pmapped(share, devices):
 
 
 def _sharded(share, mesh):
+    divided = MODEL in mesh.axis_names  # the compiler adds what devices hold parts of
+
     def run(fn: ClientFn, shared, clients, coefficients, lengths):
         def on_device(shared, clients, coefficients, lengths):
             sums, kept = share(fn, shared, clients, coefficients, lengths)
-            return jax.tree.map(lambda leaf: leaf[None], sums), kept
+            if divided:
+                return jax.tree.map(lambda leaf: leaf[None], sums), kept
+            return sum_in_order(sums, AXIS, mesh.shape[AXIS]), kept
 
         split, same = PartitionSpec(AXIS), PartitionSpec()
         sums, kept = jax.shard_map(
             on_device,
             mesh=mesh,
             in_specs=(same, split, split, split),
-            out_specs=(split, split),
+            out_specs=(split if divided else same, split),
             axis_names={AXIS},
             check_vma=False,  # the carries of `share` start as constants, equal on all devices
         )(shared, clients, coefficients, lengths)
-        return jax.tree.map(lambda leaf: leaf.sum(0), sums), kept
+        return jax.tree.map(lambda leaf: leaf.sum(0), sums) if divided else sums, kept
 
     return run
+
+
+def _collected(mesh):
+    """Copies on all devices: what is added up then is added up on each of them in one order."""
+    whole = NamedSharding(mesh, PartitionSpec())
+    return lambda kept: jax.lax.with_sharding_constraint(kept, whole)

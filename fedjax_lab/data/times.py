@@ -333,8 +333,8 @@ def diurnal_availability(
 ) -> np.ndarray:
     """Probabilities that rise and fall once in ``periods``, each client at its own time of day.
 
-    Client i is there in period p with probability low + (high - low) (1 + cos(2 pi (p / P - u_i))) /
-    2, its u_i uniform in [0, 1).
+    Client i is there in period p with probability
+    low + (high - low) (1 + cos(2 pi (p / P - u_i))) / 2, its u_i uniform in [0, 1).
 
     Args:
       num_clients: N.

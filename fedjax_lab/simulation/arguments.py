@@ -30,6 +30,19 @@ def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
     raise TypeError(f"{argument} is {name}, not an Algorithm; {hint}.")
 
 
+def check_stop_when(stop_when: Any) -> None:
+    """Check that it is a function or None.
+
+    Args:
+      stop_when: as of ``simulate``.
+
+    Raises:
+      TypeError: it is not.
+    """
+    if stop_when is not None and not callable(stop_when):
+        raise TypeError(f"stop_when is {stop_when!r}; it must be a function of a row.")
+
+
 def check_simulate(algorithm: Any, params: Any, clients: Any, state: Any = None) -> None:
     """Check the kinds of ``simulate``'s first three arguments, and that it starts from something.
 

@@ -112,7 +112,7 @@ class Checkpoints:
           ValueError: all checkpoints are damaged, or one belongs to another run.
           FileNotFoundError: there is no checkpoint.
         """
-        expected = _to_arrays(like)
+        expected = _by_name(like)
         free = dict(zip(expected, _is_of_any_length(like), strict=True))
 
         def shapes_of(arrays):
@@ -225,13 +225,18 @@ def _raised_not_logged() -> Iterator[None]:
         log.disabled = before
 
 
-def _to_arrays(state: PyTree) -> dict[str, np.ndarray]:
-    """Leaves by path, on the host. Orbax forgets NamedTuples and empty tuples; paths do not."""
+def _by_name(state: PyTree) -> dict[str, Any]:
+    """Leaves by path. Orbax forgets NamedTuples and empty tuples; paths do not."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {
-        f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|"): np.asarray(leaf)
+        f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|"): leaf
         for number, (path, leaf) in enumerate(leaves)
     }
+
+
+def _to_arrays(state: PyTree) -> dict[str, np.ndarray]:
+    """Leaves by path, on the host."""
+    return {name: np.asarray(leaf) for name, leaf in _by_name(state).items()}
 
 
 def _is_of_any_length(state: PyTree) -> list[int]:

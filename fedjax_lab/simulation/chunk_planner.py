@@ -1,5 +1,6 @@
 """The client map of a run: the planner is asked about the very program that is going to run."""
 
+import dataclasses
 import functools
 import sys
 import time
@@ -16,6 +17,7 @@ from fedjax_lab.machine.compiler import abstract, try_compile
 from fedjax_lab.machine.target import Target, here
 from fedjax_lab.round import Algorithm, RoundFn, build_round
 from fedjax_lab.simulation.fingerprint import hash_function
+from fedjax_lab.simulation.processes import first_says, is_first, several
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, is_shardable, place
 from fedjax_lab.simulation.run_dir import versions
 from fedjax_lab.simulation.stores import state_sharding
@@ -145,10 +147,10 @@ class ChunkPlanner:
           length: rounds of a chunk.
           progress: say the choice on stderr.
         """
-        plan = self.plan(length)
+        plan = self._plan_for_all() if several() else self.plan(length)
         if how == "measure":
             plan = self._measured(plan)
-        if progress:
+        if progress and is_first():
             print(
                 f"{self._algorithm.name}: clients mapped with {plan}", file=sys.stderr, flush=True
             )
@@ -156,6 +158,21 @@ class ChunkPlanner:
         if self._client_store == "host":
             program = None
         return plan.client_map, {} if program is None else {length: program}
+
+    def _plan_for_all(self) -> planner.Plan:
+        """A plan over the devices of all processes, by an estimate of process 0.
+
+        Compilers are not asked: of several processes one may remember the answer and another not,
+        and what is compiled for all devices is compiled by all processes.
+        """
+        alone = dataclasses.replace(here(), devices=())
+        found = planner.plan(self.round_of, self._state, self.batch, target=alone)
+        whole, _, share = found.client_map.partition("/")
+        if alone.platform != "cpu" and not whole.startswith(("shard_map", "vmap")):
+            share = found.client_map
+        client_map = f"shard_map/{share}" if share else "shard_map"
+        name, reason = first_says([client_map, found.reason])
+        return planner.Plan(name, f"{jax.process_count()} processes; {reason}")
 
     def compiled(self, client_map: str, length: int) -> Any:
         """The program of a chunk, if planning compiled it last; else None.

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_lab.simulation import processes
 from fedjax_lab.simulation.feed import Feed
 from fedjax_lab.types import FedState, Key, Metrics, PyTree
 
@@ -133,8 +134,21 @@ class Chunks:
         """The last chunk's rounds count."""
 
     def whole(self, state: FedState) -> FedState:
-        """The state as a checkpoint has it."""
+        """The state as a checkpoint has it; of several processes, in the first one alone."""
+        return processes.gathered(state)
+
+    def like(self, state: FedState) -> FedState:
+        """The structure, shapes and dtypes of ``whole(state)``."""
         return state
+
+    def handed_out(self, saved: FedState, state: FedState) -> FedState:
+        """What ``adopt`` takes, in all processes.
+
+        Args:
+          saved: the state that a checkpoint had, in process 0; the others' does not count.
+          state: one of its structure, shapes and dtypes, on the devices.
+        """
+        return processes.handed_out(saved, state)
 
     def adopt(self, state: FedState) -> FedState:
         """The state that a checkpoint had."""

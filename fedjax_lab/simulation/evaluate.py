@@ -17,6 +17,7 @@ from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
+from fedjax_lab.simulation.processes import put, several
 from fedjax_lab.types import Params, PyTree
 
 # (params, examples [B, ...]) -> (correct [B], losses [B]), both float; or another score, whose
@@ -176,14 +177,17 @@ def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) ->
     too: what surrounds the evaluation decides where it runs.
     """
     alone = jax.jit(lambda params, resident: run(params, resident, None))
-    devices = jax.local_devices()
+    devices = jax.devices()
     everybody = mesh_of(tuple(devices), "batches") if len(devices) > 1 else None
 
     @functools.lru_cache(maxsize=1)  # a run has one mesh
     def spread(mesh):
         together = jax.jit(lambda params, resident: run(params, resident, mesh))
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        if several():
+            return together, put(resident, everywhere)
         data, frozen = resident
-        data = jax.device_put(data, NamedSharding(mesh, PartitionSpec()))
+        data = jax.device_put(data, everywhere)
         return together, (data, on_mesh(frozen, mesh, shard_largest))
 
     def evaluate(params):
@@ -191,6 +195,8 @@ def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) ->
         if mesh is None or is_traced(params):
             return alone(params, resident)
         together, copies = spread(mesh)
+        if several():
+            return together(put(params, NamedSharding(mesh, PartitionSpec())), copies)
         return together(on_mesh(params, mesh), copies)
 
     return evaluate
@@ -219,15 +225,22 @@ def _per_example(count_fn, params, resident, places, batch_size, mesh):
 
         return jax.lax.map(one_batch, rows)
 
+    def on_device(params, resident, rows):
+        # Put together, so that their mean is added up on each device alike.
+        counts = all_batches(params, resident, rows)
+        return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, axis, tiled=True), counts)
+
     if mesh is not None:
         split, same = PartitionSpec(axis), PartitionSpec()
-        all_batches = jax.shard_map(
-            all_batches,
+        spread = jax.shard_map(
+            on_device,
             mesh=mesh,
             in_specs=(same, same, split),
-            out_specs=(split, split),
+            out_specs=(same, same),
             axis_names={axis},
             check_vma=False,
         )
-    correct, losses = all_batches(params, resident, rows)
+        correct, losses = spread(params, resident, rows)
+    else:
+        correct, losses = all_batches(params, resident, rows)
     return correct.reshape(-1)[:total], losses.reshape(-1)[:total]

@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.simulation.arguments import warn_of_nonfinite_data
 from fedjax_lab.simulation.fingerprint import hash_arrays
+from fedjax_lab.simulation.processes import several
 from fedjax_lab.simulation.rounds import Schedule, place
 from fedjax_lab.types import Key, Metrics
 
@@ -242,9 +243,13 @@ def feed_of(
       schedule, key, rounds, eval_every, told: as of ``StreamFeed``.
 
     Raises:
-      ValueError: the examples of a single round do not fit.
+      ValueError: the examples of a single round do not fit, or there are several processes.
     """
     if isinstance(clients, FederatedStream):
+        if several():
+            raise ValueError(
+                f"clients is a stream with {jax.process_count()} processes; it takes one process."
+            )
         return StreamFeed(clients, schedule, key, rounds, eval_every, told)
     return Feed(clients, eval_every)
 

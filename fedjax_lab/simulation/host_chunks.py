@@ -74,7 +74,7 @@ class HostChunks(Chunks):
 
     def _most(self, length: int) -> int:
         """M, a multiple of the devices."""
-        most = min(self._table.num_clients, length * self._schedule.slots(self._clients))
+        most = min(self._table.num_clients, length * self._schedule.slots(self._feed.index))
         return -(-most // self._devices) * self._devices
 
     def _which(self, piece: int, length: int) -> tuple[int, int]:
@@ -136,6 +136,10 @@ class HostChunks(Chunks):
 
     def whole(self, state: FedState) -> FedState:
         """The state as a checkpoint has it, with the rows of those who have been there."""
+        return state._replace(clients=self._table.seen_rows())
+
+    def like(self, state: FedState) -> FedState:
+        """The structure, shapes and dtypes of ``whole(state)``, but for the number of rows."""
         return state._replace(clients=self._table.seen_rows())
 
     def adopt(self, state: FedState) -> FedState:

@@ -180,6 +180,18 @@ def guarantees(
     return lambda rounds: dict(spent(rounds, *among))
 
 
+def is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
+    """Whether the run ends after a row; what a file holds as null is NaN, as it was at first.
+
+    Args:
+      stop_when: as of ``simulate``.
+      row: of the history.
+    """
+    if stop_when is None:
+        return False
+    return bool(stop_when({n: math.nan if v is None else v for n, v in row.items()}))
+
+
 class Tally:
     """Exact totals since round 0, and the rows of a history.
 
@@ -304,44 +316,6 @@ class Watch:
 
     def _warn(self, text: str) -> None:
         warnings.warn(text, UserWarning, stacklevel=4)
-
-
-def is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
-    """Whether the run ends after a row; what a file holds as null is NaN, as it was at first.
-
-    Args:
-      stop_when: as of ``simulate``.
-      row: of a history.
-    """
-    if stop_when is None:
-        return False
-    return bool(stop_when({n: math.nan if v is None else v for n, v in row.items()}))
-
-
-def scores_of(
-    function: Callable[..., Mapping[str, Any]] | None, value: Any, taken: set[str], argument: str
-) -> dict[str, Any]:
-    """What ``evaluate`` or ``diagnose`` says, as a row holds it.
-
-    Args:
-      function: one of them, or None.
-      value: what it is called with.
-      taken: the names that a row has already.
-      argument: the function's name, for the errors.
-
-    Raises:
-      TypeError: it returned no dict.
-      ValueError: a name in it is taken.
-    """
-    found = {} if function is None else function(value)
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{argument} returned {type(found).__name__}; it must be a dict.")
-    for name in found:
-        if name in taken:
-            raise ValueError(
-                f"{argument} returned {name!r}, a name that rows have already; choose another."
-            )
-    return {name: as_value(score) for name, score in found.items()}
 
 
 @contextmanager

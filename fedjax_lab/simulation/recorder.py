@@ -6,7 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedjax_lab.simulation import processes
 from fedjax_lab.simulation.checkpoint import Checkpoints
+from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.lock import RunDirLock
 from fedjax_lab.simulation.run_dir import (
     CHECKPOINTS,
@@ -22,13 +24,16 @@ from fedjax_lab.simulation.run_dir import (
     write_json,
     write_rounds,
 )
-from fedjax_lab.types import Params, PyTree
+from fedjax_lab.types import FedState, Params, PyTree
 
 Row = dict[str, Any]
 
 
 class Recorder:
     """Keeps a run's rows and checkpoints; does nothing without a run directory.
+
+    Of several processes the first one writes. It gets what is divided among them put together,
+    so that a run directory is the same thing for any number of processes.
 
     A run becomes longer by another number of ``rounds``: config.json has it first, and from then
     on checkpoints in the midst of a chunk of the longer run, where a shorter one ended, are none.
@@ -54,9 +59,10 @@ class Recorder:
         params: Callable[[PyTree], Params],
     ):
         self._every, self._params = every, params
-        self._saved = 0
+        self._keeps = run_dir is not None
+        self.saved = 0  # rounds in the last checkpoint
         self.spent = (0.0, 0.0)  # (seconds, compile_seconds) before this call
-        self._path = None if run_dir is None else Path(run_dir)
+        self._path = Path(run_dir) if run_dir is not None and processes.is_first() else None
         self._open: list[Any] = []  # what ``close`` closes, in this order
         self._passes: Callable[[int], bool] = lambda step: True
         if self._path is None:
@@ -94,20 +100,21 @@ class Recorder:
         write_rounds(self._path, config)
 
     def begin(
-        self, state: PyTree, whole: Callable[[PyTree], PyTree]
+        self, state: PyTree, like: Callable[[PyTree], PyTree]
     ) -> tuple[int, PyTree, list[Row]]:
-        """(round, state, history) to go on from.
+        """(round, state, history) to go on from, as the process that writes knows them.
 
         Args:
           state: that before round 0, which is returned in round 0.
-          whole: state -> what checkpoints have of it, which is returned in later rounds.
+          like: state -> one with the structure, shapes and dtypes that checkpoints have, which
+            are those of what is returned in later rounds.
         """
         if self._path is None:
             return 0, state, []
         history: list[Row] = []
         times: list[Row] = []
         if any(map(self._passes, self._checkpoints.rounds())):
-            self._saved, state, extra = self._checkpoints.restore(whole(state), self._passes)
+            self.saved, state, extra = self._checkpoints.restore(like(state), self._passes)
             history, times = extra["rows"], extra["times"]
             self._compare_rows(history)
         if times:
@@ -117,7 +124,7 @@ class Recorder:
             self._times = MetricsFile(self._path / TIMES, times)
         self._all_times = times
         self._open = [self._metrics.close, self._times.close, *self._open]
-        return self._saved, state, history
+        return self.saved, state, history
 
     def _compare_rows(self, expected: list[Row]) -> None:
         """Say so if the file's rows are not those of the checkpoint, which replace them."""
@@ -125,11 +132,11 @@ class Recorder:
         file = self._path / METRICS
         found: list[Row] | None = None
         with suppress(OSError, ValueError):
-            found = [row for row in read_metrics(file) if row["round"] <= self._saved]
+            found = [row for row in read_metrics(file) if row["round"] <= self.saved]
         if found != expected:
             warnings.warn(
                 f"{file} did not hold the {len(expected)} rows that the checkpoint of round "
-                f"{self._saved} knows; they were written again from it.",
+                f"{self.saved} knows; they were written again from it.",
                 UserWarning,
                 stacklevel=4,
             )
@@ -152,15 +159,23 @@ class Recorder:
         *,
         last: bool,
     ) -> None:
-        """Save the state if it is time to; if it must be now (``last``), unless it is saved."""
-        due = round > self._saved if last else round - self._saved >= self._every
-        if self._path is not None and due:
+        """Save the state if it is time to; if it must be now (``last``), unless it is saved.
+
+        All processes call it.
+        """
+        due = round > self.saved if last else round - self.saved >= self._every
+        if self._keeps and due:
+            state, params = whole(state), processes.local(self._params(state))
+            processes.together(lambda: self._save(round, state, params, history))
+            self.saved = round
+
+    def _save(self, round: int, state: PyTree, params: Params, history: list[Row]) -> None:
+        if self._path is not None:
             with disk_full_in_one_line(self._path):
                 self._metrics.sync()
                 rows = [plain_row(row) for row in history]
                 extra = {"rows": rows, "times": list(self._all_times)}
-                self._checkpoints.save(round, whole(state), extra, self._params(state))
-            self._saved = round
+                self._checkpoints.save(round, state, extra, params)
 
     def summarise(self, **summary: Any) -> None:
         """Write summary.json."""
@@ -174,6 +189,31 @@ class Recorder:
             with suppress(OSError):  # a full disk was told before
                 close()
         self._open = []
+
+
+def go_on(
+    recorder: Recorder, state: FedState, chunks: Chunks, sharding: Any
+) -> tuple[int, FedState, list[Row]]:
+    """(round, state, history) from which a run begins or goes on, in all processes the same.
+
+    Process 0 alone reads the run directory.
+
+    Args:
+      recorder: the run's.
+      state: that before round 0, on the devices.
+      chunks: the run's.
+      sharding: where the state lies.
+
+    Raises:
+      RuntimeError: process 0 could not read it.
+    """
+    round, found, history = processes.together(lambda: recorder.begin(state, chunks.like))
+    if processes.several():
+        told = processes.first_says([round, history, recorder.saved, recorder.spent])
+        round, history, recorder.saved, recorder.spent = told
+        if round:
+            found = chunks.handed_out(found, state)
+    return round, processes.put(chunks.adopt(found) if round else state, sharding), history
 
 
 def check_names(recorded: Mapping[str, Any], given: Mapping[str, Any] | None) -> None:

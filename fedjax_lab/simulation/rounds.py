@@ -17,6 +17,7 @@ from fedjax_lab.data.cohort import CohortSampler
 from fedjax_lab.data.poisson import poisson_slots
 from fedjax_lab.machine.target import Target
 from fedjax_lab.round import Algorithm, build_round
+from fedjax_lab.simulation.processes import put, several
 from fedjax_lab.types import CohortBatch, FedState, Key, Metrics
 
 
@@ -207,6 +208,7 @@ def place(values: Any, client_map: str, split: bool = False) -> Any:
     mesh = parse_client_map(client_map).mesh
     if mesh is None or mesh.size < 2:
         return values
-    if split:
-        return jax.device_put(values, NamedSharding(mesh, PartitionSpec(AXIS)))
+    if split or several():
+        spec = PartitionSpec(AXIS) if split else PartitionSpec()
+        return put(values, NamedSharding(mesh, spec))
     return on_mesh(values, mesh)

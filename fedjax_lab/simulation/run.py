@@ -5,7 +5,6 @@ on one kind of machine, whether or not the run was interrupted; other client map
 devices agree up to rounding.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
@@ -16,17 +15,19 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
-from fedjax_lab.clients.mapping import PLANNED, check_client_map
+from fedjax_lab.clients.mapping import PLANNED, check_client_map, parse_client_map
 from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.data import ClientTimes, Devices, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.round import ON_NONFINITE, Algorithm
-from fedjax_lab.simulation.arguments import check_simulate, warn_of_statistics
+from fedjax_lab.simulation import processes
+from fedjax_lab.simulation.arguments import check_simulate, check_stop_when, warn_of_statistics
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.feed import feed_of
-from fedjax_lab.simulation.fingerprint import hash_arrays, hash_function, hash_program
+from fedjax_lab.simulation.fingerprint import hash_program
 from fedjax_lab.simulation.host_chunks import HostChunks
+from fedjax_lab.simulation.identity import run_contents, run_record
 from fedjax_lab.simulation.loggers import Hook, Hooks
 from fedjax_lab.simulation.loop import (
     Tally,
@@ -41,9 +42,8 @@ from fedjax_lab.simulation.loop import (
 )
 from fedjax_lab.simulation.programs import keep_by_default
 from fedjax_lab.simulation.progress import Progress
-from fedjax_lab.simulation.recorder import Recorder, Row, check_names
+from fedjax_lab.simulation.recorder import Recorder, Row, check_names, go_on
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
-from fedjax_lab.simulation.run_dir import versions
 from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.simulation.stores import (
     check_host_store,
@@ -208,10 +208,8 @@ def simulate(
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
     check_choice("on_nonfinite", on_nonfinite, (*ON_NONFINITE, "stop"))
     check_simulate(algorithm, params, clients, state)
-    if stop_when is not None and not callable(stop_when):
-        raise TypeError(f"stop_when is {stop_when!r}; it must be a function of a row.")
-    if checkpoint_every is not None:
-        check_int("checkpoint_every", checkpoint_every, minimum=1)
+    check_stop_when(stop_when)
+    check_int("checkpoint_every", 1 if checkpoint_every is None else checkpoint_every, minimum=1)
     schedule = Schedule(
         cohort_size,
         batch_size,
@@ -225,8 +223,9 @@ def simulate(
         sampling,
     )
     check_client_map(client_map)
+    processes.check_map(client_map)
     keep_by_default()
-    hooks = Hooks(on_row)
+    hooks = Hooks(on_row if processes.is_first() else ())
     key = jax.random.key(seed)
     if times is not None:
         model = params if state is None else params_of(algorithm, state)
@@ -237,19 +236,44 @@ def simulate(
         check_cohorts(sample_cohort, clients, key, cohort_size, rounds)
     is_fresh = state is None
     start = first_state(algorithm, schedule)
+    params, state = processes.local(params), processes.gathered(state, everywhere=True)
     if is_fresh:
         shapes = jax.eval_shape(start, params, clients, key, algorithm.frozen)
     else:
         adopted = adopt_state(algorithm, state, clients, schedule, key)
         shapes = state = adopted._replace(frozen=())
         params = algorithm.params(state)
+    record = run_record(
+        algorithm,
+        params,
+        clients,
+        schedule,
+        rounds=rounds,
+        seed=seed,
+        eval_every=eval_every,
+        client_map=client_map,
+        client_store=client_store,
+        on_nonfinite=on_nonfinite,
+        **record_times(clients),
+        **feed.record(),
+    )
+    check_names({**record, "num_devices": 1}, config)
+    if run_dir is not None or processes.several():
+        functions = {"evaluate": evaluate, "diagnose": diagnose, "sample_cohort": sample_cohort}
+        record["content"] = run_contents(
+            params, None if is_fresh else state, feed.content(), algorithm.frozen, **functions
+        )
+    every = checkpoint_every or -(-rounds // 10)
+    processes.agree({**record, "run_dir": run_dir is not None, "every": every, **(config or {})})
+    feed.warn_of_nonfinite()
+    warn_of_statistics(params)
     placed = place_model(params, algorithm.frozen, client_map, params_sharding)
     params, frozen, layout = placed  # no round changes or donates the frozen weights
     in_round = "keep" if on_nonfinite == "keep" else "exclude"
     spent = guarantees(algorithm, schedule, clients)
     table, planning_seconds = None, 0.0
     compiled: dict[int, Any] = {}
-    if stays_on_host(client_store, shapes):
+    if processes.first_says(stays_on_host(client_store, shapes)):
         client_store = "host"
         check_host_store(is_fresh, diagnose, client_map)
         state, table = start_on_host(algorithm, params, clients, key, frozen, schedule, progress)
@@ -267,65 +291,41 @@ def simulate(
         del first, planner
     if table is None:
         sizes = shapes, clients.num_clients, algorithm.name, layout
-        client_store = choose_store(client_store, client_map, *sizes)
+        client_store = processes.together(lambda: choose_store(client_store, client_map, *sizes))
     sharding = state_sharding(shapes, client_map, client_store, layout)
     clients, (key, frozen) = feed.place(client_map), place((key, frozen), client_map)
     if is_fresh and table is None:
         params = place(params, client_map)
         state = jax.jit(start, out_shardings=sharding)(params, clients, key, frozen)
-    state = jax.device_put(state, sharding)
-    clients = feed.index  # of a stream's examples, a device is to hold two chunks' alone
+    state = processes.put(state, sharding)
     divided = (params_sharding, left_by_chunks(sharding, table, layout))
     run_chunk = build_chunk(algorithm, schedule, client_map, in_round, None, client_store, *divided)
     if table is None:
         chunks = Chunks(run_chunk, feed, key, frozen, compiled, planning_seconds)
     else:
         chunks = HostChunks(run_chunk, feed, key, frozen, table, schedule, client_map, layout)
-    record = {
-        "algorithm": algorithm.name,
-        "hyperparameters": dict(algorithm.hyperparameters),
-        "partition": dataclasses.asdict(clients.partition),
-        "num_clients": clients.num_clients,
-        "rounds": rounds,
-        **schedule.record(),
-        **record_times(clients),
-        "seed": seed,
-        "eval_every": eval_every,
-        "client_map": client_map,
-        "client_store": client_store,
-        "on_nonfinite": on_nonfinite,
-        **feed.record(),
-        "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
-        "versions": versions(),
-    }
-    check_names(record, config)
-    if run_dir is not None:
-        record["content"] = {
-            "params": hash_arrays(params),
-            "state": None if is_fresh else hash_arrays(state),
-            "examples": feed.content(),
-            "program": hash_program(chunks.lower(state, eval_every)),
-            "evaluate": hash_function(evaluate),
-            "diagnose": hash_function(diagnose),
-            "sample_cohort": hash_function(sample_cohort),
-        }
-        if jax.tree.leaves(frozen):
-            record["content"]["frozen"] = hash_arrays(frozen)
-    feed.warn_of_nonfinite()
-    warn_of_statistics(params)
-    recorder = Recorder(
-        run_dir,
-        every=checkpoint_every or -(-rounds // 10),
-        config={**record, **(config or {})},
-        params=algorithm.params,
+    clients = feed.index  # of a stream's examples, a device is to hold two chunks' alone
+    record["client_map"], record["client_store"] = client_map, client_store
+    record["num_devices"] = max(1, len(parse_client_map(client_map).devices))
+    if "content" in record:
+        record["content"]["program"] = hash_program(chunks.lower(state, eval_every))
+        processes.agree({"content": record["content"]})
+    told = {**record, **(config or {})}
+    recorder = processes.together(
+        lambda: Recorder(run_dir, every=every, config=told, params=algorithm.params)
     )
     if table is not None and run_dir is not None:
         table.folder = run_dir
-    bar = Progress(algorithm.name, 0, rounds, progress)
+    bar = Progress(algorithm.name, 0, rounds, progress and processes.is_first())
     watch = Watch(algorithm, on_nonfinite)
-    with closing(recorder), closing(bar), closing(feed), stop_on_signal() as stop:
-        round, state, history = recorder.begin(state, chunks.whole)
-        state = jax.device_put(chunks.adopt(state) if round else state, sharding)
+    with (
+        processes.told_of_losses(),
+        closing(recorder),
+        closing(bar),
+        closing(feed),
+        stop_on_signal() as stop,
+    ):
+        round, state, history = go_on(recorder, state, chunks, sharding)
         tally = Tally(algorithm, params, history, in_round == "exclude")
         seconds, chunks_before = recorder.spent
         chunks.compile_seconds = chunks_before + (chunks.compile_seconds if round < rounds else 0)
@@ -335,7 +335,10 @@ def simulate(
             enough = is_enough(stop_when, row)
         bar.go_on_from(round, finished=enough)
         began = time.perf_counter() - seconds - chunks.compile_seconds
-        while round < rounds and not (stop.is_set() or watch.diverged or enough):
+        while round < rounds:
+            interrupted, enough = processes.any_of(stop.is_set(), enough)
+            if interrupted or watch.diverged or enough:
+                break
             length = min(eval_every, rounds - round)
             kept = jax.tree.map(jnp.copy, state) if on_nonfinite == "stop" else None
             if chunks.prepare(state, length):
@@ -359,9 +362,11 @@ def simulate(
             scores: dict[str, Any] = {}
             if not watch.diverged or on_nonfinite == "stop":
                 taken = tally.names(metrics) | spent(0).keys()
-                scores = scores_of(evaluate, algorithm.params(state), taken, "evaluate")
-                whole = state._replace(frozen=frozen)
-                scores |= scores_of(diagnose, whole, {*taken, *scores}, "diagnose")
+                own = processes.local(algorithm.params(state))
+                scores = scores_of(evaluate, own, taken, "evaluate")
+                if diagnose is not None:
+                    own = processes.own(state._replace(frozen=frozen))
+                    scores |= scores_of(diagnose, own, {*taken, *scores}, "diagnose")
             scores = {**spent(round), **scores}
             row = {"round": round, **tally.row(metrics), **scores}
             history.append(row)
@@ -382,16 +387,12 @@ def simulate(
             stopped = "diverged"
         elif round < rounds:
             stopped = "stop_when" if enough else "interrupt"
-        recorder.summarise(
-            round=round,
-            seconds=seconds,
-            compile_seconds=chunks.compile_seconds,
-            interrupted=stopped == "interrupt",
-            stopped=stopped,
-        )
+        summary = {"round": round, "seconds": seconds, "compile_seconds": chunks.compile_seconds}
+        summary |= {"interrupted": stopped == "interrupt", "stopped": stopped}
+        processes.together(lambda: recorder.summarise(**summary))
     return SimulationResult(
-        algorithm.params(state),
-        chunks.result(state)._replace(frozen=frozen),
+        processes.local(algorithm.params(state)),
+        processes.local(chunks.result(state)._replace(frozen=frozen)),
         history,
         seconds,
         chunks.compile_seconds,

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -49,8 +50,8 @@ def write_json(path: Path, value: Any) -> None:
 def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
     """Create the run directory, or check that an existing one belongs to the same config.
 
-    ``versions`` may differ, and with it the hash of the program, and the number of ``rounds``,
-    which ``write_rounds`` changes; everything else may not.
+    ``versions`` and ``num_devices`` may differ, and with them the hash of the program, and the
+    number of ``rounds``, which ``write_rounds`` changes; everything else may not.
 
     Args:
       path: the directory, which exists.
@@ -81,6 +82,15 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
         raise FileExistsError(
             f"run_dir is {str(path)!r}, which holds a run with another config: "
             f"{'; '.join(changed)}.{hint} Choose another directory."
+        )
+    devices, now = (found.get("num_devices") for found in (before, config))
+    if devices != now:
+        warnings.warn(
+            f"run_dir is {str(path)!r}, whose first rounds ran on {devices} devices, and those to "
+            f"come run on {now}: they add up in another order, and agree with an uninterrupted "
+            "run's to rounding.",
+            UserWarning,
+            stacklevel=5,
         )
     return True
 
@@ -141,11 +151,23 @@ def _is_ours(name: str) -> bool:
 
 def _comparable(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """A config without what may differ from the other one's."""
-    kept = {**_with_rounds(config, None), "versions": None}
+    kept = _on_any_machine(config)
     content = kept.get("content")
-    if config.get("versions") != other.get("versions") and isinstance(content, dict):
-        # Another version may write the same operations differently.
+    others = any(config.get(name) != other.get(name) for name in ("versions", "num_devices"))
+    if not others:
+        kept["client_store"] = config.get("client_store")
+    elif isinstance(content, dict):
+        # Another version, and a program for other devices, may write the same operations
+        # differently.
         kept["content"] = {**content, "program": None}
+    return kept
+
+
+def _on_any_machine(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without its length, its versions, and what depends on the number of devices."""
+    kept = {**_with_rounds(config, None), "versions": None, "num_devices": None}
+    if kept.get("client_store") == "sharded":  # whether rows can be divided is up to the devices
+        kept["client_store"] = "device"
     return kept
 
 
@@ -155,7 +177,7 @@ def run_id(config: Mapping[str, Any]) -> str:
     Args:
       config: what ``open_run_dir`` was given.
     """
-    kept = {**_with_rounds(config, None), "versions": None}
+    kept = _on_any_machine(config)
     kept["content"] = {**kept.get("content", {}), "program": None}
     text = json.dumps(json.loads(json.dumps(kept)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -206,22 +228,29 @@ _NAMES = {
 }
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differences(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    prefix: str = "",
+    words: tuple[str, str] = ("there", "now"),
+) -> list[str]:
     """What differs between two configs of runs, said once for each innermost value.
 
     Args:
       before, now: JSON objects.
       prefix: of the names that are said.
+      words: what stands before a value of ``before``, and before one of ``now``.
     """
     found = []
     for key in sorted({*before, *now}):
         there, here = before.get(key), now.get(key)
         if isinstance(there, dict) and isinstance(here, dict):
-            found += differences(there, here, f"{prefix}{key}.")
+            found += differences(there, here, f"{prefix}{key}.", words)
         elif there != here and prefix == "content.":
-            found.append(f"{_NAMES[key]} ({prefix}{key}: there {there}, now {here})")
+            said = f"{words[0]} {there}, {words[1]} {here}"
+            found.append(f"{_NAMES[key]} ({prefix}{key}: {said})")
         elif there != here:
-            found.append(f"{prefix}{key} (there {there!r}, now {here!r})")
+            found.append(f"{prefix}{key} ({words[0]} {there!r}, {words[1]} {here!r})")
     return found
 
 

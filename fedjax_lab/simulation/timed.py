@@ -2,23 +2,21 @@
 
 import copy
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any
 
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.fingerprint import hash_arrays
 from fedjax_lab.types import Params
 
-_Clients = TypeVar("_Clients", FederatedArrays, FederatedStream)
-
 
 def with_times(
-    clients: _Clients, times: ClientTimes | None, algorithm: Algorithm, params: Params
-) -> _Clients:
+    clients: Any, times: ClientTimes | None, algorithm: Algorithm, params: Params
+) -> Any:
     """The clients with ``times``, in which the method's own messages travel.
 
     Args:
-      clients: the clients' data.
+      clients: the clients' data, on the device or a stream.
       times: as of ``simulate``; None leaves the clients as they are.
       algorithm: the method, which knows how many bytes a client sends and receives.
       params: the server model, or its shapes.

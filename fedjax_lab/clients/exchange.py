@@ -1,0 +1,64 @@
+"""Sums over the devices of a client map, added in one order.
+
+How an all-reduce adds depends on what lies between the devices: between processes its order is
+another one than within a process. Here each device gets a share of every device's values, adds
+them in the order of the devices, and hands the sums to all. That moves as many bytes as a ring
+all-reduce, and gives the same bits however the devices are divided among processes.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.types import PyTree
+
+_SMALL = 2**12  # elements: such leaves travel together, whole
+
+
+def sum_in_order(values: PyTree, axis: str, devices: int) -> PyTree:
+    """Sums over a mesh axis, on each of its devices; called inside of ``jax.shard_map``.
+
+    Args:
+      values: pytree of arrays of one shape on all devices.
+      axis: the mesh axis.
+      devices: its size.
+    """
+    if devices == 1:
+        return values
+    leaves, structure = jax.tree.flatten(values)
+    sums: dict[int, jax.Array] = {}
+    small: dict[jnp.dtype, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        if leaf.size < _SMALL:
+            small.setdefault(leaf.dtype, []).append(place)
+        else:
+            sums[place] = _sum_large(leaf, axis, devices)
+    for places in small.values():
+        added = _sum_small([leaves[place] for place in places], axis)
+        sums.update(zip(places, added, strict=True))
+    return jax.tree.unflatten(structure, [sums[place] for place in range(len(leaves))])
+
+
+def _sum_large(leaf: jax.Array, axis: str, devices: int) -> jax.Array:
+    """The longest axis is divided, so that no other one has to lie in one piece."""
+    along = max(range(leaf.ndim), key=lambda i: leaf.shape[i])
+    length = leaf.shape[along]
+    share = -(-length // devices)
+    padding = [(0, share * devices - length if i == along else 0) for i in range(leaf.ndim)]
+    shape = (*leaf.shape[:along], devices, share, *leaf.shape[along + 1 :])
+    shares = jnp.pad(leaf, padding).reshape(shape)
+    mine = jax.lax.all_to_all(shares, axis, split_axis=along, concat_axis=0).sum(0)
+    whole = jax.lax.all_gather(mine, axis, axis=along, tiled=True)
+    return jax.lax.slice_in_dim(whole, 0, length, axis=along)
+
+
+def _sum_small(leaves: Sequence[jax.Array], axis: str) -> list[jax.Array]:
+    together = jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
+    added = jax.lax.all_gather(together, axis).sum(0)
+    ends = itertools.accumulate(leaf.size for leaf in leaves)
+    return [
+        added[end - leaf.size : end].reshape(leaf.shape)
+        for end, leaf in zip(ends, leaves, strict=True)
+    ]
