@@ -195,9 +195,8 @@ def simulate(
 
     Raises:
       ValueError: an argument is out of range, ``state`` is not the method's or fits on no device, a
-        round's examples do not fit into a stream's memory,
-        ``run_dir`` holds more rounds, all checkpoints are damaged, or ``evaluate`` or ``diagnose``
-        returned a name that rows have already.
+        round's examples do not fit into a stream's memory, ``run_dir`` holds more rounds, all
+        checkpoints are damaged, or ``evaluate`` or ``diagnose`` returned a name that rows have.
       FileExistsError: ``run_dir`` holds another run.
       BlockingIOError: another process is writing to ``run_dir``.
       OSError: the disk is full.
