@@ -57,10 +57,13 @@ def write_stream(folder: str | Path, examples: Any) -> Path:
     parts = examples if isinstance(examples, Iterator) else iter((examples,))
     half = folder.parent / f".{folder.name}-{secrets.token_hex(4)}"
     half.mkdir()
+    files: list[_LeafFile] = []
     try:
-        _write_parts(half, parts)
+        _write_parts(half, parts, files)
         os.replace(half, folder)
     except BaseException:
+        for file in files:
+            file.close()
         shutil.rmtree(half, ignore_errors=True)
         raise
     return folder
@@ -170,8 +173,7 @@ def content_of(array: np.ndarray) -> str:
     return hashlib.sha256(told.encode()).hexdigest()
 
 
-def _write_parts(folder: Path, parts: Iterator[Any]) -> None:
-    files: list[_LeafFile] = []
+def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -> None:
     description, first, count = None, None, 0
     for part in parts:
         told = _described(part, itertools.count())
@@ -186,7 +188,7 @@ def _write_parts(folder: Path, parts: Iterator[Any]) -> None:
         kinds = [(str(kind), leaf.shape[1:]) for kind, leaf in zip(dtypes, leaves, strict=True)]
         if first is None:
             description, first = told, kinds
-            files = [_LeafFile(folder / f"{name}.npy") for name in _names(told, len(leaves))]
+            files += [_LeafFile(folder / f"{name}.npy") for name in _names(told, len(leaves))]
         elif (told, kinds) != (description, first):
             raise ValueError(
                 f"examples has a part of {told} with {kinds}; the first is {description} with "
@@ -231,13 +233,16 @@ class _LeafFile:
         told = {"descr": kind.str, "fortran_order": False, "shape": (self._rows, *shape)}
         np.lib.format.write_array_header_1_0(self._file, told)
 
+    def close(self) -> None:
+        self._file.close()
+
     def finish(self) -> None:
         self._file.seek(0)
         self._head()
         assert self._file.tell() == self._data  # NumPy leaves room for the leading axis to grow
-        with self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
         _keep_hash(self.path, self._digest.hexdigest())
 
 
@@ -251,7 +256,7 @@ def _described(tree: Any, number: Iterator[int]) -> Any:
         return {"dict": {name: _described(tree[name], number) for name in sorted(tree)}}
     if type(tree) in (list, tuple):
         return {type(tree).__name__: [_described(child, number) for child in tree]}
-    if not hasattr(tree, "shape") and not np.isscalar(tree):
+    if not hasattr(tree, "shape"):
         raise TypeError(
             f"examples has a {type(tree).__name__}; it must be Examples, or dicts, lists and "
             "tuples of arrays."
