@@ -19,6 +19,7 @@ from fedjax_lab.models import Model
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.round import Algorithm
 from fedjax_lab.types import LossFn
+from fedjax_lab.wrappers.buffered import with_buffered_aggregation
 from fedjax_lab.wrappers.compression import with_compression
 
 # Settings that a sweep may vary, beside the method's own hyper-parameters.
@@ -66,11 +67,13 @@ def build_algorithm(
         subject, arguments["preprocess"] = model, preprocess
     rate = client_schedule(config.client_lr_schedule, config.client_lr, config.rounds)
     algorithm = factory(subject, client_lr=rate, **arguments)
-    if config.compressor is None and config.downlink_compressor is None:
-        return algorithm
-    return with_compression(
-        algorithm,
-        config.compressor or "identity",
-        error_feedback=config.error_feedback,
-        downlink=config.downlink_compressor,
-    )
+    if config.compressor is not None or config.downlink_compressor is not None:
+        algorithm = with_compression(
+            algorithm,
+            config.compressor or "identity",
+            error_feedback=config.error_feedback,
+            downlink=config.downlink_compressor,
+        )
+    if config.concurrency is not None:
+        return with_buffered_aggregation(algorithm, config.cohort_size, config.concurrency)
+    return algorithm

@@ -113,7 +113,7 @@ def _plan(command: PlanCommand) -> int:
     config = command.settings.resolve()
     target = named(command.target)
     setup = build(config)
-    of_a_run = ("rounds", "eval_every")
+    of_a_run = ("rounds", "eval_every", "times")
     schedule = {name: v for name, v in config.schedule().items() if name not in of_a_run}
     found = plan(
         setup.algorithm,

@@ -28,7 +28,7 @@ from fedjax_lab.command.options import (
     parse_options,
     published_settings,
 )
-from fedjax_lab.data import Devices
+from fedjax_lab.data import ClientTimes, Devices
 
 # Where a run keeps its files, and which: the result does not depend on them.
 _NOT_RECORDED = ("data_dir", "run_dir", "checkpoint_every", "log", "profile_dir")
@@ -144,6 +144,19 @@ class RunConfig:
 
     dropout: float = 0.0
     """Probability that a client of the cohort fails in a round."""
+
+    times: str | None = None
+    """Clients' time: FILE.npz with arrays step_seconds, download, upload, latency, availability."""
+
+    over_selection: float = 1.0
+    """With times: clients drawn for each one that is wanted; those that finish first count."""
+
+    deadline: float | None = None
+    """With times: simulated seconds after which the server waits for nobody."""
+
+    concurrency: int | None = None
+    """Buffered asynchronous aggregation (FedBuff) with so many clients in flight; a server step
+    takes the messages of cohort_size. None: rounds that wait for their cohort."""
 
     batch_size: int = 16
     """Examples of a mini-batch, B."""
@@ -290,10 +303,20 @@ class RunConfig:
 
     def devices(self) -> Devices | None:
         """The clients' devices; None if all clients take all their steps, in no counted time."""
-        settings = {name: getattr(self, name) for name in _DEVICE_SETTINGS}
+        settings = {name: getattr(self, name) for name in _OF_DEVICES}
         if all(value == _DEFAULTS[name] for name, value in settings.items()):
             return None
         return Devices(**settings)
+
+    def client_times(self) -> ClientTimes | None:
+        """The clients' time; None: it is not counted, or by ``devices`` alone."""
+        policy = {name: getattr(self, name) for name in ("over_selection", "deadline")}
+        if self.times is not None:
+            return ClientTimes.load(self.times, **policy)
+        for name, value in policy.items():
+            if value != _DEFAULTS[name]:
+                raise ValueError(f"{name} is {value} and times None; it needs a file of times.")
+        return None
 
     def schedule(self) -> dict[str, Any]:
         """What ``simulate`` and ``sweep`` both take: keyword arguments about rounds and batches."""
@@ -301,7 +324,8 @@ class RunConfig:
             *("rounds", "cohort_size", "local_steps", "local_epochs", "batch_size", "replace"),
             *("weights", "full_examples", "eval_every"),
         )
-        return {**{name: getattr(self, name) for name in names}, "devices": self.devices()}
+        kept = {name: getattr(self, name) for name in names}
+        return {**kept, "devices": self.devices(), "times": self.client_times()}
 
     def run_name(self) -> str:
         """A readable name from the settings, such as gradma-digits-dirichlet0.1-seed0.
@@ -334,13 +358,8 @@ _METHOD_SETTINGS = (
     "downlink_compressor",
     "compute_dtype",
 )
-_DEVICE_SETTINGS = (
-    "min_local_steps",
-    "time_budget",
-    "step_time",
-    "step_time_spread",
-    "dropout",
-)
+_OF_DEVICES = ("min_local_steps", "time_budget", "step_time", "step_time_spread", "dropout")
+_DEVICE_SETTINGS = (*_OF_DEVICES, "over_selection", "deadline", "concurrency")
 
 
 def _derived_options(config: RunConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from fedjax_lab.command.options import check_clip, client_schedule
 from fedjax_lab.compressors import as_compressor
 from fedjax_lab.data import DATASETS, PARTITIONS
 from fedjax_lab.data.sources import SCHEMES
+from fedjax_lab.data.times import check_devices
 from fedjax_lab.models import COMPUTE_DTYPES, MODELS
 from fedjax_lab.round import ON_NONFINITE
 from fedjax_lab.simulation.loggers import LOGGERS
@@ -56,7 +57,7 @@ def check_config(config: Any) -> None:
     for name in ("compressor", "downlink_compressor"):
         if getattr(config, name) is not None:
             as_compressor(name, getattr(config, name))
-    config.devices()
+    check_devices(config.client_times(), config.devices())
     if config.server_lr is not None:
         check_number("server_lr", config.server_lr, minimum=0.0)
     if config.clip_norm is not None:
@@ -111,5 +112,7 @@ def _check_clients(config: Any) -> None:
     if config.num_clients is not None:
         check_int("num_clients", config.num_clients, minimum=1)
     check_int("cohort_size", config.cohort_size, minimum=1, maximum=config.num_clients)
+    if config.concurrency is not None:
+        check_int("concurrency", config.concurrency, minimum=config.cohort_size)
     if config.min_client_size is not None:
         check_int("min_client_size", config.min_client_size, minimum=0)

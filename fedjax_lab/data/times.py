@@ -307,7 +307,7 @@ class RoundTimes:
         )
 
 
-def check_devices(times: RoundTimes | None, devices: Devices | None) -> None:
+def check_devices(times: ClientTimes | RoundTimes | None, devices: Devices | None) -> None:
     """Check that time is told in one place alone.
 
     Args:

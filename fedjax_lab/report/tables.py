@@ -134,21 +134,27 @@ def _worst(run: Run) -> float:
 
 def target_table(groups: Sequence[Group], target: float) -> Rows:
     """Head and rows: what it takes to reach ``target``; a mean only if all seeds reach it."""
-    head = ["method", "seeds that reach it", "rounds", "uplink (MB)", "gradients", "seconds"]
+    columns: dict[str, tuple[str, float, int]] = {  # the name in a row, a factor, digits
+        "rounds": ("round", 1, 0),
+        "uplink (MB)": ("bytes_up", 1e-6, 1),
+        "gradients": ("gradients", 1, 0),
+        "seconds": ("seconds", 1, 2),
+    }
+    if _are_timed(groups):
+        columns["simulated seconds"] = ("simulated_seconds", 1, 1)
 
     def row(group: Group) -> list[str]:
         reached = [row for run in group.runs if (row := reach(run.rows, target)) is not None]
         count = f"{len(reached)} of {len(group.runs)}"
         if len(reached) < len(group.runs):
-            return [group.label, count, *[NOTHING] * 4]
-        columns = {"round": (1, 0), "bytes_up": (1e-6, 1), "gradients": (1, 0), "seconds": (1, 2)}
+            return [group.label, count, *[NOTHING] * len(columns)]
         shown = [
             format_estimate(estimate([scale * number(row.get(name)) for row in reached]), digits)
-            for name, (scale, digits) in columns.items()
+            for name, scale, digits in columns.values()
         ]
         return [group.label, count, *shown]
 
-    return [head, *map(row, groups)]
+    return [["method", "seeds that reach it", *columns], *map(row, groups)]
 
 
 def time_table(groups: Sequence[Group]) -> Rows:
@@ -226,17 +232,24 @@ def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
         markdown_table(accuracy_table(groups)),
     ]
     if not math.isnan(target):
+        timed = ", simulated seconds are the clients'" if _are_timed(groups) else ""
         parts += [
             "## Up to the target",
             f"What it takes until the first evaluation with a test accuracy of at least the "
             f"target; {explained} Uplink counts all clients' messages (1 MB = 10^6 bytes), "
-            "gradients are mini-batch gradients, seconds leave compilation out.",
+            "gradients are mini-batch gradients, seconds leave compilation out"
+            f"{timed}.",
             markdown_table(target_table(groups, target)),
         ]
     timing = "Rounds and their evaluations, compilation apart; means over the seeds."
     parts += ["## Time", timing, markdown_table(time_table(groups))]
     parts += ["## Runs", markdown_table(run_table(groups))]
     return "\n\n".join(parts) + "\n"
+
+
+def _are_timed(groups: Sequence[Group]) -> bool:
+    """Whether a run counts simulated seconds."""
+    return any("simulated_seconds" in run.rows[-1] for group in groups for run in group.runs)
 
 
 def _unfinished(groups: Sequence[Group]) -> str:

@@ -158,7 +158,7 @@ def with_buffered_aggregation(
         ids = jnp.full(waiting, num_clients, jnp.int32)
         number = jnp.zeros(waiting, jnp.int32)
         nobody = InFlight(ids, real + jnp.inf, number, number > 0, real, number)
-        return BufferedServer(server, nobody, messages, zero, zero), ()
+        return BufferedServer(server, nobody, messages, zero, zero), rows
 
     def server_update(state, messages, cohort):
         slots = cohort.client_ids.shape[0]

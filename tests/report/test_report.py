@@ -85,6 +85,15 @@ def test_seeds_are_one_row_with_an_interval(tmp_path):
     assert target_table(groups, 0.8)[1] == ["fedavg", "1 of 2", "-", "-", "-", "-"]
 
 
+def test_simulated_seconds_to_the_target(tmp_path):
+    """A column where a run counts them: 600 / round is 60 in round 10, the first of 0.7."""
+    timed = write_run(tmp_path / "a", [0.5, 0.7], more={"simulated_seconds": 600.0})
+    head, row, other = target_table(groups_of(timed, write_run(tmp_path / "b", lr=0.2)), 0.7)
+    assert dict(zip(head, row, strict=True))["simulated seconds"] == "60.0"
+    assert other[-1] == "-"
+    assert len(target_table(groups_of(tmp_path / "b"), 0.7)[0]) == len(head) - 1
+
+
 def test_language_models_show_their_lowest_perplexity(tmp_path):
     # 600 / round: 120 at round 5, 60 at round 10.
     text = write_run(tmp_path / "a", [0.1, 0.2], more={"perplexity": 600.0})
