@@ -107,9 +107,7 @@ def _check_alike(name: str, tree: PyTree, first_name: str, first: PyTree) -> Non
             )
 
 
-def split_clients(
-    clients: Clients, held_out: float, seed: int = 0
-) -> tuple[Clients, Clients]:
+def split_clients(clients: Clients, held_out: float, seed: int = 0) -> tuple[Clients, Clients]:
     """Set clients aside that training never sees.
 
     Both parts hold their examples in the same arrays, keep the order of the clients and their
@@ -150,9 +148,7 @@ def split_clients(
     return part(seen), part(unseen)
 
 
-def split_examples(
-    clients: Clients, fraction: float, seed: int = 0
-) -> tuple[Clients, Clients]:
+def split_examples(clients: Clients, fraction: float, seed: int = 0) -> tuple[Clients, Clients]:
     """Give every client training examples and test examples of its own.
 
     Both federations have the same clients in the same order, and hold their examples in the same
@@ -203,7 +199,9 @@ def _share(
     return clients.share(host, names)
 
 
-def divide_like(clients: FederatedArrays | FederatedStream, test: PyTree, seed: int = 0) -> FederatedArrays:
+def divide_like(
+    clients: FederatedArrays | FederatedStream, test: PyTree, seed: int = 0
+) -> FederatedArrays:
     """Divide other examples, such as the test set, so that clients get the labels that they know.
 
     The examples of a class are dealt in proportion to what the clients hold of it, in whole numbers

@@ -36,25 +36,30 @@ NOBODY = np.iinfo(np.int32).max  # in a window's places without an example
 
 
 class HostExamples(Protocol):
-    """Examples on the host that are read by number.
-
-    Attributes:
-      shapes: pytree of ``jax.ShapeDtypeStruct`` [n, ...], with the dtypes of a device.
-      targets: an array [n, ...] of what a model has to predict, or None.
-      where: in a word, for messages.
-    """
+    """Examples on the host that are read by number."""
 
     @property
-    def shapes(self) -> Any: ...
+    def shapes(self) -> Any:
+        """Pytree of ``jax.ShapeDtypeStruct`` [n, ...], with the dtypes of a device."""
+        ...
 
     @property
-    def targets(self) -> Any | None: ...
+    def targets(self) -> Any | None:
+        """An array [n, ...] of what a model has to predict, or None."""
+        ...
 
     @property
-    def where(self) -> str: ...
+    def where(self) -> str:
+        """Where they are, in a word, for messages."""
+        ...
 
     def read(self, ids: np.ndarray, rows: int) -> Any:
-        """Arrays [rows, ...]: the examples ``ids``, integers in rising order, then zeros."""
+        """Arrays [rows, ...]: the examples ``ids``, then zeros.
+
+        Args:
+          ids: integers [k], in rising order.
+          rows: at least k.
+        """
         ...
 
     def content(self) -> str:
@@ -255,7 +260,7 @@ class FederatedStream:
             lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype),
             self.examples.shapes,
         )
-        window = jax.ShapeDtypeStruct((count,), jnp.int32)
+        window: Any = jax.ShapeDtypeStruct((count,), jnp.int32)
         return dataclasses.replace(self.index, examples=shapes, window=window)
 
     def read(self, drawn: np.ndarray, count: int) -> tuple[Any, np.ndarray]:

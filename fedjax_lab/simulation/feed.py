@@ -133,13 +133,13 @@ class StreamFeed(Feed):
         self._first: FederatedArrays | None = self.clients
 
     def _told(self) -> str:
-        size = self._stream.window_bytes(self.count)
+        stream, size = self._stream, self._stream.window_bytes(self.count)
         shorter = "" if self.longest == self._every else f" (eval_every is {self._every})"
         return (
-            f"examples are streamed, {self._stream.nbytes / 2**20:,.1f} MiB "
-            f"{self._stream.examples.where}: chunks of {self.longest} rounds{shorter}, each with at most {self.count:,} "
-            f"examples; a device holds two times {size / 2**20:,.1f} MiB of them and an index of "
-            f"{self._stream.index_bytes / 2**20:,.1f} MiB, of memory={self._stream.memory:,} bytes"
+            f"examples are streamed, {stream.nbytes / 2**20:,.1f} MiB {stream.examples.where}: "
+            f"chunks of {self.longest} rounds{shorter} with at most {self.count:,} examples each; "
+            f"a device holds those of two, twice {size / 2**20:,.1f} MiB, and an index of "
+            f"{stream.index_bytes / 2**20:,.1f} MiB, of memory={stream.memory:,} bytes"
         )
 
     def place(self, client_map: str) -> FederatedArrays:

@@ -150,7 +150,9 @@ def test_content_is_that_of_the_examples(tmp_path):
 
     folder = data.write_stream(tmp_path / "a", (X, Y.astype(np.int32)))
     whole = content(folder)
-    assert whole == content(data.write_stream(tmp_path / "b", iter([(X[:9], Y[:9]), (X[9:], Y[9:])])))
+    assert whole == content(
+        data.write_stream(tmp_path / "b", iter([(X[:9], Y[:9]), (X[9:], Y[9:])]))
+    )
     assert whole == content((X, Y.astype(np.int32)))
     for other in ((X + 1, Y), (X.reshape(20, 3, 1), Y), (X.view(np.int8), Y), {"x": X, "y": Y}):
         assert content(data.write_stream(tmp_path / str(id(other)), other)) != whole
