@@ -228,17 +228,15 @@ class FederatedStream:
     def _with_targets(self) -> FederatedArrays:
         return dataclasses.replace(self.index, examples={"y": self.examples.targets})
 
-    def most_examples(self, rounds: int, cohort_size: int, most_of_client: int | None) -> int:
+    def most_examples(self, rounds: int, cohort_size: int, most_of_client: int) -> int:
         """P, which so many rounds never exceed, whoever is drawn.
 
         Args:
           rounds: how many.
           cohort_size: S.
-          most_of_client: examples that a client draws at most in a round; None: all that it has.
+          most_of_client: examples that a client draws at most in a round.
         """
-        sizes = np.asarray(self.index.sizes, np.int64)
-        if most_of_client is not None:
-            sizes = np.minimum(sizes, most_of_client)
+        sizes = np.minimum(np.asarray(self.index.sizes, np.int64), most_of_client)
         of_round = int(np.sort(sizes)[::-1][:cohort_size].sum())
         return min(rounds * of_round, self.index.indices.shape[0])
 

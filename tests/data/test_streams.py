@@ -136,7 +136,7 @@ def test_a_window_holds_each_example_once(tmp_path):
     np.testing.assert_array_equal(examples.y, [3, 3, 3, 0, 0])
 
 
-@pytest.mark.parametrize(("most_of_client", "expected"), [(None, 8 + 5), (4, 4 + 4), (6, 6 + 5)])
+@pytest.mark.parametrize(("most_of_client", "expected"), [(9, 8 + 5), (4, 4 + 4), (6, 6 + 5)])
 def test_most_examples_of_rounds(most_of_client, expected):
     owners = np.repeat(np.arange(4), (5, 3, 8, 4))
     clients = data.stream((X, Y), owners, 4)

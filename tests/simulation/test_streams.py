@@ -104,10 +104,11 @@ def test_a_chunk_has_the_examples_that_its_rounds_draw(folder):
     schedule = Schedule(3, 4, local_steps=2, full_examples=True)
     key, clients = jax.random.key(5), resident()
     feed = feed_of(streamed(folder), schedule, key, 5, 3, None)
+    draw = jax.jit(schedule.draw)
     for first, length in feed.pieces(0, 3):
         found = feed.take(first, length)
         for round in range(first, first + length):
-            there, here = (schedule.draw(c, key, round) for c in (clients, found))
+            there, here = (draw(c, key, round) for c in (clients, found))
             for field in ("examples", "full_examples"):
                 wanted = np.asarray(getattr(there, field))
                 np.testing.assert_array_equal(
@@ -119,6 +120,7 @@ def test_a_chunk_has_the_examples_that_its_rounds_draw(folder):
     feed.close()
 
 
+@pytest.mark.slow
 def test_a_device_never_holds_more_than_two_chunks(folder, monkeypatch):
     stream, held = streamed(folder, TIGHT), []
     schedule = Schedule(**{k: v for k, v in SETTINGS.items() if k not in ("rounds", "eval_every")})
@@ -137,7 +139,11 @@ def test_a_device_never_holds_more_than_two_chunks(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("memory", "eval_every", "expected"), [(ROOMY, 4, 4), (TIGHT, 4, 2), (TIGHT, 9, 1)]
+    ("memory", "eval_every", "expected"),
+    [
+        (TIGHT, 4, 2),
+        *(pytest.param(*n, marks=pytest.mark.slow) for n in ((ROOMY, 4, 4), (TIGHT, 9, 1))),
+    ],
 )
 def test_chunks_are_as_long_as_fits(folder, memory, eval_every, expected, capsys):
     schedule = Schedule(4, 4, local_steps=2)
@@ -221,7 +227,10 @@ def test_a_plan_of_a_stream(folder):
 @pytest.mark.parametrize(
     ("needs", "said"),
     [
-        (lambda c: sweep(lambda: METHODS["fedavg"], PARAMS, c, {}, **SETTINGS), "a sweep needs"),
+        (
+            lambda c: sweep(lambda: METHODS["fedavg"], PARAMS, c, points={}, **SETTINGS),
+            "a sweep needs",
+        ),
         (lambda c: build_client_evaluation(lambda *_: None, c), "build_client_evaluation needs"),
         (lambda c: build_evaluation(lambda *_: None, c), "build_evaluation needs"),
         (lambda c: build_control_error(loss_fn, c), "build_control_error needs"),
