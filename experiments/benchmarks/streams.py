@@ -2,9 +2,9 @@
 
 Both take turns in one process: 100 clients, cohorts of 10, 5 local steps of 64 examples 28x28, of a
 data set that is larger than the memory that a stream is allowed. "Compile" is the programs of
-rounds; "ms a round" leaves out the first chunk, and a ratio is of one turn. "Held" is the most bytes
-of arrays that the device had during a run beyond those from before it, looked at every 2 ms; data
-and index of the resident run, and the index of the streamed one, were there before.
+rounds; "ms a round" leaves out the first chunk, and a ratio is of one turn. "Held" is the most
+bytes of arrays that the device had during a run beyond those from before it, looked at every 2 ms;
+data and index of the resident run, and the index of the streamed one, were there before.
 
     python -m experiments.benchmarks.streams [--data-mb 400] [--memory-mb 100] [--model lenet5]
 """
@@ -116,10 +116,10 @@ def main(arguments=None):
     print(
         f"{count:,} examples, {stream.nbytes / 1e6:,.0f} MB, written in {written:.1f} s, divided "
         f"in {divided:.1f} s, known by their hash in {1e3 * known:.1f} ms; allowed "
-        f"{memory / 1e6:,.0f} MB, prefetch depth 1; one chunk is at most {given.eval_every} rounds. "
-        "All runs gave the same bits."
+        f"{memory / 1e6:,.0f} MB; the next chunk is fetched while one runs. All runs gave the same "
+        "bits."
     )
-    print("| examples | compile, s | ms a round | ratio of a turn | data and index, MB | held, MB |")
+    print("| data | compile, s | ms a round | ratio of a turn | data and index, MB | held, MB |")
     print("|---|---:|---:|---:|---:|---:|")
     plain = np.array([of_run[0] for of_run in found["resident"]])
     for name, runs in found.items():

@@ -1,7 +1,7 @@
 """Examples in files that are mapped into memory: written whole or not at all, and known by a hash.
 
-A folder has a ``.npy`` file for each leaf of the examples and ``stream.json``, which says how they
-belong together. Beside a file of n bytes lies its SHA-256, so that it is not read again to be known.
+A folder has a ``.npy`` file for each leaf of the examples, and ``stream.json``, which says how they
+belong together. Beside each file lies its SHA-256, so that it is not read again to be known.
 
 Axes: n examples.
 """
@@ -211,7 +211,8 @@ class _LeafFile:
     """A ``.npy`` file that grows by its leading axis, and its SHA-256."""
 
     def __init__(self, path: Path):
-        self.path, self._rows, self._kind = path, 0, None
+        self.path, self._rows, self._data = path, 0, 0
+        self._kind: tuple[np.dtype, tuple[int, ...]] | None = None
         self._file = path.open("wb")
         self._digest = hashlib.sha256()
 
@@ -229,6 +230,7 @@ class _LeafFile:
         self._rows += len(rows)
 
     def _head(self) -> None:
+        assert self._kind is not None
         kind, shape = self._kind
         told = {"descr": kind.str, "fortran_order": False, "shape": (self._rows, *shape)}
         np.lib.format.write_array_header_1_0(self._file, told)

@@ -36,25 +36,30 @@ NOBODY = np.iinfo(np.int32).max  # in a window's places without an example
 
 
 class HostExamples(Protocol):
-    """Examples on the host that are read by number.
-
-    Attributes:
-      shapes: pytree of ``jax.ShapeDtypeStruct`` [n, ...], with the dtypes of a device.
-      targets: an array [n, ...] of what a model has to predict, or None.
-      where: in a word, for messages.
-    """
+    """Examples on the host that are read by number."""
 
     @property
-    def shapes(self) -> Any: ...
+    def shapes(self) -> Any:
+        """Pytree of ``jax.ShapeDtypeStruct`` [n, ...], with the dtypes of a device."""
+        ...
 
     @property
-    def targets(self) -> Any | None: ...
+    def targets(self) -> Any | None:
+        """An array [n, ...] of what a model has to predict, or None."""
+        ...
 
     @property
-    def where(self) -> str: ...
+    def where(self) -> str:
+        """Where they are, in a word, for messages."""
+        ...
 
     def read(self, ids: np.ndarray, rows: int) -> Any:
-        """Arrays [rows, ...]: the examples ``ids``, integers in rising order, then zeros."""
+        """Arrays [rows, ...]: the examples ``ids``, then zeros.
+
+        Args:
+          ids: integers [k], in rising order.
+          rows: at least k.
+        """
         ...
 
     def content(self) -> str:
@@ -223,17 +228,15 @@ class FederatedStream:
     def _with_targets(self) -> FederatedArrays:
         return dataclasses.replace(self.index, examples={"y": self.examples.targets})
 
-    def most_examples(self, rounds: int, cohort_size: int, most_of_client: int | None) -> int:
+    def most_examples(self, rounds: int, cohort_size: int, most_of_client: int) -> int:
         """P, which so many rounds never exceed, whoever is drawn.
 
         Args:
           rounds: how many.
           cohort_size: S.
-          most_of_client: examples that a client draws at most in a round; None: all that it has.
+          most_of_client: examples that a client draws at most in a round.
         """
-        sizes = np.asarray(self.index.sizes, np.int64)
-        if most_of_client is not None:
-            sizes = np.minimum(sizes, most_of_client)
+        sizes = np.minimum(np.asarray(self.index.sizes, np.int64), most_of_client)
         of_round = int(np.sort(sizes)[::-1][:cohort_size].sum())
         return min(rounds * of_round, self.index.indices.shape[0])
 
@@ -255,7 +258,7 @@ class FederatedStream:
             lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype),
             self.examples.shapes,
         )
-        window = jax.ShapeDtypeStruct((count,), jnp.int32)
+        window: Any = jax.ShapeDtypeStruct((count,), jnp.int32)
         return dataclasses.replace(self.index, examples=shapes, window=window)
 
     def read(self, drawn: np.ndarray, count: int) -> tuple[Any, np.ndarray]:

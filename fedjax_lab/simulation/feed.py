@@ -16,7 +16,7 @@ from fedjax_lab.simulation.arguments import warn_of_nonfinite_data
 from fedjax_lab.simulation.fingerprint import hash_arrays
 from fedjax_lab.simulation.processes import several
 from fedjax_lab.simulation.rounds import Schedule, place
-from fedjax_lab.types import Key, Metrics
+from fedjax_lab.types import CohortBatch, Key, Metrics
 
 _NAMED = 10  # examples in a warning
 
@@ -134,13 +134,13 @@ class StreamFeed(Feed):
         self._first: FederatedArrays | None = self.clients
 
     def _told(self) -> str:
-        size = self._stream.window_bytes(self.count)
+        stream, size = self._stream, self._stream.window_bytes(self.count)
         shorter = "" if self.longest == self._every else f" (eval_every is {self._every})"
         return (
-            f"examples are streamed, {self._stream.nbytes / 2**20:,.1f} MiB "
-            f"{self._stream.examples.where}: chunks of {self.longest} rounds{shorter}, each with at most {self.count:,} "
-            f"examples; a device holds two times {size / 2**20:,.1f} MiB of them and an index of "
-            f"{self._stream.index_bytes / 2**20:,.1f} MiB, of memory={self._stream.memory:,} bytes"
+            f"examples are streamed, {stream.nbytes / 2**20:,.1f} MiB {stream.examples.where}: "
+            f"chunks of {self.longest} rounds{shorter} with at most {self.count:,} examples each; "
+            f"a device holds those of two, twice {size / 2**20:,.1f} MiB, and an index of "
+            f"{stream.index_bytes / 2**20:,.1f} MiB, of memory={stream.memory:,} bytes"
         )
 
     def place(self, client_map: str) -> FederatedArrays:
@@ -270,23 +270,24 @@ def window_shapes(stream: FederatedStream, schedule: Schedule, length: int) -> F
 
 def _fit(stream: FederatedStream, schedule: Schedule, eval_every: int) -> tuple[int, int]:
     """(rounds of a program, a divisor of ``eval_every``; the examples that they draw at most)."""
-    drawn = None
-    if schedule.local_steps is not None and not schedule.full_examples:
-        drawn = schedule.local_steps * schedule.batch_size
+    first = jax.ShapeDtypeStruct((), jnp.int32)
+    batch = jax.eval_shape(schedule.draw, stream.index, jax.random.key(0), first)
+    numbers = _most(batch)
+    slots = numbers.shape[0]
     room = stream.memory - stream.index_bytes
     count, size = 0, 0
     for rounds in range(eval_every, 0, -1):
         if eval_every % rounds:
             continue
-        count = stream.most_examples(rounds, schedule.slots(stream.index), drawn)
-        size = 2 * stream.window_bytes(count)
+        count = stream.most_examples(rounds, slots, numbers.size // slots)
+        size = 2 * stream.window_bytes(count) + 4 * rounds * numbers.size
         if size <= room:
             return rounds, count
     raise ValueError(
         f"memory is {stream.memory:,} bytes, of which the index takes {stream.index_bytes:,}; a "
         f"round of {schedule.cohort_size} clients draws up to {count:,} examples, and those of two "
-        f"rounds, the one that runs and the next, take {size:,}. Raise memory, or take a smaller "
-        "cohort, fewer or smaller mini-batches."
+        f"rounds, the one that runs and the next, take {size:,} with their numbers. Raise memory, "
+        "or take a smaller cohort, fewer or smaller mini-batches."
     )
 
 
@@ -295,12 +296,16 @@ def _drawing(schedule: Schedule) -> Any:
 
     def draw(index, key, first, length):
         def one(round):
-            batch = schedule.draw(index, key, round)
-            return batch.examples if batch.full_examples is None else batch.full_examples
+            return _most(schedule.draw(index, key, round))
 
         return jax.lax.map(one, first + jnp.arange(length, dtype=jnp.int32))
 
     return draw
+
+
+def _most(batch: CohortBatch) -> Any:
+    """The numbers of a batch's examples, [S, ...]: a client's whole data set holds the rest."""
+    return batch.examples if batch.full_examples is None else batch.full_examples
 
 
 def _shapes(tree: Any) -> Any:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.data import FederatedArrays
+from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.fingerprint import are_the_same
 from fedjax_lab.simulation.recorder import Row
@@ -155,7 +155,7 @@ def scores_of(
 
 
 def guarantees(
-    algorithm: Algorithm, schedule: Schedule, clients: FederatedArrays
+    algorithm: Algorithm, schedule: Schedule, clients: FederatedArrays | FederatedStream
 ) -> Callable[[int], Row]:
     """rounds -> what the rows of so many rounds say of the method's guarantees, or nothing.
 

@@ -104,8 +104,8 @@ def sweep(
       progress: show progress on stderr.
 
     Raises:
-      TypeError: ``clients`` is a stream, a value in ``points`` is no float, ``evaluate`` cannot be traced, or ``build``
-        returns no ``Algorithm``.
+      TypeError: ``clients`` is a stream, a value in ``points`` is no float, ``evaluate`` cannot be
+        traced, or ``build`` returns no ``Algorithm``.
       ValueError: an argument is out of range, ``build`` does not accept a name in ``points``, or
         ``max_bytes`` does not suffice for the smallest group of runs.
     """

@@ -136,7 +136,7 @@ def test_a_window_holds_each_example_once(tmp_path):
     np.testing.assert_array_equal(examples.y, [3, 3, 3, 0, 0])
 
 
-@pytest.mark.parametrize(("most_of_client", "expected"), [(None, 8 + 5), (4, 4 + 4), (6, 6 + 5)])
+@pytest.mark.parametrize(("most_of_client", "expected"), [(9, 8 + 5), (4, 4 + 4), (6, 6 + 5)])
 def test_most_examples_of_rounds(most_of_client, expected):
     owners = np.repeat(np.arange(4), (5, 3, 8, 4))
     clients = data.stream((X, Y), owners, 4)
@@ -150,7 +150,9 @@ def test_content_is_that_of_the_examples(tmp_path):
 
     folder = data.write_stream(tmp_path / "a", (X, Y.astype(np.int32)))
     whole = content(folder)
-    assert whole == content(data.write_stream(tmp_path / "b", iter([(X[:9], Y[:9]), (X[9:], Y[9:])])))
+    assert whole == content(
+        data.write_stream(tmp_path / "b", iter([(X[:9], Y[:9]), (X[9:], Y[9:])]))
+    )
     assert whole == content((X, Y.astype(np.int32)))
     for other in ((X + 1, Y), (X.reshape(20, 3, 1), Y), (X.view(np.int8), Y), {"x": X, "y": Y}):
         assert content(data.write_stream(tmp_path / str(id(other)), other)) != whole

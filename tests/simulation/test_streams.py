@@ -1,5 +1,6 @@
 """Runs on examples that stay on the host: the bits of runs on examples that are on the device."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -91,3 +92,148 @@ def test_a_stream_gives_the_same_bits(folder, name, client_map, memory):
 def test_whatever_is_drawn_is_there(folder, settings):
     actual = run("fedavg", streamed(folder), client_map="scan", **settings)
     assert_same_run(actual, run("fedavg", resident(), client_map="scan", **settings))
+
+
+def test_a_chunk_has_the_examples_that_its_rounds_draw(folder):
+    schedule = Schedule(3, 4, local_steps=2, full_examples=True)
+    key, clients = jax.random.key(5), resident()
+    feed = feed_of(streamed(folder), schedule, key, 5, 3, None)
+    draw = jax.jit(schedule.draw)
+    for first, length in feed.pieces(0, 3):
+        found = feed.take(first, length)
+        for round in range(first, first + length):
+            there, here = (draw(c, key, round) for c in (clients, found))
+            for field in ("examples", "full_examples"):
+                wanted = np.asarray(getattr(there, field))
+                np.testing.assert_array_equal(
+                    np.asarray(here.source.x)[getattr(here, field)], X[wanted]
+                )
+                np.testing.assert_array_equal(
+                    np.asarray(here.source.y)[getattr(here, field)], Y[wanted]
+                )
+    feed.close()
+
+
+@pytest.mark.slow
+def test_a_device_never_holds_more_than_two_chunks(folder, monkeypatch):
+    stream, held = streamed(folder, TIGHT), []
+    schedule = Schedule(**{k: v for k, v in SETTINGS.items() if k not in ("rounds", "eval_every")})
+    count = feed_of(stream, schedule, jax.random.key(0), 12, 4, None).count
+    put = jax.device_put
+
+    def counted(*given):
+        placed = put(*given)
+        held.append(sum(array.shape == (count, 5) for array in jax.live_arrays()))
+        return placed
+
+    monkeypatch.setattr("fedjax_lab.simulation.feed.jax.device_put", counted)
+    run("fedavg", stream, rounds=12, client_map="scan")
+    assert max(held) == 2
+    assert count * (24 + 4) * 2 + stream.index_bytes <= TIGHT
+
+
+@pytest.mark.parametrize(
+    ("memory", "eval_every", "expected"),
+    [
+        (TIGHT, 4, 2),
+        *(pytest.param(*n, marks=pytest.mark.slow) for n in ((ROOMY, 4, 4), (TIGHT, 9, 1))),
+    ],
+)
+def test_chunks_are_as_long_as_fits(folder, memory, eval_every, expected, capsys):
+    schedule = Schedule(4, 4, local_steps=2)
+    key = jax.random.key(0)
+    feed = StreamFeed(streamed(folder, memory), schedule, key, 20, eval_every, "fedavg")
+    assert feed.longest == expected
+    assert f"chunks of {expected} rounds" in capsys.readouterr().err
+    feed.close()
+
+
+def test_a_round_that_does_not_fit_is_refused(folder):
+    with pytest.raises(ValueError, match=r"memory is 2,000 bytes, .* draws up to 32 examples"):
+        run("fedavg", streamed(folder, 2_000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [ROOMY, TIGHT])
+def test_a_run_goes_on_bit_for_bit(tmp_path, folder, memory):
+    settings = {"client_map": "scan", "eval_every": 2}
+    whole = run("scaffold", resident(), **settings)
+    run(
+        "scaffold",
+        streamed(folder, memory),
+        run_dir=tmp_path,
+        stop_when=lambda row: row["round"] == 4,
+        **settings,
+    )
+    resumed = run("scaffold", streamed(folder, memory), run_dir=tmp_path, **settings)
+    assert_same_run(resumed, whole)
+    other = data.stream((X, Y + 1), OWNERS, CLIENTS, memory=memory)
+    with pytest.raises(FileExistsError, match="the clients' data"):
+        run("scaffold", other, run_dir=tmp_path, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("client_map", "memory"), [("scan", TIGHT), ("scan", ROOMY), ("shard_map:4", TIGHT)]
+)
+def test_rows_and_examples_on_the_host(folder, client_map, memory):
+    settings = {"client_map": client_map, "rounds": 11}
+    whole = run("scaffold", resident(), client_store="device", **settings)
+    host = run("scaffold", streamed(folder, memory), client_store="host", **settings)
+    assert_same_bits(host.state.server, whole.state.server)
+    assert_same_bits(host.state.clients.read(np.arange(CLIENTS)), whole.state.clients)
+    assert host.history == whole.history
+
+
+@pytest.mark.slow
+def test_float64_stays_float64(x64, folder):
+    wide = X.astype(np.float64) + 1e-12, Y.astype(np.float64)
+    method = algorithms.fedavg(loss_fn, client_lr=0.1)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), PARAMS)
+    of = {}
+    for name, divide in (("resident", data.partition), ("streamed", data.stream)):
+        of[name] = simulate(method, params, divide(wide, OWNERS, CLIENTS), **SETTINGS)
+    assert of["streamed"].params["w"].dtype == jnp.float64
+    assert_same_run(of["streamed"], of["resident"])
+
+
+@pytest.mark.slow
+def test_examples_that_are_not_finite_are_told_of(folder):
+    broken = X.copy()
+    broken[7, 2] = np.nan
+    with pytest.warns(UserWarning, match="the examples 7 hold values that are not finite"):
+        run(
+            "fedavg",
+            data.stream((broken, Y), OWNERS, CLIENTS),
+            client_map="scan",
+            cohort_size=CLIENTS,
+            full_examples=True,
+        )
+
+
+@pytest.mark.slow
+def test_a_plan_of_a_stream(folder):
+    schedule = {"cohort_size": 4, "local_steps": 2, "batch_size": 4}
+    found = plan(METHODS["fedavg"], PARAMS, streamed(folder), **schedule)
+    assert found.flops == plan(METHODS["fedavg"], PARAMS, resident(), **schedule).flops
+
+
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        (
+            lambda c: sweep(lambda: METHODS["fedavg"], PARAMS, c, points={}, **SETTINGS),
+            "a sweep needs",
+        ),
+        (lambda c: build_client_evaluation(lambda *_: None, c), "build_client_evaluation needs"),
+        (lambda c: build_evaluation(lambda *_: None, c), "build_evaluation needs"),
+        (lambda c: build_control_error(loss_fn, c), "build_control_error needs"),
+        (
+            lambda c: build_personal_evaluation(lambda *_: None, lambda *_: None, c),
+            "build_personal_evaluation needs",
+        ),
+    ],
+)
+def test_what_needs_resident_data_refuses_a_stream(folder, needs, said):
+    with pytest.raises(TypeError, match=f"a FederatedStream is given, .* {said}"):
+        needs(streamed(folder))
