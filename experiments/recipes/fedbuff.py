@@ -51,6 +51,5 @@ def main() -> None:
     run("FedBuff, 30 in flight", with_buffered_aggregation(fedavg, COHORT, concurrency=30))
 
 
-
 if __name__ == "__main__":
     main()

@@ -129,9 +129,7 @@ def _read_up_to(file: Any, count: int) -> bytearray:
     return buffer
 
 
-def read_npz(
-    path: Path, name: str, keys: Sequence[str] | None = SPLITS
-) -> dict[str, np.ndarray]:
+def read_npz(path: Path, name: str, keys: Sequence[str] | None = SPLITS) -> dict[str, np.ndarray]:
     """Read arrays of an .npz file; never pickled objects.
 
     Args:

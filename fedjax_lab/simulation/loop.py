@@ -19,7 +19,6 @@ from fedjax_lab.simulation.recorder import Row
 from fedjax_lab.simulation.rounds import Schedule
 from fedjax_lab.types import FedState, Key, Params
 
-
 _TIME = "simulated_seconds"  # a total, where rounds say how long they take
 
 

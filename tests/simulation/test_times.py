@@ -22,6 +22,8 @@ from tests.simulation.test_run import (
     first_params,
     loss_fn,
     make_clients,
+)
+from tests.simulation.test_run import (
     run as run_odd,
 )
 
@@ -107,7 +109,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(algorithm, tmp_path):
     assert resumed.history == whole.history
     if algorithm is BUFFERED:
         other = ClientTimes(chosen.step_seconds * 2, chosen.download, chosen.upload)
-        with pytest.raises(FileExistsError, match="times.arrays"):
+        with pytest.raises(FileExistsError, match=r"times\.arrays"):
             run(algorithm, **{**settings, "times": other})
 
 
@@ -162,11 +164,11 @@ def test_what_does_not_go_together_is_refused():
     for wrong in ({"over_selection": 1.5}, {"deadline": 9.0}):
         with pytest.raises(ValueError, match=r"fedavg\+buffered waits for no cohort"):
             run(BUFFERED, times=times(**wrong))
-    with pytest.raises(TypeError, match="times is Devices; it must be a data.ClientTimes"):
+    with pytest.raises(TypeError, match=r"times is Devices; it must be a data\.ClientTimes"):
         run(FEDAVG, times=Devices())
     with pytest.raises(ValueError, match=rf"times.step_seconds is of 7 clients; N is {N}"):
         run(FEDAVG, times=ClientTimes(np.ones(7)))
-    with pytest.raises(ValueError, match="devices.time_budget is 2.0 and times are given"):
+    with pytest.raises(ValueError, match=r"devices\.time_budget is 2\.0 and times are given"):
         run(FEDAVG, times=times(), devices=Devices(time_budget=2.0))
     counted = with_dp(FEDAVG, 1.0, 1.0, delta=1e-5)
     with pytest.raises(ValueError, match="times have availability or over_selection; fedavg"):
@@ -196,5 +198,7 @@ def test_all_that_is_drawn_depends_on_seed_round_and_client():
         )
         there.append(result.history[-1]["simulated_seconds"])
     assert there[0] == pytest.approx(there[1], rel=1e-6)
-    other = data.draw_batch(clients, jax.random.key(5), 3, cohort_size=3, local_steps=2, batch_size=4)
+    other = data.draw_batch(
+        clients, jax.random.key(5), 3, cohort_size=3, local_steps=2, batch_size=4
+    )
     assert other.seconds is None
