@@ -146,7 +146,8 @@ class ClientTimes:
                 f"{path} has the arrays {', '.join(sorted(arrays)) or 'none'}; there must be some "
                 f"of {', '.join(known)}, and no others."
             )
-        return cls(**{name: v[()] if v.ndim == 0 else v for name, v in arrays.items()}, **others)
+        values: dict[str, Any] = {name: v[()] if v.ndim == 0 else v for name, v in arrays.items()}
+        return cls(**values, **others)
 
     def resolve(self, num_clients: int, bytes_up: int, bytes_down: int) -> "RoundTimes":
         """What rounds of a method need of it, on the device.
@@ -333,8 +334,9 @@ def diurnal_availability(
 ) -> np.ndarray:
     """Probabilities that rise and fall once in ``periods``, each client at its own time of day.
 
-    Client i is there in period p with probability
-    low + (high - low) (1 + cos(2 pi (p / P - u_i))) / 2, its u_i uniform in [0, 1).
+    Client i is there in period p with probability ::
+
+        low + (high - low) (1 + cos(2 pi (p / P - u_i))) / 2,    u_i uniform in [0, 1)
 
     Args:
       num_clients: N.

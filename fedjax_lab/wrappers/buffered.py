@@ -101,8 +101,8 @@ def with_buffered_aggregation(
 
     Clients that fail (drop-outs, values that are not finite) hold their place until they would have
     been done, and a step has so many messages less. A round for which no client is found changes
-    nothing. A client may be drawn again while it is in flight; it then trains twice at a time. Bytes
-    and the loss are those of the clients that a round starts.
+    nothing. A client may be drawn again while it is in flight; it then trains twice at a time.
+    Bytes and the loss are those of the clients that a round starts.
 
     Memory: concurrency - buffer_size messages in the state, and all of a cohort's.
 
@@ -148,8 +148,8 @@ def with_buffered_aggregation(
         if jax.tree.leaves(rows):
             raise ValueError(
                 f"algorithm is {algorithm.name}, whose clients keep rows from round to round; "
-                "with_buffered_aggregation takes methods whose clients keep nothing: while a client "
-                "is in flight, its row and what the server makes of all rows belong to different "
+                "with_buffered_aggregation takes methods whose clients keep nothing: while one is "
+                "in flight, its row and what the server makes of all rows belong to different "
                 "versions, for which the method says nothing."
             )
         like = phase.message_like(params)

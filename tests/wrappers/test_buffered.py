@@ -198,9 +198,7 @@ def test_a_client_that_fails_holds_its_place():
     ):
         batch = teller.batch_of(ones, participates=np.array(present, bool), round=t)
         before = state
-        state, metrics = round_fn(
-            state, batch._replace(seconds=jnp.asarray(seconds, jnp.float32))
-        )
+        state, metrics = round_fn(state, batch._replace(seconds=jnp.asarray(seconds, jnp.float32)))
         waited.append(float(metrics["round_seconds"]))
         if t == 2:
             chex.assert_trees_all_equal(state, before)
@@ -253,9 +251,7 @@ def test_what_has_no_meaning_is_refused_with_the_reason():
 def test_bad_arguments(arguments, message):
     buffer_size, concurrency, *rest = arguments
     options = {"staleness": rest[0]} if rest else {}
-    refused(
-        lambda: with_buffered_aggregation(FEDAVG, buffer_size, concurrency, **options), message
-    )
+    refused(lambda: with_buffered_aggregation(FEDAVG, buffer_size, concurrency, **options), message)
 
 
 def test_a_cohort_of_another_size_and_a_wrong_function_are_errors():
@@ -275,6 +271,6 @@ def test_a_cohort_of_another_size_and_a_wrong_function_are_errors():
 def test_an_attack_goes_around_it():
     algorithm = with_attack(with_buffered_aggregation(FEDAVG, K, 2 * K), "sign_flip", share=0.3)
     made, seconds = drawn()
-    _, metrics, params = run(algorithm, made[:6], seconds[:6])
+    _, _, params = run(algorithm, made[:6], seconds[:6])
     assert np.isfinite(flat(_at(params, -1))).all()
     assert algorithm.wrappers == ("buffered", "attack")
