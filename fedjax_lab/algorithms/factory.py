@@ -23,7 +23,12 @@ import numpy as np
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.hyper import at_round, check_lrs, check_transform
+from fedjax_lab.algorithms.hyper import (
+    at_round,
+    check_example_privacy,
+    check_lrs,
+    check_transform,
+)
 from fedjax_lab.checks import is_traced
 from fedjax_lab.clients.local import Direction, Gradient, LocalResult, local_steps
 from fedjax_lab.compressors import Compressor
@@ -40,11 +45,21 @@ class Common(TypedDict, total=False):
       gradient_transform: optax transformation of each mini-batch gradient.
       step_transform: optax transformation of the whole direction of a local step, after the
         method's own terms; its state is new in every round.
+      example_clip: largest norm of each example's gradient in a mini-batch's mean, above 0. Each
+        example is then given to the loss alone.
+      example_noise: with it, standard deviation of the Gaussian noise on the sum of these, in
+        clips: DP-SGD inside the client. Not for methods that take several gradients in a step.
     """
 
     client_lr: Required[ScalarOrSchedule]
     gradient_transform: optax.GradientTransformation | None
     step_transform: optax.GradientTransformation | None
+    example_clip: Scalar | None
+    example_noise: Scalar | None
+
+
+# Not recorded where they are None: runs from before there were these are the same runs.
+_NEW = ("example_clip", "example_noise")
 
 
 class LocalTraining:
@@ -63,11 +78,14 @@ class LocalTraining:
         client_lr: ScalarOrSchedule,
         gradient_transform: optax.GradientTransformation | None = None,
         step_transform: optax.GradientTransformation | None = None,
+        example_clip: Scalar | None = None,
+        example_noise: Scalar | None = None,
     ):
         check_lrs(client_lr=client_lr)
         check_transform("gradient_transform", gradient_transform)
         check_transform("step_transform", step_transform)
-        self.gradient = Gradient(loss_fn, gradient_transform)
+        check_example_privacy(example_clip, example_noise)
+        self.gradient = Gradient(loss_fn, gradient_transform, example_clip, example_noise)
         self.client_lr = client_lr
         self.step_transform = step_transform
 
@@ -153,8 +171,15 @@ def factory(build: Factory) -> Factory:
             name: _describe(value)
             for name, value in given.arguments.items()
             if name not in ("loss_fn", "model", "preprocess")
+            and not (name in _NEW and value is None)
         }
         algorithm = build(*given.args, **given.kwargs)
+        if algorithm.gradients_per_step > 1 and given.arguments.get("example_noise") is not None:
+            raise ValueError(
+                f"example_noise is {given.arguments['example_noise']}; {build.__name__} takes "
+                f"{algorithm.gradients_per_step} gradients in a step with one key, and so with the "
+                "same noise, which their difference is without: choose a method of one gradient."
+            )
         return dataclasses.replace(algorithm, hyperparameters=described)
 
     if takes_common:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab.checks import check_scalar_or_schedule, is_traced
+from fedjax_lab.checks import check_number, check_scalar_or_schedule, is_traced
 from fedjax_lab.types import Scalar, ScalarOrSchedule
 
 
@@ -41,6 +41,25 @@ def check_lrs(**learning_rates: Any) -> None:
     """
     for name, value in learning_rates.items():
         check_scalar_or_schedule(name, value, minimum=0.0)
+
+
+def check_example_privacy(clip: Any, noise: Any) -> None:
+    """Check the clip norm of examples and the noise on their sum.
+
+    Args:
+      clip: above 0, or None.
+      noise: at least 0, or None, as it must be without ``clip``.
+
+    Raises:
+      TypeError: one is no number.
+      ValueError: one is out of range, or there is noise without a clip norm.
+    """
+    if clip is not None:
+        check_number("example_clip", clip, minimum=0.0, exclusive_minimum=True)
+    elif noise is not None:
+        raise ValueError(f"example_noise is {noise}; give example_clip with it.")
+    if noise is not None:
+        check_number("example_noise", noise, minimum=0.0)
 
 
 def check_transform(name: str, transform: Any) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from fedjax_lab import tree
+from fedjax_lab.clients.examples import clipped_gradient
 from fedjax_lab.clients.metrics import apply_loss, measured
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
 
@@ -77,10 +78,14 @@ class Gradient:
         ``apply_loss``.
       transform: optax transformation of the raw gradient, such as clipping and weight
         decay; its state is new in every round. None: the raw gradient.
+      example_clip: largest norm of each example's gradient in the mean; None: any.
+      example_noise: with it, standard deviation of the noise on their sum, in clips; None: none.
     """
 
     loss_fn: LossFn
     transform: optax.GradientTransformation | None = None
+    example_clip: Scalar | None = None
+    example_noise: Scalar | None = None
 
     def init(self, params: Params) -> PyTree:
         """State of the transform at the start of a round.
@@ -105,9 +110,15 @@ class Gradient:
         Returns:
           (gradient, report), the gradient with the params' structure, shapes and dtypes.
         """
-        (loss, (num_examples, per_step, *rest)), grads = jax.value_and_grad(
-            self._mean_loss, has_aux=True
-        )(params, step.examples, step.mask, step.key)
+        of_step = (params, step.examples, step.mask, step.key)
+        if self.example_clip is None:
+            (loss, (num_examples, per_step, *rest)), grads = jax.value_and_grad(
+                self._mean_loss, has_aux=True
+            )(*of_step)
+        else:
+            grads, loss, num_examples, per_step, *rest = clipped_gradient(
+                self.loss_fn, *of_step, self.example_clip, self.example_noise
+            )
         per_step |= measured(params, grads, loss, {*per_step, *rest[0]})
         carried = (step.memory, step.transform_state)
         return grads, StepReport(loss, num_examples, *carried, per_step, *rest)

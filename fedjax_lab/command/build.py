@@ -8,6 +8,7 @@ from typing import Any
 from fedjax_lab.algorithms import ALGORITHMS, as_published
 from fedjax_lab.algorithms.published import clip_and_decay
 from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.guards import with_guards
 from fedjax_lab.command.options import (
     CLIPS,
     SERVER_OPTIMIZERS,
@@ -19,11 +20,10 @@ from fedjax_lab.models import Model
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.round import Algorithm
 from fedjax_lab.types import LossFn
-from fedjax_lab.wrappers.buffered import with_buffered_aggregation
 from fedjax_lab.wrappers.compression import with_compression
 
 # Settings that a sweep may vary, beside the method's own hyper-parameters.
-VARIED = ("client_lr", "server_lr", "clip_norm", "weight_decay")
+VARIED = ("client_lr", "server_lr", "clip_norm", "weight_decay", "dp_clip", "dp_noise")
 
 
 def build_algorithm(
@@ -40,7 +40,7 @@ def build_algorithm(
       loss_fn: what most methods take.
       model, preprocess: what methods such as MOON take instead, to look inside the model.
       changed: hyper-parameters in place of the config's, which may be traced: client_lr,
-        server_lr, clip_norm, weight_decay, or the method's own.
+        server_lr, clip_norm, weight_decay, dp_clip, dp_noise, or the method's own.
 
     Raises:
       ValueError, TypeError: a hyper-parameter is out of range or has the wrong type.
@@ -74,6 +74,4 @@ def build_algorithm(
             error_feedback=config.error_feedback,
             downlink=config.downlink_compressor,
         )
-    if config.concurrency is not None:
-        return with_buffered_aggregation(algorithm, config.cohort_size, config.concurrency)
-    return algorithm
+    return with_guards(algorithm, config)

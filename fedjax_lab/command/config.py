@@ -14,6 +14,7 @@ from typing import Any
 from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.command.config_checks import check_config, is_natural
 from fedjax_lab.command.config_file import convert, read_settings
+from fedjax_lab.command.guards import GUARDS
 from fedjax_lab.command.options import (
     DEFAULT_OPTIMIZER,
     REQUIRED,
@@ -80,6 +81,31 @@ class RunConfig:
     downlink_compressor: str | None = None
     """Compress what the server sends as well."""
 
+    robust_rule: str | None = None
+    """Combine messages by a rule that bears attackers, such as median or trimmed_mean:0.1."""
+
+    dp_clip: float | None = None
+    """Differential privacy of each client: shorten its message to this norm. None: none."""
+
+    dp_noise: float | None = None
+    """With dp_clip: standard deviation of the noise on the sum of the messages, in clip norms."""
+
+    dp_delta: float | None = None
+    """With dp_clip: count the epsilon of (epsilon, delta) (needs dp-accounting)."""
+
+    dp_adaptive_quantile: float | None = None
+    """With dp_clip: let the norm follow this quantile of the clients' norms."""
+
+    secure_bits: int | None = None
+    """Secure aggregation in integers of so many bits; with secure_clip."""
+
+    secure_clip: float | None = None
+    """With secure_bits: largest absolute value of a number of a message."""
+
+    attack: str | None = None
+    """Let a share of the clients attack: NAME:SHARE or NAME:SHARE:STRENGTH, such as
+    sign_flip:0.2:5 or alie:0.1; label_flip:SHARE:CLASSES."""
+
     dataset: str = "digits"
     """Data set, such as digits, fashion_mnist, idx:FOLDER, npz:FILE or text:FILE_OR_FOLDER."""
 
@@ -123,6 +149,10 @@ class RunConfig:
 
     cohort_size: int = 5
     """Clients drawn for a round, S."""
+
+    sampling: str = "without_replacement"
+    """How they are drawn: without_replacement, or poisson (each client by a coin of its own, and
+    cohort_size are expected)."""
 
     local_steps: int | None = None
     """Local steps of each client, K. None: 5, or what local_epochs comes to."""
@@ -258,9 +288,16 @@ class RunConfig:
     def record(self) -> dict[str, Any]:
         """What a run directory's config.json keeps: ``to_dict`` without places on the disk.
 
+        Wrappers that are not asked for are left out.
+
         Seeds that follow ``seed`` stay None, so that the record may be run with another seed.
         """
-        return {name: v for name, v in self.to_dict().items() if name not in _NOT_RECORDED}
+        return {
+            name: value
+            for name, value in self.to_dict().items()
+            if name not in _NOT_RECORDED
+            and not (name in (*GUARDS, "sampling") and value == _DEFAULTS[name])
+        }
 
     def resolve(self) -> "RunConfig":
         """Check all settings, and fill in those that depend on others.
@@ -322,7 +359,7 @@ class RunConfig:
         """What ``simulate`` and ``sweep`` both take: keyword arguments about rounds and batches."""
         names = (
             *("rounds", "cohort_size", "local_steps", "local_epochs", "batch_size", "replace"),
-            *("weights", "full_examples", "eval_every"),
+            *("weights", "full_examples", "eval_every", "sampling"),
         )
         kept = {name: getattr(self, name) for name in names}
         return {**kept, "devices": self.devices(), "times": self.client_times()}
@@ -357,6 +394,8 @@ _METHOD_SETTINGS = (
     "error_feedback",
     "downlink_compressor",
     "compute_dtype",
+    *GUARDS,
+    "sampling",
 )
 _OF_DEVICES = ("min_local_steps", "time_budget", "step_time", "step_time_spread", "dropout")
 _DEVICE_SETTINGS = (*_OF_DEVICES, "over_selection", "deadline", "concurrency")

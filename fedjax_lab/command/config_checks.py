@@ -6,6 +6,7 @@ from typing import Any
 from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int, check_number
 from fedjax_lab.clients.mapping import check_client_map
+from fedjax_lab.command.guards import check_guards
 from fedjax_lab.command.options import check_clip, client_schedule
 from fedjax_lab.compressors import as_compressor
 from fedjax_lab.data import DATASETS, PARTITIONS
@@ -57,6 +58,7 @@ def check_config(config: Any) -> None:
     for name in ("compressor", "downlink_compressor"):
         if getattr(config, name) is not None:
             as_compressor(name, getattr(config, name))
+    check_guards(config)
     check_devices(config.client_times(), config.devices())
     if config.server_lr is not None:
         check_number("server_lr", config.server_lr, minimum=0.0)

@@ -63,7 +63,7 @@ def late(run: Run) -> float:
 def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] = late) -> Rows:
     """Head and rows: accuracies in percent, and how far each group is behind the best one.
 
-    Language models also have a column with the lowest perplexity.
+    Language models also have a column with the lowest perplexity, private runs one with epsilon.
 
     Args:
       groups: a row for each.
@@ -86,9 +86,12 @@ def measures(runs: Iterable[Run]) -> dict[str, Callable[[Run], float]]:
 
     Args:
       runs: where one is of a language model, the lowest perplexity is shown, too; where one is a
-        regression, errors in place of accuracies.
+        regression, errors in place of accuracies; where one is private, its epsilon.
     """
     runs = list(runs)
+    spent: dict[str, Callable[[Run], float]] = {}
+    if any("epsilon" in run.rows[-1] for run in runs):
+        spent = {"epsilon": lambda run: last(run.values("epsilon"))}
     found: dict[str, Callable[[Run], float]] = {
         "top (%)": lambda run: 100 * top(run),
         "last (%)": lambda run: 100 * last(run.values("accuracy")),
@@ -102,10 +105,11 @@ def measures(runs: Iterable[Run]) -> dict[str, Callable[[Run], float]]:
             "worst 10 % of clients": lambda run: number(
                 run.summary.get(f"worst_10_percent_{ERROR}")
             ),
+            **spent,
         }
     if any("perplexity" in run.rows[-1] for run in runs):
         found["lowest perplexity"] = _lowest_perplexity
-    return found
+    return {**found, **spent}
 
 
 def seed_table(runs: Sequence[Run]) -> Rows:

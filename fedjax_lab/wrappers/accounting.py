@@ -19,6 +19,7 @@ sampling               neighbours                         one client changes the
 """
 
 import functools
+import logging
 import math
 from types import ModuleType
 from typing import Any
@@ -79,9 +80,11 @@ def epsilon(
         from dp_accounting.pld import pld_privacy_accountant
 
         spent = pld_privacy_accountant.PLDAccountant()
-        for multiplier, count in ((regular, rounds - 1), (opening, 1)):
-            gaussian = dp.GaussianDpEvent(multiplier)
-            spent.compose(dp.PoissonSampledDpEvent(cohort_size / num_clients, gaussian), count)
+        parts = [(regular, rounds)] if first == exchanges else [(opening, 1), (regular, rounds - 1)]
+        for multiplier, count in parts:
+            if count:
+                gaussian = dp.GaussianDpEvent(multiplier)
+                spent.compose(dp.PoissonSampledDpEvent(cohort_size / num_clients, gaussian), count)
         return float(spent.get_epsilon(delta))
     orders, rdp = _one_round(regular, cohort_size, num_clients, sampling)
     _, rdp_first = _one_round(opening, cohort_size, num_clients, sampling)
@@ -171,7 +174,14 @@ def _one_round(
             num_clients, cohort_size, dp.GaussianDpEvent(multiplier / 2)
         )
     accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
-    accountant.compose(event)
+    log = logging.getLogger("absl")
+    level = log.level
+    # It tells of each order near 1 that it leaves out; the best ones are far larger.
+    log.setLevel(logging.ERROR)
+    try:
+        accountant.compose(event)
+    finally:
+        log.setLevel(level)
     return accountant.orders, np.asarray(accountant.rdp)
 
 

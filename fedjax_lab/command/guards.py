@@ -1,0 +1,118 @@
+"""Settings of a run that are wrappers: robust rules, privacy, secure aggregation, attacks."""
+
+from typing import Any
+
+from fedjax_lab.checks import check_choice, check_int, check_number, is_traced
+from fedjax_lab.data.poisson import SAMPLINGS
+from fedjax_lab.round import Algorithm
+from fedjax_lab.wrappers.attacks import ATTACKS, with_attack
+from fedjax_lab.wrappers.buffered import with_buffered_aggregation
+from fedjax_lab.wrappers.privacy import with_dp
+from fedjax_lab.wrappers.robust import with_robust_aggregation
+from fedjax_lab.wrappers.rules import parse_rule
+from fedjax_lab.wrappers.secure import with_secure_aggregation
+
+GUARDS = (
+    *("robust_rule", "dp_clip", "dp_noise", "dp_delta", "dp_adaptive_quantile"),
+    *("secure_bits", "secure_clip", "attack"),
+)
+_FORM = "NAME:SHARE or NAME:SHARE:STRENGTH (label_flip:SHARE:CLASSES)"
+# Of two settings, the first one needs the second.
+_NEEDS = (
+    ("dp_clip", "dp_noise"),
+    ("dp_noise", "dp_clip"),
+    ("dp_delta", "dp_clip"),
+    ("dp_adaptive_quantile", "dp_clip"),
+    ("secure_bits", "secure_clip"),
+    ("secure_clip", "secure_bits"),
+)
+
+
+def check_guards(config: Any) -> None:
+    """Check what the settings ask to be put around the method.
+
+    Args:
+      config: a ``RunConfig``.
+
+    Raises:
+      TypeError, ValueError: a setting is unknown, out of range, or does not go with another.
+    """
+    check_choice("sampling", config.sampling, SAMPLINGS)
+    for name, other in _NEEDS:
+        if getattr(config, name) is not None and getattr(config, other) is None:
+            raise ValueError(f"{name} is {getattr(config, name)}; give {other} with it.")
+    for name, minimum, maximum in (
+        ("dp_clip", 0.0, float("inf")),
+        ("dp_delta", 0.0, 1.0),
+        ("dp_adaptive_quantile", 0.0, 1.0),
+        ("secure_clip", 0.0, float("inf")),
+    ):
+        value = getattr(config, name)
+        if value is not None:
+            check_number(name, value, minimum=minimum, exclusive_minimum=True)
+            check_number(name, value, maximum=maximum, exclusive_maximum=maximum == 1.0)
+    if config.dp_noise is not None:
+        check_number("dp_noise", config.dp_noise, minimum=0.0)
+        if config.weights != "uniform":
+            raise ValueError(
+                f"weights is {config.weights!r} and dp_clip {config.dp_clip}; with privacy every "
+                "client counts once: weights must be 'uniform'."
+            )
+    if config.robust_rule is not None:
+        parse_rule(config.robust_rule)
+    if config.secure_bits is not None:
+        check_int("secure_bits", config.secure_bits, minimum=2, maximum=32)
+    if config.attack is not None:
+        parse_attack(config.attack)
+
+
+def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
+    """(attack, the arguments of ``with_attack``) of a text such as "sign_flip:0.2:5".
+
+    Args:
+      text: the attack's name, the share of the clients that attack, and its strength; of
+        label_flip, the number of classes.
+
+    Raises:
+      ValueError: it is of another form, or the attack is unknown.
+    """
+    name, *given = text.split(":")
+    check_choice("attack", name, ATTACKS)
+    try:
+        share, *rest = map(float, given)
+        (strength,) = rest or [None]
+        if name == "label_flip":
+            if strength is None or strength != int(strength):
+                raise ValueError
+            return name, {"share": share, "num_classes": int(strength)}
+    except ValueError:
+        raise ValueError(f"attack is {text!r}; it must be of the form {_FORM}.") from None
+    return name, {"share": share, "strength": strength}
+
+
+def with_guards(algorithm: Algorithm, config: Any) -> Algorithm:
+    """The method within the wrappers that the settings ask for, the attack around all others.
+
+    Args:
+      algorithm: the method, compressed if it is to be.
+      config: a resolved ``RunConfig``, of which ``dp_clip`` and ``dp_noise`` may be traced; where
+        the noise is, epsilon is not counted.
+
+    Raises:
+      TypeError, ValueError: as the wrappers.
+    """
+    if config.robust_rule is not None:
+        algorithm = with_robust_aggregation(algorithm, config.robust_rule)
+    if config.dp_clip is not None:
+        delta = None if is_traced(config.dp_noise) else config.dp_delta
+        algorithm = with_dp(
+            algorithm, config.dp_clip, config.dp_noise, delta, config.dp_adaptive_quantile
+        )
+    if config.secure_bits is not None:
+        algorithm = with_secure_aggregation(algorithm, config.secure_bits, config.secure_clip)
+    if config.concurrency is not None:
+        algorithm = with_buffered_aggregation(algorithm, config.cohort_size, config.concurrency)
+    if config.attack is not None:
+        name, arguments = parse_attack(config.attack)
+        algorithm = with_attack(algorithm, name, seed=config.seed, **arguments)
+    return algorithm

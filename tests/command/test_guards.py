@@ -1,0 +1,114 @@
+"""Robust rules, privacy, secure aggregation and attacks as settings of a run."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_lab.command.build import build_algorithm
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.guards import GUARDS
+from fedjax_lab.report.tables import measures
+from fedjax_lab.wrappers import with_attack, with_dp, with_secure_aggregation
+
+
+def loss_fn(params, examples, key):
+    return jnp.square(params["w"][None] - examples.x).sum(-1)
+
+
+def built(**settings):
+    return build_algorithm(RunConfig(**settings).resolve(), loss_fn)
+
+
+def test_settings_become_wrappers():
+    """The same names and arguments as by hand, the attack around everything else."""
+    plain = built()
+    assert built(robust_rule="krum:1").name == "fedavg+krum"
+    settings = {"dp_clip": 0.5, "dp_noise": 0.8, "secure_bits": 24, "secure_clip": 0.5}
+    given = built(**settings, attack="sign_flip:0.2:5", compressor="sign", seed=3)
+    assert given.wrappers == ("compression", "dp", "secure", "attack")
+    by_hand = with_secure_aggregation(with_dp(plain, 0.5, 0.8), 24, 0.5)
+    by_hand = with_attack(by_hand, "sign_flip", share=0.2, strength=5.0, seed=3)
+    assert by_hand.hyperparameters.items() <= given.hyperparameters.items()
+    flipped = built(attack="label_flip:0.2:10")
+    assert flipped.hyperparameters["attack_share"] == 0.2
+
+
+def test_the_noise_may_be_traced():
+    """Then nothing counts epsilon."""
+    config = RunConfig(dp_clip=1.0, dp_noise=1.0, dp_delta=1e-3).resolve()
+    assert build_algorithm(config, loss_fn).spent is not None
+
+    def spent(noise):
+        return build_algorithm(config, loss_fn, changed={"dp_noise": noise}).spent is None
+
+    assert jax.eval_shape(lambda z: jnp.asarray(spent(z)), 1.0).shape == ()
+    seen = []
+    jax.make_jaxpr(lambda z: (seen.append(spent(z)), z)[1])(1.0)
+    assert seen == [True]
+
+
+def test_a_run_without_them_is_recorded_as_before():
+    record = RunConfig().record()
+    assert not {*GUARDS, "sampling"} & set(record)
+    given = RunConfig(robust_rule="median", sampling="poisson")
+    assert {"robust_rule": "median", "sampling": "poisson"}.items() <= given.record().items()
+    assert RunConfig.from_dict(json.loads(json.dumps(given.record()))) == given
+    assert "median" in given.run_name()
+    assert given.schedule()["sampling"] == "poisson"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dp_clip": 1.0}, "dp_clip is 1.0; give dp_noise with it"),
+        ({"dp_noise": 1.0}, "dp_noise is 1.0; give dp_clip with it"),
+        ({"dp_delta": 0.1}, "dp_delta is 0.1; give dp_clip with it"),
+        ({"dp_clip": 0.0, "dp_noise": 1.0}, "dp_clip is 0.0; it must be finite and greater"),
+        ({"dp_clip": 1.0, "dp_noise": 1.0, "dp_delta": 1.0}, "dp_delta is 1.0; .* less than 1"),
+        ({"dp_clip": 1.0, "dp_noise": 1.0, "weights": "examples"}, "weights must be 'uniform'"),
+        ({"secure_bits": 16}, "secure_bits is 16; give secure_clip with it"),
+        ({"secure_bits": 40, "secure_clip": 1.0}, "secure_bits is 40; it must be between 2"),
+        ({"robust_rule": "means"}, "Did you mean"),
+        ({"attack": "sign_flip"}, "attack is 'sign_flip'; it must be of the form NAME:SHARE"),
+        ({"attack": "label_flip:0.1"}, "label_flip:SHARE:CLASSES"),
+        ({"attack": "signflip:0.1"}, "Did you mean 'sign_flip'"),
+        ({"sampling": "uniform"}, "sampling is 'uniform'; it must be one of poisson"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig(**settings).resolve()
+
+
+def test_what_has_no_meaning_together():
+    with pytest.raises(ValueError, match="with_dp does not go around"):
+        built(robust_rule="median", dp_clip=1.0, dp_noise=1.0)
+
+
+def test_tables_show_epsilon():
+    class Private:
+        rows = [{"accuracy": 0.5, "epsilon": 3.25}]  # noqa: RUF012
+        summary = {}  # noqa: RUF012
+
+        def values(self, name):
+            return [row[name] for row in self.rows]
+
+    found = measures([Private()])
+    assert found["epsilon"](Private()) == 3.25
+
+
+@pytest.mark.slow
+def test_a_private_run_from_the_command_line(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("dp_accounting")
+    from fedjax_lab.command.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    words = "run --rounds 2 --eval-every 1 --num-clients 20 --dp-clip 0.5 --dp-noise 2 --run-dir r"
+    assert main([*words.split(), "--dp-delta", "1e-3", "--sampling", "poisson"]) == 0
+    assert "epsilon" in capsys.readouterr().err
+    rows = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
+    assert 0 < rows[0]["epsilon"] < rows[1]["epsilon"]
+    assert main(["report", "r", "--format", "csv", "--out", "table.csv"]) == 0
+    assert "epsilon" in (tmp_path / "table.csv").read_text()
