@@ -30,7 +30,9 @@ def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
     raise TypeError(f"{argument} is {name}, not an Algorithm; {hint}.")
 
 
-def check_simulate(algorithm: Any, params: Any, clients: Any, state: Any = None) -> None:
+def check_simulate(
+    algorithm: Any, params: Any, clients: Any, state: Any = None, only_shapes: bool = False
+) -> None:
     """Check the kinds of ``simulate``'s first three arguments, and that it starts from something.
 
     Args:
@@ -38,6 +40,7 @@ def check_simulate(algorithm: Any, params: Any, clients: Any, state: Any = None)
       params: should be a pytree of arrays.
       clients: should be ``FederatedArrays``.
       state: given instead of ``params``, or None.
+      only_shapes: whether nothing is run, so that shapes do in place of arrays.
 
     Raises:
       TypeError: one of them is something else.
@@ -52,8 +55,11 @@ def check_simulate(algorithm: Any, params: Any, clients: Any, state: Any = None)
         raise TypeError("params is None; give the first server model, or a state.")
     if params is not None and state is not None:
         raise ValueError("params and state are both given; with a state, params must be None.")
+    shapes = (jax.ShapeDtypeStruct,) if only_shapes else ()
+    if not shapes and any(map(_is_shape, jax.tree.leaves(algorithm.frozen))):
+        raise TypeError("the frozen weights are shapes, which fedjax_lab.plan takes alone.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, float)):
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, *shapes)):
             where = jax.tree_util.keystr(path)
             raise TypeError(
                 f"params{where} is {type(leaf).__name__}, not an array; params is the first server "
@@ -105,6 +111,10 @@ def warn_of_statistics(params: Any) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def _is_shape(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _is_statistic(node: Any) -> bool:
