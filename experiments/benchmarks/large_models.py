@@ -151,9 +151,7 @@ def row(name, layers, trained, found):
         sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
         for tree in (shapes_of(layers)[0], trained)
     ]
-    exchanged = ", ".join(
-        f"{c.kind} {c.bytes / 1e9:.2f} ({c.times:,})" for c in figures.collectives
-    )
+    exchanged = ", ".join(f"{c.kind} {c.bytes / 1e9:.2f}" for c in figures.collectives)
     return [
         name,
         *(f"{n / 1e6:,.1f} M" for n in numbers),

@@ -286,13 +286,10 @@ def test_what_does_not_fit_is_refused(client_map, params_sharding, told):
 def test_specs_of_the_wrong_kind_are_refused():
     with pytest.raises(TypeError, match=r"has 'model' for in/b, .*must be a jax.sharding.Partit"):
         run("fedavg", "shard_map:1x2", params_sharding=lambda path, leaf: "model")
+    method, params = frozen_method({"in": make_params()["in"]}), {"out": jnp.ones(8)}
     with pytest.raises(ValueError, match=r"a pair \(of the params, of the frozen weights\)"):
-        whole = make_params()
-        simulate(
-            frozen_method({"in": whole["in"]}),
-            {"out": whole["out"], "shift": whole["shift"]},
-            make_clients(),
-            client_map="shard_map:1x2",
-            params_sharding=P(),
-            **SETTINGS,
-        )
+        simulate(method, params, make_clients(), client_map="shard_map:1x2", params_sharding=P(),
+                 **SETTINGS)  # fmt: skip
+    shapes = frozen_method(jax.eval_shape(lambda: {"in": make_params()["in"]}))
+    with pytest.raises(TypeError, match=r"the frozen weights are shapes, which .*plan takes alone"):
+        simulate(shapes, params, make_clients(), client_map="scan", **SETTINGS)
