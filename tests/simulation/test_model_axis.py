@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import fedjax_lab
-from fedjax_lab import algorithms, build_round, data, simulate, with_frozen
+from fedjax_lab import algorithms, build_round, data, model_shardings, simulate, with_frozen
+from fedjax_lab.clients.model_axis import shard_largest
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
 from tests.simulation.test_run import assert_same_bits
 
@@ -162,6 +163,32 @@ def test_a_state_is_gone_on_with_divided():
     four = go_on(state=half.state, client_map="shard_map:2x2")
     assert_close(four.state, one.state)
     assert_lie(four.params, SPECS)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((6, 8), 1),
+        ((8, 8), 1),
+        ((12, 8), 0),
+        ((8, 3, 7), 0),
+        ((3, 5), None),
+        ((), None),
+        ((0,), None),
+    ],
+)
+def test_the_longest_axis_that_can_be_is_divided(shape, axes):
+    spec = shard_largest(jax.ShapeDtypeStruct(shape, jnp.float32), 4)
+    assert spec == (P() if axes is None else P(*[None] * axes, "model"))
+
+
+def test_a_model_is_made_in_parts():
+    shapes = jax.eval_shape(make_params)
+    places = model_shardings(shapes, "shard_map:2x2")
+    params = jax.jit(make_params, out_shardings=places)()
+    assert_lie(params, SPECS)
+    with pytest.raises(ValueError, match="client_map is 'vmap'; it must be 'shard_map:CxM'"):
+        model_shardings(shapes, "vmap")
 
 
 def in_rows(path, leaf):
