@@ -9,7 +9,7 @@ STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: demo check test test-methods test-all faults fuzz lint smoke docs notebooks wheel-check qp-accuracy clean
 .PHONY: accelerator-check
-.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile
+.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives
 .PHONY: $(STUDIES:%=%-study) studies-report
 
 demo: $(VENV)/.runtime
@@ -67,11 +67,11 @@ $(OPPONENTS)/.installed: experiments/benchmarks/opponents.txt
 # Time of a round mapping by mapping, of each method and of the five systems next to FedAvg's, of
 # each compressor next to a copy; memory as the cohort grows; what leaving out broken clients costs;
 # a sweep next to its runs one by one; rounds and memory as the number of clients grows; examples on
-# the host next to examples on the device.
+# the host next to examples on the device; what devices exchange in a round.
 bench-maps: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.client_maps
 
-bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers: bench-%: $(VENV)/.runtime
+bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-collectives: bench-%: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.$*
 
 # What compilers make of GradMA and top-k next to FedAvg; TARGET=v5e where jax[tpu] is installed.

@@ -2,6 +2,7 @@
 
 from fedjax_lab import algorithms, compressors, data, models, qp
 from fedjax_lab.clients.host_devices import divide_cpu
+from fedjax_lab.clients.mapping import model_shardings
 from fedjax_lab.round import Algorithm, Phase, build_round
 from fedjax_lab.simulation.plan import RoundPlan, plan
 from fedjax_lab.simulation.run import SimulationResult, simulate
@@ -38,6 +39,7 @@ __all__ = [
     "compressors",
     "data",
     "load_run",
+    "model_shardings",
     "models",
     "plan",
     "privacy",

@@ -29,10 +29,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
 from fedjax_lab.clients.exchange import sum_in_order
-from fedjax_lab.clients.model_axis import MODEL
+from fedjax_lab.clients.model_axis import MODEL, ParamsSharding, model_layout
 from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.machine.target import Target, platform_of
-from fedjax_lab.types import PyTree
+from fedjax_lab.types import Params, PyTree
 
 # (shared, one client, longest) -> ({rule: tree to be summed with that rule's coefficients}, kept)
 # ``longest``, the steps after which all clients of a batch are done, is not batched; or None.
@@ -138,6 +138,36 @@ def parse_client_map(client_map: str, target: Target | None = None) -> ClientMap
     spread = _pmapped(run, devices) if kind == "pmap" else _sharded(run, mesh)
     collect = _same if kind == "pmap" or MODEL in mesh.axis_names else _collected(mesh)
     return ClientMap(client_map, multiple, spread, devices, deal, mesh, collect)
+
+
+def model_shardings(
+    params: Params,
+    client_map: str,
+    params_sharding: ParamsSharding = None,
+    target: Target | None = None,
+) -> PyTree:
+    """Where ``simulate`` puts a model, to make or to load it in parts.
+
+    ``jax.jit(init, out_shardings=model_shardings(...))`` makes each part on its own device, and
+    ``jax.device_put(frozen, model_shardings(...))`` sends it there. Frozen weights that have been
+    placed so are evaluated where they lie.
+
+    Args:
+      params: a model or frozen weights, or their shapes.
+      client_map: "shard_map:CxM".
+      params_sharding: as of ``simulate``: a function, or a prefix of the tree of ``params``.
+      target: the machine; None: the running one.
+
+    Returns:
+      A pytree of ``NamedSharding``, like ``params``.
+
+    Raises:
+      ValueError, TypeError: the client map divides no models, or ``params_sharding`` does not fit.
+    """
+    layout = model_layout(params, parse_client_map(client_map, target).mesh, params_sharding)
+    if layout is None:
+        raise ValueError(f"client_map is {client_map!r}; it must be 'shard_map:CxM'.")
+    return layout.shardings(layout.specs(params))
 
 
 def parts_of_a_model(client_map: str) -> int:

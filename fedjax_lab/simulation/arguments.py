@@ -43,7 +43,9 @@ def check_stop_when(stop_when: Any) -> None:
         raise TypeError(f"stop_when is {stop_when!r}; it must be a function of a row.")
 
 
-def check_simulate(algorithm: Any, params: Any, clients: Any, state: Any = None) -> None:
+def check_simulate(
+    algorithm: Any, params: Any, clients: Any, state: Any = None, only_shapes: bool = False
+) -> None:
     """Check the kinds of ``simulate``'s first three arguments, and that it starts from something.
 
     Args:
@@ -51,6 +53,7 @@ def check_simulate(algorithm: Any, params: Any, clients: Any, state: Any = None)
       params: should be a pytree of arrays.
       clients: should be ``FederatedArrays`` or ``FederatedStream``.
       state: given instead of ``params``, or None.
+      only_shapes: whether nothing is run, so that shapes do in place of arrays.
 
     Raises:
       TypeError: one of them is something else.
@@ -65,8 +68,11 @@ def check_simulate(algorithm: Any, params: Any, clients: Any, state: Any = None)
         raise TypeError("params is None; give the first server model, or a state.")
     if params is not None and state is not None:
         raise ValueError("params and state are both given; with a state, params must be None.")
+    shapes = (jax.ShapeDtypeStruct,) if only_shapes else ()
+    if not shapes and any(map(_is_shape, jax.tree.leaves(algorithm.frozen))):
+        raise TypeError("the frozen weights are shapes, which fedjax_lab.plan takes alone.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, float)):
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, *shapes)):
             where = jax.tree_util.keystr(path)
             raise TypeError(
                 f"params{where} is {type(leaf).__name__}, not an array; params is the first server "
@@ -118,6 +124,10 @@ def warn_of_statistics(params: Any) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def _is_shape(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _is_statistic(node: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import parse_client_map
@@ -126,16 +127,18 @@ class ChunkPlanner:
             self._params_sharding,
             placed,
         )
-        clients, key = abstract((self._clients, self._key), devices)
-        if layout is not None:
-            state, frozen = (
-                jax.tree.map(lambda leaf, to: leaf.update(sharding=to), abstract(values, ()), where)
-                for values, where in ((state, placed), (frozen, layout.shardings(layout.frozen)))
-            )
-        else:
+        whole = state, self._clients, self._key, frozen
+        if layout is None:
             rows = abstract(state.clients, devices, split=shard)
-            state, frozen = abstract((state, frozen), devices)
+            state, clients, key, frozen = abstract(whole, devices)
             state = state._replace(clients=rows)
+        else:
+            copies = jax.tree.map(lambda _: NamedSharding(layout.mesh, PartitionSpec()), whole[1:3])
+            state, clients, key, frozen = jax.tree.map(
+                lambda leaf, to: leaf.update(sharding=to),
+                abstract(whole, ()),
+                (placed, *copies, layout.shardings(layout.frozen)),
+            )
         first = jax.ShapeDtypeStruct((), jnp.int32)
         return (run_chunk, state, clients, key, first), {"length": length, "frozen": frozen}
 

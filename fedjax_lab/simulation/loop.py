@@ -87,8 +87,8 @@ def adopt_state(
     server, own = type(state.server), type(expected.server)
     if server is not own:
         raise ValueError(f"state is not one of {name}: its server is {server}, not {own}.")
-    # With the types of the containers that the rounds return.
-    leaves = [jnp.array(np.asarray(leaf), leaf.dtype) for leaf in jax.tree.leaves(state)]
+    # On the host: no device need hold all of it. With the types of the rounds' own containers.
+    leaves = [np.array(leaf, leaf.dtype) for leaf in jax.tree.leaves(state)]
     return jax.tree.unflatten(jax.tree.structure(expected), leaves)._replace(frozen=frozen)
 
 

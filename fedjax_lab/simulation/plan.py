@@ -130,7 +130,7 @@ def plan(
     """
     check_client_map(client_map)
     check_choice("client_store", client_store, CLIENT_STORES)
-    check_simulate(algorithm, params, clients, None)
+    check_simulate(algorithm, params, clients, only_shapes=True)
     machine = named(target) if isinstance(target, str) else target
     note = None
     try:

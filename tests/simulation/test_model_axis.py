@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import fedjax_lab
-from fedjax_lab import algorithms, build_round, data, simulate, with_frozen
+from fedjax_lab import algorithms, build_round, data, model_shardings, simulate, with_frozen
+from fedjax_lab.clients.model_axis import shard_largest
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
 from tests.simulation.test_run import assert_same_bits
 
@@ -164,6 +165,32 @@ def test_a_state_is_gone_on_with_divided():
     assert_lie(four.params, SPECS)
 
 
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((6, 8), 1),
+        ((8, 8), 1),
+        ((12, 8), 0),
+        ((8, 3, 7), 0),
+        ((3, 5), None),
+        ((), None),
+        ((0,), None),
+    ],
+)
+def test_the_longest_axis_that_can_be_is_divided(shape, axes):
+    spec = shard_largest(jax.ShapeDtypeStruct(shape, jnp.float32), 4)
+    assert spec == (P() if axes is None else P(*[None] * axes, "model"))
+
+
+def test_a_model_is_made_in_parts():
+    shapes = jax.eval_shape(make_params)
+    places = model_shardings(shapes, "shard_map:2x2")
+    params = jax.jit(make_params, out_shardings=places)()
+    assert_lie(params, SPECS)
+    with pytest.raises(ValueError, match="client_map is 'vmap'; it must be 'shard_map:CxM'"):
+        model_shardings(shapes, "vmap")
+
+
 def in_rows(path, leaf):
     return P("model") if path == "in/w" else P()
 
@@ -286,13 +313,10 @@ def test_what_does_not_fit_is_refused(client_map, params_sharding, told):
 def test_specs_of_the_wrong_kind_are_refused():
     with pytest.raises(TypeError, match=r"has 'model' for in/b, .*must be a jax.sharding.Partit"):
         run("fedavg", "shard_map:1x2", params_sharding=lambda path, leaf: "model")
+    method, params = frozen_method({"in": make_params()["in"]}), {"out": jnp.ones(8)}
     with pytest.raises(ValueError, match=r"a pair \(of the params, of the frozen weights\)"):
-        whole = make_params()
-        simulate(
-            frozen_method({"in": whole["in"]}),
-            {"out": whole["out"], "shift": whole["shift"]},
-            make_clients(),
-            client_map="shard_map:1x2",
-            params_sharding=P(),
-            **SETTINGS,
-        )
+        simulate(method, params, make_clients(), client_map="shard_map:1x2", params_sharding=P(),
+                 **SETTINGS)  # fmt: skip
+    shapes = frozen_method(jax.eval_shape(lambda: {"in": make_params()["in"]}))
+    with pytest.raises(TypeError, match=r"the frozen weights are shapes, which .*plan takes alone"):
+        simulate(shapes, params, make_clients(), client_map="scan", **SETTINGS)
