@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.simulation.run_dir import differences
@@ -141,7 +142,8 @@ def gathered(values: PyTree, everywhere: bool = False) -> PyTree:
         if leaf.is_fully_replicated:
             return np.asarray(leaf.addressable_data(0)) if wanted else None
         whole = np.empty(leaf.shape, leaf.dtype) if wanted else None
-        same = leaf.sharding.update(spec=jax.sharding.PartitionSpec())
+        assert isinstance(leaf.sharding, NamedSharding)
+        same = NamedSharding(leaf.sharding.mesh, PartitionSpec())
         for rows in _blocks(leaf):
             block = jax.jit(lambda table, rows=rows: table[rows], out_shardings=same)(leaf)
             if whole is not None:
@@ -191,7 +193,8 @@ def handed_out(values: PyTree, like: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(like), placed)
 
 
-def _rows(index: tuple[slice, ...], count: int) -> tuple[int, int]:
+def _rows(index: tuple[slice, ...] | None, count: int) -> tuple[int, int]:
+    assert index is not None
     start, stop, _ = index[0].indices(count)
     return start, stop
 
