@@ -55,6 +55,7 @@ def run_all(given):
     from fedjax_lab import data, models, simulate
     from fedjax_lab.simulation import processes
     from fedjax_lab.simulation.evaluate import build_evaluation
+    from fedjax_lab.simulation.host_processes import all_rows
 
     train, test = data.load("digits")
     clients = data.partition(train, "dirichlet:0.3", num_clients=CLIENTS, seed=0)
@@ -80,8 +81,7 @@ def run_all(given):
             )
             state = result.state
             if hasattr(state.clients, "read"):
-                rows = state.clients.read(np.arange(CLIENTS))
-                state = state._replace(clients=rows)
+                state = state._replace(clients=all_rows(state.clients))
             else:
                 state = processes.own(state)
             leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((result.params, state))]

@@ -29,6 +29,7 @@ from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.fingerprint import hash_program
 from fedjax_lab.simulation.host_chunks import HostChunks
+from fedjax_lab.simulation.host_processes import DividedHostChunks
 from fedjax_lab.simulation.identity import run_contents, run_record
 from fedjax_lab.simulation.loggers import Hook, Hooks
 from fedjax_lab.simulation.loop import (
@@ -281,7 +282,8 @@ def simulate(
     if table is None:
         chunks = Chunks(run_chunk, clients, key, frozen, compiled, planning_seconds)
     else:
-        chunks = HostChunks(run_chunk, clients, key, frozen, table, schedule, client_map)
+        kind = DividedHostChunks if processes.several() else HostChunks
+        chunks = kind(run_chunk, clients, key, frozen, table, schedule, client_map)
     record["client_map"], record["client_store"] = client_map, client_store
     record["num_devices"] = max(1, len(parse_client_map(client_map).devices))
     if "content" in record:
@@ -295,7 +297,7 @@ def simulate(
             params=algorithm.params,
         )
     )
-    if table is not None and run_dir is not None:
+    if table is not None and run_dir is not None and processes.is_first():
         table.folder = run_dir
     bar = Progress(algorithm.name, 0, rounds, progress and processes.is_first())
     watch = Watch(algorithm, on_nonfinite)

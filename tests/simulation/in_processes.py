@@ -31,10 +31,11 @@ def start(processes, process, port, devices):
 def digest(result):
     """A hash of all that a run returns but its times."""
     from fedjax_lab.simulation import processes
+    from fedjax_lab.simulation.host_processes import all_rows
 
     state = result.state
     if hasattr(state.clients, "read"):
-        state = state._replace(clients=state.clients.read(np.arange(state.clients.num_clients)))
+        state = state._replace(clients=all_rows(state.clients))
     else:
         state = processes.own(state)
     found = hashlib.sha256(json.dumps(result.history).encode())

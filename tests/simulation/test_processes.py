@@ -42,8 +42,9 @@ def test_arguments_that_differ_are_told_in_every_process(said):
     one, other = said[1]
     assert one == other
     assert one["error"].startswith("ValueError: all processes must be given the same, but")
-    assert "process 1: rounds (process 0 has 6, it has 9); seed (process 0 has 0, it has 7)" in (
-        one["error"]
+    assert (
+        "process 1: rounds (process 0 has 6, it has 9); seed (process 0 has 0, it has 7)"
+        in (one["error"])
     )
 
 
