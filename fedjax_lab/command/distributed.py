@@ -2,12 +2,15 @@
 
 import os
 import re
-from typing import Any
+import sys
+import time
+from typing import Any, NoReturn
 
 from fedjax_lab.checks import check_int
 from fedjax_lab.command.commands import RunCommand
 
 LOST = 4  # the exit status of a process whose run another process has left
+_GRACE = 2.0  # seconds
 
 # setting: (flag, environment variable)
 _SETTINGS = {
@@ -61,6 +64,19 @@ def join(command: RunCommand) -> None:
             f"distributed: {', '.join(missing)} is missing; only on a TPU pod, and under SLURM, "
             "Open MPI or Kubernetes, does the machine say it."
         ) from error
+
+
+def leave() -> NoReturn:
+    """End the process, where another one is gone: to leave JAX in order would be to wait for it.
+
+    Process 0 lets the others say for themselves what has happened. JAX ends those that outlive it.
+    """
+    import jax
+
+    sys.stdout.flush()
+    if jax.process_index() == 0:
+        time.sleep(_GRACE)
+    os._exit(LOST)
 
 
 def _found(name: str, value: Any) -> Any:

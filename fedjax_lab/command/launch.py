@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from fedjax_lab.checks import check_int
 from fedjax_lab.command.commands import PROG, RunCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import format_settings, is_yaml
-from fedjax_lab.command.distributed import LOST, join
+from fedjax_lab.command.distributed import join, leave
 from fedjax_lab.command.screen import print_rows, show_warning
 from fedjax_lab.simulation.points import check_seeds
 from fedjax_lab.simulation.processes import is_first, several, told_of_losses
@@ -66,10 +65,10 @@ def run_command(command: RunCommand) -> int:
         try:
             with told_of_losses():
                 status = _run_one(command, config)
-        except ConnectionError:  # told; leaving JAX in order would wait for who is gone
+        except ConnectionError:  # told
             if not several():
                 raise
-            os._exit(LOST)
+            leave()
         worst = max(worst, status)
         if status >= INTERRUPTED:
             return status

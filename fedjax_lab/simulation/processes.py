@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients.mapping import parse_client_map
+from fedjax_lab.clients.store import sharded_rows
 from fedjax_lab.simulation.run_dir import differences
 from fedjax_lab.types import PyTree
 
@@ -137,20 +138,31 @@ def gathered(values: PyTree, everywhere: bool = False) -> PyTree:
     wanted = everywhere or is_first()
 
     def one(leaf):
-        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        if not isinstance(leaf, jax.Array):
+            return leaf if wanted else None
+        if leaf.is_fully_addressable:
             return np.asarray(leaf) if wanted else None
         if leaf.is_fully_replicated:
             return np.asarray(leaf.addressable_data(0)) if wanted else None
-        whole = np.empty(leaf.shape, leaf.dtype) if wanted else None
-        assert isinstance(leaf.sharding, NamedSharding)
-        same = NamedSharding(leaf.sharding.mesh, PartitionSpec())
-        for rows in _blocks(leaf):
-            block = jax.jit(lambda table, rows=rows: table[rows], out_shardings=same)(leaf)
-            if whole is not None:
-                whole[rows] = np.asarray(block.addressable_data(0))
-        return whole
+        return _put_together(leaf, wanted)
 
     return jax.tree.map(one, values)
+
+
+def _put_together(table: jax.Array, wanted: bool) -> np.ndarray | None:
+    """A table whose rows are divided among the devices; None where it is not wanted."""
+    assert isinstance(table.sharding, NamedSharding)
+    mesh = table.sharding.mesh
+    take = jax.jit(sharded_rows(mesh).take, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    whole = np.empty(table.shape, table.dtype) if wanted else None
+    blocks = list(_blocks(table))
+    size = -(-(blocks[0].stop - blocks[0].start) // mesh.size) * mesh.size
+    for rows in blocks:
+        ids = np.minimum(rows.start + np.arange(size, dtype=np.int32), table.shape[0] - 1)
+        block = take(table, ids)
+        if whole is not None:
+            whole[rows] = np.asarray(block.addressable_data(0))[: rows.stop - rows.start]
+    return whole
 
 
 def _blocks(leaf: Any) -> Iterator[slice]:

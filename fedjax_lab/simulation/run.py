@@ -122,6 +122,10 @@ def simulate(
 ) -> SimulationResult:
     """Run ``rounds`` rounds of a method and return its history.
 
+    With several processes of ``jax.distributed``, each makes the same call and gets the same
+    result; process 0 alone writes, calls ``on_row`` and shows progress. See
+    ``fedjax_lab.simulation.processes``.
+
     With ``run_dir``, metrics and checkpoints are kept there, and a second call with the same
     arguments goes on where the first one stopped, and with a larger ``rounds`` from its end; the
     result equals that of an uninterrupted run bit for bit. The directory is bound to its run by
@@ -182,10 +186,12 @@ def simulate(
     Raises:
       ValueError: an argument is out of range, ``state`` is not the method's or fits on no device,
         ``run_dir`` holds more rounds, all checkpoints are damaged, or ``evaluate`` or ``diagnose``
-        returned a name that rows have already.
+        returned a name that rows have already; or processes were given unlike arguments.
       FileExistsError: ``run_dir`` holds another run.
       BlockingIOError: another process is writing to ``run_dir``.
       OSError: the disk is full.
+      ConnectionError: another process of the run has ended, or does not answer.
+      RuntimeError: another process of the run has failed, and says why.
     """
     check_int("rounds", rounds, minimum=1, maximum=MOST_ROUNDS)
     check_int("eval_every", eval_every, minimum=1)
@@ -211,7 +217,9 @@ def simulate(
     processes.check_map(client_map)
     keep_by_default()
     spent = guarantees(algorithm, schedule, clients)
-    hooks = Hooks(on_row if processes.is_first() else ())
+    is_first = processes.is_first()
+    progress = progress and is_first
+    hooks = Hooks(on_row if is_first else ())
     key = jax.random.key(seed)
     if sample_cohort is not None:
         check_cohorts(sample_cohort, clients, key, cohort_size, rounds)
@@ -297,9 +305,9 @@ def simulate(
             params=algorithm.params,
         )
     )
-    if table is not None and run_dir is not None and processes.is_first():
+    if table is not None and run_dir is not None and is_first:
         table.folder = run_dir
-    bar = Progress(algorithm.name, 0, rounds, progress and processes.is_first())
+    bar = Progress(algorithm.name, 0, rounds, progress)
     watch = Watch(algorithm, on_nonfinite)
     with processes.told_of_losses(), closing(recorder), closing(bar), stop_on_signal() as stop:
         round, state, history = go_on(recorder, state, chunks, sharding)

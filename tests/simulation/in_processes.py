@@ -48,25 +48,21 @@ def evaluate(params):
     return {"size": sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(params))}
 
 
-def say(row):
-    print(json.dumps({"round": row["round"]}), flush=True)
-
-
 def do(job):
     """Run a job: a method of ``test_stores`` with settings.
 
-    The job may also have "differs", settings by process, and "stop_at", a round to stop after, with
-    the process that wishes to; and it may be to "say" its rows.
+    The job may also have "differs", settings by process; "stop_at", a process that wishes to stop
+    and the round after which; and "block", the bytes of a table that travel at once.
     """
+    from fedjax_lab.simulation import processes
     from tests.simulation import test_stores
 
+    processes._BLOCK = job.get("block", processes._BLOCK)
     settings = dict(job.get("settings", {}))
     settings |= job.get("differs", {}).get(str(jax.process_index()), {})
     if "stop_at" in job:
         process, round = job["stop_at"]
         settings["stop_when"] = lambda row: jax.process_index() == process and row["round"] >= round
-    if job.get("say"):
-        settings["on_row"] = say
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:

@@ -1,6 +1,7 @@
 """Runs in several processes of ``jax.distributed``, next to the same run in one."""
 
 import json
+import os
 import signal
 import time
 
@@ -72,9 +73,10 @@ def test_the_bits_are_the_same_for_any_store_and_number_of_processes(layout):
 
 
 @SLOW
-def test_a_run_goes_on_in_any_number_of_processes_and_stops_for_any_of_them(tmp_path):
+@pytest.mark.parametrize("store", ["sharded", "host"])
+def test_a_run_goes_on_in_any_number_of_processes_and_stops_for_any_of_them(tmp_path, store):
     settings = {"rounds": 9, "run_dir": str(tmp_path / "run"), "client_map": "shard_map"}
-    job = {**SHARDED, "settings": settings}
+    job = {**SHARDED, "settings": {**settings, "client_store": store}, "block": 100}
     [first] = answers(2, 2, [{**job, "stop_at": [1, 3]}])
     assert [answer["stopped"] for answer in first] == ["stop_when"] * 2
     [second] = answers(4, 1, [{**job, "stop_at": [3, 6]}])
@@ -118,7 +120,9 @@ COMMAND = [
 
 def command(processes, devices, rounds, path):
     arguments = [*COMMAND, "--rounds", str(rounds), "--run-dir", str(path)]
-    return launch(processes, devices, *arguments, module="fedjax_lab")
+    cache = {"JAX_COMPILATION_CACHE_DIR": os.environ["FEDJAX_LAB_TEST_CACHE"]}
+    environment = {**os.environ, **cache}
+    return launch(processes, devices, *arguments, module="fedjax_lab", env=environment)
 
 
 def finish(children, timeout=300):
@@ -140,9 +144,13 @@ def test_of_four_processes_one_is_killed_and_the_run_goes_on(tmp_path, processes
     killed = time.monotonic()
     statuses, errors = finish(children)
     assert time.monotonic() - killed < 150  # JAX itself waits for 100 s at most
-    assert statuses == [4, 4, -signal.SIGKILL, 4]
+    assert statuses.pop(2) == -signal.SIGKILL
+    # JAX ends a process that has not noticed by itself when process 0 ends.
+    assert set(statuses) <= {4, -signal.SIGABRT}
+    assert statuses[0] == 4
     for process in (0, 1, 3):
-        assert f"process {process} of 4: another process has ended or does not" in errors[process]
+        ours = f"process {process} of 4: another process has ended or does not" in errors[process]
+        assert ours or "another task died" in errors[process]
     # As many processes again, or others with as many devices in all.
     statuses, errors = finish(command(processes, devices, rounds, tmp_path / "run"))
     assert statuses == [0] * processes, errors
