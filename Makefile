@@ -9,7 +9,7 @@ STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: demo check test test-methods test-all faults fuzz lint smoke docs notebooks wheel-check qp-accuracy clean
 .PHONY: accelerator-check
-.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives
+.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives bench-same-bits
 .PHONY: $(STUDIES:%=%-study) studies-report
 
 demo: $(VENV)/.runtime
@@ -73,6 +73,11 @@ bench-maps: $(VENV)/.runtime
 
 bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-collectives: bench-%: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.$*
+
+# Seven methods on eight CPU devices in one, two and four processes, with each store of client rows:
+# fails if they do not end with the same bits.
+bench-same-bits: $(VENV)/.runtime
+	$(BIN)/python -m experiments.benchmarks.same_bits
 
 # What compilers make of GradMA and top-k next to FedAvg; TARGET=v5e where jax[tpu] is installed.
 TARGET ?= cpu

@@ -5,7 +5,8 @@ from fedjax_lab.clients.host_devices import divide_cpu
 from fedjax_lab.clients.mapping import model_shardings
 from fedjax_lab.round import Algorithm, Phase, build_round
 from fedjax_lab.simulation.plan import RoundPlan, plan
-from fedjax_lab.simulation.run import SimulationResult, simulate
+from fedjax_lab.simulation.result import SimulationResult
+from fedjax_lab.simulation.run import simulate
 from fedjax_lab.simulation.saved_run import SavedRun, load_run
 from fedjax_lab.simulation.sweep import sweep
 from fedjax_lab.simulation.sweep_result import SweepResult

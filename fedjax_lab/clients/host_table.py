@@ -45,6 +45,7 @@ class HostTable:
     Attributes:
       num_clients: N.
       folder: where the files lie, or are to lie when the first row is written.
+      owned: bool [N], whose rows it keeps, where several processes share them; None: all.
     """
 
     def __init__(self, first: PyTree, num_clients: int, folder: str | Path | None = None):
@@ -52,6 +53,7 @@ class HostTable:
         self._row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._first))
         self._files: list[np.memmap] | None = None
         self.num_clients, self.folder = num_clients, folder
+        self.owned: np.ndarray | None = None
         self._count = 0
         self._places = np.full(num_clients, -1, np.int32)  # in the files
 
@@ -92,8 +94,16 @@ class HostTable:
 
         Args:
           ids: integers [M] in [0, N), or N for a place that nobody takes: it reads the first row.
+
+        Raises:
+          ValueError: another process keeps one of them.
         """
         ids = np.asarray(ids)
+        if self.owned is not None and not self.owned[ids[ids < self.num_clients]].all():
+            raise ValueError(
+                "ids holds clients whose rows another process keeps; owned says whose are here, "
+                "and fedjax_lab.simulation.host_processes.all_rows puts all together."
+            )
         places = np.where(
             ids < self.num_clients, self._places[np.minimum(ids, self.num_clients - 1)], -1
         )

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status.
 
     0: done. 1: a run that was repeated differs. 2: a mistake, told in one line on stderr. 3: a run
-    diverged. 130: stopped by Ctrl-C; 143: by SIGTERM.
+    diverged. 4: another process of the run is gone. 130: stopped by Ctrl-C; 143: by SIGTERM.
 
     Args:
       argv: the words after the program's name; None: those of the process.

@@ -36,6 +36,19 @@ class RunCommand:
     cpu_devices: int | None = None
     """CPU devices, over which client_map auto spreads the cohort. None: one per core."""
 
+    distributed: bool = False
+    """This is one of several processes that share the run; all are given the same command. On a TPU
+    pod, and under SLURM, Open MPI or Kubernetes, nothing else is to be said."""
+
+    coordinator: str | None = None
+    """HOST:PORT of process 0. None: JAX_COORDINATOR_ADDRESS."""
+
+    num_processes: int | None = None
+    """How many processes there are. None: JAX_NUM_PROCESSES."""
+
+    process_id: int | None = None
+    """Which of them this is, from 0, the one that writes. None: JAX_PROCESS_ID."""
+
     quiet: bool = False
     """Print errors only."""
 

@@ -12,8 +12,10 @@ from fedjax_lab.checks import check_int
 from fedjax_lab.command.commands import PROG, RunCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import format_settings, is_yaml
+from fedjax_lab.command.distributed import join, leave
 from fedjax_lab.command.screen import print_rows, show_warning
 from fedjax_lab.simulation.points import check_seeds
+from fedjax_lab.simulation.processes import is_first, several, told_of_losses
 
 DIVERGED, INTERRUPTED = 3, 130
 
@@ -55,9 +57,18 @@ def run_command(command: RunCommand) -> int:
         return 0
     start(command.cpu_devices, command.quiet)
     configs = _configs(command)
+    join(command)
+    if not is_first():
+        command = dataclasses.replace(command, quiet=True)
     worst = 0
     for config in configs:
-        status = _run_one(command, config)
+        try:
+            with told_of_losses():
+                status = _run_one(command, config)
+        except ConnectionError:  # told
+            if not several():
+                raise
+            leave()
         worst = max(worst, status)
         if status >= INTERRUPTED:
             return status
@@ -85,14 +96,16 @@ def _run_one(command: RunCommand, config: RunConfig) -> int:
 
     assert config.run_dir is not None  # resolved
     with warnings.catch_warnings():
-        warnings.showwarning = show_warning
+        warnings.showwarning = show_warning if is_first() else _ignore
         result = run(config, progress=not command.quiet)
-    if command.config is not None and is_yaml(command.config):
+    if command.config is not None and is_yaml(command.config) and is_first():
         settings = format_settings(config.record(), "yaml")
         (Path(config.run_dir) / "config.yaml").write_text(settings, encoding="utf-8")
     if not command.quiet and result.history and not command.seeds:
         print()
         print_rows(_facts(load_runs([config.run_dir])[0]))
+    if result.interrupted and not is_first():
+        return INTERRUPTED if result.signal is None else 128 + result.signal
     if result.interrupted:
         done = result.history[-1]["round"] if result.history else 0
         print(
@@ -102,6 +115,10 @@ def _run_one(command: RunCommand, config: RunConfig) -> int:
         )
         return INTERRUPTED if result.signal is None else 128 + result.signal
     return DIVERGED if result.stopped == "diverged" else 0
+
+
+def _ignore(*about: Any, **more: Any) -> None:
+    """What process 0 says is not said again."""
 
 
 def _show_seeds(configs: list[RunConfig]) -> None:

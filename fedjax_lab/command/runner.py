@@ -31,13 +31,10 @@ from fedjax_lab.simulation.evaluate import (
     with_recomputed_statistics,
 )
 from fedjax_lab.simulation.loggers import Hook, build_loggers
-from fedjax_lab.simulation.run import SimulationResult, simulate
-from fedjax_lab.simulation.run_dir import (
-    CONFIG,
-    PARTITION,
-    SUMMARY,
-    write_json,
-)
+from fedjax_lab.simulation.processes import is_first
+from fedjax_lab.simulation.result import SimulationResult
+from fedjax_lab.simulation.run import simulate
+from fedjax_lab.simulation.run_dir import CONFIG, PARTITION, SUMMARY, write_json
 from fedjax_lab.types import Key, LossFn, Params
 
 ACCURACY = "accuracy"
@@ -291,9 +288,9 @@ def run(
     assert config.run_dir is not None  # resolved
     path = Path(config.run_dir)
     hooks = [on_row] if callable(on_row) else list(on_row)
-    loggers = build_loggers(config.log, path, config.record())
+    loggers = build_loggers(config.log if is_first() else (), path, config.record())
     setup = build(config, examples, wrap)
-    if progress:
+    if progress and is_first():
         print(_describe(config, setup, path), file=sys.stderr, flush=True)
     # Compiled here, so that the time of the rounds does not include it.
     jax.block_until_ready(setup.evaluate(setup.params))
@@ -320,6 +317,8 @@ def run(
     scores = np.full(setup.clients.num_clients, np.nan)  # a model that diverged has none
     if result.stopped != "diverged":
         scores = np.asarray(setup.evaluate_clients(result.params), np.float64)
+    if not is_first():
+        return result
     summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     score = getattr(setup.count_fn, "score", ACCURACY)
     write_json(path / SUMMARY, {**summary, **summarise_clients(scores, score)})

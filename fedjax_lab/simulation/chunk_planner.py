@@ -18,7 +18,7 @@ from fedjax_lab.machine.compiler import abstract, try_compile
 from fedjax_lab.machine.target import Target, here
 from fedjax_lab.round import Algorithm, RoundFn, build_round
 from fedjax_lab.simulation.fingerprint import hash_function
-from fedjax_lab.simulation.processes import first_says, is_first, several
+from fedjax_lab.simulation.processes import first_says, several
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, is_shardable, place
 from fedjax_lab.simulation.run_dir import versions
 from fedjax_lab.simulation.stores import state_sharding
@@ -153,7 +153,7 @@ class ChunkPlanner:
         plan = self._plan_for_all() if several() else self.plan(length)
         if how == "measure":
             plan = self._measured(plan)
-        if progress and is_first():
+        if progress:
             print(
                 f"{self._algorithm.name}: clients mapped with {plan}", file=sys.stderr, flush=True
             )

@@ -58,6 +58,17 @@ class HostChunks(Chunks):
         draw = lambda round: self._schedule.draw(clients, key, round).client_ids  # noqa: E731
         return jax.lax.map(draw, first + jnp.arange(length, dtype=jnp.int32))
 
+    def drawn(self, first: int, length: int) -> np.ndarray:
+        """The clients of a chunk, int32 [at most M] in rising order.
+
+        Args:
+          first: number of its first round.
+          length: its rounds.
+        """
+        drawn = self._cohorts(self._feed.index, self._key, jnp.asarray(first, jnp.int32), length)
+        ids = np.unique(np.asarray(drawn))
+        return ids[ids < self._table.num_clients]
+
     def window(self, first: int, length: int) -> np.ndarray:
         """The clients of a chunk, int32 [M] in rising order, with N in places that nobody takes.
 
@@ -65,9 +76,7 @@ class HostChunks(Chunks):
           first: number of its first round.
           length: its rounds.
         """
-        drawn = self._cohorts(self._feed.index, self._key, jnp.asarray(first, jnp.int32), length)
-        own = np.unique(np.asarray(drawn))
-        own = own[own < self._table.num_clients]
+        own = self.drawn(first, length)
         window = np.full(self._most(length), self._table.num_clients, np.int32)
         window[: len(own)] = own
         return window
@@ -101,11 +110,10 @@ class HostChunks(Chunks):
             _, window, rows = self._ahead
         else:
             window = self.window(first, length)
-            rows = self._table.read(window)
-        placed = jax.device_put(rows, self._sharding)
-        state = state._replace(clients=placed)
+            rows = self._table.read(self._own(window))
+        state = state._replace(clients=self._placed(rows))
         state, metrics = self._run(state, first, length, window=jnp.asarray(window))
-        self._pending = window, state.clients
+        self._pending = self._own(window), state.clients
         return state._replace(clients=nobody), metrics
 
     def look_ahead(self, first: int, length: int) -> None:
@@ -116,23 +124,35 @@ class HostChunks(Chunks):
           length: its rounds.
         """
         window = self.window(first, length)
-        self._ahead = (first, length), window, self._table.read(window)
+        self._ahead = (first, length), window, self._table.read(self._own(window))
 
     def keep(self) -> None:
         """Write the rows that the last chunk left; those that were read ahead are renewed."""
         if self._pending is None:
             return
-        window, rows = self._pending
+        ids, rows = self._pending
         self._pending = None
-        rows = jax.tree.map(np.asarray, rows)
-        self._table.write(window, rows)
+        self._table.write(ids, self._fetched(rows))
         if self._ahead is not None:
-            _, ahead, read = self._ahead
-            again = np.isin(ahead, window) & (ahead < self._table.num_clients)
+            _, window, read = self._ahead
+            ahead = self._own(window)
+            again = np.isin(ahead, ids) & (ahead < self._table.num_clients)
             for leaf, new in zip(
                 jax.tree.leaves(read), jax.tree.leaves(self._table.read(ahead[again])), strict=True
             ):
                 leaf[again] = new
+
+    def _own(self, window: np.ndarray) -> np.ndarray:
+        """The ids of a window whose rows this process keeps; N for places that nobody takes."""
+        return window
+
+    def _placed(self, rows: PyTree) -> PyTree:
+        """Those rows on the devices."""
+        return jax.device_put(rows, self._sharding)
+
+    def _fetched(self, rows: PyTree) -> PyTree:
+        """Those rows of a chunk's table, on the host."""
+        return jax.tree.map(np.asarray, rows)
 
     def whole(self, state: FedState) -> FedState:
         """The state as a checkpoint has it, with the rows of those who have been there."""

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.data import FederatedArrays, FederatedStream
+from fedjax_lab.data import FederatedArrays
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.fingerprint import are_the_same
 from fedjax_lab.simulation.recorder import Row
@@ -155,7 +155,7 @@ def scores_of(
 
 
 def guarantees(
-    algorithm: Algorithm, schedule: Schedule, clients: FederatedArrays | FederatedStream
+    algorithm: Algorithm, schedule: Schedule, clients: FederatedArrays
 ) -> Callable[[int], Row]:
     """rounds -> what the rows of so many rounds say of the method's guarantees, or nothing.
 
@@ -329,4 +329,17 @@ def traced(folder: str | Path | None) -> Iterator[None]:
         yield
         return
     with jax.profiler.trace(str(folder)):
+        yield
+
+
+@contextmanager
+def closed(*resources: Any) -> Iterator[None]:
+    """Close them at the end, the last one first.
+
+    Args:
+      *resources: each with a method ``close``.
+    """
+    with ExitStack() as stack:
+        for resource in resources:
+            stack.callback(resource.close)
         yield

@@ -16,8 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients.mapping import parse_client_map, parts_of_a_model
+from fedjax_lab.clients.store import sharded_rows
 from fedjax_lab.simulation.run_dir import differences
 from fedjax_lab.types import PyTree
 
@@ -141,19 +143,31 @@ def gathered(values: PyTree, everywhere: bool = False) -> PyTree:
     wanted = everywhere or is_first()
 
     def one(leaf):
-        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        if not isinstance(leaf, jax.Array):
+            return leaf if wanted else None
+        if leaf.is_fully_addressable:
             return np.asarray(leaf) if wanted else None
         if leaf.is_fully_replicated:
             return np.asarray(leaf.addressable_data(0)) if wanted else None
-        whole = np.empty(leaf.shape, leaf.dtype) if wanted else None
-        same = leaf.sharding.update(spec=jax.sharding.PartitionSpec())
-        for rows in _blocks(leaf):
-            block = jax.jit(lambda table, rows=rows: table[rows], out_shardings=same)(leaf)
-            if whole is not None:
-                whole[rows] = np.asarray(block.addressable_data(0))
-        return whole
+        return _put_together(leaf, wanted)
 
     return jax.tree.map(one, values)
+
+
+def _put_together(table: jax.Array, wanted: bool) -> np.ndarray | None:
+    """A table whose rows are divided among the devices; None where it is not wanted."""
+    assert isinstance(table.sharding, NamedSharding)
+    mesh = table.sharding.mesh
+    take = jax.jit(sharded_rows(mesh).take, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    whole = np.empty(table.shape, table.dtype) if wanted else None
+    blocks = list(_blocks(table))
+    size = -(-(blocks[0].stop - blocks[0].start) // mesh.size) * mesh.size
+    for rows in blocks:
+        ids = np.minimum(rows.start + np.arange(size, dtype=np.int32), table.shape[0] - 1)
+        block = take(table, ids)
+        if whole is not None:
+            whole[rows] = np.asarray(block.addressable_data(0))[: rows.stop - rows.start]
+    return whole
 
 
 def _blocks(leaf: Any) -> Iterator[slice]:
@@ -175,43 +189,74 @@ def handed_out(values: PyTree, like: PyTree) -> PyTree:
 
     def one(value, like):
         if like.is_fully_replicated:
-            return put(_sent(value, like.shape, like.dtype), like.sharding)
+            return put(_bytes_of(0, value, like.shape, like.dtype), like.sharding)
         own = like.sharding.addressable_devices_indices_map(like.shape).values()
-        mine = {_rows(index, like.shape[0]) for index in own}
-        kept = {rows: np.empty((rows[1] - rows[0], *like.shape[1:]), like.dtype) for rows in mine}
-        for block in _blocks(like):
-            shape = (block.stop - block.start, *like.shape[1:])
-            sent = _sent(None if value is None else value[block], shape, like.dtype)
-            for (first, last), rows in kept.items():
-                start, stop = max(first, block.start), min(last, block.stop)
-                if start < stop:
-                    there = sent[start - block.start : stop - block.start]
-                    rows[start - first : stop - first] = there
-        return jax.make_array_from_callback(
-            like.shape, like.sharding, lambda index: kept[_rows(index, like.shape[0])]
-        )
+        mine = sorted({_rows(index, like.shape[0]) for index in own})
+        wanted = np.zeros(like.shape[0], bool)
+        for start, stop in mine:
+            wanted[start:stop] = True
+        kept = _sent_in_blocks(0, value, like, wanted)
+        first = np.cumsum(wanted) - 1  # where a row lies in ``kept``
+
+        def part(index):
+            start, stop = _rows(index, like.shape[0])
+            return kept[first[start] : first[start] + stop - start]
+
+        return jax.make_array_from_callback(like.shape, like.sharding, part)
 
     given = jax.tree.leaves(like)
     placed = [one(value, leaf) for value, leaf in zip(leaves, given, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(like), placed)
 
 
-def _rows(index: tuple[slice, ...], count: int) -> tuple[int, int]:
+def sent(values: PyTree, like: PyTree, process: int, wanted: np.ndarray | None = None) -> PyTree:
+    """What one process has, on the host of each; in blocks of the leading axis, n.
+
+    Args:
+      values: pytree of arrays [n, ...]; of the other processes' nothing is looked at.
+      like: of its structure, shapes and dtypes.
+      process: which one.
+      wanted: bool [n], the rows that are kept here; None: all.
+    """
+    given = jax.tree.leaves(like)
+    speaks = jax.process_index() == process
+    leaves = jax.tree.leaves(values) if speaks else [None] * len(given)
+    found = [
+        _sent_in_blocks(process, value, leaf, wanted)
+        for value, leaf in zip(leaves, given, strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(like), found)
+
+
+def _sent_in_blocks(process: int, value: Any, like: Any, wanted: np.ndarray | None) -> np.ndarray:
+    """The rows of an array [n, ...] that are wanted here."""
+    wanted = np.ones(like.shape[0], bool) if wanted is None else wanted
+    parts = [np.empty((0, *like.shape[1:]), like.dtype)]
+    for block in _blocks(like):
+        shape = (block.stop - block.start, *like.shape[1:])
+        there = None if value is None else value[block]
+        parts.append(_bytes_of(process, there, shape, like.dtype)[wanted[block]])
+    return np.concatenate(parts)
+
+
+def _rows(index: tuple[slice, ...] | None, count: int) -> tuple[int, int]:
+    assert index is not None
     start, stop, _ = index[0].indices(count)
     return start, stop
 
 
-def _sent(value: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Process 0's array; as bytes, of which a sum with zeros changes none."""
+def _bytes_of(process: int, value: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array of one process; as bytes, of which a sum with zeros changes none."""
     dtype = np.dtype(dtype)
     size = int(np.prod(shape)) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
-    if value is None:
-        raw = np.zeros(size, np.uint8)
-    else:
+    speaks = jax.process_index() == process
+    raw = np.zeros(size, np.uint8)
+    if speaks:
         raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    return np.asarray(multihost_utils.broadcast_one_to_all(raw)).view(dtype).reshape(shape)
+    found = multihost_utils.broadcast_one_to_all(raw, is_source=speaks)
+    return np.array(found).view(dtype).reshape(shape)
 
 
 def first_says(value: Any) -> Any:

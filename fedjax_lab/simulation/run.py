@@ -7,9 +7,8 @@ devices agree up to rounding.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +26,14 @@ from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.feed import feed_of
 from fedjax_lab.simulation.fingerprint import hash_program
 from fedjax_lab.simulation.host_chunks import HostChunks
+from fedjax_lab.simulation.host_processes import DividedHostChunks
 from fedjax_lab.simulation.identity import run_contents, run_record
 from fedjax_lab.simulation.loggers import Hook, Hooks
 from fedjax_lab.simulation.loop import (
     Tally,
     Watch,
     adopt_state,
+    closed,
     first_state,
     guarantees,
     is_enough,
@@ -43,6 +44,7 @@ from fedjax_lab.simulation.loop import (
 from fedjax_lab.simulation.programs import keep_by_default
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.recorder import Recorder, Row, check_names, go_on
+from fedjax_lab.simulation.result import SimulationResult
 from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
 from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.simulation.stores import (
@@ -56,38 +58,6 @@ from fedjax_lab.simulation.stores import (
 )
 from fedjax_lab.simulation.timed import record_times, with_times
 from fedjax_lab.types import FedState, Params
-
-
-class SimulationResult(NamedTuple):
-    """What a run leaves.
-
-    Attributes:
-      params: the last server model.
-      state: the method's last state.
-      history: one row per evaluation. ``round`` counts finished rounds; ``bytes_up``,
-        ``bytes_down`` and ``gradients`` (mini-batch gradients taken) are exact totals since
-        round 0; other metrics of the rounds are means over the rounds since the last row;
-        the rest is what ``evaluate`` returned.
-      seconds: time spent in rounds and evaluation, compilation left out; the parts before an
-        interruption are included.
-      compile_seconds: time spent compiling rounds, likewise.
-      stopped: why the run ended before its last round: "interrupt" (Ctrl-C or SIGTERM),
-        "stop_when" or "diverged"; None: it did not.
-      signal: the number of the signal that interrupted it; None: none did.
-    """
-
-    params: Params
-    state: FedState
-    history: list[Row]
-    seconds: float
-    compile_seconds: float
-    stopped: str | None
-    signal: int | None = None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether Ctrl-C or SIGTERM ended the run early."""
-        return self.stopped == "interrupt"
 
 
 def simulate(
@@ -125,6 +95,10 @@ def simulate(
     on_nonfinite: str = "exclude",
 ) -> SimulationResult:
     """Run ``rounds`` rounds of a method and return its history.
+
+    With several processes of ``jax.distributed``, each makes the same call and gets the same
+    result; process 0 alone writes, calls ``on_row`` and shows progress. See
+    ``fedjax_lab.simulation.processes``.
 
     With ``run_dir``, metrics and checkpoints are kept there, and a second call with the same
     arguments goes on where the first one stopped, and with a larger ``rounds`` from its end; the
@@ -196,11 +170,14 @@ def simulate(
     Raises:
       ValueError: an argument is out of range, ``state`` is not the method's or fits on no device, a
         round's examples do not fit into a stream's memory, ``run_dir`` holds more rounds, all
-        checkpoints are damaged, or ``evaluate`` or ``diagnose`` returned a name that rows have.
+        checkpoints are damaged, ``evaluate`` or ``diagnose`` returned a name that rows have, or
+        processes were given unlike arguments.
       FileExistsError: ``run_dir`` holds another run.
       BlockingIOError: another process is writing to ``run_dir``.
       OSError: the disk is full.
-      RuntimeError: a Poisson cohort had more clients than slots, as one in 10^9 has.
+      ConnectionError: another process of the run has ended, or does not answer.
+      RuntimeError: another process of the run has failed, and says why; or a Poisson cohort had
+        more clients than slots, as one in 10^9 has.
     """
     check_int("rounds", rounds, minimum=1, maximum=MOST_ROUNDS)
     check_int("eval_every", eval_every, minimum=1)
@@ -224,7 +201,9 @@ def simulate(
     check_client_map(client_map)
     processes.check_map(client_map)
     keep_by_default()
-    hooks = Hooks(on_row if processes.is_first() else ())
+    is_first = processes.is_first()
+    progress = progress and is_first
+    hooks = Hooks(on_row if is_first else ())
     key = jax.random.key(seed)
     if times is not None:
         model = params if state is None else params_of(algorithm, state)
@@ -259,15 +238,13 @@ def simulate(
     check_names({**record, "num_devices": 1}, config)
     if run_dir is not None or processes.several():
         functions = {"evaluate": evaluate, "diagnose": diagnose, "sample_cohort": sample_cohort}
-        record["content"] = run_contents(
-            params, None if is_fresh else state, feed.content(), algorithm.frozen, **functions
-        )
+        given = params, None if is_fresh else state, feed.content(), algorithm.frozen
+        record["content"] = run_contents(*given, **functions)
     every = checkpoint_every or -(-rounds // 10)
     processes.agree({**record, "run_dir": run_dir is not None, "every": every, **(config or {})})
     feed.warn_of_nonfinite()
     warn_of_statistics(params)
-    placed = place_model(params, algorithm.frozen, client_map, params_sharding)
-    params, frozen, layout = placed  # no round changes or donates the frozen weights
+    params, frozen, layout = place_model(params, algorithm.frozen, client_map, params_sharding)
     in_round = "keep" if on_nonfinite == "keep" else "exclude"
     spent = guarantees(algorithm, schedule, clients)
     table, planning_seconds = None, 0.0
@@ -281,13 +258,11 @@ def simulate(
         first = shapes
         if is_fresh and client_map == "measure":
             first = jax.jit(start)(params, clients, key, frozen)
-        first = first._replace(frozen=frozen)
-        planner = ChunkPlanner(
-            algorithm, schedule, first, clients, key, in_round, client_store=client_store
-        )
+        asked = algorithm, schedule, first._replace(frozen=frozen), clients, key, in_round
+        planner = ChunkPlanner(*asked, client_store=client_store)
         client_map, compiled = planner.choose(client_map, min(feed.longest, rounds), progress)
         planning_seconds = planner.compile_seconds
-        del first, planner
+        del first, asked, planner
     if table is None:
         sizes = shapes, clients.num_clients, algorithm.name, layout
         client_store = processes.together(lambda: choose_store(client_store, client_map, *sizes))
@@ -302,10 +277,11 @@ def simulate(
     if table is None:
         chunks = Chunks(run_chunk, feed, key, frozen, compiled, planning_seconds)
     else:
-        chunks = HostChunks(run_chunk, feed, key, frozen, table, schedule, client_map, layout)
+        kind = DividedHostChunks if processes.several() else HostChunks
+        chunks = kind(run_chunk, feed, key, frozen, table, schedule, client_map, layout)
     clients = feed.index  # of a stream's examples, a device is to hold two chunks' alone
-    record["client_map"], record["client_store"] = client_map, client_store
-    record["num_devices"] = max(1, len(parse_client_map(client_map).devices))
+    num_devices = max(1, len(parse_client_map(client_map).devices))
+    record |= dict(client_map=client_map, client_store=client_store, num_devices=num_devices)
     if "content" in record:
         record["content"]["program"] = hash_program(chunks.lower(state, eval_every))
         processes.agree({"content": record["content"]})
@@ -313,17 +289,11 @@ def simulate(
     recorder = processes.together(
         lambda: Recorder(run_dir, every=every, config=told, params=algorithm.params)
     )
-    if table is not None and run_dir is not None:
+    if table is not None and run_dir is not None and is_first:
         table.folder = run_dir
-    bar = Progress(algorithm.name, 0, rounds, progress and processes.is_first())
+    bar = Progress(algorithm.name, 0, rounds, progress)
     watch = Watch(algorithm, on_nonfinite)
-    with (
-        processes.told_of_losses(),
-        closing(recorder),
-        closing(bar),
-        closing(feed),
-        stop_on_signal() as stop,
-    ):
+    with processes.told_of_losses(), closed(recorder, bar, feed), stop_on_signal() as stop:
         round, state, history = go_on(recorder, state, chunks, sharding)
         tally = Tally(algorithm, params, history, in_round == "exclude")
         seconds, chunks_before = recorder.spent

@@ -38,7 +38,6 @@ from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.memory import device_memory
 from fedjax_lab.machine.target import Target
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation import processes
 from fedjax_lab.simulation.rounds import Schedule, is_shardable
 from fedjax_lab.types import FedState, Key, Params, PyTree
 
@@ -272,11 +271,6 @@ def check_host_store(is_fresh: bool, diagnose: Any, client_map: str) -> None:
     Raises:
       ValueError: a ``state`` or ``diagnose`` is given, or rounds are to be measured.
     """
-    if processes.several():
-        raise ValueError(
-            f"client_store is 'host' with {jax.process_count()} processes; it takes one. Choose "
-            "'sharded', which divides the rows over all of their devices."
-        )
     for wrong, what in (
         (not is_fresh, "a state to start from"),
         (diagnose is not None, "diagnose"),

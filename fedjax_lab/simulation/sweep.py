@@ -39,6 +39,7 @@ from fedjax_lab.data.streams import check_resident
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.loop import Tally
 from fedjax_lab.simulation.points import Point, build_all, check_seeds, list_points
+from fedjax_lab.simulation.processes import several
 from fedjax_lab.simulation.programs import keep_by_default
 from fedjax_lab.simulation.progress import Progress
 from fedjax_lab.simulation.rounds import Schedule
@@ -106,9 +107,15 @@ def sweep(
     Raises:
       TypeError: ``clients`` is a stream, a value in ``points`` is no float, ``evaluate`` cannot be
         traced, or ``build`` returns no ``Algorithm``.
-      ValueError: an argument is out of range, ``build`` does not accept a name in ``points``, or
-        ``max_bytes`` does not suffice for the smallest group of runs.
+      ValueError: an argument is out of range, ``build`` does not accept a name in ``points``,
+        ``max_bytes`` does not suffice for the smallest group of runs, or there are several
+        processes.
     """
+    if several():
+        raise ValueError(
+            f"there are {jax.process_count()} processes; a sweep runs in one. Give each process "
+            "some of the points, without jax.distributed."
+        )
     check_int("rounds", rounds, minimum=1)
     check_int("eval_every", eval_every, minimum=1)
     if max_bytes is not None:

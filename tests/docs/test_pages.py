@@ -150,6 +150,12 @@ def test_several_devices():
 
 
 @pytest.mark.example
+def test_several_processes():
+    result = execute("guides/several_processes.md")["result"]
+    assert 0 < result.history[-1]["accuracy"] < 1
+
+
+@pytest.mark.example
 def test_a_resumed_run(tmp_path):
     namespace = execute("guides/resume_a_run.md")
     assert namespace["again"].history == namespace["result"].history

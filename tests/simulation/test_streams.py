@@ -5,7 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, data, simulate
+from fedjax_lab import algorithms, data, simulate, sweep
+from fedjax_lab.simulation.diagnostics import build_control_error
+from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
+from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation
+from fedjax_lab.simulation.feed import StreamFeed, feed_of
+from fedjax_lab.simulation.plan import plan
+from fedjax_lab.simulation.rounds import Schedule
 from tests.simulation.test_run import assert_same_bits
 
 CLIENTS = 12

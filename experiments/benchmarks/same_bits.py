@@ -1,0 +1,164 @@
+"""Whether a run gives the same bits wherever client rows stand and in however many processes.
+
+Seven methods with state of every kind run with each store of client rows on eight devices, which
+one, two and four processes share, and on one device. The hash is over the params, the state, the
+rows of all clients and the history. The exit status is 1 if two hashes of a method differ, or if
+eight devices and one differ by more than rounding.
+
+    python -m experiments.benchmarks.same_bits [--methods fedavg scaffold] [--rounds 50]
+"""
+
+import argparse
+import hashlib
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from experiments.benchmarks.compare import ROOT
+
+DEVICES = 8
+PROCESSES = (1, 2, 4)
+STORES = ("device", "sharded", "host")
+CLIENTS = 24
+METHODS = ("fedavg", "scaffold", "gradma", "fedmoswa", "fedspeed", "fafed", "cfedavg")
+_TOLERANCE = 1e-5  # of the largest of a leaf's values, after all rounds
+
+
+def methods(loss_fn):
+    """{name: method} of ``METHODS``, whose state is of every kind."""
+    from fedjax_lab import algorithms
+
+    return {
+        "fedavg": algorithms.fedavg(loss_fn, client_lr=0.1),
+        "scaffold": algorithms.scaffold(loss_fn, client_lr=0.1),
+        "gradma": algorithms.gradma(loss_fn, client_lr=0.1, memory_size=20),
+        "fedmoswa": algorithms.fedmoswa(loss_fn, client_lr=0.1),
+        "fedspeed": algorithms.fedspeed(loss_fn, client_lr=0.1, server_dual="all"),
+        "fafed": algorithms.fafed(loss_fn, client_lr=0.01, momentum=0.9, second_moment_decay=0.9),
+        "cfedavg": algorithms.cfedavg(loss_fn, client_lr=0.1, compressor="top_k:0.1"),
+    }
+
+
+def run_all(given):
+    """All runs of one layout, in this process; process 0 prints a line of JSON for each run."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", given.devices // given.processes)
+    if given.processes > 1:
+        jax.distributed.initialize(f"127.0.0.1:{given.port}", given.processes, given.process)
+    from fedjax_lab import data, models, simulate
+    from fedjax_lab.simulation import processes
+    from fedjax_lab.simulation.evaluate import build_evaluation
+    from fedjax_lab.simulation.host_processes import all_rows
+
+    train, test = data.load("digits")
+    clients = data.partition(train, "dirichlet:0.3", num_clients=CLIENTS, seed=0)
+    model = models.build("mlp", num_classes=10, hidden=(80,))
+    prepare = data.preprocess(scale=16)
+    params = model.init(jax.random.key(0), prepare(train, None).x[:1])
+    evaluate = build_evaluation(models.accuracy_counts(model.apply, prepare), test)
+    known = methods(models.classification_loss(model.apply, prepare))
+    for name in given.methods:
+        for store in given.stores:
+            result = simulate(
+                known[name],
+                params,
+                clients,
+                rounds=given.rounds,
+                cohort_size=10,
+                local_steps=4,
+                batch_size=16,
+                evaluate=evaluate,
+                eval_every=10,
+                client_map="shard_map" if given.devices > 1 else "scan",
+                client_store=store,
+            )
+            state = result.state
+            if hasattr(state.clients, "read"):
+                state = state._replace(clients=all_rows(state.clients))
+            else:
+                state = processes.own(state)
+            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((result.params, state))]
+            digest = hashlib.sha256(json.dumps(result.history).encode())
+            for leaf in leaves:
+                digest.update(leaf.tobytes())
+            if jax.process_index() == 0:
+                file = Path(given.folder) / f"{name}-{store}-{given.devices}-{given.processes}.npz"
+                np.savez(file, *leaves)
+                print(json.dumps([name, store, digest.hexdigest()[:12], str(file)]), flush=True)
+
+
+def layout(given, devices, processes, stores):
+    """{(method, store): (hash, file)} of eight devices divided among so many processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "experiments.benchmarks.same_bits", "--devices", devices]
+    command += ["--processes", processes, "--port", port, "--folder", given.folder]
+    command += ["--rounds", given.rounds, "--methods", *given.methods, "--stores", *stores]
+    children = [
+        subprocess.Popen(
+            [str(part) for part in (*command, "--process", process)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=None if given.verbose else subprocess.DEVNULL,
+            text=True,
+        )
+        for process in range(processes)
+    ]
+    said = [child.communicate()[0] for child in children]
+    if any(child.returncode for child in children):
+        raise SystemExit(f"{processes} processes with {devices} devices failed; see --verbose.")
+    lines = [json.loads(line) for line in said[0].splitlines() if line.startswith('["')]
+    return {(name, store): (digest, file) for name, store, digest, file in lines}
+
+
+def largest_difference(file, other):
+    """Of all leaves, the largest difference as a share of the leaf's largest value."""
+    with np.load(file) as one, np.load(other) as two:
+        return max(
+            float(np.abs(one[name] - two[name]).max() / max(np.abs(two[name]).max(), 1e-9))
+            for name in one.files
+            if one[name].size and one[name].dtype.kind == "f"
+        )
+
+
+def main(arguments=None):
+    """Print one Markdown table; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--stores", nargs="+", default=list(STORES))
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--verbose", action="store_true", help="what the processes say")
+    parser.add_argument("--devices", type=int, help="of a process that was started by this one")
+    for name in ("processes", "process", "port"):
+        parser.add_argument(f"--{name}", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.devices:
+        run_all(given)
+        return 0
+    with tempfile.TemporaryDirectory() as given.folder:
+        found = {count: layout(given, DEVICES, count, given.stores) for count in PROCESSES}
+        alone = layout(given, 1, 1, ["device"])
+        print(f"| method | rows | {' | '.join(f'{n} x {DEVICES // n}' for n in PROCESSES)} | one |")
+        print("|---|---|" + "---|" * (len(PROCESSES) + 1))
+        failed = False
+        for name in given.methods:
+            reference = found[1][name, given.stores[0]][0]
+            for store in given.stores:
+                hashes = [found[count][name, store][0] for count in PROCESSES]
+                off = largest_difference(found[1][name, store][1], alone[name, "device"][1])
+                failed |= off > _TOLERANCE or any(digest != reference for digest in hashes)
+                print(f"| {name} | {store} | {' | '.join(hashes)} | {off:.1e} |", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,107 @@
+"""``fedjax-lab run --distributed``: one run in several processes."""
+
+import os
+import re
+import sys
+import time
+from typing import Any, NoReturn
+
+from fedjax_lab.checks import check_int
+from fedjax_lab.command.commands import RunCommand
+
+LOST = 4  # the exit status of a process whose run another process has left
+_GRACE = 2.0  # seconds
+
+# setting: (flag, environment variable)
+_SETTINGS = {
+    "coordinator": ("--coordinator", "JAX_COORDINATOR_ADDRESS"),
+    "num_processes": ("--num-processes", "JAX_NUM_PROCESSES"),
+    "process_id": ("--process-id", "JAX_PROCESS_ID"),
+}
+_ADDRESS = re.compile(r"\S+:\d{1,5}")
+
+
+def join(command: RunCommand) -> None:
+    """Join the other processes of the run, if the command says that there are any.
+
+    What it does not say is taken from the environment. Where that is silent too, JAX asks the
+    TPU pod, SLURM, Open MPI or Kubernetes.
+
+    Args:
+      command: as parsed.
+
+    Raises:
+      ValueError: something is missing that the machine does not say either, is out of range, or
+        was given without ``distributed``.
+      TypeError: a number is none.
+    """
+    given = {name: getattr(command, name) for name in _SETTINGS}
+    if not command.distributed:
+        for name, value in given.items():
+            if value is not None:
+                flag = _SETTINGS[name][0]
+                raise ValueError(f"{name} is {value!r}; {flag} goes with --distributed.")
+        return
+    found = {name: _found(name, value) for name, value in given.items()}
+    _check(found)
+    import jax
+
+    if jax.distributed.is_initialized():
+        return
+    try:
+        jax.distributed.initialize(
+            found["coordinator"], found["num_processes"], found["process_id"]
+        )
+    except ValueError as error:
+        missing = [
+            f"{flag} (or {variable})"
+            for name, (flag, variable) in _SETTINGS.items()
+            if found[name] is None
+        ]
+        if not missing:
+            raise
+        raise ValueError(
+            f"distributed: {', '.join(missing)} is missing; only on a TPU pod, and under SLURM, "
+            "Open MPI or Kubernetes, does the machine say it."
+        ) from error
+
+
+def leave() -> NoReturn:
+    """End the process, where another one is gone: to leave JAX in order would be to wait for it.
+
+    Process 0 lets the others say for themselves what has happened. JAX ends those that outlive it.
+    """
+    import jax
+
+    sys.stdout.flush()
+    if jax.process_index() == 0:
+        time.sleep(_GRACE)
+    os._exit(LOST)
+
+
+def _found(name: str, value: Any) -> Any:
+    variable = _SETTINGS[name][1]
+    text = os.environ.get(variable)
+    if value is not None or not text:
+        return value
+    if name == "coordinator":
+        return text
+    if not text.isdigit():
+        raise ValueError(f"{variable} is {text!r}; it must be a whole number.")
+    return int(text)
+
+
+def _check(found: dict[str, Any]) -> None:
+    address, count, place = found.values()
+    if address is not None and not _ADDRESS.fullmatch(address):
+        raise ValueError(
+            f"coordinator is {address!r}; it must be HOST:PORT, of the machine of process 0."
+        )
+    if count is not None:
+        check_int("num_processes", count, minimum=1)
+    if place is not None:
+        check_int("process_id", place, minimum=0)
+        if count is not None and place >= count:
+            raise ValueError(
+                f"process_id is {place}; of {count} processes the last is {count - 1}."
+            )

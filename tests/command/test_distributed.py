@@ -1,0 +1,84 @@
+"""``run --distributed``: where the processes find each other, and what is said if they cannot."""
+
+import jax
+import pytest
+
+from fedjax_lab.command.cli import main
+from fedjax_lab.command.commands import RunCommand
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.distributed import join
+
+ADDRESS, COUNT, PLACE = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What JAX is asked for; it finds nothing out by itself."""
+    calls = []
+
+    def initialize(address=None, count=None, place=None):
+        calls.append((address, count, place))
+        for value, told in (
+            (address, "coordinator_address should be defined."),
+            (count, "Number of processes must be defined."),
+            (place, "The process id of the current process must be defined."),
+        ):
+            if value is None:
+                raise ValueError(told)
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    for name in (ADDRESS, COUNT, PLACE):
+        monkeypatch.delenv(name, raising=False)
+    return calls
+
+
+def command(**settings):
+    return RunCommand(RunConfig(), distributed=True, **settings)
+
+
+def test_flags_come_before_the_environment(asked, monkeypatch):
+    for name, value in ((ADDRESS, "host:1"), (COUNT, "3"), (PLACE, "2")):
+        monkeypatch.setenv(name, value)
+    join(command())
+    join(command(coordinator="other:2", num_processes=5, process_id=0))
+    assert asked == [("host:1", 3, 2), ("other:2", 5, 0)]
+
+
+def test_without_the_flag_nobody_is_joined(asked):
+    join(RunCommand(RunConfig()))
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {},
+            "distributed: --coordinator (or JAX_COORDINATOR_ADDRESS), --num-processes (or "
+            "JAX_NUM_PROCESSES), --process-id (or JAX_PROCESS_ID) is missing; only on a TPU pod",
+        ),
+        (
+            {"coordinator": "host:1", "num_processes": 2},
+            "distributed: --process-id (or JAX_PROCESS_ID) is missing",
+        ),
+        ({"coordinator": "host"}, "coordinator is 'host'; it must be HOST:PORT"),
+        ({"num_processes": 0}, "num_processes is 0; it must be at least 1"),
+        ({"num_processes": 2, "process_id": 2}, "process_id is 2; it must be below 2"),
+        ({"process_id": -1}, "process_id is -1; it must be at least 0"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(asked, settings, message):
+    with pytest.raises(ValueError, match="^" + message.replace("(", r"\(").replace(")", r"\)")):
+        join(command(**settings))
+
+
+def test_a_number_in_the_environment_is_one(asked, monkeypatch):
+    monkeypatch.setenv(COUNT, "two")
+    with pytest.raises(ValueError, match="JAX_NUM_PROCESSES is 'two'; it must be a whole number"):
+        join(command())
+
+
+def test_the_flags_of_a_process_go_with_distributed(capsys, tmp_path):
+    arguments = ["--run-dir", str(tmp_path / "run"), "--quiet"]
+    assert main(["run", *arguments, "--num-processes", "2"]) == 2
+    assert "num_processes is 2; --num-processes goes with --distributed" in capsys.readouterr().err

@@ -1,0 +1,124 @@
+"""One of several processes of ``jax.distributed``: it runs jobs, and says what came of them.
+
+    python -m tests.simulation.in_processes PROCESSES PROCESS PORT DEVICES < JOBS
+
+The jobs are a JSON list; of each, what ``do`` returns is printed as a line of JSON. DEVICES is
+how many each process has.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import warnings
+
+import jax
+import numpy as np
+
+
+def start(processes, process, port, devices):
+    jax.config.update("jax_compilation_cache_dir", os.environ["FEDJAX_LAB_TEST_CACHE"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", devices)
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    if processes > 1:
+        jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
+
+
+def digest(result):
+    """A hash of all that a run returns but its times."""
+    from fedjax_lab.simulation import processes
+    from fedjax_lab.simulation.host_processes import all_rows
+
+    state = result.state
+    if hasattr(state.clients, "read"):
+        state = state._replace(clients=all_rows(state.clients))
+    else:
+        state = processes.own(state)
+    found = hashlib.sha256(json.dumps(result.history).encode())
+    for leaf in jax.tree.leaves((result.params, state)):
+        found.update(np.asarray(leaf).tobytes())
+    return found.hexdigest()
+
+
+def evaluate(params):
+    return {"size": sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(params))}
+
+
+def do(job):
+    """Run a job: a method of ``test_stores`` with settings.
+
+    The job may also have "differs", settings by process; "stop_at", a process that wishes to stop
+    and the round after which; and "block", the bytes of a table that travel at once.
+    """
+    from fedjax_lab.simulation import processes
+    from tests.simulation import test_stores
+
+    processes._BLOCK = job.get("block", processes._BLOCK)
+    settings = dict(job.get("settings", {}))
+    settings |= job.get("differs", {}).get(str(jax.process_index()), {})
+    if "stop_at" in job:
+        process, round = job["stop_at"]
+        settings["stop_when"] = lambda row: jax.process_index() == process and row["round"] >= round
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            result = test_stores.run(job["method"], evaluate=evaluate, **settings)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+    return {
+        "hash": digest(result),
+        "rounds": result.history[-1]["round"],
+        "stopped": result.stopped,
+        "warnings": [str(warning.message) for warning in told],
+    }
+
+
+def launch(processes, devices, *arguments, module="tests.simulation.in_processes", **options):
+    """Start processes that find each other; returns them.
+
+    With ``module`` "fedjax_lab", the arguments are those of the command line.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def command(process):
+        if module == "tests.simulation.in_processes":
+            return [processes, process, port, devices]
+        joined = ["--distributed", "--coordinator", f"127.0.0.1:{port}"]
+        joined += ["--num-processes", processes, "--process-id", process]
+        return [*arguments, "--cpu-devices", devices, *(joined if processes > 1 else [])]
+
+    pipe = subprocess.PIPE
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, command(process))],
+            **{"stdin": pipe, "stdout": pipe, "stderr": pipe, "text": True, **options},
+        )
+        for process in range(processes)
+    ]
+
+
+def answers(processes, devices, jobs, timeout=300):
+    """[job][process] -> what each said of each job."""
+    children = launch(processes, devices)
+    for child in children:
+        child.stdin.write(json.dumps(jobs))
+        child.stdin.close()
+        child.stdin = None
+    said = []
+    for child in children:
+        out, errors = child.communicate(timeout=timeout)
+        assert child.returncode == 0, errors[-3000:]
+        said.append([json.loads(line) for line in out.splitlines() if line.startswith("{")])
+    return [list(of_job) for of_job in zip(*said, strict=True)]
+
+
+if __name__ == "__main__":
+    start(*map(int, sys.argv[1:]))
+    for job in json.load(sys.stdin):
+        print(json.dumps(do(job)), flush=True)

@@ -1,0 +1,177 @@
+"""Runs in several processes of ``jax.distributed``, next to the same run in one."""
+
+import json
+import os
+import signal
+import time
+
+import jax
+import pytest
+
+from fedjax_lab.simulation.run_dir import METRICS, SUMMARY, differences
+from tests.simulation import test_stores
+from tests.simulation.in_processes import answers, digest, evaluate, launch
+
+SLOW = pytest.mark.slow
+SHARDED = {"method": "scaffold", "settings": {"client_store": "sharded"}}
+
+
+def alone(method="scaffold", **settings):
+    """The hash of a run on four devices of this process."""
+    settings = {"client_map": "shard_map:4", **settings}
+    return digest(test_stores.run(method, evaluate=evaluate, **settings))
+
+
+@pytest.fixture(scope="module")
+def said():
+    jobs = [
+        SHARDED,
+        {**SHARDED, "differs": {"1": {"seed": 7, "rounds": 9}}},
+        {**SHARDED, "settings": {"client_map": "pmap"}},
+    ]
+    return answers(2, 2, jobs)
+
+
+def test_two_processes_give_the_same_bits_as_one(said):
+    one, other = said[0]
+    assert one == other
+    assert one["hash"] == alone(client_store="sharded")
+    assert one["warnings"] == []
+
+
+def test_arguments_that_differ_are_told_in_every_process(said):
+    one, other = said[1]
+    assert one == other
+    assert one["error"].startswith("ValueError: all processes must be given the same, but")
+    assert (
+        "process 1: rounds (process 0 has 6, it has 9); seed (process 0 has 0, it has 7)"
+        in (one["error"])
+    )
+
+
+def test_a_map_that_leaves_processes_without_work_is_refused(said):
+    for answer in said[2]:
+        assert answer["error"] == (
+            "ValueError: client_map is 'pmap'; with 2 processes it must be 'auto', or 'shard_map' "
+            "over all of their 4 devices."
+        )
+
+
+def test_differences_are_said_in_the_words_given():
+    told = differences({"a": {"b": 1}}, {"a": {"b": 2}}, words=("one has", "the other"))
+    assert told == ["a.b (one has 1, the other 2)"]
+
+
+@SLOW
+@pytest.mark.parametrize("layout", [(2, 2), (4, 1)])
+def test_the_bits_are_the_same_for_any_store_and_number_of_processes(layout):
+    cases = [("fedavg", {}), ("scaffold", {"client_store": "device"}), ("gradma", {})]
+    cases += [("scaffold", {"client_store": "host", "eval_every": 2}), ("scaffold", {"rounds": 4})]
+    jobs = [{"method": method, "settings": settings} for method, settings in cases]
+    for (method, settings), found in zip(cases, answers(*layout, jobs), strict=True):
+        assert {answer.get("hash", answer) for answer in found} == {alone(method, **settings)}
+
+
+@SLOW
+@pytest.mark.parametrize("store", ["sharded", "host"])
+def test_a_run_goes_on_in_any_number_of_processes_and_stops_for_any_of_them(tmp_path, store):
+    settings = {"rounds": 9, "run_dir": str(tmp_path / "run"), "client_map": "shard_map"}
+    job = {**SHARDED, "settings": {**settings, "client_store": store}, "block": 100}
+    [first] = answers(2, 2, [{**job, "stop_at": [1, 3]}])
+    assert [answer["stopped"] for answer in first] == ["stop_when"] * 2
+    [second] = answers(4, 1, [{**job, "stop_at": [3, 6]}])
+    assert [answer["rounds"] for answer in second] == [6] * 4
+    [last] = answers(1, 4, [job])
+    assert last[0]["hash"] == alone(rounds=9)
+    # What is there is handed to processes that did not run it, and without the disk's help.
+    [again] = answers(2, 2, [job])
+    assert [answer["hash"] for answer in again] == [alone(rounds=9)] * 2
+
+
+@SLOW
+def test_a_run_goes_on_with_fewer_devices_to_rounding(tmp_path):
+    settings = {"rounds": 9, "run_dir": str(tmp_path / "run"), "client_map": "shard_map"}
+    job = {**SHARDED, "settings": settings}
+    answers(2, 2, [{**job, "stop_at": [0, 3]}])
+    [[one, other]] = answers(2, 1, [job])
+    assert one["hash"] == other["hash"]
+    assert one["rounds"] == 9
+    assert "whose first rounds ran on 4 devices, and those to come run on 2" in one["warnings"][0]
+    rows = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
+    expected = test_stores.run("scaffold", evaluate=evaluate, rounds=9, client_map="scan").history
+    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in expected], 1e-5)
+
+
+@SLOW
+def test_a_directory_that_holds_another_run_is_refused_by_all(tmp_path):
+    (tmp_path / "something.txt").write_text("else")
+    job = {**SHARDED, "settings": {"run_dir": str(tmp_path)}}
+    [[one, other]] = answers(2, 2, [job])
+    assert one["error"].startswith("FileExistsError: run_dir is")
+    assert other["error"].startswith("RuntimeError: process 0 stopped with FileExistsError: run_d")
+
+
+COMMAND = [
+    *("run", "--model", "linear", "--eval-every", "20", "--cohort-size", "4", "--num-clients", "8"),
+    *("--local-steps", "2", "--batch-size", "8", "--replace", "--algorithm", "scaffold"),
+    *("--client-map", "shard_map", "--checkpoint-every", "20"),
+]
+
+
+def command(processes, devices, rounds, path):
+    arguments = [*COMMAND, "--rounds", str(rounds), "--run-dir", str(path)]
+    cache = {"JAX_COMPILATION_CACHE_DIR": os.environ["FEDJAX_LAB_TEST_CACHE"]}
+    environment = {**os.environ, **cache}
+    return launch(processes, devices, *arguments, module="fedjax_lab", env=environment)
+
+
+def finish(children, timeout=300):
+    """(exit statuses, what they said on stderr)."""
+    said = [child.communicate(timeout=timeout) for child in children]
+    return [child.returncode for child in children], [errors for _, errors in said]
+
+
+@SLOW
+@pytest.mark.parametrize(("processes", "devices"), [(4, 1), (2, 2)])
+def test_of_four_processes_one_is_killed_and_the_run_goes_on(tmp_path, processes, devices):
+    rounds = 400
+    children = command(4, 1, rounds, tmp_path / "run")
+    metrics = tmp_path / "run" / METRICS
+    while not (metrics.exists() and metrics.read_text().count("\n") > 1):
+        assert all(child.poll() is None for child in children)
+        time.sleep(0.05)
+    children[2].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    statuses, errors = finish(children)
+    assert time.monotonic() - killed < 150  # JAX itself waits for 100 s at most
+    assert statuses.pop(2) == -signal.SIGKILL
+    # JAX ends a process that has not noticed by itself when process 0 ends.
+    assert set(statuses) <= {4, -signal.SIGABRT}
+    assert statuses[0] == 4
+    for process in (0, 1, 3):
+        ours = f"process {process} of 4: another process has ended or does not" in errors[process]
+        assert ours or "another task died" in errors[process]
+    # As many processes again, or others with as many devices in all.
+    statuses, errors = finish(command(processes, devices, rounds, tmp_path / "run"))
+    assert statuses == [0] * processes, errors
+    statuses, errors = finish(command(1, 4, rounds, tmp_path / "whole"))
+    assert statuses == [0], errors
+    assert metrics.read_bytes() == (tmp_path / "whole" / METRICS).read_bytes()
+    summaries = [json.loads((tmp_path / d / SUMMARY).read_text()) for d in ("run", "whole")]
+    assert summaries[0]["client_accuracy"] == summaries[1]["client_accuracy"]
+
+
+@SLOW
+def test_ctrl_c_in_one_process_stops_all(tmp_path):
+    children = command(2, 1, 100_000, tmp_path)
+    while not (tmp_path / METRICS).exists() or not (tmp_path / METRICS).read_text():
+        time.sleep(0.05)
+    children[1].send_signal(signal.SIGINT)
+    statuses, errors = finish(children)
+    assert statuses == [130, 130], errors
+    assert "the same command goes on" in errors[0]
+    assert json.loads((tmp_path / SUMMARY).read_text())["stopped"] == "interrupt"
+
+
+def test_one_process_alone_is_not_several():
+    assert jax.process_count() == 1
