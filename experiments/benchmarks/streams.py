@@ -2,9 +2,10 @@
 
 Both take turns in one process: 100 clients, cohorts of 10, 5 local steps of 64 examples 28x28, of a
 data set that is larger than the memory that a stream is allowed. "Compile" is the programs of
-rounds; "ms a round" leaves out the first chunk, and a ratio is of one turn. "Held" is the most
-bytes of arrays that the device had during a run beyond those from before it, looked at every 2 ms;
-data and index of the resident run, and the index of the streamed one, were there before.
+rounds; "ms a round" leaves out the first chunk, "CPU" is the time of all the process's threads, and
+a ratio is the median over the turns of one turn's. "Held" is the most bytes of arrays that the
+device had during a run beyond those from before it, looked at every 5 ms; data and index of the
+resident run, and the index of the streamed one, were there before.
 
     python -m experiments.benchmarks.streams [--data-mb 400] [--memory-mb 100] [--model lenet5]
 """
@@ -41,7 +42,7 @@ class Watch:
         return self
 
     def _look(self):
-        while not self._done.wait(0.002):
+        while not self._done.wait(0.005):
             self.most = max(self.most, _live() - self.before)
 
     def __exit__(self, *_):
@@ -55,8 +56,13 @@ def _live():
 
 
 def measure(algorithm, params, clients, given):
-    """One run: (seconds a round, compile seconds, bytes held, hash of the result)."""
-    times = []
+    """One run: (seconds a round, CPU seconds a round, compile seconds, bytes held, a hash)."""
+    times, works = [], []
+
+    def look(row):
+        times.append(time.perf_counter())
+        works.append(time.process_time())
+
     with Watch() as watch:
         result = simulate(
             algorithm,
@@ -68,11 +74,12 @@ def measure(algorithm, params, clients, given):
             local_steps=5,
             batch_size=64,
             client_map=given.client_map,
-            on_row=lambda row: times.append(time.perf_counter()),
+            on_row=look,
             progress=given.progress,
         )
-    seconds = (times[-1] - times[0]) / (given.rounds - given.eval_every)
-    return seconds, result.compile_seconds, watch.most, hash_arrays(result.params)
+    rounds = given.rounds - given.eval_every
+    seconds, work = (times[-1] - times[0]) / rounds, (works[-1] - works[0]) / rounds
+    return seconds, work, result.compile_seconds, watch.most, hash_arrays(result.params)
 
 
 def main(arguments=None):
@@ -110,7 +117,7 @@ def main(arguments=None):
         for _ in range(given.turns):
             found["resident"].append(measure(algorithm, params, resident, given))
             found["streamed"].append(measure(algorithm, params, stream, given))
-    assert len({of_run[3] for runs in found.values() for of_run in runs}) == 1, "other bits"
+    assert len({of_run[4] for runs in found.values() for of_run in runs}) == 1, "other bits"
     data_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(resident))
     index = stream.index_bytes
     print(
@@ -119,19 +126,18 @@ def main(arguments=None):
         f"{memory / 1e6:,.0f} MB; the next chunk is fetched while one runs. All runs gave the same "
         "bits."
     )
-    print("| data | compile, s | ms a round | ratio of a turn | data and index, MB | held, MB |")
-    print("|---|---:|---:|---:|---:|---:|")
-    plain = np.array([of_run[0] for of_run in found["resident"]])
+    heads = ["data", "compile, s", "ms a round", "ratio", "CPU ms a round", "ratio"]
+    print(f"| {' | '.join([*heads, 'data and index, MB', 'held, MB'])} |")
+    print(f"|---|{'---:|' * 7}")
+    plain = np.array([of_run[:2] for of_run in found["resident"]])
     for name, runs in found.items():
-        ratios = np.array([of_run[0] for of_run in runs]) / plain
-        cells = [
-            name,
-            f"{runs[0][1]:.1f}",
-            f"{1e3 * np.median([of_run[0] for of_run in runs]):.1f}",
-            f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})",
-            f"{(data_bytes if name == 'resident' else index) / 1e6:,.1f}",
-            f"{max(of_run[2] for of_run in runs) / 1e6:.1f}",
-        ]
+        times = np.array([of_run[:2] for of_run in runs])
+        cells = [name, f"{runs[0][2]:.1f}"]
+        for of_kind, ratios in zip(1e3 * times.T, (times / plain).T, strict=True):
+            spread = f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
+            cells += [f"{np.median(of_kind):.1f}", spread]
+        cells.append(f"{(data_bytes if name == 'resident' else index) / 1e6:,.1f}")
+        cells.append(f"{max(of_run[3] for of_run in runs) / 1e6:.1f}")
         print(f"| {' | '.join(cells)} |")
 
 

@@ -145,7 +145,7 @@ class StreamFeed(Feed):
 
     def place(self, client_map: str) -> FederatedArrays:
         """As of ``Feed``."""
-        self.index, self._key = place((self.index, self._key), client_map)
+        self.index = place(self.index, client_map)
         self.clients = self._first = place(self.clients, client_map)
         return self.clients
 
@@ -200,7 +200,9 @@ class StreamFeed(Feed):
         self._ahead = self._first = None
 
     def _drawn(self, first: int, length: int) -> jax.Array:
-        return self._draw(self.index, self._key, jnp.asarray(first, jnp.int32), length=length)
+        # On one device, whatever the client map is: the program is there before the map is known.
+        first = jnp.asarray(first, jnp.int32)
+        return self._draw(self._stream.index, self._key, first, length=length)
 
     def _fetch(self, drawn: jax.Array, after: Metrics) -> FederatedArrays:
         """Gather what was drawn, and copy it to the devices when the rounds before have run."""
