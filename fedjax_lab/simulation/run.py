@@ -238,8 +238,9 @@ def simulate(
     check_names({**record, "num_devices": 1}, config)
     if run_dir is not None or processes.several():
         functions = {"evaluate": evaluate, "diagnose": diagnose, "sample_cohort": sample_cohort}
-        given = params, None if is_fresh else state, feed.content(), algorithm.frozen
-        record["content"] = run_contents(*given, **functions)
+        record["content"] = run_contents(
+            params, None if is_fresh else state, feed.content(), algorithm.frozen, **functions
+        )
     every = checkpoint_every or -(-rounds // 10)
     processes.agree({**record, "run_dir": run_dir is not None, "every": every, **(config or {})})
     feed.warn_of_nonfinite()
