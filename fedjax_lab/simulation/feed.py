@@ -200,8 +200,8 @@ class StreamFeed(Feed):
 
     def _drawn(self, first: int, length: int) -> jax.Array:
         # On one device, whatever the client map is: the program is there before the map is known.
-        first = jnp.asarray(first, jnp.int32)
-        return self._draw(self._stream.index, self._key, first, length=length)
+        start = jnp.asarray(first, jnp.int32)
+        return self._draw(self._stream.index, self._key, start, length=length)
 
     def _fetch(self, drawn: jax.Array, after: Metrics) -> FederatedArrays:
         """Gather what was drawn, and copy it to the devices when the rounds before have run."""
