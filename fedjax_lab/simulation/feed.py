@@ -143,13 +143,22 @@ class StreamFeed(Feed):
         )
 
     def place(self, client_map: str) -> FederatedArrays:
-        """As of ``Feed``."""
+        """As of ``Feed``.
+
+        Args:
+          client_map: the one that runs.
+        """
         self.index = place(self.index, client_map)
         self.clients = self._first = place(self.clients, client_map)
         return self.clients
 
     def take(self, first: int, length: int) -> FederatedArrays:
-        """As of ``Feed``."""
+        """As of ``Feed``.
+
+        Args:
+          first: number of the first round.
+          length: rounds, at most ``longest``.
+        """
         if self._first is not None and first == 0 and length == min(self.longest, self._rounds):
             found = self._first
         elif self._ahead is not None and self._ahead[0] == (first, length):
@@ -173,7 +182,11 @@ class StreamFeed(Feed):
         return found
 
     def ran(self, metrics: Metrics) -> None:
-        """As of ``Feed``."""
+        """As of ``Feed``.
+
+        Args:
+          metrics: of the rounds on what ``take`` gave last.
+        """
         self._last = metrics
 
     def content(self) -> str:
