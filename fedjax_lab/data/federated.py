@@ -156,6 +156,9 @@ class FederatedArrays:
         Args:
           host: who holds which of them.
           names: the clients' ids, N of them, or None.
+
+        Raises:
+          ValueError: there is no client, or none with data.
         """
         return from_resident(self.examples, host, names)
 
@@ -215,6 +218,9 @@ def divide(
       targets: an array [n, ...], or None.
       n: number of examples.
       spec, num_clients, seed, min_size: as of ``partition``.
+
+    Raises:
+      TypeError, ValueError: as ``partition``.
     """
     names = None
     if min_size is None:

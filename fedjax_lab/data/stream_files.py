@@ -108,7 +108,7 @@ def open_stream(folder: str | Path) -> Any:
 
 
 def map_file(path: str | Path) -> np.ndarray:
-    """A ``.npy`` file mapped into memory, not to be written to.
+    """The array [n, ...] of a ``.npy`` file mapped into memory, not to be written to.
 
     Args:
       path: the file.
@@ -130,7 +130,7 @@ def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
 
     Args:
       name: what the array belongs to, for an error.
-      array: any.
+      array: [...], any.
 
     Raises:
       ValueError: it holds no numbers, or integers that do not fit.
@@ -156,10 +156,13 @@ def content_of(array: np.ndarray) -> str:
     of them is not noticed.
 
     Args:
-      array: any, in the order of C.
+      array: [n, ...].
 
     Returns:
       64 hexadecimal digits.
+
+    Raises:
+      ValueError: a file changes while it is read.
     """
     path = _whole_file(array)
     if path is None:

@@ -204,7 +204,7 @@ class FederatedStream:
         return self._with_targets().heterogeneity()
 
     def label_histogram(self) -> np.ndarray:
-        """As of ``FederatedArrays``."""
+        """int64 [N, C], as of ``FederatedArrays``."""
         return self._with_targets().label_histogram()
 
     def plot(self, path: str | Path | None = None) -> Any:
@@ -301,7 +301,8 @@ def stream(
       train: a folder that ``write_stream`` wrote; "tfds:NAME", the training part of a prepared set
         of tensorflow-datasets in the format array_record; or ``Examples``, a tuple (x, y) or any
         pytree of arrays with leading axis n, such as ``np.memmap``, or of paths of ``.npy`` files.
-      spec, num_clients, seed, min_size: as of ``partition``.
+      spec: a scheme, or the id of each example's client [n]; as of ``partition``.
+      num_clients, seed, min_size: as of ``partition``.
       memory: bytes of each device that the index and the examples of two chunks of rounds, the one
         that runs and the next, may take; where ``eval_every`` rounds need more, they are cut into
         shorter chunks. None: a quarter of the device.

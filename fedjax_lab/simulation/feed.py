@@ -144,13 +144,22 @@ class StreamFeed(Feed):
         )
 
     def place(self, client_map: str) -> FederatedArrays:
-        """As of ``Feed``."""
+        """As of ``Feed``.
+
+        Args:
+          client_map: the one that runs.
+        """
         self.index = place(self.index, client_map)
         self.clients = self._first = place(self.clients, client_map)
         return self.clients
 
     def take(self, first: int, length: int) -> FederatedArrays:
-        """As of ``Feed``."""
+        """As of ``Feed``.
+
+        Args:
+          first: number of the first round.
+          length: rounds, at most ``longest``.
+        """
         if self._first is not None and first == 0 and length == min(self.longest, self._rounds):
             found = self._first
         elif self._ahead is not None and self._ahead[0] == (first, length):
@@ -174,7 +183,11 @@ class StreamFeed(Feed):
         return found
 
     def ran(self, metrics: Metrics) -> None:
-        """As of ``Feed``."""
+        """As of ``Feed``.
+
+        Args:
+          metrics: of the rounds on what ``take`` gave last.
+        """
         self._last = metrics
 
     def content(self) -> str:
@@ -201,8 +214,8 @@ class StreamFeed(Feed):
 
     def _drawn(self, first: int, length: int) -> jax.Array:
         # On one device, whatever the client map is: the program is there before the map is known.
-        first = jnp.asarray(first, jnp.int32)
-        return self._draw(self._stream.index, self._key, first, length=length)
+        start = jnp.asarray(first, jnp.int32)
+        return self._draw(self._stream.index, self._key, start, length=length)
 
     def _fetch(self, drawn: jax.Array, after: Metrics) -> FederatedArrays:
         """Gather what was drawn, and copy it to the devices when the rounds before have run."""
