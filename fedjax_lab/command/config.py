@@ -346,14 +346,17 @@ class RunConfig:
         return Devices(**settings)
 
     def client_times(self) -> ClientTimes | None:
-        """The clients' time; None: it is not counted, or by ``devices`` alone."""
-        policy = {name: getattr(self, name) for name in ("over_selection", "deadline")}
-        if self.times is not None:
-            return ClientTimes.load(self.times, **policy)
-        for name, value in policy.items():
-            if value != _DEFAULTS[name]:
-                raise ValueError(f"{name} is {value} and times None; it needs a file of times.")
-        return None
+        """The clients' time; None: it is not counted, or by ``devices`` alone.
+
+        Raises:
+          FileNotFoundError: there is no file of that name.
+          TypeError, ValueError: it is damaged, or a value is out of range.
+        """
+        if self.times is None:
+            return None
+        return ClientTimes.load(
+            self.times, over_selection=self.over_selection, deadline=self.deadline
+        )
 
     def schedule(self) -> dict[str, Any]:
         """What ``simulate`` and ``sweep`` both take: keyword arguments about rounds and batches."""

@@ -9,7 +9,7 @@ from fedjax_lab.clients.mapping import check_client_map
 from fedjax_lab.command.guards import check_guards
 from fedjax_lab.command.options import check_clip, client_schedule
 from fedjax_lab.compressors import as_compressor
-from fedjax_lab.data import DATASETS, PARTITIONS
+from fedjax_lab.data import DATASETS, PARTITIONS, ClientTimes
 from fedjax_lab.data.sources import SCHEMES
 from fedjax_lab.data.times import check_devices
 from fedjax_lab.models import COMPUTE_DTYPES, MODELS
@@ -59,7 +59,7 @@ def check_config(config: Any) -> None:
         if getattr(config, name) is not None:
             as_compressor(name, getattr(config, name))
     check_guards(config)
-    check_devices(config.client_times(), config.devices())
+    _check_times(config)
     if config.server_lr is not None:
         check_number("server_lr", config.server_lr, minimum=0.0)
     if config.clip_norm is not None:
@@ -88,6 +88,20 @@ def check_config(config: Any) -> None:
         raise ValueError(
             f"local_steps is {config.local_steps} and local_epochs {config.local_epochs}; give one."
         )
+
+
+def _check_times(config: Any) -> None:
+    """Check what is said of time, without a look into the file of times."""
+    policy = ClientTimes(over_selection=config.over_selection, deadline=config.deadline)
+    if config.times is not None:
+        check_devices(policy, config.devices())
+        return
+    config.devices()
+    for name in ("over_selection", "deadline"):
+        if getattr(policy, name) != getattr(ClientTimes, name):
+            raise ValueError(
+                f"{name} is {getattr(policy, name)} and times None; it needs a file of times."
+            )
 
 
 def _check_clients(config: Any) -> None:

@@ -289,6 +289,7 @@ def run(
     path = Path(config.run_dir)
     hooks = [on_row] if callable(on_row) else list(on_row)
     loggers = build_loggers(config.log if is_first() else (), path, config.record())
+    schedule = config.schedule()
     setup = build(config, examples, wrap)
     if progress and is_first():
         print(_describe(config, setup, path), file=sys.stderr, flush=True)
@@ -301,7 +302,7 @@ def run(
             setup.algorithm,
             setup.params,
             setup.clients,
-            **config.schedule(),
+            **schedule,
             seed=config.seed,
             evaluate=setup.evaluate,
             client_map=config.client_map,

@@ -91,8 +91,9 @@ def sweep(
       points: name -> floats, of which all combinations are run; or a list of dicts. ``{}`` varies
         the seed alone.
       rounds: rounds of each run.
-      cohort_size, batch_size, local_steps, local_epochs, replace, weights, full_examples, devices,
-        times: as in ``simulate``; messages are as large as the first point's.
+      cohort_size, batch_size, local_steps, local_epochs, replace, weights, full_examples, devices:
+        as in ``simulate``.
+      times: as in ``simulate``; messages are as large as the first point's.
       sample_cohort, sampling: as in ``simulate``; of the first seed, ten cohorts are checked.
       seeds: one run of every point for each.
       evaluate: params -> dict of scalars, in operations that JAX can trace.

@@ -257,6 +257,17 @@ def test_robustness():
 
 
 @pytest.mark.example
+def test_time(capsys):
+    page = execute("guides/time.md")
+    seconds, there, dropped, waited, stale = map(float, capsys.readouterr().out.split())
+    assert 0 < seconds <= 2 * 10.0  # two rounds of at most the deadline
+    assert 5 < there < 45
+    assert dropped >= 2  # seven are drawn for five
+    assert waited == stale == 0  # the first three rounds only start clients
+    assert page["fedbuff"].wrappers == ("buffered",)
+
+
+@pytest.mark.example
 def test_privacy():
     page = execute("guides/privacy.md")
     rows = {name: result.history[-1] for name, result in page["results"].items()}
