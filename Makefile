@@ -111,6 +111,10 @@ $(STUDIES:%=%-study): %-study: $(VENV)/.runtime
 	$(BIN)/python -m experiments.$*
 	$(BIN)/python -m experiments.$* --report
 
+# Epsilon against accuracy, and robust rules under attacks: experiments/results.
+privacy-study robustness-study: %-study: $(VENV)/.test
+	$(BIN)/python -m experiments.$*
+
 # All RESULTS.md and the summary of the claims, from the kept results alone; a difference from what
 # is committed is an error.
 studies-report: $(VENV)/.runtime

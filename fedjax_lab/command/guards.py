@@ -80,7 +80,9 @@ def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
     check_choice("attack", name, ATTACKS)
     try:
         share, *rest = map(float, given)
-        (strength,) = rest or [None]
+        if len(rest) > 1:
+            raise ValueError
+        strength = rest[0] if rest else None
         if name == "label_flip":
             if strength is None or strength != int(strength):
                 raise ValueError
