@@ -209,6 +209,7 @@ def build_round(
     def divided(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
         params = jax.eval_shape(algorithm.params, state)
         layout = model_layout(params, mesh, params_sharding, state.frozen)
+        assert layout is not None
         with hold_layout(layout):
             state, metrics = round_fn(state, batch)
         return layout.constrain(state._replace(frozen=()))._replace(frozen=state.frozen), metrics

@@ -125,11 +125,14 @@ def _product(
 ) -> jax.Array:
     """left @ right.T [C, K], compensated over blocks; per leaf, the arrays to be stacked."""
     whole, parts = _split(divided)
-    total = _own_product([left[i] for i in whole], [right[i] for i in whole], dtype) if whole else 0
+    found = [
+        _own_product([left[i] for i in some], [right[i] for i in some], dtype)
+        for some in (whole, parts)
+        if some
+    ]
     if parts:
-        own = _own_product([left[i] for i in parts], [right[i] for i in parts], dtype)
-        total += lax.psum(own, MODEL)
-    return total
+        found[-1] = lax.psum(found[-1], MODEL)
+    return found[0] if len(found) == 1 else found[0] + found[1]
 
 
 def _own_product(left, right, dtype):

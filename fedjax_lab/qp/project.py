@@ -112,9 +112,9 @@ def project_to_cone(
 
 def _project_parts(p, rows, mask, margin, products, tolerance, max_iterations, specs):
     """``_project``; with ``specs``, each device has the parts of the rows that it has of p."""
-    given = p, rows, mask, jnp.asarray(margin), products
     if specs is None:
-        return _project(*given, tolerance, max_iterations, [False] * len(jax.tree.leaves(p)))
+        divided = [False] * len(jax.tree.leaves(p))
+        return _project(p, rows, mask, margin, products, tolerance, max_iterations, divided)
     divided, same = are_divided(specs), PartitionSpec()
     of_rows = jax.tree.map(
         lambda spec: PartitionSpec(None, *spec),
@@ -123,12 +123,13 @@ def _project_parts(p, rows, mask, margin, products, tolerance, max_iterations, s
     )
     layout = held_layout()
     assert layout is not None
-    return on_each_part(
-        lambda *given: _project(*given, tolerance, max_iterations, divided),
-        layout,
-        (specs, of_rows, same, same, same),
-        (specs, same),
-    )(*given)
+
+    def of_parts(p, rows, mask, margin, products):
+        return _project(p, rows, mask, margin, products, tolerance, max_iterations, divided)
+
+    in_specs = specs, of_rows, same, same, same
+    projected = on_each_part(of_parts, layout, in_specs, (specs, same))
+    return projected(p, rows, mask, jnp.asarray(margin), products)
 
 
 def _project(p, rows, mask, margin, products, tolerance, max_iterations, divided):
@@ -234,7 +235,8 @@ def project_to_cone_per_leaf(
     layout = held_layout()
     specs: list[Any] = [None] * len(leaves)
     if layout is not None:
-        specs = jax.tree.structure(p).flatten_up_to(layout.specs(p))
+        structure: Any = treedef
+        specs = structure.flatten_up_to(layout.specs(p))
     results = []
     for index, (leaf, leaf_rows) in enumerate(zip(leaves, jax.tree.leaves(rows), strict=True)):
         own = None if products is None else (products[0][index], products[1][index])
