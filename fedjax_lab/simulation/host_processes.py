@@ -67,9 +67,12 @@ class DividedHostChunks(HostChunks):
             size = parts.shape[1]
             by_start = {i * size: part for i, part in zip(self._places, parts, strict=True)}
             shape = (self._devices * size, *leaf.shape[1:])
-            return jax.make_array_from_callback(
-                shape, self._sharding, lambda index: by_start[index[0].start or 0]
-            )
+
+            def part(index):
+                return by_start[index[0].start or 0]
+
+            assert self._sharding is not None
+            return jax.make_array_from_callback(shape, self._sharding, part)
 
         return jax.tree.map(one, rows)
 

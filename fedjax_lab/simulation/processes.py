@@ -153,6 +153,7 @@ def _put_together(table: jax.Array, wanted: bool) -> np.ndarray | None:
     """A table whose rows are divided among the devices; None where it is not wanted."""
     assert isinstance(table.sharding, NamedSharding)
     mesh = table.sharding.mesh
+    assert isinstance(mesh, jax.sharding.Mesh)
     take = jax.jit(sharded_rows(mesh).take, out_shardings=NamedSharding(mesh, PartitionSpec()))
     whole = np.empty(table.shape, table.dtype) if wanted else None
     blocks = list(_blocks(table))
