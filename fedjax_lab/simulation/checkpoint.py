@@ -39,11 +39,17 @@ class Checkpoints:
         self._directory = Path(directory).absolute()
         self._run_id = run_id  # whose they are: a folder from another run is refused
         with _raised_not_logged():  # it warns that a reader keeps nothing
+            if not read_only:
+                self._directory.mkdir(parents=True, exist_ok=True)
+            here = jax.process_index()  # of several processes this one alone; orbax awaits no other
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=None if read_only else 2,
-                create=not read_only,
+                create=False,
                 enable_async_checkpointing=False,
                 read_only=read_only,
+                multiprocessing_options=ocp.options.MultiprocessingOptions(
+                    primary_host=here, active_processes={here}
+                ),
             )
             self._manager = ocp.CheckpointManager(self._directory, options=options)
 

@@ -67,9 +67,11 @@ class DividedHostChunks(HostChunks):
             size = parts.shape[1]
             by_start = {i * size: part for i, part in zip(self._places, parts, strict=True)}
             shape = (self._devices * size, *leaf.shape[1:])
-            return jax.make_array_from_callback(
-                shape, self._place, lambda index: by_start[index[0].start or 0]
-            )
+
+            def part(index):
+                return by_start[index[0].start or 0]
+
+            return jax.make_array_from_callback(shape, self._place, part)
 
         return jax.tree.map(one, rows)
 

@@ -158,6 +158,7 @@ def _put_together(table: jax.Array, wanted: bool) -> np.ndarray | None:
     """A table whose rows are divided among the devices; None where it is not wanted."""
     assert isinstance(table.sharding, NamedSharding)
     mesh = table.sharding.mesh
+    assert isinstance(mesh, jax.sharding.Mesh)
     take = jax.jit(sharded_rows(mesh).take, out_shardings=NamedSharding(mesh, PartitionSpec()))
     whole = np.empty(table.shape, table.dtype) if wanted else None
     blocks = list(_blocks(table))
@@ -355,7 +356,7 @@ def told_of_losses() -> Iterator[None]:
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter where a value is fetched
         if not several() or not any(word in str(error) for word in _GONE):
             raise
         told = (
