@@ -11,18 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.command.config_checks import check_config, is_natural
 from fedjax_lab.command.config_file import convert, read_settings
 from fedjax_lab.command.guards import GUARDS
 from fedjax_lab.command.options import (
-    DEFAULT_OPTIMIZER,
-    REQUIRED,
     algorithm_options,
     check_option_names,
     check_server_lr,
     convert_options,
-    defaults_of,
+    derived_options,
     did_you_mean,
     format_options,
     model_defaults,
@@ -33,7 +30,6 @@ from fedjax_lab.data import ClientTimes, Devices
 
 # Where a run keeps its files, and which: the result does not depend on them.
 _NOT_RECORDED = ("data_dir", "run_dir", "checkpoint_every", "log", "profile_dir")
-_MAX_MEMORY = 100  # GradMA's own m
 _NUM_CLIENTS = 20
 
 
@@ -320,7 +316,7 @@ class RunConfig:
         if rest or self.weight_decay is None:
             return dataclasses.replace(self, **{"weight_decay": 0.0, **rest}).resolve()
         given = parse_options(self.option, "option")
-        options = {**_derived_options(self), **published[1], **given}
+        options = {**derived_options(self.algorithm, self.num_clients), **published[1], **given}
         allowed = algorithm_options(self.algorithm, options.get("server_optimizer"))
         check_option_names(self.algorithm, options, allowed)
         options = convert_options(self.algorithm, options, allowed)
@@ -402,14 +398,3 @@ _METHOD_SETTINGS = (
 )
 _OF_DEVICES = ("min_local_steps", "time_budget", "step_time", "step_time_spread", "dropout")
 _DEVICE_SETTINGS = (*_OF_DEVICES, "over_selection", "deadline", "concurrency")
-
-
-def _derived_options(config: RunConfig) -> dict[str, Any]:
-    """Defaults for what a factory requires, where the config suggests one."""
-    options = defaults_of(ALGORITHMS[config.algorithm], leave_out=())
-    derived: dict[str, Any] = {}
-    if options.get("memory_size", 0) is REQUIRED and config.num_clients is not None:
-        derived["memory_size"] = min(config.num_clients, _MAX_MEMORY)
-    if "server_optimizer" in options:
-        derived["server_optimizer"] = DEFAULT_OPTIMIZER
-    return derived

@@ -16,6 +16,7 @@ from fedjax_lab.models import MODELS
 from fedjax_lab.types import ScalarOrSchedule
 
 REQUIRED = inspect.Parameter.empty
+_MAX_MEMORY = 100  # GradMA's own m
 # What clipping and weight decay act on -> the argument of a factory.
 CLIPS = {"gradient": "gradient_transform", "step": "step_transform"}
 
@@ -124,6 +125,22 @@ def model_defaults(model: str) -> dict[str, Any]:
     """
     factory = MODELS[check_choice("model", model, MODELS)]
     return defaults_of(factory, leave_out=("num_classes",))
+
+
+def derived_options(algorithm: str, num_clients: int | None) -> dict[str, Any]:
+    """Defaults for what a factory requires, where there is something to suggest.
+
+    Args:
+      algorithm: a key of ``ALGORITHMS``.
+      num_clients: N; None: not known yet.
+    """
+    options = defaults_of(ALGORITHMS[algorithm], leave_out=())
+    derived: dict[str, Any] = {}
+    if options.get("memory_size", 0) is REQUIRED and num_clients is not None:
+        derived["memory_size"] = min(num_clients, _MAX_MEMORY)
+    if "server_optimizer" in options:
+        derived["server_optimizer"] = DEFAULT_OPTIMIZER
+    return derived
 
 
 def defaults_of(function: Callable[..., Any], leave_out: Iterable[str]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from scipy import stats
 
 from fedjax_lab import data
 from fedjax_lab.data import cohort
-from fedjax_lab.data.cohort import _redrawn, shuffled
+from fedjax_lab.data.cohort import _redrawn
+from fedjax_lab.data.order import shuffled
 
 key = jax.random.key(7)
 

@@ -1,0 +1,79 @@
+"""The random order of a client's examples, evaluated place by place.
+
+Axes: K local steps, B examples of a mini-batch.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.types import Key
+
+# Feistel rounds of the pseudo-random order. Large clients need fewer; of 6 examples, 6 rounds
+# give some orders ten times as often as others, 16 give all to within about 2 percent.
+_ROUNDS = 16
+_UNROLLED = 4  # of them in a program, which repeats them: written out they take long to compile
+
+
+def shuffled(keys: Key, positions: jax.Array, size: jax.Array) -> jax.Array:
+    """Evaluate random permutations of 0..size-1 at some positions, without building them.
+
+    A Feistel network on [0, a) x [0, b), a and b about sqrt(size), with additions modulo a
+    and b (Black and Rogaway 2002). a b exceeds size by less than 2a: a value beyond size - 1 is
+    mapped again until it falls below (cycle walking). For a fixed key it is a bijection; that
+    it looks random is empirical, not proven, and it is not cryptographic.
+
+    Args:
+      keys: typed PRNG keys [K], one permutation each.
+      positions: int32 [K, B] in [0, size).
+      size: int32 scalar, at least 1.
+
+    Returns:
+      int32 [K, B] in [0, size).
+    """
+    subkeys = jax.vmap(lambda key: jax.random.bits(key, (_ROUNDS,), jnp.uint32))(keys)
+    n = size.astype(jnp.uint32)
+    # Ceiling of the square root in integers: float roundings differ between devices.
+    root = jnp.sqrt(size.astype(jnp.float32)).astype(jnp.uint32)
+    root = jnp.where(root * root > n, root - 1, root)
+    a = jnp.where(root * root < n, root + 1, root)
+    b = (n + a - 1) // a
+    b = b + (a & b & 1)  # with both odd, only even permutations could come out
+
+    def mix(i, halves):
+        left, right = halves
+        for r in range(0, _UNROLLED, 2):
+            even = jax.lax.dynamic_index_in_dim(subkeys, i * _UNROLLED + r, axis=1)
+            odd = jax.lax.dynamic_index_in_dim(subkeys, i * _UNROLLED + r + 1, axis=1)
+            left = _add_mod(left, _hash(right ^ even), a)
+            right = _add_mod(right, _hash(left ^ odd), b)
+        return left, right
+
+    def permute(value):
+        halves = value // b, value % b
+        left, right = jax.lax.fori_loop(0, _ROUNDS // _UNROLLED, mix, halves)
+        return left * b + right
+
+    def step(carry):  # the values, and which of them are still to be mapped
+        values, pending = carry
+        values = jnp.where(pending, permute(values), values)
+        return values, values >= n
+
+    values, _ = jax.lax.while_loop(
+        lambda carry: jnp.any(carry[1]),
+        step,
+        (positions.astype(jnp.uint32), jnp.ones(positions.shape, bool)),
+    )
+    return values.astype(jnp.int32)
+
+
+def _add_mod(value: jax.Array, bits: jax.Array, modulus: jax.Array) -> jax.Array:
+    # The upper 16 bits scaled to [0, modulus); modulus < 2^16, so the product fits 32 bits.
+    total = value + (((bits >> 16) * modulus) >> 16)
+    return jnp.where(total >= modulus, total - modulus, total)
+
+
+def _hash(x: jax.Array) -> jax.Array:
+    """The 32-bit finaliser of MurmurHash3: every input bit reaches every output bit."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
