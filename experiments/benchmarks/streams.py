@@ -77,6 +77,7 @@ def measure(algorithm, params, clients, given):
             on_row=look,
             progress=given.progress,
         )
+    assert result.stopped is None, "a run was interrupted"
     rounds = given.rounds - given.eval_every
     seconds, work = (times[-1] - times[0]) / rounds, (works[-1] - works[0]) / rounds
     return seconds, work, result.compile_seconds, watch.most, hash_arrays(result.params)
