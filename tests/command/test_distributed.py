@@ -63,7 +63,7 @@ def test_without_the_flag_nobody_is_joined(asked):
         ),
         ({"coordinator": "host"}, "coordinator is 'host'; it must be HOST:PORT"),
         ({"num_processes": 0}, "num_processes is 0; it must be at least 1"),
-        ({"num_processes": 2, "process_id": 2}, "process_id is 2; it must be below 2"),
+        ({"num_processes": 2, "process_id": 2}, "process_id is 2; of 2 processes the last is 1"),
         ({"process_id": -1}, "process_id is -1; it must be at least 0"),
     ],
 )

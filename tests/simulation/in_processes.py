@@ -103,7 +103,7 @@ def launch(processes, devices, *arguments, module="tests.simulation.in_processes
     ]
 
 
-def answers(processes, devices, jobs, timeout=300):
+def answers(processes, devices, jobs, timeout=900):
     """[job][process] -> what each said of each job."""
     children = launch(processes, devices)
     for child in children:
