@@ -31,7 +31,7 @@ OWN_METRICS = frozenset(
         *("bytes_up", "bytes_down", "communicated", "message_sq", "error_sq", "change_sq"),
         *("client_drift", "delta_norm", "momentum_norm", "effective_steps"),
         *("client_qp_residual", "client_qp_active"),
-        *("clipped_clients", "clip_norm", "epsilon", "saturated"),
+        *("clipped_clients", "clip_norm", "epsilon", "saturated", "overflow"),
         *("server_qp_residual", "server_qp_active", "server_qp_iterations"),
     }
 )
