@@ -123,7 +123,8 @@ def solve(
         barred = jnp.where(entered, False, state.barred | fails)
         row, error = entering(basis, dz, r, barred)
         row = jnp.where(jnp.any(leaving), leaving, row)
-        rests = (error <= _noise(dz, eps)) | (error > 0.5 * state.error)
+        # Written so that an error that is no number ends it.
+        rests = ~((error > _noise(dz, eps)) & (error <= 0.5 * state.error))
         ended = ~jnp.any(row) & rests
         error = jnp.where(jnp.any(row), jnp.inf, error)
         return _State(dz, r, basis, row, barred, error, ended, state.iterations + 1)
