@@ -107,7 +107,8 @@ def tune(
         further = [point for point in further if _key(point) not in tried]
         if further:
             tried |= _score(problem, method, further, problem.column.tuning_rounds)
-    ranked = sorted(tried, key=lambda key: _rank(tried[key]), reverse=True)
+    alive = [key for key in tried if np.isfinite(tried[key])]  # longer, the others diverge again
+    ranked = sorted(alive, key=lambda key: tried[key], reverse=True)
     finals: dict[str, float] = {}
     rounds = problem.column.settings["rounds"]
     while scale.finalists > 1 and len(finals) < len(ranked):
