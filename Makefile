@@ -23,12 +23,10 @@ check: $(VENV)/.test
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-# All limits, options and transforms of the steps of every method against the twins, of which
-# `make test` has some: 2 minutes.
+# The limits, options and transforms of the steps of every method against the twins, the wrappers and
+# the client maps, of which `make test` has some, and here is the rest.
 test-methods: $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m '' \
-	  tests/algorithms/test_limits.py tests/algorithms/test_step_transform.py \
-	  tests/algorithms/test_twins.py::test_options
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m methods
 
 # Also every method under every map and compressor, and the examples of the documentation. With
 # FEDJAX_LAB_TEST_OPTIMIZED=1 programs are compiled as users compile them, which takes hours.

@@ -74,7 +74,9 @@ class Compiled:
         batch = softmax.to_batch(padded, t)
         return with_noise(batch, amplitude) if self._noisy else batch
 
-    def start(self):
+    @functools.cached_property
+    def first(self):
+        """The first state; no program may take its memory."""
         return begin(self.algorithm, self.initial_params)
 
     def round(self, state, batch, **changed):
@@ -82,7 +84,7 @@ class Compiled:
 
     def advance(self, batches, **changed):
         """The state and the metrics after all rounds."""
-        state = self.start()
+        state = self.first
         for batch in batches:
             state, metrics = self.round(state, batch, **changed)
         return state, metrics
@@ -92,7 +94,7 @@ class Compiled:
         """Twelve ragged rounds: what was drawn, the batches, and the states from the first on."""
         drawn = draw(self.case, ROUNDS)
         batches = [self.batch(padded, t) for t, (_, padded) in enumerate(drawn)]
-        states = [self.start()]
+        states = [self.first]
         for batch in batches:
             states.append(self.round(states[-1], batch)[0])
         return drawn, batches, states

@@ -156,7 +156,7 @@ def test_a_client_that_is_not_finite_counts_as_absent(method, noisy, value):
     without = noisy[1]._replace(participates=jax.device_put(participates))
     ends = []
     for batch in (broken, without):
-        state, _ = method.round(method.start(), noisy[0])
+        state, _ = method.round(method.first, noisy[0])
         state, metrics = method.round(state, batch)
         ends.append((method.round(state, noisy[2])[0], metrics))
     assert [float(metrics.pop("nonfinite_clients")) for _, metrics in ends] == [1, 0]
@@ -235,11 +235,13 @@ def test_scanning_on_from_the_middle_gives_the_same_bits(method, noisy):
     round_fn = build_round(method.algorithm, "scan")
     run = jax.jit(lambda state, b: jax.lax.scan(round_fn, state, b)[0])
     first, second = rows_of(stacked, np.s_[:3]), rows_of(stacked, np.s_[3:])
-    state = method.start()
+    state = method.first
     assert_same_bits(run(state, stacked), run(run(state, first), second))
 
 
-@pytest.mark.parametrize("name", ["mime", "fafed"], indirect=True)
+@pytest.mark.parametrize(
+    "name", ["mime", pytest.param("fafed", marks=pytest.mark.methods)], indirect=True
+)
 def test_late_gather_equals_examples_in_the_batch(method, noisy):
     def late(batch):
         slots, steps, size = batch.example_mask.shape
@@ -275,6 +277,7 @@ def test_jit_equals_no_jit(method):
     chex.assert_trees_all_close(eager, states[2], atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.methods
 def test_gradients_go_through_a_round():
     drawn = reference.make_rounds(0, 1, cohort_size=4, max_steps=3, batch_size=4)
     batch = to_batch(drawn[0][1], 0)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_lab import algorithms, tree
 from tests.algorithms.cases import N
@@ -48,6 +49,7 @@ def test_feddyn_with_exact_solutions_follows_the_closed_form(x64):
     np.testing.assert_allclose(state.server.mean_dual, h, atol=1e-10)
 
 
+@pytest.mark.methods
 def test_with_exact_solutions_fedpd_is_feddyn(x64):
     """And both reach the optimum, where FedAvg stalls."""
     ends = []
@@ -58,6 +60,7 @@ def test_with_exact_solutions_fedpd_is_feddyn(x64):
     np.testing.assert_allclose(ends[0][-1], reference.TOY_OPTIMUM, atol=1e-6)
 
 
+@pytest.mark.methods
 def test_the_means_that_ragged_rounds_conserve(x64):
     """FedDyn: h = mean λ_i. FedADMM-W: x = mean of x_i + y_i / ρ."""
     drawn = reference.make_rounds(2, 8, cohort_size=4, max_steps=3, batch_size=4)

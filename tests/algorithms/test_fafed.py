@@ -41,6 +41,7 @@ def draw(rounds, **options):
     return reference.make_rounds(19, rounds, 4, 3, 4, **options)
 
 
+@pytest.mark.methods
 def test_init_takes_the_first_rounds_estimates(x64):
     """With round 0's batch or without, with ragged cohorts, full data given and ignored."""
     drawn = draw(5, full=True)
@@ -59,6 +60,7 @@ def test_init_takes_the_first_rounds_estimates(x64):
     np.testing.assert_allclose(flat(algorithm.params(state)), ends[0], rtol=0, atol=1e-12)
 
 
+@pytest.mark.methods
 def test_first_estimates_wait_for_somebody():
     drawn = draw(3, empty_round=0)
     algorithm = algorithms.fafed(loss_fn, **OPTIONS)
@@ -105,6 +107,7 @@ def test_later_rounds_do_not_compute_first_estimates(client_map):
     assert flagged[2] == settled[2] > 0
 
 
+@pytest.mark.methods
 def test_without_momentum_and_preconditioner_it_is_fedavg_from_x1(x64):
     drawn = reference.make_rounds(19, 5, N, 3, 4, equal_steps=True, weighted=False)
     fafed = constant_preconditioner(loss_fn, 0.2, momentum=1.0)
@@ -121,6 +124,7 @@ def test_without_momentum_and_preconditioner_it_is_fedavg_from_x1(x64):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-10)
 
 
+@pytest.mark.methods
 def test_without_preconditioner_it_is_stem(x64):
     """Against STEM's golden trajectory with each client's own previous iterate."""
     algorithm = constant_preconditioner(toy_loss, 0.1, momentum=0.5)

@@ -61,7 +61,7 @@ def test_the_papers_numbers(x64):
     np.testing.assert_allclose(path(naive(0.1, 0.5), 3, 5)[-1], 10.5234162945, atol=1e-9)
 
 
-@pytest.mark.parametrize("q", [1, 5, 10])
+@pytest.mark.parametrize("q", [1, *(pytest.param(q, marks=pytest.mark.methods) for q in (5, 10))])
 def test_the_naive_method_walks_away_for_a_thousand_steps(q, x64):
     """By eta / (3 sqrt(1 - beta^t)) in step t, whatever its parameters are."""
     grid = np.array([(eta, beta) for eta in (0.001, 0.01, 0.1) for beta in (0.0, 0.1, 0.5, 0.99)])
@@ -77,7 +77,7 @@ def test_the_naive_method_walks_away_for_a_thousand_steps(q, x64):
         assert (np.diff(xs) > 0).all()
 
 
-@pytest.mark.parametrize("q", [1, 5])
+@pytest.mark.parametrize("q", [1, pytest.param(5, marks=pytest.mark.methods)])
 def test_fafed_walks_to_the_optimum(q, x64):
     algorithm = algorithms.fafed(loss_fn, client_lr=0.1, momentum=0.5, second_moment_decay=0.5)
     xs = np.asarray(jax.jit(lambda: path(algorithm, 3000 // q, q))())

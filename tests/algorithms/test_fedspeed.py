@@ -111,7 +111,7 @@ def test_traced_zeros_give_no_nan_and_the_same_run():
     jax.tree.map(np.testing.assert_array_equal, after(flat_loss), initial_params())
 
 
-@pytest.mark.parametrize("weight", [1.0, 0.6])
+@pytest.mark.parametrize("weight", [pytest.param(1.0, marks=pytest.mark.methods), 0.6])
 def test_the_transform_sees_the_unperturbed_point(weight):
     """Linear losses: all that depends on the point is the decay."""
     decay = 0.3
@@ -144,7 +144,7 @@ def test_raw_then_transformed_is_the_gradient():
         np.testing.assert_array_equal(left, right)
 
 
-@pytest.mark.parametrize("server_dual", ["cohort", "all"])
+@pytest.mark.parametrize("server_dual", ["cohort", pytest.param("all", marks=pytest.mark.methods)])
 def test_duals_and_bytes(server_dual, x64):
     """The running mean is that of all rows, and costs nothing to send."""
     drawn = reference.make_rounds(2, 6, cohort_size=4, max_steps=3, batch_size=4)

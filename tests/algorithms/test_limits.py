@@ -35,8 +35,8 @@ def run(algorithm, *rounds):
     return ENDS[key]
 
 
-# Every run has one limit of each of these; `make test-methods` has all.
-AT_ONCE = {"cfedavg", "fedmoswa", "fedspeed", "fedswa", "gradma_s", "scaffold", "stem"}
+# Every run has one limit of each of these; `make test-methods` has the rest.
+AT_ONCE = {"fedmoswa", "gradma_s", "scaffold"}
 
 
 def one_of_each():
@@ -45,7 +45,7 @@ def one_of_each():
     for limit in TABLE:
         now = limit.left.name in left
         left.discard(limit.left.name)
-        yield pytest.param(limit, id=limit.name, marks=() if now else pytest.mark.slow)
+        yield pytest.param(limit, id=limit.name, marks=() if now else pytest.mark.methods)
 
 
 @pytest.mark.filterwarnings("ignore:.*more than no compression")
@@ -73,7 +73,7 @@ def test_the_mean_of_scaffolds_controls_is_the_servers(x64):
 
 
 @pytest.mark.parametrize(
-    ("gamma", "agreeing"), [(0.2, 1), pytest.param(4 / N, 2, marks=pytest.mark.slow)]
+    ("gamma", "agreeing"), [(0.2, 1), pytest.param(4 / N, 2, marks=pytest.mark.methods)]
 )
 def test_fedmo_parts_from_scaffold_in_the_stated_round(gamma, agreeing, x64):
     drawn = reference.make_rounds(
@@ -91,7 +91,7 @@ def test_fedmo_parts_from_scaffold_in_the_stated_round(gamma, agreeing, x64):
     assert (difference[agreeing:] > 1e-5).all()
 
 
-@pytest.mark.slow
+@pytest.mark.methods
 def test_a_kept_local_model_is_used(x64):
     """With conflicting gradients, x_{-1} = the client's last model is not x_{-1} = x_t."""
     drawn = reference.make_rounds(0, 8, cohort_size=5, max_steps=3, batch_size=8)

@@ -35,7 +35,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+AT_ONCE = ("scaffold", "fedsmoo")  # in every run; `make test-methods` has the rest
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.id, marks=() if case.id in AT_ONCE else pytest.mark.methods)
+        for case in CASES
+    ],
+)
 def test_the_published_step(case, x64):
     ours, theirs = both(case, "vmap")
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-9)

@@ -60,6 +60,7 @@ def test_the_divergence_is_its_definition(x64):
     assert np.isfinite(divergence(rows(0.0, 900), rows(0.0, -900), 1.0)).all()
 
 
+@pytest.mark.methods
 def test_the_first_step_of_fedmlb_scales_each_blocks_gradient(x64):
     """Where y = x_t all paths agree: block b of M + 1 is in 1 + M - b + 1 of them."""
     twin = MLP(widths=(reference.FEATURES, 4, 4, 4, reference.CLASSES))

@@ -23,7 +23,7 @@ def loss_of_renamed(params, examples, key):
     return loss_fn({name: params[NAMES[name]] for name in NAMES}, examples, key)
 
 
-@pytest.mark.parametrize("adaptive", ["weights", "all"])
+@pytest.mark.parametrize("adaptive", ["weights", pytest.param("all", marks=pytest.mark.methods)])
 def test_what_is_adaptive_goes_by_the_leafs_name(adaptive, x64):
     clients, padded = reference.make_rounds(5, 1, 4, 3, 4)[0]
     algorithm = algorithms.fedasam(loss_of_renamed, adaptive=adaptive, **OPTIONS)
@@ -43,7 +43,9 @@ def test_what_is_adaptive_goes_by_the_leafs_name(adaptive, x64):
     assert np.abs(ends[0] - ends[1]).max() > 1e-4
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(jnp.float16, marks=pytest.mark.methods), jnp.float32]
+)
 def test_unit_vectors(dtype):
     """Norm 1 over all leaves; 0 below 1e-12, with a derivative of 0 and not of NaN."""
     length = tree.unit({"a": jnp.array([3.0], dtype), "b": jnp.array([0.0, 4.0], dtype)})
@@ -56,6 +58,7 @@ def test_unit_vectors(dtype):
         np.testing.assert_array_equal(jax.jacobian(tree.unit)(v), 0)
 
 
+@pytest.mark.methods
 def test_gradients_go_through_a_radius_of_zero_and_a_vanishing_gradient():
     """d/d radius of a run that begins where every gradient is 0 is finite; so is the run."""
     _, padded = reference.make_rounds(5, 1, 4, 3, 4)[0]

@@ -22,6 +22,7 @@ from tests.reference import problem as reference
 ALL = (0, 1, 2, 3)
 
 
+@pytest.mark.methods
 def test_without_memory_it_is_fedavg_after_one_gradient_step(x64):
     """The gradient step is that of ``init`` with round 0's batch."""
     drawn = reference.make_rounds(23, 4, N, 3, 4, equal_steps=True, weighted=False)
@@ -65,6 +66,7 @@ def test_with_one_client_it_is_gradient_descent(x64):
         np.testing.assert_allclose(path[r], expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.methods
 def test_with_identical_clients_it_is_gradient_descent(x64):
     """Whether a client looks back at its own iterate or at the mean."""
     expected = gradient_descent(reference.TOY_A[:1], reference.TOY_B[:1], 0.1, 7)

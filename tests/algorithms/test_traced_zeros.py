@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from fedjax_lab import algorithms as a
 from tests.algorithms.cases import N
@@ -10,6 +11,7 @@ from tests.algorithms.problem import flat, initial_params, loss_fn, stack_rounds
 from tests.reference import problem as reference
 
 
+@pytest.mark.methods
 def test_traced_zeros(x64):
     batches = stack_rounds(reference.make_rounds(4, 2, cohort_size=4, max_steps=3, batch_size=4))
 

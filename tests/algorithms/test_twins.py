@@ -8,14 +8,14 @@ from tests.algorithms.compiled import both
 from tests.algorithms.problem import CLIENT_MAPS
 
 OPTIONS = [case for case in CASES if not case.main]
-# Every run has these; `make test-methods` has all.
-AT_ONCE = ("cfedavg-drop", "fafed-first", "fedavg-schedule-transform", "fedspeed-defaults")
+# Every run has these; `make test-methods` has the rest.
+AT_ONCE = ("cfedavg-drop", "fedavg-schedule-transform")
 
 
 def marked():
     """The options' cases."""
     for case in OPTIONS:
-        marks = () if case.id in AT_ONCE else pytest.mark.slow
+        marks = () if case.id in AT_ONCE else pytest.mark.methods
         yield pytest.param(case, id=case.id, marks=marks)
 
 

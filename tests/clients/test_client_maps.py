@@ -9,6 +9,7 @@ from tests.algorithms.cases.base import Problem
 from tests.algorithms.compiled import both, case_of
 from tests.algorithms.problem import CLIENT_MAPS, loss_fn
 
+METHODS = pytest.mark.methods
 # What a round's plumbing has to carry -> a method that has it.
 KINDS = {
     "a mean": "fedavg",
@@ -23,16 +24,20 @@ KINDS = {
 
 
 # Clients one by one, some at a time, and over devices. Options of methods run under scan, too,
-# and pmap differs from shard_map in how it cuts arrays.
+# and pmap differs from shard_map in how it cuts arrays. `make test-methods` has the rest.
+AT_ONCE = {
+    ("messages one by one", "chunk:2"),
+    ("two exchanges", "chunk:2"),
+    ("a sum and client rows", "shard_map"),
+    ("a sum and client rows", "pmap"),
+}
 PAIRS = [
-    pytest.param(kind, client_map, marks=() if now else pytest.mark.slow)
-    for kind in KINDS
-    for client_map, now in (
-        ("chunk:2", kind in list(KINDS)[:4]),
-        ("shard_map", kind in ("a sum and client rows", "two exchanges")),
+    pytest.param(kind, client_map, marks=() if (kind, client_map) in AT_ONCE else METHODS)
+    for kind, client_map in (
+        *((kind, client_map) for kind in KINDS for client_map in ("chunk:2", "shard_map")),
+        *(("a sum and client rows", client_map) for client_map in ("scan", "pmap")),
     )
 ]
-PAIRS += [("a sum and client rows", client_map) for client_map in ("scan", "pmap")]
 
 
 @pytest.mark.parametrize(("kind", "client_map"), PAIRS)

@@ -74,6 +74,7 @@ def test_there_and_back_at_more_sizes(name):
     assert_they_come_back(name, vs, jax.tree.map(np.asarray, programs(name)[0](vs)))
 
 
+@pytest.mark.methods
 @every_kernel
 @pytest.mark.parametrize(
     "dtypes",

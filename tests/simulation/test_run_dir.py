@@ -147,6 +147,18 @@ def test_large_constants_are_part_of_a_programs_hash():
     assert program(1.0) != program(2.0)
 
 
+def test_where_a_program_was_written_does_not_matter():
+    was = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", 10)  # as users have it
+    try:
+        here = jax.jit(lambda x: 2 * x).lower(jnp.zeros(3))
+        there = jax.jit(lambda x: 2 * x).lower(jnp.zeros(3))
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", was)
+    assert here.as_text(debug_info=True) != there.as_text(debug_info=True)
+    assert hash_program(here) == hash_program(there)
+
+
 def test_a_call_changes_no_hash():
     """An evaluation that was used before is the same function."""
     clients = test_run.make_clients()

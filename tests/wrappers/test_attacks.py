@@ -106,6 +106,7 @@ def test_alie_of_a_given_strength_and_many_attackers(x64):
     assert np.isfinite(run(everyone, batch_of(messages))[0]).all()
 
 
+@pytest.mark.methods
 def test_gaussian_messages():
     """Of the attackers alone: independent over clients, numbers, rounds, and as strong as said."""
     messages = np.zeros((N, 2, D))

@@ -56,7 +56,9 @@ def by_hand(proximal=0.0):
 @pytest.mark.parametrize(
     ("build", "proximal"),
     [
-        (lambda loss: algorithms.fedavg(loss, client_lr=LR), 0.0),
+        pytest.param(
+            lambda loss: algorithms.fedavg(loss, client_lr=LR), 0.0, marks=pytest.mark.methods
+        ),
         (lambda loss: algorithms.fedprox(loss, client_lr=LR, prox_weight=0.5), 0.5),
     ],
     ids=["fedavg", "fedprox"],

@@ -15,10 +15,12 @@ from fedjax_lab.algorithms.factory import LocalTraining
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.wrappers.compression import message_key
 from tests.algorithms.cases import N
-from tests.algorithms.problem import flat, initial_params, loss_fn, to_batch
+from tests.algorithms.problem import flat, initial_params, loss_fn, stack_rounds, to_batch
 from tests.reference import cfedavg_numpy
 from tests.reference import problem as reference
 
+METHODS = pytest.mark.methods
+SCOPES = ("global", pytest.param("per_leaf", marks=METHODS))
 LR = {"client_lr": 0.2, "server_lr": 0.8}
 D = reference.DIMENSION
 
@@ -38,11 +40,10 @@ def run(algorithm, drawn, client_map="scan"):
 
     @jax.jit
     def whole(params, batches):
-        batches = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
         state = algorithm.init(params, N)
         return jax.lax.scan(build_round(algorithm, client_map), state, batches)
 
-    return whole(initial_params(), [to_batch(padded, t) for t, (_, padded) in enumerate(drawn)])
+    return whole(initial_params(), stack_rounds(drawn))
 
 
 class Ledger(NamedTuple):
@@ -96,17 +97,16 @@ def ledger_under(scope):
             compressors.identity(), direct=lambda key, v: jax.lax.switch(which, through, key, v)
         )
         algorithm = with_compression(with_ledger(), one_of_them, scope=scope)
-        batches = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
         state = algorithm.init(params, N)
         return jax.lax.scan(build_round(algorithm, "vmap"), state, batches)[0]
 
     return whole
 
 
-@pytest.mark.parametrize("scope", ["global", "per_leaf"])
+@pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_what_was_sent_and_the_residual_add_up_to_what_was_computed(compressor, scope, x64):
-    batches = [to_batch(padded, t) for t, (_, padded) in enumerate(rounds(12, empty_round=5))]
+    batches = stack_rounds(rounds(12, empty_round=5))
     state = ledger_under(scope)(COMPRESSORS.index(compressor), initial_params(), batches)
     residual = state.clients.residuals[0]["delta"]
     accounted = jax.tree.map(jnp.add, state.server.received, residual)
@@ -234,7 +234,7 @@ def test_one_round_of_nan_does_not_silence_a_client(compressor, error_feedback):
     assert round_fn(state, batch)[1]["nonfinite_clients"] == 0
 
 
-@pytest.mark.parametrize("name", ["fedavg", "gradma_s"])
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("gradma_s", marks=METHODS)])
 def test_a_round_without_clients_keeps_what_the_clients_hold(name):
     """Also where the method's own server sees to it that nothing of it changes."""
     options = {"memory_size": N} if name == "gradma_s" else {}
@@ -328,7 +328,7 @@ def sends(fields):
     return Algorithm("sends", start, (phase,), lambda state: state.server["params"])
 
 
-@pytest.mark.parametrize("scope", ["global", "per_leaf"])
+@pytest.mark.parametrize("scope", SCOPES)
 def test_messages_of_any_shape(scope, x64):
     """Each field alone: its own key, its own residual, its own bytes."""
 

@@ -1,7 +1,8 @@
 """Every method under every compressor: two rounds of ragged, partial participation.
 
 What a compressor meets is a kind of exchange, not a method. So a plain run takes one method of each
-kind, with compressors that together are all; ``-m slow`` takes every method with all of them.
+kind, with compressors that together are all, here or in ``make test-methods``; ``-m slow`` takes
+every method with all of them.
 """
 
 import dataclasses
@@ -9,13 +10,12 @@ import functools
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_lab import build_round, compressors, with_compression
 from tests.algorithms.cases import MAIN, N
-from tests.algorithms.problem import flat, initial_params, loss_fn, to_batch
+from tests.algorithms.problem import flat, initial_params, loss_fn, stack_rounds
 from tests.reference import problem as reference
 
 TEXTS = (
@@ -47,12 +47,12 @@ KINDS = {
     "fednova": ("int8",),  # numbers beside the vectors
 }
 SOME = [case for case in MAIN if case.id in KINDS]
+AT_ONCE = ("fedavg", "scaffold", "mime")  # in every run
 
 
 @functools.cache
 def batches():
-    drawn = reference.make_rounds(3, 2, cohort_size=4, max_steps=3, batch_size=4)
-    return [to_batch(padded, t) for t, (_, padded) in enumerate(drawn)]
+    return stack_rounds(reference.make_rounds(3, 2, cohort_size=4, max_steps=3, batch_size=4))
 
 
 def two_rounds(plain, texts, options):
@@ -68,9 +68,8 @@ def two_rounds(plain, texts, options):
             compressors.identity(), direct=lambda key, v: jax.lax.switch(which, through, key, v)
         )
         algorithm = with_compression(plain, one_of_them, **options)
-        before = algorithm.init(params, N, batches[0])
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-        return before, *jax.lax.scan(build_round(algorithm, "vmap"), before, stacked)
+        before = algorithm.init(params, N, jax.tree.map(lambda leaf: leaf[0], batches))
+        return before, *jax.lax.scan(build_round(algorithm, "vmap"), before, batches)
 
     for which, text in enumerate(texts):
         yield text, *run(which, initial_params(), batches())
@@ -80,7 +79,7 @@ def check(case, texts):
     plain = case.build(loss_fn)
     usual = [text for text in texts if text not in OPTIONS]
     groups = [(usual, {})] + [([text], OPTIONS[text]) for text in texts if text in OPTIONS]
-    present = np.unique(np.concatenate([np.asarray(b.client_ids) for b in batches()]))
+    present = np.unique(batches().client_ids)
     absent = np.setdiff1d(np.arange(N), present)
     for together, options in groups:
         for text, before, after, metrics in two_rounds(plain, together, options):
@@ -104,7 +103,13 @@ def check(case, texts):
                 np.testing.assert_array_equal(old[absent], new[absent])
 
 
-@pytest.mark.parametrize("case", SOME, ids=lambda case: case.id)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.id, marks=() if case.id in AT_ONCE else pytest.mark.methods)
+        for case in SOME
+    ],
+)
 def test_each_kind_of_exchange(case):
     check(case, KINDS[case.id])
 

@@ -71,13 +71,13 @@ def test_every_client_map_gives_the_loss_its_weights(client_map, x64):
     check_against_its_twin(compiled.case_of("fedavg"), client_map)
 
 
-QUICK = ("scaffold", "mime")  # a table; two exchanges
+MARKS = {"mime": (), "scaffold": pytest.mark.methods}  # two exchanges; a table
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=case.id, marks=() if case.id in QUICK else SLOW)
+        pytest.param(case, id=case.id, marks=MARKS.get(case.id, SLOW))
         for case in MAIN
         if case.problem.loss is softmax.loss_fn
     ],

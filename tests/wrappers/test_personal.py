@@ -29,6 +29,7 @@ from tests.algorithms.problem import (
 from tests.reference import problem as reference
 from tests.reference.base import cohort_weights, participants
 
+MORE = pytest.mark.methods
 N, RATE = reference.NUM_CLIENTS, 0.2
 SHARED, OWN = reference.LEAVES  # W is shared, b personal
 
@@ -90,7 +91,7 @@ def check(algorithm, expected, drawn, client_map="vmap"):
 @pytest.mark.parametrize(
     "client_map",
     [
-        pytest.param(name, marks=() if name in ("vmap", "shard_map") else pytest.mark.slow)
+        pytest.param(name, marks={"shard_map": (), "vmap": MORE}.get(name, pytest.mark.slow))
         for name in CLIENT_MAPS
     ],
 )
@@ -150,7 +151,7 @@ METHODS = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ("fedspeed_ing", "fedadmm") else pytest.mark.slow)
+        pytest.param(name, marks={"fedspeed_ing": (), "fedadmm": MORE}.get(name, pytest.mark.slow))
         for name in METHODS
     ],
 )
@@ -234,7 +235,7 @@ def test_mistakes_are_named():
     assert isinstance(personal_first(is_bias, 1), optax.GradientTransformation)
 
 
-@pytest.mark.parametrize("batch_size", [4, 1000])
+@pytest.mark.parametrize("batch_size", [4, pytest.param(1000, marks=MORE)])
 def test_each_client_is_evaluated_with_its_own_model(batch_size):
     algorithm = with_personal(algorithms.fedavg(loss_fn, client_lr=RATE), is_bias)
     state = run(algorithm, rounds(4))

@@ -92,7 +92,11 @@ def run(algorithm, batch, client_map="vmap"):
 
 @pytest.mark.parametrize(
     ("bits", "client_map"),
-    [pytest.param(32, "vmap", marks=pytest.mark.slow), (32, "shard_map"), (14, "scan")],
+    [
+        pytest.param(32, "vmap", marks=pytest.mark.slow),
+        pytest.param(32, "shard_map", marks=pytest.mark.methods),
+        (14, "scan"),
+    ],
 )
 def test_the_server_gets_the_mean_and_the_sum(bits, client_map, x64):
     """Up to the resolution, weights, absent clients and padded slots as ever."""
