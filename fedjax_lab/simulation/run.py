@@ -118,7 +118,8 @@ def simulate(
       state: what the run starts from in place of ``algorithm.init(params, ...)``, such as
         ``result.state`` of another run; its rounds are counted from 0. None: a fresh start.
       rounds: rounds of the whole run.
-      cohort_size: clients per round, S; with "poisson" sampling, how many are expected.
+      cohort_size: clients per round, S; with "poisson" sampling, how many are expected; with
+        "cyclic", at most.
       batch_size: examples per mini-batch, B.
       local_steps: local steps per client; exactly one of this and ``local_epochs``.
       local_epochs: passes over each client's data.
