@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_lab import algorithms, build_round, data, privacy, simulate, with_compression, with_dp
+from fedjax_lab import (
+    algorithms,
+    build_round,
+    data,
+    privacy,
+    simulate,
+    sweep,
+    with_compression,
+    with_dp,
+)
 from tests.algorithms.cases import MAIN
 from tests.algorithms.cases import N as CLIENTS
 from tests.algorithms.problem import CLIENT_MAPS, initial_params, loss_fn, to_batch
@@ -479,6 +488,30 @@ def test_rows_have_epsilon(monkeypatch):
             sample_cohort=lambda k, t: jnp.arange(5),
             **SETTINGS,
         )
+
+
+def test_a_sweep_counts_each_point(monkeypatch, capsys):
+    """In its history, its progress and the command line's table; once for all seeds."""
+    from fedjax_lab.command.grid import sweep_table
+
+    def formula(z, delta, rounds, **among):
+        return 10.0 * z + rounds
+
+    monkeypatch.setattr("fedjax_lab.wrappers.privacy.epsilon", formula)
+    loss, clients, start = digits()
+
+    def build(dp_noise):
+        return with_dp(algorithms.fedavg(loss, client_lr=0.1), 1.0, dp_noise, delta=1e-3)
+
+    points = {"dp_noise": [1.0, 3.0]}
+    result = sweep(
+        build, start, clients, points=points, seeds=[0, 1], rounds=2, eval_every=1, progress=True,
+        **SETTINGS,
+    )  # fmt: skip
+    expected = [[[11.0, 12.0]] * 2, [[31.0, 32.0]] * 2]
+    np.testing.assert_array_equal(result.history["epsilon"], expected)
+    assert "epsilon 32.00" in capsys.readouterr().err
+    assert sweep_table(result) == [["dp_noise", "epsilon"], ["1", "12.00"], ["3", "32.00"]]
 
 
 @pytest.mark.slow
