@@ -1,11 +1,12 @@
 """What a wrapper costs: a round of FedAvg under it next to one without, in one run.
 
-An MLP of one hidden layer of 200 on images of 28 x 28 (159,010 parameters), 5 local steps of 20
-examples, cohorts of 10 and 100 clients. Both chunks of rounds take turns (A B A B ...) under the
-planner's client map for the plain method; every sample waits for the device. The ratio is the
-median over the pairs, with the range of the middle half.
+Workloads of ``experiments.benchmarks.workloads`` on noise images, with cohorts of 10 and 100
+clients. Both chunks of rounds take turns (A B A B ...) under the planner's client map for the plain
+method; every sample waits for the device. The ratio is the median over the pairs, with the range of
+the middle half.
 
-    python -m experiments.benchmarks.wrappers [--cohorts 10 100] [--wrappers W ...] [--repeats 5]
+    python -m experiments.benchmarks.wrappers [--workloads W1s W3] [--cohorts 10 100]
+        [--wrappers W ...] [--rounds 2] [--repeats 5]
 """
 
 import argparse
@@ -15,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.benchmarks import ours
+from experiments.benchmarks.workloads import SEED, WORKLOADS
 from fedjax_lab import (
-    algorithms,
     data,
-    models,
     with_attack,
     with_dp,
     with_robust_aggregation,
@@ -39,6 +40,7 @@ RULES = (
 WRAPPERS = {
     **{rule: lambda a, rule=rule: with_robust_aggregation(a, rule) for rule in RULES},
     "dp": lambda a: with_dp(a, 1.0, 1.0),
+    "dp, 10 bands": lambda a: with_dp(a, 1.0, 1.0, noise_bands=10),
     "dp, adaptive": lambda a: with_dp(a, 1.0, 1.0, adaptive_quantile=0.5),
     "secure": lambda a: with_secure_aggregation(a, 32, 1.0),
     "sign_flip": lambda a: with_attack(a, "sign_flip", share=0.2),
@@ -72,30 +74,36 @@ def seconds(run):
 def main(arguments=None):
     """Print one Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    images = [name for name, w in WORKLOADS.items() if not w.is_text and w.algorithm == "fedavg"]
+    parser.add_argument("--workloads", nargs="+", choices=images, default=["W1s", "W3"])
     parser.add_argument("--cohorts", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--wrappers", nargs="+", choices=list(WRAPPERS), default=list(WRAPPERS))
     parser.add_argument("--rounds", type=int, default=2, help="of a sample")
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args(arguments)
-    clients = data.partition(data.synthetic.noise_images(10_000, (28, 28, 1)), "iid", 100, seed=0)
-    model = models.mlp(10, hidden=(200,))
-    params = model.init(jax.random.key(0), jnp.zeros((1, 28, 28, 1)))
-    loss_fn = models.classification_loss(model.apply, data.preprocess(scale=255))
-    plain = algorithms.fedavg(loss_fn, client_lr=0.1)
-    print("| cohort | wrapper | time, times plain FedAvg's | middle half |")
-    print("|---:|---|---:|---:|")
-    for size in given.cohorts:
-        schedule = Schedule(size, 20, local_steps=5)
-        base, client_map = start(plain, params, clients, schedule, None, given.rounds)
-        seconds(base)  # the first one warms up
-        for name in given.wrappers:
-            other, _ = start(
-                WRAPPERS[name](plain), params, clients, schedule, client_map, given.rounds
-            )
-            seconds(other)
-            pairs = [[seconds(other), seconds(base)] for _ in range(given.repeats)]
-            low, middle, high = np.quantile([a / b for a, b in pairs], (0.25, 0.5, 0.75))
-            print(f"| {size} | {name} | {middle:.2f} | {low:.2f} to {high:.2f} |", flush=True)
+    print("| workload | cohort | wrapper | time, times plain FedAvg's | middle half |")
+    print("|---|---:|---|---:|---:|")
+    for name in given.workloads:
+        workload = WORKLOADS[name]
+        noise = data.synthetic.noise_images(workload.num_examples, workload.input_shape, seed=SEED)
+        clients = data.partition(noise, workload.partition, workload.num_clients, seed=SEED)
+        model = ours.build_model("fedjax_lab", name)
+        params = model.init(jax.random.key(0), noise.x[:1])
+        plain, _ = ours.build_algorithm(workload, model, "fedavg")
+        for size in given.cohorts:
+            schedule = Schedule(size, workload.batch_size, local_steps=workload.local_steps)
+            base, client_map = start(plain, params, clients, schedule, None, given.rounds)
+            seconds(base)  # the first one warms up
+            for wrapper in given.wrappers:
+                wrapped = WRAPPERS[wrapper](plain)
+                other, _ = start(wrapped, params, clients, schedule, client_map, given.rounds)
+                seconds(other)
+                pairs = [[seconds(other), seconds(base)] for _ in range(given.repeats)]
+                low, middle, high = np.quantile([a / b for a, b in pairs], (0.25, 0.5, 0.75))
+                print(
+                    f"| {name} | {size} | {wrapper} | {middle:.2f} | {low:.2f} to {high:.2f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

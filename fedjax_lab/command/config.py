@@ -64,9 +64,8 @@ class RunConfig:
     code's."""
 
     clip: str | None = None
-    """What clip_norm and weight_decay act on: gradient (of each mini-batch, before the method's
-    own terms) or step (the whole direction of a local step). None: gradient; with as_published:
-    as the code has it."""
+    """What clip_norm and weight_decay act on: gradient (of a mini-batch), or step (the whole
+    direction of a local step). None: gradient; with as_published: as the code has it."""
 
     compressor: str | None = None
     """Compress what clients send, such as top_k:0.99, sign or top_k:0.9+qsgd:15."""
@@ -91,6 +90,9 @@ class RunConfig:
 
     dp_adaptive_quantile: float | None = None
     """With dp_clip: let the norm follow this quantile of the clients' norms."""
+
+    dp_noise_bands: int | None = None
+    """With dp_clip: correlate the noise of so many rounds (DP-FTRL); sampling must be cyclic."""
 
     secure_bits: int | None = None
     """Secure aggregation in integers of so many bits; with secure_clip."""
@@ -147,8 +149,8 @@ class RunConfig:
     """Clients drawn for a round, S."""
 
     sampling: str = "without_replacement"
-    """How they are drawn: without_replacement, or poisson (each client by a coin of its own, and
-    cohort_size are expected)."""
+    """How they are drawn: without_replacement, poisson (each client by a coin of its own, and
+    cohort_size are expected), or cyclic (groups of cohort_size at most, which take turns)."""
 
     local_steps: int | None = None
     """Local steps of each client, K. None: 5, or what local_epochs comes to."""
@@ -284,9 +286,8 @@ class RunConfig:
     def record(self) -> dict[str, Any]:
         """What a run directory's config.json keeps: ``to_dict`` without places on the disk.
 
-        Wrappers that are not asked for are left out.
-
-        Seeds that follow ``seed`` stay None, so that the record may be run with another seed.
+        Wrappers that are not asked for are left out. Seeds that follow ``seed`` stay None, so that
+        the record may be run with another seed.
         """
         return {
             name: value
@@ -387,9 +388,7 @@ class RunConfig:
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunConfig)}
 _METHOD_SETTINGS = (
-    *("as_published", "clip"),
-    "client_lr_schedule",
-    "compressor",
+    *("as_published", "clip", "client_lr_schedule", "compressor"),
     "error_feedback",
     "downlink_compressor",
     "compute_dtype",

@@ -35,6 +35,7 @@ _SHOWN = {
     "mean squared error": ("mean_squared_error", "last", 1, 4),
     "test loss": ("test_loss", "last", 1, 4),
     "perplexity": ("perplexity", "last", 1, 2),
+    "epsilon": ("epsilon", "last", 1, 2),
 }
 
 
@@ -171,6 +172,8 @@ def sweep_table(result: SweepResult) -> Rows:
         cells = [f"{value:g}" for value in point.values()]
         for metric, at, scale, digits in shown.values():
             values = scale * result.values(metric, at=at)[place]
+            if metric == "epsilon":  # one number for all seeds
+                values = values[:1]
             cells.append(format_estimate(estimate(list(values)), digits))
         rows.append(cells)
     return rows

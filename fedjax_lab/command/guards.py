@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from fedjax_lab.checks import check_choice, check_int, check_number, is_traced
-from fedjax_lab.data.poisson import SAMPLINGS
+from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.data.cohort import SAMPLINGS
 from fedjax_lab.round import Algorithm
+from fedjax_lab.wrappers.accounting import check_bands
 from fedjax_lab.wrappers.attacks import ATTACKS, with_attack
 from fedjax_lab.wrappers.buffered import with_buffered_aggregation
 from fedjax_lab.wrappers.privacy import with_dp
@@ -13,7 +14,7 @@ from fedjax_lab.wrappers.rules import parse_rule
 from fedjax_lab.wrappers.secure import with_secure_aggregation
 
 GUARDS = (
-    *("robust_rule", "dp_clip", "dp_noise", "dp_delta", "dp_adaptive_quantile"),
+    *("robust_rule", "dp_clip", "dp_noise", "dp_delta", "dp_adaptive_quantile", "dp_noise_bands"),
     *("secure_bits", "secure_clip", "attack"),
 )
 _FORM = "NAME:SHARE or NAME:SHARE:STRENGTH (label_flip:SHARE:CLASSES)"
@@ -23,6 +24,7 @@ _NEEDS = (
     ("dp_noise", "dp_clip"),
     ("dp_delta", "dp_clip"),
     ("dp_adaptive_quantile", "dp_clip"),
+    ("dp_noise_bands", "dp_clip"),
     ("secure_bits", "secure_clip"),
     ("secure_clip", "secure_bits"),
 )
@@ -58,6 +60,8 @@ def check_guards(config: Any) -> None:
                 f"weights is {config.weights!r} and dp_clip {config.dp_clip}; with privacy every "
                 "client counts once: weights must be 'uniform'."
             )
+    if config.dp_noise_bands is not None:
+        check_bands(config.dp_noise_bands, config.sampling)
     if config.robust_rule is not None:
         parse_rule(config.robust_rule)
     if config.secure_bits is not None:
@@ -97,8 +101,7 @@ def with_guards(algorithm: Algorithm, config: Any) -> Algorithm:
 
     Args:
       algorithm: the method, compressed if it is to be.
-      config: a resolved ``RunConfig``, of which ``dp_clip`` and ``dp_noise`` may be traced; where
-        the noise is, epsilon is not counted.
+      config: a resolved ``RunConfig``, of which ``dp_clip`` and ``dp_noise`` may be traced.
 
     Raises:
       TypeError, ValueError: as the wrappers.
@@ -106,9 +109,13 @@ def with_guards(algorithm: Algorithm, config: Any) -> Algorithm:
     if config.robust_rule is not None:
         algorithm = with_robust_aggregation(algorithm, config.robust_rule)
     if config.dp_clip is not None:
-        delta = None if is_traced(config.dp_noise) else config.dp_delta
         algorithm = with_dp(
-            algorithm, config.dp_clip, config.dp_noise, delta, config.dp_adaptive_quantile
+            algorithm,
+            config.dp_clip,
+            config.dp_noise,
+            config.dp_delta,
+            config.dp_adaptive_quantile,
+            config.dp_noise_bands or 1,
         )
     if config.secure_bits is not None:
         algorithm = with_secure_aggregation(algorithm, config.secure_bits, config.secure_clip)

@@ -15,13 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_choice, check_int, is_traced
+from fedjax_lab.data.cyclic import sample_cyclic
 from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.order import shuffled
-from fedjax_lab.data.poisson import SAMPLINGS, sample_poisson
+from fedjax_lab.data.poisson import sample_poisson
 from fedjax_lab.data.times import RoundTimes, check_devices
 from fedjax_lab.types import CohortBatch, Key
 
+SAMPLINGS = ("cyclic", "poisson", "without_replacement")
 _FEW = 4096  # clients, that a sort puts into random order in no time
 _LOOKED_AT = 10  # first cohorts of a sampler of the caller's own
 
@@ -95,7 +97,7 @@ def draw_batch(
       clients: the federation.
       key: the run's typed PRNG key, the same in every round.
       round: int32 scalar, from 0; may be traced.
-      cohort_size: S; with "poisson", how many clients are expected.
+      cohort_size: S; with "poisson", how many clients are expected; with "cyclic", at most.
       batch_size: B.
       local_steps: K, the same for all clients. Exactly one of this and ``local_epochs``.
       local_epochs: E; client i takes K_i = E ceil(n_i / B) steps, and K = E ceil(max_i n_i / B).
@@ -107,7 +109,8 @@ def draw_batch(
       sample_cohort: (the round's key for it, round) -> ids [S] of the cohort, distinct clients with
         data. Its shape is checked when traced, its values where they are known. None: uniform.
       sampling: "without_replacement", or "poisson": each client with data takes part with the same
-        probability, by a coin of its own; see ``fedjax_lab.data.poisson``.
+        probability, by a coin of its own; or "cyclic": groups of clients, dealt once, take turns.
+        See ``fedjax_lab.data.poisson`` and ``fedjax_lab.data.cyclic``.
 
     Returns:
       ``CohortBatch`` whose ``examples`` are int32 indices [S, K, B] into its ``source``, and
@@ -128,8 +131,8 @@ def draw_batch(
         )
     check_choice("weights", weights, ("uniform", "examples"))
     check_choice("sampling", sampling, SAMPLINGS)
-    if sampling == "poisson" and sample_cohort is not None:
-        raise ValueError("sampling is 'poisson' and sample_cohort is given; give one of them.")
+    if sampling != "without_replacement" and sample_cohort is not None:
+        raise ValueError(f"sampling is {sampling!r} and sample_cohort is given; give one of them.")
     if not is_traced(round) and not isinstance(round, jax.Array):
         check_int("round", round, minimum=0)
     fewest, most = -(-clients.min_size // batch_size), -(-clients.max_size // batch_size)
@@ -146,10 +149,17 @@ def draw_batch(
 
     round = jnp.asarray(round, jnp.int32)
     cohort_key, order_key, client_key, report_key = _round_keys(key, round)
-    ids, expected, measured = _draw_ids(
-        clients, cohort_key, round, cohort_size, sample_cohort, sampling
-    )
-    participates = None if expected is None else ids < clients.num_clients
+    expected, measured = None, {}
+    if sampling == "cyclic":
+        _check_times(clients, sampling)
+        check_int("cohort_size", cohort_size, minimum=1, maximum=clients.num_available)
+        ids = sample_cyclic(key, clients, cohort_size, round)
+    else:
+        ids, expected, measured = _draw_ids(
+            clients, cohort_key, round, cohort_size, sample_cohort, sampling
+        )
+    has_empty_slots = sampling != "without_replacement"
+    participates = ids < clients.num_clients if has_empty_slots else None
     steps_taken = seconds = None
     if not equal_steps:
         steps_taken = epochs * ((clients.sizes[ids] + batch_size - 1) // batch_size)
@@ -165,12 +175,12 @@ def draw_batch(
     if clients.times is not None:
         planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
         first, seconds, participates, waited = clients.times.first_to_finish(
-            ids, planned, participates, cohort_size if expected is None else len(ids)
+            ids, planned, participates, len(ids) if has_empty_slots else cohort_size
         )
         ids, measured = ids[first], {**measured, **waited}
         steps_taken = None if steps_taken is None else steps_taken[first]
     held = ids
-    if expected is not None or clients.times is not None:  # in a slot without a client: anybody
+    if has_empty_slots or clients.times is not None:  # in a slot without a client: anybody
         someone = 0 if clients.nonempty is None else clients.nonempty[0]
         held = jnp.where(ids < clients.num_clients, ids, someone)
     starts, sizes = clients.starts[held], clients.sizes[held]
@@ -260,11 +270,7 @@ def _draw_ids(clients, key, round, cohort_size, sample_cohort, sampling):
     """
     times: RoundTimes | None = clients.times
     if sampling == "poisson":
-        if times is not None and times.chooses:
-            raise ValueError(
-                "sampling is 'poisson' and times have availability or over_selection: both say who "
-                "is drawn; leave out one of them."
-            )
+        _check_times(clients, sampling)
         ids, came = sample_poisson(key, clients, cohort_size)
         return ids, jnp.where(came > ids.shape[0], jnp.nan, float(cohort_size)), {}
     if sample_cohort is not None:
@@ -284,6 +290,14 @@ def _draw_ids(clients, key, round, cohort_size, sample_cohort, sampling):
     there = times.is_there(key, round, clients.sizes)
     number = there.sum(dtype=times.step_seconds.dtype)
     return times.draw(key, there, count), None, {"available_clients": number}
+
+
+def _check_times(clients, sampling):
+    if clients.times is not None and clients.times.chooses:
+        raise ValueError(
+            f"sampling is {sampling!r} and times have availability or over_selection: both say who "
+            "is drawn; leave out one of them."
+        )
 
 
 def _own_cohort(sample_cohort, clients, key, round, cohort_size):

@@ -14,7 +14,6 @@ from fedjax_lab.checks import check_int
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.types import Key
 
-SAMPLINGS = ("poisson", "without_replacement")
 _OVERFLOW = 1e-9  # probability that a round has more clients than slots
 
 

@@ -14,6 +14,7 @@ from fedjax_lab.clients.model_axis import ParamsSharding, on_mesh
 from fedjax_lab.clients.store import AXIS, Rows, sharded_rows, window_rows
 from fedjax_lab.data import Devices, FederatedArrays, draw_batch
 from fedjax_lab.data.cohort import CohortSampler
+from fedjax_lab.data.cyclic import cyclic_slots
 from fedjax_lab.data.poisson import poisson_slots
 from fedjax_lab.machine.target import Target
 from fedjax_lab.round import Algorithm, build_round
@@ -25,7 +26,7 @@ class Schedule(NamedTuple):
     """How a round's batch is drawn; see ``fedjax_lab.data.draw_batch``.
 
     Attributes:
-      cohort_size: clients per round, S; with "poisson", expected ones.
+      cohort_size: clients per round, S; with "poisson", expected ones; with "cyclic", at most.
       batch_size: examples per mini-batch, B.
       local_steps: local steps per client, K; or None.
       local_epochs: passes over a client's data; or None. Exactly one of the two is given.
@@ -34,7 +35,7 @@ class Schedule(NamedTuple):
       full_examples: put each client's whole data set into the batch.
       devices: unequal numbers of local steps and drop-outs; None: every client does its work.
       sample_cohort: (key, round) -> ids [S]; None: uniform.
-      sampling: "without_replacement" or "poisson".
+      sampling: "without_replacement", "poisson" or "cyclic".
     """
 
     cohort_size: int
@@ -64,6 +65,8 @@ class Schedule(NamedTuple):
         """
         if self.sampling == "poisson":
             return poisson_slots(self.cohort_size, clients.num_available)
+        if self.sampling == "cyclic":
+            return cyclic_slots(self.cohort_size, clients.num_available)
         return self.cohort_size
 
     def draw(self, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:

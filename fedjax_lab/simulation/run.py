@@ -118,7 +118,8 @@ def simulate(
       state: what the run starts from in place of ``algorithm.init(params, ...)``, such as
         ``result.state`` of another run; its rounds are counted from 0. None: a fresh start.
       rounds: rounds of the whole run.
-      cohort_size: clients per round, S; with "poisson" sampling, how many are expected.
+      cohort_size: clients per round, S; with "poisson" sampling, how many are expected; with
+        "cyclic", at most.
       batch_size: examples per mini-batch, B.
       local_steps: local steps per client; exactly one of this and ``local_epochs``.
       local_epochs: passes over each client's data.
@@ -132,8 +133,9 @@ def simulate(
       sample_cohort: (key, round) -> ids of the round's cohort, int32 [S], distinct clients with
         data, in operations that JAX can trace; it is compiled with the rounds. The ids of ten
         cohorts are checked. None: uniform.
-      sampling: "without_replacement", cohorts of a fixed size, or "poisson": each client with data
-        takes part with the same probability, by a coin of its own; see ``fedjax_lab.data.poisson``.
+      sampling: "without_replacement", cohorts of a fixed size; "poisson": each client with data
+        takes part with the same probability, by a coin of its own; or "cyclic": groups of clients,
+        dealt once, take turns. See ``fedjax_lab.data.poisson`` and ``fedjax_lab.data.cyclic``.
       seed: of the cohorts, mini-batches and everything random inside a round.
       evaluate: params -> dict of scalars.
       diagnose: state -> dict of scalars, called with each evaluation; such as

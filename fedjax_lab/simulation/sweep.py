@@ -17,6 +17,7 @@ Where the memory of all runs together does not suffice, groups of equal size run
 other with the same program.
 """
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -37,7 +38,7 @@ from fedjax_lab.data import ClientTimes, Devices, FederatedArrays
 from fedjax_lab.data.cohort import CohortSampler, check_cohorts
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.loop import Tally
+from fedjax_lab.simulation.loop import Tally, guarantees
 from fedjax_lab.simulation.points import Point, build_all, check_seeds, list_points
 from fedjax_lab.simulation.processes import several
 from fedjax_lab.simulation.programs import keep_by_default
@@ -149,7 +150,7 @@ def sweep(
     lengths = [min(eval_every, rounds - done) for done in range(0, rounds, eval_every)]
     evaluated = np.cumsum(lengths)
     tallies = [Tally(algorithm, models[0]) for algorithm in algorithms for _ in seeds]
-    book = _Book(tallies, len(lengths))
+    book = _Book(tallies, _spent_at(algorithms, seeds, schedule, clients), len(lengths))
     served: list[Params] = []  # group by group
     frozen = jax.tree.map(jnp.asarray, algorithms[0].frozen)
     maps = client_map, parse_client_map(run_map)
@@ -165,7 +166,7 @@ def sweep(
                 program.start([runs[run] for run in group])
             for column, length in enumerate(lengths):
                 done = int(evaluated[column])
-                means = book.enter(group, column, *program.advance(done - length, length))
+                means = book.enter(group, column, done, *program.advance(done - length, length))
                 bar.update(index * rounds + done, means)
                 if stop.is_set():
                     break
@@ -192,26 +193,40 @@ def sweep(
 class _Book:
     """The histories of all runs."""
 
-    def __init__(self, tallies: list[Tally], evaluations: int):
-        self._tallies, self._shape = tallies, (len(tallies), evaluations)
+    def __init__(
+        self, tallies: list[Tally], spent: list[Callable[[int], dict[str, Any]]], evaluations: int
+    ):
+        self._tallies, self._spent = tallies, spent
+        self._shape = (len(tallies), evaluations)
         self._diverged = np.zeros(len(tallies), bool)
         self.history: dict[str, np.ndarray] = {}
         self.entries = self.columns = 0
 
-    def enter(self, group: range, column: int, metrics: PyTree, scores: PyTree) -> dict[str, float]:
-        """Enter an evaluation of a group of runs; returns means to be shown."""
+    def enter(
+        self, group: range, column: int, done: int, metrics: PyTree, scores: PyTree
+    ) -> dict[str, float]:
+        """Enter an evaluation of a group; returns means to be shown, and the largest epsilon."""
         for slot, run in enumerate(group):
             row = self._tallies[run].row({name: v[slot] for name, v in metrics.items()})
             self._diverged[run] |= np.isnan([row["loss"], row["delta_norm"]]).any()
             spoilt = np.nan if self._diverged[run] else 0.0  # what has diverged has no score
             row |= {name: float(v[slot]) + spoilt for name, v in scores.items()}
+            spent = self._spent[run](done)
+            row |= spent
             for name, value in row.items():
                 if name not in self.history:
                     self.history[name] = np.full(self._shape, np.nan)
                 self.history[name][run, column] = value
         self.entries += len(group)
         self.columns = max(self.columns, column + 1)
-        return {name: self.history[name][group, column].mean() for name in ("loss", *scores)}
+        means = {name: self.history[name][group, column].mean() for name in ("loss", *scores)}
+        return means | {name: self.history[name][group, column].max() for name in spent}
+
+
+def _spent_at(algorithms, seeds, schedule, clients) -> list[Callable[[int], dict[str, Any]]]:
+    """Of each run, what ``guarantees`` says; the runs of a point ask once."""
+    points = [functools.cache(guarantees(a, schedule, clients)) for a in algorithms]
+    return [spent for spent in points for _ in seeds]
 
 
 def _resolve_run_map(run_map: str, num_runs: int) -> str:

@@ -6,15 +6,18 @@ The accountants are those of the library dp-accounting (extra ``privacy``).
   Rényi Differential Privacy and Analytical Moments Accountant. AISTATS 2019, Theorem 27. Poisson
   cohorts: Mironov, Talwar, Zhang: Rényi Differential Privacy of the Sampled Gaussian Mechanism,
   2019.
-- "pld", the distribution of the privacy loss, for Poisson cohorts alone: Koskela, Jälkö, Honkela:
-  Computing Tight Differential Privacy Guarantees Using FFT. AISTATS 2020. Tight but for its grid:
-  at most what "rdp" says, and half of it for little noise and cohorts of a thousandth.
+- "pld", the distribution of the privacy loss, not for cohorts of fixed size. Poisson cohorts:
+  Koskela, Jälkö, Honkela: Computing Tight Differential Privacy Guarantees Using FFT. AISTATS 2020.
+  Tight but for its grid: at most what "rdp" says, and half of it for little noise and cohorts of a
+  thousandth. The rounds of cyclic cohorts are one Gaussian mechanism together, of which it is known
+  in closed form: Balle, Wang: Improving the Gaussian Mechanism for Differential Privacy. ICML 2018.
 
 =====================  =================================  ===========================
 sampling               neighbours                         one client changes the sum
 =====================  =================================  ===========================
 "without_replacement"  one client is replaced by another  by at most 2 clip_norm
 "poisson"              one client is added or removed     by at most clip_norm
+"cyclic"               one client is replaced by another  by at most 2 clip_norm
 =====================  =================================  ===========================
 """
 
@@ -27,9 +30,12 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.checks import MOST_ROUNDS, check_choice, check_int, check_number
-from fedjax_lab.data.poisson import SAMPLINGS
+from fedjax_lab.data.cohort import SAMPLINGS
+from fedjax_lab.data.cyclic import turns
+from fedjax_lab.wrappers.correlated import sensitivity
 
 ACCOUNTANTS = ("pld", "rdp")
+_MOST_BANDS = 10_000  # each but the first is a model in the server's state
 
 
 def epsilon(
@@ -43,6 +49,7 @@ def epsilon(
     exchanges: int = 1,
     first_exchanges: int | None = None,
     accountant: str = "rdp",
+    noise_bands: int = 1,
 ) -> float:
     """The epsilon of (epsilon, delta)-differential privacy of so many rounds.
 
@@ -50,12 +57,13 @@ def epsilon(
       noise_multiplier: standard deviation of the noise on a sum of messages, in clip norms.
       delta: in (0, 1); should be well below 1 / num_clients.
       rounds: how many, at least 0.
-      cohort_size: clients in a round; with "poisson", expected ones.
+      cohort_size: clients in a round; with "poisson", expected ones; with "cyclic", at most.
       num_clients: of whom the cohort is drawn.
-      sampling: "without_replacement" or "poisson", as of ``simulate``.
+      sampling: "without_replacement", "poisson" or "cyclic", as of ``simulate``.
       exchanges: noised sums that a round's cohort gives, such as 2 in Mime.
       first_exchanges: those of the first round; None: as in the others.
-      accountant: "rdp", or with Poisson cohorts "pld".
+      accountant: "rdp", or, but for "without_replacement", "pld".
+      noise_bands: as of ``with_dp``; more than 1 with "cyclic" alone.
 
     Returns:
       Infinity without noise.
@@ -66,7 +74,7 @@ def epsilon(
     """
     check_number("noise_multiplier", noise_multiplier, minimum=0.0)
     _check_delta(delta)
-    _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges, accountant)
+    _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges, accountant, noise_bands)
     first = exchanges if first_exchanges is None else first_exchanges
     check_int("first_exchanges", first, minimum=1)
     if rounds == 0:
@@ -74,18 +82,20 @@ def epsilon(
     if noise_multiplier == 0:
         return math.inf
     dp = _library()
+    if sampling == "cyclic":
+        separation = turns(cohort_size, num_clients)
+        squared = exchanges * sensitivity(noise_bands, rounds, separation) ** 2 + first - exchanges
+        multiplier = noise_multiplier / (2 * math.sqrt(squared))
+        if accountant == "pld":
+            return float(dp.get_epsilon_gaussian(multiplier, delta))
+        accounted = dp.rdp.RdpAccountant()
+        accounted.compose(dp.GaussianDpEvent(multiplier))
+        return float(accounted.get_epsilon(delta))
     # So many sums with noise z are one with noise z / sqrt(how many).
     regular, opening = (noise_multiplier / math.sqrt(count) for count in (exchanges, first))
     if accountant == "pld":
-        from dp_accounting.pld import pld_privacy_accountant
-
-        spent = pld_privacy_accountant.PLDAccountant()
         parts = [(regular, rounds)] if first == exchanges else [(opening, 1), (regular, rounds - 1)]
-        for multiplier, count in parts:
-            if count:
-                gaussian = dp.GaussianDpEvent(multiplier)
-                spent.compose(dp.PoissonSampledDpEvent(cohort_size / num_clients, gaussian), count)
-        return float(spent.get_epsilon(delta))
+        return _by_loss_distribution(tuple(parts), cohort_size / num_clients, delta)
     orders, rdp = _one_round(regular, cohort_size, num_clients, sampling)
     _, rdp_first = _one_round(opening, cohort_size, num_clients, sampling)
     from dp_accounting.rdp import rdp_privacy_accountant
@@ -104,6 +114,7 @@ def noise_multiplier(
     sampling: str = "without_replacement",
     exchanges: int = 1,
     accountant: str = "rdp",
+    noise_bands: int = 1,
 ) -> float:
     """The least noise multiplier with which so many rounds cost at most ``epsilon``.
 
@@ -111,11 +122,12 @@ def noise_multiplier(
       epsilon: above 0.
       delta: in (0, 1).
       rounds: how many, at least 1.
-      cohort_size: clients in a round; with "poisson", expected ones.
+      cohort_size: clients in a round; with "poisson", expected ones; with "cyclic", at most.
       num_clients: of whom the cohort is drawn.
-      sampling: "without_replacement" or "poisson".
+      sampling: "without_replacement", "poisson" or "cyclic".
       exchanges: noised sums that a round's cohort gives.
-      accountant: "rdp", or with Poisson cohorts "pld".
+      accountant: "rdp", or, but for "without_replacement", "pld".
+      noise_bands: as of ``with_dp``; more than 1 with "cyclic" alone.
 
     Returns:
       The number to within a thousandth of it, rounded up.
@@ -126,7 +138,7 @@ def noise_multiplier(
     """
     check_number("epsilon", epsilon, minimum=0.0, exclusive_minimum=True)
     _check_delta(delta)
-    _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges, accountant)
+    _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges, accountant, noise_bands)
     check_int("rounds", rounds, minimum=1)
     among: dict[str, Any] = {
         "cohort_size": cohort_size,
@@ -134,6 +146,7 @@ def noise_multiplier(
         "sampling": sampling,
         "exchanges": exchanges,
         "accountant": accountant,
+        "noise_bands": noise_bands,
     }
     spent = functools.partial(_epsilon_at, delta, rounds, among)
     low, high = 0.0, 1.0
@@ -156,6 +169,22 @@ def noise_multiplier(
 
 def _epsilon_at(delta: float, rounds: int, among: dict[str, Any], multiplier: float) -> float:
     return epsilon(multiplier, delta, rounds, **among)
+
+
+@functools.lru_cache(maxsize=256)
+def _by_loss_distribution(
+    parts: tuple[tuple[float, int], ...], probability: float, delta: float
+) -> float:
+    """Epsilon of Poisson cohorts; parts: (noise multiplier, rounds)."""
+    from dp_accounting.pld import pld_privacy_accountant
+
+    dp = _library()
+    spent = pld_privacy_accountant.PLDAccountant()
+    for multiplier, count in parts:
+        if count:
+            gaussian = dp.GaussianDpEvent(multiplier)
+            spent.compose(dp.PoissonSampledDpEvent(probability, gaussian), count)
+    return float(spent.get_epsilon(delta))
 
 
 @functools.lru_cache(maxsize=256)
@@ -203,14 +232,37 @@ def _check_delta(delta: float) -> None:
     )
 
 
-def _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges, accountant) -> None:
+def _check_sampling(
+    rounds, cohort_size, num_clients, sampling, exchanges, accountant, bands
+) -> None:
     check_int("rounds", rounds, minimum=0, maximum=MOST_ROUNDS)
     check_int("num_clients", num_clients, minimum=1)
     check_int("cohort_size", cohort_size, minimum=1, maximum=num_clients)
     check_choice("sampling", sampling, SAMPLINGS)
     check_int("exchanges", exchanges, minimum=1)
     check_choice("accountant", accountant, ACCOUNTANTS)
-    if accountant == "pld" and sampling != "poisson":
+    if accountant == "pld" and sampling == "without_replacement":
         raise ValueError(
-            "accountant is 'pld'; it knows Poisson cohorts alone: sampling='poisson', or 'rdp'."
+            "accountant is 'pld'; it knows Poisson and cyclic cohorts: sampling='poisson' or "
+            "'cyclic', or accountant 'rdp'."
+        )
+    check_bands(bands, sampling)
+
+
+def check_bands(bands: int, sampling: str | None = None) -> None:
+    """Check how many bands the noise has.
+
+    Args:
+      bands: as of ``with_dp``.
+      sampling: as of ``simulate``; None: not known yet.
+
+    Raises:
+      TypeError, ValueError: it is out of range, or the clients of such cohorts may come back in any
+        round.
+    """
+    check_int("noise_bands", bands, minimum=1, maximum=_MOST_BANDS)
+    if bands > 1 and sampling not in (None, "cyclic"):
+        raise ValueError(
+            f"noise_bands is {bands} and sampling {sampling!r}; what correlated noise costs "
+            "depends on how soon a client comes back, which is known of sampling='cyclic' alone."
         )

@@ -64,15 +64,23 @@ def attackers(num_clients: int, share: float, seed: int) -> np.ndarray:
     Returns:
       int [round(share * N)].
     """
-    count = int(np.floor(share * num_clients + 0.5))
-    return np.sort(np.random.default_rng(seed).permutation(num_clients)[:count])
+    return np.flatnonzero(_turns(num_clients, seed) < _count(num_clients, share))
+
+
+def _turns(num_clients: int, seed: int) -> np.ndarray:
+    """int [N]: the place of each client among those who become attackers, one after the other."""
+    return np.argsort(np.random.default_rng(seed).permutation(num_clients))
+
+
+def _count(num_clients: int, share: Scalar) -> Any:
+    return (jnp if is_traced(share) else np).floor(share * num_clients + 0.5)
 
 
 def with_attack(
     algorithm: Algorithm,
     attack: str,
     *,
-    share: float,
+    share: Scalar,
     seed: int = 0,
     strength: Scalar | None = None,
     num_classes: int | None = None,
@@ -104,7 +112,7 @@ def with_attack(
     Args:
       algorithm: any method, with the wrappers that it is to have.
       attack: one of the names above.
-      share: share of the N clients that attack, in [0, 1].
+      share: share of the N clients that attack, in [0, 1]; may be swept.
       seed: decides who attacks, for the whole run: ``attackers(N, share, seed)``.
       strength: as above; None: the default.
       num_classes: C, for ``label_flip`` alone, whose examples have integer labels as their field
@@ -128,14 +136,11 @@ def with_attack(
             raise ValueError(f"strength is {strength}; label_flip has none.")
         check_number("strength", strength, minimum=0.0)
     strength = ATTACKS[attack] if strength is None else strength
-    if is_traced(share):
-        raise ValueError("share is traced; it decides who attacks before a program runs.")
 
     def start(params, num_clients, batch):
         server, rows = algorithm.start(params, num_clients, None)
-        attacks = np.zeros(num_clients, bool)
-        attacks[attackers(num_clients, float(share), seed)] = True
-        return server, AttackedRow(rows, jnp.asarray(attacks))
+        attacks = jnp.asarray(_turns(num_clients, seed) < _count(num_clients, share))
+        return server, AttackedRow(rows, attacks)
 
     if attack in _SEES_ALL:
         phases = [_replace(phase, attack, strength) for phase in algorithm.phases]
@@ -150,7 +155,7 @@ def with_attack(
         hyperparameters={
             **algorithm.hyperparameters,
             "attack": attack,
-            "attack_share": float(share),
+            "attack_share": _number(share),
             "attack_seed": seed,
             "attack_strength": None if strength is None else _number(strength),
         },
@@ -158,8 +163,8 @@ def with_attack(
     )
 
 
-def _number(strength: Scalar) -> float | str:
-    return "traced" if is_traced(strength) else float(strength)
+def _number(value: Scalar) -> float | str:
+    return "traced" if is_traced(value) else float(value)
 
 
 def _alter(phase: Phase, attack: str, strength: Any, num_classes: int | None) -> Phase:

@@ -20,6 +20,7 @@ What it costs: ``fedjax_lab.wrappers.accounting``.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -30,8 +31,9 @@ from fedjax_lab import tree
 from fedjax_lab.checks import check_number, is_traced
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import Cohort, Key, Params, PyTree, Scalar
-from fedjax_lab.wrappers.accounting import epsilon
+from fedjax_lab.wrappers.accounting import check_bands, epsilon
 from fedjax_lab.wrappers.accounting import noise_multiplier as noise_multiplier
+from fedjax_lab.wrappers.correlated import correlate, no_noise_yet
 from fedjax_lab.wrappers.order import check_order, refuse_stacks, refuse_step_counts, tag
 from fedjax_lab.wrappers.rules import clip_factors
 
@@ -48,10 +50,14 @@ class DPServer(NamedTuple):
     Attributes:
       inner: the method's own server state.
       clip: float [exchanges], the clip norm of each exchange in which messages are sent.
+      noise: of each exchange, the noise of the last ``noise_bands`` - 1 rounds, of standard
+        deviation 1 but for its correlation: a tree like the sums with leaves [bands - 1, ...]; ()
+        where it is independent.
     """
 
     inner: PyTree
     clip: jax.Array
+    noise: tuple[PyTree, ...]
 
 
 def with_dp(
@@ -60,6 +66,7 @@ def with_dp(
     noise_multiplier: Scalar,
     delta: float | None = None,
     adaptive_quantile: float | None = None,
+    noise_bands: int = 1,
 ) -> Algorithm:
     """The same method under client-level differential privacy, with a trusted server.
 
@@ -81,6 +88,12 @@ def with_dp(
     A method of several exchanges is noised in each, and each counts. First estimates (FAFED, STEM)
     are made in the first round and noised like the rest.
 
+    With ``noise_bands`` above 1 the noise of a round takes back a part of that of the rounds before
+    it (DP-FTRL with a banded matrix, ``fedjax_lab.wrappers.correlated``), so that the model, which
+    adds up all rounds, is less noisy at the same epsilon, the more so the longer a client stays
+    away. How long that is must be known: ``simulate(..., sampling="cyclic")``, where cohorts take
+    turns and their being random earns nothing. Memory: bands - 1 models in the server's state.
+
     What is not covered: metrics of the clients (``loss``, ``clipped_clients``), which are computed
     without noise for who watches the simulation; the rows that clients keep for themselves, with
     them ``personal`` leaves and their mean; the sums before noise, which the server has in hand;
@@ -97,20 +110,23 @@ def with_dp(
       algorithm: any method but those whose server works with single messages (GradMA, GradMA-S)
         or single numbers of steps (FedNova).
       clip_norm: C, above 0.
-      noise_multiplier: at least 0.
-      delta: with it, the rows of ``simulate`` have ``epsilon``: of all rounds of the run so far,
-        as its cohorts are drawn; of Poisson cohorts by their loss distribution ("pld").
-        None: no accounting.
+      noise_multiplier: at least 0; both may be swept.
+      delta: with it, the rows of ``simulate`` and ``sweep`` have ``epsilon``: of all rounds of the
+        run so far, as its cohorts are drawn; of Poisson and cyclic ones by their loss distribution
+        ("pld"). None: no accounting.
       adaptive_quantile: share of the clients, between 0 and 1, that C should leave unclipped; C
         starts at ``clip_norm`` and is multiplied after every round by exp(-0.2 (b - quantile)),
         where b is the noised share that was not clipped. The messages' noise is larger for it (by
         at most 16 %), so that count and messages together cost what ``noise_multiplier`` does.
         None: C is fixed.
+      noise_bands: rounds over which noise is correlated, such as those after which a client comes
+        back; 1: independent noise. The first estimates' noise is independent.
 
     Raises:
       TypeError, ValueError: a number is out of range, the method's server sees single clients
-        (when it is made or started), the wrappers' order has no meaning, or a batch has weights
-        (when the round is traced).
+        (when it is made or started), the wrappers' order has no meaning, a batch has weights (when
+        the round is traced), or noise is correlated and the clip norm adaptive or cohorts (when a
+        run starts) not cyclic.
       ImportError: ``delta`` is given and dp-accounting is not installed (when a row is made).
     """
     wrappers = check_order(algorithm, "dp")
@@ -120,8 +136,12 @@ def with_dp(
         if value is not None:
             check_number(name, value, minimum=0, maximum=1, exclusive_minimum=True)
             check_number(name, value, maximum=1, exclusive_maximum=True)
-    if delta is not None and is_traced(noise_multiplier):
-        raise ValueError("delta is given; the noise_multiplier must be a number then, not traced.")
+    check_bands(noise_bands)
+    if noise_bands > 1 and adaptive_quantile is not None:
+        raise ValueError(
+            f"noise_bands is {noise_bands} and adaptive_quantile {adaptive_quantile}; the noise of "
+            "several rounds cancels where it is of one scale: leave the clip norm fixed."
+        )
     why = "noise hides a client in a sum, not a message by itself"
     refuse_stacks(algorithm, "with_dp", why)
     sending = [phase for phase in algorithm.phases if phase.reduce]
@@ -131,7 +151,12 @@ def with_dp(
         server, rows = algorithm.start(params, num_clients, None)
         refuse_step_counts(algorithm, "with_dp", params, server)
         clip = jnp.full(len(sending), clip_norm, jnp.result_type(float))
-        return DPServer(server, clip), rows
+        likes = [(phase, phase.message_like(params)) for phase in sending]
+        noise = tuple(
+            no_noise_yet({name: like[name] for name in phase.reduce}, _bands(phase, noise_bands))
+            for phase, like in likes
+        )
+        return DPServer(server, clip, noise), rows
 
     def params_of(state):
         return algorithm.params(state._replace(server=state.server.inner))
@@ -139,7 +164,9 @@ def with_dp(
     def spent(
         rounds: int, cohort_size: int, num_clients: int, sampling: str
     ) -> Mapping[str, float]:
-        assert delta is not None
+        check_bands(noise_bands, sampling)
+        if delta is None:
+            return {}
         regular = sum(not phase.once for phase in sending)
         value = epsilon(
             float(noise_multiplier),
@@ -148,9 +175,10 @@ def with_dp(
             cohort_size=cohort_size,
             num_clients=num_clients,
             sampling=sampling,
-            accountant="pld" if sampling == "poisson" else "rdp",
+            accountant="rdp" if sampling == "without_replacement" else "pld",
             exchanges=regular,
             first_exchanges=len(sending),
+            noise_bands=noise_bands,
         )
         return {"epsilon": value}
 
@@ -159,7 +187,10 @@ def with_dp(
     for phase in algorithm.phases:
         if phase.reduce:
             is_last = index == len(sending) - 1
-            phases.append(_private(phase, index, is_last, algorithm, noise_multiplier, adaptive))
+            bands = _bands(phase, noise_bands)
+            phases.append(
+                _private(phase, index, is_last, algorithm, noise_multiplier, adaptive, bands)
+            )
             index += 1
         else:
             phases.append(_pass_on(phase))
@@ -175,10 +206,18 @@ def with_dp(
             "dp_noise_multiplier": _plain(noise_multiplier),
             "dp_delta": delta,
             "dp_adaptive_quantile": adaptive,
+            **({"dp_noise_bands": noise_bands} if noise_bands > 1 else {}),
         },
         wrappers=wrappers,
-        spent=None if delta is None else spent,
+        # Of a sweep's traced numbers nothing can be counted, and its points count for themselves.
+        spent=None
+        if (delta is None and noise_bands == 1) or is_traced(noise_multiplier)
+        else spent,
     )
+
+
+def _bands(phase: Phase, noise_bands: int) -> int:
+    return 1 if phase.once else noise_bands
 
 
 def _plain(value: Scalar) -> float | str:
@@ -206,7 +245,9 @@ def _unless_empty(cohort: Cohort, new: PyTree, old: PyTree) -> PyTree:
     return tree.where(cohort.participates.any(), new, old)
 
 
-def _private(phase: Phase, index: int, is_last: bool, algorithm, multiplier, quantile) -> Phase:
+def _private(
+    phase: Phase, index: int, is_last: bool, algorithm, multiplier, quantile, bands
+) -> Phase:
     """The phase with clipped messages and noised sums."""
 
     def client_update(received, row, batch):
@@ -229,6 +270,8 @@ def _private(phase: Phase, index: int, is_last: bool, algorithm, multiplier, qua
                 "as its noise is meant for a sum to which each adds clip_norm at most. Leave them "
                 "out (weights='uniform')."
             )
+        if bands > 1 and cohort.expected_size is not None:
+            check_bands(bands, "poisson")
         clip = server.clip[index]
         came = cohort.participates.sum(dtype=clip.dtype)
         n = came if cohort.expected_size is None else cohort.expected_size.astype(clip.dtype)
@@ -247,7 +290,10 @@ def _private(phase: Phase, index: int, is_last: bool, algorithm, multiplier, qua
             new_clips = server.clip.at[index].set(new_clip)
         else:
             new_clips = server.clip
-        sums = _add_noise(key, {name: sums[name] for name in phase.reduce}, z * clip)
+        sums = {name: sums[name] for name in phase.reduce}
+        drawn, kept = correlate(_draw(key, sums), server.noise[index], bands)
+        noise = (*server.noise[:index], kept, *server.noise[index + 1 :])
+        sums = jax.tree.map(functools.partial(_add_noise, z * clip), sums, drawn)
         received = {
             name: tree.scale(field, tree.safe_divide(1.0, n))
             if phase.reduce[name] == "mean"
@@ -257,7 +303,9 @@ def _private(phase: Phase, index: int, is_last: bool, algorithm, multiplier, qua
         inner, metrics = phase.server_update(server.inner, received, cohort)
         if is_last:
             metrics = {**metrics, "clip_norm": clip}
-        return _unless_empty(cohort, DPServer(inner, new_clips), server), metrics
+        new = _unless_empty(cohort, DPServer(inner, new_clips, noise), server)
+        # Rounds to which nobody came count, or clients would come back sooner than they do.
+        return new._replace(noise=noise), metrics
 
     wrapped = phase._replace(
         broadcast=lambda server, round: (
@@ -294,15 +342,19 @@ def _clip(message: dict[str, PyTree], clip: jax.Array) -> tuple[dict[str, PyTree
     return dict(tree.scale(message, factor)), within
 
 
-def _add_noise(key: Key, sums: dict[str, PyTree], deviation: jax.Array) -> dict[str, PyTree]:
-    """The sums with independent normal noise in every number."""
-    leaves, structure = jax.tree.flatten(sums)
-    noised = []
+def _draw(key: Key, like: dict[str, PyTree]) -> dict[str, PyTree]:
+    """Independent standard normal numbers, in float32 at least."""
+    leaves, structure = jax.tree.flatten(like)
+    drawn = []
     for number, leaf in enumerate(leaves):
         dtype = jnp.promote_types(leaf.dtype, jnp.float32)
-        drawn = jax.random.normal(jax.random.fold_in(key, number), leaf.shape, dtype)
-        noised.append((leaf.astype(dtype) + deviation.astype(dtype) * drawn).astype(leaf.dtype))
-    return jax.tree.unflatten(structure, noised)
+        drawn.append(jax.random.normal(jax.random.fold_in(key, number), leaf.shape, dtype))
+    return jax.tree.unflatten(structure, drawn)
+
+
+def _add_noise(deviation: jax.Array, total: jax.Array, drawn: jax.Array) -> jax.Array:
+    noised = total.astype(drawn.dtype) + deviation.astype(drawn.dtype) * drawn
+    return noised.astype(total.dtype)
 
 
 def _with_count(phase: Phase, params: Params) -> dict[str, Any]:

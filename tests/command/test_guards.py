@@ -31,6 +31,9 @@ def test_settings_become_wrappers():
     by_hand = with_secure_aggregation(with_dp(plain, 0.5, 0.8), 24, 0.5)
     by_hand = with_attack(by_hand, "sign_flip", share=0.2, strength=5.0, seed=3)
     assert by_hand.hyperparameters.items() <= given.hyperparameters.items()
+    banded = {"dp_clip": 0.5, "dp_noise": 0.8, "dp_noise_bands": 3, "sampling": "cyclic"}
+    by_hand = with_dp(plain, 0.5, 0.8, noise_bands=3)
+    assert by_hand.hyperparameters == built(**banded).hyperparameters
     flipped = built(attack="label_flip:0.2:10")
     assert flipped.hyperparameters["attack_share"] == 0.2
 
@@ -68,13 +71,18 @@ def test_a_run_without_them_is_recorded_as_before():
         ({"dp_clip": 0.0, "dp_noise": 1.0}, "dp_clip is 0.0; it must be finite and greater"),
         ({"dp_clip": 1.0, "dp_noise": 1.0, "dp_delta": 1.0}, "dp_delta is 1.0; .* less than 1"),
         ({"dp_clip": 1.0, "dp_noise": 1.0, "weights": "examples"}, "weights must be 'uniform'"),
+        ({"dp_noise_bands": 3}, "dp_noise_bands is 3; give dp_clip with it"),
+        (
+            {"dp_clip": 1.0, "dp_noise": 1.0, "dp_noise_bands": 3},
+            "noise_bands is 3 and sampling 'without_replacement'; .*'cyclic' alone",
+        ),
         ({"secure_bits": 16}, "secure_bits is 16; give secure_clip with it"),
         ({"secure_bits": 40, "secure_clip": 1.0}, "secure_bits is 40; it must be between 2"),
         ({"robust_rule": "means"}, "Did you mean"),
         ({"attack": "sign_flip"}, "attack is 'sign_flip'; it must be of the form NAME:SHARE"),
         ({"attack": "label_flip:0.1"}, "label_flip:SHARE:CLASSES"),
         ({"attack": "signflip:0.1"}, "Did you mean 'sign_flip'"),
-        ({"sampling": "uniform"}, "sampling is 'uniform'; it must be one of poisson"),
+        ({"sampling": "uniform"}, "sampling is 'uniform'; it must be one of cyclic, poisson"),
     ],
 )
 def test_wrong_settings(settings, message):

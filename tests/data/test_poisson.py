@@ -113,7 +113,9 @@ def test_bad_input():
     clients = federation(np.full(N, 4))
     settings = {"cohort_size": 3, "batch_size": 2, "local_steps": 1}
     key = jax.random.key(0)
-    with pytest.raises(ValueError, match="sampling is 'bernoulli'; it must be one of poisson"):
+    with pytest.raises(
+        ValueError, match="sampling is 'bernoulli'; it must be one of cyclic, poisson"
+    ):
         data.draw_batch(clients, key, 0, sampling="bernoulli", **settings)
     with pytest.raises(ValueError, match="sampling is 'poisson' and sample_cohort is given"):
         data.draw_batch(

@@ -8,7 +8,7 @@ from experiments import privacy
 from tests.algorithms.problem import loss_fn
 
 KEPT = {
-    "fedavg": {
+    "FedAvg": {
         f"{epsilon:g}": {
             "server_lr": 1.0,
             "noise_multiplier": 0.5,
@@ -20,15 +20,16 @@ KEPT = {
 
 
 def test_all_methods_are_private():
-    for method in privacy.METHODS:
+    for method in privacy.METHODS.values():
         assert privacy.build(method, loss_fn, 1.0, 0.5).wrappers[-1] == "dp"
-    assert privacy.noise_for(privacy.SMOKE, math.inf) == 0
+        assert privacy.noise_for(method.sampling, method.bands, privacy.SMOKE, math.inf) == 0
 
 
 def test_the_page(tmp_path):
     pytest.importorskip("matplotlib")
     shown = privacy.page(KEPT)
-    assert "| 2 | 0.50 | 81.00 ± 12.71 |" in shown  # t(1 degree of freedom) = 12.706
+    assert "| 2 | 81.00 ± 12.71 |" in shown  # t(1 degree of freedom) = 12.706
+    assert "| FedAvg | 2 | 0.50 | 1 |" in shown
     assert "| no noise |" in shown
     privacy.draw(KEPT, tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").stat().st_size > 1000
@@ -37,9 +38,11 @@ def test_the_page(tmp_path):
 @pytest.mark.slow
 def test_the_smallest_one(monkeypatch, capsys):
     monkeypatch.setattr(privacy, "EPSILONS", (4.0, math.inf))
-    monkeypatch.setattr(privacy, "noise_for", lambda scale, e: 0.0 if math.isinf(e) else 1.0)
-    privacy.main(["--smoke", "--methods", "fedavg", "cfedavg", "--seeds", "0", "1"])
+    monkeypatch.setattr(
+        privacy, "noise_for", lambda sampling, bands, scale, e: 0.0 if math.isinf(e) else 1.0
+    )
+    privacy.main(["--smoke", "--methods", "CFedAvg", "FedAvg, cyclic", "--seeds", "0", "1"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "| epsilon | noise multiplier | fedavg | cfedavg |"
-    assert lines[2].startswith("| 4 | 1.00 |")
-    assert lines[3].startswith("| no noise | 0.00 |")
+    assert lines[0] == "| epsilon | CFedAvg | FedAvg, cyclic |"
+    assert lines[2].startswith("| 4 |")
+    assert lines[3].startswith("| no noise |")

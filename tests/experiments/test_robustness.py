@@ -2,26 +2,52 @@
 
 import pytest
 
-from experiments.robustness import ATTACKS, RULES, build, main
+from experiments import robustness
+from experiments.robustness import ATTACKS, NONE, RULES, SHARES, build, main, page, place
 from fedjax_lab.wrappers.attacks import ATTACKS as KNOWN
 from tests.algorithms.problem import loss_fn
+
+KEPT = {
+    **{place("mean", NONE): {"0": {"0": 80.0, "1": 82.0}}},
+    **{place("mean", "alie"): {f"{share:g}": {"0": 50.0, "1": None} for share in SHARES}},
+}
 
 
 def test_it_has_all_rules_and_attacks():
     assert set(ATTACKS) == set(KNOWN)
     for rule in RULES:
         for attack in ATTACKS:
-            assert build(rule, attack, 0.2, loss_fn).name.endswith(f"+{attack}")
+            assert build(rule, attack, loss_fn, 0.2).name.endswith(f"+{attack}")
+    assert build("mean", NONE, loss_fn).name == "fedavg"
+
+
+def test_the_page(tmp_path):
+    pytest.importorskip("matplotlib")
+    shown = page(KEPT)
+    assert "| mean | 81.0 ± 12.7 |    - |    - |    - |" in shown  # t(1) = 12.706
+    assert "## alie" in shown
+    assert "## gaussian" not in shown
+    robustness.draw(KEPT, tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").stat().st_size > 1000
 
 
 @pytest.mark.slow
-def test_one_corner_of_it(tmp_path, capsys):
-    some = ["--rules", "mean", "krum:6", "--attacks", "sign_flip", "--shares", "0", "0.3"]
-    words = ["--scale", "smoke", "--runs", str(tmp_path), *some]
-    main(words)
-    shown = capsys.readouterr().out
-    assert shown.count("accuracy") == 4
-    main([*words, "--report"])
-    again = capsys.readouterr().out
-    assert again == shown[shown.index("| rule") :]
-    assert again.splitlines()[0] == "| rule | no attack | sign_flip 30 % |"
+def test_one_corner_of_it(capsys):
+    some = ["--rules", "mean", "krum:6", "--attacks", "sign_flip", "--seeds", "0"]
+    main(["--smoke", *some])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[:4]] == [
+        *("mean none", "krum", "mean sign_flip", "krum"),
+    ]
+    head, _, mean, krum = lines[5:]
+    assert [cell.strip() for cell in head.split("|")[1:-1]] == [
+        "rule",
+        "0 %",
+        "10 %",
+        "20 %",
+        "30 %",
+    ]
+    plain, *attacked = (float(cell) for cell in mean.split("|")[2:-1])
+    assert plain > 85
+    assert max(attacked[1:]) < 40
+    assert min(float(cell) for cell in krum.split("|")[2:-1]) > 70

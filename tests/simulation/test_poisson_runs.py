@@ -54,8 +54,10 @@ def test_the_same_run_by_all_clients_coins():
 @pytest.mark.parametrize(
     "options", [{"client_map": "vmap"}, {"client_map": "chunk:2"}, {"client_store": "host"}]
 )
-def test_other_maps_and_stores(options):
-    expected, actual = run(client_map="scan"), run(**options)
+@pytest.mark.parametrize("sampling", [{}, {"sampling": "cyclic", "cohort_size": 5}])
+def test_other_maps_and_stores(sampling, options):
+    """Of cyclic cohorts, one in five has an empty slot."""
+    expected, actual = run(client_map="scan", **sampling), run(**sampling, **options)
     chex.assert_trees_all_close(actual.params, expected.params, atol=1e-6)
     table = actual.state.clients
     if "client_store" in options:

@@ -87,7 +87,9 @@ def test_exchanges_of_the_first_round_in_the_loss_distribution():
 
 
 def test_the_loss_distribution_is_of_poisson_cohorts():
-    with pytest.raises(ValueError, match="accountant is 'pld'; it knows Poisson cohorts alone"):
+    with pytest.raises(
+        ValueError, match="accountant is 'pld'; it knows Poisson and cyclic cohorts"
+    ):
         privacy.epsilon(1.0, 1e-5, 3, cohort_size=2, num_clients=4, accountant="pld")
     with pytest.raises(ValueError, match="accountant is 'prv'; it must be one of"):
         privacy.epsilon(1.0, 1e-5, 3, cohort_size=2, num_clients=4, accountant="prv")

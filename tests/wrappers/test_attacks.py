@@ -55,6 +55,21 @@ def test_who_attacks():
     np.testing.assert_array_equal(attackers(4, 1.0, 1), np.arange(4))
 
 
+def test_the_share_may_be_swept():
+    """As an argument of the program it makes the same clients attackers."""
+    shares = np.array([0.0, 0.1, 0.25, 0.5, 1.0])
+
+    @jax.jit
+    def marked(share):
+        algorithm = with_attack(teller(), "sign_flip", share=share, seed=SEED)
+        return algorithm.init(params(), 10).clients.attacks
+
+    for share in shares:
+        np.testing.assert_array_equal(
+            np.flatnonzero(marked(share)), attackers(10, float(share), SEED)
+        )
+
+
 @pytest.mark.parametrize(
     ("attack", "client_map"),
     [

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_lab import algorithms, build_round, data, privacy, simulate, with_compression, with_dp
+from fedjax_lab import (
+    algorithms,
+    build_round,
+    data,
+    privacy,
+    simulate,
+    sweep,
+    with_compression,
+    with_dp,
+)
 from tests.algorithms.cases import MAIN
 from tests.algorithms.cases import N as CLIENTS
 from tests.algorithms.problem import CLIENT_MAPS, initial_params, loss_fn, to_batch
@@ -160,8 +169,6 @@ def test_both_numbers_may_be_swept():
     for row, point in zip(together, points, strict=True):
         alone = jax.tree.map(lambda leaf: leaf[None], received(*point, batch))
         np.testing.assert_allclose(row, vectors(alone, 1)[0], rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=r"delta is given; the noise_multiplier must be a number"):
-        jax.jit(lambda z: with_dp(teller(), 1.0, z, delta=0.1).init(params(), N))(1.0)
 
 
 @pytest.mark.slow
@@ -461,6 +468,7 @@ def test_rows_have_epsilon(monkeypatch):
     result = simulate(algorithm, start, clients, rounds=4, eval_every=2, **SETTINGS)
     assert [row["epsilon"] for row in result.history] == [12.0, 14.0]
     counted = {"cohort_size": 5, "num_clients": 20, "exchanges": 1, "first_exchanges": 1}
+    counted |= {"noise_bands": 1}
     fixed = {**counted, "sampling": "without_replacement", "accountant": "rdp"}
     assert all(call == (3.0, 1e-3, fixed) for call in asked)
     asked.clear()
@@ -480,6 +488,30 @@ def test_rows_have_epsilon(monkeypatch):
             sample_cohort=lambda k, t: jnp.arange(5),
             **SETTINGS,
         )
+
+
+def test_a_sweep_counts_each_point(monkeypatch, capsys):
+    """In its history, its progress and the command line's table; once for all seeds."""
+    from fedjax_lab.command.grid import sweep_table
+
+    def formula(z, delta, rounds, **among):
+        return 10.0 * z + rounds
+
+    monkeypatch.setattr("fedjax_lab.wrappers.privacy.epsilon", formula)
+    loss, clients, start = digits()
+
+    def build(dp_noise):
+        return with_dp(algorithms.fedavg(loss, client_lr=0.1), 1.0, dp_noise, delta=1e-3)
+
+    points = {"dp_noise": [1.0, 3.0]}
+    result = sweep(
+        build, start, clients, points=points, seeds=[0, 1], rounds=2, eval_every=1, progress=True,
+        **SETTINGS,
+    )  # fmt: skip
+    expected = [[[11.0, 12.0]] * 2, [[31.0, 32.0]] * 2]
+    np.testing.assert_array_equal(result.history["epsilon"], expected)
+    assert "epsilon 32.00" in capsys.readouterr().err
+    assert sweep_table(result) == [["dp_noise", "epsilon"], ["1", "12.00"], ["3", "32.00"]]
 
 
 @pytest.mark.slow

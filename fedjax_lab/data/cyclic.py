@@ -1,0 +1,59 @@
+"""Cyclic cohorts: the clients are dealt into groups once, at random, and the groups take turns.
+
+A client comes back after exactly as many rounds as there are groups, which accounts of correlated
+noise rest on (``fedjax_lab.wrappers.correlated``).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.data.federated import FederatedArrays
+from fedjax_lab.data.order import shuffled
+from fedjax_lab.types import Key
+
+# Folded into the run's key, apart from the numbers of rounds and what the devices fold in.
+_DEAL = jnp.iinfo(jnp.uint32).max - 16
+
+
+def turns(cohort_size: int, available: int) -> int:
+    """After how many rounds a client comes back: the groups, of ``cohort_size`` at most.
+
+    Args:
+      cohort_size: clients of a round, at most.
+      available: clients with data.
+    """
+    return -(-available // cohort_size)
+
+
+def cyclic_slots(cohort_size: int, available: int) -> int:
+    """Clients of the largest group; the groups are as equal as can be.
+
+    Args:
+      cohort_size: clients of a round, at most.
+      available: clients with data.
+    """
+    return -(-available // turns(cohort_size, available))
+
+
+def sample_cyclic(
+    key: Key, clients: FederatedArrays, cohort_size: int, round: jax.Array
+) -> jax.Array:
+    """The group whose turn it is. The cost depends on its size and not on N.
+
+    Args:
+      key: the run's typed PRNG key, the same in every round; it decides who is in which group.
+      clients: the federation, M of its N clients with data.
+      cohort_size: the largest number of clients in a round, at most M.
+      round: int32 scalar, from 0.
+
+    Returns:
+      int32 [S], S = ``cyclic_slots``; N in the last slot of a group that is smaller by one.
+    """
+    available = clients.num_available
+    groups, slots = turns(cohort_size, available), cyclic_slots(cohort_size, available)
+    places = round % groups + groups * jnp.arange(slots, dtype=jnp.int32)
+    deal = jax.random.fold_in(key, _DEAL)[None]
+    size = jnp.asarray(available, jnp.int32)
+    numbers = shuffled(deal, jnp.minimum(places, available - 1)[None], size)[0]
+    ids = numbers if clients.nonempty is None else clients.nonempty[numbers]
+    return jnp.where(places < available, ids, clients.num_clients)
