@@ -12,7 +12,9 @@ the MLP 784-200-100-10 on images of 28 x 28 pixels: N = 100, S = 10, K = 5, B = 
 
 import argparse
 import dataclasses
+import functools
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -57,8 +59,9 @@ class Program(NamedTuple):
         return f"{self.target} | {self.group} | {self.name}"
 
 
+@functools.lru_cache(maxsize=1)  # programs of one model follow each other
 def task(model="mlp", size=28, channels=1, batch_size=64, cohort=10, steps=5, num_clients=100):
-    """(clients, model, first params, preprocess, loss, schedule)."""
+    """(clients, model, shapes of its params, preprocess, loss, schedule)."""
     import jax
 
     from fedjax_lab import data, models
@@ -67,7 +70,7 @@ def task(model="mlp", size=28, channels=1, batch_size=64, cohort=10, steps=5, nu
     noise = data.synthetic.noise_images(40 * num_clients, (size, size, channels), seed=0)
     clients = data.partition(noise, "iid", num_clients=num_clients, seed=0)
     network, preprocess = models.build(model, num_classes=10), data.preprocess()
-    params = network.init(jax.random.key(0), noise.x[:1])
+    params = jax.eval_shape(network.init, jax.random.key(0), noise.x[:1])
     loss_fn = models.classification_loss(network.apply, preprocess)
     schedule = Schedule(cohort_size=cohort, batch_size=batch_size, local_steps=steps)
     return clients, network, params, preprocess, loss_fn, schedule
@@ -168,7 +171,7 @@ def sweep(target):
 
     program = SweepProgram(build, schedule, "vmap", parse_client_map("vmap"), None, clients)
     runs = (
-        jax.tree.map(lambda leaf: jnp.stack([leaf] * 12), params),
+        jax.eval_shape(lambda p: jax.tree.map(lambda leaf: jnp.stack([leaf] * 12), p), params),
         jax.random.split(jax.random.key(0), 12),
         {"client_lr": jnp.linspace(0.01, 0.1, 12)},
     )
@@ -198,8 +201,32 @@ def programs(target: str) -> list[Program]:
         return lambda: one_round(where, **options)
 
     names = [*FIRST, *(name for name in METHODS if name not in FIRST)]
-    for name in FIRST:
-        add("methods", f"{name} vmap", rounds(name=name))
+
+    def methods(client_map):
+        for name in names:
+            add("methods", f"{name} {client_map}", rounds(name=name, client_map=client_map))
+
+    def spread(client_map):
+        for name in names:
+            for where in several:
+                options = {"name": name, "client_map": client_map, "cohort": 16}
+                add("methods", f"{name} {client_map}", rounds(where, **options), where)
+
+    methods("vmap")
+    spread("shard_map")
+    if target == "v5e":
+        options = {"client_map": "shard_map", "cohort": 256, "num_clients": 256}
+        add("methods", "fedavg shard_map, S=256", rounds("v5e:16x16", **options), "v5e:16x16")
+    for text in COMPRESSED:
+
+        def wrap(algorithm, text=text):
+            return with_compression(algorithm, text)
+
+        add("compressors", f"fedavg with {text}", rounds(wrap=wrap))
+    for name in models.MODELS:
+        if name not in models.LANGUAGE_MODELS and name != "vit_base":
+            shape = {"model": name, "size": 32, "channels": 3, "steps": 1}
+            add("models", f"{name} vmap", rounds(**shape))
     for name in IMAGES:
         batch_size, size, channels = IMAGES[name]
         shape = {"model": name, "batch_size": batch_size, "size": size, "channels": channels}
@@ -209,55 +236,34 @@ def programs(target: str) -> list[Program]:
             options = {"client_map": client_map, "convolution": convolution, "cohort": cohort}
             label = f"{name} {client_map} {convolution}, one step, S={cohort}"
             add("convolutions", label, rounds(**shape, **options, steps=1))
-    lenet = {"model": "lenet5", "batch_size": 64, "size": 32, "channels": 3, "steps": 1}
-    for cohort in (100, 300):
-        add(
-            "planner",
-            f"lenet5 S={cohort} auto",
-            rounds(client_map="auto", **lenet, cohort=cohort, num_clients=300),
-        )
     for name in ("scaffold", "fedmoswa", "fedspeed", "fafed", "gradma"):
         add("planner", f"{name} auto", rounds(name=name, client_map="auto"))
     for cohort in (50, 100):
         add("planner", f"fedavg S={cohort} auto", rounds(client_map="auto", cohort=cohort))
-    for name in ("vgg11", "lenet5_gradma", "fafed_cnn", "fafed_cnn_cifar10", "vit"):
-        shape = {"model": name, "size": 32, "channels": 3, "steps": 1}
-        add("planner", f"{name} S=10 auto", rounds(client_map="auto", **shape))
+    lenet = {"model": "lenet5", "batch_size": 64, "size": 32, "channels": 3, "steps": 1}
+    for cohort in (100, 300):
+        options = {**lenet, "client_map": "auto", "cohort": cohort, "num_clients": 300}
+        add("planner", f"lenet5 S={cohort} auto", rounds(**options))
     for batch_size in (16, 256):
         options = {**lenet, "batch_size": batch_size, "client_map": "auto"}
         add("planner", f"lenet5 B={batch_size} auto", rounds(**options))
-    for name in ("fedavg", "scaffold", "fedmoswa", "gradma"):
-        for where in several:
-            for client_map in ("shard_map", "pmap"):
-                options = {"name": name, "client_map": client_map, "cohort": 16}
-                add("methods", f"{name} {client_map}", rounds(where, **options), where)
+    for name in ("vgg11", "lenet5_gradma", "fafed_cnn", "fafed_cnn_cifar10", "vit"):
+        shape = {"model": name, "size": 32, "channels": 3, "steps": 1}
+        add("planner", f"{name} S=10 auto", rounds(client_map="auto", **shape))
     add("runs", "fedavg chunk of 10 rounds", rounds(length=10))
     add("runs", "evaluation, 10,000 examples", lambda: evaluation(target))
     add("runs", "sweep of 12 runs", lambda: sweep(target))
-    if target == "v5e":
-        options = {"client_map": "shard_map", "cohort": 256, "num_clients": 256}
-        add("methods", "fedavg shard_map, S=256", rounds("v5e:16x16", **options), "v5e:16x16")
-    for name in models.MODELS:
-        if name not in models.LANGUAGE_MODELS and name != "vit_base":
-            shape = {"model": name, "size": 32, "channels": 3, "steps": 1}
-            add("models", f"{name} vmap", rounds(**shape))
-    for text in COMPRESSED:
-
-        def wrap(algorithm, text=text):
-            return with_compression(algorithm, text)
-
-        add("compressors", f"fedavg with {text}", rounds(wrap=wrap))
-    for name in names:
-        for client_map in ("vmap", "scan", "chunk:5"):
-            if (name, client_map) not in [(first, "vmap") for first in FIRST]:
-                add("methods", f"{name} {client_map}", rounds(name=name, client_map=client_map))
-    for name in names:
-        for where in several:
-            for client_map in ("shard_map", "pmap"):
-                if name not in ("fedavg", "scaffold", "fedmoswa", "gradma"):
-                    options = {"name": name, "client_map": client_map, "cohort": 16}
-                    add("methods", f"{name} {client_map}", rounds(where, **options), where)
+    methods("scan")
+    methods("chunk:5")
+    spread("pmap")
     return found
+
+
+def cpu_seconds() -> float:
+    """Of this process with all its threads and of the programs it started: what else the machine
+    does hardly changes them."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def row_of(program: Program) -> dict[str, Any]:
@@ -273,10 +279,12 @@ def row_of(program: Program) -> dict[str, Any]:
         compiled = more.pop("compiled", None)
         seconds = None
         if compiled is None:
-            compiled, seconds = compile_for(where, function, *shapes, **static)
-        found = figures(compiled, seconds or 0.0)
-    except jax.errors.JaxRuntimeError as error:
-        return {**row, "error": " ".join(str(error).split())[:300]}
+            began = cpu_seconds()
+            compiled, _ = compile_for(where, function, *shapes, **static)
+            seconds = cpu_seconds() - began
+        found = figures(compiled)
+    except Exception as error:  # whatever it is, the page says it and the next program's turn comes
+        return {**row, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
     return {
         **row,
         **more,
@@ -329,11 +337,10 @@ def main() -> None:
     if arguments.list:
         print("\n".join(program.key for program in chosen))
         return
-    kept = {} if arguments.subset == "ci" else read_rows(arguments.rows)
     began, failed = time.monotonic(), 0
     for program in chosen:
-        if program.key in kept:
-            continue
+        if arguments.subset != "ci" and program.key in read_rows(arguments.rows):
+            continue  # read again each time: another process may add to them
         if arguments.minutes is not None and time.monotonic() - began > 60 * arguments.minutes:
             print(f"out of time before {program.key}", file=sys.stderr)
             break

@@ -255,7 +255,6 @@ def local_steps(
     def take(carry, step_index, examples, mask):
         y, carried, transform_state, descent_state, taken_before = carry
         key = jax.random.fold_in(batch.key, step_index)
-        examples = gather(_fill(examples, mask), batch.source)
         step = Step(examples, mask, key, carried, transform_state)
         descent, report = direction(y, step)
         if transform is not None:
@@ -270,6 +269,8 @@ def local_steps(
 
     def body(carry, xs):
         step_index, examples, mask, taken = xs
+        # Not inside a choice: batched, that would have a copy of the source for each client.
+        examples = gather(_fill(examples, mask), batch.source)
         if taken is None:
             return take(carry, step_index, examples, mask)
         _, totals = jax.eval_shape(take, carry, step_index, examples, mask)
