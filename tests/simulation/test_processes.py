@@ -8,6 +8,7 @@ import time
 import jax
 import pytest
 
+from fedjax_lab import load_run
 from fedjax_lab.simulation.run_dir import METRICS, SUMMARY, differences
 from tests.simulation import test_stores
 from tests.simulation.in_processes import answers, digest, evaluate, launch
@@ -86,6 +87,13 @@ def test_a_run_goes_on_in_any_number_of_processes_and_stops_for_any_of_them(tmp_
     # What is there is handed to processes that did not run it, and without the disk's help.
     [again] = answers(2, 2, [job])
     assert [answer["hash"] for answer in again] == [alone(rounds=9)] * 2
+
+
+@SLOW
+def test_a_process_may_compile_for_longer_than_an_exchange_waits(said):
+    # On CPU an exchange waits for 30 seconds.
+    [[one, other]] = answers(2, 2, [{**SHARDED, "late": [1, 40]}])
+    assert one["hash"] == other["hash"] == said[0][0]["hash"]
 
 
 @SLOW
