@@ -6,7 +6,8 @@ sharded table go to the devices that run their clients and back (``fedjax_lab.cl
 what is stacked goes to all. Links are those of TPU v5e slices and of H200s, by their makers' data;
 a collective takes the time of its busiest link, at full rate and without a start. Compute is at
 least what a device's memory takes for the bytes that its compiler says a client accesses
-(accelerators.jsonl).
+(accelerators.jsonl). In brackets is what does not fit: all of the cohort's rows or messages come to
+each device. "To the host" is a row of each of a device's clients one way, for the store "host".
 
     python -m experiments.benchmarks.links [--clients 1000 10000 100000]
 
@@ -27,7 +28,12 @@ from fedjax_lab import algorithms, models
 from fedjax_lab.clients.exchange import _SMALL
 
 SHAPES = Path(__file__).with_name("accelerators.jsonl")
-CASES = (("fedavg", "device"), ("scaffold", "device"), ("scaffold", "sharded"), ("gradma", "sharded"))
+CASES = (
+    ("fedavg", "device"),
+    ("scaffold", "device"),
+    ("scaffold", "sharded"),
+    ("gradma", "sharded"),
+)
 _KEPT = {"gradma": {"memory_size": 16, "server_momentum": 0.9, "memory_decay": 0.5}}
 _MANY = 1000  # clients, where only shapes count
 
@@ -45,6 +51,7 @@ class Fabric(NamedTuple):
       far: bytes a second of a device's share of the network between slices or nodes, one way.
       memory: bytes a second of a device's memory.
       room: bytes of it.
+      host: bytes a second between a device and its host, one way.
     """
 
     name: str
@@ -56,6 +63,7 @@ class Fabric(NamedTuple):
     far: float
     memory: float
     room: float
+    host: float
 
 
 def fabrics():
@@ -63,9 +71,9 @@ def fabrics():
     grids = {8: ((2, 4), False), 64: ((8, 8), False), 512: ((16, 16), True)}
     for devices, (sides, wraps) in grids.items():
         near = math.prod(sides)
-        yield Fabric("v5e", devices, near, sides, wraps, 50e9, 3.125e9, 819e9, 16e9)
+        yield Fabric("v5e", devices, near, sides, wraps, 50e9, 3.125e9, 819e9, 16e9, 16e9)
     for devices in grids:
-        yield Fabric("h200", devices, 8, (), False, 450e9, 50e9, 4800e9, 141e9)
+        yield Fabric("h200", devices, 8, (), False, 450e9, 50e9, 4800e9, 141e9, 64e9)
 
 
 def exchanged(algorithm, params, slots, devices, store):
@@ -103,10 +111,10 @@ def exchanged(algorithm, params, slots, devices, store):
 def over_links(kind, result, fabric):
     """(bytes over the busiest fast link, over a device's share of the network), one way.
 
-    A gather, or a scatter of sums, has to bring V, what all devices hold together, to (or from) each
-    of them, by all its links; of a grid without rings the corners have two. An all-to-all sends
-    across the middle of a grid's longer side half of what each half holds; of a ring, both ways
-    around.
+    A gather, or a scatter of sums, has to bring V, what all devices hold together, to (or from)
+    each of them, by all its links; of a grid without rings the corners have two. An all-to-all
+    sends across the middle of a grid's longer side half of what each half holds; of a ring, both
+    ways around.
     """
     count, near = fabric.devices, fabric.near
     slices = count // near
@@ -169,6 +177,11 @@ def check():
     return int(status)
 
 
+def number(value):
+    """Two digits, or all that stand before the point."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def main(arguments=None):
     """Print one Markdown table for each machine."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -180,20 +193,21 @@ def main(arguments=None):
     params = mlp_shapes((200, 100))
     for fabric in fabrics():
         if fabric.devices == 8:
-            print(f"\n{fabric.name}: MB over the busiest link, MB over the network, ms\n")
+            print(f"\n{fabric.name}: MB over the busiest link / over the network: ms\n")
             heads = [f"{name}, {store}" if name == "scaffold" else name for name, store in CASES]
-            print(f"| devices | clients | compute, ms | {' | '.join(heads)} |")
-            print(f"|---:|---:|---:|{'---|' * len(CASES)}")
+            print(f"| devices | clients | compute, ms | {' | '.join(heads)} | to the host, ms |")
+            print(f"|---:|---:|---:|{'---:|' * (len(CASES) + 1)}")
         for clients in given.clients:
             slots = -(-clients // fabric.devices) * fabric.devices
             compute = slots / fabric.devices * bytes_of_a_client(fabric.name) / fabric.memory
-            cells = [str(fabric.devices), f"{clients:,}", f"{1e3 * compute:,.1f}"]
+            cells = [str(fabric.devices), f"{clients:,}", number(1e3 * compute)]
             for name, store in CASES:
                 found = exchanged(method(name), params, slots, fabric.devices, store)
                 near, far, seconds = cost(found, fabric)
-                fits = max(found.values()) < fabric.room
-                told = f"{near / 1e6:,.1f}, {far / 1e6:,.1f}, {1e3 * seconds:,.2f}"
-                cells.append(told if fits else f"({told})")
+                told = f"{number(near / 1e6)} / {number(far / 1e6)}: {number(1e3 * seconds)}"
+                cells.append(told if max(found.values()) < fabric.room else f"({told})")
+            size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+            cells.append(number(1e3 * slots / fabric.devices * size / fabric.host))
             print(f"| {' | '.join(cells)} |")
     return 0
 

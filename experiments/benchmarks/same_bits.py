@@ -7,8 +7,8 @@ eight devices and one differ by more than rounding.
 
     python -m experiments.benchmarks.same_bits [--methods fedavg scaffold] [--rounds 50]
 
-With ``--folder``, what each run ends with is kept there, and a run that is there is not made again: an
-interrupted benchmark goes on. It is for the same code and the same options alone.
+With ``--folder``, what each run ends with is kept there, and a run that is there is not made again:
+an interrupted benchmark goes on. It is for the same code and the same options alone.
 """
 
 import argparse
