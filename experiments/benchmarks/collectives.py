@@ -28,19 +28,20 @@ METHODS = {
     "cfedavg": {"compressor": "top_k:0.1"},
 }
 TOPOLOGIES = {4: "2x2", 8: "2x4"}
+HIDDEN, SLOTS = (256, 256), 16
 
 
-def measure(method, target, client_map, client_store):
-    """(all, gathered, temporaries), in models: what one device has of a round."""
+def compiled(method, target, client_map, client_store):
+    """What the target's compiler says of a round."""
     noise = data.synthetic.noise_images(640, (784,), seed=0)
     clients = data.partition(noise, "iid", num_clients=64, seed=0)
-    model = models.mlp(10, hidden=(256, 256))
+    model = models.mlp(10, hidden=HIDDEN)
     loss_fn = models.classification_loss(model.apply, data.preprocess())
     found = fedjax_lab.plan(
         algorithms.ALGORITHMS[method](loss_fn, client_lr=0.1, **METHODS[method]),
         model.init(jax.random.key(0), noise.x[:1]),
         clients,
-        cohort_size=16,
+        cohort_size=SLOTS,
         local_steps=2,
         batch_size=8,
         target=target,
@@ -49,6 +50,12 @@ def measure(method, target, client_map, client_store):
     )
     if found.figures is None:
         raise SystemExit(found.note)
+    return found
+
+
+def measure(method, target, client_map, client_store):
+    """(all, gathered, temporaries), in models: what one device has of a round."""
+    found = compiled(method, target, client_map, client_store)
     exchanged = found.figures.collectives
     gathered = sum(c.bytes for c in exchanged if c.kind == "all-gather")
     every = sum(c.bytes for c in exchanged)

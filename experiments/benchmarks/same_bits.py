@@ -6,6 +6,9 @@ rows of all clients and the history. The exit status is 1 if two hashes of a met
 eight devices and one differ by more than rounding.
 
     python -m experiments.benchmarks.same_bits [--methods fedavg scaffold] [--rounds 50]
+
+With ``--folder``, what each run ends with is kept there, and a run that is there is not made again:
+an interrupted benchmark goes on. It is for the same code and the same options alone.
 """
 
 import argparse
@@ -64,59 +67,73 @@ def run_all(given):
     params = model.init(jax.random.key(0), prepare(train, None).x[:1])
     evaluate = build_evaluation(models.accuracy_counts(model.apply, prepare), test)
     known = methods(models.classification_loss(model.apply, prepare))
-    for name in given.methods:
-        for store in given.stores:
-            result = simulate(
-                known[name],
-                params,
-                clients,
-                rounds=given.rounds,
-                cohort_size=10,
-                local_steps=4,
-                batch_size=16,
-                evaluate=evaluate,
-                eval_every=10,
-                client_map="shard_map" if given.devices > 1 else "scan",
-                client_store=store,
-            )
-            state = result.state
-            if hasattr(state.clients, "read"):
-                state = state._replace(clients=all_rows(state.clients))
-            else:
-                state = processes.own(state)
-            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((result.params, state))]
-            digest = hashlib.sha256(json.dumps(result.history).encode())
-            for leaf in leaves:
-                digest.update(leaf.tobytes())
-            if jax.process_index() == 0:
-                file = Path(given.folder) / f"{name}-{store}-{given.devices}-{given.processes}.npz"
-                np.savez(file, *leaves)
-                print(json.dumps([name, store, digest.hexdigest()[:12], str(file)]), flush=True)
+    for cell in given.cells:
+        name, store = cell.split(":")
+        result = simulate(
+            known[name],
+            params,
+            clients,
+            rounds=given.rounds,
+            cohort_size=10,
+            local_steps=4,
+            batch_size=16,
+            evaluate=evaluate,
+            eval_every=10,
+            client_map="shard_map" if given.devices > 1 else "scan",
+            client_store=store,
+        )
+        state = result.state
+        if hasattr(state.clients, "read"):
+            state = state._replace(clients=all_rows(state.clients))
+        else:
+            state = processes.own(state)
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((result.params, state))]
+        digest = hashlib.sha256(json.dumps(result.history).encode())
+        for leaf in leaves:
+            digest.update(leaf.tobytes())
+        if jax.process_index() == 0:
+            keep(file_of(given, given.devices, given.processes, name, store), digest, leaves)
+
+
+def file_of(given, devices, processes, name, store):
+    """Where a run's hash and values are kept."""
+    return Path(given.folder) / f"{name}-{store}-{given.rounds}-{devices}-{processes}.npz"
+
+
+def keep(file, digest, leaves):
+    """Write a run's hash and values; the file is there whole or not at all."""
+    part = file.with_suffix(".part")
+    with part.open("wb") as opened:
+        np.savez(opened, *leaves, digest=digest.hexdigest()[:12])
+    part.rename(file)
 
 
 def layout(given, devices, processes, stores):
     """{(method, store): (hash, file)} of eight devices divided among so many processes."""
+    every = [(name, store) for name in given.methods for store in stores]
+    files = {cell: file_of(given, devices, processes, *cell) for cell in every}
+    cells = [":".join(cell) for cell, file in files.items() if not file.exists()]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "experiments.benchmarks.same_bits", "--devices", devices]
     command += ["--processes", processes, "--port", port, "--folder", given.folder]
-    command += ["--rounds", given.rounds, "--methods", *given.methods, "--stores", *stores]
+    command += ["--rounds", given.rounds, "--cells", *cells]
     children = [
         subprocess.Popen(
             [str(part) for part in (*command, "--process", process)],
             cwd=ROOT,
-            stdout=subprocess.PIPE,
             stderr=None if given.verbose else subprocess.DEVNULL,
-            text=True,
         )
-        for process in range(processes)
+        for process in range(processes if cells else 0)
     ]
-    said = [child.communicate()[0] for child in children]
-    if any(child.returncode for child in children):
+    if any([child.wait() for child in children]):
         raise SystemExit(f"{processes} processes with {devices} devices failed; see --verbose.")
-    lines = [json.loads(line) for line in said[0].splitlines() if line.startswith('["')]
-    return {(name, store): (digest, file) for name, store, digest, file in lines}
+    found = {}
+    for cell, file in files.items():
+        with np.load(file) as kept:
+            found[cell] = str(kept["digest"]), file
+    return found
 
 
 def largest_difference(file, other):
@@ -137,14 +154,17 @@ def main(arguments=None):
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--verbose", action="store_true", help="what the processes say")
     parser.add_argument("--devices", type=int, help="of a process that was started by this one")
+    parser.add_argument("--folder", help="where runs are kept; none: nowhere")
     for name in ("processes", "process", "port"):
         parser.add_argument(f"--{name}", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--cells", nargs="*", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.devices:
         run_all(given)
         return 0
-    with tempfile.TemporaryDirectory() as given.folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        given.folder = given.folder or temporary
+        Path(given.folder).mkdir(parents=True, exist_ok=True)
         found = {count: layout(given, DEVICES, count, given.stores) for count in PROCESSES}
         alone = layout(given, 1, 1, ["device"])
         print(f"| method | rows | {' | '.join(f'{n} x {DEVICES // n}' for n in PROCESSES)} | one |")

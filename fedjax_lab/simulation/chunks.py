@@ -91,6 +91,7 @@ class Chunks:
             self.compile_seconds += time.perf_counter() - began
         if missing:
             self._lowered.clear()
+            processes.meet()
         return bool(missing)
 
     def run(self, state: FedState, first: int, length: int) -> tuple[FedState, Metrics]:

@@ -7,6 +7,7 @@ to the others between chunks of rounds. With one process, each function here doe
 
 import contextlib
 import hashlib
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import distributed  # the barrier below is nowhere else
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -26,6 +28,8 @@ from fedjax_lab.types import PyTree
 _BLOCK = 2**26  # bytes of a table that travel at once
 _LEAST = 2**10  # bytes of a text that travel at once: few lengths, few programs
 _NAMED = 3  # processes in an error
+_DAY = 86_400_000  # milliseconds; a process that is gone is noticed earlier, by its heartbeat
+_meetings = itertools.count()
 _GONE = ("heartbeat", "Gloo", "Connection", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
@@ -281,6 +285,18 @@ def any_of(*flags: bool) -> tuple[bool, ...]:
         return flags
     found = multihost_utils.process_allgather(np.array(flags, np.uint8))
     return tuple(map(bool, found.any(0)))
+
+
+def meet() -> None:
+    """Wait until all processes are here, however much longer one of them compiles.
+
+    An exchange on CPU gives the others 30 seconds to come to it. JAX keeps the compiled programs of
+    process 0 alone, so that a second run has them there at once, and elsewhere after compiling.
+    """
+    if several():
+        client = distributed.global_state.client
+        assert client is not None
+        client.wait_at_barrier(f"fedjax_lab/{next(_meetings)}", _DAY)
 
 
 def agree(mine: Mapping[str, Any]) -> None:

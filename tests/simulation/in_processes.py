@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import warnings
 
 import jax
@@ -48,11 +49,22 @@ def evaluate(params):
     return {"size": sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(params))}
 
 
+def compile_late(seconds):
+    compiled = jax.stages.Lowered.compile
+
+    def late(*arguments, **named):
+        time.sleep(seconds)
+        return compiled(*arguments, **named)
+
+    jax.stages.Lowered.compile = late
+
+
 def do(job):
     """Run a job: a method of ``test_stores`` with settings.
 
     The job may also have "differs", settings by process; "stop_at", a process that wishes to stop
-    and the round after which; and "block", the bytes of a table that travel at once.
+    and the round after which; "late", a process and the seconds longer that it compiles; and
+    "block", the bytes of a table that travel at once.
     """
     from fedjax_lab.simulation import processes
     from tests.simulation import test_stores
@@ -63,6 +75,8 @@ def do(job):
     if "stop_at" in job:
         process, round = job["stop_at"]
         settings["stop_when"] = lambda row: jax.process_index() == process and row["round"] >= round
+    if job.get("late", [None])[0] == jax.process_index():
+        compile_late(job["late"][1])
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:

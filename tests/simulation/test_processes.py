@@ -8,6 +8,7 @@ import time
 import jax
 import pytest
 
+from fedjax_lab import load_run
 from fedjax_lab.simulation.run_dir import METRICS, SUMMARY, differences
 from tests.simulation import test_stores
 from tests.simulation.in_processes import answers, digest, evaluate, launch
@@ -89,6 +90,13 @@ def test_a_run_goes_on_in_any_number_of_processes_and_stops_for_any_of_them(tmp_
 
 
 @SLOW
+def test_a_process_may_compile_for_longer_than_an_exchange_waits(said):
+    # On CPU an exchange waits for 30 seconds.
+    [[one, other]] = answers(2, 2, [{**SHARDED, "late": [1, 40]}])
+    assert one["hash"] == other["hash"] == said[0][0]["hash"]
+
+
+@SLOW
 def test_a_run_goes_on_with_fewer_devices_to_rounding(tmp_path):
     settings = {"rounds": 9, "run_dir": str(tmp_path / "run"), "client_map": "shard_map"}
     job = {**SHARDED, "settings": settings}
@@ -162,15 +170,21 @@ def test_of_four_processes_one_is_killed_and_the_run_goes_on(tmp_path, processes
 
 
 @SLOW
-def test_ctrl_c_in_one_process_stops_all(tmp_path):
-    children = command(2, 1, 100_000, tmp_path)
+@pytest.mark.parametrize("told", [(1,), (0, 1, 2)])
+def test_ctrl_c_in_one_process_or_in_all_stops_all_after_the_same_chunk(tmp_path, told):
+    children = command(3, 1, 100_000, tmp_path)
     while not (tmp_path / METRICS).exists() or not (tmp_path / METRICS).read_text():
         time.sleep(0.05)
-    children[1].send_signal(signal.SIGINT)
+    for process in told:
+        children[process].send_signal(signal.SIGINT)
     statuses, errors = finish(children)
-    assert statuses == [130, 130], errors
+    assert statuses == [130] * 3, errors
     assert "the same command goes on" in errors[0]
-    assert json.loads((tmp_path / SUMMARY).read_text())["stopped"] == "interrupt"
+    summary = json.loads((tmp_path / SUMMARY).read_text())
+    rows = (tmp_path / METRICS).read_text().splitlines()
+    assert summary["stopped"] == "interrupt"
+    assert summary["round"] == json.loads(rows[-1])["round"] == 20 * len(rows)
+    assert load_run(tmp_path).round == summary["round"]  # of the checkpoint
 
 
 def test_one_process_alone_is_not_several():
