@@ -82,6 +82,7 @@ def run_all(given):
             client_map="shard_map" if given.devices > 1 else "scan",
             client_store=store,
         )
+        assert result.stopped is None, "a run was interrupted"
         state = result.state
         if hasattr(state.clients, "read"):
             state = state._replace(clients=all_rows(state.clients))
