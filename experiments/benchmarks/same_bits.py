@@ -30,7 +30,7 @@ STORES = ("device", "sharded", "host")
 CLIENTS = 24
 METHODS = ("fedavg", "scaffold", "gradma", "fedmoswa", "fedspeed", "fafed", "cfedavg")
 _TOLERANCE = 1e-5  # of the largest of a leaf's values, after all rounds
-# On one device, too, params that begin one bit larger end 1e-2 apart: a jump between rounds 5 and 10.
+# On one device, too, params that begin one bit larger end 1e-2 apart: rounds 5 to 10 jump.
 _JUMPS = {"gradma"}
 
 
