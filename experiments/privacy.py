@@ -56,6 +56,14 @@ METHODS = {
 }
 
 
+_CYCLIC = """
+
+Cyclic: ten groups of 100 clients take turns, who comes when is no secret, and a client is replaced
+by another; with 10 bands, the noise of a round takes back a part of that of the nine rounds before
+it (DP-FTRL). Cyclic and Poisson columns are not of the same guarantee: replacing a client counts
+twice, and a cohort that everybody knows hides nobody."""
+
+
 class Scale(NamedTuple):
     """How much is run."""
 
@@ -204,9 +212,7 @@ Test accuracy in percent of a linear model after {MACHINE.rounds} rounds, {seeds
 {MACHINE.cohort} expected; 3 local steps of 20 examples, client learning rate 0.1; clip norm
 {CLIP_NORM:g}; client-level (epsilon, {DELTA:g})-differential privacy for a client added or removed.
 CFedAvg sends a tenth of the numbers (top-k with error feedback), which are clipped after
-compression. Cyclic: ten groups of 100 clients take turns, who comes when is no secret, and a client
-is replaced by another; with 10 bands, the noise of a round takes back a part of that of the nine
-rounds before it (DP-FTRL). "No noise" is clipped, too.
+compression. "No noise" is clipped, too.{_CYCLIC if "FedAvg, cyclic" in kept else ""}
 
 {table(kept)}
 
@@ -214,9 +220,8 @@ rounds before it (DP-FTRL). "No noise" is clipped, too.
 
 With few clients the noise is large: the noise on a mean falls with the size of the cohort, at the
 same share of the clients and the same epsilon. So this says what these methods reach in a
-simulation of this scale, not what they would in a large federation. Cyclic and Poisson columns are
-not of the same guarantee: replacing a client counts twice, and a cohort that everybody knows hides
-nobody. The server learning rate is the best of three for each cell, on images held out of training;
+simulation of this scale, not what they would in a large federation. The server learning rate is
+the best of three for each cell, on images held out of training;
 what choosing it would cost in privacy is not counted. Where it is 3, for FedAdam 0.03, it is the
 largest of the three, and a larger one might do better.
 
