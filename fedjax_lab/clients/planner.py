@@ -188,11 +188,12 @@ def estimate(round_of: RoundOf, state: Any, batch: Any, target: Target) -> tuple
       target: the machine.
     """
     slots, margin = batch.client_ids.shape[0], _MARGIN.get(target.platform, 1.0)
-    size_of = tiled_bytes if target.platform == "tpu" else None
+    is_tpu = target.platform == "tpu"
+    size_of = tiled_bytes if is_tpu else None
 
     def peak(client_map):
         traced = jax.make_jaxpr(round_of(client_map))(state, batch)
-        return int(margin * peak_bytes(traced, size_of))
+        return int(margin * peak_bytes(traced, size_of, recomputes=is_tpu))
 
     one = peak("scan")
     return one, max((peak("vmap") - one) // max(slots - 1, 1), 1)

@@ -18,18 +18,22 @@ _ELEMENTWISE = {
 _REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"}
 
 
-def peak_bytes(jaxpr: ClosedJaxpr | Jaxpr, size_of: Callable[[Any], int] | None = None) -> int:
+def peak_bytes(
+    jaxpr: ClosedJaxpr | Jaxpr,
+    size_of: Callable[[Any], int] | None = None,
+    recomputes: bool = False,
+) -> int:
     """The most bytes that are alive at once while a program runs step by step.
 
     Arguments live throughout, every other value from its equation to its last use; a loop's body
     or a called function adds its own peak. An elementwise value that elementwise steps or
-    reductions alone read is not stored but computed where it is read, as XLA does: always if there
-    is one reader, else if its operands are no larger than it. XLA does more of this, so that it
-    mostly needs less.
+    reductions alone read is not stored but computed where it is read, as XLA does if there is one
+    reader, and for TPUs also if there are more and its operands are no larger than it.
 
     Args:
       jaxpr: the traced program.
       size_of: the bytes of a variable; None: of its elements, without padding.
+      recomputes: whether values with several readers are computed for each of them.
     """
     size_of = size_of or _nbytes
     jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
@@ -47,7 +51,7 @@ def peak_bytes(jaxpr: ClosedJaxpr | Jaxpr, size_of: Callable[[Any], int] | None 
         if not all(_takes_in(jaxpr.eqns[reader]) for reader in read_by):
             continue
         operands, results = (sum(map(size_of, v)) for v in (_variables(eqn.invars), eqn.outvars))
-        if len(read_by) == 1 or operands <= 1.1 * results:
+        if len(read_by) == 1 or (recomputes and operands <= 1.1 * results):
             turn[i] = max(turn[reader] for reader in read_by)
             fused.update(eqn.outvars)
     last_use = {v: max(turn[i] for i in read_by) for v, read_by in readers.items()}
@@ -58,7 +62,7 @@ def peak_bytes(jaxpr: ClosedJaxpr | Jaxpr, size_of: Callable[[Any], int] | None 
     live = peak = sum(map(size_of, {*jaxpr.invars, *jaxpr.constvars}))
     for i, eqn in enumerate(jaxpr.eqns):
         live += sum(size_of(v) for v in eqn.outvars if v not in fused)
-        scratch = [_scratch_bytes(inner, size_of) for inner in _inner(eqn.params)]
+        scratch = [_scratch_bytes(inner, size_of, recomputes) for inner in _inner(eqn.params)]
         peak = max(peak, live + max(scratch, default=0))
         live -= sum(map(size_of, freed.get(i, ())))
     return peak
@@ -78,11 +82,13 @@ def _takes_in(eqn: Any) -> bool:
     return eqn.primitive.name in _REDUCTIONS or _is_elementwise(eqn)
 
 
-def _scratch_bytes(jaxpr: ClosedJaxpr | Jaxpr, size_of: Callable[[Any], int]) -> int:
+def _scratch_bytes(
+    jaxpr: ClosedJaxpr | Jaxpr, size_of: Callable[[Any], int], recomputes: bool
+) -> int:
     """The peak of an inner program without its arguments and results, which are alive outside."""
     inner = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     outside = _variables([*inner.invars, *inner.constvars, *inner.outvars])
-    return max(peak_bytes(inner, size_of) - sum(map(size_of, outside)), 0)
+    return max(peak_bytes(inner, size_of, recomputes) - sum(map(size_of, outside)), 0)
 
 
 def _variables(atoms: Sequence[Any]) -> set[Any]:

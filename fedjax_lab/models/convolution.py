@@ -73,9 +73,9 @@ def convolution(
         an option is unknown.
       TypeError: the dtypes differ or are no floats, or a stride or a padding is no integer.
     """
-    around: list[tuple[int, int]] | None = None
+    around: str | list[tuple[int, int]]
     if isinstance(padding, str):
-        check_choice("padding", padding, PADDINGS)
+        around = check_choice("padding", padding, PADDINGS)
     else:
         around = [(check_int("padding", padding, minimum=0),) * 2] * 2
     check_choice("lowering", lowering, LOWERINGS)
@@ -90,12 +90,10 @@ def convolution(
         lowering = _lowering_of(*(_AUTO.value or (jax.default_backend(), None)))
     if lowering == "lax":
         numbers = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(
-            x, kernel, strides, around or padding, dimension_numbers=numbers
-        )
-    if padding == "SAME":
+        return lax.conv_general_dilated(x, kernel, strides, around, dimension_numbers=numbers)
+    if around == "SAME":
         around = list(map(_zeros_around, x.shape[1:3], kernel.shape, strides))
-    if around:
+    if not isinstance(around, str):
         x = jnp.pad(x, ((0, 0), *around, (0, 0)))
     if lowering == "im2col":
         return _all_patches(x, kernel, strides)

@@ -32,8 +32,19 @@ def _two_readers_of_a_sum(x):
 def test_peak_bytes_counts_what_lives_at_once(program, arguments, expected):
     shapes = [jax.ShapeDtypeStruct((n, KIB // 4), jnp.float32) for n in arguments]
     shapes = [s if s.shape[0] > 1 else jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in shapes]
-    found = peak_bytes(jax.make_jaxpr(program)(*shapes))
+    found = peak_bytes(jax.make_jaxpr(program)(*shapes), recomputes=True)
     assert expected * KIB <= found <= (expected + 1) * KIB + 64
+
+
+def test_what_two_read_is_stored_where_it_is_not_computed_twice():
+    def program(x):
+        y = jnp.concatenate([x, x])
+        z = y + 1
+        return (jnp.sort(y) * z).sum() + (z * z).sum()
+
+    traced = jax.make_jaxpr(program)(jax.ShapeDtypeStruct((KIB // 4,), jnp.float32))
+    stored = peak_bytes(traced) - peak_bytes(traced, recomputes=True)
+    assert stored == pytest.approx(2 * KIB, abs=8)
 
 
 @pytest.mark.parametrize(
