@@ -7,6 +7,10 @@ looks at the programs that are solved on the way, as they are solved: every roun
 and some of the clients', of three rows. Measures them as ``experiments.qp_accuracy`` does, which
 runs this too. Each run makes another kind: clients of few classes, whose rows disagree, and clients
 that are alike and take one step from a large mini-batch, whose rows are nearly parallel.
+
+The first run, 40 rounds, 40 programs of each kind, says: KKT residual at most 6.7e-07, distance to
+scipy's solution at most 1.2e-06 ||p||; at most 16 iterations for the server's up to 100 rows, of
+which at most 15 pull, and 6 for the clients' three.
 """
 
 import argparse
