@@ -1,6 +1,6 @@
 """How accurate is `fedjax_lab.qp.project_to_cone` in float32?
 
-    python -m experiments.qp_accuracy [--problems 1000] [--max-dim 1000000]
+    python -m experiments.qp_accuracy [--problems 1000] [--max-dim 1000000] [--recorded 0]
 
 Draws problems of several families (random, conflicting, correlated, duplicate, opposed and zero
 rows, rows nearly parallel to each other and opposed to p, extreme scales, ...), solves each
@@ -175,6 +175,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy of project_to_cone in float32.")
     parser.add_argument("--problems", type=int, default=1000, help="small problems, about")
     parser.add_argument("--max-dim", type=int, default=1_000_000, help="largest d")
+    parser.add_argument(
+        "--recorded", type=int, default=0, metavar="ROUNDS",
+        help="also the programs of GradMA runs of so many rounds on Fashion-MNIST",
+    )  # fmt: skip
     arguments = parser.parse_args()
     each = max(1, -(-arguments.problems // (len(FAMILIES) * len(SMALL))))
     cases = [(name, c, d, each) for name in FAMILIES for c, d in SMALL]
@@ -204,6 +208,10 @@ def main() -> None:
     print(f"{total} problems in {time.perf_counter() - begin:.0f} s")
     print(f"worst KKT residual {worst_kkt[0]:.1e} ({worst_kkt[1]})")
     print(f"worst distance     {worst_distance[0]:.1e} ({worst_distance[1]})")
+    if arguments.recorded:
+        from experiments import qp_recorded
+
+        qp_recorded.main(["--rounds", str(arguments.recorded)])
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ def _table(found: list[Row], rows: Mapping[str, Row]) -> str:
     if not found:
         return "None was run.\n"
     lines = [
-        "| program | target | map | compile CPU s (times FedAvg's) | code | arguments | temporaries "
-        "| estimate / compiler | bytes accessed | collectives |",
+        "| program | target | map | compile CPU s (times FedAvg's) | code | arguments "
+        "| temporaries | estimate / compiler | bytes accessed | collectives |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found:

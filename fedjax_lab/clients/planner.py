@@ -12,7 +12,6 @@ Convolutions choose their lowering by the same target (``fedjax_lab.models.convo
 
 import hashlib
 import json
-import math
 import os
 import re
 import time
@@ -22,11 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from fedjax_lab.checks import check_int
 from fedjax_lab.clients.mapping import single_device_map
 from fedjax_lab.machine.compiler import abstract, try_compile
+from fedjax_lab.machine.liveness import peak_bytes, tiled_bytes
 from fedjax_lab.machine.target import Target, here
 
 # Of a device's memory, what a plan may fill: by an estimate; by the compiler's own figure, where
@@ -34,9 +33,8 @@ from fedjax_lab.machine.target import Target, here
 _SHARE_OF_MEMORY = 0.6
 _SHARE_WHEN_ASKED = 0.9
 # What an estimate is multiplied by: what a compiler was seen to need beside what is alive
-# (docs/accelerators.md). XLA for GPUs needs less.
-_MARGIN = {"tpu": 1.2}
-_LANES, _SUBLANE_BYTES = 128, 32  # a TPU stores tiles of so many columns, and rows of so many bytes
+# (docs/accelerators.md).
+_MARGIN = {"tpu": 1.3, "gpu": 1.1}
 
 # client map -> the round's function (state, batch) -> (state, metrics)
 RoundOf = Callable[[str], Callable[..., Any]]
@@ -190,14 +188,18 @@ def estimate(round_of: RoundOf, state: Any, batch: Any, target: Target) -> tuple
       target: the machine.
     """
     slots, margin = batch.client_ids.shape[0], _MARGIN.get(target.platform, 1.0)
-    size_of = _tiled_bytes if target.platform == "tpu" else _nbytes
+    is_tpu = target.platform == "tpu"
+    size_of = tiled_bytes if is_tpu else None
 
     def peak(client_map):
         traced = jax.make_jaxpr(round_of(client_map))(state, batch)
-        return int(margin * peak_bytes(traced, size_of))
+        return int(margin * peak_bytes(traced, size_of, recomputes=is_tpu))
 
     one = peak("scan")
-    return one, max((peak("vmap") - one) // max(slots - 1, 1), 1)
+    each = max((peak("vmap") - one) // max(slots - 1, 1), 1)
+    if is_tpu:  # it copies resident examples so that each lies in tiles of its own
+        one += int(margin * sum(tiled_bytes(leaf, 1) for leaf in jax.tree.leaves(batch.source)))
+    return one, each
 
 
 def at_once(client_map: str, slots: int, target: Target) -> int:
@@ -215,74 +217,6 @@ def at_once(client_map: str, slots: int, target: Target) -> int:
         share = share or single_device_map(target)
         kind, _, size = share.partition(":")
     return slots if kind == "vmap" else min(int(size or 1), slots)
-
-
-def peak_bytes(jaxpr: ClosedJaxpr | Jaxpr, size_of: Callable[[Any], int] | None = None) -> int:
-    """The most bytes that are alive at once while a program runs step by step.
-
-    Arguments live throughout, every other value from its equation to its last use; a loop's body
-    or a called function adds its own peak. XLA fuses and reuses, so that it mostly needs less.
-
-    Args:
-      jaxpr: the traced program.
-      size_of: the bytes of a variable; None: of its elements, without padding.
-    """
-    size_of = size_of or _nbytes
-    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
-    last_use = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in _variables(eqn.invars)}
-    kept = _variables([*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars])
-    live = peak = sum(map(size_of, {*jaxpr.invars, *jaxpr.constvars}))
-    for i, eqn in enumerate(jaxpr.eqns):
-        live += sum(map(size_of, eqn.outvars))
-        scratch = [_scratch_bytes(inner, size_of) for inner in _inner(eqn.params)]
-        peak = max(peak, live + max(scratch, default=0))
-        used = _variables([*eqn.invars, *eqn.outvars]) - kept
-        live -= sum(size_of(v) for v in used if last_use.get(v, i) == i)
-    return peak
-
-
-def _scratch_bytes(jaxpr: ClosedJaxpr | Jaxpr, size_of: Callable[[Any], int]) -> int:
-    """The peak of an inner program without its arguments and results, which are alive outside."""
-    inner = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
-    outside = _variables([*inner.invars, *inner.constvars, *inner.outvars])
-    return max(peak_bytes(inner, size_of) - sum(map(size_of, outside)), 0)
-
-
-def _variables(atoms: Sequence[Any]) -> set[Any]:
-    return {atom for atom in atoms if not isinstance(atom, Literal)}
-
-
-def _inner(params: dict[str, Any]) -> list[ClosedJaxpr | Jaxpr]:
-    leaves = jax.tree.leaves(
-        list(params.values()), is_leaf=lambda v: isinstance(v, (ClosedJaxpr, Jaxpr))
-    )
-    return [leaf for leaf in leaves if isinstance(leaf, (ClosedJaxpr, Jaxpr))]
-
-
-def _nbytes(variable: Any) -> int:
-    aval = variable.aval
-    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
-    return getattr(aval, "size", 0) * itemsize
-
-
-def _tiled_bytes(variable: Any) -> int:
-    """Bytes on a TPU: in tiles, over those two axes that need the least padding."""
-    shape = getattr(variable.aval, "shape", ())
-    itemsize = getattr(getattr(variable.aval, "dtype", None), "itemsize", 0)
-    if len(shape) < 2 or not itemsize:
-        return _nbytes(variable)
-    rows = max(_SUBLANE_BYTES // itemsize, 1)
-
-    def padding(size, step):
-        return -(-size // step) * step / max(size, 1)
-
-    least = min(
-        padding(lane, _LANES) * padding(row, rows)
-        for i, lane in enumerate(shape)
-        for j, row in enumerate(shape)
-        if i != j
-    )
-    return math.ceil(_nbytes(variable) * least)
 
 
 # --- the measured mode

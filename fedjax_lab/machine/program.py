@@ -17,6 +17,7 @@ _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
     *("partition-id", "replica-id", "opt-barrier", "iota", "copy-done", "async-done"),
     *("all-reduce-done", "all-gather-done", "collective-permute-done", "send-done", "recv-done"),
+    "slice-start",  # what it moves is counted when it is done
 }
 _COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
@@ -166,8 +167,10 @@ class _Reader:
         if opcode == "fusion":
             return times * self._fusion(body, instruction)
         result = shape_bytes(instruction.type)
-        if opcode in _SLICES:
+        if opcode.removesuffix("-done") in _SLICES:
             return times * 2 * result
+        if opcode == "custom-call" and 'custom_call_target="ConcatBitcast"' in instruction.rest:
+            return 0  # a TPU's name for pieces that already lie side by side
         if opcode == "dynamic-update-slice":
             return times * 2 * self._size(body, instruction.operands[1])
         if opcode == "copy-start":

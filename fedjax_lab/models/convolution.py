@@ -39,7 +39,7 @@ def convolutions_for(target: Target | None) -> AbstractContextManager[None]:
 def convolution(
     x: jax.Array,
     kernel: jax.Array,
-    padding: str = "VALID",
+    padding: str | int = "VALID",
     *,
     stride: int | tuple[int, int] = 1,
     lowering: str = "auto",
@@ -59,7 +59,7 @@ def convolution(
       x: float [B, H, W, C].
       kernel: float [h, w, C, F], the dtype of ``x``.
       padding: "VALID" (none: H' = floor((H - h) / stride) + 1) or "SAME" (zeros, one more at the
-        end where their number is odd: H' = ceil(H / stride)).
+        end where their number is odd: H' = ceil(H / stride)), or a number of zeros on every side.
       stride: of both axes, or (of H, of W).
       lowering: "auto", "winograd", "gemm", "im2col" or "lax". The first three have no forward-mode
         derivative on CPU. "winograd" takes a stride of 1 along W, kernels of 2 to 7 columns and
@@ -71,9 +71,13 @@ def convolution(
     Raises:
       ValueError: a shape does not fit, the image is smaller than a kernel without padding, or
         an option is unknown.
-      TypeError: the dtypes differ or are no floats, or a stride is no integer.
+      TypeError: the dtypes differ or are no floats, or a stride or a padding is no integer.
     """
-    check_choice("padding", padding, PADDINGS)
+    around: str | list[tuple[int, int]]
+    if isinstance(padding, str):
+        around = check_choice("padding", padding, PADDINGS)
+    else:
+        around = [(check_int("padding", padding, minimum=0),) * 2] * 2
     check_choice("lowering", lowering, LOWERINGS)
     strides = stride if isinstance(stride, tuple) else (stride, stride)
     if len(strides) != 2:
@@ -86,9 +90,11 @@ def convolution(
         lowering = _lowering_of(*(_AUTO.value or (jax.default_backend(), None)))
     if lowering == "lax":
         numbers = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers)
-    if padding == "SAME":
-        x = jnp.pad(x, ((0, 0), *map(_zeros_around, x.shape[1:3], kernel.shape, strides), (0, 0)))
+        return lax.conv_general_dilated(x, kernel, strides, around, dimension_numbers=numbers)
+    if around == "SAME":
+        around = list(map(_zeros_around, x.shape[1:3], kernel.shape, strides))
+    if not isinstance(around, str):
+        x = jnp.pad(x, ((0, 0), *around, (0, 0)))
     if lowering == "im2col":
         return _all_patches(x, kernel, strides)
     inner = x.transpose(1, 3, 2, 0)
@@ -127,7 +133,7 @@ def _tile(x: jax.Array, kernel: jax.Array, stride: int, lowering: str) -> int:
     return tile if lowering == "winograd" or (lowering == "auto" and worthwhile) else 0
 
 
-def _check_arrays(x: jax.Array, kernel: jax.Array, padding: str) -> None:
+def _check_arrays(x: jax.Array, kernel: jax.Array, padding: str | int) -> None:
     if x.ndim != 4:
         raise ValueError(f"x has shape {x.shape}; a convolution takes images [B, H, W, C].")
     if kernel.ndim != 4 or kernel.shape[2] != x.shape[3]:
@@ -138,10 +144,13 @@ def _check_arrays(x: jax.Array, kernel: jax.Array, padding: str) -> None:
     if x.dtype != kernel.dtype or not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"x has dtype {x.dtype} and kernel {kernel.dtype}; both must be one float.")
     height, width = kernel.shape[:2]
-    if padding == "VALID" and (x.shape[1] < height or x.shape[2] < width):
+    zeros = 0 if isinstance(padding, str) else 2 * padding
+    if padding != "SAME" and (x.shape[1] + zeros < height or x.shape[2] + zeros < width):
+        without = f"with a padding of {padding}" if zeros else "without padding"
         raise ValueError(
-            f"x has shape {x.shape} where a {height} x {width} convolution without padding needs "
-            f'at least {height} x {width} pixels; give larger images or padding="SAME".'
+            f"x has shape {x.shape} where a {height} x {width} convolution {without} needs "
+            f"at least {height - zeros} x {width - zeros} pixels; give larger images or "
+            'padding="SAME".'
         )
 
 

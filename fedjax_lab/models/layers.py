@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 
-from fedjax_lab.checks import check_int
 from fedjax_lab.models.batch_norm import BatchNorm
 from fedjax_lab.models.convolution import convolution
 from fedjax_lab.types import Key
@@ -93,15 +92,11 @@ class Conv(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Convolve ``x``."""
         x = _floats(self, x)
-        size, padding = self.kernel_size, self.padding
+        size = self.kernel_size
         shape = (size, size, x.shape[-1], self.num_features)
         kernel, bias = _parameters(self, shape, self.use_bias, self.kernel_init)
         x, kernel, bias = promote_dtype(x, kernel, bias)
-        if not isinstance(padding, str) and x.ndim == 4:  # other axes: ``convolution`` names them
-            around = (check_int("padding", padding, minimum=0),) * 2
-            x = jnp.pad(x, ((0, 0), around, around, (0, 0)))
-        padding = padding if isinstance(padding, str) else "VALID"
-        features = convolution(x, kernel, padding, stride=self.stride, lowering=self.lowering)
+        features = convolution(x, kernel, self.padding, stride=self.stride, lowering=self.lowering)
         return features if bias is None else features + bias.reshape(1, 1, 1, -1)
 
 

@@ -71,6 +71,22 @@ def test_of_a_slice_only_what_is_read_counts():
     assert found.bytes_accessed < rows.nbytes / 10
 
 
+ASYNCHRONOUS = """
+ENTRY %main (x: f32[8,128]) -> f32[8,128] {
+  %x = f32[8,128]{1,0} parameter(0)
+  %start = ((f32[8,128]{1,0}), f32[6,128]{1,0}, s32[]) slice-start(%x), slice={[0:6], [0:128]}
+  %start.1 = ((f32[8,128]{1,0}), f32[2,128]{1,0}, s32[]) slice-start(%x), slice={[6:8], [0:128]}
+  %done = f32[6,128]{1,0} slice-done(%start)
+  %done.1 = f32[2,128]{1,0} slice-done(%start.1)
+  ROOT %all = f32[8,128]{1,0} custom-call(%done, %done.1), custom_call_target="ConcatBitcast"
+}
+"""
+
+
+def test_an_array_fetched_in_slices_is_read_and_written_once():
+    assert read_traffic(ASYNCHRONOUS).bytes_accessed == 2 * 8 * 128 * 4
+
+
 def test_a_loop_of_unknown_length_is_told():
     def loop(x):
         return jax.lax.while_loop(lambda x: x.sum() < 10, lambda x: x + 1, x)

@@ -177,6 +177,16 @@ def test_pooling_before_the_activation_changes_nothing():
     compare(ours, expected, 1e-5)
 
 
+@pytest.mark.parametrize("lowering", ["gemm", "im2col", "lax"])
+def test_zeros_on_every_side(lowering):
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(2, 5, 6, 3)), rng.normal(size=(3, 3, 3, 4))
+    x, kernel = jnp.asarray(x, jnp.float32), jnp.asarray(kernel, jnp.float32)
+    expected = xla(jnp.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0))), kernel, (2, 2), "VALID")
+    found = convolution(x, kernel, 2, stride=2, lowering=lowering)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_bad_arguments_are_named():
     x, kernel = jnp.ones((2, 4, 4, 3)), jnp.ones((3, 3, 3, 2))
     with pytest.raises(ValueError, match="padding is 'FULL'; it must be one of SAME, VALID"):
@@ -195,6 +205,10 @@ def test_bad_arguments_are_named():
         convolution(x, kernel[:, :, :2])
     with pytest.raises(ValueError, match="at least 3 x 3 pixels"):
         convolution(x[:, :2], kernel)
+    with pytest.raises(ValueError, match="with a padding of 1 needs at least 5 x 5 pixels"):
+        convolution(x, jnp.ones((7, 7, 3, 2)), 1)
+    with pytest.raises(ValueError, match="padding is -1; it must be at least 0"):
+        convolution(x, kernel, -1)
     with pytest.raises(TypeError, match="x has dtype float32 and kernel bfloat16"):
         convolution(x, kernel.astype(jnp.bfloat16))
     with pytest.raises(TypeError, match="both must be one float"):

@@ -1,0 +1,134 @@
+"""How much memory a traced program needs, before any compiler: what is alive at once."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import tree
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+_LANES, _SUBLANE_BYTES = 128, 32  # a TPU stores tiles of so many columns, and rows of so many bytes
+_ELEMENTWISE = {
+    *("abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "convert_element_type", "div"),
+    *("eq", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le"),
+    *("log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pow"),
+    *("rem", "reshape", "round", "rsqrt", "select_n", "sign", "sqrt", "square", "stop_gradient"),
+    *("sub", "tanh", "xor"),
+}
+_REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"}
+
+
+def peak_bytes(
+    jaxpr: ClosedJaxpr | Jaxpr,
+    size_of: Callable[[Any], int] | None = None,
+    recomputes: bool = False,
+) -> int:
+    """The most bytes that are alive at once while a program runs step by step.
+
+    Arguments live throughout, every other value from its equation to its last use; a loop's body
+    or a called function adds its own peak. An elementwise value that elementwise steps or
+    reductions alone read is not stored but computed where it is read, as XLA does if there is one
+    reader, and for TPUs also if there are more and its operands are no larger than it.
+
+    Args:
+      jaxpr: the traced program.
+      size_of: the bytes of a variable; None: of its elements, without padding.
+      recomputes: whether values with several readers are computed for each of them.
+    """
+    size_of = size_of or _nbytes
+    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    kept = _variables([*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars])
+    readers: dict[Any, list[int]] = {}
+    for i, eqn in enumerate(jaxpr.eqns):
+        for variable in _variables(eqn.invars):
+            readers.setdefault(variable, []).append(i)
+    # When an equation is computed: its own turn, or that of the one that it is fused into.
+    turn, fused = list(range(len(jaxpr.eqns))), set()
+    for i, eqn in reversed(list(enumerate(jaxpr.eqns))):
+        read_by = {reader for v in eqn.outvars for reader in readers.get(v, ())}
+        if not read_by or not _is_elementwise(eqn) or not kept.isdisjoint(eqn.outvars):
+            continue
+        if not all(_takes_in(jaxpr.eqns[reader]) for reader in read_by):
+            continue
+        operands, results = (sum(map(size_of, v)) for v in (_variables(eqn.invars), eqn.outvars))
+        if len(read_by) == 1 or (recomputes and operands <= 1.1 * results):
+            turn[i] = max(turn[reader] for reader in read_by)
+            fused.update(eqn.outvars)
+    last_use = {v: max(turn[i] for i in read_by) for v, read_by in readers.items()}
+    freed: dict[int, list[Any]] = {}
+    for i, eqn in enumerate(jaxpr.eqns):
+        for v in _variables(eqn.outvars) - kept - fused:
+            freed.setdefault(last_use.get(v, i), []).append(v)
+    live = peak = sum(map(size_of, {*jaxpr.invars, *jaxpr.constvars}))
+    for i, eqn in enumerate(jaxpr.eqns):
+        live += sum(size_of(v) for v in eqn.outvars if v not in fused)
+        scratch = [_scratch_bytes(inner, size_of, recomputes) for inner in _inner(eqn.params)]
+        peak = max(peak, live + max(scratch, default=0))
+        live -= sum(map(size_of, freed.get(i, ())))
+    return peak
+
+
+def _is_elementwise(eqn: Any) -> bool:
+    """Whether each element of its results depends on one element of each operand, or on none."""
+    inner = _inner(eqn.params)
+    if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call") and inner:
+        bodies = (part.jaxpr if isinstance(part, ClosedJaxpr) else part for part in inner)
+        return all(_is_elementwise(e) for body in bodies for e in body.eqns)
+    return eqn.primitive.name in _ELEMENTWISE
+
+
+def _takes_in(eqn: Any) -> bool:
+    """Whether compilers compute an elementwise operand inside it."""
+    return eqn.primitive.name in _REDUCTIONS or _is_elementwise(eqn)
+
+
+def _scratch_bytes(
+    jaxpr: ClosedJaxpr | Jaxpr, size_of: Callable[[Any], int], recomputes: bool
+) -> int:
+    """The peak of an inner program without its arguments and results, which are alive outside."""
+    inner = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    outside = _variables([*inner.invars, *inner.constvars, *inner.outvars])
+    return max(peak_bytes(inner, size_of, recomputes) - sum(map(size_of, outside)), 0)
+
+
+def _variables(atoms: Sequence[Any]) -> set[Any]:
+    return {atom for atom in atoms if not isinstance(atom, Literal)}
+
+
+def _inner(params: dict[str, Any]) -> list[ClosedJaxpr | Jaxpr]:
+    leaves = tree.leaves(
+        list(params.values()), is_leaf=lambda v: isinstance(v, (ClosedJaxpr, Jaxpr))
+    )
+    return [leaf for leaf in leaves if isinstance(leaf, (ClosedJaxpr, Jaxpr))]
+
+
+def _nbytes(variable: Any) -> int:
+    aval = getattr(variable, "aval", variable)
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    return getattr(aval, "size", 0) * itemsize
+
+
+def tiled_bytes(variable: Any, first: int = 0) -> int:
+    """Bytes on a TPU: in tiles, over those two axes that need the least padding.
+
+    Args:
+      variable: of a traced program, or an array's shape and dtype.
+      first: axes before this one are not in tiles.
+    """
+    aval = getattr(variable, "aval", variable)
+    shape = getattr(aval, "shape", ())[first:]
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    if len(shape) < 2 or not itemsize:
+        return _nbytes(variable)
+    rows = max(_SUBLANE_BYTES // itemsize, 1)
+
+    def padding(size, step):
+        return -(-size // step) * step / max(size, 1)
+
+    least = min(
+        padding(lane, _LANES) * padding(row, rows)
+        for i, lane in enumerate(shape)
+        for j, row in enumerate(shape)
+        if i != j
+    )
+    return math.ceil(_nbytes(variable) * least)

@@ -1,0 +1,65 @@
+"""What is alive at once in a traced program."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_lab.machine.liveness import peak_bytes, tiled_bytes
+
+KIB = 1024
+
+
+def _two_readers_of_a_sum(x):
+    total = jnp.cumsum(x) + 1  # what the two read is made of cumsum(x) twice
+    return jnp.cumsum(total * 2 + total * total)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "expected"),
+    [
+        (lambda x: x + 1, [1], 2),  # x and the result
+        (lambda x: ((x + 1) * 2) - 3, [1], 2),  # one kernel
+        (lambda x: jnp.cumsum(jnp.cumsum(jnp.cumsum(x))), [1], 3),  # x stays; two successors meet
+        (lambda x: jnp.cumsum(x) + jnp.cumsum(x + 1), [1], 4),  # x, x + 1 or the sum, two parts
+        (_two_readers_of_a_sum, [1], 3),
+        (lambda x: (x[:, None] * x[None]).sum(-1), [8], 8),  # 512 products, never stored
+        (lambda x, y: x * y, [1, 1], 3),
+        (lambda x: jax.lax.fori_loop(0, 5, lambda i, y: y * 2, x), [1], 2),
+        # a loop holds what it makes of one row
+        (lambda x: jax.lax.map(lambda row: (row + 1) * 2, x), [4], 8),
+    ],
+)
+def test_peak_bytes_counts_what_lives_at_once(program, arguments, expected):
+    shapes = [jax.ShapeDtypeStruct((n, KIB // 4), jnp.float32) for n in arguments]
+    shapes = [s if s.shape[0] > 1 else jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in shapes]
+    found = peak_bytes(jax.make_jaxpr(program)(*shapes), recomputes=True)
+    assert expected * KIB <= found <= (expected + 1) * KIB + 64
+
+
+def test_what_two_read_is_stored_where_it_is_not_computed_twice():
+    def program(x):
+        y = jnp.concatenate([x, x])
+        z = y + 1
+        return (jnp.sort(y) * z).sum() + (z * z).sum()
+
+    traced = jax.make_jaxpr(program)(jax.ShapeDtypeStruct((KIB // 4,), jnp.float32))
+    stored = peak_bytes(traced) - peak_bytes(traced, recomputes=True)
+    assert stored == pytest.approx(2 * KIB, abs=8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((8, 128), "float32", 8 * 128 * 4),
+        ((8, 5, 250), "float32", 8 * 5 * 256 * 4),
+        ((64, 28, 28, 3), "float32", 32 * 28 * 3 * 128 * 4),  # B as lanes, H as rows
+        ((8, 128), "bfloat16", 16 * 128 * 2),
+        ((8, 128), "uint8", 32 * 128),
+        ((5,), "float32", 20),
+        ((), "float32", 4),
+        ((0, 3), "float32", 0),
+    ],
+)
+def test_a_tpu_pads_the_two_axes_where_it_costs_least(shape, dtype, expected):
+    jaxpr = jax.make_jaxpr(lambda x: x)(jax.ShapeDtypeStruct(shape, dtype)).jaxpr
+    assert tiled_bytes(jaxpr.invars[0]) == expected
