@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fedjax_lab.machine.liveness import peak_bytes, tiled_bytes
@@ -63,3 +64,10 @@ def test_what_two_read_is_stored_where_it_is_not_computed_twice():
 def test_a_tpu_pads_the_two_axes_where_it_costs_least(shape, dtype, expected):
     jaxpr = jax.make_jaxpr(lambda x: x)(jax.ShapeDtypeStruct(shape, dtype)).jaxpr
     assert tiled_bytes(jaxpr.invars[0]) == expected
+
+
+def test_examples_of_images_in_tiles():
+    images = jax.ShapeDtypeStruct((4000, 28, 28, 1), np.uint8)
+    # 28 rows of 28 bytes lie in 32 rows of 128, as a v5e's compiler has them: u8[4000,28,28].
+    assert tiled_bytes(images, 1) == 4000 * 32 * 128
+    assert tiled_bytes(jax.ShapeDtypeStruct((4000,), np.int32), 1) == 4 * 4000
