@@ -2,6 +2,8 @@
 
 Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth: Practical Secure
 Aggregation for Privacy-Preserving Machine Learning. CCS 2017, Protocol 1 with pairwise masks.
+Masks with some of the others: Bell, Bonawitz, Gascón, Lepoint, Raykova: Secure Single-Server
+Aggregation with (Poly)Logarithmic Overhead. CCS 2020.
 
 =========================  ==========================================
 paper                      here
@@ -10,6 +12,7 @@ x_u, R                     an encoded message, 2^``bits``
 s_{u,v}                    ``pair_key``, from the round's key and both ids
 PRG(s_{u,v})               ``jax.random.bits``
 U_1, U_3                   slots that hold a client, those that take part
+k of Bell et al.           ``neighbours``, in a Harary graph over the clients in random order
 =========================  ==========================================
 """
 
@@ -34,9 +37,12 @@ from fedjax_lab.wrappers.order import (
 )
 
 _MASKS = tag(6)  # folded into a round's key
+_RING = tag(1)  # into that of its masks; ids of clients are smaller
 
 
-def with_secure_aggregation(algorithm: Algorithm, bits: int, clip: float) -> Algorithm:
+def with_secure_aggregation(
+    algorithm: Algorithm, bits: int, clip: float, neighbours: int | None = None
+) -> Algorithm:
     """The same method whose server learns the sum of the messages and nothing else of them.
 
     Every number x of a message is clipped to [-clip, clip], multiplied by the client's weight in
@@ -48,6 +54,11 @@ def with_secure_aggregation(algorithm: Algorithm, bits: int, clip: float) -> Alg
     of the round, the server takes off what is left of theirs, as it could with their shares of
     the seeds. What the server sees of one client is uniform.
 
+    With ``neighbours``, a client shares masks with so many others alone, half of them on either
+    side in a ring of the round's clients, whose order is drawn every round. The sum is the same to
+    the bit. A client is hidden as long as one of its neighbours reports, and nothing but the one
+    sum is seen as long as neighbours / 2 in a row do not drop out at two places of the ring.
+
     The mean is then that of the clipped numbers, each too near to zero by less than clip / L.
 
     Bytes up: ceil(numbers * bits / 8) of all fields, also those that a server could derive from a
@@ -55,17 +66,21 @@ def with_secure_aggregation(algorithm: Algorithm, bits: int, clip: float) -> Alg
     the whole protocol runs in one program: this shows what it does to a method's numbers, and
     keeps no secret.
 
-    Memory and time: all messages are kept and masked, S (S - 1) / 2 masks as large as a message.
-    First estimates (FAFED, STEM) are summed like this in the first round, not by ``init``.
+    Memory and time: all messages are kept and masked; S (S - 1) / 2 masks as large as a message, or
+    S neighbours / 2, are drawn one after the other. First estimates (FAFED, STEM) are summed like
+    this in the first round, not by ``init``.
 
-    Metric: ``saturated``, the share of the numbers of those taking part that were clipped, in the
-    last exchange.
+    Metrics, of the last exchange and of those taking part: ``saturated``, the share of the numbers
+    that were clipped, and ``vanished``, the share of those other than 0 that became 0 because
+    ``bits`` are few. A NaN (``on_nonfinite="keep"``) is sent as 0 and counts as clipped.
 
     Args:
       algorithm: any method but those whose server works with single messages (GradMA, GradMA-S)
         or single numbers of steps (FedNova).
       bits: of an integer on its way, 2 to 32.
       clip: largest absolute value of a number, above 0.
+      neighbours: clients that one shares masks with, an even number; all where that is as many, or
+        None.
 
     Raises:
       TypeError, ValueError: an argument is out of range, the method's server sees single clients
@@ -75,6 +90,8 @@ def with_secure_aggregation(algorithm: Algorithm, bits: int, clip: float) -> Alg
     wrappers = check_order(algorithm, "secure")
     check_int("bits", bits, minimum=2, maximum=32)
     check_number("clip", clip, minimum=0.0, exclusive_minimum=True)
+    if neighbours is not None and check_int("neighbours", neighbours, minimum=2) % 2:
+        raise ValueError(f"neighbours is {neighbours}; it must be even, half on either side.")
     if algorithm.hyperparameters.get("dp_adaptive_quantile") is not None:
         raise ValueError(
             f"algorithm is {algorithm.name}: its clients also send whether they were clipped, a "
@@ -95,13 +112,14 @@ def with_secure_aggregation(algorithm: Algorithm, bits: int, clip: float) -> Alg
         name=f"{algorithm.name}+secure",
         start=start,
         phases=tuple(
-            _secure(algorithm.name, phase, number, bits, float(clip), number == last)
+            _secure(algorithm.name, phase, number, bits, float(clip), neighbours, number == last)
             for number, phase in enumerate(algorithm.phases)
         ),
         hyperparameters={
             **algorithm.hyperparameters,
             "secure_bits": bits,
             "secure_clip": float(clip),
+            **({} if neighbours is None else {"secure_neighbours": neighbours}),
         },
         wrappers=wrappers,
     )
@@ -118,7 +136,7 @@ def levels(bits: int, slots: int) -> int:
 
 
 def encode(values: jax.Array, factors: jax.Array, clip: float, largest: int) -> jax.Array:
-    """Integers for numbers, uint32 [S, ...], negative ones as their complement to 2^32.
+    """Integers for numbers, uint32 [S, ...], negative ones as their complement to 2^32; 0 for NaN.
 
     Args:
       values: [S, ...].
@@ -130,7 +148,8 @@ def encode(values: jax.Array, factors: jax.Array, clip: float, largest: int) -> 
     # The largest number of this type that is not beyond L.
     limit = np.asarray(largest, dtype)
     limit = np.nextafter(limit, np.asarray(0, dtype)) if int(limit) > largest else limit
-    unit = jnp.clip(values.astype(dtype), -clip, clip) / clip
+    values = jnp.where(jnp.isnan(values), 0, values).astype(dtype)
+    unit = jnp.clip(values, -clip, clip) / clip
     scaled = unit * factors.astype(dtype).reshape(-1, *[1] * (values.ndim - 1)) * limit
     return jnp.trunc(jnp.clip(scaled, -limit, limit)).astype(jnp.int32).astype(jnp.uint32)
 
@@ -161,7 +180,12 @@ def pair_key(key: Key, one: jax.Array, other: jax.Array) -> Key:
 
 
 def mask(
-    encoded: jax.Array, key: Key, client_ids: jax.Array, present: jax.Array, reports: jax.Array
+    encoded: jax.Array,
+    key: Key,
+    client_ids: jax.Array,
+    present: jax.Array,
+    reports: jax.Array,
+    neighbours: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """What the server sees of each client, and what is left of the masks in their sum.
 
@@ -169,22 +193,31 @@ def mask(
       encoded: uint32 [S, d].
       key: the round's key for masks.
       client_ids: int32 [S].
-      present: bool [S], who began the round and so has a mask with everyone.
+      present: bool [S], who began the round and so has a mask with its neighbours.
       reports: bool [S], whose message arrives.
+      neighbours: how many, an even number; None: everyone.
 
     Returns:
       (uint32 [S, d], modulo 2^32; uint32 [d]: the masks that those who report have with those who
       do not).
     """
-    slots = encoded.shape[0]
-    first, second = (jnp.asarray(i, jnp.int32) for i in np.triu_indices(slots, 1))
+    slots, count = encoded.shape[0], present.sum(dtype=jnp.int32)
+    furthest = (slots if neighbours is None else min(neighbours, slots)) // 2
+    ring = jax.random.permutation(jax.random.fold_in(key, _RING), slots)
+    ring = ring[jnp.argsort(~present[ring], stable=True)]
 
     def one_pair(carry, pair):
         seen, left = carry
-        i, j = pair
+        place, step = pair
+        i, j = ring[place], ring[(place + step) % jnp.maximum(count, 1)]
+        # In a ring of so few that the steps go around it, every pair is met once.
+        is_met = (place < count) & ((2 * step < count) | ((2 * step == count) & (place < step)))
         shared = pair_key(key, client_ids[i], client_ids[j])
-        drawn = jax.random.bits(shared, encoded.shape[1:], jnp.uint32)
-        drawn = jnp.where(present[i] & present[j], drawn, 0)
+        drawn = jax.lax.cond(
+            is_met,
+            lambda: jax.random.bits(shared, encoded.shape[1:], jnp.uint32),
+            lambda: jnp.zeros(encoded.shape[1:], jnp.uint32),
+        )
         # The one of the smaller id adds it.
         drawn = jnp.where(client_ids[i] < client_ids[j], drawn, -drawn)
         seen = seen.at[i].add(drawn).at[j].add(-drawn)
@@ -192,13 +225,21 @@ def mask(
         left = left + jnp.where(reports[i] != reports[j], lonely, 0)
         return (seen, left), None
 
+    places = jnp.tile(jnp.arange(slots, dtype=jnp.int32), furthest)
+    steps = jnp.repeat(jnp.arange(1, furthest + 1, dtype=jnp.int32), slots)
     start = (encoded, jnp.zeros(encoded.shape[1:], jnp.uint32))
-    if slots == 1:
-        return start
-    return jax.lax.scan(one_pair, start, (first, second))[0]
+    return jax.lax.scan(one_pair, start, (places, steps))[0]
 
 
-def _secure(name: str, phase: Phase, number: int, bits: int, clip: float, is_last: bool) -> Phase:
+def _secure(
+    name: str,
+    phase: Phase,
+    number: int,
+    bits: int,
+    clip: float,
+    neighbours: int | None,
+    is_last: bool,
+) -> Phase:
     """The phase whose server half gets what comes of the masked sum."""
     if not phase.reduce:
         return phase
@@ -217,7 +258,7 @@ def _secure(name: str, phase: Phase, number: int, bits: int, clip: float, is_las
             for field, value in messages.items()
             for how in [phase.reduce[field]]
         }
-        total = _masked_total(tree.flatten(encoded, 1), number, cohort)
+        total = _masked_total(tree.flatten(encoded, 1), number, cohort, neighbours)
         shapes = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], jnp.uint32), encoded)
         sums = tree.unflatten(total, shapes)
         decoded = jax.tree.map(
@@ -229,7 +270,7 @@ def _secure(name: str, phase: Phase, number: int, bits: int, clip: float, is_las
         }
         inner, metrics = phase.server_update(server, received, cohort)
         if is_last:
-            metrics = {**metrics, "saturated": _saturated(messages, clip, cohort)}
+            metrics = {**metrics, **_losses(messages, encoded, clip, cohort)}
         return inner, metrics
 
     def message_bytes(message):
@@ -239,22 +280,32 @@ def _secure(name: str, phase: Phase, number: int, bits: int, clip: float, is_las
     return stack_all(phase)._replace(server_update=server_update, message_bytes=message_bytes)
 
 
-def _masked_total(encoded: jax.Array, number: int, cohort: Cohort) -> jax.Array:
+def _masked_total(
+    encoded: jax.Array, number: int, cohort: Cohort, neighbours: int | None
+) -> jax.Array:
     """The sum of the masked messages without what is left of the masks, uint32 [d]."""
     key = jax.random.fold_in(jax.random.fold_in(cohort.key, _MASKS), number)
     present = cohort.client_ids < cohort.num_clients
     reports = cohort.participates
-    seen, left = mask(encoded, key, cohort.client_ids, present, reports)
+    seen, left = mask(encoded, key, cohort.client_ids, present, reports, neighbours)
     return jnp.where(reports[:, None], seen, 0).sum(0, dtype=jnp.uint32) - left
 
 
-def _saturated(messages: dict[str, PyTree], clip: float, cohort: Cohort) -> jax.Array:
-    """The share of the numbers sent whose absolute value is beyond ``clip``."""
+def _losses(
+    messages: dict[str, PyTree], encoded: dict[str, PyTree], clip: float, cohort: Cohort
+) -> dict[str, jax.Array]:
+    """The shares of the numbers sent that are beyond ``clip``, and of those not 0 that became 0."""
     dtype = cohort.weights.dtype
     leaves = jax.tree.leaves(messages)
-    beyond = sum((jnp.abs(leaf) > clip).sum(dtype=dtype) for leaf in leaves)
-    size = sum(leaf.size // leaf.shape[0] for leaf in leaves)
-    return tree.safe_divide(beyond, size * cohort.participates.sum(dtype=dtype))
+    pairs = list(zip(leaves, jax.tree.leaves(encoded), strict=True))
+    beyond = sum((~(jnp.abs(x) <= clip)).sum(dtype=dtype) for x in leaves)
+    gone = sum(((x != 0) & (e == 0)).sum(dtype=dtype) for x, e in pairs)
+    some = sum((x != 0).sum(dtype=dtype) for x in leaves)
+    size = sum(x.size // x.shape[0] for x in leaves)
+    return {
+        "saturated": tree.safe_divide(beyond, size * cohort.participates.sum(dtype=dtype)),
+        "vanished": tree.safe_divide(gone, some),
+    }
 
 
 def _check_bits(name: str, bits: int, cohort: Cohort) -> int:

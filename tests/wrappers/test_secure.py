@@ -1,5 +1,7 @@
 """Secure aggregation: masks cancel, one message is uniform, the sum is the sum."""
 
+import itertools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -23,20 +25,24 @@ def draw(seed=0):
     return np.random.default_rng(seed).normal(size=(N, 2, D)) * [[[1], [3]]]
 
 
-def masked(encoded, present, reports, ids=None, seed=0):
+masks = jax.jit(secure.mask, static_argnames="neighbours")
+
+
+def masked(encoded, present, reports, ids=None, seed=0, neighbours=None):
     ids = jnp.arange(len(encoded)) if ids is None else jnp.asarray(ids)
     arrays = jnp.asarray(encoded), jax.random.key(seed), ids, jnp.asarray(present)
-    return map(np.asarray, jax.jit(secure.mask)(*arrays, jnp.asarray(reports)))
+    return map(np.asarray, masks(*arrays, jnp.asarray(reports), neighbours=neighbours))
 
 
-def test_masks_cancel_exactly_also_where_clients_drop_out():
+@pytest.mark.parametrize("neighbours", [None, 2])
+def test_masks_cancel_exactly_also_where_clients_drop_out(neighbours):
     """In NumPy's integers modulo 2^32, for every set of four that may drop out."""
     rng = np.random.default_rng(0)
     encoded = rng.integers(0, 2**32, (5, 33), dtype=np.uint32)
     present = np.array([1, 1, 1, 1, 0], bool)
     for number in range(16):
         reports = present & np.array([*(number >> np.arange(4) & 1), 0], bool)
-        seen, left = masked(encoded, present, reports, ids=[7, 2, 9, 4, 11])
+        seen, left = masked(encoded, present, reports, [7, 2, 9, 4, 11], neighbours=neighbours)
         total = seen[reports].sum(0, dtype=np.uint32) - left
         np.testing.assert_array_equal(total, encoded[reports].sum(0, dtype=np.uint32))
         assert (left != 0).all() == (0 < reports.sum() < 4)
@@ -44,12 +50,46 @@ def test_masks_cancel_exactly_also_where_clients_drop_out():
         assert (seen[:4] != encoded[:4]).mean() > 0.99
 
 
-def test_what_the_server_sees_of_one_client_is_uniform():
+def who_shares(present, neighbours, seed):
+    """bool [n, n]: whose masks are in what is seen of whom, tried out over all sets of others."""
+    n, key = len(present), jax.random.key(seed)
+    seen, _ = masked(np.zeros((n, 3), np.uint32), present, present, None, seed, neighbours)
+    drawn = np.zeros((n, n, 3), np.uint32)
+    for i, j in itertools.combinations(range(n), 2):
+        drawn[i, j] = jax.random.bits(secure.pair_key(key, i, j), (3,), jnp.uint32)
+        drawn[j, i] = -drawn[i, j]
+    found = np.zeros((n, n), bool)
+    for i in range(n):
+        sets = np.array(list(itertools.product((False, True), repeat=n)))
+        sets = sets[~sets[:, i]]
+        sums = np.einsum("sj,jd->sd", sets.astype(np.uint32), drawn[i])
+        [found[i]] = sets[(sums == seen[i]).all(1)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("absent", "neighbours", "degree"),
+    [(0, 4, 4), (0, None, 6), (1, 4, 4), (2, 4, 4), (3, 4, 3), (0, 2, 2), (5, 2, 1), (6, 2, 0)],
+)
+def test_every_client_shares_masks_with_so_many_others(absent, neighbours, degree):
+    """Of seven slots; the graph is one piece, its ring another one in another round."""
+    present = np.arange(7) >= absent
+    graph = who_shares(present, neighbours, 0)
+    np.testing.assert_array_equal(graph, graph.T)
+    np.testing.assert_array_equal(graph.sum(0), np.where(present, degree, 0))
+    reached = np.linalg.matrix_power(graph + np.eye(7), 7)
+    assert (reached[np.ix_(present, present)] > 0).all()
+    if degree == 2:
+        assert (who_shares(present, neighbours, 1) != graph).any()
+
+
+@pytest.mark.parametrize(("clients", "neighbours"), [(3, None), (5, 2)])
+def test_what_the_server_sees_of_one_client_is_uniform(clients, neighbours):
     """Chi-square of single messages, of low and of high bits, of pairs of clients, over rounds."""
-    encoded = np.zeros((3, 60_000), np.uint32)  # nothing but the masks
-    all_of_them = np.ones(3, bool)
-    seen, _ = masked(encoded, all_of_them, all_of_them)
-    again, _ = masked(encoded, all_of_them, all_of_them, seed=1)
+    encoded = np.zeros((clients, 60_000), np.uint32)  # nothing but the masks
+    all_of_them = np.ones(clients, bool)
+    seen, _ = masked(encoded, all_of_them, all_of_them, neighbours=neighbours)
+    again, _ = masked(encoded, all_of_them, all_of_them, seed=1, neighbours=neighbours)
     for values in (*seen, seen[0] + seen[1], seen[0] - again[0], seen[1] ^ again[2]):
         for shift in (0, 12, 24):
             counts = np.bincount(values >> shift & 255, minlength=256)
@@ -65,10 +105,11 @@ def test_numbers_and_their_integers(bits):
     largest = secure.levels(bits, slots)
     assert slots * largest < 2 ** (bits - 1) <= slots * (largest + 1)
     values = np.array([0, 0.75, -0.75, 0.3, -0.3, 5, -5, 1e-9, np.inf, -np.inf], np.float32)
+    values = np.append(values, np.float32(np.nan))
     stacked = jnp.asarray(np.tile(values, (slots, 1)))
     encoded = np.asarray(secure.encode(stacked, jnp.ones(slots), clip, largest))
     signed = encoded.view(np.int32).astype(object)
-    exact = [int(min(max(float(v) / clip, -1), 1) * largest) for v in values]
+    exact = [int(min(max(float(v) / clip, -1), 1) * largest) for v in values[:-1]] + [0]
     for row in signed:
         for got, wanted in zip(row, exact, strict=True):
             assert abs(got) <= abs(wanted) + 1e-6 * largest  # float32 has 24 bits
@@ -112,6 +153,13 @@ def test_the_server_gets_the_mean_and_the_sum(bits, client_map, x64):
     if bits == 14:
         assert np.abs(got - expected).max() > 1e-3
     assert metrics["saturated"] == 0
+    if bits == 14:
+        shares = np.stack([np.where(COUNT, WEIGHTS / WEIGHTS[COUNT].max(), 0), COUNT], axis=1)
+        gone = np.abs(shares[..., None] * messages) < step
+        assert metrics["vanished"] == pytest.approx(gone[COUNT].mean())
+        assert 0.01 < metrics["vanished"] < 0.1
+        fewer = with_secure_aggregation(teller(), bits, clip, neighbours=4)
+        np.testing.assert_array_equal(run(fewer, batch, client_map)[0], got)
 
 
 def test_numbers_beyond_the_clip_are_saturated_and_counted():
@@ -121,6 +169,16 @@ def test_numbers_beyond_the_clip_are_saturated_and_counted():
     got, metrics = run(with_secure_aggregation(teller(), 32, 4.0), batch)
     cut = np.clip(messages, -4, 4)[COUNT]
     expected = np.stack([cut[:, 0].mean(0), cut[:, 1].sum(0)])
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    assert metrics["saturated"] == pytest.approx(2 / (7 * 2 * D))
+    assert metrics["vanished"] == 0
+    # Of what is kept, NaN becomes 0 and is counted.
+    messages[3, 1, 0] = np.nan
+    round_fn = build_round(with_secure_aggregation(teller(), 32, 4.0), "vmap", "keep")
+    state = with_secure_aggregation(teller(), 32, 4.0).init(params(), N)
+    state, metrics = jax.jit(round_fn)(state, batch_of(messages, participates=COUNT))
+    expected[1, 0] += 4
+    got = np.stack([to_vector(field) for field in state.server["got"].values()])
     np.testing.assert_allclose(got, expected, atol=1e-5)
     assert metrics["saturated"] == pytest.approx(2 / (7 * 2 * D))
 
@@ -191,6 +249,10 @@ def test_wrong_arguments():
         with_secure_aggregation(teller(), 33, 1.0)
     with pytest.raises(ValueError, match=r"clip is 0; it must be finite and greater than 0"):
         with_secure_aggregation(teller(), 32, 0)
+    with pytest.raises(ValueError, match=r"neighbours is 1; it must be at least 2"):
+        with_secure_aggregation(teller(), 32, 1.0, neighbours=1)
+    with pytest.raises(ValueError, match=r"neighbours is 3; it must be even"):
+        with_secure_aggregation(teller(), 32, 1.0, neighbours=3)
     few = with_secure_aggregation(teller(), 4, 1.0)
     with pytest.raises(ValueError, match=r"bits is 4; .* cohort of 9 .* at least 5"):
         run(few, batch_of(draw()))
