@@ -91,7 +91,7 @@ def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
             if strength is None or strength != int(strength):
                 raise ValueError
             return name, {"share": share, "num_classes": int(strength)}
-    except ValueError:
+    except (OverflowError, ValueError):  # the former of an infinite number of classes
         raise ValueError(f"attack is {text!r}; it must be of the form {_FORM}.") from None
     return name, {"share": share, "strength": strength}
 

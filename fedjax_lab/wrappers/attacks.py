@@ -97,7 +97,8 @@ def with_attack(
     ``inner_product``   -strength times the honest messages' mean               0.5
     ==================  ======================================================  ==============
 
-    The last two know the messages of the round's honest clients, and all attackers send the same.
+    The last two know the messages of the round's honest clients, and all attackers send the same,
+    zeros where nobody is honest.
     ALIE's z is the paper's for the n clients and m attackers of the round, the quantile at
     (n - m - s) / (n - m) with s = floor(n / 2 + 1) - m, but at least 0; where no s of the honest
     are needed, that at 1 - 1 / (n - m + 1).
@@ -120,7 +121,8 @@ def with_attack(
 
     Raises:
       TypeError, ValueError: an argument is unknown, missing, superfluous or out of range; or (when
-        the round is traced) examples have no integer labels ``y``.
+        the round is traced) examples have no integer labels ``y``, or (when the method is started)
+        the share is less than half a client, but not 0.
     """
     wrappers = check_order(algorithm, "attack")
     check_choice("attack", attack, ATTACKS)
@@ -138,6 +140,11 @@ def with_attack(
     strength = ATTACKS[attack] if strength is None else strength
 
     def start(params, num_clients, batch):
+        if not is_traced(share) and share > 0 and _count(num_clients, share) == 0:
+            raise ValueError(
+                f"share is {share}; of {num_clients} clients that is nobody: it must be 0, or "
+                f"{1 / (2 * num_clients):g} at least."
+            )
         server, rows = algorithm.start(params, num_clients, None)
         attacks = jnp.asarray(_turns(num_clients, seed) < _count(num_clients, share))
         return server, AttackedRow(rows, attacks)

@@ -38,7 +38,7 @@ def with_robust_aggregation(
     =======================  ============================================================
     ``median``               of each number the median
     ``trimmed_mean:SHARE``   of each number the mean without the floor(SHARE n) smallest and as
-                             many of the largest
+                             many of the largest; for n of 1 / SHARE at least
     ``krum:F``               the message with the least squared distances to its n - F - 2 nearest
     ``multi_krum:F:M``       the mean of the M best by that score
     ``geometric_median``     the point with the least weighted sum of distances to the messages
@@ -54,6 +54,11 @@ def with_robust_aggregation(
     as SCAFFOLD's changes of control variates, which it divides by N, get n times the result (in
     ``norm_clip``, the sum of the shortened messages). The server's sums over rounds then no longer
     equal those of the clients' rows, and what a rule errs in one round stays in them.
+
+    Krum, multi-Krum and the trimmed mean need so many clients. A cohort of fewer slots is an error;
+    where fewer count because some are absent, the rule takes those that there are, bears fewer
+    attackers than it says, and the metric ``too_few_for_rule`` is 1 (in rows: the share of the
+    rounds).
 
     First estimates (FAFED, STEM) pass the rule as well: they are taken in the first round, not by
     ``init``. What a server reads beside the messages, such as FedNova's K_i, is taken as true.
@@ -111,7 +116,11 @@ def _robust(name: str, phase: Phase, rule: Rule | RuleFn, scope: str) -> Phase:
             combined = _combine(rule, phase.reduce, messages, cohort, counts, scope)
         else:
             combined = _sums(phase.reduce, _by_function(rule, messages, cohort, counts), counts)
-        return phase.server_update(server, combined, cohort)
+        inner, metrics = phase.server_update(server, combined, cohort)
+        if isinstance(rule, Rule) and rule.fewest > 1:
+            short = counts.sum() < rule.fewest
+            metrics = {**metrics, "too_few_for_rule": short.astype(cohort.weights.dtype)}
+        return inner, metrics
 
     return stack_all(phase)._replace(server_update=server_update)
 
@@ -183,5 +192,6 @@ def _check_cohort(name: str, rule: Rule, slots: int) -> None:
     if slots < rule.fewest:
         raise ValueError(
             f"rule is {rule.text!r}; {name} has a cohort of {slots}, and it needs {rule.fewest}: "
-            "2 F + 3 for Krum, and F + M for multi-Krum."
+            "2 F + 3 for Krum, F + M for multi-Krum, and 1 / SHARE for a trimmed mean, which cuts "
+            "nothing of fewer."
         )

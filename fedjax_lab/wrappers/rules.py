@@ -10,6 +10,7 @@ Clipping of norms: Sun, Kairouz, Suresh, McMahan: Can You Really Backdoor Federa
 Axes: S slots of the cohort, of which n count. Slots that do not count hold zeros.
 """
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ class Rule(NamedTuple):
 
     Attributes:
       text: as it was given.
-      fewest: slots of the cohort that it needs.
+      fewest: clients that it needs.
       entrywise: (leaf [S, ...], counts bool [S]) -> [...], each number by itself.
       shares: (group of leaves [S, ...], weights [S], counts bool [S]) -> [S], adding up to 1:
         how much of each client there is in the result.
@@ -79,7 +80,8 @@ def parse_rule(text: str) -> Rule:
         if not 0 <= share < Fraction(1, 2):
             raise ValueError(f"rule is {text!r}; SHARE must be at least 0 and less than 0.5.")
         cut = lambda n: int(share * n)  # noqa: E731
-        return Rule(text, entrywise=lambda leaf, counts: trimmed_mean(leaf, counts, cut))
+        fewest = math.ceil(1 / share) if share else 1  # of fewer, nothing is cut
+        return Rule(text, fewest, lambda leaf, counts: trimmed_mean(leaf, counts, cut))
     if name == "geometric_median":
         return Rule(text, shares=geometric_median)
     if name == "norm_clip":

@@ -81,6 +81,7 @@ def test_a_run_without_them_is_recorded_as_before():
         ({"robust_rule": "means"}, "Did you mean"),
         ({"attack": "sign_flip"}, "attack is 'sign_flip'; it must be of the form NAME:SHARE"),
         ({"attack": "label_flip:0.1"}, "label_flip:SHARE:CLASSES"),
+        ({"attack": "label_flip:0.1:inf"}, "label_flip:SHARE:CLASSES"),
         ({"attack": "signflip:0.1"}, "Did you mean 'sign_flip'"),
         ({"sampling": "uniform"}, "sampling is 'uniform'; it must be one of cyclic, poisson"),
     ],

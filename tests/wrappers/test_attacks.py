@@ -264,6 +264,13 @@ def test_wrong_arguments(options, match):
         with_attack(teller(), **{"attack": "sign_flip", "share": 0.2, **options})
 
 
+def test_a_share_that_is_nobody():
+    algorithm = with_attack(teller(), "sign_flip", share=0.05)
+    with pytest.raises(ValueError, match=r"share is 0\.05; of 9 clients .* 0, or 0\.0555"):
+        algorithm.init(params(), 9)
+    algorithm.init(params(), 10)  # half a client is one
+
+
 def test_examples_without_labels():
     algorithm = with_attack(teller(), "label_flip", share=0.5, num_classes=3)
     with pytest.raises(ValueError, match="examples have no integer labels as their field y"):

@@ -387,3 +387,14 @@ def test_wrong_arguments():
         with pytest.raises(ValueError, match=rf"rule is '{rule}'; .* cohort of 9, .* {needed}:"):
             run(algorithm, batch_of(draw()))
     run(with_robust_aggregation(teller(), "krum:3"), batch_of(draw()))
+    with pytest.raises(ValueError, match=r"'trimmed_mean:0.1'; .* needs 10: .*nothing of fewer"):
+        run(with_robust_aggregation(teller(), "trimmed_mean:0.1"), batch_of(draw()))
+
+
+@pytest.mark.parametrize(("rule", "fewest"), [("krum:2", 7), ("trimmed_mean:0.15", 7)])
+def test_too_few_who_count_are_told_of(rule, fewest):
+    """Nine slots are enough, but some clients are absent."""
+    run = round_of(with_robust_aggregation(teller(), rule))
+    for there in (fewest, fewest - 1):
+        _, metrics = run(batch_of(draw(), participates=np.arange(N) < there))
+        assert metrics["too_few_for_rule"] == (there < fewest)
