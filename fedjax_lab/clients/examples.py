@@ -29,6 +29,7 @@ def clipped_gradient(
     """The mean over the valid examples of their gradients, each shortened to ``clip``, with noise.
 
     Each example is given to the loss alone, with a key of its own. B gradients are held at once.
+    One whose norm is not finite counts as zeros.
 
     Args:
       loss_fn: (params, examples [1, ...], key) -> losses [1], or (losses, metrics).
@@ -57,6 +58,8 @@ def clipped_gradient(
         (loss, metrics), grads = jax.value_and_grad(one, has_aux=True)(params, example, key)
         norm = tree.norm(grads)
         grads = tree.scale(grads, jnp.where(norm > clip, clip / norm, 1))
+        # One that is not finite would tell of itself in whatever it is added to.
+        grads = tree.zero_unless(jnp.isfinite(norm), grads)
         return tree.zero_unless(counts, (grads, loss, metrics))
 
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size))

@@ -9,8 +9,9 @@ The accountants are those of the library dp-accounting (extra ``privacy``).
 - "pld", the distribution of the privacy loss, not for cohorts of fixed size. Poisson cohorts:
   Koskela, Jälkö, Honkela: Computing Tight Differential Privacy Guarantees Using FFT. AISTATS 2020.
   Tight but for its grid: at most what "rdp" says, and half of it for little noise and cohorts of a
-  thousandth. The rounds of cyclic cohorts are one Gaussian mechanism together, of which it is known
-  in closed form: Balle, Wang: Improving the Gaussian Mechanism for Differential Privacy. ICML 2018.
+  thousandth. Where the grid gives no number (multipliers below 0.2, tiny delta), "rdp" stands in.
+  The rounds of cyclic cohorts are one Gaussian mechanism together, of which it is known in closed
+  form: Balle, Wang: Improving the Gaussian Mechanism for Differential Privacy. ICML 2018.
 
 =====================  =================================  ===========================
 sampling               neighbours                         one client changes the sum
@@ -24,6 +25,7 @@ sampling               neighbours                         one client changes the
 import functools
 import logging
 import math
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +37,7 @@ from fedjax_lab.data.cyclic import turns
 from fedjax_lab.wrappers.correlated import sensitivity
 
 ACCOUNTANTS = ("pld", "rdp")
+_LEAST_NOISE = 0.2  # multiplier, below which a loss distribution takes gigabytes and minutes
 _MOST_BANDS = 10_000  # each but the first is a model in the server's state
 
 
@@ -55,7 +58,7 @@ def epsilon(
 
     Args:
       noise_multiplier: standard deviation of the noise on a sum of messages, in clip norms.
-      delta: in (0, 1); should be well below 1 / num_clients.
+      delta: in (0, 1); a warning tells of one that is not below 1 / num_clients.
       rounds: how many, at least 0.
       cohort_size: clients in a round; with "poisson", expected ones; with "cyclic", at most.
       num_clients: of whom the cohort is drawn.
@@ -75,6 +78,13 @@ def epsilon(
     check_number("noise_multiplier", noise_multiplier, minimum=0.0)
     _check_delta(delta)
     _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges, accountant, noise_bands)
+    if delta * num_clients >= 1 and num_clients > 1:
+        warnings.warn(
+            f"delta is {delta} with {num_clients:,} clients; it must be well below "
+            f"{1 / num_clients:g}: to publish one client, drawn at random, would cost no more.",
+            UserWarning,
+            stacklevel=2,
+        )
     first = exchanges if first_exchanges is None else first_exchanges
     check_int("first_exchanges", first, minimum=1)
     if rounds == 0:
@@ -95,7 +105,9 @@ def epsilon(
     regular, opening = (noise_multiplier / math.sqrt(count) for count in (exchanges, first))
     if accountant == "pld":
         parts = [(regular, rounds)] if first == exchanges else [(opening, 1), (regular, rounds - 1)]
-        return _by_loss_distribution(tuple(parts), cohort_size / num_clients, delta)
+        tight = _by_loss_distribution(tuple(parts), cohort_size / num_clients, delta)
+        if math.isfinite(tight):
+            return tight
     orders, rdp = _one_round(regular, cohort_size, num_clients, sampling)
     _, rdp_first = _one_round(opening, cohort_size, num_clients, sampling)
     from dp_accounting.rdp import rdp_privacy_accountant
@@ -175,7 +187,12 @@ def _epsilon_at(delta: float, rounds: int, among: dict[str, Any], multiplier: fl
 def _by_loss_distribution(
     parts: tuple[tuple[float, int], ...], probability: float, delta: float
 ) -> float:
-    """Epsilon of Poisson cohorts; parts: (noise multiplier, rounds)."""
+    """Epsilon of Poisson cohorts, infinity where the grid is too coarse or would be too large.
+
+    Parts: (noise multiplier, rounds).
+    """
+    if min(multiplier for multiplier, _ in parts) < _LEAST_NOISE:
+        return math.inf
     from dp_accounting.pld import pld_privacy_accountant
 
     dp = _library()

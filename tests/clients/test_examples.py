@@ -56,6 +56,17 @@ def test_each_example_counts_for_no_more_than_the_clip():
     assert report.example_metrics["size"] == pytest.approx(np.abs(residual).mean(), rel=1e-5)
 
 
+def test_an_example_that_is_not_finite_adds_nothing():
+    """It would take the whole client out of the round, and so be seen."""
+    x, y, w = drawn(6)
+    x[1, 2], y[3], y[4] = np.inf, np.nan, 1e30
+    params = {"w": jnp.asarray(w, jnp.float32), "b": jnp.float32(0.3)}
+    got, report = jax.jit(Gradient(loss_fn, example_clip=0.8).raw)(params, as_step(x, y))
+    fine = [0, 2, 5]
+    np.testing.assert_allclose(flat(got), of_numpy(w, 0.3, x[fine], y[fine], 0.8) / 6, rtol=1e-5)
+    assert not np.isfinite(report.loss)  # which is for who watches, and says so
+
+
 def test_the_noise_on_the_sum():
     """Its deviation is noise times clip in each number, and keys draw it anew."""
     x, y, w = drawn(4)

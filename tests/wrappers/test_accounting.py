@@ -86,6 +86,14 @@ def test_exchanges_of_the_first_round_in_the_loss_distribution():
     assert privacy.epsilon(z, 1e-5, 50, **among) < more < twice
 
 
+@pytest.mark.parametrize(("z", "delta"), [(0.05, 1e-5), (2.0, 1e-15)])
+def test_where_the_loss_distribution_gives_no_number_the_other_bound_stands_in(z, delta):
+    """Little noise would take gigabytes; so small a delta is below what its grid leaves out."""
+    among = {"cohort_size": 10, "num_clients": 100, "sampling": "poisson"}
+    bound = privacy.epsilon(z, delta, 10, accountant="rdp", **among)
+    assert privacy.epsilon(z, delta, 10, accountant="pld", **among) == bound < 1e4
+
+
 def test_the_loss_distribution_is_of_poisson_cohorts():
     with pytest.raises(
         ValueError, match="accountant is 'pld'; it knows Poisson and cyclic cohorts"

@@ -440,6 +440,12 @@ def test_accounting_without_the_library():
         privacy.noise_multiplier(0, 0.1, 3, **among)
 
 
+def test_a_delta_that_promises_nothing_is_told_of():
+    with pytest.warns(UserWarning, match=r"delta is 0\.25 with 4 clients; it must be well below 0"):
+        assert privacy.epsilon(1.0, 0.25, 0, cohort_size=2, num_clients=4) == 0
+    assert privacy.epsilon(1.0, 0.25, 0, cohort_size=2, num_clients=3) == 0
+
+
 def digits():
     train, _ = data.load("digits")
     train = data.Examples(train.x[:400].reshape(400, -1) / 16, train.y[:400])
