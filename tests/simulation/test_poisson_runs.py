@@ -52,7 +52,11 @@ def test_the_same_run_by_all_clients_coins():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{"client_map": "vmap"}, {"client_map": "chunk:2"}, {"client_store": "host"}]
+    "options",
+    [
+        *({"client_map": client_map} for client_map in ("vmap", "chunk:2", "shard_map")),
+        {"client_store": "host"},
+    ],
 )
 @pytest.mark.parametrize("sampling", [{}, {"sampling": "cyclic", "cohort_size": 5}])
 def test_other_maps_and_stores(sampling, options):

@@ -74,6 +74,24 @@ def test_the_bits_are_the_same_for_any_store_and_number_of_processes(layout):
 
 
 @SLOW
+@pytest.mark.parametrize("layout", [(2, 2), (4, 1)])
+def test_cohorts_by_chance_and_in_turns_have_the_same_bits(layout):
+    """Poisson cohorts, and cyclic ones of 4 clients with noise of three bands."""
+    noise = {"clip_norm": 1.0, "noise_multiplier": 0.5}
+    cases = [
+        {"sampling": "poisson", "client_store": "sharded"},
+        {"sampling": "poisson", "client_store": "host", "eval_every": 2},
+        {"sampling": "poisson", "dp": noise},
+        {"sampling": "cyclic", "cohort_size": 5, "dp": {**noise, "noise_bands": 3}},
+    ]
+    jobs = [{"method": "scaffold", "settings": settings} for settings in cases]
+    for settings, found in zip(cases, answers(*layout, jobs), strict=True):
+        assert {answer.get("hash", str(answer)) for answer in found} == {
+            alone("scaffold", **settings)
+        }
+
+
+@SLOW
 @pytest.mark.parametrize("store", ["sharded", "host"])
 def test_a_run_goes_on_in_any_number_of_processes_and_stops_for_any_of_them(tmp_path, store):
     settings = {"rounds": 9, "run_dir": str(tmp_path / "run"), "client_map": "shard_map"}

@@ -12,6 +12,7 @@ from fedjax_lab import (
     data,
     simulate,
     with_attack,
+    with_dp,
     with_personal,
 )
 from fedjax_lab.wrappers.attacks import attackers
@@ -54,8 +55,9 @@ METHODS = {
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "scaffold"]
 
 
-def run(name, **settings):
-    return simulate(METHODS[name], PARAMS, make_clients(), **{**SETTINGS, **settings})
+def run(name, dp=None, **settings):
+    method = METHODS[name] if dp is None else with_dp(METHODS[name], **dp)
+    return simulate(method, PARAMS, make_clients(), **{**SETTINGS, **settings})
 
 
 @pytest.mark.parametrize("name", ["scaffold", *SLOW])

@@ -92,6 +92,9 @@ def test_a_stream_gives_the_same_bits(folder, name, client_map, memory):
         {"sample_cohort": lambda key, round: (round + jnp.arange(4)) % CLIENTS},
         {"eval_every": 1},
         {"on_nonfinite": "stop"},
+        {"sampling": "poisson"},
+        {"sampling": "cyclic", "cohort_size": 5},  # three groups of four
+        {"sampling": "cyclic", "cohort_size": 7, "local_steps": None, "local_epochs": 1},
     ],
     ids=lambda settings: next(iter(settings)),
 )
