@@ -43,6 +43,7 @@ WRAPPERS = {
     "dp, 10 bands": lambda a: with_dp(a, 1.0, 1.0, noise_bands=10),
     "dp, adaptive": lambda a: with_dp(a, 1.0, 1.0, adaptive_quantile=0.5),
     "secure": lambda a: with_secure_aggregation(a, 32, 1.0),
+    "secure, 20 neighbours": lambda a: with_secure_aggregation(a, 32, 1.0, neighbours=20),
     "sign_flip": lambda a: with_attack(a, "sign_flip", share=0.2),
     "alie": lambda a: with_attack(a, "alie", share=0.2),
 }
