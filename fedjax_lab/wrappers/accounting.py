@@ -20,6 +20,9 @@ sampling               neighbours                         one client changes the
 "poisson"              one client is added or removed     by at most clip_norm
 "cyclic"               one client is replaced by another  by at most 2 clip_norm
 =====================  =================================  ===========================
+
+The first two count on it that whoever sees the models does not learn who was in which cohort;
+"cyclic" does not.
 """
 
 import functools

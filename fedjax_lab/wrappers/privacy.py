@@ -78,10 +78,11 @@ def with_dp(
     of noised sums.
 
     In a cohort of a fixed size, replacing a client by any other changes a sum by at most 2
-    clip_norm, which is what ``epsilon`` counts, and who takes part is taken to be known to all. In
-    a Poisson cohort (``simulate(..., sampling="poisson")``), a client more or less changes it by at
-    most clip_norm, and nobody learns who came, nor how many: means are sums divided by the number
-    of clients that was expected, and a round to which nobody came has its noise like any other.
+    clip_norm, which is what ``epsilon`` counts. How many take part is taken to be known, who they
+    are is not: that a cohort is drawn at random counts for as long as it is a secret. In a Poisson
+    cohort (``simulate(..., sampling="poisson")``), a client more or less changes a sum by at most
+    clip_norm, and nobody learns who came, nor how many: means are sums divided by the number of
+    clients that was expected, and a round to which nobody came has its noise like any other.
 
     Weights would change these sensitivities, so that a batch with weights is an error. A client
     whose message or row is not finite sends zeros, keeps its row, and counts as having taken part.
