@@ -61,7 +61,7 @@ def epsilon(
 
     Args:
       noise_multiplier: standard deviation of the noise on a sum of messages, in clip norms.
-      delta: in (0, 1); a warning tells of one that is not below 1 / num_clients.
+      delta: in (0, 1); a warning tells of one above 1 / num_clients.
       rounds: how many, at least 0.
       cohort_size: clients in a round; with "poisson", expected ones; with "cyclic", at most.
       num_clients: of whom the cohort is drawn.
@@ -81,9 +81,9 @@ def epsilon(
     check_number("noise_multiplier", noise_multiplier, minimum=0.0)
     _check_delta(delta)
     _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges, accountant, noise_bands)
-    if delta * num_clients >= 1 and num_clients > 1:
+    if delta * num_clients > 1:
         warnings.warn(
-            f"delta is {delta} with {num_clients:,} clients; it must be well below "
+            f"delta is {delta} with {num_clients:,} clients; it should be well below "
             f"{1 / num_clients:g}: to publish one client, drawn at random, would cost no more.",
             UserWarning,
             stacklevel=2,

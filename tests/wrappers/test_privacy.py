@@ -447,9 +447,9 @@ def test_accounting_without_the_library():
 
 
 def test_a_delta_that_promises_nothing_is_told_of():
-    with pytest.warns(UserWarning, match=r"delta is 0\.25 with 4 clients; it must be well below 0"):
-        assert privacy.epsilon(1.0, 0.25, 0, cohort_size=2, num_clients=4) == 0
-    assert privacy.epsilon(1.0, 0.25, 0, cohort_size=2, num_clients=3) == 0
+    with pytest.warns(UserWarning, match=r"delta is 0\.5 with 4 clients; it should be well below"):
+        assert privacy.epsilon(1.0, 0.5, 0, cohort_size=2, num_clients=4) == 0
+    assert privacy.epsilon(1.0, 0.25, 0, cohort_size=2, num_clients=4) == 0
 
 
 def digits():
