@@ -86,7 +86,9 @@ def test_exchanges_of_the_first_round_in_the_loss_distribution():
     assert privacy.epsilon(z, 1e-5, 50, **among) < more < twice
 
 
-@pytest.mark.parametrize(("z", "delta"), [(0.05, 1e-5), (2.0, 1e-15)])
+@pytest.mark.parametrize(
+    ("z", "delta"), [(0.05, 1e-5), pytest.param(2.0, 1e-15, marks=pytest.mark.slow)]
+)
 def test_where_the_loss_distribution_gives_no_number_the_other_bound_stands_in(z, delta):
     """Little noise would take gigabytes; so small a delta is below what its grid leaves out."""
     among = {"cohort_size": 10, "num_clients": 100, "sampling": "poisson"}

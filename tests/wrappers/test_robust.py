@@ -391,6 +391,7 @@ def test_wrong_arguments():
         run(with_robust_aggregation(teller(), "trimmed_mean:0.1"), batch_of(draw()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "fewest"), [("krum:2", 7), ("trimmed_mean:0.15", 7)])
 def test_too_few_who_count_are_told_of(rule, fewest):
     """Nine slots are enough, but some clients are absent."""
