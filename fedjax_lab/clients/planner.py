@@ -24,6 +24,7 @@ import jax
 
 from fedjax_lab.checks import check_int
 from fedjax_lab.clients.mapping import single_device_map
+from fedjax_lab.clients.resident import flatten_examples
 from fedjax_lab.machine.compiler import abstract, try_compile
 from fedjax_lab.machine.liveness import peak_bytes, tiled_bytes
 from fedjax_lab.machine.target import Target, here
@@ -197,8 +198,9 @@ def estimate(round_of: RoundOf, state: Any, batch: Any, target: Target) -> tuple
 
     one = peak("scan")
     each = max((peak("vmap") - one) // max(slots - 1, 1), 1)
-    if is_tpu:  # it copies resident examples so that each lies in tiles of its own
-        one += int(margin * sum(tiled_bytes(leaf, 1) for leaf in jax.tree.leaves(batch.source)))
+    if is_tpu:  # where examples are made flat there are two copies of them for a moment
+        flat = jax.eval_shape(flatten_examples, batch.source)
+        one += int(margin * 2 * sum(map(tiled_bytes, jax.tree.leaves(flat))))
     return one, each
 
 
