@@ -194,7 +194,8 @@ def estimate(round_of: RoundOf, state: Any, batch: Any, target: Target) -> tuple
 
     def peak(client_map):
         traced = jax.make_jaxpr(round_of(client_map))(state, batch)
-        return int(margin * peak_bytes(traced, size_of, recomputes=is_tpu))
+        donated = len(jax.tree.leaves(state))
+        return int(margin * peak_bytes(traced, size_of, is_tpu, donated))
 
     one = peak("scan")
     each = max((peak("vmap") - one) // max(slots - 1, 1), 1)
