@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_lab import algorithms, data, models
 from fedjax_lab.clients.resident import FlatExamples, flatten_examples, gather
@@ -27,6 +28,7 @@ def test_a_gather_from_flat_examples_is_numpys_from_whole_ones():
     jax.tree.map(lambda values, s: np.testing.assert_array_equal(values, s[places]), found, source)
 
 
+@pytest.mark.methods
 def test_a_chunk_for_a_tpu_holds_examples_flat_and_computes_what_others_do():
     noise = data.synthetic.noise_images(40, (5, 4, 1), seed=0)
     clients = data.partition(noise, "iid", num_clients=4, seed=0)
