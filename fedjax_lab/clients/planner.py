@@ -35,7 +35,7 @@ _SHARE_OF_MEMORY = 0.6
 _SHARE_WHEN_ASKED = 0.9
 # What an estimate is multiplied by: what a compiler was seen to need beside what is alive
 # (docs/accelerators.md).
-_MARGIN = {"tpu": 1.3, "gpu": 1.1}
+_MARGIN = {"tpu": 1.3, "gpu": 1.5}
 
 # client map -> the round's function (state, batch) -> (state, metrics)
 RoundOf = Callable[[str], Callable[..., Any]]
@@ -195,7 +195,8 @@ def estimate(round_of: RoundOf, state: Any, batch: Any, target: Target) -> tuple
     def peak(client_map):
         traced = jax.make_jaxpr(round_of(client_map))(state, batch)
         donated = len(jax.tree.leaves(state))
-        return int(margin * peak_bytes(traced, size_of, is_tpu, donated))
+        recomputes = target.platform != "cpu"
+        return int(margin * peak_bytes(traced, size_of, recomputes, is_tpu, donated))
 
     one = peak("scan")
     each = max((peak("vmap") - one) // max(slots - 1, 1), 1)

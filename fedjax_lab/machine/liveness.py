@@ -35,6 +35,7 @@ def peak_bytes(
     jaxpr: ClosedJaxpr | Jaxpr,
     size_of: Callable[[Any], int] | None = None,
     recomputes: bool = False,
+    replaces: bool = False,
     donated: int = 0,
 ) -> int:
     """The most bytes that are alive at once while a program runs step by step.
@@ -42,15 +43,15 @@ def peak_bytes(
     Arguments live throughout, but donated ones to their last use, every other value from its
     equation to its last use; a loop's body or a called function adds its own peak. What is updated
     in place takes no second one. An elementwise value that elementwise steps or reductions alone
-    read is not stored but computed where it is read, as XLA does if there is one reader, and for
-    TPUs also if there are more and its operands are no larger than it, or if it is a slice; there,
-    products are added where they are computed.
+    read is not stored but computed where it is read, as XLA does if there is one reader, and off
+    the CPU also if there are more and its operands are no larger than it, or if it is a slice.
 
     Args:
       jaxpr: the traced program.
       size_of: the bytes of a variable; None: of its elements, without padding.
-      recomputes: whether values with several readers are computed for each of them, and
-        elementwise values take the place of an operand that ends there, as on TPUs.
+      recomputes: whether values with several readers are computed for each of them.
+      replaces: whether elementwise values take the place of an operand that ends there, and
+        products are added where they are computed, as on TPUs.
       donated: so many of the first arguments may be overwritten.
     """
     size_of = size_of or _nbytes
@@ -66,11 +67,11 @@ def peak_bytes(
         read_by = {reader for v in eqn.outvars for reader in readers.get(v, ())}
         if not read_by or not kept.isdisjoint(eqn.outvars):
             continue
-        is_product = recomputes and eqn.primitive.name in _PRODUCTS and len(read_by) == 1
+        is_product = replaces and eqn.primitive.name in _PRODUCTS and len(read_by) == 1
         if not (is_product or _is_elementwise(eqn)):
             continue
         takers = [jaxpr.eqns[reader] for reader in read_by]
-        if not all(_takes_in(e) or (recomputes and _transposes(e)) for e in takers):
+        if not all(_takes_in(e) or (replaces and _transposes(e)) for e in takers):
             continue
         operands, results = (sum(map(size_of, v)) for v in (_variables(eqn.invars), eqn.outvars))
         is_slice = eqn.primitive.name == "slice"
@@ -87,10 +88,12 @@ def peak_bytes(
     live = peak = sum(map(size_of, {*jaxpr.invars, *jaxpr.constvars}))
     for i, eqn in enumerate(jaxpr.eqns):
         live += sum(size_of(v) for v in eqn.outvars if v not in fused)
-        scratch = [_scratch_bytes(inner, size_of, recomputes) for inner in _inner(eqn.params)]
+        scratch = [
+            _scratch_bytes(inner, size_of, recomputes, replaces) for inner in _inner(eqn.params)
+        ]
         leaving = freed.get(i, [])
         results = sum(map(size_of, eqn.outvars))
-        room = max(map(size_of, _replaced(eqn, leaving, recomputes)), default=0)
+        room = max(map(size_of, _replaced(eqn, leaving, replaces)), default=0)
         peak = max(peak, live - min(room, results) + max(scratch, default=0))
         live -= sum(map(size_of, leaving))
     return peak
@@ -109,11 +112,11 @@ def _transposes(eqn: Any) -> bool:
     return eqn.primitive.name == "transpose"
 
 
-def _replaced(eqn: Any, leaving: list[Any], recomputes: bool) -> list[Any]:
+def _replaced(eqn: Any, leaving: list[Any], replaces: bool) -> list[Any]:
     """Of what it and what is fused into it read last: where its result may be put."""
     if eqn.primitive.name in _UPDATES:
         return [v for v in leaving if v is eqn.invars[0]]
-    return leaving if recomputes and (_is_elementwise(eqn) or _transposes(eqn)) else []
+    return leaving if replaces and (_is_elementwise(eqn) or _transposes(eqn)) else []
 
 
 def _takes_in(eqn: Any) -> bool:
@@ -122,12 +125,12 @@ def _takes_in(eqn: Any) -> bool:
 
 
 def _scratch_bytes(
-    jaxpr: ClosedJaxpr | Jaxpr, size_of: Callable[[Any], int], recomputes: bool
+    jaxpr: ClosedJaxpr | Jaxpr, size_of: Callable[[Any], int], recomputes: bool, replaces: bool
 ) -> int:
     """The peak of an inner program without its arguments and results, which are alive outside."""
     inner = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     outside = _variables([*inner.invars, *inner.constvars, *inner.outvars])
-    return max(peak_bytes(inner, size_of, recomputes) - sum(map(size_of, outside)), 0)
+    return max(peak_bytes(inner, size_of, recomputes, replaces) - sum(map(size_of, outside)), 0)
 
 
 def _variables(atoms: Sequence[Any]) -> set[Any]:
