@@ -23,8 +23,8 @@ check: $(VENV)/.test
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-# The limits, options and transforms of the steps of every method against the twins, the wrappers and
-# the client maps, of which `make test` has some, and here is the rest.
+# The limits, options and transforms of the steps of every method against the twins, the wrappers, the
+# client maps, stores and streams, of which `make test` has some, and here is the rest.
 test-methods: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m methods
 

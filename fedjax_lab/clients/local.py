@@ -17,6 +17,7 @@ import optax
 from fedjax_lab import tree
 from fedjax_lab.clients.examples import clipped_gradient
 from fedjax_lab.clients.metrics import apply_loss, measured
+from fedjax_lab.clients.resident import gather
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
 
 # Where the local params go that ``watch_local_steps`` is to see.
@@ -203,16 +204,6 @@ def watch_local_steps() -> Iterator[list[Params]]:
         yield seen
     finally:
         _SEEN.reset(token)
-
-
-def gather(examples: PyTree, source: PyTree) -> PyTree:
-    """The examples themselves: rows of ``source`` where ``examples`` are indices into it.
-
-    Args:
-      examples: pytree [..., B, ...]; with ``source``, integer indices into it.
-      source: pytree [n, ...] of resident examples, or None.
-    """
-    return examples if source is None else jax.tree.map(lambda s: s[examples], source)
 
 
 def _fill(examples: PyTree, mask: jax.Array | None) -> PyTree:

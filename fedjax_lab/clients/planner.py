@@ -24,6 +24,7 @@ import jax
 
 from fedjax_lab.checks import check_int
 from fedjax_lab.clients.mapping import single_device_map
+from fedjax_lab.clients.resident import flatten_examples
 from fedjax_lab.machine.compiler import abstract, try_compile
 from fedjax_lab.machine.liveness import peak_bytes, tiled_bytes
 from fedjax_lab.machine.target import Target, here
@@ -34,7 +35,7 @@ _SHARE_OF_MEMORY = 0.6
 _SHARE_WHEN_ASKED = 0.9
 # What an estimate is multiplied by: what a compiler was seen to need beside what is alive
 # (docs/accelerators.md).
-_MARGIN = {"tpu": 1.3, "gpu": 1.1}
+_MARGIN = {"tpu": 1.3, "gpu": 1.5}
 
 # client map -> the round's function (state, batch) -> (state, metrics)
 RoundOf = Callable[[str], Callable[..., Any]]
@@ -193,12 +194,15 @@ def estimate(round_of: RoundOf, state: Any, batch: Any, target: Target) -> tuple
 
     def peak(client_map):
         traced = jax.make_jaxpr(round_of(client_map))(state, batch)
-        return int(margin * peak_bytes(traced, size_of, recomputes=is_tpu))
+        donated = len(jax.tree.leaves(state))
+        recomputes = target.platform != "cpu"
+        return int(margin * peak_bytes(traced, size_of, recomputes, is_tpu, donated))
 
     one = peak("scan")
     each = max((peak("vmap") - one) // max(slots - 1, 1), 1)
-    if is_tpu:  # it copies resident examples so that each lies in tiles of its own
-        one += int(margin * sum(tiled_bytes(leaf, 1) for leaf in jax.tree.leaves(batch.source)))
+    if is_tpu:  # where examples are made flat there are two copies of them for a moment
+        flat = jax.eval_shape(flatten_examples, batch.source)
+        one += int(margin * 2 * sum(map(tiled_bytes, jax.tree.leaves(flat))))
     return one, each
 
 

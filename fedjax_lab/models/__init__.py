@@ -20,7 +20,7 @@ from fedjax_lab.models.batch_norm import (
     running_statistics,
 )
 from fedjax_lab.models.cnn import cnn, fafed_cnn, fafed_cnn_cifar10, fafed_cnn_mnist
-from fedjax_lab.models.layers import Conv, GroupNorm, max_pool
+from fedjax_lab.models.layers import Conv, GroupNorm
 from fedjax_lab.models.lenet import lenet5, lenet5_gradma
 from fedjax_lab.models.linear import linear
 from fedjax_lab.models.lora import init_adapters, merge_adapters
@@ -34,6 +34,7 @@ from fedjax_lab.models.losses import (
 )
 from fedjax_lab.models.lstm import lstm
 from fedjax_lab.models.mlp import mlp
+from fedjax_lab.models.pooling import max_pool
 from fedjax_lab.models.precision import COMPUTE_DTYPES, mixed_precision
 from fedjax_lab.models.resnet import resnet18, resnet20
 from fedjax_lab.models.vgg import vgg11

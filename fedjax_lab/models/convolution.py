@@ -105,6 +105,11 @@ def convolution(
     return features.transpose(3, 0, 2, 1)
 
 
+def platform() -> str:
+    """The platform of the machine that is being traced for, such as "cpu"."""
+    return (_AUTO.value or (jax.default_backend(), None))[0]
+
+
 def lowering_for(target: Target) -> str:
     """The lowering that "auto" means on a machine; "auto" where shapes decide.
 

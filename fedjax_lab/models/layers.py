@@ -6,7 +6,6 @@ biases at 0, unless a model says otherwise. Images are flattened in H, W, C orde
 W), which permutes the rows of the next layer's kernel and changes nothing else.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from flax.linen.dtypes import promote_dtype
 
 from fedjax_lab.models.batch_norm import BatchNorm
 from fedjax_lab.models.convolution import convolution
+from fedjax_lab.models.pooling import max_pool
 from fedjax_lab.types import Key
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -25,38 +25,6 @@ Activation = Callable[[jax.Array], jax.Array]
 Initializer = Callable[..., jax.Array]
 
 NORMS = ("group", "batch", "frozen_batch")
-
-
-def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
-    """The maximum of ``size`` x ``size`` pixels, with stride 2: [B, H, W, C] -> [B, H', W', C].
-
-    H' = floor((H + 2 padding - size) / 2) + 1, which is H // 2 for the default. ``padding`` adds
-    pixels of -inf on every side. Written with slices, which are several times faster on CPU than
-    a window reduction, forward and backward. Equal pixels share the gradient (PyTorch gives it to
-    the first one).
-
-    Args:
-      x: [B, H, W, C].
-      size: height and width of a window.
-      padding: pixels of -inf on every side.
-
-    Raises:
-      ValueError: the image is too small.
-    """
-    if min(x.shape[1:3]) + 2 * padding < size:
-        raise ValueError(
-            f"x has shape {x.shape} where a max-pool takes {size} x {size} pixels; give larger "
-            "images."
-        )
-    # In the layout of the convolutions on CPU: XLA then cancels the transposes between the two.
-    x = x.transpose(1, 3, 2, 0)
-    if padding:
-        around = (padding, padding)
-        x = jnp.pad(x, (around, (0, 0), around, (0, 0)), constant_values=-jnp.inf)
-    rows, columns = ((length - size) // 2 for length in (x.shape[0], x.shape[2]))
-    x = functools.reduce(jnp.maximum, [x[i : i + 2 * rows + 1 : 2] for i in range(size)])
-    x = functools.reduce(jnp.maximum, [x[:, :, j : j + 2 * columns + 1 : 2] for j in range(size)])
-    return x.transpose(3, 0, 2, 1)
 
 
 def flatten(x: jax.Array) -> jax.Array:

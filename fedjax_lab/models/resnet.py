@@ -19,8 +19,8 @@ from fedjax_lab.models.layers import (
     Initializer,
     Norm,
     check_norm,
-    max_pool,
 )
+from fedjax_lab.models.pooling import max_pool
 
 # torchvision's initialisation of convolutions; None is PyTorch's own, uniform in +-1/sqrt(fan_in).
 _KAIMING = nn.initializers.variance_scaling(2.0, "fan_out", "normal")

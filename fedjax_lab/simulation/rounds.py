@@ -11,12 +11,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.clients.model_axis import ParamsSharding, on_mesh
+from fedjax_lab.clients.resident import flatten_examples
 from fedjax_lab.clients.store import AXIS, Rows, sharded_rows, window_rows
 from fedjax_lab.data import Devices, FederatedArrays, draw_batch
 from fedjax_lab.data.cohort import CohortSampler
 from fedjax_lab.data.cyclic import cyclic_slots
 from fedjax_lab.data.poisson import poisson_slots
-from fedjax_lab.machine.target import Target
+from fedjax_lab.machine.target import Target, here
 from fedjax_lab.round import Algorithm, build_round
 from fedjax_lab.simulation.processes import put, several
 from fedjax_lab.types import CohortBatch, FedState, Key, Metrics
@@ -138,6 +139,9 @@ def build_rounds(
 
     def run_rounds(state, clients, key, first_round, length, frozen=(), window=None):
         round_fn = whole if window is None else round_of(rows=window_rows(window, rows))
+        if (here() if target is None else target).platform == "tpu":
+            examples = flatten_examples(clients.examples)
+            clients = dataclasses.replace(clients, examples=examples)
 
         def body(state, round):
             batch = schedule.draw(clients, key, round)

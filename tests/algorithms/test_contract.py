@@ -22,6 +22,17 @@ from tests.reference import problem as reference
 
 OF_THE_LOSS = {"mean_label", "highest_label", "again"}
 NAMES = [case.id for case in MAIN]
+# In every run, the five systems and one method of each kind; `make test-methods` has the rest.
+AT_ONCE = {
+    *("fedavg", "fedadam", "scaffold", "mime", "feddyn", "fedsam", "cfedavg", "fafed"),
+    *("fedspeed", "fedspeed_ing", "fedswa", "fedmoswa", "gradma", "gradma_w", "gradma_s"),
+}
+
+
+def each_method():
+    """The methods, marked."""
+    for name in NAMES:
+        yield pytest.param(name, marks=() if name in AT_ONCE else pytest.mark.methods)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,7 +43,7 @@ def _float64():
         on_softmax.cache_clear()
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=each_method())
 def name(request):
     """Tests of one method stand together, so that a worker compiles it once."""
     return request.param

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from fedjax_lab.machine.liveness import peak_bytes, tiled_bytes
@@ -66,8 +65,23 @@ def test_a_tpu_pads_the_two_axes_where_it_costs_least(shape, dtype, expected):
     assert tiled_bytes(jaxpr.invars[0]) == expected
 
 
-def test_examples_of_images_in_tiles():
-    images = jax.ShapeDtypeStruct((4000, 28, 28, 1), np.uint8)
-    # 28 rows of 28 bytes lie in 32 rows of 128, as a v5e's compiler has them: u8[4000,28,28].
-    assert tiled_bytes(images, 1) == 4000 * 32 * 128
-    assert tiled_bytes(jax.ShapeDtypeStruct((4000,), np.int32), 1) == 4 * 4000
+def test_an_update_of_what_is_donated_is_made_in_place():
+    def program(table, rows):
+        return table.at[jnp.array([3, 5])].set(rows * 2)
+
+    shapes = [jax.ShapeDtypeStruct((n, KIB // 4), jnp.float32) for n in (64, 2)]
+    traced = jax.make_jaxpr(program)(*shapes)
+    in_place, copied = peak_bytes(traced, donated=1), peak_bytes(traced)
+    assert copied - in_place == 64 * KIB  # the second table
+    assert 64 * KIB < in_place < 70 * KIB
+
+
+def test_a_tpu_computes_products_where_they_are_added():
+    def step(weights, x, y):
+        return weights - 0.1 * (x @ y).T
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 32), (32, 8), (8, 64))]
+    traced = jax.make_jaxpr(step)(*shapes)
+    arguments, result = (64 * 32 + 32 * 8 + 8 * 64) * 4, 64 * 32 * 4
+    assert peak_bytes(traced, replaces=True) == pytest.approx(arguments + result, abs=64)
+    assert peak_bytes(traced) >= arguments + 2 * result

@@ -349,7 +349,7 @@ def test_overlapping_pool_is_flaxs_with_its_gradient():
     def both(pool):
         return pool(x), jax.grad(lambda x: (pool(x) * weights).sum())(x)
 
-    ours, theirs = jax.jit(lambda: (both(lambda x: layers.max_pool(x, 3, 1)), both(flaxs)))()
+    ours, theirs = jax.jit(lambda: (both(lambda x: models.max_pool(x, 3, 1)), both(flaxs)))()
     for mine, flax_result in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(mine, flax_result, rtol=1e-6)
 

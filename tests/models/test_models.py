@@ -11,7 +11,9 @@ import pytest
 from scipy.signal import correlate
 
 from fedjax_lab import models
+from fedjax_lab.machine.target import named
 from fedjax_lab.models import layers
+from fedjax_lab.models.convolution import convolutions_for
 
 # Layer tables, written from the papers: ("conv", kernel, in, out) or ("dense", in, out), and
 # whether a norm (a scale and a bias per output) follows every layer but the last.
@@ -256,16 +258,32 @@ def test_conv_and_dense_have_flaxs_parameters(ours, flaxs, shape):
     np.testing.assert_allclose(*both(params, x), rtol=1e-5, atol=1e-5)
 
 
-def test_pool_is_flaxs_and_its_gradient_where_no_pixels_are_equal():
-    x, weights = normal((2, 7, 6, 3)), normal((2, 3, 3, 3))
+@pytest.mark.parametrize("machine", ["cpu", "v5e"])
+def test_pool_is_flaxs_with_its_derivatives_where_no_pixels_are_equal(machine):
+    x, weights, change = normal((2, 7, 6, 3)), normal((2, 3, 3, 3)), normal((2, 7, 6, 3))
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(pool, x):
-        return pool(x), jax.grad(lambda x: (pool(x) * weights).sum())(x)
+        slope = jax.grad(lambda x: (pool(x) * weights).sum())(x)
+        return pool(x), slope, jax.jvp(pool, (x,), (change,))[1]
 
     expected = run(lambda x: nn.max_pool(x, (2, 2), strides=(2, 2)), x)
-    for ours, flaxs in zip(run(layers.max_pool, x), expected, strict=True):
+    with convolutions_for(named(machine)):
+        found = run(models.max_pool, x)
+    for ours, flaxs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, flaxs)
+
+
+def test_pool_elsewhere_hands_on_nan_and_gives_the_gradient_to_the_first_of_equal_pixels():
+    x = np.zeros((1, 4, 4, 1), np.float32)
+    x[0, :2, :2, 0] = [[1, np.nan], [2, np.nan]]
+    x[0, :2, 2:, 0] = [[-np.inf, 3], [3, 3]]
+    with convolutions_for(named("h200")):
+        value, slope = jax.jit(jax.value_and_grad(lambda x: models.max_pool(x)[0, 0, 1, 0]))(x)
+        pooled = jax.jit(models.max_pool)(x)
+    assert value == 3
+    assert np.flatnonzero(slope) == [3]
+    np.testing.assert_array_equal(pooled[0, :, :, 0], [[np.nan, 3], [0, 0]])
 
 
 def test_initialisation_is_pytorchs():

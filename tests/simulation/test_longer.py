@@ -51,7 +51,7 @@ def assert_same_runs(a, b, a_dir, b_dir):
     [
         pytest.param((2, 4, 10), marks=pytest.mark.slow),
         pytest.param((1, 5, 7, 10), marks=pytest.mark.slow),
-        (7, 8, 8, 10),
+        pytest.param((7, 8, 8, 10), marks=pytest.mark.methods),
     ],
 )
 def test_more_rounds_equal_one_run_of_them(tmp_path, lengths):

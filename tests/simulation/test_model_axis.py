@@ -88,7 +88,7 @@ def assert_lie(values, specs, leading=()):
     jax.tree.map(check, specs, values, is_leaf=lambda s: isinstance(s, P))
 
 
-@pytest.mark.parametrize("name", ["scaffold", *SLOW])
+@pytest.mark.parametrize("name", [pytest.param("scaffold", marks=pytest.mark.methods), *SLOW])
 def test_two_by_two_devices_agree_with_one(name):
     evaluate = build_evaluation(counts, make_clients(), batch_size=16)
     one = run(name, "scan", evaluate=evaluate)

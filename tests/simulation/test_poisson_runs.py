@@ -31,6 +31,7 @@ def run(name="scaffold", **options):
     return simulate(algorithm, start, clients, **{"sampling": "poisson", **SETTINGS, **options})
 
 
+@pytest.mark.methods
 def test_the_same_run_by_all_clients_coins():
     """Against rounds whose cohorts are drawn from all clients by hand, one slot for each."""
     loss, clients, start = problem()

@@ -60,7 +60,7 @@ def run(name, dp=None, **settings):
     return simulate(method, PARAMS, make_clients(), **{**SETTINGS, **settings})
 
 
-@pytest.mark.parametrize("name", ["scaffold", *SLOW])
+@pytest.mark.parametrize("name", [pytest.param("scaffold", marks=pytest.mark.methods), *SLOW])
 def test_a_sharded_table_gives_the_same_bits(name):
     whole = run(name, client_map="shard_map", client_store="device")
     sharded = run(name, client_map="shard_map")

@@ -75,7 +75,10 @@ CASES += [("mime", "shard_map:4", TIGHT), ("stem", "vmap", ROOMY)]
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
 
 
-@pytest.mark.parametrize(("name", "client_map", "memory"), [("scaffold", "scan", TIGHT), *SLOW])
+@pytest.mark.parametrize(
+    ("name", "client_map", "memory"),
+    [pytest.param("scaffold", "scan", TIGHT, marks=pytest.mark.methods), *SLOW],
+)
 def test_a_stream_gives_the_same_bits(folder, name, client_map, memory):
     memory += 2_500 * (name in FULL)  # for one round and not for two
     actual = run(name, streamed(folder, memory), client_map=client_map)

@@ -108,7 +108,7 @@ def single():
 @pytest.mark.parametrize(
     ("run_map", "client_map"),
     [
-        ("auto", "auto"),  # one run on each of 3 devices
+        pytest.param("auto", "auto", marks=pytest.mark.methods),  # one run on each of 3 devices
         pytest.param("chunk:2", "chunk:2", marks=SLOW),
         pytest.param("vmap", "scan", marks=SLOW),
         pytest.param("shard_map", "vmap", marks=SLOW),  # 3 runs on 8 devices

@@ -1,0 +1,61 @@
+"""Resident examples: one copy on the device, from which local steps gather their mini-batches.
+
+Axes: n examples, B examples of a mini-batch, F values of an example.
+"""
+
+import dataclasses
+import functools
+
+import jax
+
+from fedjax_lab.types import PyTree
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["shape"])
+@dataclasses.dataclass(frozen=True)
+class FlatExamples:
+    """Resident examples of which each is one row.
+
+    Attributes:
+      rows: [n, F].
+      shape: of an example.
+    """
+
+    rows: jax.Array
+    shape: tuple[int, ...]
+
+
+def flatten_examples(source: PyTree) -> PyTree:
+    """``source`` with each example of two axes or more as one row, for ``gather``.
+
+    A TPU gathers from tiles of 8 x 128, in which small images are mostly padding.
+
+    Args:
+      source: pytree [n, ...] of resident examples.
+    """
+
+    def flat(leaf):
+        if leaf.ndim < 3:
+            return leaf
+        return FlatExamples(leaf.reshape(leaf.shape[0], -1), leaf.shape[1:])
+
+    return jax.tree.map(flat, source)
+
+
+def gather(examples: PyTree, source: PyTree) -> PyTree:
+    """The examples themselves: rows of ``source`` where ``examples`` are indices into it.
+
+    Args:
+      examples: pytree [..., B, ...]; with ``source``, integer indices into it.
+      source: pytree [n, ...] of resident examples, as they are or as ``flatten_examples`` makes
+        them; or None.
+    """
+
+    def rows(leaf):
+        if isinstance(leaf, FlatExamples):
+            return leaf.rows[examples].reshape(*examples.shape, *leaf.shape)
+        return leaf[examples]
+
+    if source is None:
+        return examples
+    return jax.tree.map(rows, source, is_leaf=lambda leaf: isinstance(leaf, FlatExamples))

@@ -1,0 +1,75 @@
+"""Max-pooling, on CPU by slices and elsewhere by the place of the maximum.
+
+XLA's window reduction is several times slower on CPU, forward and backward, than the maximum of
+slices. On a TPU, that maximum's gradient is padded and added once for each slice: by the place of
+the maximum, the step of a LeNet-5 moves less than half the bytes (docs/accelerators.md).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.models.convolution import platform
+
+
+def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
+    """The maximum of ``size`` x ``size`` pixels, with stride 2: [B, H, W, C] -> [B, H', W', C].
+
+    H' = floor((H + 2 padding - size) / 2) + 1, which is H // 2 for the default. ``padding`` adds
+    pixels of -inf on every side. Equal pixels share the gradient on CPU and where windows overlap;
+    elsewhere the first one has it, as in PyTorch.
+
+    Args:
+      x: [B, H, W, C].
+      size: height and width of a window.
+      padding: pixels of -inf on every side.
+
+    Raises:
+      ValueError: the image is too small.
+    """
+    if min(x.shape[1:3]) + 2 * padding < size:
+        raise ValueError(
+            f"x has shape {x.shape} where a max-pool takes {size} x {size} pixels; give larger "
+            "images."
+        )
+    if (size, padding) == (2, 0) and platform() != "cpu":
+        return _of_pairs(x)
+    # In the layout of the convolutions on CPU: XLA then cancels the transposes between the two.
+    x = x.transpose(1, 3, 2, 0)
+    if padding:
+        around = (padding, padding)
+        x = jnp.pad(x, (around, (0, 0), around, (0, 0)), constant_values=-jnp.inf)
+    rows, columns = ((length - size) // 2 for length in (x.shape[0], x.shape[2]))
+    x = functools.reduce(jnp.maximum, [x[i : i + 2 * rows + 1 : 2] for i in range(size)])
+    x = functools.reduce(jnp.maximum, [x[:, :, j : j + 2 * columns + 1 : 2] for j in range(size)])
+    return x.transpose(3, 0, 2, 1)
+
+
+@jax.custom_jvp
+def _of_pairs(x: jax.Array) -> jax.Array:
+    return _largest(x)[0]
+
+
+@_of_pairs.defjvp
+def _of_pairs_jvp(primals, tangents):
+    (x,), (change,) = primals, tangents
+    y, place = _largest(x)
+    batch, height, width, channels = y.shape
+    change = change[:, : 2 * height, : 2 * width]
+    change = change.reshape(batch, height, 2, width, 2, channels)
+    places = jnp.arange(4, dtype=place.dtype).reshape(1, 1, 2, 1, 2, 1)
+    chosen = place[:, :, None, :, None] == places
+    return y, jnp.where(chosen, change, 0).sum((2, 4))
+
+
+def _largest(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Of 2 x 2 pixels the first largest or NaN, and its place, uint8, row by row."""
+    height, width = (length // 2 * 2 for length in x.shape[1:3])
+    x = x[:, :height, :width]
+    pixels = [x[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]
+    best, place = pixels[0], jnp.zeros(pixels[0].shape, jnp.uint8)
+    for n, pixel in enumerate(pixels[1:], 1):
+        ahead = (pixel > best) | (jnp.isnan(pixel) & ~jnp.isnan(best))
+        best, place = jnp.where(ahead, pixel, best), jnp.where(ahead, jnp.uint8(n), place)
+    return best, place
