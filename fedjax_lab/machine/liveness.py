@@ -26,7 +26,6 @@ _ELEMENTWISE = {
     ),
     *("sub", "tanh", "xor"),
 }
-_PRODUCTS = {"dot_general", "transpose"}
 _UPDATES = {"scatter", "scatter-add", "dynamic_update_slice"}
 _REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"}
 
@@ -67,15 +66,18 @@ def peak_bytes(
         read_by = {reader for v in eqn.outvars for reader in readers.get(v, ())}
         if not read_by or not kept.isdisjoint(eqn.outvars):
             continue
-        is_product = replaces and eqn.primitive.name in _PRODUCTS and len(read_by) == 1
-        if not (is_product or _is_elementwise(eqn)):
-            continue
         takers = [jaxpr.eqns[reader] for reader in read_by]
-        if not all(_takes_in(e) or (replaces and _transposes(e)) for e in takers):
-            continue
+        is_layout = replaces and _transposes(eqn)
+        is_product = replaces and eqn.primitive.name == "dot_general" and len(read_by) == 1
+        if not is_layout:
+            if not (is_product or _is_elementwise(eqn)):
+                continue
+            if not all(_takes_in(e) or (replaces and _transposes(e)) for e in takers):
+                continue
         operands, results = (sum(map(size_of, v)) for v in (_variables(eqn.invars), eqn.outvars))
         is_slice = eqn.primitive.name == "slice"
-        if len(read_by) == 1 or (recomputes and (is_slice or operands <= 1.1 * results)):
+        is_cheap = recomputes and (is_slice or operands <= 1.1 * results)
+        if is_layout or is_cheap or len(read_by) == 1:
             turn[i] = max(turn[reader] for reader in read_by)
             fused.update(eqn.outvars)
     last_use = {v: max(turn[i] for i in read_by) for v, read_by in readers.items()}
