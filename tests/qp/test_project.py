@@ -381,7 +381,7 @@ def test_option_errors():
 
 
 def rows_of_a_repeated_batch(seed, spread):
-    """GradMA's local rows where all steps see the same examples: the way so far opposes the rest."""
+    """GradMA's local rows where all steps see the same examples: the way so far opposes them."""
     rng = np.random.default_rng(seed)
     gradient, noise, around = rng.normal(size=(3, 1000))
     before, share = gradient + spread * noise, rng.uniform()
