@@ -31,7 +31,7 @@ PROCESSES = (1, 2, 4)
 STORES = ("device", "sharded", "host")
 CLIENTS = 24
 METHODS = ("fedavg", "scaffold", "gradma", "fedmoswa", "fedspeed", "fafed", "cfedavg")
-_TOLERANCE = 1e-5  # of the largest of a leaf's values, after all rounds
+_TOLERANCE = 1e-5  # of a leaf's norm, after all rounds
 _JUMPS = {"cfedavg"}
 
 
@@ -158,10 +158,10 @@ def layout(given, devices, processes, stores, smooth=False):
 
 
 def largest_difference(file, other):
-    """Of all leaves, the largest difference as a share of the leaf's largest value."""
+    """Of all leaves, the largest difference as a share of the leaf, both by their norms."""
     with np.load(file) as one, np.load(other) as two:
         return max(
-            float(np.abs(one[name] - two[name]).max() / max(np.abs(two[name]).max(), 1e-9))
+            float(np.linalg.norm(one[name] - two[name]) / max(np.linalg.norm(two[name]), 1e-9))
             for name in one.files
             if one[name].size and one[name].dtype.kind == "f"
         )
