@@ -154,8 +154,11 @@ def _sweep(basis: Basis, row: jax.Array) -> Basis:
     enters = jnp.any(row & ~support)
     column = jnp.sum(jnp.where(row[:, None], swept, 0), axis=0)
     pivot = jnp.sum(jnp.where(row, column, 0))
-    # The square of a row's distance to the others is the ridge at least, and 1 at most.
-    pivot = jnp.where(enters, jnp.maximum(pivot, _ridge(swept)), jnp.minimum(pivot, -0.5))
+    # The square of a row's distance to the others is 1 at most; what rounding does to it grows with
+    # what the others contribute to the row.
+    others = jnp.sum(jnp.where(support, column**2, 0))
+    least = 4 * _ridge(swept) * (1 + others)
+    pivot = jnp.where(enters, jnp.maximum(pivot, least), jnp.minimum(pivot, -0.5))
     ratio = column / pivot
     across = jnp.where(enters, ratio, -ratio)
     rest = swept - column[:, None] * ratio[None, :]

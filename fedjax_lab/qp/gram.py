@@ -248,19 +248,42 @@ def add_rows(
     q: list[jax.Array], rows: list[jax.Array], weights: jax.Array, scale: jax.Array, dtype: Any
 ) -> list[jax.Array]:
     """Return q + sum_c weights[c] rows[c]; the weights are those of the scaled q and rows."""
-    weights = weights * scale[:-1]
+    changes = _sum_of_rows(rows, weights * scale[:-1], dtype)
+    return [
+        ((leaf * scale[-1] + change) / scale[-1]).astype(leaf.dtype)
+        for leaf, change in zip(q, changes, strict=True)
+    ]
 
-    def added(q_leaf, leaf):
+
+def along_rows(
+    q: list[jax.Array],
+    rows: list[jax.Array],
+    weights: jax.Array,
+    scale: jax.Array,
+    dtype: Any,
+    divided: Sequence[bool],
+) -> tuple[jax.Array, jax.Array]:
+    """Return <q, v> and <v, v> of v = sum_c weights[c] rows[c], all scaled as in ``add_rows``."""
+    change = [_parts(leaf[None]) for leaf in _sum_of_rows(rows, weights * scale[:-1], dtype)]
+    own = [_parts(leaf[None].astype(dtype) * scale[-1]) for leaf in q]
+    both = [[*q_part, *part] for q_part, part in zip(own, change, strict=True)]
+    products = _product(change, both, dtype, divided)
+    return products[0, 0], products[0, 1]
+
+
+def _sum_of_rows(rows, weights, dtype):
+    """sum_c weights[c] rows[c], leaf by leaf."""
+
+    def of_leaf(leaf):
         if len(leaf) <= _FEW_ROWS:  # one fused loop; XLA's CPU product is slow on few rows
             change = sum(weights[c] * row[0].astype(dtype) for c, row in enumerate(_parts(leaf)))
         else:
             change = lax.platform_dependent(
                 weights, leaf.astype(dtype), tpu=_weighted_sum, default=_weighted_product
             )
-        change = jnp.reshape(change, q_leaf.shape)
-        return ((q_leaf * scale[-1] + change) / scale[-1]).astype(q_leaf.dtype)
+        return jnp.reshape(change, leaf.shape[1:])
 
-    return [added(q_leaf, leaf) for q_leaf, leaf in zip(q, rows, strict=True)]
+    return [of_leaf(leaf) for leaf in rows]
 
 
 def _weighted_sum(weights, rows):

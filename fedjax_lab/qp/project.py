@@ -23,7 +23,9 @@ about 1e-3 ||p||, and an exact answer needs the inverse on the support all the s
 G squares the differences between nearly parallel rows, and float32 forgets them. So where z is
 large or the active rows are nearly parallel, q is refined: r is measured from q itself, M'q, and
 the same solver corrects z, until q rests. Elsewhere b + Gz is r, to within rounding, and a pass
-over the rows is saved.
+over the rows is saved. Rows that contradict each other to rounding, such as a gradient and the step
+against it, leave G no inverse: there the solver takes shorter steps, and of each correction q takes
+the part, or the multiple, that makes it shortest, as the dual is 1/2 ||q||^2 where rho is 0.
 
 The dual is solved in ``dual``, inner products are taken in ``gram``; here are q and its refinement.
 """
@@ -38,10 +40,12 @@ from jax.sharding import PartitionSpec
 from fedjax_lab import checks
 from fedjax_lab.clients.model_axis import are_divided, held_layout, on_each_part
 from fedjax_lab.qp import dual
-from fedjax_lab.qp.gram import add_rows, measure, scaled_gram
+from fedjax_lab.qp.gram import add_rows, along_rows, measure, scaled_gram
 from fedjax_lab.types import PyTree, Scalar
 
 _ROUNDS = 20  # corrections of q at most
+_STALLS = 3  # corrections in a row that bring it no nearer, after which it ends
+_FARTHEST = 1.5  # how much longer than the dual says a correction may be
 
 
 class ConeInfo(NamedTuple):
@@ -54,8 +58,9 @@ class ConeInfo(NamedTuple):
         correction cannot have changed it unexpectedly, and y_c = z_c ||M_c|| / ||p||,
         Y = max(1, max y). (z >= 0 holds exactly.)
       iterations: int32 scalar, steps of the dual, all corrections together; 0 if p was feasible.
-      feasible: bool scalar, whether every s_c >= -1e-5 (float32) or -1e-10 (float64). False
-        for a margin that no q satisfies, and where p or a row is not finite: use p then.
+      feasible: bool scalar, whether every s_c >= -1e-5 (float32) or -1e-10 (float64); a hundred
+        times that with a margin of 0, which some q always satisfies. False for a margin that no
+        q satisfies, and where p or a row is not finite: use p then.
     """
 
     z: jax.Array
@@ -157,45 +162,63 @@ def _project(p, rows, mask, margin, products, tolerance, max_iterations, divided
     margin = jnp.asarray(margin, dtype)
 
     def to_go(z, r, basis):  # how far the next correction will move q, about
-        inside = jnp.sqrt(jnp.maximum(-(dual.step_on_support(basis, r) * r).sum(), 0))
+        inside = jnp.sqrt(jnp.abs((dual.step_on_support(basis, r) * r).sum()))
+        inside = jnp.maximum(inside, jnp.max(jnp.where(basis.support, jnp.abs(r), 0)))
         outside = valid & ~basis.support & (r < -2 * eps * jnp.sum(z))
         return jnp.maximum(inside, jnp.max(jnp.where(outside, -r / dual.distances(basis), 0)))
 
     def unfinished(state):
-        *_, step, last_step, rounds = state
-        return (step > tolerance) & (step < 0.9 * last_step) & (rounds < _ROUNDS)
+        *_, step, _, stalled, rounds = state
+        return (step > tolerance) & (stalled < _STALLS) & (rounds < _ROUNDS)
 
     def correct(state):
-        q, z, r, basis, iterations, step, _, rounds = state
+        q, z, r, basis, iterations, _, least_step, stalled, rounds = state
         dz, basis, iterations = dual.solve(
             gram, z, r, basis, iterations, valid=valid, max_iterations=max_iterations
         )
+        r = r + dual.matvec(gram, dz)
+        active = valid & (basis.support | (r <= 8 * eps * (1 + jnp.sum(z + dz))))
+        least = jnp.min(jnp.where(active, dual.distances(basis), 1))
+        # What the rounding of G dz does to q, where the active rows are as parallel as they are.
+        known = eps * jnp.sum(jnp.abs(dz)) <= tolerance * least
+
+        def searched():  # how far along dz the dual is least
+            weights = dz * unit[:-1] * norms[-1]
+            found = along_rows(q, row_leaves, weights, scale, dtype, divided)
+            slope, curvature = (product * unit[-1] ** 2 for product in found)
+            slope = slope - margin * jnp.sum(dz)
+            length = jnp.where(curvature > 0, -slope / jnp.where(curvature > 0, curvature, 1), 1)
+            until_zero = jnp.where(dz < 0, z / jnp.where(dz < 0, -dz, 1), _FARTHEST)
+            return jnp.clip(length, 0, jnp.minimum(jnp.min(until_zero), _FARTHEST))
+
+        length = lax.cond(known, lambda: jnp.ones((), dtype), searched)
+        dz = length * dz
         q = add_rows(q, row_leaves, dz * unit[:-1] * norms[-1], scale, dtype)
-        z = z + dz
+        z = jnp.maximum(z + dz, 0)
 
         def measured():
             found = measure(q, row_leaves, scale, dtype, divided)
             return found * unit[:-1] * unit[-1] - margin
 
-        r = r + dual.matvec(gram, dz)
-        active = valid & (basis.support | (r <= 8 * eps * (1 + jnp.sum(z))))
-        least = jnp.min(jnp.where(active, dual.distances(basis), 1))
-        # What the rounding of G dz does to q, where the active rows are as parallel as they are.
-        known = eps * jnp.sum(jnp.abs(dz)) <= tolerance * least
         r = jnp.where(valid, lax.cond(known, lambda: r, measured), 0)
-        return q, z, r, basis, iterations, to_go(z, r, basis), step, rounds + 1
+        step = to_go(z, r, basis)
+        stalled = jnp.where(step < 0.9 * least_step, 0, stalled + 1)
+        least_step = jnp.minimum(step, least_step)
+        return q, z, r, basis, iterations, step, least_step, stalled, rounds + 1
 
     z, r = jnp.zeros_like(b), jnp.where(valid, b - margin, 0)
-    basis, infinite = dual.empty_basis(gram), jnp.asarray(jnp.inf, dtype)
-    state = (p_leaves, z, r, basis, jnp.int32(0), to_go(z, r, basis), infinite, jnp.int32(0))
+    basis, none = dual.empty_basis(gram), jnp.int32(0)
+    step = to_go(z, r, basis)
+    state = (p_leaves, z, r, basis, none, step, step, none, none)
     q, z, r, _, iterations, *_ = lax.while_loop(unfinished, correct, state)
 
     scale_of_z = jnp.maximum(jnp.max(z), 1)
+    slack = (1e-5 if eps > 1e-10 else 1e-10) * jnp.where(margin == 0, 100, 1)
     info = ConeInfo(
         z=z * (unit[:-1] * norms[-1]) * (scale[:-1] / scale[-1]),
         kkt_residual=jnp.max(jnp.maximum(-r, z * jnp.abs(r) / scale_of_z), initial=0),
         iterations=iterations,
-        feasible=finite & jnp.all(r >= -(1e-5 if eps > 1e-10 else 1e-10)),
+        feasible=finite & jnp.all(r >= -slack),
     )
     return jax.tree.unflatten(treedef, q), info
 

@@ -17,7 +17,7 @@ from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
-from fedjax_lab.simulation.processes import put, several
+from fedjax_lab.simulation.processes import meet, put, several
 from fedjax_lab.types import Params, PyTree
 
 # (params, examples [B, ...]) -> (correct [B], losses [B]), both float; or another score, whose
@@ -190,13 +190,25 @@ def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) ->
         data = jax.device_put(data, everywhere)
         return together, (data, on_mesh(frozen, mesh, shard_largest))
 
+    @functools.lru_cache(maxsize=4)
+    def compiled_by_all(mesh, structure, kinds):
+        together, copies = spread(mesh)
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        leaves = [jax.ShapeDtypeStruct(*kind, sharding=everywhere) for kind in kinds]
+        program = together.lower(jax.tree.unflatten(structure, leaves), copies).compile()
+        meet()
+        return program
+
     def evaluate(params):
         mesh = divided_over((params, resident[1])) or everybody
         if mesh is None or is_traced(params):
             return alone(params, resident)
         together, copies = spread(mesh)
         if several():
-            return together(put(params, NamedSharding(mesh, PartitionSpec())), copies)
+            params = put(params, NamedSharding(mesh, PartitionSpec()))
+            leaves, structure = jax.tree.flatten(params)
+            kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+            return compiled_by_all(mesh, structure, kinds)(params, copies)
         return together(on_mesh(params, mesh), copies)
 
     return evaluate

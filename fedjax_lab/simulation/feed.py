@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.simulation.arguments import warn_of_nonfinite_data
 from fedjax_lab.simulation.fingerprint import hash_arrays
-from fedjax_lab.simulation.processes import several
+from fedjax_lab.simulation.processes import put
 from fedjax_lab.simulation.rounds import Schedule, place
 from fedjax_lab.types import CohortBatch, Key, Metrics
 
@@ -94,7 +94,8 @@ class StreamFeed(Feed):
 
     Drawing the next chunk is put on the device before this chunk's rounds, so that it does not
     wait for them. A thread gathers what was drawn, waits until the chunk before this one has run,
-    and copies: a device never holds more than two chunks' examples.
+    and copies: a device never holds more than two chunks' examples. Of several processes, each
+    gathers what all clients draw, as each device gets it, and nothing is exchanged.
 
     Args:
       stream: the clients' data.
@@ -223,7 +224,7 @@ class StreamFeed(Feed):
         self._look(rows, window)
         jax.block_until_ready(after)
         with jax.enable_x64(self._x64):
-            rows, window = jax.device_put((rows, window), self.index.indices.sharding)
+            rows, window = put((rows, window), self.index.indices.sharding)
         return dataclasses.replace(self.index, examples=rows, window=window)
 
     def _look(self, rows: Any, window: np.ndarray) -> None:
@@ -258,13 +259,9 @@ def feed_of(
       schedule, key, rounds, eval_every, told: as of ``StreamFeed``.
 
     Raises:
-      ValueError: the examples of a single round do not fit, or there are several processes.
+      ValueError: the examples of a single round do not fit.
     """
     if isinstance(clients, FederatedStream):
-        if several():
-            raise ValueError(
-                f"clients is a stream with {jax.process_count()} processes; it takes one process."
-            )
         return StreamFeed(clients, schedule, key, rounds, eval_every, told)
     return Feed(clients, eval_every)
 

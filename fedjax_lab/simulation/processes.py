@@ -99,7 +99,7 @@ def put(values: PyTree, sharding: Any) -> PyTree:
                 lambda bits: jax.random.wrap_key_data(bits, impl=jax.random.key_impl(leaf))
             )
             return wrap(one(jax.random.key_data(leaf), where))
-        leaf = np.asarray(leaf)
+        leaf = np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
         return jax.make_array_from_callback(leaf.shape, where, lambda index: leaf[index])
 
     if isinstance(sharding, jax.sharding.Sharding):

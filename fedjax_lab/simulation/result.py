@@ -21,7 +21,8 @@ class SimulationResult(NamedTuple):
       compile_seconds: time spent compiling rounds, likewise.
       stopped: why the run ended before its last round: "interrupt" (Ctrl-C or SIGTERM),
         "stop_when" or "diverged"; None: it did not.
-      signal: the number of the signal that interrupted it; None: none did.
+      signal: the number of the signal that interrupted it; None: none did, or one that came to
+        another process of the run.
     """
 
     params: Params

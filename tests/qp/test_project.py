@@ -378,3 +378,25 @@ def test_option_errors():
         project_to_cone(E1, ROWS, products=(np.eye(3), np.ones(2)))
     with pytest.raises(ValueError, match="products"):
         project_to_cone_per_leaf(E1, ROWS, products=(np.eye(2), np.ones(2)))
+
+
+def rows_of_a_repeated_batch(seed, spread):
+    """GradMA's local rows where all steps see the same examples: the way so far opposes them."""
+    rng = np.random.default_rng(seed)
+    gradient, noise, around = rng.normal(size=(3, 1000))
+    before, share = gradient + spread * noise, rng.uniform()
+    rows = [gradient, before, -0.1 * (share * gradient + (1 - share) * before)]
+    return (gradient + 0.1 * around).astype(np.float32), np.float32(rows)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 0.1, 0.3])
+def test_rows_that_contradict_each_other_to_rounding(spread):
+    problems = [rows_of_a_repeated_batch(seed, spread) for seed in range(200)]
+    q, info = solve_many(*(np.stack(part) for part in zip(*problems, strict=True)))
+    assert info.feasible.all()
+    for i, (p, rows) in enumerate(problems):
+        assert kkt(p, rows, q[i], info.z[i]) <= TOLERANCE
+        # What float32 makes of the rows decides a direction of its own, of little of p.
+        span = np.linalg.qr(rows[:2].T.astype(np.float64))[0]
+        left = np.linalg.norm(p - span @ (span.T @ p.astype(np.float64)))
+        assert np.linalg.norm(oracle(p, rows)) - 1e-3 <= np.linalg.norm(q[i]) <= 1.01 * left

@@ -9,6 +9,7 @@ how many each process has.
 import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -49,6 +50,18 @@ def evaluate(params):
     return {"size": sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(params))}
 
 
+def shared_evaluation():
+    """An evaluation of which each device has a part."""
+    from fedjax_lab.simulation.evaluate import build_evaluation
+    from tests.simulation import test_stores
+
+    def counts(params, examples):
+        losses = test_stores.loss_fn(params, examples, None)
+        return (losses < 1).astype(losses.dtype), losses
+
+    return build_evaluation(counts, test_stores.make_clients(), batch_size=16)
+
+
 def compile_late(seconds):
     compiled = jax.stages.Lowered.compile
 
@@ -63,11 +76,13 @@ def do(job):
     """Run a job: a method of ``test_stores`` with settings.
 
     The job may also have "differs", settings by process; "stop_at", a process that wishes to stop
-    and the round after which; "late", a process and the seconds longer that it compiles; and
+    and the round after which; "signal_at", a process that gets SIGTERM and the round after which;
+    "late", a process and the seconds longer that it compiles, and "shares", whether the evaluation
+    is one that all processes share; "stream", a folder from which the clients' examples come; and
     "block", the bytes of a table that travel at once.
     """
     from fedjax_lab.simulation import processes
-    from tests.simulation import test_stores
+    from tests.simulation import test_stores, test_streams
 
     processes._BLOCK = job.get("block", processes._BLOCK)
     settings = dict(job.get("settings", {}))
@@ -75,18 +90,28 @@ def do(job):
     if "stop_at" in job:
         process, round = job["stop_at"]
         settings["stop_when"] = lambda row: jax.process_index() == process and row["round"] >= round
+    if job.get("signal_at", [None])[0] == jax.process_index():
+        settings["stop_when"] = lambda row: (
+            row["round"] == job["signal_at"][1] and os.kill(os.getpid(), signal.SIGTERM)
+        )
     if job.get("late", [None])[0] == jax.process_index():
         compile_late(job["late"][1])
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
-            result = test_stores.run(job["method"], evaluate=evaluate, **settings)
+            scores = shared_evaluation() if job.get("shares") else evaluate
+            if "stream" in job:
+                clients = test_streams.streamed(job["stream"], test_streams.TIGHT)
+                result = test_streams.run(job["method"], clients, evaluate=scores, **settings)
+            else:
+                result = test_stores.run(job["method"], evaluate=scores, **settings)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
     return {
         "hash": digest(result),
         "rounds": result.history[-1]["round"],
         "stopped": result.stopped,
+        "signal": result.signal,
         "warnings": [str(warning.message) for warning in told],
     }
 

@@ -8,9 +8,9 @@ import time
 import jax
 import pytest
 
-from fedjax_lab import load_run
+from fedjax_lab import data, load_run
 from fedjax_lab.simulation.run_dir import METRICS, SUMMARY, differences
-from tests.simulation import test_stores
+from tests.simulation import test_stores, test_streams
 from tests.simulation.in_processes import answers, digest, evaluate, launch
 
 SLOW = pytest.mark.slow
@@ -29,6 +29,7 @@ def said():
         SHARDED,
         {**SHARDED, "differs": {"1": {"seed": 7, "rounds": 9}}},
         {**SHARDED, "settings": {"client_map": "pmap"}},
+        {**SHARDED, "signal_at": [1, 3]},
     ]
     return answers(2, 2, jobs)
 
@@ -56,6 +57,13 @@ def test_a_map_that_leaves_processes_without_work_is_refused(said):
             "ValueError: client_map is 'pmap'; with 2 processes it must be 'auto', or 'shard_map' "
             "over all of their 4 devices."
         )
+
+
+def test_a_signal_to_one_process_ends_the_run_in_all(said):
+    one, other = said[3]
+    assert one == {**other, "signal": None}
+    assert other["signal"] == signal.SIGTERM
+    assert (one["stopped"], one["rounds"]) == ("interrupt", 3)
 
 
 def test_differences_are_said_in_the_words_given():
@@ -112,6 +120,25 @@ def test_a_process_may_compile_for_longer_than_an_exchange_waits(said):
     # On CPU an exchange waits for 30 seconds.
     [[one, other]] = answers(2, 2, [{**SHARDED, "late": [1, 40]}])
     assert one["hash"] == other["hash"] == said[0][0]["hash"]
+
+
+@SLOW
+def test_so_may_an_evaluation_that_all_share():
+    jobs = [{**SHARDED, "shares": True, **more} for more in ({"late": [1, 40]}, {})]
+    [[one, other], [again, _]] = answers(2, 2, jobs)
+    assert one["hash"] == other["hash"] == again["hash"]
+
+
+@SLOW
+@pytest.mark.parametrize("layout", [(2, 2), (4, 1)])
+def test_streamed_examples_give_the_same_bits(tmp_path, layout):
+    folder = str(data.write_stream(tmp_path / "train", (test_streams.X, test_streams.Y)))
+    cases = [("scaffold", {}), ("scaffold", {"client_store": "host"}), ("fafed", {})]
+    jobs = [{"method": name, "settings": more, "stream": folder} for name, more in cases]
+    for (method, more), found in zip(cases, answers(*layout, jobs), strict=True):
+        settings = {"client_map": "shard_map:4", "evaluate": evaluate, **more}
+        expected = digest(test_streams.run(method, test_streams.resident(), **settings))
+        assert [answer.get("hash", answer) for answer in found] == [expected] * layout[0]
 
 
 @SLOW
