@@ -35,7 +35,7 @@ _SHARE_OF_MEMORY = 0.6
 _SHARE_WHEN_ASKED = 0.9
 # What an estimate is multiplied by: what a compiler was seen to need beside what is alive
 # (docs/accelerators.md).
-_MARGIN = {"tpu": 1.2, "gpu": 1.4}
+_MARGIN = {"tpu": 1.3, "gpu": 1.4}
 
 # client map -> the round's function (state, batch) -> (state, metrics)
 RoundOf = Callable[[str], Callable[..., Any]]

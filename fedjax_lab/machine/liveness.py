@@ -155,6 +155,8 @@ def _nbytes(variable: Any) -> int:
 def tiled_bytes(variable: Any) -> int:
     """Bytes on a TPU: in tiles, over those two axes that need the least padding.
 
+    Of five axes or more the first, which counts clients or images, is not in tiles.
+
     Args:
       variable: of a traced program, or an array's shape and dtype.
     """
@@ -164,6 +166,7 @@ def tiled_bytes(variable: Any) -> int:
     if len(shape) < 2 or not itemsize:
         return _nbytes(variable)
     rows = max(_SUBLANE_BYTES // itemsize, 1)
+    shape = shape[1:] if len(shape) > 4 else shape
 
     def padding(size, step):
         return -(-size // step) * step / max(size, 1)

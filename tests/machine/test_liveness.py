@@ -53,6 +53,7 @@ def test_what_two_read_is_stored_where_it_is_not_computed_twice():
         ((8, 128), "float32", 8 * 128 * 4),
         ((8, 5, 250), "float32", 8 * 5 * 256 * 4),
         ((64, 28, 28, 3), "float32", 32 * 28 * 3 * 128 * 4),  # B as lanes, H as rows
+        ((128, 16, 8, 8, 64), "float32", 128 * 16 * 8 * 8 * 128 * 4),  # 128 clients
         ((8, 128), "bfloat16", 16 * 128 * 2),
         ((8, 128), "uint8", 32 * 128),
         ((5,), "float32", 20),
