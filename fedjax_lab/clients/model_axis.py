@@ -116,7 +116,9 @@ def model_layout(
     if mesh is None or not divides_models(mesh, params_sharding):
         return None
     of_params = of_frozen = params_sharding
-    if jax.tree.leaves(frozen) and not (params_sharding is None or callable(params_sharding)):
+    if not jax.tree.leaves(frozen):
+        of_frozen = None
+    elif not (params_sharding is None or callable(params_sharding)):
         if not (isinstance(params_sharding, tuple) and len(params_sharding) == 2):
             raise ValueError(
                 "params_sharding is no function, and the method has frozen weights; it must be a "

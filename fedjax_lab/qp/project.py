@@ -43,8 +43,8 @@ from fedjax_lab.qp import dual
 from fedjax_lab.qp.gram import add_rows, along_rows, measure, scaled_gram
 from fedjax_lab.types import PyTree, Scalar
 
-_ROUNDS = 20  # corrections of q at most
-_STALLS = 3  # corrections in a row that bring it no nearer, after which it ends
+_ROUNDS = 40  # corrections of q at most
+_STALLS = 5  # corrections in a row that bring it no nearer, after which it ends
 _FARTHEST = 1.5  # how much longer than the dual says a correction may be
 
 
