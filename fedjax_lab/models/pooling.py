@@ -64,12 +64,12 @@ def _of_pairs_jvp(primals, tangents):
 
 
 def _largest(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of 2 x 2 pixels the first largest or NaN, and its place, uint8, row by row."""
+    """Of 2 x 2 pixels the first largest, or a NaN, and its place, uint8, row by row."""
     height, width = (length // 2 * 2 for length in x.shape[1:3])
     x = x[:, :height, :width]
     pixels = [x[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]
     best, place = pixels[0], jnp.zeros(pixels[0].shape, jnp.uint8)
     for n, pixel in enumerate(pixels[1:], 1):
-        ahead = (pixel > best) | (jnp.isnan(pixel) & ~jnp.isnan(best))
+        ahead = (pixel > best) | jnp.isnan(pixel)
         best, place = jnp.where(ahead, pixel, best), jnp.where(ahead, jnp.uint8(n), place)
     return best, place
