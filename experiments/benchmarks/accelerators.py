@@ -207,7 +207,7 @@ def programs(target: str) -> list[Program]:
             add("methods", f"{name} {client_map}", rounds(name=name, client_map=client_map))
 
     def spread(client_map):
-        for name in names if target == "v5e" else FIRST:
+        for name in names:
             for where in several:
                 options = {"name": name, "client_map": client_map, "cohort": 16}
                 add("methods", f"{name} {client_map}", rounds(where, **options), where)
