@@ -12,19 +12,8 @@ _ELEMENTWISE = {
     *("abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "convert_element_type", "div"),
     *("eq", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le"),
     *("log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pow"),
-    *(
-        "rem",
-        "reshape",
-        "round",
-        "rsqrt",
-        "select_n",
-        "sign",
-        "slice",
-        "sqrt",
-        "square",
-        "stop_gradient",
-    ),
-    *("sub", "tanh", "xor"),
+    *("rem", "reshape", "round", "rsqrt", "select_n", "sign", "slice", "sqrt", "square"),
+    *("stop_gradient", "sub", "tanh", "xor"),
 }
 _UPDATES = {"scatter", "scatter-add", "dynamic_update_slice"}
 _REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"}
