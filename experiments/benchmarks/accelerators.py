@@ -60,17 +60,28 @@ class Program(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1)  # programs of one model follow each other
-def task(model="mlp", size=28, channels=1, batch_size=64, cohort=10, steps=5, num_clients=100):
+def task(
+    model="mlp",
+    size=28,
+    channels=1,
+    batch_size=64,
+    cohort=10,
+    steps=5,
+    num_clients=100,
+    digits=False,
+):
     """(clients, model, shapes of its params, preprocess, loss, schedule)."""
     import jax
 
     from fedjax_lab import data, models
     from fedjax_lab.simulation.rounds import Schedule
 
-    noise = data.synthetic.noise_images(40 * num_clients, (size, size, channels), seed=0)
-    clients = data.partition(noise, "iid", num_clients=num_clients, seed=0)
+    examples = data.synthetic.noise_images(40 * num_clients, (size, size, channels), seed=0)
+    if digits:
+        examples, _ = data.load("digits")
+    clients = data.partition(examples, "iid", num_clients=num_clients, seed=0)
     network, preprocess = models.build(model, num_classes=10), data.preprocess()
-    params = jax.eval_shape(network.init, jax.random.key(0), noise.x[:1])
+    params = jax.eval_shape(network.init, jax.random.key(0), examples.x[:1])
     loss_fn = models.classification_loss(network.apply, preprocess)
     schedule = Schedule(cohort_size=cohort, batch_size=batch_size, local_steps=steps)
     return clients, network, params, preprocess, loss_fn, schedule
@@ -103,6 +114,15 @@ def one_round(
     target, name="fedavg", client_map="vmap", length=1, convolution=None, wrap=None, **options
 ):
     """A chunk of rounds, as ``Program.make`` returns it; with "auto" as the planner has it."""
+    where = machine(target, convolution)
+    clients, network, params, preprocess, loss_fn, schedule = task(**options)
+    algorithm = method(name, network, preprocess, loss_fn)
+    algorithm = algorithm if wrap is None else wrap(algorithm)
+    return planned(where, algorithm, params, clients, schedule, client_map, length)
+
+
+def planned(where, algorithm, params, clients, schedule, client_map, length, frozen=()):
+    """That chunk of a method."""
     import jax
 
     from fedjax_lab import tree
@@ -110,12 +130,9 @@ def one_round(
     from fedjax_lab.simulation.chunk_planner import ChunkPlanner
     from fedjax_lab.simulation.loop import first_state
 
-    where = machine(target, convolution)
-    clients, network, params, preprocess, loss_fn, schedule = task(**options)
-    algorithm = method(name, network, preprocess, loss_fn)
-    algorithm = algorithm if wrap is None else wrap(algorithm)
     key = jax.random.key(0)
-    state = jax.eval_shape(first_state(algorithm, schedule), params, clients, key, ())
+    state = jax.eval_shape(first_state(algorithm, schedule), params, clients, key, frozen)
+    state = state._replace(frozen=frozen)
     planner = ChunkPlanner(
         algorithm, schedule, state, clients, key, target=where, client_store="auto"
     )
@@ -130,6 +147,36 @@ def one_round(
     (function, *shapes), named = planner.program(client_map, length)
     compiled = planner.compiled(client_map, length)
     return where, function, shapes, named, {**more, "compiled": compiled}
+
+
+def adapters(target):
+    """Five rounds that train adapters beside the attention of a frozen transformer, for digits."""
+    import jax
+
+    from fedjax_lab import algorithms, models, with_frozen
+
+    clients, _, _, preprocess, _, schedule = task(
+        digits=True, num_clients=10, cohort=5, batch_size=16
+    )
+    model = models.vit(10, patch_size=2, width=64, depth=2, num_heads=2)
+    loss_fn = models.classification_loss(model.apply, preprocess)
+    frozen = jax.eval_shape(model.init, jax.random.key(0), clients.examples.x[:1])
+
+    def is_adapted(path):
+        return path.endswith("kernel") and ("attention" in path or "dense" in path)
+
+    def init(key):
+        return models.init_adapters(key, frozen, is_adapted, 4)
+
+    def lora_loss(params, examples, key, frozen):
+        return loss_fn(models.merge_adapters(frozen, params, 2.0), examples, key)
+
+    def fedavg(loss_fn):
+        return algorithms.fedavg(loss_fn, client_lr=0.01)
+
+    algorithm = with_frozen(fedavg, lora_loss, frozen)
+    params = jax.eval_shape(init, jax.random.key(1))
+    return planned(machine(target), algorithm, params, clients, schedule, "vmap", 5, frozen)
 
 
 def evaluation(target):
@@ -153,8 +200,8 @@ def evaluation(target):
     return where, jax.jit(score), [abstract(params, where.devices[:1])], {}, {}
 
 
-def sweep(target):
-    """Twelve runs of FedAvg, four learning rates by three seeds, as one program of one round."""
+def sweep(target, rates=4, seeds=3, **options):
+    """Runs of FedAvg, ``rates`` learning rates by ``seeds`` seeds, as one program of one round."""
     import jax
     import jax.numpy as jnp
 
@@ -164,16 +211,17 @@ def sweep(target):
     from fedjax_lab.simulation.sweep_program import Program as SweepProgram
 
     where = machine(target)
-    clients, _, params, _, loss_fn, schedule = task()
+    clients, _, params, _, loss_fn, schedule = task(**options)
+    count = rates * seeds
 
     def build(client_lr):
         return algorithms.fedavg(loss_fn, client_lr=client_lr)
 
     program = SweepProgram(build, schedule, "vmap", parse_client_map("vmap"), None, clients)
     runs = (
-        jax.eval_shape(lambda p: jax.tree.map(lambda leaf: jnp.stack([leaf] * 12), p), params),
-        jax.random.split(jax.random.key(0), 12),
-        {"client_lr": jnp.linspace(0.01, 0.1, 12)},
+        jax.eval_shape(lambda p: jax.tree.map(lambda leaf: jnp.stack([leaf] * count), p), params),
+        jax.random.split(jax.random.key(0), count),
+        {"client_lr": jnp.linspace(0.01, 0.1, count)},
     )
     states = jax.eval_shape(program._start, (clients, ()), runs)
 
@@ -253,6 +301,22 @@ def programs(target: str) -> list[Program]:
     add("runs", "fedavg chunk of 10 rounds", rounds(length=10))
     add("runs", "evaluation, 10,000 examples", lambda: evaluation(target))
     add("runs", "sweep of 12 runs", lambda: sweep(target))
+    small = {"digits": True, "num_clients": 40, "batch_size": 16, "cohort": 16, "length": 10}
+    for name in ("fedavg", "scaffold", "gradma"):
+        for where in (target, several[-1]):
+            options = {**small, "name": name, "client_map": "shard_map"}
+            add("notebooks", f"quick start: {name}, 10 rounds", rounds(where, **options), where)
+    options = {"digits": True, "num_clients": 20, "batch_size": 16}
+
+    def compress(algorithm):
+        return with_compression(algorithm, "top_k:0.99+qsgd:15")
+
+    add("notebooks", "message compression", rounds(wrap=compress, length=5, **options))
+    add(
+        *("notebooks", "seeds and learning rates: 30 runs"),
+        lambda: sweep(target, 6, 5, cohort=5, **options),
+    )
+    add("notebooks", "adapters of a transformer, 5 rounds", lambda: adapters(target))
     methods("scan")
     methods("chunk:5")
     spread("pmap")

@@ -31,7 +31,7 @@ ROW = {
     "memory": 3 * 2**20,
     "estimated": 6 * 2**20,
     "bytes_accessed": 5 * 10**8,
-    "collectives": {"all-reduce": [2, 1500]},
+    "collectives": {},
 }
 
 
@@ -39,17 +39,22 @@ def test_the_page_has_the_figures_and_what_was_not_run(tmp_path):
     page, file = tmp_path / "page.md", tmp_path / "rows.json"
     page.write_text(f"# Title\n\n{MARK}\nstale\n", encoding="utf-8")
     slower = {**ROW, "name": "scaffold vmap", "seconds": 3.0}
+    scan = {**ROW, "name": "fedavg scan", "seconds": 4.0}
+    chunk = {**ROW, "group": "runs", "name": "chunk"}
+    several = {"name": "fedavg shard_map", "collectives": {"all-reduce": [2, 1500]}}
+    several = {**ROW, **several, "target": "v5e:2x2"}
     refused = {"target": "v5e", "group": "models", "name": "big", "error": "RESOURCE_EXHAUSTED"}
-    rows = {f"v5e | {row['group']} | {row['name']}": row for row in (ROW, slower, refused)}
+    all_rows = (ROW, several, slower, scan, chunk, refused)
+    rows = {f"{row['target']} | {row['group']} | {row['name']}": row for row in all_rows}
     write(rows, [*((row["group"], key) for key, row in rows.items()), ("runs", "v5e | runs | x")],
           page, file)  # fmt: skip
     text = page.read_text(encoding="utf-8")
     assert "stale" not in text
-    assert (
-        "| fedavg vmap | v5e |  | 2 (1.0) | 1.0 MiB | 2.0 MiB | 0.0 MiB | 2.00 | 0.50 GB | "
-        "2 all-reduce: 1.50 d |" in text
-    )
-    assert "3 (1.5)" in text
+    assert "### v5e: vmap · scan\n\nFedAvg's compile: vmap 2 s, scan 4 s." in text
+    assert "| fedavg | 1.0 · 1.0 | 1.0 · 1.0 | 0.0 · 0.0 | 2.00 · 2.00 | 0.50 · 0.50 |" in text
+    assert "| scaffold | 1.5 · - | 1.0 · - | 0.0 · - | 2.00 · - | 0.50 · - |" in text
+    assert "| fedavg | 1.0 | 1.0 | 0.0 | 2.00 | 0.50 | 2 all-reduce: 1.50 d |" in text
+    assert "| chunk | v5e |  | 2 (1.0) | 1.0 | 2.0 | 0.0 | 2.00 | 0.50 | none |" in text
     assert "does not compile: RESOURCE_EXHAUSTED" in text
     assert "Not run: 1 of these programs (1 for v5e)." in text
     assert json.loads(file.read_text(encoding="utf-8")) == list(rows.values())
