@@ -117,7 +117,7 @@ def with_attack(
       seed: decides who attacks, for the whole run: ``attackers(N, share, seed)``.
       strength: as above; None: the default.
       num_classes: C, for ``label_flip`` alone, whose examples have integer labels as their field
-        ``y``.
+        ``y``. A label of C or more makes an attacker's loss, and so the round's, NaN.
 
     Raises:
       TypeError, ValueError: an argument is unknown, missing, superfluous or out of range; or (when
@@ -285,7 +285,10 @@ def _flipped(examples: PyTree, attacks: jax.Array, num_classes: int) -> PyTree:
             "examples have no integer labels as their field y, as label_flip needs: they are "
             f"{type(examples).__name__}."
         )
-    flipped = jnp.where(attacks, num_classes - 1 - labels, labels).astype(labels.dtype)
+    other = num_classes - 1 - labels
+    # Of no class, so that the loss is NaN: JAX counts a negative label from the last class.
+    other = jnp.where(labels < num_classes, other, jnp.iinfo(labels.dtype).max)
+    flipped = jnp.where(attacks, other, labels).astype(labels.dtype)
     return (
         {**examples, "y": flipped} if isinstance(examples, dict) else examples._replace(y=flipped)
     )

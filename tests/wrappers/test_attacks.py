@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_lab import algorithms, build_round, data, with_attack, with_robust_aggregation
+from fedjax_lab import (
+    algorithms,
+    build_round,
+    data,
+    models,
+    with_attack,
+    with_robust_aggregation,
+)
 from fedjax_lab.wrappers.attacks import attackers
 from tests.algorithms.cases import MAIN
 from tests.algorithms.cases import N as CLIENTS
@@ -269,6 +276,21 @@ def test_a_share_that_is_nobody():
     with pytest.raises(ValueError, match=r"share is 0\.05; of 9 clients .* 0, or 0\.0555"):
         algorithm.init(params(), 9)
     algorithm.init(params(), 10)  # half a client is one
+
+
+def test_a_label_beyond_the_classes_is_no_other_class():
+    train, _ = data.load("digits")
+    train = data.Examples(train.x[:200].reshape(200, -1) / 16, train.y[:200].astype(np.int32))
+    clients = data.partition(train, "iid", num_clients=4, seed=0)
+    loss = models.classification_loss(lambda x, examples, key: examples @ x)
+    plain = algorithms.fedavg(loss, client_lr=0.1)
+    attacked = with_attack(plain, "label_flip", share=0.5, num_classes=5)
+    drawn = data.draw_batch(
+        clients, jax.random.key(0), 0, cohort_size=4, batch_size=8, local_steps=2
+    )
+    state = attacked.init(jnp.zeros((64, 10)), 4)
+    _, metrics = jax.jit(attacked.round_fn)(state, drawn)
+    assert jnp.isnan(metrics["loss"])
 
 
 def test_examples_without_labels():
