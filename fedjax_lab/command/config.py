@@ -60,8 +60,7 @@ class RunConfig:
     """Clip to this global norm. None: no clipping; with as_published: the code's norm."""
 
     weight_decay: float | None = None
-    """Add this multiple of the parameters, after clipping. None: 0; with as_published: the
-    code's."""
+    """Add so many times the parameters, after clipping. None: 0, or as_published's own."""
 
     clip: str | None = None
     """What clip_norm and weight_decay act on: gradient (of a mini-batch), or step (the whole
@@ -100,9 +99,11 @@ class RunConfig:
     secure_clip: float | None = None
     """With secure_bits: largest absolute value of a number of a message."""
 
+    secure_neighbours: int | None = None
+    """With secure_bits: mask with so many other clients instead of all (an even number)."""
+
     attack: str | None = None
-    """Let a share of the clients attack: NAME:SHARE or NAME:SHARE:STRENGTH, such as
-    sign_flip:0.2:5 or alie:0.1; label_flip:SHARE:CLASSES."""
+    """Let a share of clients attack: NAME:SHARE[:STRENGTH] or label_flip:SHARE:CLASSES."""
 
     dataset: str = "digits"
     """Data set, such as digits, fashion_mnist, idx:FOLDER, npz:FILE or text:FILE_OR_FOLDER."""

@@ -11,11 +11,11 @@ from fedjax_lab.wrappers.buffered import with_buffered_aggregation
 from fedjax_lab.wrappers.privacy import with_dp
 from fedjax_lab.wrappers.robust import with_robust_aggregation
 from fedjax_lab.wrappers.rules import parse_rule
-from fedjax_lab.wrappers.secure import with_secure_aggregation
+from fedjax_lab.wrappers.secure import check_neighbours, with_secure_aggregation
 
 GUARDS = (
     *("robust_rule", "dp_clip", "dp_noise", "dp_delta", "dp_adaptive_quantile", "dp_noise_bands"),
-    *("secure_bits", "secure_clip", "attack"),
+    *("secure_bits", "secure_clip", "secure_neighbours", "attack"),
 )
 _FORM = "NAME:SHARE or NAME:SHARE:STRENGTH (label_flip:SHARE:CLASSES)"
 # Of two settings, the first one needs the second.
@@ -27,6 +27,7 @@ _NEEDS = (
     ("dp_noise_bands", "dp_clip"),
     ("secure_bits", "secure_clip"),
     ("secure_clip", "secure_bits"),
+    ("secure_neighbours", "secure_bits"),
 )
 
 
@@ -66,6 +67,8 @@ def check_guards(config: Any) -> None:
         parse_rule(config.robust_rule)
     if config.secure_bits is not None:
         check_int("secure_bits", config.secure_bits, minimum=2, maximum=32)
+    if config.secure_neighbours is not None:
+        check_neighbours(config.secure_neighbours, "secure_neighbours")
     if config.attack is not None:
         parse_attack(config.attack)
 
@@ -118,7 +121,9 @@ def with_guards(algorithm: Algorithm, config: Any) -> Algorithm:
             config.dp_noise_bands or 1,
         )
     if config.secure_bits is not None:
-        algorithm = with_secure_aggregation(algorithm, config.secure_bits, config.secure_clip)
+        algorithm = with_secure_aggregation(
+            algorithm, config.secure_bits, config.secure_clip, config.secure_neighbours
+        )
     if config.concurrency is not None:
         algorithm = with_buffered_aggregation(algorithm, config.cohort_size, config.concurrency)
     if config.attack is not None:

@@ -90,8 +90,8 @@ def with_secure_aggregation(
     wrappers = check_order(algorithm, "secure")
     check_int("bits", bits, minimum=2, maximum=32)
     check_number("clip", clip, minimum=0.0, exclusive_minimum=True)
-    if neighbours is not None and check_int("neighbours", neighbours, minimum=2) % 2:
-        raise ValueError(f"neighbours is {neighbours}; it must be even, half on either side.")
+    if neighbours is not None:
+        check_neighbours(neighbours)
     if algorithm.hyperparameters.get("dp_adaptive_quantile") is not None:
         raise ValueError(
             f"algorithm is {algorithm.name}: its clients also send whether they were clipped, a "
@@ -123,6 +123,21 @@ def with_secure_aggregation(
         },
         wrappers=wrappers,
     )
+
+
+def check_neighbours(neighbours: int, argument: str = "neighbours") -> int:
+    """Return ``neighbours`` if it is an even number of at least 2.
+
+    Args:
+      neighbours: with how many others a client shares masks.
+      argument: the argument's name, for the error.
+
+    Raises:
+      TypeError, ValueError: it is not.
+    """
+    if check_int(argument, neighbours, minimum=2) % 2:
+        raise ValueError(f"{argument} is {neighbours}; it must be even, half on either side.")
+    return neighbours
 
 
 def levels(bits: int, slots: int) -> int:

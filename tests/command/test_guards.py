@@ -31,6 +31,9 @@ def test_settings_become_wrappers():
     by_hand = with_secure_aggregation(with_dp(plain, 0.5, 0.8), 24, 0.5)
     by_hand = with_attack(by_hand, "sign_flip", share=0.2, strength=5.0, seed=3)
     assert by_hand.hyperparameters.items() <= given.hyperparameters.items()
+    few = built(**settings, secure_neighbours=4).hyperparameters
+    by_hand = with_secure_aggregation(with_dp(plain, 0.5, 0.8), 24, 0.5, neighbours=4)
+    assert few == by_hand.hyperparameters
     banded = {"dp_clip": 0.5, "dp_noise": 0.8, "dp_noise_bands": 3, "sampling": "cyclic"}
     by_hand = with_dp(plain, 0.5, 0.8, noise_bands=3)
     assert by_hand.hyperparameters == built(**banded).hyperparameters
@@ -77,6 +80,11 @@ def test_a_run_without_them_is_recorded_as_before():
             "noise_bands is 3 and sampling 'without_replacement'; .*'cyclic' alone",
         ),
         ({"secure_bits": 16}, "secure_bits is 16; give secure_clip with it"),
+        ({"secure_neighbours": 4}, "secure_neighbours is 4; give secure_bits with it"),
+        (
+            {"secure_bits": 16, "secure_clip": 1.0, "secure_neighbours": 3},
+            "secure_neighbours is 3; it must be even",
+        ),
         ({"secure_bits": 40, "secure_clip": 1.0}, "secure_bits is 40; it must be between 2"),
         ({"robust_rule": "means"}, "Did you mean"),
         ({"attack": "sign_flip"}, "attack is 'sign_flip'; it must be of the form NAME:SHARE"),
