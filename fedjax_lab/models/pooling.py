@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from fedjax_lab.models.convolution import platform
 
 
+@jax.named_scope("max_pool")
 def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
     """The maximum of ``size`` x ``size`` pixels, with stride 2: [B, H, W, C] -> [B, H', W', C].
 

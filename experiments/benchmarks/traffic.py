@@ -1,0 +1,133 @@
+"""Where the bytes of a round of ten clients and five steps go, by an accelerator's compiler.
+
+    python -m experiments.benchmarks.traffic --target v5e|h200
+
+Each instruction of the compiled round counts with all that it reads and writes, under what its
+kernel does: a product or convolution (with what is computed along with it), a normalisation, a
+pooling, a copy or transposition alone, or the rest (activations where they stand alone, the
+update, the draw). The floor is what no compiler saves as long as products are kernels of their own:
+their operands read once and their results written once, without padding. A TPU's compiler keeps
+part of all that in the chip's own memory: "off chip" is what goes to the large one.
+"""
+
+import argparse
+import collections
+import math
+import re
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from experiments.benchmarks.accelerators import IMAGES, one_round
+from fedjax_lab.machine import program
+from fedjax_lab.machine.arithmetic import _PRODUCTS
+from fedjax_lab.machine.compiler import compile_for
+
+PARTS = ("products", "normalisation", "pooling", "copies", "rest")
+_ON_CHIP = re.compile(r"\w+\[[\d,]*\]\{[^{}]*S\(1\)[^{}]*\}")
+_PRODUCT = re.compile(r"= [^=]*? (?:convolution|dot)\(|__cublas|__cudnn|__triton_(?:nested_)?gemm")
+
+
+class Reader(program._Reader):
+    """Counts each instruction's bytes under a part as well."""
+
+    def __init__(self, text):
+        self.parts = collections.Counter()
+        self._products = _with_products(text)
+        super().__init__(text)
+
+    def _step(self, body, instruction, times):
+        moved = super()._step(body, instruction, times)
+        if instruction.opcode not in ("while", "conditional", "call", "async-start"):
+            self.parts[self._part(instruction)] += moved
+        return moved
+
+    def _largest(self, names, times):
+        before, best, kept = self.parts, 0.0, self.parts
+        for name in names:
+            self.parts = before.copy()
+            moved = self._run(name, times)
+            if moved >= best:
+                best, kept = moved, self.parts
+        self.parts = kept
+        return best
+
+    def _part(self, instruction):
+        name = re.search(r'op_name="([^"]*)"', instruction.rest)
+        name = name[1] if name else ""
+        if (
+            instruction.opcode in ("convolution", "dot")
+            or program._called(instruction, "calls") in self._products
+            or _PRODUCT.search(f"= x {instruction.opcode}({instruction.rest}")
+        ):
+            return "products"
+        if instruction.opcode in ("copy", "copy-start", "copy-done", "transpose"):
+            return "copies"
+        if "/norm/" in name or "/norm_" in name or "GroupNorm" in name:
+            return "normalisation"
+        if "pool" in name or "reduce_window" in name:
+            return "pooling"
+        return "rest"
+
+
+def _with_products(text):
+    """The computations that hold a product or a convolution, also in one that they call."""
+    current, calls, found = "", collections.defaultdict(set), set()
+    for line in text.splitlines():
+        if head := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*->.*\{$", line):
+            current = head[1]
+        elif _PRODUCT.search(line):
+            found.add(current)
+        for called in re.findall(r"calls=%?([\w.\-]+)", line):
+            calls[current].add(called)
+    while more := {name for name, inner in calls.items() if inner & found} - found:
+        found |= more
+    return found
+
+
+def floor(jaxpr):
+    """Bytes of the operands and results of all products, loops as often as they run."""
+    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _PRODUCTS:
+            shapes = [v.aval for v in (*eqn.invars[:2], *eqn.outvars)]
+            total += sum(math.prod(a.shape) * a.dtype.itemsize for a in shapes)
+            continue
+        leaves = jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda v: isinstance(v, ClosedJaxpr | Jaxpr)
+        )
+        inner = [floor(v) for v in leaves if isinstance(v, ClosedJaxpr | Jaxpr)]
+        if eqn.primitive.name == "cond":
+            again = str(eqn.source_info.name_stack).endswith(program.UNLESS_FINITE)
+            total += max(inner, default=0) * (program.SKIPPED if again else 1)
+        else:
+            total += sum(inner) * (eqn.params["length"] if eqn.primitive.name == "scan" else 1)
+    return total
+
+
+def main() -> None:
+    """Compile and print a line for each model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", choices=("v5e", "h200"), required=True)
+    parser.add_argument("--models", nargs="+", default=["mlp", *IMAGES])
+    arguments = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    print(f"| {arguments.target} | GB | off chip | floor | {' | '.join(PARTS)} |")
+    print("|---|---|---|---|" + "---|" * len(PARTS))
+    for model in arguments.models:
+        batch_size, size, channels = IMAGES.get(model, (64, 28, 1))
+        shape = {"model": model, "batch_size": batch_size, "size": size, "channels": channels}
+        where, function, shapes, static, _ = one_round(arguments.target, steps=5, **shape)
+        compiled, _ = compile_for(where, function, *shapes, **static)
+        text = compiled.as_text()
+        reader, outside = Reader(text), program.read_traffic(_ON_CHIP.sub("()", text))
+        moved = reader.traffic().bytes_accessed
+        least = floor(function.trace(*shapes, **static).jaxpr)
+        shares = [f"{reader.parts[part] / moved:.0%}" for part in PARTS]
+        cells = [f"{outside.bytes_accessed / moved:.0%}", f"{least / moved:.0%}", *shares]
+        print(f"| {model} | {moved / 1e9:.2f} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
