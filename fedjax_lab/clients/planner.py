@@ -35,7 +35,7 @@ _SHARE_OF_MEMORY = 0.6
 _SHARE_WHEN_ASKED = 0.9
 # What an estimate is multiplied by: what a compiler was seen to need beside what is alive
 # (docs/accelerators.md).
-_MARGIN = {"tpu": 1.35, "gpu": 1.25}
+_MARGIN = {"tpu": 1.4, "gpu": 1.25}
 # Of a TPU's vector memory, what holds the values of a local step: half of it.
 _NEAR_BYTES = {"TPU v4": 2**23, "TPU v5 lite": 2**26, "TPU v5": 2**25, "TPU v6 lite": 2**26}
 
