@@ -2,9 +2,11 @@
 
     python -m experiments.benchmarks.accelerators --target v5e|h200 [--rows FILE] [--subset ci]
         [--only TEXT ...] [--minutes M] [--list]
+    python -m experiments.benchmarks.accelerators --target v5e|h200 --estimates [--rows FILE]
     python -m experiments.benchmarks.accelerators --table [--rows FILE]
 
 A program's row is added to FILE as soon as it is compiled; one that is there is not compiled again.
+``--estimates`` compiles nothing, but estimates the memory of the rows that are there again.
 ``make accelerator-check`` does this in an environment for each compiler and writes the tables of
 docs/accelerators.md. Unless a program's name says otherwise it is one round, with its sampling, of
 the MLP 784-200-100-10 on images of 28 x 28 pixels: N = 100, S = 10, K = 5, B = 64.
@@ -110,54 +112,60 @@ def machine(name, convolution=None):
     return dataclasses.replace(with_devices(named(name)), convolution=convolution)
 
 
-def one_round(
-    target, name="fedavg", client_map="vmap", length=1, convolution=None, wrap=None, **options
-):
-    """A chunk of rounds, as ``Program.make`` returns it; with "auto" as the planner has it."""
-    where = machine(target, convolution)
-    clients, network, params, preprocess, loss_fn, schedule = task(**options)
-    algorithm = method(name, network, preprocess, loss_fn)
-    algorithm = algorithm if wrap is None else wrap(algorithm)
-    return planned(where, algorithm, params, clients, schedule, client_map, length)
-
-
-def planned(where, algorithm, params, clients, schedule, client_map, length, frozen=()):
-    """That chunk of a method."""
+def round_planner(where, name="fedavg", wrap=None, **options):
+    """(planner of a chunk of rounds, its state's shapes, the first entries of its row)."""
     import jax
 
     from fedjax_lab import tree
-    from fedjax_lab.clients import planner as clients_planner
     from fedjax_lab.simulation.chunk_planner import ChunkPlanner
     from fedjax_lab.simulation.loop import first_state
 
+    clients, network, params, preprocess, loss_fn, schedule = task(**options)
+    if name == "adapters":
+        algorithm, params, frozen = adapters(clients, preprocess)
+    else:
+        algorithm, frozen = method(name, network, preprocess, loss_fn), ()
+    algorithm = algorithm if wrap is None else wrap(algorithm)
     key = jax.random.key(0)
     state = jax.eval_shape(first_state(algorithm, schedule), params, clients, key, frozen)
     state = state._replace(frozen=frozen)
     planner = ChunkPlanner(
         algorithm, schedule, state, clients, key, target=where, client_store="auto"
     )
-    more: dict[str, Any] = {"model_bytes": tree.nbytes(params), "clients": schedule.cohort_size}
+    more = {"model_bytes": tree.nbytes(params), "clients": schedule.cohort_size}
+    return planner, state, more
+
+
+def estimated_bytes(where, planner, state, client_map) -> int:
+    """What the planner thinks that a round needs of a device."""
+    from fedjax_lab.clients import planner as clients_planner
+
+    one, each = clients_planner.estimate(planner.round_of, state, planner.batch, where)
+    slots = planner.batch.client_ids.shape[0]
+    return one + (clients_planner.at_once(client_map, slots, where) - 1) * each
+
+
+def one_round(target, client_map="vmap", length=1, convolution=None, **options):
+    """A chunk of rounds, as ``Program.make`` returns it; with "auto" as the planner has it."""
+    where = machine(target, convolution)
+    planner, state, more = round_planner(where, **options)
     if client_map == "auto":
         plan = planner.plan(length)
         client_map = plan.client_map
         more |= {"client_map": client_map, "planned": plan.memory_bytes}
-    one, each = clients_planner.estimate(planner.round_of, state, planner.batch, where)
-    at_once = clients_planner.at_once(client_map, schedule.cohort_size, where)
-    more["estimated"] = one + (at_once - 1) * each
+    more["estimated"] = estimated_bytes(where, planner, state, client_map)
     (function, *shapes), named = planner.program(client_map, length)
     compiled = planner.compiled(client_map, length)
     return where, function, shapes, named, {**more, "compiled": compiled}
 
 
-def adapters(target):
-    """Five rounds that train adapters beside the attention of a frozen transformer, for digits."""
+def adapters(clients, preprocess):
+    """(FedAvg that trains adapters beside a frozen transformer's attention, their shapes, those of
+    the transformer)."""
     import jax
 
     from fedjax_lab import algorithms, models, with_frozen
 
-    clients, _, _, preprocess, _, schedule = task(
-        digits=True, num_clients=10, cohort=5, batch_size=16
-    )
     model = models.vit(10, patch_size=2, width=64, depth=2, num_heads=2)
     loss_fn = models.classification_loss(model.apply, preprocess)
     frozen = jax.eval_shape(model.init, jax.random.key(0), clients.examples.x[:1])
@@ -174,9 +182,22 @@ def adapters(target):
     def fedavg(loss_fn):
         return algorithms.fedavg(loss_fn, client_lr=0.01)
 
-    algorithm = with_frozen(fedavg, lora_loss, frozen)
     params = jax.eval_shape(init, jax.random.key(1))
-    return planned(machine(target), algorithm, params, clients, schedule, "vmap", 5, frozen)
+    return with_frozen(fedavg, lora_loss, frozen), params, frozen
+
+
+def estimate_again(program: Program, row: dict[str, Any]) -> None:
+    """Write the planner's estimate of now into a row of ``one_round``; nothing is compiled."""
+    from fedjax_lab.machine.target import named
+
+    if not isinstance(program.make, functools.partial) or "estimated" not in row:
+        return
+    options = {"client_map": "vmap", "length": 1, "convolution": None, **program.make.keywords}
+    planned, _, lowering = (options.pop(key) for key in ("client_map", "length", "convolution"))
+    where = dataclasses.replace(named(program.target), convolution=lowering)
+    planner, state, _ = round_planner(where, **options)
+    client_map = row.get("client_map", planned)
+    row["estimated"] = estimated_bytes(where, planner, state, client_map)
 
 
 def evaluation(target):
@@ -246,7 +267,7 @@ def programs(target: str) -> list[Program]:
         found.append(Program(group, name, where, make))
 
     def rounds(where=target, **options):
-        return lambda: one_round(where, **options)
+        return functools.partial(one_round, where, **options)
 
     names = [*FIRST, *(name for name in METHODS if name not in FIRST)]
 
@@ -316,7 +337,8 @@ def programs(target: str) -> list[Program]:
         *("notebooks", "seeds and learning rates: 30 runs"),
         lambda: sweep(target, 6, 5, cohort=5, **options),
     )
-    add("notebooks", "adapters of a transformer, 5 rounds", lambda: adapters(target))
+    lora = {"name": "adapters", "digits": True, "num_clients": 10, "cohort": 5, "batch_size": 16}
+    add("notebooks", "adapters of a transformer, 5 rounds", rounds(length=5, **lora))
     methods("scan")
     methods("chunk:5")
     spread("pmap")
@@ -380,6 +402,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="texts, one of them in the name")
     parser.add_argument("--minutes", type=float, help="begin no program after so many")
     parser.add_argument("--list", action="store_true", help="name the programs")
+    parser.add_argument("--estimates", action="store_true", help="estimate kept rows' memory again")
     parser.add_argument("--table", action="store_true", help="write docs/accelerators.{md,json}")
     arguments = parser.parse_args()
     if arguments.table:
@@ -400,6 +423,14 @@ def main() -> None:
         chosen = [p for p in chosen if any(text in p.key for text in arguments.only)]
     if arguments.list:
         print("\n".join(program.key for program in chosen))
+        return
+    if arguments.estimates:
+        rows = read_rows(arguments.rows)
+        for program in chosen:
+            if program.key in rows:
+                estimate_again(program, rows[program.key])
+        lines = [json.dumps(row) + "\n" for row in rows.values()]
+        arguments.rows.write_text("".join(lines), encoding="utf-8")
         return
     began, failed = time.monotonic(), 0
     for program in chosen:

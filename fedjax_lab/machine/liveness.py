@@ -2,60 +2,78 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import tree
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 _LANES, _SUBLANE_BYTES = 128, 32  # a TPU stores tiles of so many columns, and rows of so many bytes
 _ELEMENTWISE = {
-    *("abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "convert_element_type", "div"),
-    *("eq", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le"),
-    *("log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pow"),
-    *("rem", "reshape", "round", "rsqrt", "select_n", "sign", "slice", "sqrt", "square"),
-    *("stop_gradient", "sub", "tanh", "xor"),
+    *("abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp", "convert_element_type"),
+    *("cos", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt"),
+    *("integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min"),
+    *("mul", "ne", "neg", "not", "or", "pow", "rem", "reshape", "round", "rsqrt", "select_n"),
+    *("sign", "sin", "slice", "sqrt", "square", "squeeze", "sub", "tanh", "xor"),
 }
 _UPDATES = {"scatter", "scatter-add", "dynamic_update_slice"}
+_CONTROL = {"cond", "scan", "while"}
 _REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"}
 
 
+class _Machine(NamedTuple):
+    platform: str
+    near_bytes: int
+
+
 def peak_bytes(
-    jaxpr: ClosedJaxpr | Jaxpr,
-    size_of: Callable[[Any], int] | None = None,
-    recomputes: bool = False,
-    replaces: bool = False,
-    donated: int = 0,
+    jaxpr: ClosedJaxpr | Jaxpr, platform: str = "cpu", donated: int = 0, near_bytes: int = 0
 ) -> int:
     """The most bytes that are alive at once while a program runs step by step.
 
     Arguments live throughout, but donated ones to their last use, every other value from its
-    equation to its last use; a loop's body or a called function adds its own peak. What is updated
-    in place takes no second one. An elementwise value that elementwise steps or reductions alone
-    read is not stored but computed where it is read, as XLA does if there is one reader, and off
-    the CPU also if there are more and its operands are no larger than it, or if it is a slice.
+    equation to its last use; a called function or a branch adds its own peak. What is updated in
+    place takes no second one, nor does what a loop carries, if within it the old value has been
+    read before the new one is there. An elementwise value that elementwise steps or reductions
+    alone read is not stored but computed where it is read, as XLA does if there is one reader, and
+    off the CPU also if there are more and its operands are no larger than it, or if it is a slice.
+
+    A TPU has values in tiles (``tiled_bytes``), elementwise results in the place of an operand that
+    ends there, and a loop's or a branch's in that of what it begins with, if nothing else reads it;
+    products are computed where they are added, and what several slices read is stored.
 
     Args:
       jaxpr: the traced program.
-      size_of: the bytes of a variable; None: of its elements, without padding.
-      recomputes: whether values with several readers are computed for each of them.
-      replaces: whether elementwise values take the place of an operand that ends there, and
-        products are added where they are computed, as on TPUs.
+      platform: "cpu", "gpu" or "tpu".
       donated: so many of the first arguments may be overwritten.
+      near_bytes: a memory besides, of what a function, branch or loop's body without loops and
+        branches of its own makes and does not return; so much of that takes no other memory.
     """
-    size_of = size_of or _nbytes
     jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
-    kept = _variables([*jaxpr.invars[donated:], *jaxpr.constvars, *jaxpr.outvars])
+    return _peak(jaxpr, _Machine(platform, near_bytes), set(jaxpr.invars[:donated]))
+
+
+def _peak(jaxpr: Jaxpr, machine: _Machine, donated: set[Any]) -> int:
+    """``peak_bytes``, where ``donated`` are arguments."""
+    recomputes, replaces = machine.platform != "cpu", machine.platform == "tpu"
+    size_of: Callable[[Any], int] = tiled_bytes if replaces else _nbytes
+    arguments = {*jaxpr.invars, *jaxpr.constvars}
+    eqns, results = _simplified(jaxpr, replaces)
+    if replaces:
+        size_of = _as_reshaped(eqns, arguments)
+    kept = _variables([*(arguments - donated), *results])
     readers: dict[Any, list[int]] = {}
-    for i, eqn in enumerate(jaxpr.eqns):
+    for i, eqn in enumerate(eqns):
         for variable in _variables(eqn.invars):
             readers.setdefault(variable, []).append(i)
     # When an equation is computed: its own turn, or that of the one that it is fused into.
-    turn, fused = list(range(len(jaxpr.eqns))), set()
-    for i, eqn in reversed(list(enumerate(jaxpr.eqns))):
+    turn, fused = list(range(len(eqns))), set()
+    for i, eqn in reversed(list(enumerate(eqns))):
         read_by = {reader for v in eqn.outvars for reader in readers.get(v, ())}
         if not read_by or not kept.isdisjoint(eqn.outvars):
             continue
-        takers = [jaxpr.eqns[reader] for reader in read_by]
+        takers = [eqns[reader] for reader in read_by]
+        if replaces and len(takers) > 1 and all(e.primitive.name == "slice" for e in takers):
+            continue  # computed once for all of them
         is_layout = replaces and _transposes(eqn)
         is_product = replaces and eqn.primitive.name == "dot_general" and len(read_by) == 1
         if not is_layout:
@@ -63,31 +81,112 @@ def peak_bytes(
                 continue
             if not all(_takes_in(e) or (replaces and _transposes(e)) for e in takers):
                 continue
-        operands, results = (sum(map(size_of, v)) for v in (_variables(eqn.invars), eqn.outvars))
+        read, made = (sum(map(_nbytes, v)) for v in (_variables(eqn.invars), eqn.outvars))
         is_slice = eqn.primitive.name == "slice"
-        is_cheap = recomputes and (is_slice or operands <= 1.1 * results)
+        is_cheap = recomputes and (is_slice or read <= 1.1 * made)
         if is_layout or is_cheap or len(read_by) == 1:
             turn[i] = max(turn[reader] for reader in read_by)
             fused.update(eqn.outvars)
     last_use = {v: max(turn[i] for i in read_by) for v, read_by in readers.items()}
     freed: dict[int, list[Any]] = {}
-    for i, eqn in enumerate(jaxpr.eqns):
+    for i, eqn in enumerate(eqns):
         for v in _variables(eqn.outvars) - kept - fused:
             freed.setdefault(last_use.get(v, i), []).append(v)
-    for v in set(jaxpr.invars[:donated]) - kept:
+    for v in donated - kept:
         freed.setdefault(last_use.get(v, -1), []).append(v)
-    live = peak = sum(map(size_of, {*jaxpr.invars, *jaxpr.constvars}))
-    for i, eqn in enumerate(jaxpr.eqns):
+    live = peak = sum(map(size_of, arguments))
+    for i, eqn in enumerate(eqns):
         live += sum(size_of(v) for v in eqn.outvars if v not in fused)
-        scratch = [
-            _scratch_bytes(inner, size_of, recomputes, replaces) for inner in _inner(eqn.params)
-        ]
         leaving = freed.get(i, [])
-        results = sum(map(size_of, eqn.outvars))
-        room = max(map(size_of, _replaced(eqn, leaving, replaces)), default=0)
-        peak = max(peak, live - min(room, results) + max(scratch, default=0))
+        peak = max(peak, live + _besides(eqn, leaving, machine, size_of))
         live -= sum(map(size_of, leaving))
     return peak
+
+
+def _simplified(jaxpr: Jaxpr, ignores_names: bool) -> tuple[list[Any], list[Any]]:
+    """(equations, results) without those that return an operand as it is.
+
+    A branch under ``vmap`` begins with such choices between a value and itself. What has a name, to
+    be kept for the gradient, is stored, unless names are ignored.
+    """
+    same: dict[Any, Any] = {}
+    identities = {"copy", "select_n", "stop_gradient", *(["name"] if ignores_names else [])}
+
+    def whole(atoms):
+        return [atom if isinstance(atom, Literal) else same.get(atom, atom) for atom in atoms]
+
+    eqns = []
+    for eqn in jaxpr.eqns:
+        eqn = eqn.replace(invars=whole(eqn.invars))
+        name = eqn.primitive.name
+        cases = eqn.invars[1:] if name == "select_n" else eqn.invars
+        if name in identities and all(v is cases[0] for v in cases):
+            same[eqn.outvars[0]] = cases[0]
+        else:
+            eqns.append(eqn)
+    return eqns, whole(jaxpr.outvars)
+
+
+def _as_reshaped(eqns: list[Any], arguments: set[Any]) -> Callable[[Any], int]:
+    """Bytes on a TPU, which does not put two axes side by side in tiles that a reshape parts."""
+    least = {
+        eqn.invars[0]: _in_tiles(eqn.outvars[0].aval, eqn.outvars[0].aval.shape)
+        for eqn in eqns
+        if eqn.primitive.name == "reshape" and eqn.invars[0] not in arguments
+    }
+    return lambda v: max(tiled_bytes(v), least.get(v, 0))
+
+
+def _besides(eqn: Any, leaving: list[Any], machine: _Machine, size_of: Callable[[Any], int]) -> int:
+    """Bytes that an equation needs beside operands and results, less those that serve as both."""
+    is_tpu = machine.platform == "tpu"
+    programs = _programs(eqn, machine.platform)
+    if not programs or eqn.primitive.name in _UPDATES or _is_elementwise(eqn):
+        room = max(map(size_of, _replaced(eqn, leaving, is_tpu)), default=0)
+        return -min(room, sum(map(size_of, eqn.outvars)))
+    operands, carried = eqn.invars, _carried(eqn)
+    ending = leaving if is_tpu else []  # a GPU copies what a loop begins with
+    given = [i for i, v in enumerate(operands) if v in ending and operands.count(v) == 1]
+    copied = [operands[i] for i in carried if i not in given]
+    copies = sum(size_of(v) for v in copied if not isinstance(v, Literal))
+    besides = []
+    for inner in programs:
+        shift = len(operands) - len(inner.invars)
+        donated = {inner.invars[i - shift] for i in carried or given if i >= shift}
+        outside = [*inner.invars, *inner.constvars, *_variables(inner.outvars)]
+        is_step = all(e.primitive.name not in _CONTROL for e in inner.eqns)
+        most = _peak(inner, machine._replace(near_bytes=0) if is_step else machine, donated)
+        if is_step:
+            lasting = [*set(inner.invars) - donated, *_variables(inner.outvars)]
+            least = max(sum(map(size_of, group)) for group in (inner.invars, lasting))
+            most = max(most - machine.near_bytes, min(most, least))
+        besides.append(most - sum(map(size_of, outside)))
+    return copies + max(besides)
+
+
+def _carried(eqn: Any) -> range:
+    """Which of a loop's operands are the first values of what it carries."""
+    params, name = eqn.params, eqn.primitive.name
+    if name == "scan":
+        return range(params["num_consts"], params["num_consts"] + params["num_carry"])
+    if name == "while":
+        return range(params["cond_nconsts"] + params["body_nconsts"], len(eqn.invars))
+    return range(0)
+
+
+def _programs(eqn: Any, platform: str) -> list[Jaxpr]:
+    """What it runs: a function, a loop's body, whose condition is taken to need nothing, branches.
+
+    Of branches for several platforms it is the one for this.
+    """
+    params = dict(eqn.params)
+    params.pop("cond_jaxpr", None)
+    platforms = params.get("branches_platforms")
+    if platforms:
+        name = {"gpu": "cuda"}.get(platform, platform)
+        named = [i for i, some in enumerate(platforms) if some and name in some]
+        params["branches"] = params["branches"][(named or [platforms.index(None)])[0]]
+    return [part.jaxpr if isinstance(part, ClosedJaxpr) else part for part in _inner(params)]
 
 
 def _is_elementwise(eqn: Any) -> bool:
@@ -113,15 +212,6 @@ def _replaced(eqn: Any, leaving: list[Any], replaces: bool) -> list[Any]:
 def _takes_in(eqn: Any) -> bool:
     """Whether compilers compute an elementwise operand inside it."""
     return eqn.primitive.name in _REDUCTIONS or _is_elementwise(eqn)
-
-
-def _scratch_bytes(
-    jaxpr: ClosedJaxpr | Jaxpr, size_of: Callable[[Any], int], recomputes: bool, replaces: bool
-) -> int:
-    """The peak of an inner program without its arguments and results, which are alive outside."""
-    inner = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
-    outside = _variables([*inner.invars, *inner.constvars, *inner.outvars])
-    return max(peak_bytes(inner, size_of, recomputes, replaces) - sum(map(size_of, outside)), 0)
 
 
 def _variables(atoms: Sequence[Any]) -> set[Any]:
@@ -151,11 +241,15 @@ def tiled_bytes(variable: Any) -> int:
     """
     aval = getattr(variable, "aval", variable)
     shape = getattr(aval, "shape", ())
+    return _in_tiles(aval, shape[1:] if len(shape) > 4 else shape)
+
+
+def _in_tiles(aval: Any, shape: Sequence[int]) -> int:
+    """Bytes with the padding of tiles over two of the axes ``shape``."""
     itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
     if len(shape) < 2 or not itemsize:
-        return _nbytes(variable)
+        return _nbytes(aval)
     rows = max(_SUBLANE_BYTES // itemsize, 1)
-    shape = shape[1:] if len(shape) > 4 else shape
 
     def padding(size, step):
         return -(-size // step) * step / max(size, 1)
@@ -166,4 +260,4 @@ def tiled_bytes(variable: Any) -> int:
         for j, row in enumerate(shape)
         if i != j
     )
-    return math.ceil(_nbytes(variable) * least)
+    return math.ceil(_nbytes(aval) * least)

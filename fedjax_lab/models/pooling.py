@@ -9,6 +9,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_lab.models.convolution import platform
 
@@ -69,8 +70,8 @@ def _largest(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     height, width = (length // 2 * 2 for length in x.shape[1:3])
     x = x[:, :height, :width]
     pixels = [x[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]
-    best, place = pixels[0], jnp.zeros(pixels[0].shape, jnp.uint8)
-    for n, pixel in enumerate(pixels[1:], 1):
-        ahead = (pixel > best) | jnp.isnan(pixel)
-        best, place = jnp.where(ahead, pixel, best), jnp.where(ahead, jnp.uint8(n), place)
-    return best, place
+    best = functools.reduce(jnp.maximum, pixels)
+    place = jnp.full(best.shape, 3, jnp.uint8)
+    for n in (2, 1, 0):
+        place = jnp.where((pixels[n] == best) | jnp.isnan(pixels[n]), jnp.uint8(n), place)
+    return best, checkpoint_name(place, "place")  # what the gradient keeps, in place of ``x``

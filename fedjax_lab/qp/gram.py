@@ -6,6 +6,7 @@ parts, and these are summed up: ``divided`` says of each leaf whether it is so.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -166,6 +167,15 @@ def _matrix_product(rows, columns):
     return jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST)
 
 
+def _pairs_of_sums(*groups):
+    return jnp.block([[_sums_of_products(rows, others) for others in groups] for rows in groups])
+
+
+def _matrix_square(*groups):
+    rows = jnp.concatenate(groups)
+    return _matrix_product(rows, rows)
+
+
 def _gram(
     vectors: list[list[jax.Array]], dtype: Any, scale: jax.Array, divided: Sequence[bool]
 ) -> tuple[jax.Array, jax.Array]:
@@ -185,13 +195,22 @@ def _own_gram(vectors, dtype, scale):
     size = len(scale)
     state = (jnp.zeros((size, size), dtype),) * 2, jnp.zeros(size, dtype)
     for parts in vectors:
+        # Rows of one array and single rows are not stacked: a TPU would have copies of both, with
+        # the rows as lanes, throughout the loop, and a lone row's copy 128 times its size.
+        many = [[part] for part in parts if len(part) > 1]
+        groups = [*many, [part for part in parts if len(part) == 1]]
+        scales = jnp.split(scale, list(itertools.accumulate(len(part[0]) for part in many)))
 
-        def body(start, length, is_new, state, parts=parts):
+        def body(start, length, is_new, state, groups=groups, scales=scales):
             total, largest = state
-            rows = _block(parts, start, length, dtype, is_new, scale)
-            axes = range(1, rows.ndim)
-            largest = jnp.maximum(largest, jnp.max(jnp.abs(rows), axis=axes, initial=0))
-            return _add(total, _times(rows, rows)), largest
+            rows = [
+                _block(group, start, length, dtype, is_new, own)
+                for group, own in zip(groups, scales, strict=True)
+            ]
+            new = [jnp.max(jnp.abs(r), axis=range(1, r.ndim), initial=0) for r in rows]
+            largest = jnp.maximum(largest, jnp.concatenate(new))
+            found = lax.platform_dependent(*rows, tpu=_pairs_of_sums, default=_matrix_square)
+            return _add(total, found), largest
 
         state = _over_blocks(parts[0].shape[1:], body, state)
     (total, error), largest = state

@@ -250,6 +250,10 @@ def test_what_a_tpu_computes_instead_of_matrix_products():
     blocks, weights = rows.reshape(9, 20, 15), np.linspace(-1, 1, 9, dtype=np.float32)
     exact = rows.astype(np.float64) @ rows[:4].astype(np.float64).T
     np.testing.assert_allclose(gram._sums_of_products(blocks, blocks[:4]), exact, atol=1e-3)
+    flat = blocks.reshape(len(blocks), -1).astype(np.float64)
+    for groups in ([blocks], [blocks[:-1], blocks[-1:]]):  # the rows and p
+        for square in (gram._pairs_of_sums, gram._matrix_square):
+            np.testing.assert_allclose(square(*groups), flat @ flat.T, atol=1e-3)
     combined = (weights.astype(np.float64) @ rows).reshape(20, 15)
     np.testing.assert_allclose(gram._weighted_sum(weights, blocks), combined, atol=1e-5)
 
