@@ -140,7 +140,8 @@ def estimated_bytes(where, planner, state, client_map) -> int:
     """What the planner thinks that a round needs of a device."""
     from fedjax_lab.clients import planner as clients_planner
 
-    one, each = clients_planner.estimate(planner.round_of, state, planner.batch, where)
+    shares = planner.table_shares(client_map)
+    one, each = clients_planner.estimate(planner.round_of, state, planner.batch, where, shares)
     slots = planner.batch.client_ids.shape[0]
     return one + (clients_planner.at_once(client_map, slots, where) - 1) * each
 

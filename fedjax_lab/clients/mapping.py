@@ -179,6 +179,18 @@ def parts_of_a_model(client_map: str) -> int:
     return max(_split(client_map)[2], 1)
 
 
+def shares_of(client_map: str, target: Target | None = None) -> int:
+    """Into how many shares ``shard_map`` divides a cohort; 1 for other maps.
+
+    Args:
+      client_map: a name, "auto" and "measure" excepted.
+      target: the machine, whether its compiler is here or not; None: the running one.
+    """
+    kind, count, parts, _ = _split(client_map)
+    devices = jax.device_count() if target is None else target.num_devices
+    return (count or devices // max(parts, 1)) if kind == "shard_map" else 1
+
+
 def _split(client_map: str, argument: str = "client_map") -> tuple[str, int, int, str]:
     """(kind, the number behind it or 0, that behind its x or 0, a device's share or "")."""
     whole, _, share = client_map.partition("/")

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_lab import tree
 from fedjax_lab.checks import check_int
 from fedjax_lab.clients.mapping import single_device_map
 from fedjax_lab.clients.resident import flatten_examples
@@ -75,6 +76,7 @@ def plan(
     needs: Needs | None = None,
     also: Any = (),
     cache: Path | None = None,
+    table_shares: Callable[[str], int] = lambda client_map: 1,
 ) -> Plan:
     """Choose the client map of a round.
 
@@ -89,6 +91,7 @@ def plan(
         Not called for a CPU.
       also: what its answer depends on beside the round, the memory and the device, as JSON.
       cache: folder of the remembered answers; None: ``plan_cache()``.
+      table_shares: client map -> among how many devices it divides the clients' rows.
 
     Raises:
       ValueError: ``max_bytes`` is below 1.
@@ -119,7 +122,9 @@ def plan(
         needs = _asking(round_of, state, batch, target)
     if needs is None:
         limit = int(_SHARE_OF_MEMORY * memory)
-        many, memory_bytes = _clients_at_once(round_of, state, batch, share, limit, target)
+        shares = table_shares(map_of(share))
+        one_and_each = estimate(round_of, state, batch, target, shares)
+        many, memory_bytes = _clients_at_once(*one_and_each, share, limit)
         source = "estimated"
     else:
         limit = int(_SHARE_WHEN_ASKED * memory)
@@ -173,15 +178,16 @@ def useful_devices(slots: int, available: int) -> int:
     return -(-slots // share)
 
 
-def _clients_at_once(round_of, state, batch, share, limit, target) -> tuple[int, int]:
+def _clients_at_once(one: int, each: int, share: int, limit: int) -> tuple[int, int]:
     """(clients that one device may run at once, bytes that they need), by an estimate."""
-    one, each = estimate(round_of, state, batch, target)
     most = min(1 + max(limit - one, 0) // each, share)
     at_once = share if most == share else -(-share // -(-share // most))
     return at_once, one + (at_once - 1) * each
 
 
-def estimate(round_of: RoundOf, state: Any, batch: Any, target: Target) -> tuple[int, int]:
+def estimate(
+    round_of: RoundOf, state: Any, batch: Any, target: Target, table_shares: int = 1
+) -> tuple[int, int]:
     """(bytes of a round that runs one client after the other, bytes of each other one at once).
 
     Args:
@@ -189,6 +195,7 @@ def estimate(round_of: RoundOf, state: Any, batch: Any, target: Target) -> tuple
       state: the method's state, or its shapes.
       batch: a ``CohortBatch``, or its shapes.
       target: the machine.
+      table_shares: among how many devices the clients' rows are divided.
     """
     slots, margin = batch.client_ids.shape[0], _MARGIN.get(target.platform, 1.0)
     near = _NEAR_BYTES.get(target.device_kind, 0)
@@ -200,12 +207,12 @@ def estimate(round_of: RoundOf, state: Any, batch: Any, target: Target) -> tuple
 
     one = peak("scan")
     each = max((peak("vmap") - one) // max(slots - 1, 1), 1)
-    if (
-        target.platform == "tpu"
-    ):  # where examples are made flat there are two copies of them for a moment
+    table = tree.nbytes(state.clients)
+    if target.platform == "tpu":  # while examples are made flat there are two copies of them
         flat = jax.eval_shape(flatten_examples, batch.source)
         one += int(margin * 2 * sum(map(tiled_bytes, jax.tree.leaves(flat))))
-    return one, each
+        table = sum(map(tiled_bytes, jax.tree.leaves(state.clients)))
+    return one - int(margin * table * (1 - 1 / table_shares)), each
 
 
 def at_once(client_map: str, slots: int, target: Target) -> int:

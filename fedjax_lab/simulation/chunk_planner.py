@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients import planner
-from fedjax_lab.clients.mapping import parse_client_map
+from fedjax_lab.clients.mapping import parse_client_map, shares_of
 from fedjax_lab.clients.model_axis import ParamsSharding, model_layout
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.compiler import abstract, try_compile
@@ -19,7 +19,7 @@ from fedjax_lab.machine.target import Target, here
 from fedjax_lab.round import Algorithm, RoundFn, build_round
 from fedjax_lab.simulation.fingerprint import hash_function
 from fedjax_lab.simulation.processes import first_says, several
-from fedjax_lab.simulation.rounds import Schedule, build_chunk, is_shardable, place
+from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
 from fedjax_lab.simulation.run_dir import versions
 from fedjax_lab.simulation.stores import state_sharding
 from fedjax_lab.types import FedState, Key
@@ -89,7 +89,19 @@ class ChunkPlanner:
             target=target,
             needs=needs if target.devices else None,
             also=[length, [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves(self._clients)]],
+            table_shares=self.table_shares,
         )
+
+    def table_shares(self, client_map: str) -> int:
+        """Among how many devices a client map divides the clients' rows.
+
+        Args:
+          client_map: a name, "auto" and "measure" excepted.
+        """
+        if self._client_store not in ("auto", "sharded"):
+            return 1
+        shares = shares_of(client_map, self._target)
+        return 1 if self._clients.num_clients % shares else shares
 
     def round_of(self, client_map: str) -> RoundFn:
         """The round under a client map.
@@ -112,9 +124,7 @@ class ChunkPlanner:
         layout = model_layout(params, mapped.mesh, self._params_sharding, frozen)
         if self._target is not None:
             devices = devices or self._target.devices[:1]
-        spreads = self._client_store in ("auto", "sharded")
-        shard = spreads and is_shardable(client_map, self._target)
-        shard = shard and self._clients.num_clients % mapped.shares == 0
+        shard = self.table_shares(client_map) > 1
         store = "sharded" if shard else "device"
         placed = layout and state_sharding(state, client_map, store, layout, self._target)
         run_chunk = build_chunk(

@@ -150,7 +150,8 @@ def plan(
     )
     chosen = planner.plan(1) if client_map in PLANNED else Plan(client_map, "as given")
     traced = jax.make_jaxpr(planner.round_of("scan"))(state, planner.batch)
-    one, each = estimate(planner.round_of, state, planner.batch, machine)
+    shares = planner.table_shares(chosen.client_map)
+    one, each = estimate(planner.round_of, state, planner.batch, machine, shares)
     found, parts = None, parts_of_a_model(chosen.client_map)
     if machine.devices:
         program, seconds = planner.compiled(chosen.client_map, 1), planner.compile_seconds

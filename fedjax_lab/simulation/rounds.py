@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_lab.clients.mapping import parse_client_map
+from fedjax_lab.clients.mapping import parse_client_map, shares_of
 from fedjax_lab.clients.model_axis import ParamsSharding, on_mesh
 from fedjax_lab.clients.resident import flatten_examples
 from fedjax_lab.clients.store import AXIS, Rows, sharded_rows, window_rows
@@ -198,8 +198,7 @@ def is_shardable(client_map: str, target: Target | None = None) -> bool:
       client_map: see ``fedjax_lab.clients.mapping``.
       target: the machine; None: the running one.
     """
-    spreads = client_map.startswith("shard_map")
-    return spreads and parse_client_map(client_map, target).shares > 1
+    return shares_of(client_map, target) > 1
 
 
 def place(values: Any, client_map: str, split: bool = False) -> Any:

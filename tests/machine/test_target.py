@@ -123,6 +123,22 @@ def test_a_plan_without_a_compiler_says_how_to_get_one():
     assert here.estimated_bytes > 0
 
 
+def test_each_device_has_its_share_of_the_rows():
+    loss_fn, params, clients = problem()
+    scaffold = algorithms.scaffold(loss_fn, client_lr=0.1)
+    table = clients.num_clients * sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+
+    def estimated(target, **options):
+        options = {**SCHEDULE, **options}
+        return fedjax_lab.plan(scaffold, params, clients, target=target, **options).estimated_bytes
+
+    assert clients.num_clients % 4 == 0
+    for target in ("h200:4", "v5e:2x2"):
+        saved = estimated(target, client_store="device") - estimated(target)
+        assert 0.75 * table <= saved  # and padding, and a margin
+    assert estimated("h200") == estimated("h200", client_store="device")
+
+
 @pytest.mark.slow
 def test_a_run_takes_the_program_that_its_plan_compiled(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
