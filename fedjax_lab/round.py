@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.checks import check_choice, check_int, is_traced
 from fedjax_lab.clients.batch import complete_batch
 from fedjax_lab.clients.finite import is_finite, run_until_finite
 from fedjax_lab.clients.frozen import hold_frozen
@@ -219,7 +219,9 @@ def build_round(
         if cohort_map is None:
             planned = plan_round(algorithm, state, batch, target).client_map
             cohort_map = parse_client_map(planned, target)
+        batch = _known_to_all(cohort_map, batch)
         cohort, mapped = complete_batch(batch, state.num_clients, cohort_map.multiple)
+        cohort = _known_to_all(cohort_map, cohort)
         server, clients = state.server, state.clients
         params, expected = algorithm.params(state), cohort.participates
         metrics: Metrics = {}
@@ -294,7 +296,7 @@ def _run_clients(phase, params, cohort_map, table, shared, clients, cohort, mapp
         numbers = jnp.arange(1, mapped["step_mask"].shape[1] + 1)
         lengths = jnp.where(mapped["step_mask"], numbers[None], 0).max(1)
         if cohort_map.sort is not None:
-            order = cohort_map.sort(lengths)
+            order = cohort_map.whole(cohort_map.sort(lengths))
             ids, participates, weighs, coefficients, mapped, lengths = jax.tree.map(
                 lambda leaf: leaf[order], (ids, participates, weighs, coefficients, mapped, lengths)
             )
@@ -343,6 +345,20 @@ def _run_clients(phase, params, cohort_map, table, shared, clients, cohort, mapp
         mean = jax.tree.map(lambda leaf: tree.safe_divide(leaf, rest.astype(leaf.dtype)), mean)
     report = {name: tree.safe_divide(value, weight) for name, (value, weight) in report.items()}
     return {**mean, **total, **stack}, clients, report, cohort
+
+
+def _known_to_all(cohort_map, drawn):
+    """A batch or a cohort that each device draws, and counts, for itself.
+
+    A compiler that divides it over the devices has them exchange sums of S numbers, and wait for
+    each other in the loop that draws.
+    """
+    if not is_traced(drawn.client_ids):  # nobody compiles it
+        return drawn
+    names = ["client_ids", "participates", "weights", "num_steps"]
+    if getattr(drawn, "source", None) is not None:  # then examples are numbers
+        names += ["examples", "example_mask", "full_examples", "full_mask"]
+    return drawn._replace(**cohort_map.whole({name: getattr(drawn, name) for name in names}))
 
 
 def _without(cohort: Cohort, counts: jax.Array) -> tuple[Cohort, jax.Array]:

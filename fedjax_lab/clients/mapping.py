@@ -60,6 +60,7 @@ class ClientMap:
         for a single-device map.
       collect: kept [S, ...] -> the same on all devices, before the server reads it; where devices
         divide a model, as it is.
+      whole: traced values -> the same, of which each device is to work out all by itself.
     """
 
     name: str
@@ -69,6 +70,7 @@ class ClientMap:
     sort: Callable[[jax.Array], jax.Array] | None = None
     mesh: Mesh | None = None
     collect: Callable[[PyTree], PyTree] = _same
+    whole: Callable[[PyTree], PyTree] = _same
 
     @property
     def shares(self) -> int:
@@ -136,8 +138,9 @@ def parse_client_map(client_map: str, target: Target | None = None) -> ClientMap
 
     multiple, run = shares * on_device.multiple, on_device.run
     spread = _pmapped(run, devices) if kind == "pmap" else _sharded(run, mesh)
-    collect = _same if kind == "pmap" or MODEL in mesh.axis_names else _collected(mesh)
-    return ClientMap(client_map, multiple, spread, devices, deal, mesh, collect)
+    whole = _same if kind == "pmap" else _collected(mesh)
+    collect = _same if MODEL in mesh.axis_names else whole
+    return ClientMap(client_map, multiple, spread, devices, deal, mesh, collect, whole)
 
 
 def model_shardings(

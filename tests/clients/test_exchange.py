@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from fedjax_lab import algorithms, data
 from fedjax_lab.clients.exchange import sum_in_order
 from fedjax_lab.clients.store import AXIS, client_mesh
+from fedjax_lab.machine.compiler import figures
+from fedjax_lab.simulation.loop import first_state
+from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
 
 RNG = np.random.default_rng(0)
 DEVICES = 4
@@ -49,3 +53,30 @@ def test_a_leaf_keeps_its_dtype(dtype):
     for name in values:
         assert found[name].dtype == dtype
         np.testing.assert_array_equal(found[name], np.full(found[name].shape, DEVICES))
+
+
+SCHEDULES = {
+    "equal steps": {"local_steps": 1},
+    "masks": {"local_steps": 3},
+    "epochs": {"local_epochs": 2},
+    "drop-outs": {"local_steps": 2, "devices": data.Devices(min_local_steps=1, dropout=0.2)},
+    "poisson": {"local_steps": 2, "sampling": "poisson"},
+}
+
+
+@pytest.mark.parametrize("cohort_size", [8, 6])
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_round_exchanges_its_sum_and_who_was_finite(kind, cohort_size):
+    # Neither the draw nor a count of the cohort has devices wait for each other.
+    rng, key, client_map = np.random.default_rng(1), jax.random.key(0), f"shard_map:{DEVICES}"
+    sizes = rng.integers(3, 9, 16)
+    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    clients = data.from_clients({str(i): (normal(n, 3), normal(n)) for i, n in enumerate(sizes)})
+    method = algorithms.fedavg(lambda w, xy, _: (xy[0] @ w["w"] - xy[1]) ** 2, client_lr=0.1)
+    schedule = Schedule(cohort_size, batch_size=3, **SCHEDULES[kind])
+    values = place(({"w": jnp.zeros(3)}, clients, key), client_map)
+    state = jax.eval_shape(first_state(method, schedule), *values, ())
+    chunk = build_chunk(method, schedule, client_map)
+    program = chunk.lower(state, *values[1:], jnp.int32(0), length=5).compile()
+    found = figures(program).collectives
+    assert [(c.kind, c.times) for c in found] == [("all-gather", 2 * 5)]
