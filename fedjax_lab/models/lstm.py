@@ -22,6 +22,8 @@ from flax.linen.dtypes import promote_dtype
 
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.models.base import Model, from_linen
+from fedjax_lab.models.convolution import platform
+from fedjax_lab.models.layout import written_out
 from fedjax_lab.models.losses import at_least_float32
 from fedjax_lab.types import Key
 
@@ -122,17 +124,87 @@ class LSTM(nn.Module):
         # What the inputs give to the gates, for all words in one matrix product.
         gates = x.swapaxes(0, 1) @ input_kernel + bias.reshape(1, 1, -1)
 
-        def step(state, gates):
-            h, c = state
-            enter, forget, cell, leave = jnp.split(gates + h @ hidden_kernel, 4, axis=-1)
-            c = nn.sigmoid(forget) * c + nn.sigmoid(enter) * jnp.tanh(cell)
-            h = nn.sigmoid(leave) * jnp.tanh(c).astype(leave.dtype)
-            return (h, c), h
-
-        zeros = jnp.zeros((x.shape[0], self.size), gates.dtype)
-        # A sum over the words: of halves in float32.
-        _, outputs = jax.lax.scan(step, (zeros, at_least_float32(zeros)), gates)
+        run = _run_on_cpu if platform() == "cpu" else _run
+        outputs = run(gates, hidden_kernel)
         return outputs.swapaxes(0, 1)
+
+
+def _run(gates: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The outputs [L, B, H] for what the inputs give to the gates, [L, B, 4H]."""
+
+    def step(state, gates):
+        h, c = state
+        h, c, _ = _word(gates + h @ kernel, c)
+        return (h, c), h
+
+    return jax.lax.scan(step, _zero_state(gates), gates)[1]
+
+
+def _word(gates, c):
+    """(h, c) after a word, and how far the four gates are open."""
+    enter, forget, cell, leave = jnp.split(gates, 4, axis=-1)
+    opened = nn.sigmoid(enter), nn.sigmoid(forget), jnp.tanh(cell), nn.sigmoid(leave)
+    enter, forget, cell, leave = opened
+    c = forget * c + enter * cell
+    return leave * jnp.tanh(c).astype(leave.dtype), c, opened
+
+
+def _zero_state(gates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    zeros = jnp.zeros((gates.shape[1], gates.shape[2] // 4), gates.dtype)
+    # A sum over the words: of halves in float32.
+    return zeros, at_least_float32(zeros)
+
+
+# On CPU with a gradient of its own, which has no forward mode. What does not depend on later words
+# is computed for all words at once; so is the gradient of the kernel, which would else be a product
+# and an addition to all of it at each word.
+
+
+@jax.custom_vjp
+def _run_on_cpu(gates: jax.Array, kernel: jax.Array) -> jax.Array:
+    return _run(gates, kernel)
+
+
+def _run_forward(gates, kernel):
+    def step(state, gates):
+        h, c = state
+        h, after, opened = _word(gates + h @ kernel, c)
+        return (h, after), (h, c, opened)
+
+    _, (outputs, c, opened) = jax.lax.scan(step, _zero_state(gates), gates)
+    return outputs, (outputs, c, opened, kernel)
+
+
+def _run_backward(residuals, to_outputs):
+    outputs, c, (enter, forget, cell, leave), kernel = residuals
+    squashed = jnp.tanh(forget * c + enter * cell)
+    # Of each gate: what the gradient of c, or of h for the last one, is multiplied by.
+    slopes = (
+        cell * enter * (1 - enter),
+        c * forget * (1 - forget),
+        enter * (1 - cell**2),
+        squashed * leave * (1 - leave),
+    )
+
+    def step(to_state, word):
+        to_h, to_c = to_state
+        to_output, slopes, of_h, forget = word
+        to_h = to_h + to_output
+        to_c = to_c + to_h * of_h
+        parts = [slope * to for slope, to in zip(slopes, (to_c, to_c, to_c, to_h), strict=True)]
+        to_gates = jnp.concatenate(parts, axis=-1).astype(kernel.dtype)
+        return (to_gates @ transposed, to_c * forget), to_gates
+
+    words = to_outputs, slopes, leave * (1 - squashed**2), forget
+    transposed = written_out(kernel.T)
+    zeros = jnp.zeros_like(c[0])
+    _, to_gates = jax.lax.scan(step, (zeros.astype(outputs.dtype), zeros), words, reverse=True)
+    # The first word has the state 0 before it.
+    before, after = (x.reshape(-1, x.shape[-1]) for x in (outputs[:-1], to_gates[1:]))
+    return to_gates, before.T @ after
+
+
+_run_on_cpu.defvjp(_run_forward, _run_backward)
 
 
 def _uniform(bound: float) -> Callable[..., jax.Array]:

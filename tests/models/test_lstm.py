@@ -63,20 +63,50 @@ def numpy_layer(layer, inputs):
     return np.array(outputs)
 
 
-@pytest.mark.parametrize("options", [SMALL, {**SMALL, "embedding": 5, "layers": 1, "tie": True}])
+def numpy_logits(params, options):
+    """Of ``WORDS``, in float64: [B, L, V]."""
+    order = ("input_kernel", "hidden_kernel", "input_bias", "hidden_bias")
+    h = params["embedding"][WORDS]
+    for i in range(options.get("layers", 2)):
+        layer = {name: params[f"layers_{i}"][name] for name in order}
+        h = np.array([numpy_layer(layer, inputs) for inputs in h])
+    decoder = params["embedding"].T if "tie" in options else params["decoder"]
+    return h @ decoder + params["decoder_bias"]
+
+
+OPTIONS = [SMALL, {**SMALL, "embedding": 5, "layers": 1, "tie": True}]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
 def test_logits_are_numpys(options):
     model = models.build("lstm", 7, **options)
     params = draw(model)
-    own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    order = ("input_kernel", "hidden_kernel", "input_bias", "hidden_bias")
     logits = jax.jit(model.apply)(params, WORDS)
     assert logits.shape == (2, 6, 7)
-    for found, words in zip(logits, np.asarray(WORDS), strict=True):
-        h = own["embedding"][words]
-        for i in range(options.get("layers", 2)):
-            h = numpy_layer({name: own[f"layers_{i}"][name] for name in order}, h)
-        decoder = own["embedding"].T if "tie" in options else own["decoder"]
-        np.testing.assert_allclose(found, h @ decoder + own["decoder_bias"], rtol=2e-5, atol=1e-5)
+    own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    np.testing.assert_allclose(logits, numpy_logits(own, options), rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_gradient_is_numpys_difference_quotient(options):
+    model = models.build("lstm", 7, **options)
+    params = draw(model)
+    weights = np.random.default_rng(2).normal(size=(2, 6, 7)).astype(np.float32)
+    gradient = jax.jit(jax.grad(lambda p: (model.apply(p, WORDS) * weights).sum()))(params)
+    own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    leaves, structure = jax.tree.flatten(own)
+    for place, found in enumerate(jax.tree.leaves(gradient)):
+        for seed in range(3):
+            direction = np.random.default_rng(seed).normal(size=found.shape)
+            sums = []
+            for step in (1e-5, -1e-5):
+                changed = [*leaves]
+                changed[place] = leaves[place] + step * direction
+                logits = numpy_logits(jax.tree.unflatten(structure, changed), options)
+                sums.append((logits * weights).sum())
+            slope = np.asarray(found, np.float64) * direction
+            error = 1e-5 * np.abs(slope).sum()
+            np.testing.assert_allclose(slope.sum(), (sums[0] - sums[1]) / 2e-5, rtol=0, atol=error)
 
 
 def test_a_word_is_foretold_from_those_before_it_only():
