@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_lab.models.convolution import platform
+from fedjax_lab.models.layout import written_out
 
 
 @jax.named_scope("max_pool")
@@ -39,6 +40,8 @@ def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
         return _of_pairs(x)
     # In the layout of the convolutions on CPU: XLA then cancels the transposes between the two.
     x = x.transpose(1, 3, 2, 0)
+    if (size, padding) == (2, 0):
+        return _on_cpu(x).transpose(3, 0, 2, 1)
     if padding:
         around = (padding, padding)
         x = jnp.pad(x, (around, (0, 0), around, (0, 0)), constant_values=-jnp.inf)
@@ -46,6 +49,34 @@ def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
     x = functools.reduce(jnp.maximum, [x[i : i + 2 * rows + 1 : 2] for i in range(size)])
     x = functools.reduce(jnp.maximum, [x[:, :, j : j + 2 * columns + 1 : 2] for j in range(size)])
     return x.transpose(3, 0, 2, 1)
+
+
+@jax.custom_jvp
+def _on_cpu(x: jax.Array) -> jax.Array:
+    """[H, C, W, B] -> [H', C, W', B]."""
+    return written_out(functools.reduce(jnp.maximum, _corners(x)))
+
+
+@_on_cpu.defjvp
+def _on_cpu_jvp(primals, tangents):
+    (x,), (change,) = primals, tangents
+    y = _on_cpu(x)
+
+    def pairs(x):
+        """[H, C, W, B] -> [H', 2, C, W', 2, B]."""
+        x = x[: 2 * y.shape[0], :, : 2 * y.shape[2]]
+        return x.reshape(y.shape[0], 2, x.shape[1], y.shape[2], 2, -1)
+
+    chosen = pairs(x) == y[:, None, :, :, None]
+    change = jnp.where(chosen, pairs(change), 0).sum((1, 4))
+    ways = functools.reduce(jnp.add, [(corner == y).astype(x.dtype) for corner in _corners(x)])
+    return y, written_out(change / jnp.maximum(ways, 1))
+
+
+def _corners(x: jax.Array) -> list[jax.Array]:
+    """The four pixels of each pair of pairs: [H, C, W, B] -> [H', C, W', B] each."""
+    height, width = (length // 2 * 2 for length in (x.shape[0], x.shape[2]))
+    return [x[i:height:2, :, j:width:2] for i in (0, 1) for j in (0, 1)]
 
 
 @jax.custom_jvp
