@@ -89,7 +89,7 @@ def task(
     return clients, network, params, preprocess, loss_fn, schedule
 
 
-def method(name, network, preprocess, loss_fn):
+def method(name, network, preprocess, loss_fn, num_clients):
     """A method of the catalogue, by its name there or as "cfedavg top-k"."""
     from experiments.catalogue.table import METHODS
     from experiments.studies.study import Column
@@ -100,7 +100,7 @@ def method(name, network, preprocess, loss_fn):
         return algorithms.cfedavg(loss_fn, client_lr=0.1, compressor="top_k:0.99")
     found = METHODS[name]
     chosen = {key: values[0] for key, values in {**found.grid, **found.then}.items()}
-    column = Column({"num_clients": 100, "cohort_size": 10}, tuning_rounds=0)
+    column = Column({"num_clients": num_clients, "cohort_size": 10}, tuning_rounds=0)
     return build_algorithm(found.config(column, chosen).resolve(), loss_fn, network, preprocess)
 
 
@@ -124,7 +124,8 @@ def round_planner(where, name="fedavg", wrap=None, **options):
     if name == "adapters":
         algorithm, params, frozen = adapters(clients, preprocess)
     else:
-        algorithm, frozen = method(name, network, preprocess, loss_fn), ()
+        algorithm = method(name, network, preprocess, loss_fn, clients.num_clients)
+        frozen = ()
     algorithm = algorithm if wrap is None else wrap(algorithm)
     key = jax.random.key(0)
     state = jax.eval_shape(first_state(algorithm, schedule), params, clients, key, frozen)
