@@ -89,7 +89,7 @@ def task(
     return clients, network, params, preprocess, loss_fn, schedule
 
 
-def method(name, network, preprocess, loss_fn, num_clients):
+def method(name, network, preprocess, loss_fn):
     """A method of the catalogue, by its name there or as "cfedavg top-k"."""
     from experiments.catalogue.table import METHODS
     from experiments.studies.study import Column
@@ -98,9 +98,11 @@ def method(name, network, preprocess, loss_fn, num_clients):
 
     if name == "cfedavg top-k":
         return algorithms.cfedavg(loss_fn, client_lr=0.1, compressor="top_k:0.99")
+    if name == "gradma of 40":
+        return algorithms.gradma(loss_fn, client_lr=0.1, memory_size=40)
     found = METHODS[name]
     chosen = {key: values[0] for key, values in {**found.grid, **found.then}.items()}
-    column = Column({"num_clients": num_clients, "cohort_size": 10}, tuning_rounds=0)
+    column = Column({"num_clients": 100, "cohort_size": 10}, tuning_rounds=0)
     return build_algorithm(found.config(column, chosen).resolve(), loss_fn, network, preprocess)
 
 
@@ -124,8 +126,7 @@ def round_planner(where, name="fedavg", wrap=None, **options):
     if name == "adapters":
         algorithm, params, frozen = adapters(clients, preprocess)
     else:
-        algorithm = method(name, network, preprocess, loss_fn, clients.num_clients)
-        frozen = ()
+        algorithm, frozen = method(name, network, preprocess, loss_fn), ()
     algorithm = algorithm if wrap is None else wrap(algorithm)
     key = jax.random.key(0)
     state = jax.eval_shape(first_state(algorithm, schedule), params, clients, key, frozen)
@@ -325,7 +326,7 @@ def programs(target: str) -> list[Program]:
     add("runs", "evaluation, 10,000 examples", lambda: evaluation(target))
     add("runs", "sweep of 12 runs", lambda: sweep(target))
     small = {"digits": True, "num_clients": 40, "batch_size": 16, "cohort": 16, "length": 10}
-    for name in ("fedavg", "scaffold", "gradma"):
+    for name in ("fedavg", "scaffold", "gradma of 40"):
         for where in (target, several[-1]):
             options = {**small, "name": name, "client_map": "shard_map"}
             add("notebooks", f"quick start: {name}, 10 rounds", rounds(where, **options), where)
