@@ -12,15 +12,13 @@ part of all that in the chip's own memory: "off chip" is what goes to the large 
 
 import argparse
 import collections
-import math
 import re
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from experiments.benchmarks.accelerators import IMAGES, one_round
 from fedjax_lab.machine import program
-from fedjax_lab.machine.arithmetic import _PRODUCTS
+from fedjax_lab.machine.arithmetic import product_bytes
 from fedjax_lab.machine.compiler import compile_for
 
 PARTS = ("products", "normalisation", "pooling", "copies", "rest")
@@ -85,27 +83,6 @@ def _with_products(text):
     return found
 
 
-def floor(jaxpr):
-    """Bytes of the operands and results of all products, loops as often as they run."""
-    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
-    total = 0.0
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _PRODUCTS:
-            shapes = [v.aval for v in (*eqn.invars[:2], *eqn.outvars)]
-            total += sum(math.prod(a.shape) * a.dtype.itemsize for a in shapes)
-            continue
-        leaves = jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda v: isinstance(v, ClosedJaxpr | Jaxpr)
-        )
-        inner = [floor(v) for v in leaves if isinstance(v, ClosedJaxpr | Jaxpr)]
-        if eqn.primitive.name == "cond":
-            again = str(eqn.source_info.name_stack).endswith(program.UNLESS_FINITE)
-            total += max(inner, default=0) * (program.SKIPPED if again else 1)
-        else:
-            total += sum(inner) * (eqn.params["length"] if eqn.primitive.name == "scan" else 1)
-    return total
-
-
 def main() -> None:
     """Compile and print a line for each model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -123,7 +100,7 @@ def main() -> None:
         text = compiled.as_text()
         reader, outside = Reader(text), program.read_traffic(_ON_CHIP.sub("()", text))
         moved = reader.traffic().bytes_accessed
-        least = floor(function.trace(*shapes, **static).jaxpr)
+        least = product_bytes(function.trace(*shapes, **static).jaxpr)
         shares = [f"{reader.parts[part] / moved:.0%}" for part in PARTS]
         cells = [f"{outside.bytes_accessed / moved:.0%}", f"{least / moved:.0%}", *shares]
         print(f"| {model} | {moved / 1e9:.2f} | {' | '.join(cells)} |", flush=True)

@@ -1,6 +1,7 @@
 """What a traced program computes, before any compiler."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,20 +22,35 @@ def count_flops(jaxpr: ClosedJaxpr | Jaxpr) -> int:
     Args:
       jaxpr: what ``jax.make_jaxpr(function)(...)`` returned.
     """
-    return round(_count(jaxpr))
+    return round(_count(jaxpr, _flops))
 
 
-def _count(jaxpr: ClosedJaxpr | Jaxpr) -> float:
+def product_bytes(jaxpr: ClosedJaxpr | Jaxpr) -> int:
+    """Bytes of the operands and results of a program's matrix products and convolutions, without
+    padding; loops and branches as in ``count_flops``.
+
+    Args:
+      jaxpr: what ``jax.make_jaxpr(function)(...)`` returned.
+    """
+
+    def of(eqn: Any) -> int:
+        values = [variable.aval for variable in (*eqn.invars[:2], *eqn.outvars)]
+        return sum(value.size * value.dtype.itemsize for value in values)
+
+    return round(_count(jaxpr, of))
+
+
+def _count(jaxpr: ClosedJaxpr | Jaxpr, of_product: Callable[[Any], int]) -> float:
     jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     total = 0.0
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name in _PRODUCTS:
-            total += _flops(eqn)
+            total += of_product(eqn)
             continue
         values = list(eqn.params.values())
         leaves = jax.tree.leaves(values, is_leaf=lambda v: isinstance(v, (ClosedJaxpr, Jaxpr)))
-        inner = [_count(v) for v in leaves if isinstance(v, (ClosedJaxpr, Jaxpr))]
+        inner = [_count(v, of_product) for v in leaves if isinstance(v, (ClosedJaxpr, Jaxpr))]
         if name == "cond":
             skipped = str(eqn.source_info.name_stack).endswith(UNLESS_FINITE)
             total += max(inner, default=0) * (SKIPPED if skipped else 1)
