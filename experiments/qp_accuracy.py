@@ -1,6 +1,7 @@
 """How accurate is `fedjax_lab.qp.project_to_cone` in float32?
 
     python -m experiments.qp_accuracy [--problems 1000] [--max-dim 1000000] [--recorded 0]
+        [--solver auto|active_set|projected_gradient]
 
 Draws problems of several families (random, conflicting, correlated, duplicate, opposed and zero
 rows, rows nearly parallel to each other and opposed to p, extreme scales, ...), solves each
@@ -23,17 +24,17 @@ import argparse
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import nnls
 
-from fedjax_lab.qp import project_to_cone
+from fedjax_lab.qp import SOLVERS, project_to_cone
 
 Problem = tuple[np.ndarray, np.ndarray]  # p [d], rows [C, d]
-SINGLE = jax.jit(project_to_cone)
-BATCHED = jax.jit(jax.vmap(project_to_cone))
+SINGLE = jax.jit(project_to_cone, static_argnames="solver")
 FEASIBLE = ("p feasible", "p zero", "all rows zero", "no rows")
 
 
@@ -144,7 +145,13 @@ def errors(p, rows, q, z, q_oracle) -> tuple[float, float]:
     return max(0.0, (-y).max(), (-slack).max(), products.max()), distance
 
 
-def measure(family: str, c: int, d: int, count: int) -> tuple[float, float, list[int]]:
+@partial(jax.jit, static_argnames="solver")
+def batched(ps, rows, solver):
+    """Many problems at once."""
+    return jax.vmap(partial(project_to_cone, solver=solver))(ps, rows)
+
+
+def measure(family: str, c: int, d: int, count: int, solver: str) -> tuple[float, float, list[int]]:
     """Solve ``count`` problems under jit and under vmap; return the worst errors and the counts."""
     rng = np.random.default_rng([zlib.crc32(family.encode()), c, d])
     problems = [FAMILIES[family](rng, c, d) for _ in range(count)]
@@ -152,10 +159,10 @@ def measure(family: str, c: int, d: int, count: int) -> tuple[float, float, list
     rows = np.stack([rows for _, rows in problems]).astype(np.float32)
     del problems
     device_ps, device_rows = jnp.asarray(ps), jnp.asarray(rows)
-    qs, infos = jax.device_get(BATCHED(device_ps, device_rows))
+    qs, infos = jax.device_get(batched(device_ps, device_rows, solver))
     kkt, distance, iterations = 0.0, 0.0, []
     for i in range(count):
-        q, info = jax.device_get(SINGLE(device_ps[i], device_rows[i]))
+        q, info = jax.device_get(SINGLE(device_ps[i], device_rows[i], solver=solver))
         if family in FEASIBLE:
             for answer in (q, qs[i]):
                 assert answer.tobytes() == ps[i].tobytes(), f"{family}: q differs from p"
@@ -174,6 +181,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Accuracy of project_to_cone in float32.")
     parser.add_argument("--problems", type=int, default=1000, help="small problems, about")
+    parser.add_argument("--solver", choices=SOLVERS, default="auto")
     parser.add_argument("--max-dim", type=int, default=1_000_000, help="largest d")
     parser.add_argument(
         "--recorded", type=int, default=0, metavar="ROUNDS",
@@ -191,7 +199,7 @@ def main() -> None:
     for name, c, d, count in cases:
         if d > arguments.max_dim or (name == "no rows" and c != SMALL[0][0]):
             continue
-        kkt, distance, iterations = measure(name, c, d, count)
+        kkt, distance, iterations = measure(name, c, d, count, arguments.solver)
         rows = 0 if name == "no rows" else c
         beyond = name == "spread 0.001" or (name == "spread 0.01" and c > d)
         print(

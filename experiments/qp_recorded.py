@@ -24,6 +24,8 @@ import numpy as np
 from experiments.qp_accuracy import errors, oracle, unit_rows
 from fedjax_lab import algorithms, data, models, qp, simulate
 
+SOLVERS = ("active_set", "projected_gradient")  # the run goes on with the first one's answer
+
 # partition, local steps, examples of a mini-batch, one of so many of the clients' programs
 RUNS = (("dirichlet:0.1", 5, 64, 50), ("iid", 1, 500, 10))
 
@@ -74,31 +76,33 @@ def flat(leaves: Any, ndim: int) -> jax.Array:
 
 
 def record(partition: str, steps: int, batch_size: int, every: int, rounds: int) -> dict:
-    """{"clients" or "server": the programs of a run}."""
+    """{("clients" or "server", solver): the programs of a run, solved by this solver}."""
     train, _ = data.load("fashion_mnist")
     clients = data.partition(train, partition, num_clients=100, seed=0)
     network = models.mlp(10)
     params = network.init(jax.random.key(0), train.x[:1])
     loss_fn = models.classification_loss(network.apply, data.preprocess())
     algorithm = algorithms.gradma(loss_fn, client_lr=0.05, memory_size=100)
-    found: dict[str, list[Solved]] = {"clients": [], "server": []}
+    places = [(place, solver) for place in ("clients", "server") for solver in SOLVERS]
+    found: dict[tuple[str, str], list[Solved]] = {place: [] for place in places}
     seen = 0
     project = qp.project_to_cone
 
-    def keep(p, rows, mask, q, z, iterations):
+    def keep(p, rows, mask, answers):
         nonlocal seen
         is_server = len(rows) > 3
         seen += not is_server
         if is_server or seen % every == 0:
-            solved = map(np.asarray, (p, rows, mask, q, z, iterations))
-            found["server" if is_server else "clients"].append(measured(*solved))
+            for solver, answer in zip(SOLVERS, answers, strict=True):
+                solved = map(np.asarray, (p, rows, mask, *answer))
+                found["server" if is_server else "clients", solver].append(measured(*solved))
 
-    def recorded(p, rows, mask=None, margin=0.0, **options):
-        q, info = project(p, rows, mask, margin, **options)
-        used = jnp.ones(info.z.shape, bool) if mask is None else mask
-        program = flat(p, 0), flat(rows, 1), used, flat(q, 0)
-        jax.debug.callback(keep, *program, info.z, info.iterations)
-        return q, info
+    def recorded(p, rows, mask=None, margin=0.0, *, solver, **options):
+        solved = [project(p, rows, mask, margin, solver=name, **options) for name in SOLVERS]
+        used = jnp.ones(solved[0][1].z.shape, bool) if mask is None else mask
+        answers = [(flat(q, 0), info.z, info.iterations) for q, info in solved]
+        jax.debug.callback(keep, flat(p, 0), flat(rows, 1), used, answers)
+        return solved[0]
 
     with mock.patch.object(qp, "project_to_cone", recorded):
         simulate(
@@ -128,14 +132,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=len(RUNS), help="how many of the two")
     arguments = parser.parse_args(argv)
     print("\nprograms of GradMA on Fashion-MNIST, d = 178,110, as the runs solved them")
-    print("run                       count  rows  cosine  active  KKT      distance  iterations")
+    print(f"{'run':42} count  rows  cosine  active  KKT      distance  iterations")
     for run in RUNS[: arguments.runs]:
-        for place, found in record(*run, arguments.rounds).items():
+        for (place, solver), found in record(*run, arguments.rounds).items():
             rows, cosine, kkt, distance, iterations, active = map(
                 np.array, zip(*found, strict=True)
             )
             print(
-                f"{run[0] + ', ' + place:25} {len(found):5}  up to {rows.max()}  "
+                f"{f'{run[0]}, {place}, {solver}':42} {len(found):5}  up to {rows.max()}  "
                 f"{np.median(cosine):.2f}  median {np.median(active):g}, max {active.max()}  "
                 f"{kkt.max():.1e}  {distance.max():.1e}  median {np.median(iterations):g}, "
                 f"max {iterations.max()}",

@@ -83,6 +83,7 @@ def gradma(
     keep_local_model: bool = False,
     margin: Scalar = 0.0,
     qp_scope: str = "global",
+    qp_solver: str = "auto",
     **common: Unpack[Common],
 ) -> Algorithm:
     """GradMA: corrected local steps (``gradma_w``) and a corrected server step (``gradma_s``).
@@ -97,6 +98,7 @@ def gradma(
         vector stays uncorrected.
       qp_scope: "global": one QP over all parameters (the paper); "per_leaf": one for each
         parameter array (the published code).
+      qp_solver: "active_set", "projected_gradient", or "auto" (``qp.project_to_cone``).
 
     Raises:
       ValueError: a hyper-parameter is out of range; ``memory_size`` exceeds N (at ``init``)
@@ -108,6 +110,7 @@ def gradma(
         server_lr,
         margin,
         qp_scope,
+        qp_solver,
         memory_size=memory_size,
         server_momentum=server_momentum,
         memory_decay=memory_decay,
@@ -123,6 +126,7 @@ def gradma_w(
     keep_local_model: bool = False,
     margin: Scalar = 0.0,
     qp_scope: str = "global",
+    qp_solver: str = "auto",
     **common: Unpack[Common],
 ) -> Algorithm:
     """GradMA-W: corrected local steps (Algorithm 2), plain averaging on the server.
@@ -131,11 +135,10 @@ def gradma_w(
       keep_local_model: keep each client's last local model and take it as x_{-1}; else x_t.
       margin: constraints are <q, M> >= margin ||p|| ||M||.
       qp_scope: "global": one QP over all parameters; "per_leaf": one for each parameter array.
+      qp_solver: "active_set", "projected_gradient", or "auto" (``qp.project_to_cone``).
     """
-    training = LocalTraining(loss_fn, **common)
-    return _gradma(
-        "gradma_w", training, server_lr, margin, qp_scope, keep_local_model=keep_local_model
-    )
+    training, given = LocalTraining(loss_fn, **common), (server_lr, margin, qp_scope, qp_solver)
+    return _gradma("gradma_w", training, *given, keep_local_model=keep_local_model)
 
 
 @factory
@@ -148,6 +151,7 @@ def gradma_s(
     memory_decay: Scalar = 0.5,
     margin: Scalar = 0.0,
     qp_scope: str = "global",
+    qp_solver: str = "auto",
     **common: Unpack[Common],
 ) -> Algorithm:
     """GradMA-S: plain local SGD, corrected server step (Algorithms 3 and 4).
@@ -160,6 +164,7 @@ def gradma_s(
       memory_decay: factor on every memory row in every round, in [0, 1].
       margin: constraints are <q, M> >= margin ||p|| ||M||.
       qp_scope: "global": one QP over all parameters; "per_leaf": one for each parameter array.
+      qp_solver: "active_set", "projected_gradient", or "auto" (``qp.project_to_cone``).
 
     Raises:
       ValueError: a hyper-parameter is out of range; ``memory_size`` exceeds N (at ``init``) or is
@@ -171,6 +176,7 @@ def gradma_s(
         server_lr,
         margin,
         qp_scope,
+        qp_solver,
         memory_size=memory_size,
         server_momentum=server_momentum,
         memory_decay=memory_decay,
@@ -183,6 +189,7 @@ def _gradma(
     server_lr,
     margin,
     qp_scope,
+    qp_solver,
     *,
     memory_size=None,
     server_momentum=None,
@@ -193,6 +200,7 @@ def _gradma(
     corrects_client, corrects_server = name != "gradma_s", name != "gradma_w"
     check_number("margin", margin, minimum=0.0, maximum=1.0)
     check_choice("qp_scope", qp_scope, ("global", "per_leaf"))
+    check_choice("qp_solver", qp_solver, qp.SOLVERS)
     if corrects_server:
         check_int("memory_size", memory_size, minimum=0)
         check_number("server_momentum", server_momentum, minimum=0.0, maximum=1.0)
@@ -207,9 +215,8 @@ def _gradma(
     def project(p, rows, mask=None, products=None):
         if is_global:
             products = products and tuple(product[0] for product in products)
-            q, info = qp.project_to_cone(p, rows, mask, margin, products=products)
-        else:
-            q, info = qp.project_to_cone_per_leaf(p, rows, mask, margin, products=products)
+        cone = qp.project_to_cone if is_global else qp.project_to_cone_per_leaf
+        q, info = cone(p, rows, mask, margin, products=products, solver=qp_solver)
         return tree.where(info.feasible, q, p), info
 
     def start(params, num_clients, batch):

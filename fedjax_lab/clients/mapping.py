@@ -137,7 +137,8 @@ def parse_client_map(client_map: str, target: Target | None = None) -> ClientMap
         return _longest_first(lengths).reshape(-1, shares).T.reshape(-1)
 
     multiple, run = shares * on_device.multiple, on_device.run
-    spread = _pmapped(run, devices) if kind == "pmap" else _sharded(run, mesh)
+    # In the mesh's order, which on a TPU is not that of `jax.devices`: all programs have that one.
+    spread = _pmapped(run, tuple(mesh.devices.flat)) if kind == "pmap" else _sharded(run, mesh)
     whole = _same if kind == "pmap" else _collected(mesh)
     collect = _same if MODEL in mesh.axis_names else whole
     return ClientMap(client_map, multiple, spread, devices, deal, mesh, collect, whole)

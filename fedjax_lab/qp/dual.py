@@ -90,7 +90,7 @@ def solve(
 
     Args:
       gram: float [C, C], G, the inner products of unit rows.
-      z0: float [C], the dual solution so far, 0 off the support.
+      z0: float [C], the dual solution so far.
       r0: float [C], the residual G z0 + b, as measured.
       basis: the support of z0.
       iterations: int32 scalar, steps so far.
@@ -103,7 +103,8 @@ def solve(
         error = jnp.max(jnp.where(basis.support, jnp.abs(r), 0))
         outside = valid & ~basis.support & ~barred
         noise = jnp.maximum(_noise(dz, eps), 2 * error)
-        return _least(jnp.where(outside, r, 0), -noise), error
+        wrong = jnp.where(z0 + dz > 0, -jnp.abs(r), r)  # or one that pulls for nothing
+        return _least(jnp.where(outside, wrong, 0), -noise), error
 
     def step(state):
         z = z0 + state.dz
@@ -165,6 +166,27 @@ def _sweep(basis: Basis, row: jax.Array) -> Basis:
     new = jnp.where(row[:, None], across[None, :], jnp.where(row[None, :], across[:, None], rest))
     new = jnp.where(row[:, None] & row[None, :], -1 / pivot, new)
     return Basis(support ^ row, new)
+
+
+def moved_to(basis: Basis, support: jax.Array) -> Basis:
+    """The basis of these rows, the farthest first; without those that depend on the others.
+
+    Args:
+      basis: any.
+      support: bool [C].
+    """
+
+    def changes(basis):  # how much it matters, 0 where nothing is to change
+        diagonal = jnp.diagonal(basis.swept)
+        others = jnp.sum(jnp.where(basis.support[:, None], basis.swept**2, 0), axis=0)
+        depends = diagonal <= 4 * _ridge(basis.swept) * (1 + others)
+        enters = support & ~basis.support & ~depends
+        return jnp.where(basis.support & ~support, jnp.inf, jnp.where(enters, diagonal, 0))
+
+    def change(basis):
+        return _sweep(basis, _least(-changes(basis), 0))
+
+    return lax.while_loop(lambda basis: jnp.any(changes(basis) > 0), change, basis)
 
 
 def matvec(matrix: jax.Array, vector: jax.Array) -> jax.Array:

@@ -16,9 +16,9 @@ holds the inverse on the support and how far the other rows are from its span, s
 depends on the support is known. A step that changes no row is a refinement.
 
 So the program has one loop of elementwise operations and sums, with no factorisation in it, and
-compiles fast on every platform; it takes about one step for each active row. Projected gradient
-does not do: on nearly parallel rows with C = 100, d = 50 it ended at 2,000 iterations with q off by
-about 1e-3 ||p||, and an exact answer needs the inverse on the support all the same.
+compiles fast on every platform; it takes about one step for each active row. The other solver is
+accelerated projected gradient (``projected_gradient``), which finds the support and leaves the rest
+to the same inverse.
 
 G squares the differences between nearly parallel rows, and float32 forgets them. So where z is
 large or the active rows are nearly parallel, q is refined: r is measured from q itself, M'q, and
@@ -39,13 +39,20 @@ from jax.sharding import PartitionSpec
 
 from fedjax_lab import checks
 from fedjax_lab.clients.model_axis import are_divided, held_layout, on_each_part
-from fedjax_lab.qp import dual
+from fedjax_lab.qp import dual, projected_gradient
 from fedjax_lab.qp.gram import add_rows, along_rows, measure, scaled_gram
 from fedjax_lab.types import PyTree, Scalar
 
+SOLVERS = ("auto", "active_set", "projected_gradient")
 _ROUNDS = 40  # corrections of q at most
 _STALLS = 5  # corrections in a row that bring it no nearer, after which it ends
 _FARTHEST = 1.5  # how much longer than the dual says a correction may be
+
+
+class _Options(NamedTuple):
+    solver: str
+    tolerance: float | None
+    max_iterations: int
 
 
 class ConeInfo(NamedTuple):
@@ -76,6 +83,7 @@ def project_to_cone(
     margin: Scalar = 0.0,
     *,
     products: tuple[jax.Array, jax.Array] | None = None,
+    solver: str = "auto",
     tolerance: float | None = None,
     max_iterations: int = 2000,
 ) -> tuple[PyTree, ConeInfo]:
@@ -96,6 +104,10 @@ def project_to_cone(
       products: (M'M [C, C], M'p [C]), the rows' inner products with each other and with p, if
         they are known, as accurate as ``inner_products`` gives them; they are trusted. They are
         not looked at where a squared norm is near the limits of float32. None: computed here.
+      solver: of the dual: "active_set", about one step for each active row; "projected_gradient",
+        ten steps or more whatever their number, and a sweep for each; "auto": the first one, which
+        is as accurate, is less to compile for every platform and takes fewer steps in GradMA
+        (docs/performance.md).
       tolerance: corrections end when one would move q by at most this times ||p||. Default: 4
         times the dtype's epsilon (5e-7 in float32).
       max_iterations: cap on ``info.iterations``.
@@ -108,18 +120,19 @@ def project_to_cone(
       TypeError: a leaf is not floating-point, or mask is not bool.
       ValueError: structures, shapes or C disagree, p has no leaves, or an option is out of range.
     """
-    num_rows = _check(p, rows, mask, margin, tolerance, max_iterations)
+    options = _Options(solver, tolerance, max_iterations)
+    num_rows = _check(p, rows, mask, margin, options)
     _check_products(products, (num_rows,))
     layout = held_layout()
     specs = None if layout is None else layout.specs(p)
-    return _project_parts(p, rows, mask, margin, products, tolerance, max_iterations, specs)
+    return _project_parts(p, rows, mask, margin, products, options, specs)
 
 
-def _project_parts(p, rows, mask, margin, products, tolerance, max_iterations, specs):
+def _project_parts(p, rows, mask, margin, products, options, specs):
     """``_project``; with ``specs``, each device has the parts of the rows that it has of p."""
     if specs is None:
         divided = [False] * len(jax.tree.leaves(p))
-        return _project(p, rows, mask, margin, products, tolerance, max_iterations, divided)
+        return _project(p, rows, mask, margin, products, options, divided)
     divided, same = are_divided(specs), PartitionSpec()
     of_rows = jax.tree.map(
         lambda spec: PartitionSpec(None, *spec),
@@ -130,21 +143,22 @@ def _project_parts(p, rows, mask, margin, products, tolerance, max_iterations, s
     assert layout is not None
 
     def of_parts(p, rows, mask, margin, products):
-        return _project(p, rows, mask, margin, products, tolerance, max_iterations, divided)
+        return _project(p, rows, mask, margin, products, options, divided)
 
     in_specs = specs, of_rows, same, same, same
     projected = on_each_part(of_parts, layout, in_specs, (specs, same))
     return projected(p, rows, mask, jnp.asarray(margin), products)
 
 
-def _project(p, rows, mask, margin, products, tolerance, max_iterations, divided):
+def _project(p, rows, mask, margin, products, options, divided):
     p_leaves, treedef = jax.tree.flatten(p)
     p_leaves = [jnp.asarray(leaf) for leaf in p_leaves]
     row_leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(rows)]
     num_rows = len(row_leaves[0])
     dtype = jnp.result_type(jnp.float32, *p_leaves, *row_leaves)
     eps = float(jnp.finfo(dtype).eps)
-    tolerance = 4 * eps if tolerance is None else tolerance
+    tolerance = 4 * eps if options.tolerance is None else options.tolerance
+    solve = projected_gradient.solve if options.solver == "projected_gradient" else dual.solve
     if num_rows == 0:
         zero = jnp.zeros((), dtype)
         return p, ConeInfo(jnp.zeros(0, dtype), zero, jnp.int32(0), jnp.bool_(True))
@@ -173,8 +187,8 @@ def _project(p, rows, mask, margin, products, tolerance, max_iterations, divided
 
     def correct(state):
         q, z, r, basis, iterations, _, least_step, stalled, rounds = state
-        dz, basis, iterations = dual.solve(
-            gram, z, r, basis, iterations, valid=valid, max_iterations=max_iterations
+        dz, basis, iterations = solve(
+            gram, z, r, basis, iterations, valid=valid, max_iterations=options.max_iterations
         )
         r = r + dual.matvec(gram, dz)
         active = valid & (basis.support | (r <= 8 * eps * (1 + jnp.sum(z + dz))))
@@ -230,6 +244,7 @@ def project_to_cone_per_leaf(
     margin: Scalar = 0.0,
     *,
     products: tuple[jax.Array, jax.Array] | None = None,
+    solver: str = "auto",
     tolerance: float | None = None,
     max_iterations: int = 2000,
 ) -> tuple[PyTree, ConeInfo]:
@@ -241,6 +256,7 @@ def project_to_cone_per_leaf(
       mask: bool [C], False: no constraint. None: all rows are.
       margin: scalar >= 0, traced or not.
       products: each leaf's inner products, [leaves, C, C] and [leaves, C]; None: computed here.
+      solver: as in ``project_to_cone``.
       tolerance: as in ``project_to_cone``.
       max_iterations: cap on the iterations of each leaf.
 
@@ -252,7 +268,8 @@ def project_to_cone_per_leaf(
       TypeError: a leaf is not floating-point, or mask is not bool.
       ValueError: structures, shapes or C disagree, p has no leaves, or an option is out of range.
     """
-    num_rows = _check(p, rows, mask, margin, tolerance, max_iterations)
+    options = _Options(solver, tolerance, max_iterations)
+    num_rows = _check(p, rows, mask, margin, options)
     leaves, treedef = jax.tree.flatten(p)
     _check_products(products, (len(leaves), num_rows))
     layout = held_layout()
@@ -263,7 +280,7 @@ def project_to_cone_per_leaf(
     results = []
     for index, (leaf, leaf_rows) in enumerate(zip(leaves, jax.tree.leaves(rows), strict=True)):
         own = None if products is None else (products[0][index], products[1][index])
-        given = leaf, leaf_rows, mask, margin, own, tolerance, max_iterations
+        given = leaf, leaf_rows, mask, margin, own, options
         results.append(_project_parts(*given, specs[index]))
     infos = [info for _, info in results]
     info = ConeInfo(
@@ -284,12 +301,13 @@ def _check_products(products: Any, shape: tuple[int, ...]) -> None:
         raise ValueError(f"products has the shapes {shapes}; they must be {expected}.")
 
 
-def _check(p, rows, mask, margin, tolerance, max_iterations) -> int:
+def _check(p, rows, mask, margin, options) -> int:
     """Check the arguments of a projection; return C."""
     checks.check_number("margin", margin, minimum=0)
-    checks.check_int("max_iterations", max_iterations, minimum=0)
-    if tolerance is not None:
-        checks.check_number("tolerance", tolerance, minimum=0)
+    checks.check_choice("solver", options.solver, SOLVERS)
+    checks.check_int("max_iterations", options.max_iterations, minimum=0)
+    if options.tolerance is not None:
+        checks.check_number("tolerance", options.tolerance, minimum=0)
     p_leaves, row_leaves = jax.tree.leaves(p), jax.tree.leaves(rows)
     p_tree: Any = jax.tree.structure(p)
     rows_tree: Any = jax.tree.structure(rows)

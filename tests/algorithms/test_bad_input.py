@@ -46,6 +46,11 @@ def test_learning_rates(case, value):
         (algorithms.fedyogi, {"server_lr": 1.0, "beta2": 2}, "beta2 is 2"),
         (algorithms.scaffold, {"control_update": "III"}, "control_update is 'III'; .* I, II"),
         (algorithms.gradma_w, {"qp_scope": "per_leave"}, "Did you mean 'per_leaf'"),
+        (
+            algorithms.gradma_s,
+            {"memory_size": 5, "qp_solver": "active"},
+            "Did you mean 'active_set'",
+        ),
         (algorithms.gradma_w, {"margin": -1}, "margin is -1"),
         (algorithms.gradma_s, {"memory_size": -1}, "memory_size is -1"),
         (algorithms.gradma_s, {"memory_size": 5, "memory_decay": 2}, "memory_decay is 2"),

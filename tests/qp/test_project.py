@@ -13,19 +13,24 @@ from scipy.optimize import nnls
 from fedjax_lab.qp import gram, inner_products, project_to_cone, project_to_cone_per_leaf
 
 TOLERANCE = 1e-5  # of the data's scale, in float32
-_solve = jax.jit(project_to_cone)
-_solve_many = jax.jit(jax.vmap(project_to_cone))
+SOLVERS = ("active_set", "projected_gradient")
+_solve = jax.jit(project_to_cone, static_argnames="solver")
+_solve_many = {
+    solver: jax.jit(jax.vmap(partial(project_to_cone, solver=solver)))
+    for solver in ("auto", *SOLVERS)
+}
 _solve_known = jax.jit(lambda p, rows, products: project_to_cone(p, rows, products=products))
 
 
-def solve(p, rows, mask=None, margin=0.0):
-    """One program per shape, whatever the options."""
-    return _solve(p, rows, np.ones(len(rows), bool) if mask is None else mask, margin)
+def solve(p, rows, mask=None, margin=0.0, solver="auto"):
+    """One program per shape and solver, whatever the options."""
+    mask = np.ones(len(rows), bool) if mask is None else mask
+    return _solve(p, rows, mask, margin, solver=solver)
 
 
-def solve_many(p, rows):
+def solve_many(p, rows, solver="auto"):
     """In NumPy, so that to take one of many compiles nothing."""
-    return jax.tree.map(np.asarray, _solve_many(p, rows))
+    return jax.tree.map(np.asarray, _solve_many[solver](p, rows))
 
 
 def unit(rows):
@@ -106,33 +111,37 @@ KINDS += ("mixed scales", "spread 0.3", "spread 0.1", "spread 0.01")
     kind=st.sampled_from(KINDS),
     exponent=st.integers(-20, 15),
 )
-def test_agrees_with_nnls(seed, shape, kind, exponent):
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_agrees_with_nnls(solver, seed, shape, kind, exponent):
     p, rows = draw(seed, *shape, kind)
     p = (p * 10.0**exponent).astype(np.float32)
-    check(p, rows, *solve(p, rows))
+    check(p, rows, *solve(p, rows, solver=solver))
 
 
 @settings(max_examples=40, deadline=None, database=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(KINDS[:-1]))
-def test_more_rows_than_dimensions(seed, kind):
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_more_rows_than_dimensions(solver, seed, kind):
     p, rows = draw(seed, 20, 8, kind)
-    check(p, rows, *solve(p, rows))
+    check(p, rows, *solve(p, rows, solver=solver))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("c", "d"), [(3, 20_000), (100, 2000)])  # two blocks of a sum; many rows
-def test_vmap_agrees_with_nnls(kind, c, d):
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_vmap_agrees_with_nnls(solver, kind, c, d):
     problems = [draw(seed, c, d, kind) for seed in range(3)]
     p, rows = (np.stack(part) for part in zip(*problems, strict=True))
-    q, info = solve_many(p, rows)
+    q, info = solve_many(p, rows, solver)
     for i in range(3):  # how a CPU adds up 2000 products in float32 decides the last digits
         check(p[i], rows[i], q[i], jax.tree.map(lambda leaf, i=i: leaf[i], info), 2 * TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", [*KINDS[:-1], "spread 0.03"])
-def test_many_rows_in_few_dimensions(kind):
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_many_rows_in_few_dimensions(solver, kind):
     p, rows = draw(0, 100, 50, kind)
-    check(p, rows, *solve(p, rows))
+    check(p, rows, *solve(p, rows, solver=solver))
 
 
 E1 = np.array([1, 0, 0], np.float32)
@@ -158,12 +167,13 @@ ROWS = np.array([[1, 0, 0], [0, 1, 0]], np.float32)
 )
 @pytest.mark.parametrize("scale", [1.0, 1e-20, 1e15])
 @pytest.mark.parametrize("row_scale", [1.0, 1e-20, 1e15])
-def test_degenerate_cases(p, rows, expected, scale, row_scale):
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_degenerate_cases(solver, p, rows, expected, scale, row_scale):
     p = np.asarray(p, np.float32) * np.float32(scale)
     rows = np.asarray(rows, np.float32) * np.float32(row_scale)
     if len(rows):
         rows = np.concatenate([rows, np.zeros((6 - len(rows), 3), np.float32)])
-    q, info = solve(p, rows)
+    q, info = solve(p, rows, solver=solver)
     np.testing.assert_allclose(q / np.float32(scale), expected, atol=1e-6)
     assert info.z.shape == (len(rows),)
     assert kkt(p, rows, q, info.z) <= 1e-6 if len(rows) else info.kkt_residual == 0
@@ -289,10 +299,11 @@ def test_known_products_of_every_leaf():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_float64(kind):
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_float64(solver, kind):
     with jax.enable_x64(True):
         p, rows = (part.astype(np.float64) for part in draw(4, 8, 30, kind))
-        q, info = solve(p, rows)
+        q, info = solve(p, rows, solver=solver)
         assert q.dtype == info.z.dtype == jnp.float64
         check(p, rows, q, info, tolerance=1e-11)
 
@@ -314,10 +325,11 @@ def test_scan_and_pmap():
 
 
 @pytest.mark.parametrize("margin", [0.01, 0.3])
-def test_margin(margin):
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_margin(solver, margin):
     p, rows = draw(6, 8, 30, "conflicting")
     rows[3] = 0  # no constraint, also with a margin
-    q, info = solve(p, rows, margin=margin)
+    q, info = solve(p, rows, margin=margin, solver=solver)
     size = np.linalg.norm(p)
     np.testing.assert_allclose(q, oracle(p, rows, margin), atol=TOLERANCE * size)
     assert kkt(p, rows, q, info.z, margin) <= TOLERANCE
@@ -327,9 +339,10 @@ def test_margin(margin):
 
 @pytest.mark.parametrize("margin", [1e-3, 0.1, 1.0])
 @pytest.mark.parametrize("c", [3, 8])
-def test_a_margin_that_nothing_satisfies(margin, c):
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_margin_that_nothing_satisfies(solver, margin, c):
     p, rows = draw(7, c, 30, "opposed")
-    q, info = solve(p, rows, margin=margin)
+    q, info = solve(p, rows, margin=margin, solver=solver)
     assert np.isfinite(q).all()
     assert np.isfinite(info.z).all()
     assert not bool(info.feasible)
@@ -337,18 +350,21 @@ def test_a_margin_that_nothing_satisfies(margin, c):
     assert int(info.iterations) <= 2000
 
 
-def test_not_finite_is_not_feasible():
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_not_finite_is_not_feasible(solver):
     p, rows = draw(8, 3, 30, "random")
     for bad in (np.nan, np.inf):
-        assert not bool(solve(np.where(p > 1, np.float32(bad), p), rows)[1].feasible)
-        info = solve(p, np.where(rows > 1, np.float32(bad), rows))[1]
+        broken = np.where(p > 1, np.float32(bad), p)
+        assert not bool(solve(broken, rows, solver=solver)[1].feasible)
+        info = solve(p, np.where(rows > 1, np.float32(bad), rows), solver=solver)[1]
         assert not bool(info.feasible)
         assert int(info.iterations) < 20  # other lanes of a vmap would wait
 
 
-def test_the_cap_holds():
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_the_cap_holds(solver):
     p, rows = draw(9, 20, 8, "conflicting")
-    q, info = jax.jit(partial(project_to_cone, max_iterations=5))(p, rows)
+    q, info = jax.jit(partial(project_to_cone, max_iterations=5, solver=solver))(p, rows)
     assert int(info.iterations) == 5
     assert np.isfinite(q).all()
 
@@ -378,6 +394,8 @@ def test_option_errors():
         project_to_cone(E1, ROWS, max_iterations=-1)
     with pytest.raises(ValueError, match="tolerance"):
         project_to_cone(E1, ROWS, tolerance=-1.0)
+    with pytest.raises(ValueError, match="solver is 'active'"):
+        project_to_cone(E1, ROWS, solver="active")
     with pytest.raises(ValueError, match="products"):
         project_to_cone(E1, ROWS, products=(np.eye(3), np.ones(2)))
     with pytest.raises(ValueError, match="products"):

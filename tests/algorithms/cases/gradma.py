@@ -24,6 +24,13 @@ CASES = [
         LR | MEMORY | {"qp_scope": "per_leaf"},
         only_twin={"leaves": reference.LEAVES},
     ),
+    Case(
+        "gradma_s-projected_gradient",
+        algorithms.gradma_s,
+        GradMAS,
+        LR | MEMORY,
+        only_factory={"qp_solver": "projected_gradient"},
+    ),
     Case("gradma_s-margin", algorithms.gradma_s, GradMAS, LR | MEMORY | {"margin": 0.05}),
     Case("gradma_s-no_memory", algorithms.gradma_s, GradMAS, LR | MEMORY | {"memory_size": 0}),
 ]

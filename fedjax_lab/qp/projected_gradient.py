@@ -1,0 +1,82 @@
+"""The dual of GradMA's quadratic program by projected gradient steps, ended by ``qp.dual``.
+
+Nesterov's acceleration (Beck and Teboulle, SIAM J. Imaging Sci. 2009) with the restarts of
+O'Donoghue and Candes (Found. Comput. Math. 2015), steps of 1 / L, L the largest sum of |G| over a
+row. Which z are above 0 is known long before their values are, so the steps end as soon as that
+rests. On this support z is solved for; where it is not the right one yet, as with rows that are
+nearly parallel, the active-set steps that follow move it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_lab.qp import dual
+
+_AT_REST = 10  # steps without a change of the support, after which it is taken as final
+
+
+class _State(NamedTuple):
+    dz: jax.Array  # float [C]
+    ahead: jax.Array  # float [C], dz and the momentum, where the next gradient is taken
+    age: jax.Array  # int32, steps since the momentum began anew
+    rests: jax.Array  # int32, steps since the support changed
+    moves: jax.Array  # bool, whether the last step was longer than rounding
+    iterations: jax.Array  # int32
+
+
+def solve(
+    gram: jax.Array,
+    z0: jax.Array,
+    r0: jax.Array,
+    basis: dual.Basis,
+    iterations: jax.Array,
+    *,
+    valid: jax.Array,
+    max_iterations: int,
+) -> tuple[jax.Array, dual.Basis, jax.Array]:
+    """What ``dual.solve`` returns, from a support that projected gradient steps found.
+
+    Args:
+      gram: float [C, C], G, the inner products of unit rows.
+      z0: float [C], the dual solution so far.
+      r0: float [C], the residual G z0 + b, as measured.
+      basis: the support of z0.
+      iterations: int32 scalar, steps so far; where there are any, the support is taken as found.
+      valid: bool [C], which rows are constraints.
+      max_iterations: cap on the count.
+    """
+    eps = float(jnp.finfo(gram.dtype).eps)
+    largest = jnp.maximum(jnp.max(jnp.sum(jnp.abs(gram), axis=0)), 1)  # at least G's eigenvalues
+    is_first = iterations == 0
+
+    def step(state):
+        slope = r0 + dual.matvec(gram, state.ahead)
+        dz = jnp.where(valid, jnp.maximum(state.ahead - slope / largest, -z0), 0)
+        moved = dz - state.dz
+        age = jnp.where(jnp.sum((state.ahead - dz) * moved) > 0, 0, state.age + 1)
+        ahead = dz + age / (age + 3) * moved
+        same = jnp.all((z0 + dz > 0) == (z0 + state.dz > 0))
+        rests = jnp.where(same, state.rests + 1, 0)
+        moves = jnp.max(jnp.abs(dz - state.ahead)) > eps * (1 + jnp.max(z0 + dz))
+        return _State(dz, ahead, age, rests, moves, state.iterations + 1)
+
+    def goes_on(state):
+        return state.moves & (state.rests < _AT_REST) & (state.iterations < max_iterations)
+
+    none, zero = jnp.zeros_like(z0), jnp.int32(0)
+    start = _State(none, none, zero, zero, is_first, iterations)
+    last = lax.while_loop(goes_on, step, start)
+    basis = dual.moved_to(basis, jnp.where(is_first, valid & (z0 + last.dz > 0), basis.support))
+    dz, basis, iterations = dual.solve(
+        gram,
+        z0 + last.dz,
+        r0 + dual.matvec(gram, last.dz),
+        basis,
+        last.iterations,
+        valid=valid,
+        max_iterations=max_iterations,
+    )
+    return last.dz + dz, basis, iterations
