@@ -8,9 +8,10 @@ and some of the clients', of three rows. Measures them as ``experiments.qp_accur
 runs this too. Each run makes another kind: clients of few classes, whose rows disagree, and clients
 that are alike and take one step from a large mini-batch, whose rows are nearly parallel.
 
-The first run, 40 rounds, 40 programs of each kind, says: KKT residual at most 6.7e-07, distance to
-scipy's solution at most 1.2e-06 ||p||; at most 16 iterations for the server's up to 100 rows, of
-which at most 15 pull, and 6 for the clients' three.
+Each is solved by both solvers. 20 rounds, 20 programs of each kind: KKT residual at most 1.1e-6,
+distance to scipy's solution at most 2.1e-6 ||p||. The active set takes at most 8 steps for the
+server's up to 87 rows (median 2) and 30 for the clients' three (1); projected gradient 56 (13) and
+48 (12). In the second run, mean cosine of the rows 0.72 and 1.00, p was feasible every time.
 """
 
 import argparse

@@ -37,7 +37,10 @@ COMPRESSED = (
     *("identity", "bfloat16", "int8", "sign", "terngrad", "qsgd:15", "low_rank:4"),
     *("top_k:0.99", "random_k:0.99", "random_drop:0.99", "top_k:0.99+qsgd:15"),
 )
-CI = ("fedavg vmap", "scaffold vmap", "fedavg shard_map", "fedavg chunk of 10 rounds")
+CI = (
+    *("fedavg vmap", "scaffold vmap", "fedavg shard_map", "fedavg pmap"),
+    "fedavg chunk of 10 rounds",
+)
 
 
 class Program(NamedTuple):

@@ -27,7 +27,7 @@ from fedjax_lab.checks import check_int
 from fedjax_lab.clients.mapping import single_device_map
 from fedjax_lab.clients.resident import flatten_examples
 from fedjax_lab.machine.compiler import abstract, try_compile
-from fedjax_lab.machine.liveness import peak_bytes, tiled_bytes
+from fedjax_lab.machine.liveness import count_large, peak_bytes, tiled_bytes
 from fedjax_lab.machine.target import Target, here
 
 # Of a device's memory, what a plan may fill: by an estimate; by the compiler's own figure, where
@@ -37,6 +37,8 @@ _SHARE_WHEN_ASKED = 0.9
 # What an estimate is multiplied by: what a compiler was seen to need beside what is alive
 # (docs/accelerators.md).
 _MARGIN = {"tpu": 1.4, "gpu": 1.25}
+# What the code of an operation on more than a few numbers takes on a TPU, 5 to 17 KiB.
+_CODE_BYTES = {"tpu": 11 * 2**10}
 # Of a TPU's vector memory, what holds the values of a local step: half of it.
 _NEAR_BYTES = {"TPU v4": 2**23, "TPU v5 lite": 2**26, "TPU v5": 2**25, "TPU v6 lite": 2**26}
 
@@ -203,7 +205,8 @@ def estimate(
     def peak(client_map):
         traced = jax.make_jaxpr(round_of(client_map))(state, batch)
         donated = len(jax.tree.leaves(state))
-        return int(margin * peak_bytes(traced, target.platform, donated, near))
+        code = _CODE_BYTES.get(target.platform, 0) * count_large(traced, target.platform)
+        return code + int(margin * peak_bytes(traced, target.platform, donated, near))
 
     one = peak("scan")
     each = max((peak("vmap") - one) // max(slots - 1, 1), 1)

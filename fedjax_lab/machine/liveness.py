@@ -1,9 +1,11 @@
 """How much memory a traced program needs, before any compiler: what is alive at once."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax import tree
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
@@ -23,6 +25,7 @@ _REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_o
 class _Machine(NamedTuple):
     platform: str
     near_bytes: int
+    in_loop: bool = False
 
 
 def peak_bytes(
@@ -149,6 +152,9 @@ def _besides(eqn: Any, leaving: list[Any], machine: _Machine, size_of: Callable[
     given = [i for i, v in enumerate(operands) if v in ending and operands.count(v) == 1]
     copied = [operands[i] for i in carried if i not in given]
     copies = sum(size_of(v) for v in copied if not isinstance(v, Literal))
+    if is_tpu and carried and not machine.in_loop:  # within a loop they lie in order already
+        copies += sum(map(_copied_in_order, _variables(operands[: carried.start])))
+    machine = machine._replace(in_loop=machine.in_loop or bool(carried))
     besides = []
     for inner in programs:
         shift = len(operands) - len(inner.invars)
@@ -225,6 +231,22 @@ def _inner(params: dict[str, Any]) -> list[ClosedJaxpr | Jaxpr]:
     return [leaf for leaf in leaves if isinstance(leaf, (ClosedJaxpr, Jaxpr))]
 
 
+def count_large(jaxpr: ClosedJaxpr | Jaxpr, platform: str) -> int:
+    """How many of its operations, in loops and functions too, make more than a row of lanes.
+
+    Args:
+      jaxpr: the traced program.
+      platform: whose branches count.
+    """
+    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    found = 0
+    for eqn in jaxpr.eqns:
+        programs = _programs(eqn, platform)
+        is_large = any(getattr(v.aval, "size", 0) > _LANES for v in eqn.outvars)
+        found += sum(count_large(inner, platform) for inner in programs) if programs else is_large
+    return found
+
+
 def _nbytes(variable: Any) -> int:
     aval = getattr(variable, "aval", variable)
     itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
@@ -244,8 +266,21 @@ def tiled_bytes(variable: Any) -> int:
     return _in_tiles(aval, shape[1:] if len(shape) > 4 else shape)
 
 
-def _in_tiles(aval: Any, shape: Sequence[int]) -> int:
-    """Bytes with the padding of tiles over two of the axes ``shape``."""
+def _copied_in_order(variable: Any) -> int:
+    """Bytes of a copy with the axes in their order, which a loop reads; 0 where they lie so.
+
+    A table of rows lies with that axis as lanes that needs the least padding.
+    """
+    aval = getattr(variable, "aval", variable)
+    shape = getattr(aval, "shape", ())
+    if len(shape) < 3 or not jnp.issubdtype(aval.dtype, jnp.floating):
+        return 0
+    least, in_order = tiled_bytes(aval), _in_tiles(aval, shape, in_order=True)
+    return in_order if in_order > least else 0
+
+
+def _in_tiles(aval: Any, shape: Sequence[int], in_order: bool = False) -> int:
+    """Bytes with the padding of tiles over two of the axes ``shape``, or over the last two."""
     itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
     if len(shape) < 2 or not itemsize:
         return _nbytes(aval)
@@ -254,10 +289,6 @@ def _in_tiles(aval: Any, shape: Sequence[int]) -> int:
     def padding(size, step):
         return -(-size // step) * step / max(size, 1)
 
-    least = min(
-        padding(lane, _LANES) * padding(row, rows)
-        for i, lane in enumerate(shape)
-        for j, row in enumerate(shape)
-        if i != j
-    )
+    pairs = [(shape[-1], shape[-2])] if in_order else itertools.permutations(shape, 2)
+    least = min(padding(lane, _LANES) * padding(row, rows) for lane, row in pairs)
     return math.ceil(_nbytes(aval) * least)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_lab.machine.liveness import peak_bytes, tiled_bytes
+from fedjax_lab.machine.liveness import count_large, peak_bytes, tiled_bytes
 
 KIB = 1024
 
@@ -149,3 +149,34 @@ def test_only_the_branch_for_the_platform_counts():
     traced = jax.make_jaxpr(program)(jax.ShapeDtypeStruct((8, 128), jnp.float32))
     assert peak_bytes(traced, "tpu") < 5 * KIB
     assert peak_bytes(traced, "gpu") > 2 * 64 * 4 * KIB
+
+
+def test_a_table_that_a_loop_reads_is_copied_on_a_tpu_unless_its_axes_lie_in_their_order():
+    def program(table):
+        def add(i, total):
+            return total + jax.lax.dynamic_slice_in_dim(table, i, 1, axis=1).sum((0, 1))
+
+        return jax.lax.fori_loop(0, table.shape[1], add, jnp.zeros(table.shape[2]))
+
+    def peak(shape, platform="tpu"):
+        traced = jax.make_jaxpr(program)(jax.ShapeDtypeStruct(shape, jnp.float32))
+        return peak_bytes(traced, platform)
+
+    # 784 as lanes are padded to 896, 200 to 256; the loop reads the latter
+    assert peak((10, 784, 200)) == pytest.approx(10 * 200 * 896 * 4 + 10 * 784 * 256 * 4, rel=0.05)
+    assert peak((10, 784, 200), "gpu") == pytest.approx(10 * 784 * 200 * 4, rel=0.05)
+    assert peak((10, 784, 256)) == pytest.approx(10 * 784 * 256 * 4, rel=0.05)
+
+
+def test_operations_are_counted_in_loops_and_functions_and_in_the_branch_for_the_platform():
+    inner = jax.jit(lambda x: x * 2 + x.sum())  # a product, a sum of two, and a number
+
+    def program(x):
+        x, _ = jax.lax.scan(lambda y, _: (inner(y), None), x - 1, None, 3)
+        return jax.lax.platform_dependent(x, tpu=jnp.cumsum, default=lambda x: x * x / 3)
+
+    traced = jax.make_jaxpr(program)(jax.ShapeDtypeStruct((256,), jnp.float32))
+    assert count_large(traced, "tpu") == 1 + 2 + 1
+    assert count_large(traced, "gpu") == 1 + 2 + 2
+    small = jax.make_jaxpr(program)(jax.ShapeDtypeStruct((4,), jnp.float32))
+    assert count_large(small, "tpu") == 0
