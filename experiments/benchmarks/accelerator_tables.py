@@ -120,8 +120,9 @@ def _of_target(target: str, methods: Mapping[str, Mapping[str, Row]]) -> str:
     for name, by_map in methods.items():
         cells = [[_cell(by_map, m, of) for m in maps] for of in columns.values()]
         lines.append(f"| {name} | {' | '.join(' · '.join(cell) for cell in cells)} |")
-    seconds = ", ".join(f"{m} {first[m]:.0f} s" for m in maps if first[m]) or "not run"
-    head = f"### {target}: {' · '.join(maps)}\n\nFedAvg's compile: {seconds}.\n\n"
+    seconds = ", ".join(f"{m} {first[m]:.0f} s" for m in maps if first[m])
+    head = f"### {target}: {' · '.join(maps)}\n\n"
+    head += f"FedAvg's compile: {seconds}.\n\n" if seconds else ""
     return head + "\n".join(lines)
 
 

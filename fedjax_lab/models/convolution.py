@@ -52,8 +52,8 @@ def convolution(
     mapped over kernels), and "lax" is ``jax.lax.conv_general_dilated``. On CPU "auto" is
     "winograd" where shapes let it expect a gain and else "gemm"; both are many times faster than
     "lax" inside a loop. Elsewhere it is "lax", also where ``vmap`` over clients with weights of
-    their own makes a grouped convolution of it: by their compilers it then moves a quarter to a
-    half of the bytes that "im2col" does on a TPU, and half on a GPU (docs/accelerators.md).
+    their own makes a grouped convolution of it: by their compilers "im2col" then moves five times
+    the bytes on a TPU and twice as many on a GPU (docs/accelerators.md).
 
     Args:
       x: float [B, H, W, C].

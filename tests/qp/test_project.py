@@ -262,10 +262,19 @@ def test_what_a_tpu_computes_instead_of_matrix_products():
     np.testing.assert_allclose(gram._sums_of_products(blocks, blocks[:4]), exact, atol=1e-3)
     flat = blocks.reshape(len(blocks), -1).astype(np.float64)
     for groups in ([blocks], [blocks[:-1], blocks[-1:]]):  # the rows and p
-        for square in (gram._pairs_of_sums, gram._matrix_square):
+        for square in (gram._pairs_on_tpu, gram._matrix_square):
             np.testing.assert_allclose(square(*groups), flat @ flat.T, atol=1e-3)
+    parts = gram._product_of_parts(blocks, blocks[:4])
+    np.testing.assert_allclose(parts, exact, atol=1e-6 * exact.max())
     combined = (weights.astype(np.float64) @ rows).reshape(20, 15)
     np.testing.assert_allclose(gram._weighted_sum(weights, blocks), combined, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-20, 1e30])
+def test_three_parts_of_bfloat16_hold_all_digits(scale):
+    rows = np.random.default_rng(0).standard_normal((7, 50)).astype(np.float32) * np.float32(scale)
+    parts = np.asarray(jax.jit(gram._in_bfloat16)(rows)).astype(np.float64).reshape(3, 7, 50)
+    np.testing.assert_array_equal(parts.sum(0), rows.astype(np.float64))
 
 
 @pytest.mark.parametrize("row_scale", [1.0, 1e-20])  # at 1e-20 the given squares are all 0
