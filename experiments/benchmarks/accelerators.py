@@ -74,6 +74,7 @@ def task(
     steps=5,
     num_clients=100,
     digits=False,
+    compute_dtype="float32",
 ):
     """(clients, model, shapes of its params, preprocess, loss, schedule)."""
     import jax
@@ -86,6 +87,7 @@ def task(
         examples, _ = data.load("digits")
     clients = data.partition(examples, "iid", num_clients=num_clients, seed=0)
     network, preprocess = models.build(model, num_classes=10), data.preprocess()
+    network = models.mixed_precision(network, compute_dtype)
     params = jax.eval_shape(network.init, jax.random.key(0), examples.x[:1])
     loss_fn = models.classification_loss(network.apply, preprocess)
     schedule = Schedule(cohort_size=cohort, batch_size=batch_size, local_steps=steps)

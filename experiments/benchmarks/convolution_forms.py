@@ -19,7 +19,6 @@ as often as they run, is its own guess of the time.
 
 import argparse
 import math
-import re
 import statistics
 from collections.abc import Callable
 from typing import NamedTuple
@@ -29,6 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from experiments.benchmarks.accelerators import machine
+from experiments.benchmarks.traffic import expected_cycles
 from fedjax_lab.machine import program
 from fedjax_lab.machine.compiler import abstract, compile_for
 from fedjax_lab.models.convolution import convolution
@@ -134,17 +134,7 @@ class Answer(NamedTuple):
 
     moved: int
     temporaries: int
-    cycles: float | None
-
-
-class _Cycles(program._Reader):
-    """Adds up the cycles that a TPU's compiler expects, loops as often as they run."""
-
-    def _step(self, body, instruction, times):
-        if instruction.opcode in ("while", "conditional", "call", "async-start"):
-            return super()._step(body, instruction, times)
-        found = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
-        return times * int(found[1]) if found else 0
+    cycles: int | None
 
 
 def ask(target, layer: Layer, convolve: Convolve, at_once: bool, dtype) -> Answer:
@@ -169,7 +159,7 @@ def ask(target, layer: Layer, convolve: Convolve, at_once: bool, dtype) -> Answe
 
     found, _ = compile_for(target, jax.jit(all_of_them), *abstract(values, target.devices[:1]))
     text = found.as_text()
-    cycles = _Cycles(text).traffic().bytes_accessed if target.platform == "tpu" else None
+    cycles = expected_cycles(text) if target.platform == "tpu" else None
     moved = program.read_traffic(text).bytes_accessed
     return Answer(moved, found.memory_analysis().temp_size_in_bytes, cycles)
 

@@ -1,13 +1,15 @@
 """Where the bytes of a round of ten clients and five steps go, by an accelerator's compiler.
 
-    python -m experiments.benchmarks.traffic --target v5e|h200
+    python -m experiments.benchmarks.traffic --target v5e|h200 [--models M ...] [--algorithm A]
+        [--client-map vmap] [--cohort 10] [--steps 5] [--compute-dtype float32|bfloat16]
 
 Each instruction of the compiled round counts with all that it reads and writes, under what its
 kernel does: a product or convolution (with what is computed along with it), a normalisation, a
 pooling, a copy or transposition alone, or the rest (activations where they stand alone, the
 update, the draw). The floor is what no compiler saves as long as products are kernels of their own:
 their operands read once and their results written once, without padding. A TPU's compiler keeps
-part of all that in the chip's own memory: "off chip" is what goes to the large one.
+part of all that in the chip's own memory: "off chip" is what goes to the large one, and it writes
+down how many cycles it expects each kernel to take: their sum stands in millions.
 """
 
 import argparse
@@ -83,26 +85,57 @@ def _with_products(text):
     return found
 
 
+class _Cycles(program._Reader):
+    """Adds up cycles in place of bytes."""
+
+    def _step(self, body, instruction, times):
+        if instruction.opcode in ("while", "conditional", "call", "async-start"):
+            return super()._step(body, instruction, times)
+        found = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
+        return times * int(found[1]) if found else 0
+
+
+def expected_cycles(text: str) -> int:
+    """Cycles that a TPU's compiler expects of a program, loops as often as they run."""
+    return _Cycles(text).traffic().bytes_accessed
+
+
 def main() -> None:
     """Compile and print a line for each model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", choices=("v5e", "h200"), required=True)
     parser.add_argument("--models", nargs="+", default=["mlp", *IMAGES])
+    parser.add_argument("--algorithm", default="fedavg")
+    parser.add_argument("--client-map", default="vmap")
+    parser.add_argument("--cohort", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--compute-dtype", choices=("float32", "bfloat16"), default="float32")
     arguments = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
-    print(f"| {arguments.target} | GB | off chip | floor | {' | '.join(PARTS)} |")
-    print("|---|---|---|---|" + "---|" * len(PARTS))
+    print(f"| {arguments.target} | GB | MiB | cycles | off chip | floor | {' | '.join(PARTS)} |")
+    print("|---|---|---|---|---|---|" + "---|" * len(PARTS))
     for model in arguments.models:
         batch_size, size, channels = IMAGES.get(model, (64, 28, 1))
         shape = {"model": model, "batch_size": batch_size, "size": size, "channels": channels}
-        where, function, shapes, static, _ = one_round(arguments.target, steps=5, **shape)
+        where, function, shapes, static, _ = one_round(
+            arguments.target,
+            name=arguments.algorithm,
+            client_map=arguments.client_map,
+            cohort=arguments.cohort,
+            steps=arguments.steps,
+            compute_dtype=arguments.compute_dtype,
+            **shape,
+        )
         compiled, _ = compile_for(where, function, *shapes, **static)
         text = compiled.as_text()
         reader, outside = Reader(text), program.read_traffic(_ON_CHIP.sub("()", text))
         moved = reader.traffic().bytes_accessed
         least = product_bytes(function.trace(*shapes, **static).jaxpr)
         shares = [f"{reader.parts[part] / moved:.0%}" for part in PARTS]
-        cells = [f"{outside.bytes_accessed / moved:.0%}", f"{least / moved:.0%}", *shares]
+        memory = compiled.memory_analysis().temp_size_in_bytes
+        cycles = f"{expected_cycles(text) / 1e6:.2f}" if arguments.target == "v5e" else ""
+        cells = [f"{memory / 2**20:.0f}", cycles]
+        cells += [f"{outside.bytes_accessed / moved:.0%}", f"{least / moved:.0%}", *shares]
         print(f"| {model} | {moved / 1e9:.2f} | {' | '.join(cells)} |", flush=True)
 
 

@@ -3,8 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab import with_compression
+from fedjax_lab.clients import mapping, store
 from tests.algorithms.cases.base import Problem
 from tests.algorithms.compiled import both, case_of
 from tests.algorithms.problem import CLIENT_MAPS, loss_fn
@@ -75,3 +77,24 @@ def test_the_kinds_are_of_the_kind():
 
 def test_the_device_count_is_what_the_maps_need():
     assert jax.device_count() == 8
+
+
+def test_pmap_runs_in_a_program_of_the_meshs_devices(monkeypatch):
+    """On a TPU the mesh has another order than ``jax.devices()``; here it is turned around."""
+    monkeypatch.setattr(
+        mapping, "client_mesh", lambda devices, parts: store.client_mesh(devices[::-1], parts)
+    )
+    mapped = mapping.parse_client_map("pmap")
+    assert list(mapped.mesh.devices.flat) == jax.local_devices()[::-1]
+    clients = jax.device_put(
+        np.arange(2.0 * len(mapped.devices)),
+        NamedSharding(mapped.mesh, PartitionSpec("clients")),
+    )
+
+    def run(clients):
+        ones = {"sum": np.ones(len(clients))}
+        return mapped.run(lambda _, x, __: ({"sum": x}, x**2), (), clients, ones, None)
+
+    sums, squares = jax.jit(run)(clients)
+    assert float(sums["sum"]) == sum(range(len(clients)))
+    np.testing.assert_array_equal(squares, np.arange(len(clients)) ** 2)
