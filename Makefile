@@ -7,9 +7,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 WORKERS ?= auto
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
-.PHONY: demo check test test-methods test-all faults fuzz lint smoke docs notebooks wheel-check qp-accuracy clean
+.PHONY: demo check test test-methods test-pretrained test-all test-newest faults fuzz lint smoke docs notebooks wheel-check qp-accuracy clean
 .PHONY: accelerator-check
-.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives bench-links bench-same-bits
+.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives bench-links bench-same-bits bench-bits
 .PHONY: $(STUDIES:%=%-study) studies-report
 
 demo: $(VENV)/.runtime
@@ -28,10 +28,42 @@ test: $(VENV)/.test
 test-methods: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m methods
 
+# The decoder, its weights and its adapters against transformers and peft, in an environment of their
+# own (PyTorch for the CPU, about 1 GB).
+test-pretrained: $(VENV)/pretrained/.installed
+	$(VENV)/pretrained/bin/python -m pytest tests/models/test_peers.py
+
+$(VENV)/pretrained/.installed: pyproject.toml tests/models/peers.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint tests/models/peers.txt --editable '.[peers]'
+	touch $@
+
 # Also every method under every map and compressor, and the examples of the documentation. With
 # FEDJAX_LAB_TEST_OPTIMIZED=1 programs are compiled as users compile them, which takes hours.
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m ''
+
+# The core on the newest releases that pyproject.toml allows, which pip takes without constraints,
+# and on the newest Python that is here: JAX 0.11 needs 3.12. What only will be gone is no error.
+NEWEST := $(VENV)/newest
+PYTHONS ?= $(wildcard $(PYENV_ROOT)/versions/3.13*/bin/python3) python3.13 \
+  $(wildcard $(PYENV_ROOT)/versions/3.12*/bin/python3) python3.12 $(PYTHON)
+CORE := tests/machine tests/clients/test_planner.py tests/qp tests/test_round.py \
+  tests/algorithms/test_contract.py
+CORE_METHODS := fedavg fedadam scaffold feddyn mifa stem fedgamma fafed fedspeed fedmoswa moon gradma
+LATER := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
+test-newest: $(NEWEST)/.installed
+	$(NEWEST)/bin/python -c 'import platform, jax, numpy; print("Python", platform.python_version(), "jax", jax.__version__, "numpy", numpy.__version__)'
+	$(NEWEST)/bin/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(LATER) $(CORE) \
+	  --methods $(CORE_METHODS)
+
+$(NEWEST)/.installed: pyproject.toml
+	for python in $(PYTHONS); do \
+	  if $$python -c '' 2>/dev/null; then $$python -m venv --clear $(NEWEST); break; fi; \
+	done
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[report,test]'
+	touch $@
 
 # Kill runs at 200 moments, damage 300 files of half-finished ones, and compare what comes out.
 KILLS ?= 200
@@ -76,6 +108,13 @@ bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench
 # fails if they do not end with the same bits.
 bench-same-bits: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.same_bits
+
+# The bits that every method ends with, to compare those before a restructuring with those after it.
+AGAINST ?=
+bench-bits: $(VENV)/.runtime
+	mkdir -p build
+	$(BIN)/python -m experiments.benchmarks.bits --out build/bits.json \
+	  $(if $(AGAINST),--against $(AGAINST))
 
 # What compilers make of GradMA and top-k next to FedAvg; TARGET=v5e where jax[tpu] is installed.
 TARGET ?= cpu

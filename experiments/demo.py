@@ -14,14 +14,9 @@ from pathlib import Path
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import run
 from fedjax_lab.report import group_runs, load_runs, write_report
-from fedjax_lab.report.tables import (
-    accuracy_table,
-    by_accuracy,
-    default_target,
-    markdown_table,
-    target_table,
-)
-from fedjax_lab.simulation.programs import keep_by_default
+from fedjax_lab.report.sections import best_first
+from fedjax_lab.report.tables import accuracy_table, default_target, markdown_table, target_table
+from fedjax_lab.storage.programs import keep_by_default
 
 ALGORITHMS = ("fedavg", "scaffold", "gradma")
 SEEDS = (0, 1, 2)
@@ -57,7 +52,7 @@ def main(folder: Path, rounds: int = 100) -> Path:
     report = write_report(
         directories, folder / "report", title="FedAvg, SCAFFOLD and GradMA on non-iid digits"
     )
-    groups = by_accuracy(group_runs(load_runs(directories)))
+    groups = best_first(group_runs(load_runs(directories)))
     target = default_target(groups)
     print(f"\nTest accuracy (%):\n\n{markdown_table(accuracy_table(groups))}")
     print(f"\nUp to {100 * target:.10g} %:\n\n{markdown_table(target_table(groups, target))}")

@@ -4,12 +4,14 @@ from fedjax_lab import algorithms, compressors, data, models, qp
 from fedjax_lab.clients.host_devices import divide_cpu
 from fedjax_lab.clients.mapping import model_shardings
 from fedjax_lab.round import Algorithm, Phase, build_round
+from fedjax_lab.simulation.book import SimulationResult
+from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.plan import RoundPlan, plan
-from fedjax_lab.simulation.result import SimulationResult
-from fedjax_lab.simulation.run import simulate
-from fedjax_lab.simulation.saved_run import SavedRun, load_run
+from fedjax_lab.simulation.simulate import simulate
 from fedjax_lab.simulation.sweep import sweep
 from fedjax_lab.simulation.sweep_result import SweepResult
+from fedjax_lab.storage.saved_run import SavedRun, load_run
+from fedjax_lab.tuning.tune import tune
 from fedjax_lab.types import CohortBatch, FedState
 from fedjax_lab.version import __version__
 from fedjax_lab.wrappers import (
@@ -36,6 +38,7 @@ __all__ = [
     "SweepResult",
     "__version__",
     "algorithms",
+    "build_evaluation",
     "build_round",
     "compressors",
     "data",
@@ -47,6 +50,7 @@ __all__ = [
     "qp",
     "simulate",
     "sweep",
+    "tune",
     "with_attack",
     "with_buffered_aggregation",
     "with_client_metrics",

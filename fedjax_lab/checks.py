@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 LAST_SEED = 2**32 - 1
-MOST_ROUNDS = 2**31 - 1  # what an int32 counts
+MOST_ROUNDS = LARGEST_INT = 2**31 - 1  # what an int32 counts
 
 
 def is_traced(value: Any) -> bool:
@@ -37,7 +37,7 @@ def check_choice(argument: str, value: str, choices: Iterable[str]) -> str:
       ValueError: ``value`` is not among ``choices``.
     """
     names = sorted(choices)
-    if value in names:
+    if isinstance(value, str) and value in names:  # an array has no one answer to ``in``
         return value
     near = difflib.get_close_matches(str(value), names, n=3, cutoff=0.4)
     hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
@@ -85,12 +85,16 @@ def check_number(
       exclusive_maximum: ``maximum`` itself is not allowed.
 
     Raises:
-      TypeError: ``value`` is no real scalar.
+      TypeError: ``value`` is no real scalar: text and truth values are none.
       ValueError: ``value`` is not finite or lies outside the range.
     """
     if is_traced(value):
         return value
+    # Text, True and [0.1] have a float, too, and are mistakes.
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
     try:
+        if is_bool or isinstance(value, (str, bytes)) or np.ndim(value):
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{argument} is {value!r}; it must be a number.") from error

@@ -1,11 +1,14 @@
 """Means with intervals over seeds, and how values are written in tables."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 Rows = list[list[str]]
 NOTHING = "-"
+# What begins a link, an image, a tag, a formula or a mention, in some reader of Markdown.
+_ACTIVE = re.compile(r"[`*\[\]<>\\!&~$@]|://|www\.")
 
 
 class Estimate(NamedTuple):
@@ -78,6 +81,38 @@ def markdown_table(rows: Rows, *, text: bool = False) -> str:
     rules = ["-" * (width - 1) for width in widths]
     rule = [f":{dashes}" if text or i == 0 else f"{dashes}:" for i, dashes in enumerate(rules)]
     return "\n".join([line(cells[0]), line(rule), *map(line, cells[1:])])
+
+
+def inert(text: str) -> str:
+    """A text from a file as Markdown that shows it: no link, no image, no tag.
+
+    Args:
+      text: of one line; it stays as it is where it holds nothing that Markdown reads.
+    """
+    text = printable(text)
+    return code(text) if _ACTIVE.search(text) else text
+
+
+def code(text: str) -> str:
+    """A text as a code span of Markdown, in which nothing is read.
+
+    Args:
+      text: of one line.
+    """
+    text = printable(text)
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    room = " " if longest or not text.strip() else ""
+    return f"{fence}{room}{text}{room}{fence}"
+
+
+def printable(text: str) -> str:
+    """A text without line breaks and other characters that steer what shows it.
+
+    Args:
+      text: any.
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def format_value(value: Any) -> str:

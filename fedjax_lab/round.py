@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import tree
+from fedjax_lab import tree, types
 from fedjax_lab.checks import check_choice, check_int, is_traced
 from fedjax_lab.clients.batch import complete_batch
 from fedjax_lab.clients.finite import is_finite, run_until_finite
 from fedjax_lab.clients.frozen import hold_frozen
-from fedjax_lab.clients.mapping import check_client_map, parse_client_map, single_device_map
+from fedjax_lab.clients.mapping import ClientMap, parse_client_map, single_device_map
 from fedjax_lab.clients.model_axis import (
     ParamsSharding,
     divides_models,
@@ -28,7 +28,16 @@ from fedjax_lab.clients.planner import Plan, plan
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.target import Target
 from fedjax_lab.models.convolution import convolutions_for
-from fedjax_lab.types import ClientBatch, Cohort, CohortBatch, FedState, Metrics, Params, PyTree
+from fedjax_lab.types import (
+    ClientBatch,
+    Cohort,
+    CohortBatch,
+    FedState,
+    LossFn,
+    Metrics,
+    Params,
+    PyTree,
+)
 
 _MANY = 2**20  # clients, where only shapes count and no shape depends on their number
 
@@ -92,24 +101,28 @@ class Algorithm:
       name: the factory's name.
       start: (params, N, batch or None) -> (server state, client rows [N, ...] or ()).
       phases: the exchanges of a round, in order.
-      params: state -> the server model.
+      params: state -> the server model; by default the server state's ``params``.
       gradients_per_step: gradients that a client takes in one local step.
       hyperparameters: what the factory was called with, as plain values for a run's config.
+      loss_fn: what its clients minimize, or a loss with the same labels; None: that is not known.
       frozen: pytree of arrays that its loss reads beside the params (see ``with_frozen``); ().
       wrappers: what has been put around it, from the inside out (``fedjax_lab.wrappers``).
-      spent: (rounds, cohort size, clients that may be drawn, sampling) -> what a run's rows say of
-        so many rounds beside their metrics, such as ``epsilon``; sampling is as of ``simulate``.
+      spent: (rounds, cohort size, clients that may be drawn, sampling) -> what rows say of so many
+        rounds of a state beside their metrics, such as ``epsilon``; sampling is as of ``simulate``.
+      personal: the model of each client; None: that of the server.
     """
 
     name: str
     start: Callable[[Params, int, CohortBatch | None], tuple[PyTree, PyTree]]
     phases: tuple[Phase, ...]
-    params: Callable[[FedState], Params]
+    params: Callable[[FedState], Params] = lambda state: state.server.params
     gradients_per_step: int = 1
     hyperparameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    loss_fn: LossFn | None = dataclasses.field(default=None, repr=False, compare=False)
     frozen: PyTree = dataclasses.field(default=(), repr=False, compare=False)
     wrappers: tuple[str, ...] = ()
     spent: Callable[[int, int, int, str], Mapping[str, float]] | None = None
+    personal: types.Personal | None = None
 
     def init(self, params: Params, num_clients: int, batch: CohortBatch | None = None) -> FedState:
         """The state before round 0.
@@ -162,7 +175,7 @@ class Algorithm:
 
 def build_round(
     algorithm: Algorithm,
-    client_map: str = "auto",
+    client_map: str | ClientMap = "auto",
     on_nonfinite: str = "exclude",
     target: Target | None = None,
     rows: Rows | None = None,
@@ -195,12 +208,11 @@ def build_round(
         params (when the round is traced).
     """
     exclude = check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE) == "exclude"
-    if check_client_map(client_map) == "measure":
+    asked = parse_client_map(client_map, target)
+    if asked.name == "measure":
         raise ValueError("client_map is 'measure'; a round function is not run, only simulate is.")
-    fixed = None if client_map == "auto" else parse_client_map(client_map, target)
     rows = rows or Rows()
-    mesh = None if fixed is None else fixed.mesh
-    is_divided = divides_models(mesh, params_sharding)
+    is_divided = divides_models(asked.mesh, params_sharding)
 
     def for_target(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
         with convolutions_for(target):
@@ -208,15 +220,15 @@ def build_round(
 
     def divided(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
         params = jax.eval_shape(algorithm.params, state)
-        layout = model_layout(params, mesh, params_sharding, state.frozen)
+        layout = model_layout(params, asked.mesh, params_sharding, state.frozen)
         assert layout is not None
         with hold_layout(layout):
             state, metrics = round_fn(state, batch)
         return layout.constrain(state._replace(frozen=()))._replace(frozen=state.frozen), metrics
 
     def round_fn(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
-        cohort_map = fixed
-        if cohort_map is None:
+        cohort_map = asked
+        if asked.is_planned:
             planned = plan_round(algorithm, state, batch, target).client_map
             cohort_map = parse_client_map(planned, target)
         batch = _known_to_all(cohort_map, batch)

@@ -18,8 +18,9 @@ Scalar = float | jax.Array
 ScalarOrSchedule = Scalar | Callable[[jax.Array], jax.Array]
 Metrics = dict[str, jax.Array]
 # (params, examples [B, ...], key) -> per-example losses, float [B]; or these and a dict of metrics,
-# name -> float [B] or scalar
-LossFn = Callable[[Params, PyTree, Key], Any]
+# name -> float [B] or scalar. With an argument named ``mask`` it also gets bool [B]: which examples
+# are real, and not padding that repeats one of them.
+LossFn = Callable[..., Any]
 
 
 class CohortBatch(NamedTuple):
@@ -146,3 +147,27 @@ class FedState(NamedTuple):
     clients: PyTree
     num_clients: jax.Array
     frozen: PyTree = ()
+
+
+class Personal(NamedTuple):
+    """How a method makes the model that each client has of its own.
+
+    Attributes:
+      params: (state, int32 id) -> that client's params, for the state of the method as it is
+        wrapped; both may be traced.
+      fine_tune: (these params, ``ClientBatch`` of the client's own data) -> the params with which
+        it is evaluated; None: as they are.
+      steps: mini-batches that ``fine_tune`` takes, K.
+    """
+
+    params: Callable[[FedState, jax.Array], Params]
+    fine_tune: Callable[[Params, ClientBatch], Params] | None = None
+    steps: int = 0
+
+    def inside(self, unwrap: Callable[[FedState], FedState]) -> "Personal":
+        """The same for a wrapped method.
+
+        Args:
+          unwrap: the wrapped method's state -> the state of the method inside.
+        """
+        return self._replace(params=lambda state, client: self.params(unwrap(state), client))

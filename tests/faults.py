@@ -63,7 +63,7 @@ def evaluate(params):
 
 def digest(result, directory):
     """What must be the same in the end."""
-    from fedjax_lab.simulation.fingerprint import hash_arrays
+    from fedjax_lab.storage.fingerprint import hash_arrays
 
     rows = hashlib.sha256((Path(directory) / "metrics.jsonl").read_bytes()).hexdigest()[:16]
     return [rows, hash_arrays(result.state), result.stopped]
@@ -205,9 +205,14 @@ def mutate(folder, count, seed):
     """Damage a file of a half-finished run, so many times; returns {outcome: count}, failures."""
     import importlib
 
-    simulation = importlib.import_module("fedjax_lab.simulation.run")
-    build_chunk, kept = simulation.build_chunk, {}
-    simulation.build_chunk = lambda *key: kept.setdefault(key[1:], build_chunk(*key))
+    chunks = importlib.import_module("fedjax_lab.simulation.chunks")
+    build_chunk, kept = chunks.build_chunk, {}
+
+    def kept_chunk(run, place, state_sharding):
+        key = run.schedule, run.in_round, place.client_map.name, place.client_store
+        return kept.setdefault(key, build_chunk(run, place, state_sharding))
+
+    chunks.build_chunk = kept_chunk
     chance, outcomes, failures = random.Random(seed), collections.Counter(), []
     half = folder / "half"
     expected = digest(run(folder / "undisturbed"), folder / "undisturbed")

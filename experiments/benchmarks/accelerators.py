@@ -80,7 +80,7 @@ def task(
     import jax
 
     from fedjax_lab import data, models
-    from fedjax_lab.simulation.rounds import Schedule
+    from fedjax_lab.data.cohort import Schedule
 
     examples = data.synthetic.noise_images(40 * num_clients, (size, size, channels), seed=0)
     if digits:
@@ -125,7 +125,8 @@ def round_planner(where, name="fedavg", wrap=None, **options):
 
     from fedjax_lab import tree
     from fedjax_lab.simulation.chunk_planner import ChunkPlanner
-    from fedjax_lab.simulation.loop import first_state
+    from fedjax_lab.simulation.placement import Placement
+    from fedjax_lab.simulation.run import Run
 
     clients, network, params, preprocess, loss_fn, schedule = task(**options)
     if name == "adapters":
@@ -134,11 +135,10 @@ def round_planner(where, name="fedavg", wrap=None, **options):
         algorithm, frozen = method(name, network, preprocess, loss_fn), ()
     algorithm = algorithm if wrap is None else wrap(algorithm)
     key = jax.random.key(0)
-    state = jax.eval_shape(first_state(algorithm, schedule), params, clients, key, frozen)
-    state = state._replace(frozen=frozen)
-    planner = ChunkPlanner(
-        algorithm, schedule, state, clients, key, target=where, client_store="auto"
-    )
+    run = Run(algorithm, schedule, key=key)
+    state = jax.eval_shape(run.start, params, clients, key, frozen)._replace(frozen=frozen)
+    place = Placement.of("auto", "auto", target=where)
+    planner = ChunkPlanner(run, place, state, clients)
     more = {"model_bytes": tree.nbytes(params), "clients": schedule.cohort_size}
     return planner, state, more
 
@@ -237,16 +237,17 @@ def sweep(target, rates=4, seeds=3, **options):
     from fedjax_lab import algorithms
     from fedjax_lab.clients.mapping import parse_client_map
     from fedjax_lab.machine.compiler import abstract
+    from fedjax_lab.simulation.placement import Placement
     from fedjax_lab.simulation.sweep_program import Program as SweepProgram
 
-    where = machine(target)
+    where, vmap = machine(target), parse_client_map("vmap")
     clients, _, params, _, loss_fn, schedule = task(**options)
     count = rates * seeds
 
     def build(client_lr):
         return algorithms.fedavg(loss_fn, client_lr=client_lr)
 
-    program = SweepProgram(build, schedule, "vmap", parse_client_map("vmap"), None, clients)
+    program = SweepProgram(build, schedule, vmap, Placement(vmap), None, clients)
     runs = (
         jax.eval_shape(lambda p: jax.tree.map(lambda leaf: jnp.stack([leaf] * count), p), params),
         jax.random.split(jax.random.key(0), count),

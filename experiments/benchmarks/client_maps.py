@@ -15,7 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import algorithms, data, models
-from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
+from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.rounds import build_chunk
+from fedjax_lab.simulation.run import Run
 
 METHODS = {"fedavg": {}, "gradma": {"memory_size": 20}}
 
@@ -33,9 +36,9 @@ def measure(method, client_maps, rounds, repeats):
     runs, times = {}, {}
     for client_map in client_maps:
         state = algorithm.init(params, 100)
-        arguments = place((state, clients, jax.random.key(0)), client_map)
+        arguments = Placement.of(client_map).copies((state, clients, jax.random.key(0)))
         began = time.perf_counter()
-        chunk = build_chunk(algorithm, schedule, client_map)
+        chunk = build_chunk(Run(algorithm, schedule), Placement.of(client_map))
         compiled = chunk.lower(*arguments, first, length=rounds).compile()
         times[client_map] = (time.perf_counter() - began, [])
         runs[client_map] = [compiled, *arguments]

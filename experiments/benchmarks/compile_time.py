@@ -22,7 +22,10 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from fedjax_lab import algorithms, compressors, data, models
-from fedjax_lab.simulation.rounds import Schedule, build_chunk
+from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.rounds import build_chunk
+from fedjax_lab.simulation.run import Run
 
 MEMORY = 100
 METHODS = ("fedavg", "gradma", "gradma_s", "gradma_w", "cfedavg")
@@ -56,7 +59,7 @@ def measure(text, place, rounds):
     params = model.init(jax.random.key(0), noise.x[:1])
     state = algorithm.init(params, 100)
     schedule = Schedule(cohort_size=10, batch_size=64, local_steps=5)
-    chunk = build_chunk(algorithm, schedule, "vmap")
+    chunk = build_chunk(Run(algorithm, schedule), Placement.of("vmap"))
     arguments = (state, clients, jax.random.key(0), jnp.int32(0))
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), arguments

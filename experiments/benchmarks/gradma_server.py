@@ -17,7 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import algorithms, data, models
-from fedjax_lab.simulation.rounds import Schedule, build_chunk
+from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.rounds import build_chunk
+from fedjax_lab.simulation.run import Run
 
 CLIENTS, FILL = 100, 25  # rounds until nearly every client has a row
 
@@ -26,7 +29,7 @@ def start(algorithm, params, clients, schedule):
     """[program of one round, state, clients, key]."""
     key, first = jax.random.key(0), jnp.zeros((), jnp.int32)
     state = jax.tree.map(jnp.copy, algorithm.init(params, CLIENTS))
-    chunk = build_chunk(algorithm, schedule, "scan")
+    chunk = build_chunk(Run(algorithm, schedule), Placement.of("scan"))
     program = chunk.lower(state, clients, key, first, length=1).compile()
     return [program, state, clients, key]
 

@@ -21,8 +21,10 @@ from experiments.catalogue.table import METHODS
 from experiments.studies.study import Column
 from fedjax_lab import data, models
 from fedjax_lab.command.build import build_algorithm
-from fedjax_lab.simulation.loop import first_state
-from fedjax_lab.simulation.rounds import Schedule, build_chunk
+from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.rounds import build_chunk
+from fedjax_lab.simulation.run import Run
 
 STEPS = 5
 FULL_GRADIENTS = {"mime": 1, "mimelite": 1}  # each of them is STEPS mini-batches of work
@@ -42,9 +44,9 @@ def start(name, rounds):
     schedule = Schedule(cohort_size=10, batch_size=64, local_steps=STEPS)
     params = model.init(jax.random.key(0), noise.x[:1])
     key, first = jax.random.key(0), jnp.zeros((), jnp.int32)
-    state = jax.jit(first_state(algorithm, schedule))(params, clients, key, ())
+    state = jax.jit(Run(algorithm, schedule).start)(params, clients, key, ())
     began = time.perf_counter()
-    chunk = build_chunk(algorithm, schedule, "scan")
+    chunk = build_chunk(Run(algorithm, schedule), Placement.of("scan"))
     compiled = chunk.lower(state, clients, key, first, length=rounds).compile()
     gradients = algorithm.gradients_per_step + FULL_GRADIENTS.get(name, 0)
     return [compiled, state, clients, key, first], time.perf_counter() - began, gradients

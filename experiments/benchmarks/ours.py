@@ -13,7 +13,7 @@ from experiments.benchmarks.workloads import SEED, WORKLOADS
 from fedjax_lab import algorithms, data, models
 from fedjax_lab.models import Conv, max_pool
 from fedjax_lab.simulation.evaluate import build_evaluation
-from fedjax_lab.simulation.run_dir import versions
+from fedjax_lab.storage.run_dir import versions
 
 
 class OwnLeNet(nn.Module):

@@ -18,7 +18,10 @@ import numpy as np
 
 from fedjax_lab import algorithms, data, models
 from fedjax_lab.clients.mapping import single_device_map
-from fedjax_lab.simulation.rounds import Schedule, build_chunk
+from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.rounds import build_chunk
+from fedjax_lab.simulation.run import Run
 
 CLASSIC = (6, 16, 120, 84)
 CHUNKS = 5  # of a run; a sample is one of them
@@ -53,7 +56,8 @@ def measure(name, dataset, rounds, seeds):
         loss_fn = models.classification_loss(low.apply, prepare)
         algorithm = algorithms.fedavg(loss_fn, client_lr=0.05)
         counts = jax.jit(models.accuracy_counts(low.apply, prepare))
-        runs[dtype] = algorithm, build_chunk(algorithm, schedule, single_device_map()), counts
+        place = Placement.of(single_device_map())
+        runs[dtype] = algorithm, build_chunk(Run(algorithm, schedule), place), counts
         accuracy[dtype] = []
     for seed in range(seeds):
         key = jax.random.key(seed)

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from fedjax_lab import algorithms, data, models, simulate
-from fedjax_lab.simulation.fingerprint import hash_arrays
+from fedjax_lab.storage.fingerprint import hash_arrays
 
 SHAPE, CLASSES, CLIENTS, SEED = (28, 28, 1), 10, 100, 0
 _PART = 50_000  # examples that are made at once

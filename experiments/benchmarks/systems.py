@@ -17,9 +17,11 @@ from experiments.benchmarks import ours
 from experiments.benchmarks.methods import take
 from experiments.benchmarks.workloads import SEED, WORKLOADS
 from fedjax_lab import data
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.round import plan_round
-from fedjax_lab.simulation.loop import first_state
-from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.rounds import build_chunk
+from fedjax_lab.simulation.run import Run
 
 METHODS = {
     "gradma": ("gradma", {"memory_size": 100}),
@@ -54,10 +56,10 @@ class Bench:
         schedule = Schedule(workload.cohort_size, batch, local_steps=steps, replace=True)
         key, first = jax.random.key(0), jnp.zeros((), jnp.int32)
         shapes = jax.eval_shape(schedule.draw, self._clients, key, first)
-        state = jax.jit(first_state(algorithm, schedule))(self._params, self._clients, key, ())
+        state = jax.jit(Run(algorithm, schedule).start)(self._params, self._clients, key, ())
         client_map = plan_round(algorithm, state, shapes).client_map
-        placed = place((state, self._clients, key), client_map)
-        chunk = build_chunk(algorithm, schedule, client_map, on_nonfinite)
+        placed = Placement.of(client_map).copies((state, self._clients, key))
+        chunk = build_chunk(Run(algorithm, schedule, on_nonfinite), Placement.of(client_map))
         compiled = chunk.lower(*placed, first, length=self._rounds).compile()
         return [compiled, *placed, first], algorithm.gradients_per_step, client_map
 

@@ -25,9 +25,11 @@ from fedjax_lab import (
     with_robust_aggregation,
     with_secure_aggregation,
 )
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.round import plan_round
-from fedjax_lab.simulation.loop import first_state
-from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.rounds import build_chunk
+from fedjax_lab.simulation.run import Run
 
 RULES = (
     "median",
@@ -52,10 +54,10 @@ WRAPPERS = {
 def start(algorithm, params, clients, schedule, client_map, rounds):
     """[compiled chunk, its arguments]."""
     key, first = jax.random.key(0), jnp.zeros((), jnp.int32)
-    state = jax.jit(first_state(algorithm, schedule))(params, clients, key, ())
+    state = jax.jit(Run(algorithm, schedule).start)(params, clients, key, ())
     client_map = client_map or _planned(algorithm, state, clients, schedule, key, first)
-    placed = place((state, clients, key), client_map)
-    chunk = build_chunk(algorithm, schedule, client_map)
+    placed = Placement.of(client_map).copies((state, clients, key))
+    chunk = build_chunk(Run(algorithm, schedule), Placement.of(client_map))
     return [chunk.lower(*placed, first, length=rounds).compile(), *placed, first], client_map
 
 

@@ -11,10 +11,10 @@ import functools
 
 import jax
 
-from experiments.recipes.ditto import ditto
 from experiments.studies.personal import Personal
 from experiments.studies.study import Column, Method, Scale, Study, smoke
 from fedjax_lab import algorithms, with_personal
+from fedjax_lab.algorithms import ditto
 from fedjax_lab.wrappers import client_params, personal_first
 
 _BATCH = 64  # of fine-tuning, as of training

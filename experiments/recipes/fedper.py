@@ -3,19 +3,14 @@
 python -m experiments.recipes.fedper
 """
 
-import functools
-
 import jax
-import numpy as np
 
 from fedjax_lab import algorithms, data, models, simulate, with_personal
-from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation
-from fedjax_lab.wrappers import client_params, personal_first
-
-
-def is_head(path):
-    """Whether a leaf belongs to the last layer."""
-    return path.startswith("classifier")
+from fedjax_lab.simulation.evaluate_personal import (
+    build_personal_evaluation,
+    client_models,
+    personal_scores,
+)
 
 
 def main():
@@ -27,25 +22,27 @@ def main():
     model = models.mlp(10, hidden=(32,))
     params = model.init(jax.random.key(0), prepare(train, None).x[:1])
     loss_fn = models.classification_loss(model.apply, prepare)
-    fedavg = functools.partial(algorithms.fedavg, loss_fn, client_lr=0.1)
+    common = {"loss_fn": loss_fn, "client_lr": 0.1}
     methods = {
-        "FedAvg": fedavg(),
-        "FedPer": with_personal(fedavg(), is_head),
-        "LG-FedAvg": with_personal(fedavg(), lambda path: not is_head(path)),
-        "FedRep": with_personal(fedavg(step_transform=personal_first(is_head, 5)), is_head),
+        "FedAvg": algorithms.fedavg(**common),
+        "FedPer": algorithms.fedper(**common),
+        "FedPer, own first layer": algorithms.fedper(**common, personal="blocks_0/"),
+        "LG-FedAvg": algorithms.lg_fedavg(**common),
+        "FedRep": algorithms.fedrep(**common, head_steps=5),
+        # Any other method with leaves that stay with their clients:
+        "SCAFFOLD, own biases": with_personal(
+            algorithms.scaffold(**common), lambda path: path.endswith("bias")
+        ),
     }
+    counts = models.accuracy_counts(model.apply, prepare)
     for name, algorithm in methods.items():
         result = simulate(
             algorithm, params, clients, rounds=30, cohort_size=10, local_steps=10, batch_size=16
         )
-        evaluate = build_personal_evaluation(
-            models.accuracy_counts(model.apply, prepare),
-            functools.partial(client_params, algorithm),
-            tests,
-        )
-        accuracy = np.asarray(evaluate(result.state))
-        sent = algorithm.uplink(params)
-        print(f"{name}: accuracy of the clients {np.nanmean(accuracy):.3f}, {sent:,} bytes up")
+        evaluate = build_personal_evaluation(counts, client_models(algorithm), tests)
+        found = personal_scores(evaluate(result.state), tests.sizes)
+        accuracy, sent = float(found["personal_accuracy"]), algorithm.uplink(params)
+        print(f"{name}: accuracy of the clients {accuracy:.3f}, {sent:,} bytes up")
 
 
 if __name__ == "__main__":

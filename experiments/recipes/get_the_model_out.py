@@ -11,7 +11,7 @@ import numpy as np
 
 import fedjax_lab
 from fedjax_lab import algorithms, data, models
-from fedjax_lab.simulation.saved_run import export_params
+from fedjax_lab.storage.saved_run import export_params
 
 
 def main() -> None:

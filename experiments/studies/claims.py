@@ -20,6 +20,7 @@ from fedjax_lab.estimates import NOTHING, format_estimate, markdown_table
 from fedjax_lab.report.paired import Difference, best_group, paired_difference
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.statistics import number
+from fedjax_lab.report.tables import UNSOLVED, UNSOLVED_NOTE, worst_residual
 
 PAPERS = {
     "gradma": "GradMA",
@@ -157,9 +158,16 @@ def judge(studies: Sequence[Any], folder: Path) -> list[list[str]]:
             said, found = decide(claim, groups, before if claim.since else None)
             verdicts.append(said)
             shown = NOTHING if found is None else format_estimate(found.estimate, 1)
-            cells.append(shown if shown == NOTHING else f"{said}: {shown}")
+            mark = f" {UNSOLVED}" if _is_marked(claim, groups) else ""
+            cells.append(shown if shown == NOTHING else f"{said}: {shown}{mark}")
         rows.append([claim.text, *cells, verdict(*verdicts)])
     return rows
+
+
+def _is_marked(claim: Claim, groups: Mapping[str, Group]) -> bool:
+    """Whether a method that a claim names has runs whose quadratic programs were not solved."""
+    named = [groups[name] for name in (claim.ahead, *claim.of) if name in groups]
+    return any(worst_residual(run) for group in named for run in group.runs)
 
 
 def _groups(columns: Mapping[str, Any], result: Any, name: str, way: str) -> dict[str, Group]:
@@ -184,6 +192,7 @@ def claims_section(studies: Sequence[Any], folder: Path) -> list[str]:
         "methods and as its code runs them. [The protocol](../PROTOCOL.md) says what shows, what "
         "does not, and what is open.",
         markdown_table([["claim", "as written", "as published", "verdict"], *rows]),
+        *([UNSOLVED_NOTE] if any(UNSOLVED in cell for row in rows for cell in row) else []),
     ]
 
 

@@ -5,17 +5,19 @@
     python -m experiments.PAPER [STUDY ...] --report
 
 ``--report`` gathers the run directories into PAPER/results/STUDY.json and writes RESULTS.md,
-RESULTS.html and the figures from that; without run directories, from the file alone.
+RESULTS.html and the figures from that; what has no finished run directories stays in the file as
+it is.
 """
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.studies.runs import gather, run_study, slug, write_compact
+from experiments.studies.runs import gather, run_study, slug, with_kept, write_compact
 from experiments.studies.study import Scale, Study
-from fedjax_lab.simulation.programs import keep_by_default
+from fedjax_lab.storage.programs import keep_by_default
 
 
 def main(studies: Sequence[Study], arguments: Sequence[str] | None = None) -> None:
@@ -102,5 +104,9 @@ def _report(studies: Sequence[Study], given: argparse.Namespace, out: Path) -> N
         folder = _folder(study, given)
         if folder.exists() and given.scale in study.scales:
             scale = _with_changes(study.scales[given.scale], given)
-            write_compact(study.result_path(out), gather(study, given.scale, scale, folder))
+            found, path = gather(study, given.scale, scale, folder), study.result_path(out)
+            if path.exists():
+                kept = json.loads(path.read_text(encoding="utf-8"))
+                found = with_kept(found, kept, scale.seeds)
+            write_compact(path, found)
     print(write_results(studies, out))

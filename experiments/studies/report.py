@@ -34,7 +34,15 @@ from fedjax_lab.report.ranking import ablation_figure, ranking_figure, tops
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.style import COLOURS, Styles, line_style, save
 from fedjax_lab.report.surfaces import surface_figure
-from fedjax_lab.report.tables import PAIRED, accuracy_table, default_target, target_table, top
+from fedjax_lab.report.tables import (
+    PAIRED,
+    UNSOLVED_NOTE,
+    accuracy_table,
+    default_target,
+    target_table,
+    top,
+    worst_residual,
+)
 from fedjax_lab.report.write import show_figures, write_page
 
 RESULTS, DISCUSSION, FIGURES = "RESULTS.md", "discussion.md", "figures"
@@ -51,8 +59,8 @@ _READING = f"""\
 
 Accuracy is test accuracy, mean ± 95 % interval over the seeds (Student's t). Top is a run's
 highest one, as the papers' tables have it; it is read off the test set, and so a little too high
-for all methods alike. The worst 10 % of clients are those on whose own training data the last
-model does worst.
+for all methods alike. The mean of the last tenth of the rounds is over its evaluations. The worst
+10 % of clients are those on whose own training data the last model does worst.
 
 {PAIRED} With two or three seeds intervals are wide.
 
@@ -156,7 +164,7 @@ def groups_of(study: Any, result: Mapping[str, Any]) -> dict[str, list[Group]]:
     names += [name for name in result["columns"] if name not in names]
     groups = {
         name: [
-            _group(method, cell)
+            _group(method, cell, result["columns"][name]["settings"].get("rounds"))
             for method in study.methods
             if (cell := result["columns"][name]["methods"].get(method))
         ]
@@ -165,7 +173,7 @@ def groups_of(study: Any, result: Mapping[str, Any]) -> dict[str, list[Group]]:
     return {name: found for name, found in groups.items() if found}
 
 
-def _group(method: str, cell: Mapping[str, Any]) -> Group:
+def _group(method: str, cell: Mapping[str, Any], rounds: int | None) -> Group:
     runs = [
         Run(
             path=Path(method) / f"seed{run['seed']}",
@@ -174,7 +182,7 @@ def _group(method: str, cell: Mapping[str, Any]) -> Group:
             settings={},
             rows=_rows(run["curves"]),
             config={
-                "rounds": run["curves"]["round"][-1],
+                "rounds": rounds or run["curves"]["round"][-1],
                 "partition": {"hash": run.get("partition_hash")},
             },
             summary=run.get("summary") or {},
@@ -283,6 +291,8 @@ def _column_tables(study: Any, column: Mapping[str, Any], groups: Sequence[Group
     if paper.get("source"):
         parts.append(f"The paper's numbers: {paper['source']}.")
     parts.append(markdown_table(_with_paper(study, accuracy_table(groups, top), paper, groups)))
+    if any(worst_residual(run) for group in groups for run in group.runs):
+        parts.append(UNSOLVED_NOTE)
     if not math.isnan(target):
         parts += [
             f"Up to {100 * target:.10g} %, and what the whole run sends:",

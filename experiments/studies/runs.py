@@ -1,8 +1,8 @@
 """Tune a study's methods, run them with several seeds, and gather what the runs left.
 
 A cell of the table is an ordinary run: ``runner.run`` with a ``RunConfig``, in a run directory
-of its own, runs/PAPER/STUDY/SCALE/COLUMN/METHOD/seedS. What is finished is not run again, and
-``fedjax-lab run --config .../config.json`` repeats a single one.
+of its own, runs/PAPER/STUDY/SCALE/COLUMN/METHOD/seedS. What is finished is not run again, what was
+interrupted goes on, and ``fedjax-lab run --config .../config.json`` repeats a single one.
 
 Tuning: one seed. Training images are held out beforehand; they are divided like the others,
 so that they stand for held-out clients, whose pooled accuracy is the score. A grid is one
@@ -31,7 +31,15 @@ from fedjax_lab import data, sweep
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import build, load, run
 from fedjax_lab.report import load_runs
-from fedjax_lab.simulation.run_dir import CHECKPOINTS, PARTITION, versions, write_json
+from fedjax_lab.report.runs import DIVERGED
+from fedjax_lab.storage.run_dir import (
+    CHECKPOINTS,
+    CONFIG,
+    PARTITION,
+    SUMMARY,
+    versions,
+    write_json,
+)
 
 TUNING, LANDSCAPE = "tuning.json", "landscape.json"
 TUNING_SEED = 0
@@ -167,7 +175,8 @@ def run_cell(
         write_json(tuning_file, tuning)
     for seed in scale.seeds:
         path = folder / f"seed{seed}"
-        if _finished(path):
+        has_landscape = method_name not in scale.landscape or (path / LANDSCAPE).exists()
+        if is_whole(path) and has_landscape:
             continue
         rounds = problem.column.settings["rounds"]
         config = method.config(
@@ -192,8 +201,18 @@ def run_cell(
     return tuning
 
 
-def _finished(path: Path) -> bool:
-    return (path / PARTITION).exists()  # what ``runner.run`` writes last
+def is_whole(path: Path) -> bool:
+    """Whether a run ended by itself: after all its rounds, or where it diverged.
+
+    An interrupted one has all the files as well.
+
+    Args:
+      path: its directory.
+    """
+    if not (path / PARTITION).exists():  # what ``runner.run`` writes last
+        return False
+    config, summary = (json.loads((path / file).read_text("utf-8")) for file in (CONFIG, SUMMARY))
+    return summary["stopped"] == DIVERGED or summary["round"] == config["rounds"]
 
 
 def _landscape(config: RunConfig, params: Any, problem: Problem, drawn: bool) -> dict[str, Any]:
@@ -250,7 +269,7 @@ def gather(study: Study, scale_name: str, scale: Scale, folder: Path) -> dict[st
         for name in study.methods:
             cell = folder / slug(column_name) / slug(name)
             paths = [cell / f"seed{seed}" for seed in scale.seeds]
-            paths = [path for path in paths if _finished(path)]
+            paths = [path for path in paths if is_whole(path)]
             if not paths:
                 continue
             runs = load_runs(paths)
@@ -276,6 +295,39 @@ def gather(study: Study, scale_name: str, scale: Scale, folder: Path) -> dict[st
     )
 
 
+def with_kept(
+    found: dict[str, Any], kept: Mapping[str, Any], seeds: Sequence[int]
+) -> dict[str, Any]:
+    """A study's results, where cells without all seeds are those that were kept before.
+
+    So a few cells can be run again without the run directories of the others.
+
+    Args:
+      found: from ``gather``.
+      kept: an earlier result. Of another scale, or of a column under other conditions, nothing is
+        taken.
+      seeds: that a cell must have.
+    """
+    if kept["scale"] != found["scale"]:
+        return found
+    columns = dict(found["columns"])
+    for name, before in kept["columns"].items():
+        declared = found["declared"]["columns"].get(name, {})
+        conditions = ("settings", "tuning_rounds", "published", "override")
+        if any((before.get(key) or None) != (declared.get(key) or None) for key in conditions):
+            continue
+        now = columns.get(name, before)
+        new = {
+            method: cell
+            for method, cell in now["methods"].items()
+            if method not in before["methods"] or len(cell["runs"]) == len(seeds)
+        }
+        columns[name] = {**now, "methods": {**before["methods"], **new}}
+    versions = [*kept["versions"], *found["versions"]]
+    distinct = [v for i, v in enumerate(versions) if v not in versions[:i]]
+    return {**found, "columns": columns, "versions": distinct}
+
+
 def _compact_cell(cell: Path, runs: Sequence[Any]) -> dict[str, Any]:
     tuning = json.loads((cell / TUNING).read_text(encoding="utf-8"))
     compact = []
@@ -286,7 +338,8 @@ def _compact_cell(cell: Path, runs: Sequence[Any]) -> dict[str, Any]:
                 "seed": run_.seed,
                 "partition_hash": run_.partition["hash"],
                 "curves": {
-                    name: [_short(row.get(name)) for row in run_.rows] for name in run_.rows[-1]
+                    name: [_short(row.get(name)) for row in run_.rows]
+                    for name in dict.fromkeys(name for row in run_.rows for name in row)
                 },
                 "summary": {
                     name: run_.summary.get(name)

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 
+from fedjax_lab.algorithms.apfl import apfl
 from fedjax_lab.algorithms.cfedavg import cfedavg
 from fedjax_lab.algorithms.client_momentum import fedacg, fedcm, mime, mimelite
 from fedjax_lab.algorithms.control_variates import scaffold
+from fedjax_lab.algorithms.ditto import ditto
 from fedjax_lab.algorithms.dynamic_reg import fedadmm, feddyn, fedpd
 from fedjax_lab.algorithms.fafed import fafed, naive_adaptive_fedavg
 from fedjax_lab.algorithms.fedavg import fedavg
+from fedjax_lab.algorithms.fedbabu import fedbabu, with_fine_tuning
+from fedjax_lab.algorithms.fedexp import fedexp
 from fedjax_lab.algorithms.fednova import fednova
 from fedjax_lab.algorithms.fedopt import fedadagrad, fedadam, fedams, fedavgm, fedopt, fedyogi
 from fedjax_lab.algorithms.fedspeed import fedspeed, fedspeed_ing
@@ -15,6 +19,8 @@ from fedjax_lab.algorithms.fedswa import fedmo, fedmoswa, fedswa
 from fedjax_lab.algorithms.global_sharpness import fedlesam, fedsmoo
 from fedjax_lab.algorithms.gradma import gradma, gradma_s, gradma_w
 from fedjax_lab.algorithms.memory import mifa, mifam
+from fedjax_lab.algorithms.personal_layers import fedbn, fedper, fedrep, lg_fedavg, local_only
+from fedjax_lab.algorithms.pfedme import pfedme
 from fedjax_lab.algorithms.proximal import fedprox, fedproxm
 from fedjax_lab.algorithms.published import PUBLISHED, Published, as_published
 from fedjax_lab.algorithms.representation import fedmlb, fedmlbm, moon, moonm
@@ -23,7 +29,9 @@ from fedjax_lab.algorithms.stem import stem
 from fedjax_lab.round import Algorithm
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    "apfl": apfl,
     "cfedavg": cfedavg,
+    "ditto": ditto,
     "fafed": fafed,
     "fedacg": fedacg,
     "fedadagrad": fedadagrad,
@@ -33,8 +41,11 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedasam": fedasam,
     "fedavg": fedavg,
     "fedavgm": fedavgm,
+    "fedbabu": fedbabu,
+    "fedbn": fedbn,
     "fedcm": fedcm,
     "feddyn": feddyn,
+    "fedexp": fedexp,
     "fedgamma": fedgamma,
     "fedlesam": fedlesam,
     "fedmlb": fedmlb,
@@ -44,8 +55,10 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fednova": fednova,
     "fedopt": fedopt,
     "fedpd": fedpd,
+    "fedper": fedper,
     "fedprox": fedprox,
     "fedproxm": fedproxm,
+    "fedrep": fedrep,
     "fedsam": fedsam,
     "fedsmoo": fedsmoo,
     "fedspeed": fedspeed,
@@ -55,6 +68,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "gradma": gradma,
     "gradma_s": gradma_s,
     "gradma_w": gradma_w,
+    "lg_fedavg": lg_fedavg,
+    "local_only": local_only,
     "mifa": mifa,
     "mifam": mifam,
     "mime": mime,
@@ -63,6 +78,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "moon": moon,
     "moonm": moonm,
     "naive_adaptive_fedavg": naive_adaptive_fedavg,
+    "pfedme": pfedme,
     "scaffold": scaffold,
     "stem": stem,
 }
@@ -71,8 +87,10 @@ __all__ = [
     "ALGORITHMS",
     "PUBLISHED",
     "Published",
+    "apfl",
     "as_published",
     "cfedavg",
+    "ditto",
     "fafed",
     "fedacg",
     "fedadagrad",
@@ -82,8 +100,11 @@ __all__ = [
     "fedasam",
     "fedavg",
     "fedavgm",
+    "fedbabu",
+    "fedbn",
     "fedcm",
     "feddyn",
+    "fedexp",
     "fedgamma",
     "fedlesam",
     "fedmlb",
@@ -93,8 +114,10 @@ __all__ = [
     "fednova",
     "fedopt",
     "fedpd",
+    "fedper",
     "fedprox",
     "fedproxm",
+    "fedrep",
     "fedsam",
     "fedsmoo",
     "fedspeed",
@@ -104,6 +127,8 @@ __all__ = [
     "gradma",
     "gradma_s",
     "gradma_w",
+    "lg_fedavg",
+    "local_only",
     "mifa",
     "mifam",
     "mime",
@@ -112,6 +137,8 @@ __all__ = [
     "moon",
     "moonm",
     "naive_adaptive_fedavg",
+    "pfedme",
     "scaffold",
     "stem",
+    "with_fine_tuning",
 ]

@@ -23,7 +23,8 @@ its own, which a compressor compresses alone. MimeLite: down 2d, up 2d. Mime: do
 two exchanges, two gradients a local step on one mini-batch. FedACG: down d, up d. No client state.
 
 Departures: momentum is an average (weights β and 1 - β). The gradients of which c_t is the mean
-are over the clients' ``full_examples``, or over the round's examples where the batch has none.
+are over the clients' ``full_examples``, or over the round's examples where the batch has none
+(which ``example_noise`` refuses).
 FedCM divides each change by the sum of the client's own learning rates (0/0 is 0). FedACG's code
 leaves out the 1/2 of the penalty: its weight is half of ours.
 """
@@ -151,7 +152,6 @@ def mix_direction(
         name,
         start,
         (phase,),
-        lambda state: state.server.params,
         **attributes,
     )
 
@@ -212,7 +212,6 @@ def mime(
         "mime",
         _start_mime,
         (gradients, steps),
-        lambda state: state.server.params,
         gradients_per_step=2,
     )
 
@@ -261,7 +260,7 @@ def mimelite(
         server_update,
         reduce={"delta": "mean", "gradient": "mean"},
     )
-    return Algorithm("mimelite", _start_mime, (phase,), lambda state: state.server.params)
+    return Algorithm("mimelite", _start_mime, (phase,))
 
 
 def _start_mime(params, num_clients, batch):
@@ -318,4 +317,4 @@ def fedacg(
         return FedACGServer(params, velocity), {"delta_norm": tree.norm(delta)}
 
     phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
-    return Algorithm("fedacg", start, (phase,), lambda state: state.server.params)
+    return Algorithm("fedacg", start, (phase,))

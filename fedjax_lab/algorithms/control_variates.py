@@ -51,8 +51,8 @@ def scaffold(
 
     Args:
       control_update: "I": the client's gradient at the server model, over
-        ``full_examples`` if the batch has them, else over the round's examples; "II": the
-        mean of the gradients that the local steps saw.
+        ``full_examples`` if the batch has them (with ``example_noise`` it must), else over the
+        round's examples; "II": the mean of the gradients that the local steps saw.
     """
     check_choice("control_update", control_update, ("I", "II"))
     training = LocalTraining(loss_fn, **common)
@@ -94,4 +94,4 @@ def scaffold(
         server_update,
         reduce={"delta": "mean", "control_change": "sum"},
     )
-    return Algorithm("scaffold", start, (phase,), lambda state: state.server.params)
+    return Algorithm("scaffold", start, (phase,))

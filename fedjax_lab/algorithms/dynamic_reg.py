@@ -132,7 +132,7 @@ def feddyn(
         reduce={"delta": "mean", "dual_change": "sum"},
         message_bytes=lambda message: tree.nbytes(message["delta"]),
     )
-    return Algorithm("feddyn", start, (phase,), lambda state: state.server.params)
+    return Algorithm("feddyn", start, (phase,))
 
 
 @factory
@@ -196,7 +196,7 @@ def fedadmm(
 
     reduce = {"delta": "sum" if variant == "W" else "mean"}
     phase = Phase(broadcast, client_update, server_update, reduce)
-    return Algorithm("fedadmm", start, (phase,), lambda state: state.server.params)
+    return Algorithm("fedadmm", start, (phase,))
 
 
 @factory
@@ -269,7 +269,7 @@ def fedpd(
         Phase(broadcast, client_update, average, reduce={"delta": "mean"}),
         Phase(broadcast_mean, adopt, nothing, reduce={}),
     )
-    return Algorithm("fedpd", start, phases, lambda state: state.server.params)
+    return Algorithm("fedpd", start, phases)
 
 
 def _check_prox_weight(prox_weight: ScalarOrSchedule) -> None:

@@ -13,10 +13,8 @@ and recorded hyper-parameters follow.
 import dataclasses
 import functools
 import inspect
-import re
-import textwrap
 from collections.abc import Callable
-from typing import Any, Required, TypedDict, TypeVar, get_type_hints
+from typing import Any, Required, TypedDict, TypeVar
 
 import jax
 import numpy as np
@@ -32,6 +30,8 @@ from fedjax_lab.algorithms.hyper import (
 from fedjax_lab.checks import is_traced
 from fedjax_lab.clients.local import Direction, Gradient, LocalResult, local_steps
 from fedjax_lab.compressors import Compressor
+from fedjax_lab.models.losses import classification_loss
+from fedjax_lab.signatures import complete_doc, described, show, spell_out
 from fedjax_lab.types import ClientBatch, LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -48,7 +48,8 @@ class Common(TypedDict, total=False):
       example_clip: largest norm of each example's gradient in a mini-batch's mean, above 0. Each
         example is then given to the loss alone.
       example_noise: with it, standard deviation of the Gaussian noise on the sum of these, in
-        clips: DP-SGD inside the client. Not for methods that take several gradients in a step.
+        clips: DP-SGD inside the client. Not for methods that take several gradients in a step;
+        those that take a full gradient as well need ``full_examples``, and it is one use more.
     """
 
     client_lr: Required[ScalarOrSchedule]
@@ -136,7 +137,8 @@ class LocalTraining:
 
 # What a docstring says of arguments that it leaves out, besides those of ``Common``.
 _SHARED = {
-    "loss_fn": "(params, examples [B, ...], key) -> losses, float [B], or (losses, metrics).",
+    "loss_fn": "(params, examples [B, ...], key) -> losses, float [B], or (losses, metrics). One\n"
+    "  that names an argument ``mask`` gets bool [B]: which examples are real.",
     "server_lr": "server learning rate, or a schedule of the round",
 }
 _RAISES = "  ValueError: a hyper-parameter is outside what is allowed."
@@ -180,74 +182,32 @@ def factory(build: Factory) -> Factory:
                 f"{algorithm.gradients_per_step} gradients in a step with one key, and so with the "
                 "same noise, which their difference is without: choose a method of one gradient."
             )
-        return dataclasses.replace(algorithm, hyperparameters=described)
+        loss_fn = given.arguments.get("loss_fn", algorithm.loss_fn)
+        if loss_fn is None and "model" in given.arguments:  # a loss of its own, with these labels
+            apply, preprocess = given.arguments["model"].apply, given.arguments.get("preprocess")
+            loss_fn = classification_loss(apply, preprocess)
+        return dataclasses.replace(algorithm, hyperparameters=described, loss_fn=loss_fn)
 
     if takes_common:
-        wrapper.__signature__ = signature  # type: ignore[attr-defined]
-        hints = {name: p.annotation for name, p in signature.parameters.items()}
-        hints["return"] = signature.return_annotation
-        wrapper.__annotations__ = {
-            k: v for k, v in hints.items() if v is not inspect.Signature.empty
-        }
+        show(wrapper, signature)
         if build.__doc__:
-            wrapper.__doc__ = _with_shared(inspect.cleandoc(build.__doc__), signature)
+            wrapper.__doc__ = _with_shared(build.__doc__, signature)
     return wrapper  # type: ignore[return-value]
 
 
 def _with_common(own: inspect.Signature) -> inspect.Signature:
-    """The signature with ``**common`` spelled out: required ones first, the others last."""
-    keyword, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
-    common = [
-        inspect.Parameter(
-            name,
-            keyword,
-            default=empty if name in Common.__required_keys__ else None,
-            annotation=annotation,
-        )
-        for name, annotation in get_type_hints(Common).items()
-    ]
-    parameters = [p for name, p in own.parameters.items() if name != "common"]
-    return own.replace(
-        parameters=[
-            *(p for p in parameters if p.kind is not keyword),
-            *(p for p in common if p.default is empty),
-            *(p for p in parameters if p.kind is keyword),
-            *(p for p in common if p.default is not empty),
-        ]
-    )
+    optional = dict.fromkeys(Common.__optional_keys__)
+    return spell_out(own, "common", Common, optional)
 
 
 def _with_shared(doc: str, signature: inspect.Signature) -> str:
-    """The docstring with all arguments described, in their order; its own words count first."""
-    shared = _entries(_sections(inspect.getdoc(Common) or "").get("Attributes", ""))
-    shared |= {name: f"{name}: {text}" for name, text in _SHARED.items()}
+    """The docstring with all arguments described; its own words count first."""
+    shared = described(Common) | {name: f"{name}: {text}" for name, text in _SHARED.items()}
     server_lr = signature.parameters.get("server_lr")
     if server_lr is not None:
         required = server_lr.default is inspect.Parameter.empty
         shared["server_lr"] += "." if required else f"; {server_lr.default} by default."
-    sections = _sections(doc)
-    entries = {**shared, **_entries(sections.pop("Args", ""))}
-    # Once where an entry describes several arguments.
-    args = dict.fromkeys(entries[name] for name in signature.parameters if name in entries)
-    text = sections.pop("")
-    sections.setdefault("Raises", _RAISES)
-    sections = {"Args": textwrap.indent("\n".join(args), "  "), **sections}
-    return "\n\n".join([text, *(f"{title}:\n{body}" for title, body in sections.items())])
-
-
-def _sections(doc: str) -> dict[str, str]:
-    """Title -> text of a docstring's sections; of what stands before them, the title is ""."""
-    text, *parts = re.split(r"\n\n([A-Z]\w*):\n", doc)
-    return {"": text, **dict(zip(parts[::2], parts[1::2], strict=True))}
-
-
-def _entries(section: str) -> dict[str, str]:
-    """Name -> its lines in a section, without their indentation."""
-    entries = {}
-    for entry in re.split(r"\n+(?=\w)", textwrap.dedent(section).strip()):
-        names = entry.partition(":")[0].split(",")
-        entries.update({name.strip(): entry for name in names})
-    return entries
+    return complete_doc(doc, signature, shared, _RAISES)
 
 
 def _describe(value: Any) -> Any:

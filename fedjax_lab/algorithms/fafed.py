@@ -144,12 +144,8 @@ def fafed(
             return preconditioned(m_i, v), report._replace(memory=(t + 1, m_i, v_i, y))
 
         first = batch.round * batch.max_steps + 1
-
-        def lr(k, num_steps):  # the last step is the sync
-            return jnp.where(k + 1 < num_steps, training.rate(first + k), 0.0)
-
-        memory = (first, m, v, previous)
-        local = training.steps(x, batch, direction, lr=lr, memory=memory)
+        lr = until_sync(training, first)
+        local = training.steps(x, batch, direction, lr=lr, memory=(first, m, v, previous))
         _, m_i, v_i, _ = local.memory
         message = {
             "delta": tree.subtract(x, local.params),
@@ -177,10 +173,19 @@ def fafed(
         "fafed",
         start,
         (first_estimates(training.gradient, estimates, first_step), steps),
-        lambda state: state.server.params,
         gradients_per_step=2,
     )
     return algorithm
+
+
+def until_sync(training: LocalTraining, first: jax.Array) -> Callable[..., jax.Array]:
+    """Learning rates of a round's local steps, of which the last one is the sync: 0.
+
+    Args:
+      training: knows the rate of each global local step.
+      first: int32 scalar, the global local step of the round's first one.
+    """
+    return lambda k, num_steps: jnp.where(k + 1 < num_steps, training.rate(first + k), 0.0)
 
 
 def first_estimates(
@@ -286,7 +291,7 @@ def naive_adaptive_fedavg(
         return NaiveServer(params), {"delta_norm": tree.norm(delta)}
 
     phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
-    return Algorithm("naive_adaptive_fedavg", start, (phase,), lambda state: state.server.params)
+    return Algorithm("naive_adaptive_fedavg", start, (phase,))
 
 
 def _average(v: PyTree, g: PyTree, decay: Scalar) -> PyTree:

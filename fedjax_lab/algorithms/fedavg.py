@@ -54,4 +54,4 @@ def fedavg(
         return FedAvgServer(params), {"delta_norm": tree.norm(delta)}
 
     phase = Phase(broadcast, training.client_update, server_update, reduce={"delta": "mean"})
-    return Algorithm("fedavg", start, (phase,), lambda state: state.server.params)
+    return Algorithm("fedavg", start, (phase,))

@@ -139,4 +139,4 @@ def fednova(
         reduce={"delta": "mean"},
         message_bytes=lambda message: tree.nbytes(message) + _STEP_COUNT_BYTES,
     )
-    return Algorithm("fednova", start, (phase,), lambda state: state.server.params)
+    return Algorithm("fednova", start, (phase,))

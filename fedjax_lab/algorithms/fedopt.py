@@ -86,7 +86,6 @@ def _with_server_step(name, training, start, server_step):
         name,
         lambda params, num_clients, batch: (start(params), ()),
         (phase,),
-        lambda state: state.server.params,
     )
 
 

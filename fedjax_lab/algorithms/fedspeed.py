@@ -216,13 +216,7 @@ def _fedspeed(
         reduce,
         message_bytes=lambda message: tree.nbytes(message["delta"]),
     )
-    return Algorithm(
-        name,
-        start,
-        (phase,),
-        lambda state: state.server.params,
-        gradients_per_step=2 if perturbs else 1,
-    )
+    return Algorithm(name, start, (phase,), gradients_per_step=2 if perturbs else 1)
 
 
 def _extrapolate(new: PyTree, old: PyTree, zeta: Scalar) -> PyTree:

@@ -86,7 +86,7 @@ def fedswa(
         return FedSWAServer(params), {"delta_norm": tree.norm(delta)}
 
     phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
-    return Algorithm("fedswa", start, (phase,), lambda state: state.server.params)
+    return Algorithm("fedswa", start, (phase,))
 
 
 @factory
@@ -110,8 +110,9 @@ def fedmoswa(
       momentum: share of the cohort's mean control in the new m, in [0, 1], or a schedule of
         the round.
       control_update: "I": the client's gradient at the server model, over
-        ``full_examples`` if the batch has them, else over the round's examples; "II": the
-        mean of the gradients that the local steps saw, weighted with their learning rates.
+        ``full_examples`` if the batch has them (with ``example_noise`` it must), else over the
+        round's examples; "II": the mean of the gradients that the local steps saw, weighted with
+        their learning rates.
       control_divisor: by what "II" divides the way that a client went: "sum", of its learning
         rates, or "trapezoid", K_i η_l (1 + ρ) / 2 (the published code), smaller by
         η_l (1 - ρ) / 2.
@@ -208,7 +209,7 @@ def _fedmoswa(
         server_update,
         reduce={"delta": "mean", "control_change": "mean"},
     )
-    return Algorithm(name, start, (phase,), lambda state: state.server.params)
+    return Algorithm(name, start, (phase,))
 
 
 def _falling(first: Scalar, ratio: Scalar):

@@ -174,7 +174,7 @@ def fedlesam(
     phase = Phase(broadcast, client_update, server_update, reduce)
     if variant == "D":  # the server derives the other field
         phase = phase._replace(message_bytes=lambda message: tree.nbytes(message["delta"]))
-    return Algorithm("fedlesam", start, (phase,), lambda state: state.server.params)
+    return Algorithm("fedlesam", start, (phase,))
 
 
 @factory
@@ -262,6 +262,5 @@ def fedsmoo(
         "fedsmoo",
         start,
         (phase,),
-        lambda state: state.server.params,
         gradients_per_step=2 if perturbs else 1,
     )

@@ -9,7 +9,7 @@ paper                      here
 x_t, x^(i)_τ               server params, local params
 d^(i)                      ``delta`` = x_t - x^(i)_I
 m, m̃ (Alg. 3)              ``momentum``: the corrected one is kept and carried on
-D (Alg. 3)                 ``Memory``: ``scale * rows``, [m, ...], one row per buffered client
+D (Alg. 3)                 ``gradma_memory.Memory``: ``scale * rows``, [m, ...]
 buf, c(i) (Alg. 4)         ``Slots.owner`` and ``Slots.seen``
 QP_l, QP_g                 ``qp.project_to_cone``
 η_l, η_g                   ``client_lr``, ``server_lr``
@@ -24,44 +24,70 @@ code of GradMA-W); the counters live in the slots, as c(i) is 0 for a client wit
 mean of the deltas takes the batch's weights (uniform: the paper; example counts: the code).
 """
 
-from functools import partial
 from typing import NamedTuple, Unpack
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from fedjax_lab import qp, tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.gradma_memory import Memory, empty_memory, remember
 from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.checks import check_choice, check_int, check_number
-from fedjax_lab.clients.store import one_row_per_client, zero_row_per_client
+from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import Cohort, LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
-_NOBODY = -1
+
+class Correction(NamedTuple):
+    """GradMA's QP: how a vector is corrected by the rows of a memory."""
+
+    margin: Scalar
+    scope: str  # "global" or "per_leaf"
+    solver: str
+
+    def check(self) -> None:
+        """Check the arguments of the same names, ``qp_`` before the last two.
+
+        Raises:
+          TypeError, ValueError: one is out of range.
+        """
+        check_number("margin", self.margin, minimum=0.0, maximum=1.0)
+        check_choice("qp_scope", self.scope, ("global", "per_leaf"))
+        check_choice("qp_solver", self.solver, qp.SOLVERS)
+
+    def inner_products(self, rows: PyTree, *others: PyTree) -> jax.Array:
+        """Inner products of rows, float [1 or leaves, m, k], as the scope needs them.
+
+        Args:
+          rows: pytree [m, ...].
+          *others: pytrees [k_i, ...], whose numbers of rows add up to k; none: ``rows``.
+        """
+        products = qp.inner_products(rows, *others)
+        return products.sum(0, keepdims=True) if self.scope == "global" else products
+
+    def project(self, p, rows, mask=None, products=None):
+        """``p`` corrected, or as it is where the QP is infeasible; and the QP's ``ConeInfo``.
+
+        Args:
+          p: pytree [...].
+          rows: pytree [m, ...].
+          mask: bool [m], which rows count; None: all.
+          products: of the rows with each other and with ``p``, as ``inner_products`` gives them.
+        """
+        is_global = self.scope == "global"
+        if is_global:
+            products = products and tuple(product[0] for product in products)
+        cone = qp.project_to_cone if is_global else qp.project_to_cone_per_leaf
+        q, info = cone(p, rows, mask, self.margin, products=products, solver=self.solver)
+        return tree.where(info.feasible, q, p), info
 
 
-class Slots(NamedTuple):
-    """Which client each of the m slots of the server's buffer holds."""
+class ServerMemory(NamedTuple):
+    """What the corrected server half has besides: its hyper-parameters, by their names."""
 
-    owner: jax.Array  # int32 [m], the client, or _NOBODY
-    seen: jax.Array  # int32 [m], c(i): cohorts of which the owner was part since it entered
-    order: jax.Array  # int32 [m], when the owner entered
-    entered: jax.Array  # int32, how many clients have entered so far
-
-
-class Memory(NamedTuple):
-    """The server's buffer: D's row c is ``scale[c] * rows[c]``.
-
-    Decay changes the scales alone. The QP sees directions only, so it works on ``rows``, of which
-    a round changes the cohort's; so many inner products are new, and the others are kept.
-    """
-
-    rows: PyTree  # [m, ...] like the params; a row's largest number is in [1, 2), or all are 0
-    scale: jax.Array  # float [m]
-    products: jax.Array  # float [1 or leaves, m, m], the rows' inner products
-    slots: Slots
+    memory_size: int
+    server_momentum: Scalar
+    memory_decay: Scalar
 
 
 class GradMAServer(NamedTuple):
@@ -108,12 +134,9 @@ def gradma(
         "gradma",
         LocalTraining(loss_fn, **common),
         server_lr,
-        margin,
-        qp_scope,
-        qp_solver,
-        memory_size=memory_size,
-        server_momentum=server_momentum,
-        memory_decay=memory_decay,
+        Correction(margin, qp_scope, qp_solver),
+        corrects_client=True,
+        memory=ServerMemory(memory_size, server_momentum, memory_decay),
         keep_local_model=keep_local_model,
     )
 
@@ -137,8 +160,15 @@ def gradma_w(
       qp_scope: "global": one QP over all parameters; "per_leaf": one for each parameter array.
       qp_solver: "active_set", "projected_gradient", or "auto" (``qp.project_to_cone``).
     """
-    training, given = LocalTraining(loss_fn, **common), (server_lr, margin, qp_scope, qp_solver)
-    return _gradma("gradma_w", training, *given, keep_local_model=keep_local_model)
+    return _gradma(
+        "gradma_w",
+        LocalTraining(loss_fn, **common),
+        server_lr,
+        Correction(margin, qp_scope, qp_solver),
+        corrects_client=True,
+        memory=None,
+        keep_local_model=keep_local_model,
+    )
 
 
 @factory
@@ -174,58 +204,30 @@ def gradma_s(
         "gradma_s",
         LocalTraining(loss_fn, **common),
         server_lr,
-        margin,
-        qp_scope,
-        qp_solver,
-        memory_size=memory_size,
-        server_momentum=server_momentum,
-        memory_decay=memory_decay,
+        Correction(margin, qp_scope, qp_solver),
+        corrects_client=False,
+        memory=ServerMemory(memory_size, server_momentum, memory_decay),
     )
 
 
 def _gradma(
-    name,
-    training,
-    server_lr,
-    margin,
-    qp_scope,
-    qp_solver,
-    *,
-    memory_size=None,
-    server_momentum=None,
-    memory_decay=None,
-    keep_local_model=False,
+    name, training, server_lr, correction, *, corrects_client, memory, keep_local_model=False
 ):
-    """All three methods: each half is either corrected or plain."""
-    corrects_client, corrects_server = name != "gradma_s", name != "gradma_w"
-    check_number("margin", margin, minimum=0.0, maximum=1.0)
-    check_choice("qp_scope", qp_scope, ("global", "per_leaf"))
-    check_choice("qp_solver", qp_solver, qp.SOLVERS)
-    if corrects_server:
-        check_int("memory_size", memory_size, minimum=0)
+    """All three methods: each half is either corrected or plain, the server's without memory."""
+    correction.check()
+    if memory is not None:
+        size, server_momentum, memory_decay = memory
+        check_int("memory_size", size, minimum=0)
         check_number("server_momentum", server_momentum, minimum=0.0, maximum=1.0)
         check_number("memory_decay", memory_decay, minimum=0.0, maximum=1.0)
 
-    is_global = qp_scope == "global"
-
-    def inner_products(rows, *others):  # [1 or leaves, m, k]
-        products = qp.inner_products(rows, *others)
-        return products.sum(0, keepdims=True) if is_global else products
-
-    def project(p, rows, mask=None, products=None):
-        if is_global:
-            products = products and tuple(product[0] for product in products)
-        cone = qp.project_to_cone if is_global else qp.project_to_cone_per_leaf
-        q, info = cone(p, rows, mask, margin, products=products, solver=qp_solver)
-        return tree.where(info.feasible, q, p), info
-
     def start(params, num_clients, batch):
         rows = one_row_per_client(params, num_clients) if keep_local_model else ()
-        if not corrects_server:
+        if memory is None:
             return GradMAServer(params, (), ()), rows
-        check_int("memory_size", memory_size, minimum=0, maximum=num_clients)
-        memory = _empty_memory(params, memory_size, inner_products) if memory_size else ()
-        return GradMAServer(params, tree.zeros_like(params), memory), rows
+        check_int("memory_size", size, minimum=0, maximum=num_clients)
+        held = empty_memory(params, size, correction.inner_products) if size else ()
+        return GradMAServer(params, tree.zeros_like(params), held), rows
 
     def broadcast(server, round):
         return server.params
@@ -236,7 +238,7 @@ def _gradma(
             previous, _ = training.gradient(step.memory, step)  # at x_{k-1}
             at_server, _ = training.gradient(x, step)
             constraints = tree.stack([previous, at_server, tree.subtract(y, x)])
-            corrected, info = project(g, constraints)
+            corrected, info = correction.project(g, constraints)
             metrics = {"client_qp_residual": info.kkt_residual, "client_qp_active": _active(info)}
             return corrected, report._replace(memory=y, metrics={**report.metrics, **metrics})
 
@@ -253,79 +255,31 @@ def _gradma(
     def corrected_server_update(server, messages, cohort):  # Algorithm 3
         delta = tree.weighted_sum(messages["delta"], cohort.weights)
         m = tree.add_scaled(delta, server_momentum, server.momentum)
-        memory, metrics = server.memory, {"delta_norm": tree.norm(delta)}
-        if memory_size:
-            memory, with_m = _remember(
-                memory, messages["delta"], cohort, memory_decay, m, inner_products
+        held, metrics = server.memory, {"delta_norm": tree.norm(delta)}
+        if size:
+            held, with_m = remember(
+                held, messages["delta"], cohort, memory_decay, m, correction.inner_products
             )
-            m, info = project(m, memory.rows, memory.scale > 0, (memory.products, with_m))
+            m, info = correction.project(m, held.rows, held.scale > 0, (held.products, with_m))
             metrics["server_qp_residual"] = info.kkt_residual
             metrics["server_qp_active"] = _active(info)
             metrics["server_qp_iterations"] = info.iterations.astype(metrics["delta_norm"].dtype)
         params = tree.descend(server.params, at_round(server_lr, cohort.round), m)
-        return _unless_nobody(cohort, GradMAServer(params, m, memory), server), metrics
+        return _unless_nobody(cohort, GradMAServer(params, m, held), server), metrics
 
     phase = Phase(
         broadcast,
         corrected_client_update if corrects_client else training.client_update,
-        corrected_server_update if corrects_server else plain_server_update,
-        reduce={"delta": "stack" if corrects_server else "mean"},
-        keeps_if_nobody=corrects_server,
+        plain_server_update if memory is None else corrected_server_update,
+        reduce={"delta": "mean" if memory is None else "stack"},
+        keeps_if_nobody=memory is not None,
     )
-    return Algorithm(
-        name,
-        start,
-        (phase,),
-        lambda state: state.server.params,
-        gradients_per_step=3 if corrects_client else 1,
-    )
+    return Algorithm(name, start, (phase,), gradients_per_step=3 if corrects_client else 1)
 
 
 def _active(info) -> jax.Array:
     """How many constraints pull on the solution, as a float."""
     return (info.z > 0).sum(dtype=info.kkt_residual.dtype)
-
-
-def _empty_memory(params: Params, size: int, inner_products) -> Memory:
-    zeros = jnp.zeros(size, jnp.int32)
-    slots = Slots(zeros + _NOBODY, zeros, zeros, jnp.zeros((), jnp.int32))
-    rows = zero_row_per_client(params, size)
-    products = jax.eval_shape(inner_products, rows, rows)
-    scale = jnp.zeros(size, products.dtype)
-    return Memory(rows, scale, jnp.zeros(products.shape, products.dtype), slots)
-
-
-def _remember(memory, deltas: PyTree, cohort: Cohort, decay: Scalar, p: PyTree, inner_products):
-    """Algorithm 4, then the memory's lines of Algorithm 3: D <- β_2 D (+ d^i).
-
-    Returns the memory and its rows' inner products with ``p``, [1 or leaves, m].
-    """
-    slots, slot, is_new = _admit(memory.slots, cohort.client_ids, cohort.participates)
-    dtype, decay = memory.scale.dtype, jnp.asarray(decay, memory.scale.dtype)
-    # A row that decays below the range of floats keeps its direction.
-    floor = jnp.where((memory.scale > 0) & (decay > 0), jnp.finfo(dtype).tiny, 0)
-    scale = jnp.maximum(decay * memory.scale, floor)
-    kept = jnp.where(is_new, 0, scale.at[slot].get(mode="clip"))
-
-    def sum_up(rows, delta):
-        return _times(kept, rows.at[slot].get(mode="clip")) + delta
-
-    sums = jax.tree.map(sum_up, memory.rows, deltas)
-    sizes = [jnp.abs(leaf).max(range(1, leaf.ndim), initial=0) for leaf in jax.tree.leaves(sums)]
-    largest = jnp.max(jnp.stack(sizes), 0).astype(dtype)
-    power = _power_of_two(largest)
-    new = jax.tree.map(partial(_times, 1 / power), sums)
-    new_scale = jnp.where(largest == 0, 0, power)
-
-    def put(table, values):
-        return table.at[slot].set(values, mode="drop")
-
-    rows = jax.tree.map(put, memory.rows, new)
-    with_new = inner_products(rows, new, jax.tree.map(lambda leaf: leaf[None], p))
-    with_new, with_p = with_new[..., :-1], with_new[..., -1]
-    products = memory.products.at[:, slot].set(with_new.mT, mode="drop")
-    products = products.at[:, :, slot].set(with_new, mode="drop")
-    return Memory(rows, put(scale, new_scale), products, slots), with_p
 
 
 def _unless_nobody(cohort: Cohort, new: GradMAServer, old: GradMAServer) -> GradMAServer:
@@ -338,56 +292,3 @@ def _unless_nobody(cohort: Cohort, new: GradMAServer, old: GradMAServer) -> Grad
 
     kept = tree.where(cohort.participates.any(), without_rows(new), without_rows(old))
     return kept._replace(memory=kept.memory._replace(rows=new.memory.rows))
-
-
-def _power_of_two(x: jax.Array) -> jax.Array:
-    """The largest power of two up to x >= 0, within 2^-125 to 2^125: its exponent's bits alone."""
-    exponent = np.uint32(0x7F800000) if x.dtype.itemsize == 4 else np.uint64(0x7FF << 52)
-    bits = jax.lax.bitcast_convert_type(x, exponent.dtype) & exponent
-    return jnp.clip(jax.lax.bitcast_convert_type(bits, x.dtype), 2.0**-125, 2.0**125)
-
-
-def _times(factors: jax.Array, rows: jax.Array) -> jax.Array:
-    """Each row times its factor."""
-    return factors.astype(rows.dtype).reshape(-1, *[1] * (rows.ndim - 1)) * rows
-
-
-def _admit(slots: Slots, client_ids: jax.Array, participates: jax.Array):
-    """mem_red (Algorithm 4), in cohort order.
-
-    Returns the new ``Slots``; where each client of the cohort is held, int32 [S] (m if it did
-    not take part); and whether it is new there, bool [S].
-    """
-    size = slots.owner.shape[0]
-    if client_ids.shape[0] > size:
-        raise ValueError(
-            f"memory_size is {size}; it must be at least the cohort's {client_ids.shape[0]} slots "
-            "(or 0 for no memory)."
-        )
-    never = jnp.iinfo(jnp.int32).max
-
-    def admit(slots: Slots, client):
-        client_id, takes_part = client
-        held, free = slots.owner == client_id, slots.owner == _NOBODY
-        # Discard the least counted among those outside the present cohort, the oldest first.
-        present = ((slots.owner[:, None] == client_ids[None]) & participates[None]).any(-1)
-        seen = jnp.where(present, never, slots.seen)
-        oldest = jnp.argmin(jnp.where(seen == seen.min(), slots.order, never))
-        vacant = jnp.where(free.any(), jnp.argmax(free), oldest)
-        known = held.any()
-        slot = jnp.where(known, jnp.argmax(held), vacant)
-        target = jnp.where(takes_part, slot, size)
-
-        def write(table, value):
-            return table.at[target].set(value, mode="drop")
-
-        slots = Slots(
-            owner=write(slots.owner, client_id),
-            seen=write(slots.seen, jnp.where(known, slots.seen[slot] + 1, 1)),
-            order=write(slots.order, jnp.where(known, slots.order[slot], slots.entered)),
-            entered=slots.entered + (takes_part & ~known),
-        )
-        return slots, (target, ~known)
-
-    slots, (held_at, is_new) = jax.lax.scan(admit, slots, (client_ids, participates))
-    return slots, held_at, is_new

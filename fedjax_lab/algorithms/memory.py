@@ -128,4 +128,4 @@ def _mifa(name, training, server_lr, table, start, momentum=None):
         return MIFAServer(params, mean_row, m, seen), metrics
 
     phase = Phase(broadcast, client_update, server_update, reduce={"row_change": "sum"})
-    return Algorithm(name, start_state, (phase,), lambda state: state.server.params)
+    return Algorithm(name, start_state, (phase,))

@@ -102,4 +102,4 @@ def _fedprox(name, training, server_lr, prox_weight, momentum=None):
         return FedProxServer(params, m), {"delta_norm": tree.norm(delta)}
 
     phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
-    return Algorithm(name, start, (phase,), lambda state: state.server.params)
+    return Algorithm(name, start, (phase,))

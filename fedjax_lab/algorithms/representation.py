@@ -333,7 +333,6 @@ def _averaged(name, start_rows, client_update, server_lr, momentum, gradients_pe
         name,
         start,
         (Phase(broadcast, client_update, server_update, reduce={"delta": "mean"}),),
-        lambda state: state.server.params,
         gradients_per_step=gradients_per_step,
     )
 

@@ -168,9 +168,7 @@ def _fedsam(name, training, local_gradient, passes, server_lr):
         return FedSAMServer(params), {"delta_norm": tree.norm(delta)}
 
     phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
-    return Algorithm(
-        name, start, (phase,), lambda state: state.server.params, gradients_per_step=passes
-    )
+    return Algorithm(name, start, (phase,), gradients_per_step=passes)
 
 
 @factory
@@ -250,6 +248,4 @@ def fedgamma(
         server_update,
         reduce={"delta": "mean", "control_change": "sum"},
     )
-    return Algorithm(
-        "fedgamma", start, (phase,), lambda state: state.server.params, gradients_per_step=passes
-    )
+    return Algorithm("fedgamma", start, (phase,), gradients_per_step=passes)

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.fafed import first_estimates, take_first_estimates
+from fedjax_lab.algorithms.fafed import first_estimates, take_first_estimates, until_sync
 from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
 from fedjax_lab.clients.store import one_row_per_client
@@ -102,10 +102,7 @@ def stem(
             return m_i, report._replace(memory=(t + 1, m_i, y))
 
         first = batch.round * batch.max_steps + 1
-
-        def lr(k, num_steps):  # the last step is the sync
-            return jnp.where(k + 1 < num_steps, training.rate(first + k), 0.0)
-
+        lr = until_sync(training, first)
         local = training.steps(x, batch, direction, lr=lr, memory=(first, m, previous))
         _, m_i, _ = local.memory
         message = {
@@ -144,7 +141,6 @@ def stem(
         "stem",
         start,
         phases,
-        lambda state: state.server.params,
         gradients_per_step=2,
     )
     return algorithm

@@ -114,13 +114,14 @@ def _batch_shape(batch: CohortBatch) -> tuple[int, int]:
 def _check_concrete(batch: CohortBatch, num_clients, max_steps: int) -> None:
     """Check the numbers that are known: client ids, step counts, weights."""
     if not is_traced((batch.client_ids, num_clients)):
-        ids = np.asarray(batch.client_ids)
-        if ids.min() < 0 or ids.max() > num_clients:
+        # NumPy's: what is known inside of a jitted function is still traced where JAX compares.
+        ids, count = np.asarray(batch.client_ids), int(np.asarray(num_clients))
+        if ids.min() < 0 or ids.max() > count:
             raise ValueError(
-                f"client_ids is {ids.tolist()}; ids must lie between 0 and {int(num_clients) - 1} "
-                f"(or be {int(num_clients)} for a padded slot)."
+                f"client_ids is {ids.tolist()}; ids must lie between 0 and {count - 1} "
+                f"(or be {count} for a padded slot)."
             )
-        real = ids[ids < num_clients]
+        real = ids[ids < count]
         if np.unique(real).size != real.size:
             raise ValueError(f"client_ids is {ids.tolist()}; ids must be distinct in a round.")
     if batch.num_steps is not None and not is_traced(batch.num_steps):

@@ -48,14 +48,14 @@ def clipped_gradient(
     mask = jnp.ones(size, bool) if mask is None else mask
     is_scalar: dict[str, bool] = {}
 
-    def one(params, example, key):
+    def one(params, example, key, counts):
         alone = jax.tree.map(lambda leaf: leaf[None], example)
-        losses, metrics = apply_loss(loss_fn, params, alone, key)
+        losses, metrics = apply_loss(loss_fn, params, alone, key, counts[None])
         is_scalar.update({name: value.ndim == 0 for name, value in metrics.items()})
         return losses[0], {name: value.reshape(()) for name, value in metrics.items()}
 
     def clipped(example, key, counts):
-        (loss, metrics), grads = jax.value_and_grad(one, has_aux=True)(params, example, key)
+        (loss, metrics), grads = jax.value_and_grad(one, has_aux=True)(params, example, key, counts)
         norm = tree.norm(grads)
         grads = tree.scale(grads, jnp.where(norm > clip, clip / norm, 1))
         # One that is not finite would tell of itself in whatever it is added to.

@@ -102,7 +102,7 @@ class HostTable:
         if self.owned is not None and not self.owned[ids[ids < self.num_clients]].all():
             raise ValueError(
                 "ids holds clients whose rows another process keeps; owned says whose are here, "
-                "and fedjax_lab.simulation.host_processes.all_rows puts all together."
+                "and fedjax_lab.simulation.host_chunks.all_rows puts all together."
             )
         places = np.where(
             ids < self.num_clients, self._places[np.minimum(ids, self.num_clients - 1)], -1
@@ -131,6 +131,8 @@ class HostTable:
         ids = np.asarray(ids)
         real = ids < self.num_clients
         own = ids[real]
+        if not len(own):  # nobody came to a chunk, or nobody whose rows are here
+            return
         files = self._open()
         places = self._places[own]
         new = places < 0

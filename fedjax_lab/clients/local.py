@@ -75,8 +75,8 @@ class Gradient:
     ``gradient(params, step)`` is itself a ``Direction``: plain SGD descends it.
 
     Attributes:
-      loss_fn: (params, examples [B, ...], key) -> losses, float [B]; or (losses, metrics), see
-        ``apply_loss``.
+      loss_fn: (params, examples [B, ...], key) -> losses, float [B]; or (losses, metrics); with an
+        argument ``mask``, if it wants that: see ``apply_loss``.
       transform: optax transformation of the raw gradient, such as clipping and weight
         decay; its state is new in every round. None: the raw gradient.
       example_clip: largest norm of each example's gradient in the mean; None: any.
@@ -142,13 +142,23 @@ class Gradient:
     def full(self, params: Params, batch: ClientBatch) -> PyTree:
         """Gradient over all of the client's examples: one masked mean, transformed afresh.
 
-        Takes ``batch.full_examples``, or the valid examples of the steps that are taken.
+        Takes ``batch.full_examples``, or the valid examples of the steps that are taken. These may
+        hold an example several times, and would add it as often under one noise.
 
         Args:
           params: where the gradient is taken.
           batch: the client's slice of the round.
+
+        Raises:
+          ValueError: there is ``example_noise``, and the batch has no ``full_examples``.
         """
         examples, mask = batch.full_examples, batch.full_mask
+        if examples is None and self.example_noise is not None:
+            raise ValueError(
+                f"example_noise is {self.example_noise} and full_examples not given; among the "
+                "round's mini-batches an example may be once for each pass, and a full gradient "
+                "has noise for one. Give full_examples=True, and count that gradient as a pass."
+            )
         if examples is None:
             shape = jax.tree.leaves(batch.examples)[0].shape[:2]
             examples = jax.tree.map(lambda e: e.reshape(-1, *e.shape[2:]), batch.examples)
@@ -161,7 +171,7 @@ class Gradient:
         return self(params, Step(examples, mask, key, (), self.init(params)))[0]
 
     def _mean_loss(self, params, examples, mask, key):
-        losses, metrics = apply_loss(self.loss_fn, params, examples, key)
+        losses, metrics = apply_loss(self.loss_fn, params, examples, key, mask)
         per_step = {name: value for name, value in metrics.items() if value.ndim == 0}
         count = jnp.asarray(losses.size if mask is None else mask.sum(), losses.dtype)
 

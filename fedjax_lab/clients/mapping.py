@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_lab import tree
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import LARGEST_INT, check_choice
 from fedjax_lab.clients.exchange import sum_in_order
 from fedjax_lab.clients.model_axis import MODEL, ParamsSharding, model_layout
 from fedjax_lab.clients.store import AXIS, client_mesh
@@ -39,33 +39,46 @@ from fedjax_lab.types import Params, PyTree
 ClientFn = Callable[[PyTree, PyTree, jax.Array | None], tuple[dict[str, PyTree], PyTree]]
 CLIENT_MAPS = ("auto", "chunk:n", "measure", "pmap", "scan", "shard_map", "vmap")
 PLANNED = ("auto", "measure")
+_COUNTS = f"must be at least 1, and at most {LARGEST_INT}"
 
 
 def _same(kept: PyTree) -> PyTree:
     return kept
 
 
+def _undecided(*arguments: Any) -> Any:
+    raise ValueError("the planner has to choose a client map before clients can run.")
+
+
 @dataclasses.dataclass(frozen=True)
 class ClientMap:
-    """A way to run a ``ClientFn`` over the cohort.
+    """A way to run a ``ClientFn`` over the cohort, as ``parse_client_map`` makes it of a name.
 
     Attributes:
       name: as given.
+      kind: the name's first word, such as "chunk" or "shard_map".
       multiple: the cohort is padded to a multiple of this many slots.
       run: (fn, shared, clients [S, ...], coefficients {rule: [S]}, lengths int32 [S] or None)
-        -> (sums, kept [S, ...]). ``lengths``: after how many steps a client is done.
-      devices: the devices that share the cohort; empty for a single-device map.
+        -> (sums, kept [S, ...]). ``lengths``: after how many steps a client is done. An error
+        while the planner has to choose, or where the devices of a target are not at hand.
+      shares: into how many shares the cohort is divided, one for each device or group of devices.
+      parts: over how many devices a model is divided.
+      devices: the devices that share the cohort; empty for a single-device map, and where the
+        devices of a target are not at hand.
       sort: lengths [S] -> the order of slots in which the cohort is run best; None: any.
       mesh: of the devices, with the axis ``clients``, and of ``shard_map:CxM`` also ``model``; None
-        for a single-device map.
+        where there are no devices.
       collect: kept [S, ...] -> the same on all devices, before the server reads it; where devices
         divide a model, as it is.
       whole: traced values -> the same, of which each device is to work out all by itself.
     """
 
     name: str
-    multiple: int
-    run: Callable[..., tuple[PyTree, PyTree]]
+    kind: str
+    multiple: int = 1
+    run: Callable[..., tuple[PyTree, PyTree]] = _undecided
+    shares: int = 1
+    parts: int = 1
     devices: tuple[Any, ...] = ()
     sort: Callable[[jax.Array], jax.Array] | None = None
     mesh: Mesh | None = None
@@ -73,9 +86,14 @@ class ClientMap:
     whole: Callable[[PyTree], PyTree] = _same
 
     @property
-    def shares(self) -> int:
-        """Into how many shares the cohort is divided."""
-        return 1 if self.mesh is None else self.mesh.shape[AXIS]
+    def is_planned(self) -> bool:
+        """Whether the planner has to choose first."""
+        return self.kind in PLANNED
+
+    @property
+    def divides_rows(self) -> bool:
+        """Whether the devices can share the table of client rows."""
+        return self.kind == "shard_map" and self.shares > 1
 
 
 def single_device_map(target: Target | None = None) -> str:
@@ -88,46 +106,68 @@ def single_device_map(target: Target | None = None) -> str:
 
 
 def check_client_map(client_map: str, argument: str = "client_map") -> str:
-    """Return ``client_map`` if it is the name of a client map, or one of ``PLANNED``.
+    """Return ``client_map`` if it is the name of a client map, whatever devices there are.
 
     Args:
       client_map: what was given.
       argument: the argument's name, for the error.
 
     Raises:
+      TypeError: it is no text.
       ValueError: the name is unknown, or a number in it is no positive integer.
     """
+    if not isinstance(client_map, str):
+        raise TypeError(f"{argument} is {client_map!r}; it must be text, such as 'auto'.")
     if client_map not in PLANNED:
         _split(client_map, argument)
     return client_map
 
 
-def parse_client_map(client_map: str, target: Target | None = None) -> ClientMap:
-    """Turn a client map's name into a ``ClientMap``.
+def parse_client_map(
+    client_map: str | ClientMap, target: Target | None = None, argument: str = "client_map"
+) -> ClientMap:
+    """Turn a client map's name into a ``ClientMap``; one that is parsed already stays as it is.
 
     Args:
-      client_map: such as "scan", "chunk:8" or "shard_map:2/vmap".
+      client_map: such as "scan", "chunk:8", "shard_map:2/vmap" or "auto".
       target: the machine whose devices it uses; None: the running one.
+      argument: the argument's name, for errors.
 
     Raises:
-      ValueError: the name is unknown or left to the planner, a number in it is no positive
-        integer, or it wants more devices than there are.
+      TypeError: it is no text.
+      ValueError: the name is unknown, a number in it is no positive integer, or it wants more
+        devices than there are.
     """
-    kind, count, parts, share = _split(client_map)
+    if isinstance(client_map, ClientMap):
+        return client_map
+    if client_map in PLANNED:
+        return ClientMap(client_map, client_map)
+    kind, count, parts, share = _split(client_map, argument)
     if kind == "chunk":
-        return ClientMap(client_map, count, _chunked(count), sort=_longest_first)
+        return ClientMap(client_map, kind, count, _chunked(count), sort=_longest_first)
     if kind == "vmap":
-        return ClientMap("vmap", 1, _vmapped)
+        return ClientMap("vmap", kind, 1, _vmapped)
     if kind == "scan":
-        return ClientMap("scan", 1, _chunked(1))
+        return ClientMap("scan", kind, 1, _chunked(1))
     if target is not None:
-        devices = target.devices
+        devices, number = target.devices, target.num_devices
     else:
         devices = tuple(jax.local_devices() if kind == "pmap" else jax.devices())
-    if max(count * max(parts, 1), 1) > len(devices):
+        number = len(devices)
+    if max(count * max(parts, 1), 1) > number:
         raise ValueError(
-            f"client_map is {client_map!r}; there are {len(devices)} {platform_of(target)} devices."
+            f"{argument} is {client_map!r}; there are {number} {platform_of(target)} devices."
         )
+    if not devices:  # of a target that is described only
+        shares = count or number // max(parts, 1)
+
+        def run(*arguments: Any) -> Any:
+            raise ValueError(
+                f"client_map is {client_map!r} of a {platform_of(target)} that is only described: "
+                "it has no devices to run on."
+            )
+
+        return ClientMap(client_map, kind, 1, run, shares, max(parts, 1))
     devices = devices[: count * max(parts, 1)] if count else devices
     mesh = client_mesh(devices, parts)
     shares = mesh.shape[AXIS]
@@ -136,12 +176,23 @@ def parse_client_map(client_map: str, target: Target | None = None) -> ClientMap
     def deal(lengths):
         return _longest_first(lengths).reshape(-1, shares).T.reshape(-1)
 
-    multiple, run = shares * on_device.multiple, on_device.run
+    run = on_device.run
     # In the mesh's order, which on a TPU is not that of `jax.devices`: all programs have that one.
     spread = _pmapped(run, tuple(mesh.devices.flat)) if kind == "pmap" else _sharded(run, mesh)
     whole = _same if kind == "pmap" else _collected(mesh)
-    collect = _same if MODEL in mesh.axis_names else whole
-    return ClientMap(client_map, multiple, spread, devices, deal, mesh, collect, whole)
+    return ClientMap(
+        client_map,
+        kind,
+        shares * on_device.multiple,
+        spread,
+        shares,
+        max(parts, 1),
+        devices,
+        deal,
+        mesh,
+        collect=_same if MODEL in mesh.axis_names else whole,
+        whole=whole,
+    )
 
 
 def model_shardings(
@@ -174,29 +225,10 @@ def model_shardings(
     return layout.shardings(layout.specs(params))
 
 
-def parts_of_a_model(client_map: str) -> int:
-    """Over how many devices a client map divides a model.
-
-    Args:
-      client_map: a name.
-    """
-    return max(_split(client_map)[2], 1)
-
-
-def shares_of(client_map: str, target: Target | None = None) -> int:
-    """Into how many shares ``shard_map`` divides a cohort; 1 for other maps.
-
-    Args:
-      client_map: a name, "auto" and "measure" excepted.
-      target: the machine, whether its compiler is here or not; None: the running one.
-    """
-    kind, count, parts, _ = _split(client_map)
-    devices = jax.device_count() if target is None else target.num_devices
-    return (count or devices // max(parts, 1)) if kind == "shard_map" else 1
-
-
-def _split(client_map: str, argument: str = "client_map") -> tuple[str, int, int, str]:
+def _split(client_map: str, argument: str) -> tuple[str, int, int, str]:
     """(kind, the number behind it or 0, that behind its x or 0, a device's share or "")."""
+    if not isinstance(client_map, str):
+        raise TypeError(f"{argument} is {client_map!r}; it must be text, such as 'auto'.")
     whole, _, share = client_map.partition("/")
     kind, colon, size = whole.partition(":")
     choice = "chunk:n" if kind == "chunk" else kind
@@ -205,11 +237,11 @@ def _split(client_map: str, argument: str = "client_map") -> tuple[str, int, int
     parts = "0"
     if kind == "shard_map" and "x" in size:
         size, _, parts = size.partition("x")
-        if not parts.isdigit() or int(parts) < 1:
-            raise ValueError(f"{argument} is {client_map!r}; M in {kind}:CxM must be at least 1.")
+        if not _is_count(parts):
+            raise ValueError(f"{argument} is {client_map!r}; M in {kind}:CxM {_COUNTS}.")
     if kind == "chunk" or (spreads and colon):
-        if not size.isdigit() or int(size) < 1:
-            raise ValueError(f"{argument} is {client_map!r}; n in {kind}:n must be at least 1.")
+        if not _is_count(size):
+            raise ValueError(f"{argument} is {client_map!r}; n in {kind}:n {_COUNTS}.")
     elif colon or kind in PLANNED:
         raise ValueError(f"{argument} is {client_map!r}; {kind} stands alone.")
     if share and not spreads:
@@ -219,8 +251,25 @@ def _split(client_map: str, argument: str = "client_map") -> tuple[str, int, int
     return kind, int(size or 0), int(parts), share
 
 
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) < 12 and 1 <= int(text) <= LARGEST_INT
+
+
 def _longest_first(lengths):
     return jnp.argsort(-lengths, stable=True)
+
+
+# A -1 among the lengths has no answer for an array of size 0.
+
+
+def _parts(leaf, count):
+    """[n, ...] -> [count, n / count, ...]."""
+    return leaf.reshape(count, leaf.shape[0] // count, *leaf.shape[1:])
+
+
+def _together(leaf):
+    """[count, m, ...] -> [count * m, ...]."""
+    return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
 
 
 def _combine(coefficients, trees):
@@ -250,14 +299,14 @@ def _chunked(size: int):
 
         chunks = (clients, coefficients, lengths)
         if size > 1:
-            chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), chunks)
+            chunks = jax.tree.map(lambda leaf: _parts(leaf, leaf.shape[0] // size), chunks)
         first = jax.tree.map(lambda leaf: leaf[0], chunks)
         # Where nothing is summed, a second trace would find nothing.
         shapes = jax.eval_shape(one_chunk, *first)[0] if coefficients else {}
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         sums, kept = jax.lax.scan(body, zeros, chunks)
         if size > 1:
-            kept = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
+            kept = jax.tree.map(_together, kept)
         return sums, kept
 
     return run
@@ -269,12 +318,12 @@ def _pmapped(share, devices):
             return share(fn, shared, clients, coefficients, lengths)
 
         def split(leaf):
-            return leaf.reshape(len(devices), -1, *leaf.shape[1:])
+            return _parts(leaf, len(devices))
 
         mapped = jax.pmap(on_device, in_axes=(None, 0, 0, 0), devices=devices)
         sums, kept = mapped(shared, *jax.tree.map(split, (clients, coefficients, lengths)))
         sums = jax.tree.map(lambda leaf: leaf.sum(0), sums)
-        return sums, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
+        return sums, jax.tree.map(_together, kept)
 
     return run
 

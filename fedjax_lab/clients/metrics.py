@@ -5,6 +5,8 @@ Axes: B examples of a mini-batch.
 
 import contextlib
 import contextvars
+import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
@@ -33,6 +35,7 @@ OWN_METRICS = frozenset(
         *("client_qp_residual", "client_qp_active"),
         *("clipped_clients", "clip_norm", "epsilon", "saturated", "overflow"),
         *("server_qp_residual", "server_qp_active", "server_qp_iterations"),
+        *("server_step", "mixing"),
     }
 )
 _OWN = ", ".join(sorted(OWN_METRICS))
@@ -44,8 +47,23 @@ _OF_FLAX = (
 )
 
 
+def takes_mask(function: Callable[..., Any]) -> bool:
+    """Whether a loss, or a function that counts, names an argument ``mask``.
+
+    Args:
+      function: what is to be called.
+    """
+    if isinstance(function, functools.partial) and "mask" in function.keywords:
+        return False  # the caller gives one already
+    try:
+        named = inspect.signature(function).parameters.get("mask")
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return False
+    return named is not None and named.kind in (named.POSITIONAL_OR_KEYWORD, named.KEYWORD_ONLY)
+
+
 def apply_loss(
-    loss_fn: LossFn, params: Params, examples: PyTree, key: Key
+    loss_fn: LossFn, params: Params, examples: PyTree, key: Key, mask: jax.Array | None = None
 ) -> tuple[jax.Array, Metrics]:
     """(losses [B], metrics) of a loss that returns losses, or both, checked.
 
@@ -53,18 +71,24 @@ def apply_loss(
     whole mini-batch, averaged over steps. It has the losses' dtype.
 
     Args:
-      loss_fn: (params, examples, key) -> losses, float [B], or (losses, {name: [B] or scalar}).
+      loss_fn: (params, examples, key) -> losses, float [B], or (losses, {name: [B] or scalar}). One
+        that names an argument ``mask`` gets bool [B]: which examples are real.
       params: where the loss is taken.
       examples: pytree [B, ...].
       key: of its randomness.
+      mask: bool [B]; None: all are real. What is averaged is the caller's business.
 
     Raises:
       TypeError: it returned something else.
       ValueError: it returned arrays of other shapes, or a metric with a name of the library's; or
         a flax module in it has variables besides its parameters.
     """
+    size = jax.tree.leaves(examples)[0].shape[0]
+    named = {}
+    if takes_mask(loss_fn):
+        named["mask"] = jnp.ones(size, bool) if mask is None else mask
     try:
-        losses: Any = loss_fn(params, examples, key)
+        losses: Any = loss_fn(params, examples, key, **named)
     except _OF_FLAX as error:
         said = str(error).partition(" (http")[0].rstrip(".")
         raise ValueError(
@@ -76,7 +100,6 @@ def apply_loss(
     metrics: Mapping[str, Any] = {}
     if isinstance(losses, tuple) and len(losses) == 2 and isinstance(losses[1], Mapping):
         losses, metrics = losses
-    size = jax.tree.leaves(examples)[0].shape[0]
     if not isinstance(losses, (jax.Array, np.ndarray)):
         raise TypeError(
             f"loss_fn returned {type(losses).__name__}; it must return one loss per example, "

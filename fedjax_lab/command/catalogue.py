@@ -20,6 +20,7 @@ SOURCES: dict[str, tuple[str, str]] = {
     "fedavg": ("FedAvg", "McMahan et al., AISTATS 2017"),
     "fedprox": ("FedProx", "Li et al., MLSys 2020"),
     "fednova": ("FedNova", "Wang et al., NeurIPS 2020"),
+    "fedexp": ("FedExP", "Jhunjhunwala et al., ICLR 2023"),
     "fedavgm": ("FedAvgM, server momentum", "Hsu et al., 2019"),
     "fedproxm": ("FedProx with server momentum", "Luo et al., CVPR 2023"),
     "fedopt": ("FedOpt, any optax optimiser on the server", "Reddi et al., ICLR 2021"),
@@ -59,7 +60,23 @@ SOURCES: dict[str, tuple[str, str]] = {
     "gradma_w": ("GradMA-W, its worker half", "Luo et al., CVPR 2023"),
     "gradma_s": ("GradMA-S, its server half", "Luo et al., CVPR 2023"),
     "gradma": ("GradMA", "Luo et al., CVPR 2023"),
+    "local_only": ("each client alone, a model for each", "the usual lower bound"),
+    "fedper": ("FedPer, a model for each client", "Arivazhagan et al., 2019"),
+    "lg_fedavg": ("LG-FedAvg, a model for each client", "Liang et al., 2020"),
+    "fedbn": ("FedBN, a model for each client", "Li et al., ICLR 2021"),
+    "fedrep": ("FedRep, a model for each client", "Collins et al., ICML 2021"),
+    "fedbabu": ("FedBABU, a model for each client", "Oh et al., ICLR 2022"),
+    "ditto": ("Ditto, a model for each client", "Li et al., ICML 2021"),
+    "pfedme": ("pFedMe, a model for each client", "T. Dinh et al., NeurIPS 2020"),
+    "apfl": ("APFL, a model for each client", "Deng et al., 2020"),
 }  # fmt: skip
+
+# Sizes (up, down, client state) that depend on which leaves are a client's own: u are those that
+# all share, h the others, d = u + h.
+_IN_PARTS = {
+    **dict.fromkeys(("fedper", "lg_fedavg", "fedbn", "fedrep"), ("u", "u", "h")),
+    "fedbabu": ("u", "d", "0"),
+}
 
 # For arguments without a default; costs do not depend on their values.
 _EXAMPLES: dict[str, Any] = {
@@ -109,7 +126,7 @@ def entry(name: str) -> Entry:
     """
     factory = ALGORITHMS[name]
     parameters = inspect.signature(factory).parameters
-    model = models.mlp(10, hidden=(8, 8))
+    model = models.mlp(10, hidden=(8, 8), norm="group" if name == "fedbn" else None)
     params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 784)))
     arguments = {
         argument: _EXAMPLES.get(argument, 0.5)
@@ -130,7 +147,7 @@ def entry(name: str) -> Entry:
         up=_rounded(algorithm.uplink(params) / size),
         down=_rounded(algorithm.downlink(params) / size),
         client_state=_rounded(tree.nbytes(clients) / _NUM_CLIENTS / size),
-        server_state=_rounded(tree.nbytes(server) / size - 1),
+        server_state=_rounded(max(0.0, tree.nbytes(server) / size - 1)),
         gradients=algorithm.gradients_per_step,
         options=algorithm_options(name),
     )
@@ -151,6 +168,15 @@ def size(value: float) -> str:
     return {"0": "0", "1": "d"}.get(number, f"{number}d")
 
 
+def traffic(row: Entry) -> tuple[str, str, str]:
+    """What a client sends, receives and keeps as text, such as 2d; or u and h, where in parts.
+
+    Args:
+      row: of the catalogue.
+    """
+    return _IN_PARTS.get(row.name) or (size(row.up), size(row.down), size(row.client_state))
+
+
 def table(*, options: bool = True) -> str:
     """The catalogue as a Markdown table.
 
@@ -162,7 +188,7 @@ def table(*, options: bool = True) -> str:
     rows = [head, ["---"] * len(head)]
     for name in SOURCES:
         row = entry(name)
-        sizes = [size(value) for value in (row.up, row.down, row.client_state)]
+        sizes = list(traffic(row))
         if name == "cfedavg":
             sizes[0] = "compressed"
         cells = [f"`{name}`", row.method, row.paper, *sizes, str(row.gradients)]
@@ -182,7 +208,11 @@ size of the model's parameters: what a client sends up and receives in a round, 
 keeps from round to round; and the mini-batch gradients that a local step takes. They are those of
 the default options: some options change them, as the docstrings say. A learning rate of the clients
 (`client_lr`), a `gradient_transform` (of each mini-batch gradient) and a `step_transform` (of the
-whole direction of a local step) are taken by all methods, `server_lr` by most.
+whole direction of a local step) are taken by all methods, `server_lr` by most. Where some leaves of
+the model are a client's own, u stands for those that all share, and h for the others: d = u + h.
+
+Methods with a model for each client are scored on the clients' own test examples:
+[a model for each client](guides/a_model_for_each_client.md).
 
 {table()}
 

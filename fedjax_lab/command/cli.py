@@ -17,16 +17,19 @@ from fedjax_lab.command.commands import (
     RerunCommand,
     RunCommand,
     SweepCommand,
+    TuneCommand,
     parse,
 )
 from fedjax_lab.command.grid import sweep_command
 from fedjax_lab.command.launch import INTERRUPTED, run_command
 from fedjax_lab.command.rerun import rerun_command
 from fedjax_lab.command.screen import one_line, print_rows
+from fedjax_lab.command.tuning import tune_command
+from fedjax_lab.simulation.team import ElsewhereError
 from fedjax_lab.version import __version__
 
 _MISTAKE = 2
-_DECIDING = ("method", "seeds", "mean of last", "behind")  # columns
+_DECIDING = ("method", "seeds", "mean of round", "behind")  # columns
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except (ValueError, TypeError, OSError, ImportError, ElsewhereError) as error:
         if debug:
             traceback.print_exc()
         else:
@@ -64,9 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(command: ReportCommand) -> int:
-    from fedjax_lab.report import group_runs, load_runs, write_report
+    from fedjax_lab.report import load_runs, write_report
     from fedjax_lab.report.formats import format_report, write_format
-    from fedjax_lab.report.tables import accuracy_table, by_accuracy
+    from fedjax_lab.report.sections import sections_of
+    from fedjax_lab.report.tables import accuracy_table
 
     if command.format is not None:
         text = format_report(command.runs, command.format, target=command.target)
@@ -77,16 +81,20 @@ def _report(command: ReportCommand) -> int:
         return 0
     path = write_report(command.runs, command.out, target=command.target)
     if not command.quiet:
-        rows = accuracy_table(by_accuracy(group_runs(load_runs(command.runs))))
-        # What decides; the report has the other columns, which a terminal is too narrow for.
-        shown = [i for i, name in enumerate(rows[0]) if name.startswith(_DECIDING)]
-        print_rows([[row[i] for i in shown] for row in rows])
-        print(f"\n{path}")
+        for section in (sections := sections_of(load_runs(command.runs))):
+            if len(sections) > 1:
+                print(f"{section.title}:\n")
+            rows = accuracy_table(section.groups)
+            # What decides; the report has the other columns, which a terminal is too narrow for.
+            shown = [i for i, name in enumerate(rows[0]) if name.startswith(_DECIDING)]
+            print_rows([[row[i] for i in shown] for row in rows])
+            print()
+        print(path)
     return 0
 
 
 def _export(command: ExportCommand) -> int:
-    from fedjax_lab.simulation.saved_run import export_params, load_run
+    from fedjax_lab.storage.saved_run import export_params, load_run
 
     run = load_run(command.run_dir)
     arrays = export_params(run.params, command.file)
@@ -133,6 +141,7 @@ _ACTIONS: dict[type, Callable[[Any], int]] = {
     RunCommand: run_command,
     PlanCommand: _plan,
     SweepCommand: sweep_command,
+    TuneCommand: tune_command,
     ReportCommand: _report,
     ExportCommand: _export,
     RerunCommand: rerun_command,

@@ -109,6 +109,56 @@ class SweepCommand:
 
 
 @dataclasses.dataclass(frozen=True)
+class TuneCommand:
+    """Tune one or several methods on validation data, by successive halving.
+
+    All methods spend the same number of gradients; the test set is not read.
+    """
+
+    settings: tyro.conf.UseAppendAction[RunConfig]
+
+    methods: tuple[str, ...] = ()
+    """The methods. None: algorithm."""
+
+    space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """What is tuned, as name=log:low:high or name=value,value; METHOD.name= for one method. Given
+    several times."""
+
+    validation: float = 0.2
+    """Share of each client's examples that scores the points and trains nothing."""
+
+    hold_out: Literal["examples", "clients"] = "examples"
+    """Whether validation is a share of each client's examples, or of the clients."""
+
+    budget: int = 24
+    """Points that the method with the most gradients in a step begins with."""
+
+    finalists: int = 2
+    """Points of each method that run to the end, with all seeds."""
+
+    seeds: tuple[int, ...] = (0, 1)
+    """Seeds of the finalists; the first one's runs are compared before."""
+
+    keep_in: str | None = None
+    """Folder that keeps the search, so that the same command goes on with it."""
+
+    out: str | None = None
+    """CSV file with all trials."""
+
+    config: str | None = None
+    """YAML or JSON file with settings, or the config.json of a run; flags override it."""
+
+    cpu_devices: int | None = None
+    """CPU devices, over which the runs are spread. None: one per core."""
+
+    quiet: bool = False
+    """Show no progress."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ReportCommand:
     """Write report.md and report.html with tables and figures over runs; or print a table."""
 
@@ -245,7 +295,7 @@ def parse(argv: list[str]) -> Any:
     tyro._experimental_options["ansi_codes"] = not plain
     first = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="?")
-    with_settings = argv[:1] in (["run"], ["plan"], ["sweep"])
+    with_settings = bool(argv) and argv[0] in _WITH_SETTINGS
     file = first.parse_known_args(argv)[0].config if with_settings else None
     settings = RunConfig() if file is None else RunConfig.from_file(file)
     commands: list[Any] = [
@@ -266,7 +316,12 @@ def parse(argv: list[str]) -> Any:
     )
 
 
-_WITH_SETTINGS: dict[str, Any] = {"run": RunCommand, "plan": PlanCommand, "sweep": SweepCommand}
+_WITH_SETTINGS: dict[str, Any] = {
+    "run": RunCommand,
+    "plan": PlanCommand,
+    "sweep": SweepCommand,
+    "tune": TuneCommand,
+}
 _WITHOUT_SETTINGS: dict[str, type] = {
     "report": ReportCommand,
     "export": ExportCommand,

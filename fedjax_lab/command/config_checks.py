@@ -15,7 +15,8 @@ from fedjax_lab.data.times import check_devices
 from fedjax_lab.models import COMPUTE_DTYPES, MODELS
 from fedjax_lab.round import ON_NONFINITE
 from fedjax_lab.simulation.loggers import LOGGERS
-from fedjax_lab.simulation.stores import CLIENT_STORES
+from fedjax_lab.simulation.placement import CLIENT_STORES
+from fedjax_lab.storage.run_path import check_run_dir
 
 # A partition of the command line alone: in Python, ids are an array.
 NATURAL = "natural:ARRAY"
@@ -41,6 +42,7 @@ def check_config(config: Any) -> None:
       ValueError, TypeError: a setting is unknown, out of range, or does not go with another.
       FileNotFoundError: ``data_dir`` is no directory.
     """
+    check_run_dir(config.run_dir)
     check_choice("algorithm", config.algorithm, ALGORITHMS)
     check_choice("model", config.model, MODELS)
     if config.dataset.partition(":")[0] not in SCHEMES:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from fedjax_lab.checks import check_int
 from fedjax_lab.command.commands import RunCommand
+from fedjax_lab.command.rendezvous import await_all
 
 LOST = 4  # the exit status of a process whose run another process has left
 _GRACE = 2.0  # seconds
@@ -34,6 +35,7 @@ def join(command: RunCommand) -> None:
       ValueError: something is missing that the machine does not say either, is out of range, or
         was given without ``distributed``.
       TypeError: a number is none.
+      ConnectionError: not all processes have come in time.
     """
     given = {name: getattr(command, name) for name in _SETTINGS}
     if not command.distributed:
@@ -48,6 +50,8 @@ def join(command: RunCommand) -> None:
 
     if jax.distributed.is_initialized():
         return
+    if None not in found.values():
+        await_all(found["coordinator"], found["num_processes"], found["process_id"])
     try:
         jax.distributed.initialize(
             found["coordinator"], found["num_processes"], found["process_id"]

@@ -16,8 +16,7 @@ from fedjax_lab.command.launch import INTERRUPTED, start
 from fedjax_lab.command.options import float_options, parse_options, server_lr_of
 from fedjax_lab.command.screen import print_rows, show_warning
 from fedjax_lab.estimates import Rows, estimate, format_estimate
-from fedjax_lab.simulation.points import Point, check_seeds, list_points
-from fedjax_lab.simulation.sweep_result import SweepResult
+from fedjax_lab.simulation.sweep_result import Point, SweepResult, check_seeds, list_points
 
 # Settings of a run that a sweep, which keeps nothing, cannot follow.
 _NOT_IN_SWEEPS = (
@@ -91,6 +90,13 @@ def run_grid(
     from fedjax_lab.simulation.sweep import sweep
 
     setup = build(config)
+    if setup.algorithm.personal is not None:
+        warnings.warn(
+            f"a sweep evaluates the server's model alone, and {config.algorithm} has one for each "
+            "client: personal_accuracy is in the rows of run.",
+            UserWarning,
+            stacklevel=2,
+        )
     if progress:
         print(setup.clients.summary(), file=sys.stderr, flush=True)
     return sweep(
@@ -127,7 +133,7 @@ def grid(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point], RunCon
     for text in texts:
         name, _, values = text.partition("=")
         name = name.strip()
-        check_choice("the name in point", name, _may_vary(settings))
+        check_choice("the name in point", name, may_vary(settings))
         if name in axes:
             raise ValueError(f"point names {name} twice; give all its values at once.")
         try:
@@ -141,11 +147,19 @@ def grid(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point], RunCon
     if not axes:
         raise ValueError("point is missing; give at least one, such as --point client_lr=0.1,0.01.")
     points = list_points(axes)
-    configs = [_at(settings, point).resolve() for point in points]
+    configs = [at_point(settings, point).resolve() for point in points]
     return points, configs[0]
 
 
-def _may_vary(settings: RunConfig) -> list[str]:
+def may_vary(settings: RunConfig) -> list[str]:
+    """The hyper-parameters of a method that a program can take as arguments.
+
+    Args:
+      settings: its algorithm and options count.
+
+    Raises:
+      ValueError: the algorithm is unknown.
+    """
     check_choice("algorithm", settings.algorithm, ALGORITHMS)
     optimizer = parse_options(settings.option, "option").get("server_optimizer")
     names = [*VARIED, *float_options(settings.algorithm, optimizer)]
@@ -153,8 +167,13 @@ def _may_vary(settings: RunConfig) -> list[str]:
     return [name for name in names if not (takes_none and name == "server_lr")]
 
 
-def _at(settings: RunConfig, point: Point) -> RunConfig:
-    """The settings of a run at a point."""
+def at_point(settings: RunConfig, point: Point) -> RunConfig:
+    """The settings of a run at a point.
+
+    Args:
+      settings: of all runs.
+      point: hyper-parameters by name.
+    """
     varied: dict[str, Any] = {name: v for name, v in point.items() if name in VARIED}
     options = [f"{name}={value!r}" for name, value in point.items() if name not in VARIED]
     return dataclasses.replace(settings, **varied, option=(*settings.option, *options))

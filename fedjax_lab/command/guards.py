@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedjax_lab.checks import check_choice, check_int, check_number
-from fedjax_lab.data.cohort import SAMPLINGS
+from fedjax_lab.data.client_sampling import SAMPLINGS
 from fedjax_lab.round import Algorithm
 from fedjax_lab.wrappers.accounting import check_bands
 from fedjax_lab.wrappers.attacks import ATTACKS, with_attack

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -12,10 +13,12 @@ from fedjax_lab.checks import check_int
 from fedjax_lab.command.commands import PROG, RunCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import format_settings, is_yaml
-from fedjax_lab.command.distributed import join, leave
+from fedjax_lab.command.distributed import LOST, join, leave
 from fedjax_lab.command.screen import print_rows, show_warning
-from fedjax_lab.simulation.points import check_seeds
-from fedjax_lab.simulation.processes import is_first, several, told_of_losses
+from fedjax_lab.simulation.stop import compiles_still
+from fedjax_lab.simulation.sweep_result import check_seeds
+from fedjax_lab.simulation.team import Team
+from fedjax_lab.storage.json_file import new_file
 
 DIVERGED, INTERRUPTED = 3, 130
 
@@ -32,7 +35,7 @@ def start(cpu_devices: int | None = None, quiet: bool = False) -> None:
     """
     import jax
 
-    from fedjax_lab.simulation.programs import keep_by_default
+    from fedjax_lab.storage.programs import keep_by_default
 
     keep_by_default(quiet)
     if cpu_devices is not None:
@@ -57,16 +60,23 @@ def run_command(command: RunCommand) -> int:
         return 0
     start(command.cpu_devices, command.quiet)
     configs = _configs(command)
-    join(command)
-    if not is_first():
+    try:
+        join(command)
+    except ConnectionError as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
+        return LOST
+    team = Team.here()
+    team.meet()
+    team.agree({"seeds": list(command.seeds)})
+    if not team.is_first:
         command = dataclasses.replace(command, quiet=True)
     worst = 0
     for config in configs:
         try:
-            with told_of_losses():
+            with team.reporting_losses():
                 status = _run_one(command, config)
         except ConnectionError:  # told
-            if not several():
+            if not team.is_multiprocess:
                 raise
             leave()
         worst = max(worst, status)
@@ -95,16 +105,18 @@ def _run_one(command: RunCommand, config: RunConfig) -> int:
     from fedjax_lab.report import load_runs
 
     assert config.run_dir is not None  # resolved
+    is_first = Team.here().is_first
     with warnings.catch_warnings():
-        warnings.showwarning = show_warning if is_first() else _ignore
+        warnings.showwarning = show_warning if is_first else _ignore
         result = run(config, progress=not command.quiet)
-    if command.config is not None and is_yaml(command.config) and is_first():
+    if command.config is not None and is_yaml(command.config) and is_first:
         settings = format_settings(config.record(), "yaml")
-        (Path(config.run_dir) / "config.yaml").write_text(settings, encoding="utf-8")
+        with new_file(Path(config.run_dir) / "config.yaml") as file:
+            file.write(settings)
     if not command.quiet and result.history and not command.seeds:
         print()
         print_rows(_facts(load_runs([config.run_dir])[0]))
-    if result.interrupted and not is_first():
+    if result.interrupted and not is_first:
         return INTERRUPTED if result.signal is None else 128 + result.signal
     if result.interrupted:
         done = result.history[-1]["round"] if result.history else 0
@@ -113,7 +125,12 @@ def _run_one(command: RunCommand, config: RunConfig) -> int:
             "from there.",
             file=sys.stderr,
         )
-        return INTERRUPTED if result.signal is None else 128 + result.signal
+        status = INTERRUPTED if result.signal is None else 128 + result.signal
+        if compiles_still():  # Python would wait for the compiler
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+        return status
     return DIVERGED if result.stopped == "diverged" else 0
 
 
@@ -124,7 +141,7 @@ def _ignore(*about: Any, **more: Any) -> None:
 def _show_seeds(configs: list[RunConfig]) -> None:
     from fedjax_lab.report import load_runs
     from fedjax_lab.report.tables import seed_table
-    from fedjax_lab.simulation.run_dir import METRICS
+    from fedjax_lab.storage.run_dir import METRICS
 
     paths = [Path(str(config.run_dir)) for config in configs]
     evaluated = [path for path in paths if (path / METRICS).stat().st_size]
@@ -136,9 +153,10 @@ def _show_seeds(configs: list[RunConfig]) -> None:
 
 def _facts(run: Any) -> list[list[str]]:
     """What the end of a run shows: rows of (name, value) under a head."""
-    from fedjax_lab.report.statistics import ERROR, best, last, lowest, mean_of_last, number
+    from fedjax_lab.report.sections import tail_of
+    from fedjax_lab.report.statistics import ERROR, best, last, lowest, number
 
-    row, summary = run.rows[-1], run.summary
+    row, summary, tail = run.rows[-1], run.summary, tail_of([run])
 
     def percent(value: float) -> str:
         return "-" if math.isnan(value) else f"{100 * value:.2f} %"
@@ -147,7 +165,7 @@ def _facts(run: Any) -> list[list[str]]:
     scores = [
         ["accuracy, last", percent(last(accuracy))],
         ["accuracy, best", percent(best(accuracy))],
-        ["accuracy, mean of last 10", percent(mean_of_last(accuracy))],
+        [f"accuracy, {tail.name}", percent(tail.mean(run))],
         [worst, percent(number(summary.get("worst_10_percent_accuracy")))],
     ]
     errors = [
@@ -161,11 +179,22 @@ def _facts(run: Any) -> list[list[str]]:
         *(scores if ERROR not in row else errors),
         ["test loss", f"{number(row.get('test_loss')):.4g}"],
         *_perplexity(row),
+        *_own_models(row),
         ["uplink, downlink", f"{row['bytes_up'] / 1e6:,.1f} MB, {row['bytes_down'] / 1e6:,.1f} MB"],
         ["gradients", f"{row['gradients']:,}"],
         ["compile, run", f"{run.compile_seconds:.1f} s, {run.seconds:.1f} s"],
         ["partition", run.config["partition"]["hash"]],
         ["run directory", str(run.path)],
+    ]
+
+
+def _own_models(row: Mapping[str, Any]) -> list[list[str]]:
+    """Of methods with a model for each client, on test examples of the clients' own."""
+    of = {"": "mean over clients", "_weighted": "over examples", "_worst": "worst 10 % of clients"}
+    return [
+        [f"own models, {text}", f"{100 * row[f'personal_accuracy{name}']:.2f} %"]
+        for name, text in of.items()
+        if row.get(f"personal_accuracy{name}") is not None
     ]
 
 

@@ -22,10 +22,13 @@ def algorithms() -> str:
     entries = []
     for name in catalogue.SOURCES:
         factory, row = ALGORITHMS[name], catalogue.entry(name)
-        up, down, state = map(catalogue.size, (row.up, row.down, row.client_state))
+        up, down, state = catalogue.traffic(row)
+        unit = "d: size of the model" + (
+            ", u: of its shared leaves, h: of the others" * (up == "u")
+        )
         lines = [f"paper: {row.paper}"]
         lines += [
-            f"up {up}, down {down} (d: size of the model), client state {state}, "
+            f"up {up}, down {down} ({unit}), client state {state}, "
             f"gradients a local step: {row.gradients}"
         ]
         lines += [f"options: {describe_options(row.options) or 'none'}"]

@@ -14,7 +14,7 @@ from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.launch import INTERRUPTED, start
 from fedjax_lab.command.screen import show_warning
 from fedjax_lab.report.runs import RERUN
-from fedjax_lab.simulation.run_dir import (
+from fedjax_lab.storage.run_dir import (
     CONFIG,
     METRICS,
     SUMMARY,
@@ -22,7 +22,7 @@ from fedjax_lab.simulation.run_dir import (
     read_metrics,
     write_json,
 )
-from fedjax_lab.simulation.saved_run import SavedRun, load_run, named_leaves
+from fedjax_lab.storage.saved_run import SavedRun, load_run, named_leaves
 
 _DIFFERS = 1
 
@@ -45,7 +45,7 @@ def rerun_command(command: RerunCommand) -> int:
     if not _ended(old):
         raise ValueError(
             f"run_dir is {str(old)!r}, a run that did not end (round {before.round} of "
-            f"{before.config['rounds']}); go on with it first."
+            f"{before.config.get('rounds')}); go on with it first."
         )
     if "run_config" not in before.config:
         raise ValueError(

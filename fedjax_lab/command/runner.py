@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +15,12 @@ import numpy as np
 from fedjax_lab import data, models
 from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.command.build import build_algorithm
+from fedjax_lab.command.client_scores import (
+    ACCURACY,
+    build_own_tests,
+    score_on_training_data,
+    summarise_clients,
+)
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import is_natural
 from fedjax_lab.command.options import defaults_of, parse_options
@@ -23,6 +28,7 @@ from fedjax_lab.data.files import read_npz
 from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.book import SimulationResult
 from fedjax_lab.simulation.evaluate import (
     CountFn,
     build_client_evaluation,
@@ -31,13 +37,11 @@ from fedjax_lab.simulation.evaluate import (
     with_recomputed_statistics,
 )
 from fedjax_lab.simulation.loggers import Hook, build_loggers
-from fedjax_lab.simulation.processes import is_first
-from fedjax_lab.simulation.result import SimulationResult
-from fedjax_lab.simulation.run import simulate
-from fedjax_lab.simulation.run_dir import CONFIG, PARTITION, SUMMARY, write_json
-from fedjax_lab.types import Key, LossFn, Params
+from fedjax_lab.simulation.simulate import simulate
+from fedjax_lab.simulation.team import Team
+from fedjax_lab.storage.run_dir import CONFIG, PARTITION, SUMMARY, write_json
+from fedjax_lab.types import FedState, Key, LossFn, Params
 
-ACCURACY = "accuracy"
 _OUTLIER = 1000  # times the median client's largest value
 _EVALUATED = 1000  # examples of an evaluation's step
 _MAX_LOGITS = 2**25  # of such a step, of text: 128 MiB
@@ -61,6 +65,8 @@ class Setup(NamedTuple):
       count_fn: what it counts of each example, as of ``build_evaluation``.
       evaluate_clients: params -> accuracy, or mean squared error, [N] on each client's own
         training data.
+      diagnose: state -> the scores of the clients' own models on test examples of their own, see
+        ``client_scores.build_own_tests``; None where all use the server's.
       data: what identifies the data set: sizes, shape of an example, classes (of text: words of
         the vocabulary) or the outputs of a regression, and a hash.
     """
@@ -74,6 +80,7 @@ class Setup(NamedTuple):
     evaluate: Callable[[Params], Mapping[str, Any]]
     count_fn: CountFn
     evaluate_clients: Callable[[Params], jax.Array]
+    diagnose: Callable[[FedState], Mapping[str, Any]] | None
     data: dict[str, Any]
 
 
@@ -136,8 +143,9 @@ def build(
         algorithm = build_algorithm(config, loss_fn, model, prepare, changed)
         return algorithm if wrap is None else wrap(algorithm)
 
+    algorithm = vary()
     return Setup(
-        vary(),
+        algorithm,
         vary,
         loss_fn,
         params,
@@ -146,6 +154,7 @@ def build(
         evaluate,
         count_fn,
         build_client_evaluation(count_fn, clients, evaluated),
+        build_own_tests(config, algorithm, count_fn, clients, test),
         {
             "train": len(train.y),
             "test": len(test.y),
@@ -268,10 +277,11 @@ def run(
     """Run a config, or go on with it where its run directory stops.
 
     The directory (``config.resolve().run_dir``) then holds what ``simulate`` writes, where
-    summary.json also has ``client_accuracy`` [N] of the last model on each client's own
-    training data, its mean and ``worst_10_percent_accuracy`` (of a regression, the same of
-    "mean_squared_error"); and partition.json has the label
-    histogram (null of text).
+    summary.json also has ``client_accuracy`` [N] of the last model (or of each client's own one,
+    where the method has these) on each client's own training data, its mean and
+    ``worst_10_percent_accuracy`` (of a regression, the same of "mean_squared_error"); and
+    partition.json has the label histogram (null of text). Rows of a method with a model for each
+    client have ``personal_accuracy`` and its kin, see ``client_scores.build_own_tests``.
 
     Args:
       config: the settings; they are resolved here.
@@ -287,11 +297,12 @@ def run(
     config = config.resolve()
     assert config.run_dir is not None  # resolved
     path = Path(config.run_dir)
+    team = Team.here()
     hooks = [on_row] if callable(on_row) else list(on_row)
-    loggers = build_loggers(config.log if is_first() else (), path, config.record())
+    loggers = build_loggers(config.log if team.is_first else (), path, config.record())
     schedule = config.schedule()
     setup = build(config, examples, wrap)
-    if progress and is_first():
+    if progress and team.is_first:
         print(_describe(config, setup, path), file=sys.stderr, flush=True)
     # Compiled here, so that the time of the rounds does not include it.
     jax.block_until_ready(setup.evaluate(setup.params))
@@ -305,6 +316,7 @@ def run(
             **schedule,
             seed=config.seed,
             evaluate=setup.evaluate,
+            diagnose=setup.diagnose,
             client_map=config.client_map,
             client_store=config.client_store,
             on_nonfinite=config.on_nonfinite,
@@ -315,10 +327,11 @@ def run(
             profile_dir=config.profile_dir,
             progress=progress,
         )
-    scores = np.full(setup.clients.num_clients, np.nan)  # a model that diverged has none
-    if result.stopped != "diverged":
-        scores = np.asarray(setup.evaluate_clients(result.params), np.float64)
-    if not is_first():
+    if result.interrupted and not result.history:
+        return result  # nothing has been computed that could be scored
+    about = setup.algorithm, setup.count_fn, setup.clients, setup.evaluate_clients
+    scores = score_on_training_data(config, *about, result)
+    if not team.is_first:
         return result
     summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     score = getattr(setup.count_fn, "score", ACCURACY)
@@ -330,25 +343,6 @@ def run(
 def _ends(config: RunConfig) -> dict[str, int]:
     """The round at which the learning rate ends, where that depends on the number of rounds."""
     return {"client_lr_ends": config.rounds} if config.client_lr_schedule == "cosine" else {}
-
-
-def summarise_clients(scores: np.ndarray, score: str = ACCURACY) -> dict[str, Any]:
-    """Scores [N] of the clients, their mean, and the mean of the worst tenth, as JSON values.
-
-    The worst tenth is ceil(N / 10) clients; those without data (NaN) are left out of both.
-
-    Args:
-      scores: float [N]; NaN for a client without data.
-      score: what it is, for the names: "accuracy", of which more is better, or an error.
-    """
-    held = np.sort(scores[np.isfinite(scores)])
-    held = held if score == ACCURACY else held[::-1]
-    worst = held[: math.ceil(len(held) / 10)]
-    return {
-        f"client_{score}": [float(s) if np.isfinite(s) else None for s in scores],
-        f"client_{score}_mean": float(held.mean()) if len(held) else None,
-        f"worst_10_percent_{score}": float(worst.mean()) if len(held) else None,
-    }
 
 
 def describe_partition(clients: data.FederatedArrays) -> dict[str, Any]:

@@ -7,11 +7,14 @@ A data set is read (``load``), divided among clients and put on the device (``pa
 
 from fedjax_lab.data import synthetic
 from fedjax_lab.data.augment import normalization, preprocess
+from fedjax_lab.data.chats import TEMPLATES, Template, from_chats, load_tokenizer, pack_chats
+from fedjax_lab.data.client_sampling import sample_clients
 from fedjax_lab.data.clients import divide_like, from_clients, split_clients, split_examples
-from fedjax_lab.data.cohort import draw_batch, sample_clients
+from fedjax_lab.data.cohort import draw_batch
 from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays, partition
 from fedjax_lab.data.natural import from_table, from_tfds, load_fedjax, load_leaf
+from fedjax_lab.data.packing import Sentence, Tokens, pack, scored_per_row
 from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.data.sources import DATASETS, Examples, load, num_classes
 from fedjax_lab.data.stream_files import open_stream, write_stream
@@ -21,26 +24,35 @@ from fedjax_lab.data.times import ClientTimes, diurnal_availability
 __all__ = [
     "DATASETS",
     "PARTITIONS",
+    "TEMPLATES",
     "ClientTimes",
     "Devices",
     "Examples",
     "FederatedArrays",
     "FederatedStream",
+    "Sentence",
+    "Template",
+    "Tokens",
     "diurnal_availability",
     "divide_like",
     "draw_batch",
+    "from_chats",
     "from_clients",
     "from_table",
     "from_tfds",
     "load",
     "load_fedjax",
     "load_leaf",
+    "load_tokenizer",
     "normalization",
     "num_classes",
     "open_stream",
+    "pack",
+    "pack_chats",
     "partition",
     "preprocess",
     "sample_clients",
+    "scored_per_row",
     "split_clients",
     "split_examples",
     "stream",

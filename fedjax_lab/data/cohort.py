@@ -7,78 +7,173 @@ Axes: N clients, S slots of the cohort, K local steps, B examples of a mini-batc
 n_i examples of client i.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Required, TypedDict, TypeVar, Unpack
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fedjax_lab.checks import check_choice, check_int, is_traced
-from fedjax_lab.data.cyclic import sample_cyclic
+from fedjax_lab.checks import LARGEST_INT, check_choice, check_int, is_traced
+from fedjax_lab.data.client_sampling import (
+    SAMPLINGS,
+    CohortSampler,
+    check_key,
+    check_times,
+    draw_ids,
+    round_keys,
+)
+from fedjax_lab.data.cyclic import cyclic_slots, sample_cyclic
 from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.order import shuffled
-from fedjax_lab.data.poisson import sample_poisson
-from fedjax_lab.data.times import RoundTimes, check_devices
+from fedjax_lab.data.poisson import poisson_slots
+from fedjax_lab.data.times import check_devices
+from fedjax_lab.signatures import complete_doc, described, show, spell_out, unknown
 from fedjax_lab.types import CohortBatch, Key
 
-SAMPLINGS = ("cyclic", "poisson", "without_replacement")
-_FEW = 4096  # clients, that a sort puts into random order in no time
-_LOOKED_AT = 10  # first cohorts of a sampler of the caller's own
-
-# (key, round) -> distinct ids of clients with data, int32 [S], in operations that JAX can trace
-CohortSampler = Callable[[Key, jax.Array], Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def sample_clients(key: Key, clients: FederatedArrays, cohort_size: int) -> jax.Array:
-    """Draw distinct clients, every subset of the clients with data being equally likely.
+class ScheduleOptions(TypedDict, total=False):
+    """How a round's batch is drawn: keyword arguments of ``simulate``, ``sweep`` and others.
 
-    The cost depends on S and not on N, but for cohorts of more than half of the clients, which are
-    the start of a random permutation; so are those beyond 4 sqrt(N) of at most 4,096 clients. All
-    clients together come in the order of their ids.
+    To add one, add it here and to ``Schedule``: signatures and help follow.
+
+    Attributes:
+      cohort_size: clients per round, S; with "poisson", how many are expected; with "cyclic", at
+        most.
+      batch_size: examples per mini-batch, B.
+      local_steps: local steps per client, K; exactly one of this and ``local_epochs``.
+      local_epochs: passes over each client's data, E: client i takes K_i = E ceil(n_i / B) steps.
+      replace: draw mini-batches with replacement; otherwise in shuffled passes.
+      weights: "uniform" or "examples" (the clients' sizes).
+      full_examples: give methods the client's whole data set for full local gradients.
+      devices: unequal numbers of local steps, a time budget, drop-outs; None: every client
+        does all its work.
+      sample_cohort: (key, round) -> ids of the round's cohort, int32 [S], distinct clients with
+        data, in operations that JAX can trace. None: uniform client sampling.
+      sampling: "without_replacement", cohorts of a fixed size; "poisson": each client with data
+        takes part with the same probability, by a coin of its own; or "cyclic": groups of clients,
+        dealt once, take turns. See ``fedjax_lab.data.poisson`` and ``fedjax_lab.data.cyclic``.
+    """
+
+    cohort_size: Required[int]
+    batch_size: Required[int]
+    local_steps: int | None
+    local_epochs: int | None
+    replace: bool
+    weights: str
+    full_examples: bool
+    devices: Devices | None
+    sample_cohort: CohortSampler | None
+    sampling: str
+
+
+class Schedule(NamedTuple):
+    """How a round's batch is drawn; see ``ScheduleOptions``."""
+
+    cohort_size: int
+    batch_size: int
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    replace: bool = False
+    weights: str = "uniform"
+    full_examples: bool = False
+    devices: Devices | None = None
+    sample_cohort: CohortSampler | None = None
+    sampling: str = "without_replacement"
+
+    @classmethod
+    def of(cls, function: str, options: Mapping[str, Any]) -> "Schedule":
+        """The schedule that a function's keyword arguments describe.
+
+        Args:
+          function: its name, for errors.
+          options: what it was given.
+
+        Raises:
+          TypeError: an option is unknown, or one is missing, or ``devices`` is something else.
+        """
+        for name in options:
+            if name not in cls._fields:
+                raise unknown(function, name, cls._fields)
+        for name in ScheduleOptions.__required_keys__ - options.keys():
+            raise TypeError(f"{function}() lacks the argument {name!r}.")
+        if not isinstance(options.get("devices"), (Devices, type(None))):
+            raise TypeError(
+                f"devices is {options['devices']!r}; it must be a data.Devices or None."
+            )
+        return cls(**options)
+
+    def record(self) -> dict[str, Any]:
+        """What config.json says of it; a sampler is a hash among the run's contents."""
+        devices = None if self.devices is None else dataclasses.asdict(self.devices)
+        kept = {name: v for name, v in self._asdict().items() if name != "sample_cohort"}
+        if self.sampling == "without_replacement":  # older run directories do not say so
+            del kept["sampling"]
+        return {**kept, "devices": devices}
+
+    def slots(self, clients: FederatedArrays) -> int:
+        """S, the slots of a cohort.
+
+        Args:
+          clients: the clients' data.
+        """
+        if self.sampling == "poisson":
+            return poisson_slots(self.cohort_size, clients.num_available)
+        if self.sampling == "cyclic":
+            return cyclic_slots(self.cohort_size, clients.num_available)
+        return self.cohort_size
+
+    def draw(self, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:
+        """Draw the batch of one round; see ``draw_batch``.
+
+        Args:
+          clients: the clients' data.
+          key: the run's key.
+          round: int32 scalar, counted from 0.
+
+        Returns:
+          ``CohortBatch`` with indices [S, K, B].
+
+        Raises:
+          TypeError, ValueError: as of ``draw_batch``.
+        """
+        return _draw(self, clients, key, round)
+
+    def round_seconds(self, key: Key, batch: CohortBatch) -> jax.Array:
+        """Simulated seconds that the devices of a round take; a float scalar.
+
+        Args:
+          key: the run's key.
+          batch: what ``draw`` gave.
+        """
+        assert self.devices is not None
+        assert batch.num_steps is not None
+        steps, reports = batch.num_steps, batch.participates
+        reports = jnp.ones(batch.client_ids.shape, bool) if reports is None else reports
+        return self.devices.round_seconds(key, batch.client_ids, steps, reports)
+
+
+def scheduled(function: Function) -> Function:
+    """Show ``ScheduleOptions`` in the signature and the help of a function.
 
     Args:
-      key: typed PRNG key; consumed.
-      clients: the federation; clients without data are never drawn.
-      cohort_size: S, static.
-
-    Returns:
-      int32 [S], client ids, in random order unless they are all.
-
-    Raises:
-      TypeError: ``cohort_size`` is no integer, or ``key`` no typed key.
-      ValueError: ``cohort_size`` exceeds the number of clients with data.
+      function: takes ``**schedule: Unpack[ScheduleOptions]``.
     """
-    _check_key(key)
-    available = clients.num_available
-    cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
-    if cohort_size == available:
-        drawn = jnp.arange(available, dtype=jnp.int32)
-    elif cohort_size**2 <= 16 * available:
-        drawn = _floyd(key, available, cohort_size)
-    elif available <= _FEW or 2 * cohort_size > available:
-        drawn = jax.random.permutation(key, available)[:cohort_size].astype(jnp.int32)
-    else:
-        drawn = _redrawn(key, available, cohort_size)
-    return drawn if clients.nonempty is None else clients.nonempty[drawn]
+    own = inspect.signature(function)
+    signature = spell_out(own, "schedule", ScheduleOptions, Schedule._field_defaults)
+    if function.__doc__:
+        function.__doc__ = complete_doc(function.__doc__, signature, described(ScheduleOptions))
+    show(function, signature)
+    return function
 
 
+@scheduled
 def draw_batch(
-    clients: FederatedArrays,
-    key: Key,
-    round: Any,
-    *,
-    cohort_size: int,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    replace: bool = False,
-    weights: Literal["uniform", "examples"] = "uniform",
-    full_examples: bool = False,
-    devices: Devices | None = None,
-    sample_cohort: CohortSampler | None = None,
-    sampling: str = "without_replacement",
+    clients: FederatedArrays, key: Key, round: Any, **schedule: Unpack[ScheduleOptions]
 ) -> CohortBatch:
     """Draw a round's cohort and mini-batches.
 
@@ -97,20 +192,6 @@ def draw_batch(
       clients: the federation.
       key: the run's typed PRNG key, the same in every round.
       round: int32 scalar, from 0; may be traced.
-      cohort_size: S; with "poisson", how many clients are expected; with "cyclic", at most.
-      batch_size: B.
-      local_steps: K, the same for all clients. Exactly one of this and ``local_epochs``.
-      local_epochs: E; client i takes K_i = E ceil(n_i / B) steps, and K = E ceil(max_i n_i / B).
-        ``devices`` may leave it fewer in both cases.
-      replace: whether mini-batches are drawn with replacement.
-      weights: "uniform" (None in the batch) or "examples" (n_i).
-      full_examples: whether the batch also has each client's whole data set.
-      devices: unequal numbers of steps and drop-outs; None: every client does all its work.
-      sample_cohort: (the round's key for it, round) -> ids [S] of the cohort, distinct clients with
-        data. Its shape is checked when traced, its values where they are known. None: uniform.
-      sampling: "without_replacement", or "poisson": each client with data takes part with the same
-        probability, by a coin of its own; or "cyclic": groups of clients, dealt once, take turns.
-        See ``fedjax_lab.data.poisson`` and ``fedjax_lab.data.cyclic``.
 
     Returns:
       ``CohortBatch`` whose ``examples`` are int32 indices [S, K, B] into its ``source``, and
@@ -123,47 +204,37 @@ def draw_batch(
       ValueError: an argument is out of range, or not exactly one of ``local_steps`` and
         ``local_epochs`` is given.
     """
-    _check_key(key)
-    batch_size = check_int("batch_size", batch_size, minimum=1)
-    if (local_steps is None) == (local_epochs is None):
-        raise ValueError(
-            f"local_steps is {local_steps} and local_epochs {local_epochs}; give exactly one."
-        )
-    check_choice("weights", weights, ("uniform", "examples"))
-    check_choice("sampling", sampling, SAMPLINGS)
-    if sampling != "without_replacement" and sample_cohort is not None:
-        raise ValueError(f"sampling is {sampling!r} and sample_cohort is given; give one of them.")
+    return _draw(Schedule.of("draw_batch", schedule), clients, key, round)
+
+
+def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: Any) -> CohortBatch:
+    cohort_size, replace, weights = schedule.cohort_size, schedule.replace, schedule.weights
+    devices, sampling = schedule.devices, schedule.sampling
+    check_key(key)
     if not is_traced(round) and not isinstance(round, jax.Array):
         check_int("round", round, minimum=0)
-    fewest, most = -(-clients.min_size // batch_size), -(-clients.max_size // batch_size)
-    if local_steps is not None:
-        num_steps = check_int("local_steps", local_steps, minimum=1)
-        equal_steps = True
-        full = clients.min_size >= num_steps * batch_size
-    else:
-        epochs = check_int("local_epochs", local_epochs, minimum=1)
-        num_steps = epochs * most
-        equal_steps = fewest == most
-        full = False
-    full = full or (clients.min_size == clients.max_size and clients.max_size % batch_size == 0)
-
+    batch_size, num_steps, equal_steps, full = _checked_steps(schedule, clients)
     round = jnp.asarray(round, jnp.int32)
-    cohort_key, order_key, client_key, report_key = _round_keys(key, round)
-    expected, measured = None, {}
+    cohort_key, order_key, client_key, report_key = round_keys(key, round)
+    expected: jax.Array | None = None
+    measured: dict[str, jax.Array] = {}
     if sampling == "cyclic":
-        _check_times(clients, sampling)
+        check_times(clients, sampling)
         check_int("cohort_size", cohort_size, minimum=1, maximum=clients.num_available)
         ids = sample_cyclic(key, clients, cohort_size, round)
     else:
-        ids, expected, measured = _draw_ids(
-            clients, cohort_key, round, cohort_size, sample_cohort, sampling
+        ids, expected, measured = draw_ids(
+            clients, cohort_key, round, cohort_size, schedule.sample_cohort, sampling
         )
     has_empty_slots = sampling != "without_replacement"
     participates = ids < clients.num_clients if has_empty_slots else None
     steps_taken = seconds = None
     if not equal_steps:
-        steps_taken = epochs * ((clients.sizes[ids] + batch_size - 1) // batch_size)
+        assert schedule.local_epochs is not None
+        steps_taken = schedule.local_epochs * ((clients.sizes[ids] + batch_size - 1) // batch_size)
     if devices is not None:
+        if not isinstance(devices, Devices):
+            raise TypeError(f"devices is {devices!r}; it must be a data.Devices or None.")
         check_devices(clients.times, devices)
         if devices.min_local_steps is not None:
             check_int("min_local_steps", devices.min_local_steps, minimum=1, maximum=num_steps)
@@ -185,26 +256,11 @@ def draw_batch(
         held = jnp.where(ids < clients.num_clients, ids, someone)
     starts, sizes = clients.starts[held], clients.sizes[held]
     steps = jnp.arange(num_steps, dtype=jnp.int32)
-
-    def positions(client_id, size):  # [K, B] places in the client's data, and which are real
-        own_key = jax.random.fold_in(order_key, client_id)
-        if replace:
-            step_keys = jax.vmap(jax.random.fold_in, (None, 0))(own_key, steps)
-            draw = lambda k: jax.random.randint(k, (batch_size,), 0, size, jnp.int32)  # noqa: E731
-            drawn = jax.vmap(draw)(step_keys)
-            return drawn, jnp.ones(drawn.shape, bool)
-        per_pass = (size + batch_size - 1) // batch_size
-        first = (steps % per_pass) * batch_size
-        place = first[:, None] + jnp.arange(batch_size, dtype=jnp.int32)[None, :]
-        real = place < size
-        pass_keys = jax.vmap(jax.random.fold_in, (None, 0))(own_key, steps // per_pass)
-        return shuffled(pass_keys, jnp.where(real, place, 0), size), real
-
-    places, real = jax.vmap(positions)(ids, sizes)
+    places, real = _positions(order_key, ids, sizes, steps, batch_size, replace)
     if steps_taken is not None:
         real = real & (steps[None, :] < steps_taken[:, None])[..., None]
     everything = every_real = None
-    if full_examples:
+    if schedule.full_examples:
         place = jnp.arange(clients.max_size, dtype=jnp.int32)[None, :]
         every_real = place < sizes[:, None]
         everything = _held(clients, starts[:, None] + jnp.where(every_real, place, 0))
@@ -226,144 +282,51 @@ def draw_batch(
     )
 
 
+def _checked_steps(schedule: Schedule, clients: FederatedArrays) -> tuple[int, int, bool, bool]:
+    """(B, K, whether all clients take K steps, whether all examples of all steps are real)."""
+    local_steps, local_epochs = schedule.local_steps, schedule.local_epochs
+    sampling = schedule.sampling
+    batch_size = check_int("batch_size", schedule.batch_size, minimum=1, maximum=LARGEST_INT)
+    if (local_steps is None) == (local_epochs is None):
+        raise ValueError(
+            f"local_steps is {local_steps} and local_epochs {local_epochs}; give exactly one."
+        )
+    check_choice("weights", schedule.weights, ("uniform", "examples"))
+    check_choice("sampling", sampling, SAMPLINGS)
+    if sampling != "without_replacement" and schedule.sample_cohort is not None:
+        raise ValueError(f"sampling is {sampling!r} and sample_cohort is given; give one of them.")
+    fewest, most = -(-clients.min_size // batch_size), -(-clients.max_size // batch_size)
+    divides = clients.min_size == clients.max_size and clients.max_size % batch_size == 0
+    if local_steps is not None:
+        num_steps = check_int("local_steps", local_steps, minimum=1, maximum=LARGEST_INT)
+        return batch_size, num_steps, True, divides or clients.min_size >= num_steps * batch_size
+    epochs = check_int("local_epochs", local_epochs, minimum=1, maximum=LARGEST_INT // most)
+    return batch_size, epochs * most, fewest == most, divides
+
+
+def _positions(order_key, ids, sizes, steps, batch_size, replace):
+    """Places in the clients' lists of their mini-batches, [S, K, B], and which of them are real."""
+
+    def positions(client_id, size):  # [K, B] places in the client's data, and which are real
+        own_key = jax.random.fold_in(order_key, client_id)
+        if replace:
+            step_keys = jax.vmap(jax.random.fold_in, (None, 0))(own_key, steps)
+            draw = lambda k: jax.random.randint(k, (batch_size,), 0, size, jnp.int32)  # noqa: E731
+            drawn = jax.vmap(draw)(step_keys)
+            return drawn, jnp.ones(drawn.shape, bool)
+        per_pass = (size + batch_size - 1) // batch_size
+        first = (steps % per_pass) * batch_size
+        place = first[:, None] + jnp.arange(batch_size, dtype=jnp.int32)[None, :]
+        real = place < size
+        pass_keys = jax.vmap(jax.random.fold_in, (None, 0))(own_key, steps // per_pass)
+        return shuffled(pass_keys, jnp.where(real, place, 0), size), real
+
+    return jax.vmap(positions)(ids, sizes)
+
+
 def _held(clients: FederatedArrays, places: jax.Array) -> jax.Array:
     """The examples at some places of the clients' lists, as indices into ``clients.examples``."""
     numbers = clients.indices[places]
     if clients.window is None:
         return numbers
     return jnp.searchsorted(clients.window, numbers).astype(jnp.int32)
-
-
-def check_cohorts(
-    sample_cohort: CohortSampler, clients: FederatedArrays, key: Key, cohort_size: int, rounds: int
-) -> None:
-    """Check the first cohorts of a sampler of the caller's own, at most ten.
-
-    Args:
-      sample_cohort: as of ``draw_batch``.
-      clients: the federation.
-      key: the run's key.
-      cohort_size: S.
-      rounds: of the run.
-
-    Raises:
-      TypeError: it cannot be called, or returns no integers.
-      ValueError: it returns another number of ids, or ids that come twice, are out of range, or
-        are those of clients without data.
-    """
-    if not callable(sample_cohort):
-        raise TypeError(f"sample_cohort is {sample_cohort!r}; it must be a function (key, round).")
-    draw = jax.jit(lambda t: jnp.asarray(sample_cohort(_round_keys(key, t)[0], t)))
-    for t in range(min(rounds, _LOOKED_AT)):
-        _own_cohort(lambda _, t: draw(t), clients, key, jnp.asarray(t, jnp.int32), cohort_size)
-
-
-def _round_keys(key: Key, round: jax.Array) -> Key:
-    """Four keys of a round: for the cohort, the orders, the clients, and who reports."""
-    return jax.random.split(jax.random.fold_in(key, round), 4)
-
-
-def _draw_ids(clients, key, round, cohort_size, sample_cohort, sampling):
-    """The clients that are drawn, S or more, how many are expected, and metrics of who was there.
-
-    As many as expected is NaN where more came than there are slots, None where chance has no say.
-    """
-    times: RoundTimes | None = clients.times
-    if sampling == "poisson":
-        _check_times(clients, sampling)
-        ids, came = sample_poisson(key, clients, cohort_size)
-        return ids, jnp.where(came > ids.shape[0], jnp.nan, float(cohort_size)), {}
-    if sample_cohort is not None:
-        if times is not None and times.chooses:
-            raise ValueError(
-                "sample_cohort is given, and times with availability or over_selection: both say "
-                "who is drawn; leave out one of them."
-            )
-        return _own_cohort(sample_cohort, clients, key, round, cohort_size), None, {}
-    if times is None:
-        return sample_clients(key, clients, cohort_size), None, {}
-    most = clients.num_available
-    check_int("cohort_size", cohort_size, minimum=1, maximum=most)
-    count = times.selected(cohort_size, most)
-    if times.availability is None:
-        return sample_clients(key, clients, count), None, {}
-    there = times.is_there(key, round, clients.sizes)
-    number = there.sum(dtype=times.step_seconds.dtype)
-    return times.draw(key, there, count), None, {"available_clients": number}
-
-
-def _check_times(clients, sampling):
-    if clients.times is not None and clients.times.chooses:
-        raise ValueError(
-            f"sampling is {sampling!r} and times have availability or over_selection: both say who "
-            "is drawn; leave out one of them."
-        )
-
-
-def _own_cohort(sample_cohort, clients, key, round, cohort_size):
-    """What ``sample_cohort`` returns, int32 [S], checked as far as it is known."""
-    available = clients.num_available
-    cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
-    ids = jnp.asarray(sample_cohort(key, round))
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise TypeError(f"sample_cohort returned {ids.dtype}; client ids must be integers.")
-    if ids.shape != (cohort_size,):
-        raise ValueError(
-            f"sample_cohort returned an array of shape {ids.shape}; cohort_size is {cohort_size}, "
-            f"so that it must be ({cohort_size},)."
-        )
-    if not is_traced((ids, clients)):
-        known, sizes = np.asarray(ids), np.asarray(clients.sizes)
-        wrong = "" if np.unique(known).size == known.size else "they must be distinct"
-        if known.min() < 0 or known.max() >= len(sizes):
-            wrong = f"they must lie between 0 and {len(sizes) - 1}"
-        elif not wrong and not sizes[known].all():
-            wrong = f"the clients {known[sizes[known] == 0].tolist()} have no data"
-        if wrong:
-            raise ValueError(
-                f"sample_cohort returned the ids {known.tolist()} in round {int(round)}; {wrong}."
-            )
-    return ids.astype(jnp.int32)
-
-
-def _floyd(key: Key, available: int, count: int) -> jax.Array:
-    """Distinct numbers below ``available``, int32 [count], in random order (Floyd 1987)."""
-    draw_key, order_key = jax.random.split(key)
-    last = jnp.arange(available - count, available, dtype=jnp.int32)
-    draws = jax.random.randint(draw_key, (count,), 0, last + 1, jnp.int32)
-
-    def add(i, chosen):
-        # A number drawn before makes way for the largest one, which cannot be there yet.
-        taken = jnp.any(chosen == draws[i])
-        return chosen.at[i].set(jnp.where(taken, last[i], draws[i]))
-
-    chosen = jax.lax.fori_loop(0, count, add, jnp.full((count,), -1, jnp.int32))
-    # A number's place betrays its size: late places hold the large ones more often.
-    return jax.random.permutation(order_key, chosen)
-
-
-def _redrawn(key: Key, available: int, count: int) -> jax.Array:
-    """Distinct numbers below ``available``, int32 [count]: what came before is drawn again.
-
-    What is drawn again depends on which numbers are equal, not on what they are, so that all
-    sequences of distinct numbers are equally likely.
-    """
-    place = jnp.arange(count, dtype=jnp.int32)
-
-    def draw(carry):
-        key, chosen, again = carry
-        key, own = jax.random.split(key)
-        chosen = jnp.where(again, jax.random.randint(own, (count,), 0, available), chosen)
-        ordered, places = jax.lax.sort((chosen, place), num_keys=1, is_stable=True)
-        again = jnp.zeros(count, bool).at[places[1:]].set(ordered[1:] == ordered[:-1])
-        return key, chosen, again
-
-    first = (key, jnp.zeros(count, jnp.int32), jnp.ones(count, bool))
-    return jax.lax.while_loop(lambda carry: carry[2].any(), draw, first)[1]
-
-
-def _check_key(key: Any) -> None:
-    if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
-        raise TypeError(f"key is {key!r}; it must be a typed PRNG key, such as jax.random.key(0).")
-    if key.shape != ():
-        raise ValueError(f"key has shape {key.shape}; it must be a single key.")

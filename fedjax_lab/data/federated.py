@@ -49,7 +49,7 @@ class PartitionInfo:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["examples", "indices", "starts", "sizes", "nonempty", "window", "times"],
-    meta_fields=["num_clients", "min_size", "max_size", "partition", "names"],
+    meta_fields=["num_clients", "min_size", "max_size", "partition", "names", "categories"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class FederatedArrays:
@@ -71,6 +71,7 @@ class FederatedArrays:
       names: the clients' ids as text, N of them; None: they have none but their numbers.
       window: int32 [P] in rising order, where ``examples`` are those of a larger set with these
         numbers, [P, ...]; the largest int32 stands for none. None: ``examples`` are all.
+      categories: (column, its values) for each column of text of a table, numbered in this order.
       times: a ``RoundTimes``, which ``simulate(times=...)`` puts there; None: time is not counted.
     """
 
@@ -86,6 +87,7 @@ class FederatedArrays:
     names: tuple[str, ...] | None = None
     window: jax.Array | None = None
     times: RoundTimes | None = None
+    categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def num_available(self) -> int:
@@ -160,7 +162,8 @@ class FederatedArrays:
         Raises:
           ValueError: there is no client, or none with data.
         """
-        return from_resident(self.examples, host, names)
+        shared = from_resident(self.examples, host, names)
+        return dataclasses.replace(shared, categories=self.categories)
 
     def host_partition(self) -> Partition:
         """Who holds which example, on the host."""
@@ -183,7 +186,8 @@ def partition(
       spec: a key of ``PARTITIONS`` with its number, such as "dirichlet:0.1", or an array [n]
         with the id of each example's client: integers or text. See ``split_indices``.
       num_clients: N. None, for ids alone: as many as there are different ones, numbered in the
-        order of their ids, which become ``names``. With N, ids are the integers below N.
+        order of their ids, which become ``names``. With N, ids are the integers below N, or
+        text, N different ones.
       seed: the same seed gives the same partition.
       min_size: examples that every client has at least; 0 allows empty clients, which are
         never drawn. None: 2 of a scheme, 1 of ids.
@@ -228,6 +232,13 @@ def divide(
     if not isinstance(spec, str) and num_clients is None:
         names, spec = number_owners(spec, check_int("min_size", min_size, minimum=0))
         num_clients = len(names)
+    elif not isinstance(spec, str) and np.asarray(spec).dtype.kind in "OUS":
+        names, spec = number_owners(spec, check_int("min_size", min_size, minimum=0))
+        if len(names) != num_clients:
+            raise ValueError(
+                f"num_clients is {num_clients}; spec has {len(names)} different ids of text: leave "
+                "num_clients out."
+            )
     labels = np.empty((n, 0)) if targets is None else np.asarray(targets)
     return _split_indices(labels, spec, num_clients, seed, min_size), names  # type: ignore[arg-type]
 

@@ -1,6 +1,8 @@
 """Data sets in files of NumPy's (.npz) and of MNIST's (IDX) formats, read with suspicion."""
 
 import gzip
+import math
+import os
 import struct
 import tokenize
 import zipfile
@@ -20,6 +22,8 @@ _IDX_FILES = {
 SPLITS = ("x_train", "y_train", "x_test", "y_test")
 _IDX_TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32"}
 _CHUNK = 1 << 20
+_LIMIT = "FEDJAX_LAB_UNPACKED_GIB"
+_GIB = 8.0  # that a compressed file may unpack to, unless the variable says otherwise
 # What zipfile and NumPy raise on a damaged archive.
 _NPZ_ERRORS = (
     ValueError,
@@ -102,9 +106,9 @@ def read_idx(path: Path, *, ndim: int) -> np.ndarray:
             if len(sizes) < 4 * ndim:
                 raise ValueError(f"{path}: the file ends within its header.")
             shape = struct.unpack(f">{ndim}I", sizes)
-            count = 1
-            for size in shape:
-                count *= size
+            count = math.prod(shape)
+            if opener is gzip.open:
+                _check_unpacked(path, count)
             values = _read_up_to(file, count)
             if len(values) < count:
                 raise ValueError(
@@ -116,6 +120,31 @@ def read_idx(path: Path, *, ndim: int) -> np.ndarray:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path}: damaged or cut short gzip file: {error}") from error
     return np.frombuffer(values, np.uint8).reshape(shape)
+
+
+def _check_unpacked(path: Path, size: int) -> None:
+    """Refuse a file that unpacks to far more than it is, before it is unpacked.
+
+    Args:
+      path: the file.
+      size: bytes that it says it has, unpacked.
+
+    Raises:
+      ValueError: that is beyond the limit, or the limit is no number.
+    """
+    text = os.environ.get(_LIMIT) or str(_GIB)
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = math.nan
+    if not limit > 0:
+        raise ValueError(f"{_LIMIT} is {text!r}; it must be a number greater than 0.")
+    there = path.stat().st_size
+    if size > limit * 2**30 and size > 2 * there:
+        raise ValueError(
+            f"{path}: its {there:,} bytes say that they unpack to {size:,} ({size / 2**30:,.1f} "
+            f"GiB); {limit:g} GiB are allowed. If you know the file, set {_LIMIT} to more."
+        )
 
 
 def _read_up_to(file: Any, count: int) -> bytearray:
@@ -139,12 +168,19 @@ def read_npz(path: Path, name: str, keys: Sequence[str] | None = SPLITS) -> dict
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is damaged, or lacks an array.
+      ValueError: it is damaged, lacks an array, or unpacks to more than is allowed.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{name}: there is no file {path}.")
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path}: damaged or no .npz file (a zip archive of arrays).")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            sizes = {info.filename: info.file_size for info in archive.infolist()}
+    except _NPZ_ERRORS as error:
+        raise ValueError(f"{path}: damaged zip archive: {error}") from error
+    asked = sizes if keys is None else [name for key in keys for name in (key, f"{key}.npy")]
+    _check_unpacked(path, sum(sizes.get(name, 0) for name in asked))
     try:
         # NumPy would leave a file that it opened itself open on a damaged archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:

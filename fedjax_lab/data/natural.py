@@ -7,62 +7,75 @@ import dataclasses
 import json
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flax import serialization
 
-from fedjax_lab.checks import check_choice
 from fedjax_lab.data import tfds
 from fedjax_lab.data.clients import from_clients
 from fedjax_lab.data.federated import FederatedArrays, partition
 from fedjax_lab.data.partition import number_owners
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.data.tables import Table, as_codes
 from fedjax_lab.types import PyTree
 
 # The name of a column, or of several that are to stand side by side.
 Columns = str | Sequence[str]
 
 _CONVERT = "convert is None, so that x and y must be numbers of one shape; found:"
+_EXACT = 2**24  # up to here float32 holds all integers
 
 
 def from_table(
-    table: Any, *, client: str, x: Columns, y: Columns, min_size: int = 1
+    table: Any,
+    *,
+    client: str,
+    x: Columns,
+    y: Columns,
+    min_size: int = 1,
+    categories: Mapping[str, Sequence[str]] | None = None,
 ) -> FederatedArrays:
     """Put a table on the device whose rows say which client they are of.
 
     ::
 
-        clients = data.from_table(table, client="user_id", x=["age", "dose"], y="response")
+        clients = data.from_table("users.csv", client="user_id", x=["age", "dose"], y="response")
 
     Args:
-      table: columns [n, ...] by name: a mapping, such as a dict of arrays, or anything that has
-        ``column_names`` and gives a column for its name, such as a ``Dataset`` of Hugging Face's
-        ``datasets``.
+      table: a data frame of pandas or polars, a table of pyarrow, a ``Dataset`` of Hugging Face's
+        ``datasets``, a path to a file .csv or .parquet, or a mapping from names to columns
+        [n, ...], such as a dict of arrays.
       client: the column of clients' ids, integers or text.
-      x: the column of inputs; or several columns of numbers [n], which become [n, how many].
+      x: the column of inputs; or several columns [n], which become one array of floats
+        [n, how many].
       y: the column of targets, or several.
       min_size: examples that every client has at least.
+      categories: {column of text: its values in the order of their numbers}, such as
+        ``dict(train.categories)`` for a second table. None: the values that occur, sorted.
 
     Returns:
-      The clients in the order of their ids, which are their ``names``.
+      The clients in the order of their ids, which are their ``names``. Columns of text in ``x`` or
+      ``y`` become integers from 0, and ``categories`` of the result says what they stand for.
 
     Raises:
       TypeError: ``table`` has no columns by name.
-      ValueError: a column is not there, is not as long as the others, or has no numbers of one
-        shape; a client has fewer than ``min_size`` rows, or ids are neither integers nor text.
+      FileNotFoundError: there is no such file.
+      ImportError: narwhals or pyarrow is needed and missing.
+      ValueError: a column is not there, is not as long as the others, lacks values or has values
+        of several kinds; ``categories`` do not fit; a client has fewer than ``min_size`` rows, or
+        ids are neither integers nor text.
     """
-    columns = getattr(table, "column_names", None) or getattr(table, "keys", list)()
-    if not columns:
-        raise TypeError(
-            f"table is a {type(table).__name__}; it must be a mapping from the names of columns to "
-            "arrays, or have column_names."
-        )
-    column = _column(table, columns, "client", client)
-    names, owners = number_owners(column, min_size, f"client={client!r}")
-    train = Examples(*(_numbers(table, columns, *given) for given in (("x", x), ("y", y))))
+    read = Table(table)
+    names, owners = number_owners(read.column("client", client), min_size, f"client={client!r}")
+    given = dict(categories or {})
+    used: dict[str, tuple[str, ...]] = {}
+    train = Examples(*(_numbers(read, *pair, given, used) for pair in (("x", x), ("y", y))))
+    for name in given:
+        if name not in used:
+            raise ValueError(f"categories names {name!r}; it must be columns of text in x or y.")
     for argument, array in zip(("x", "y"), train, strict=True):
         if array.shape[:1] != owners.shape:
             raise ValueError(
@@ -70,32 +83,46 @@ def from_table(
                 "must be as many rows."
             )
     clients = partition(train, owners, len(names), min_size=min_size)
-    return dataclasses.replace(clients, names=names)
+    return dataclasses.replace(clients, names=names, categories=tuple(used.items()))
 
 
-def _column(table: Any, columns: Iterable[str], argument: str, name: str) -> np.ndarray:
-    check_choice(argument, name, columns)
-    try:
-        return np.asarray(table[name])
-    except ValueError as error:  # rows of several shapes
-        raise ValueError(f"{argument}: the column {name!r} is no array: {error}") from error
-
-
-def _numbers(table: Any, columns: Iterable[str], argument: str, names: Columns) -> np.ndarray:
-    if isinstance(names, str):
-        array = _column(table, columns, argument, names)
-    else:
-        parts = [_column(table, columns, argument, name) for name in names]
-        shapes = {part.shape for part in parts}
-        if len(shapes) != 1 or any(part.ndim != 1 for part in parts):
+def _numbers(
+    table: Table,
+    argument: str,
+    names: Columns,
+    given: Mapping[str, Sequence[str]],
+    used: dict[str, tuple[str, ...]],
+) -> np.ndarray:
+    """The columns as one array; the values of those that are text are put into ``used``."""
+    parts = []
+    for name in [names] if isinstance(names, str) else names:
+        part = table.column(argument, name)
+        if part.dtype.kind in "US" and part.ndim == 1:
+            if part.dtype.kind == "S":
+                part = np.char.decode(part, "utf-8")
+            part, used[name] = as_codes(argument, name, part, given.get(name))
+        if part.dtype.kind not in "biuf":
             raise ValueError(
-                f"{argument} is {list(names)}, columns of shapes {sorted(shapes)}; several must be "
-                "of one shape [n]."
+                f"{argument} is {name!r}, of dtype {part.dtype}; it must be numbers or text."
             )
-        array = np.stack(parts, axis=1)
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"{argument} is {names!r}, of dtype {array.dtype}; it must be numbers.")
-    return array
+        if not isinstance(names, str) and part.dtype.kind in "iu" and part.size:
+            largest = int(np.abs(part).max())
+            if largest > _EXACT:
+                raise ValueError(
+                    f"{argument}: the column {name!r} holds {largest}; among several columns "
+                    f"numbers become float32, which holds integers up to {_EXACT} exactly. Scale "
+                    "it, or give it as text if it is a category."
+                )
+        parts.append(part)
+    if isinstance(names, str):
+        return parts[0]
+    shapes = {part.shape for part in parts}
+    if len(shapes) != 1 or parts[0].ndim != 1:
+        raise ValueError(
+            f"{argument} is {list(names)}, columns of shapes {sorted(shapes)}; several must be "
+            "of one shape [n]."
+        )
+    return np.stack(parts, axis=1).astype(np.float32)
 
 
 def from_tfds(

@@ -25,6 +25,11 @@ from fedjax_lab.data.sources import Examples
 
 DESCRIPTION = "stream.json"
 _VERSION = 1
+# What another description than ours may raise.
+_DAMAGES = (
+    *(ValueError, KeyError, TypeError, IndexError, AttributeError),
+    *(RecursionError, OverflowError),
+)
 _PIECE = 2**26  # bytes that are written or converted at once
 
 
@@ -91,8 +96,11 @@ def open_stream(folder: str | Path) -> Any:
         version, names, n = told["version"], told["leaves"], told["examples"]
         leaves = [(str(name), jnp.dtype(kind), tuple(shape)) for name, kind, shape in names]
         tree = _built(told["tree"], list(range(len(leaves))))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except _DAMAGES as error:
         raise ValueError(f"{file} is damaged: {error!r}.") from error
+    for name, *_ in leaves:
+        if Path(name).name != name:
+            raise ValueError(f"{file} is damaged: {name!r} is no name of a file in its folder.")
     if version != _VERSION:
         raise ValueError(f"{file} has version {version}; this one reads {_VERSION}.")
     arrays = []

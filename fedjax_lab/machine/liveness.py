@@ -171,13 +171,27 @@ def _besides(eqn: Any, leaving: list[Any], machine: _Machine, size_of: Callable[
 
 
 def _carried(eqn: Any) -> range:
-    """Which of a loop's operands are the first values of what it carries."""
+    """Which of a loop's operands are the first values of what it carries.
+
+    A scan has constants, what it carries, and what it goes over; it returns what it carries, and
+    what it stacks. Its body has no axis of steps, by which they are told apart: the names of its
+    parameters are not those of every JAX.
+    """
     params, name = eqn.params, eqn.primitive.name
-    if name == "scan":
-        return range(params["num_consts"], params["num_consts"] + params["num_carry"])
     if name == "while":
         return range(params["cond_nconsts"] + params["body_nconsts"], len(eqn.invars))
+    if name == "scan":
+        (body,) = _programs(eqn, "cpu")
+        over = _count_stacked(eqn.invars, body.invars)
+        carried = len(eqn.outvars) - _count_stacked(eqn.outvars, body.outvars)
+        return range(len(eqn.invars) - over - carried, len(eqn.invars) - over)
     return range(0)
+
+
+def _count_stacked(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+    """How many of a scan's operands or results have an axis more than in its body."""
+    pairs = zip(outside, inside, strict=True)
+    return sum(len(o.aval.shape) > len(i.aval.shape) for o, i in pairs)
 
 
 def _programs(eqn: Any, platform: str) -> list[Jaxpr]:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.models.adapter_files import load_adapters, save_adapters
 from fedjax_lab.models.base import Apply, Model, from_linen
 from fedjax_lab.models.batch_norm import (
     hold_statistics,
@@ -20,10 +21,19 @@ from fedjax_lab.models.batch_norm import (
     running_statistics,
 )
 from fedjax_lab.models.cnn import cnn, fafed_cnn, fafed_cnn_cifar10, fafed_cnn_mnist
+from fedjax_lab.models.decoder import decoder
+from fedjax_lab.models.decoder_config import DecoderConfig, read_decoder_config
+from fedjax_lab.models.generation import generate
 from fedjax_lab.models.layers import Conv, GroupNorm
 from fedjax_lab.models.lenet import lenet5, lenet5_gradma
 from fedjax_lab.models.linear import linear
-from fedjax_lab.models.lora import init_adapters, merge_adapters
+from fedjax_lab.models.lora import (
+    attach_adapters,
+    init_adapters,
+    join_adapters,
+    merge_adapters,
+    split_adapters,
+)
 from fedjax_lab.models.losses import (
     accuracy_counts,
     classification_loss,
@@ -36,9 +46,12 @@ from fedjax_lab.models.lstm import lstm
 from fedjax_lab.models.mlp import mlp
 from fedjax_lab.models.pooling import max_pool
 from fedjax_lab.models.precision import COMPUTE_DTYPES, mixed_precision
+from fedjax_lab.models.pretrained import load_pretrained, load_safetensors, save_pretrained
 from fedjax_lab.models.resnet import resnet18, resnet20
+from fedjax_lab.models.token_losses import answer_counts, answer_loss
 from fedjax_lab.models.vgg import vgg11
 from fedjax_lab.models.vit import vit, vit_base
+from fedjax_lab.models.weight_tables import Stored, decoder_table, torch_table
 from fedjax_lab.types import Params
 
 __all__ = [
@@ -47,35 +60,52 @@ __all__ = [
     "MODELS",
     "Apply",
     "Conv",
+    "DecoderConfig",
     "GroupNorm",
     "Model",
+    "Stored",
     "accuracy_counts",
+    "answer_counts",
+    "answer_loss",
+    "attach_adapters",
     "build",
     "classification_loss",
     "cnn",
     "count_params",
+    "decoder",
+    "decoder_table",
     "fafed_cnn",
     "fafed_cnn_cifar10",
     "fafed_cnn_mnist",
     "from_linen",
+    "generate",
     "hold_statistics",
     "init_adapters",
+    "join_adapters",
     "language_model_loss",
     "lenet5",
     "lenet5_gradma",
     "linear",
+    "load_adapters",
+    "load_pretrained",
+    "load_safetensors",
     "lstm",
     "max_pool",
     "merge_adapters",
     "mixed_precision",
     "mlp",
+    "read_decoder_config",
     "recompute_statistics",
     "regression_loss",
     "resnet18",
     "resnet20",
     "running_statistics",
+    "save_adapters",
+    "save_pretrained",
+    "split_adapters",
     "squared_error_counts",
     "token_counts",
+    "torch_table",
     "vgg11",
     "vit",
     "vit_base",

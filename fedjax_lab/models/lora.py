@@ -6,11 +6,12 @@ inputs are rows, so that A^T is ``down`` and B^T is ``up``; α / r is ``scale``.
 
 Departure: the standard deviation of A's numbers, of which the paper does not speak, is 1/√m.
 
-Axes: m inputs and n outputs of a kernel as a matrix, r the rank.
+Axes: m inputs and n outputs of a kernel as a matrix, r the rank, L layers with stacked kernels.
 """
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +20,19 @@ import numpy as np
 from fedjax_lab.checks import check_int
 from fedjax_lab.types import Key, Params
 
+# path of a leaf -> whether it is meant; or patterns such as "layers/*/kernel", of which one fits
+Paths = Callable[[str], bool] | str | Sequence[str]
+
 
 class Adapter(NamedTuple):
     """What is added to a kernel: ``down @ up``, in the kernel's shape."""
 
-    down: jax.Array  # float [m, r]
-    up: jax.Array  # float [r, n]
+    down: jax.Array  # float [m, r]; of stacked kernels [L, m, r]
+    up: jax.Array  # float [r, n]; [L, r, n]
 
 
 def init_adapters(
-    key: Key, params: Params, is_adapted: Callable[[str], bool], rank: int
+    key: Key, params: Params, is_adapted: Paths, rank: int, *, stacked: Paths = ()
 ) -> dict[str, Adapter]:
     """Adapters that change nothing yet: ``down`` is normal, ``up`` is 0.
 
@@ -39,8 +43,11 @@ def init_adapters(
     Args:
       key: typed PRNG key; consumed.
       params: of the model, or their shapes.
-      is_adapted: path of a leaf, such as "blocks_0/attention/query/kernel" -> whether it gets one.
+      is_adapted: path of a leaf, such as "blocks_0/attention/query/kernel" -> whether it gets one;
+        or a pattern, or several, such as ("layers/query/kernel", "layers/value/kernel").
       rank: r, from 1 to the smaller of m and n.
+      stacked: the paths whose first axis counts layers, each of which gets an adapter, such as
+        ``"layers/*"`` of ``models.decoder``.
 
     Returns:
       {path: ``Adapter``}, a pytree to be trained, in float32 or the kernel's dtype if it is wider.
@@ -51,7 +58,8 @@ def init_adapters(
     """
     check_int("rank", rank, minimum=1)
     leaves = _by_path(params)
-    chosen = {path: leaf for path, leaf in leaves.items() if is_adapted(path)}
+    adapted, in_layers = _predicate("is_adapted", is_adapted), _predicate("stacked", stacked)
+    chosen = {path: leaf for path, leaf in leaves.items() if adapted(path)}
     if not chosen:
         raise ValueError(
             f"is_adapted holds for no leaf of the params. They are: {', '.join(leaves)}."
@@ -60,11 +68,12 @@ def init_adapters(
     for number, (path, leaf) in enumerate(chosen.items()):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(f"{path} is adapted, but holds {leaf.dtype}; it must hold floats.")
-        m, n = _as_matrix(path, leaf.shape)
+        layers = leaf.shape[:1] if in_layers(path) else ()
+        m, n = _as_matrix(path, leaf.shape[len(layers) :])
         check_int(f"rank for {path}, {m} x {n},", rank, minimum=1, maximum=min(m, n))
         dtype = jnp.promote_types(leaf.dtype, jnp.float32)
-        down = jax.random.normal(jax.random.fold_in(key, number), (m, rank), dtype)
-        adapters[path] = Adapter(down / np.sqrt(m), jnp.zeros((rank, n), dtype))
+        down = jax.random.normal(jax.random.fold_in(key, number), (*layers, m, rank), dtype)
+        adapters[path] = Adapter(down / np.sqrt(m), jnp.zeros((*layers, rank, n), dtype))
     return adapters
 
 
@@ -87,14 +96,102 @@ def merge_adapters(params: Params, adapters: Mapping[str, Adapter], scale: float
         if name not in adapters:
             return leaf
         down, up = adapters[name]
-        if (down.shape[0], up.shape[1]) != _as_matrix(name, leaf.shape):
-            raise ValueError(
-                f"adapters[{name!r}] is for {down.shape[0]} x {up.shape[1]} numbers; the leaf has "
-                f"the shape {leaf.shape}."
-            )
+        _check_fits(name, leaf, adapters[name])
         return leaf + (scale * (down @ up)).reshape(leaf.shape).astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(merge, params)
+
+
+def attach_adapters(params: Params, adapters: Mapping[str, Adapter], scale: float = 1.0) -> Params:
+    """The params with adapters beside their kernels, for a model that reads them there.
+
+    ``models.decoder`` does: it adds ``scale * (x @ down) @ up`` to ``x @ kernel``, makes no merged
+    kernel, and rounds no small product away where kernels are bfloat16 and adapters float32. In
+    training it drops inputs of adapters (``adapter_dropout``).
+
+    Args:
+      params: nested dicts; "layers/query/kernel" gets neighbours ``adapter_down``, ``adapter_up``.
+      adapters: {path: ``Adapter``}, as ``init_adapters`` gives them.
+      scale: α / r of the paper; traced if need be.
+
+    Raises:
+      ValueError: there is no leaf of an adapter's path, its shape does not fit, or the leaf is not
+        called "kernel".
+    """
+    leaves = _by_path(params)
+    if missing := adapters.keys() - leaves.keys():
+        raise ValueError(f"adapters has {', '.join(sorted(missing))}; params have no such leaf.")
+    for path, adapter in adapters.items():
+        folder, _, name = path.rpartition("/")
+        if name != "kernel":
+            raise ValueError(f"adapters has {path!r}; only a kernel can have neighbours.")
+        _check_fits(path, leaves[path], adapter)
+        added = {"adapter_down": adapter.down, "adapter_up": scale * adapter.up}
+        params = _with_neighbours(params, folder.split("/") if folder else [], added)
+    return params
+
+
+def split_adapters(
+    adapters: Mapping[str, Adapter],
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """The two sides of adapters, to train one and freeze the other: (``down``, ``up``) by path.
+
+    FFA-LoRA (Sun, Li, Li, Ding: Improving LoRA in Privacy-preserving Federated Learning. ICLR 2024)
+    trains ``up`` alone. The mean of the clients' products is then the product of the means, and a
+    message is half as large.
+
+    Args:
+      adapters: {path: ``Adapter``}, as ``init_adapters`` gives them.
+
+    Returns:
+      ({path: float [m, r]}, {path: float [r, n]}), of stacked kernels with L in front.
+    """
+    return tuple(  # type: ignore[return-value]
+        {path: getattr(adapter, side) for path, adapter in adapters.items()}
+        for side in ("down", "up")
+    )
+
+
+def join_adapters(down: Mapping[str, jax.Array], up: Mapping[str, jax.Array]) -> dict[str, Adapter]:
+    """The inverse of ``split_adapters``.
+
+    Args:
+      down: {path: float [m, r]}, or [L, m, r].
+      up: {path: float [r, n]}, or [L, r, n], of the same paths.
+
+    Raises:
+      ValueError: the paths differ.
+    """
+    if unlike := sorted(down.keys() ^ up.keys()):
+        raise ValueError(f"down and up differ: {', '.join(unlike)} is in one of them alone.")
+    return {path: Adapter(down[path], up[path]) for path in down}
+
+
+def _with_neighbours(tree: Any, path: list[str], added: dict[str, Any]) -> Any:
+    if not path:
+        return {**tree, **added}
+    return {**tree, path[0]: _with_neighbours(tree[path[0]], path[1:], added)}
+
+
+def _check_fits(path: str, leaf: Any, adapter: Adapter) -> None:
+    down, up = adapter
+    layers = leaf.shape[: down.ndim - 2]
+    m, n = _as_matrix(path, leaf.shape[len(layers) :])
+    if (*layers, m) != down.shape[:-1] or (*layers, n) != (*up.shape[:-2], up.shape[-1]):
+        raise ValueError(
+            f"adapters[{path!r}] is for {down.shape[-2]} x {up.shape[-1]} numbers"
+            f"{f' in {down.shape[0]} layers' if down.ndim > 2 else ''}; the leaf has the shape "
+            f"{leaf.shape}."
+        )
+
+
+def _predicate(argument: str, paths: Paths) -> Callable[[str], bool]:
+    if callable(paths):
+        return paths
+    patterns = [paths] if isinstance(paths, str) else list(paths)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"{argument} is {paths!r}; it must be a function, a pattern, or several.")
+    return lambda path: any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
 
 def _by_path(params: Params) -> dict[str, jax.Array]:

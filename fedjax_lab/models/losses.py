@@ -10,11 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from fedjax_lab.checks import is_traced
 from fedjax_lab.models.base import Apply
+from fedjax_lab.models.labels import note_labels
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
 # (examples, key) -> examples of the same length; key None: evaluation, so no augmentation
@@ -69,10 +68,7 @@ def accuracy_counts(
         loss = cross_entropy(logits, y)
         return (jnp.argmax(logits, axis=-1) == y).astype(jnp.float32), loss
 
-    def logits_of(params: Params, examples: PyTree) -> jax.Array:
-        return apply(params, _inputs(preprocess, examples, None)[0], None)
-
-    return _with_check(counts, logits_of)
+    return counts
 
 
 def language_model_loss(apply: Apply) -> LossFn:
@@ -121,7 +117,7 @@ def token_counts(apply: Apply) -> Callable[[Params, PyTree], tuple[jax.Array, ja
         correct = (jnp.argmax(logits, axis=-1) == examples.y).astype(jnp.float32)
         return correct.mean(axis=1), losses.mean(axis=1)
 
-    return _with_check(counts, lambda params, examples: apply(params, examples.x, None))
+    return counts
 
 
 def regression_loss(apply: Apply, preprocess: Preprocess | None = None) -> LossFn:
@@ -190,27 +186,6 @@ def _squared_error(predictions: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.square(difference).reshape(len(targets), -1).mean(axis=1)
 
 
-def _with_check(counts: Callable[..., Any], logits_of: Callable[..., jax.Array]) -> Any:
-    """``counts`` with ``counts.check(params, examples)``: whether there is a logit for each label.
-
-    A label without one would count as wrong, and its loss be NaN.
-    """
-
-    def check(params: Params, examples: PyTree) -> None:
-        if is_traced((params, examples)):
-            return
-        number = jax.eval_shape(logits_of, params, examples).shape[-1]
-        labels = np.asarray(examples.y)
-        if labels.size and not 0 <= labels.min() <= labels.max() < number:
-            raise ValueError(
-                f"examples.y has labels from {labels.min()} to {labels.max()}; the model has "
-                f"{number} logits, for 0 to {number - 1}."
-            )
-
-    counts.check = check  # type: ignore[attr-defined]
-    return counts
-
-
 def training_inputs(
     preprocess: Preprocess | None, examples: PyTree, key: Key
 ) -> tuple[jax.Array, jax.Array, Key]:
@@ -236,6 +211,8 @@ def _inputs(
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Cross-entropy [B] of logits [B, C], computed in float32 or what is wider.
 
+    It is NaN where a label has no logit.
+
     Args:
       logits: float [B, C].
       labels: integers [B].
@@ -253,7 +230,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
             f"apply returned logits of shape {logits.shape} for {labels.shape[0]} examples; they "
             f"must be [B, C] = [{labels.shape[0]}, number of classes]."
         )
-    return optax.softmax_cross_entropy_with_integer_labels(at_least_float32(logits), labels)
+    return _losses(logits, labels)
 
 
 def _word_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -269,7 +246,17 @@ def _word_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
             f"apply returned logits of shape {logits.shape} for targets of shape {targets.shape}; "
             f"they must be [B, L, V] = [{batch}, {length}, number of words]."
         )
-    return optax.softmax_cross_entropy_with_integer_labels(at_least_float32(logits), targets)
+    return _losses(logits, targets)
+
+
+def _losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Cross-entropy [...] of logits [..., C]; NaN of a label that has no logit."""
+    number = logits.shape[-1]
+    note_labels(number, labels)
+    if jnp.issubdtype(labels.dtype, jnp.signedinteger):  # -1 would be the last class
+        labels = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
+        labels = jnp.where(labels < 0, number, labels)
+    return optax.softmax_cross_entropy_with_integer_labels(at_least_float32(logits), labels)
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:

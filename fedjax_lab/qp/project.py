@@ -45,7 +45,7 @@ from fedjax_lab.types import PyTree, Scalar
 
 SOLVERS = ("auto", "active_set", "projected_gradient")
 _ROUNDS = 40  # corrections of q at most
-_STALLS = 5  # corrections in a row that bring it no nearer, after which it ends
+_STALLS = 8  # corrections in a row that bring it no nearer, after which it ends
 _FARTHEST = 1.5  # how much longer than the dual says a correction may be
 
 
@@ -65,9 +65,10 @@ class ConeInfo(NamedTuple):
         correction cannot have changed it unexpectedly, and y_c = z_c ||M_c|| / ||p||,
         Y = max(1, max y). (z >= 0 holds exactly.)
       iterations: int32 scalar, steps of the dual, all corrections together; 0 if p was feasible.
-      feasible: bool scalar, whether every s_c >= -1e-5 (float32) or -1e-10 (float64); a hundred
-        times that with a margin of 0, which some q always satisfies. False for a margin that no
-        q satisfies, and where p or a row is not finite: use p then.
+      feasible: bool scalar, whether every s_c >= -1e-5 (float32) or -1e-10 (float64); with a margin
+        of 0, which some q always satisfies, whether all is finite: how far q is off, as where rows
+        oppose each other to within 1e-3 or less, is ``kkt_residual``. False for a margin that no q
+        satisfies, and where p or a row is not finite: use p then.
     """
 
     z: jax.Array
@@ -150,6 +151,18 @@ def _project_parts(p, rows, mask, margin, products, options, specs):
     return projected(p, rows, mask, jnp.asarray(margin), products)
 
 
+def _to_go(z, r, basis, valid) -> jax.Array:
+    """About how far the next correction will move q."""
+    support, far = basis.support, dual.distances(basis)
+    change = dual.matvec(basis.swept, jnp.where(support, r, 0))  # of z, and of r elsewhere
+    inside = jnp.sqrt(jnp.abs(jnp.sum(jnp.where(support, change * r, 0))))
+    inside = jnp.maximum(inside, jnp.max(jnp.where(support, jnp.abs(r), 0)))
+    # Then of the other rows one that q violates enters, and one that still pulls lets go.
+    left = r - change
+    outside = jnp.minimum(jnp.abs(left) / far, jnp.where(left < 0, jnp.inf, z * far))
+    return jnp.maximum(inside, jnp.max(jnp.where(valid & ~support, outside, 0)))
+
+
 def _project(p, rows, mask, margin, products, options, divided):
     p_leaves, treedef = jax.tree.flatten(p)
     p_leaves = [jnp.asarray(leaf) for leaf in p_leaves]
@@ -175,12 +188,6 @@ def _project(p, rows, mask, margin, products, options, divided):
     gram, b = gram[:-1, :-1], gram[:-1, -1]
     margin = jnp.asarray(margin, dtype)
 
-    def to_go(z, r, basis):  # how far the next correction will move q, about
-        inside = jnp.sqrt(jnp.abs((dual.step_on_support(basis, r) * r).sum()))
-        inside = jnp.maximum(inside, jnp.max(jnp.where(basis.support, jnp.abs(r), 0)))
-        outside = valid & ~basis.support & (r < -2 * eps * jnp.sum(z))
-        return jnp.maximum(inside, jnp.max(jnp.where(outside, -r / dual.distances(basis), 0)))
-
     def unfinished(state):
         *_, step, _, stalled, rounds = state
         return (step > tolerance) & (stalled < _STALLS) & (rounds < _ROUNDS)
@@ -191,7 +198,7 @@ def _project(p, rows, mask, margin, products, options, divided):
             gram, z, r, basis, iterations, valid=valid, max_iterations=options.max_iterations
         )
         r = r + dual.matvec(gram, dz)
-        active = valid & (basis.support | (r <= 8 * eps * (1 + jnp.sum(z + dz))))
+        active = valid & (basis.support | (r <= 64 * eps * (1 + jnp.sum(z + dz))))
         least = jnp.min(jnp.where(active, dual.distances(basis), 1))
         # What the rounding of G dz does to q, where the active rows are as parallel as they are.
         known = eps * jnp.sum(jnp.abs(dz)) <= tolerance * least
@@ -215,24 +222,25 @@ def _project(p, rows, mask, margin, products, options, divided):
             return found * unit[:-1] * unit[-1] - margin
 
         r = jnp.where(valid, lax.cond(known, lambda: r, measured), 0)
-        step = to_go(z, r, basis)
+        step = _to_go(z, r, basis, valid)
         stalled = jnp.where(step < 0.9 * least_step, 0, stalled + 1)
         least_step = jnp.minimum(step, least_step)
         return q, z, r, basis, iterations, step, least_step, stalled, rounds + 1
 
     z, r = jnp.zeros_like(b), jnp.where(valid, b - margin, 0)
     basis, none = dual.empty_basis(gram), jnp.int32(0)
-    step = to_go(z, r, basis)
-    state = (p_leaves, z, r, basis, none, step, step, none, none)
+    step = _to_go(z, r, basis, valid)
+    infinite = jnp.full_like(step, jnp.inf)  # what the first correction finds may look far worse
+    state = (p_leaves, z, r, basis, none, step, infinite, none, none)
     q, z, r, _, iterations, *_ = lax.while_loop(unfinished, correct, state)
 
     scale_of_z = jnp.maximum(jnp.max(z), 1)
-    slack = (1e-5 if eps > 1e-10 else 1e-10) * jnp.where(margin == 0, 100, 1)
+    slack = jnp.where(margin == 0, jnp.inf, 1e-5 if eps > 1e-10 else 1e-10)
     info = ConeInfo(
         z=z * (unit[:-1] * norms[-1]) * (scale[:-1] / scale[-1]),
         kkt_residual=jnp.max(jnp.maximum(-r, z * jnp.abs(r) / scale_of_z), initial=0),
         iterations=iterations,
-        feasible=finite & jnp.all(r >= -slack),
+        feasible=finite & jnp.all(jnp.isfinite(r) & (r >= -slack)),
     )
     return jax.tree.unflatten(treedef, q), info
 

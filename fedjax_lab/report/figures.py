@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_lab.estimates import code
 from fedjax_lab.report.curves import (
     ACCURACY,
     DRIFT,
@@ -26,8 +27,13 @@ from fedjax_lab.report.surfaces import surface_figure
 MOST_CURVES = 14  # more cannot be told apart
 
 
-def write_figures(groups: Sequence[Group], folder: Path) -> list[tuple[str, str]]:
+def write_figures(groups: Sequence[Group], folder: Path, prefix: str = "") -> list[tuple[str, str]]:
     """Write the PNG files and return (file name, caption) of each.
+
+    Args:
+      groups: what they show.
+      folder: where they are written.
+      prefix: of their names.
 
     Raises:
       ImportError: matplotlib is missing.
@@ -35,8 +41,8 @@ def write_figures(groups: Sequence[Group], folder: Path) -> list[tuple[str, str]
     written = []
 
     def add(figure: Any, name: str, caption: str) -> None:
-        save(figure, folder / name)
-        written.append((name, caption))
+        save(figure, folder / f"{prefix}{name}")
+        written.append((f"{prefix}{name}", caption))
 
     def add_metrics(measures: Sequence[Measure], name: str, caption: str) -> None:
         shown = [Panel(having(groups, y), y) for y in measures if has(groups, y)]
@@ -57,7 +63,7 @@ def write_figures(groups: Sequence[Group], folder: Path) -> list[tuple[str, str]
     for number, run in enumerate(_distinct_partitions(groups)):
         spec, seed = run.partition["spec"], run.partition["seed"]
         figure = partition_figure(run.partition["label_histogram"])
-        caption = f"Partition `{spec}` drawn with seed {seed}: who holds which labels."
+        caption = f"Partition {code(spec)} drawn with seed {seed}: who holds which labels."
         add(figure, f"partition{number or ''}.png", caption)
     landscapes = landscapes_of(groups)
     if landscapes:
@@ -90,7 +96,7 @@ def _distinct_partitions(groups: Sequence[Group]) -> list[Run]:
                 key = (
                     settings.get("dataset"),
                     settings.get("partition"),
-                    run.config["num_clients"],
+                    run.config.get("num_clients"),
                 )
                 found.setdefault(key, run)
     return list(found.values())[:4]

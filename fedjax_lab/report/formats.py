@@ -4,6 +4,7 @@ import csv
 import functools
 import io
 import math
+import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,14 +13,16 @@ from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING, Estimate, Rows
 from fedjax_lab.report.html import html_page
 from fedjax_lab.report.paired import NOISE
-from fedjax_lab.report.runs import Group, Run, group_runs, load_runs
+from fedjax_lab.report.runs import Run, load_runs
+from fedjax_lab.report.sections import Section, sections_of, tail_of
 from fedjax_lab.report.statistics import last
-from fedjax_lab.report.tables import accuracy_table, by_accuracy, measures, over_seeds
+from fedjax_lab.report.tables import accuracy_table, measures, over_seeds
 from fedjax_lab.report.write import check_target, report_text, write_report, write_text
 
 FORMATS = ("markdown", "html", "latex", "csv")
 # Columns of metrics.jsonl whose last values are lines of the CSV, too.
 _LAST = ("loss", "test_loss", "round", "bytes_up", "bytes_down", "gradients", "seconds")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf")
 _ESCAPED = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -44,7 +47,7 @@ def format_report(
     Args:
       directories: run directories, or directories that hold some.
       form: "markdown" (the tables), "html" (the page with its figures inside), "latex" (the
-        accuracies as a table for the package booktabs) or "csv" (see ``runs_csv``).
+        accuracies as tables for the package booktabs) or "csv" (see ``runs_csv``).
       target: accuracy in (0, 1) to be reached; None: 95 % of the best method's.
       title: the first line of Markdown and of HTML.
 
@@ -54,13 +57,15 @@ def format_report(
     """
     check_choice("format", form, FORMATS)
     check_target(target)
-    groups = by_accuracy(group_runs(load_runs(directories := list(directories))))
+    sections = sections_of(load_runs(directories := list(directories)))
     if form == "latex":
-        return latex_table(accuracy_table(groups))
+        tables = [latex_table(accuracy_table(section.groups)) for section in sections]
+        titles = [f"% {section.title}\n" if len(sections) > 1 else "" for section in sections]
+        return "\n".join(map(str.__add__, titles, tables))
     if form == "csv":
-        return runs_csv(groups)
+        return runs_csv(sections)
     if form == "markdown":
-        return report_text(groups, [], target, title)
+        return report_text(sections, [[]] * len(sections), target, title)
     with tempfile.TemporaryDirectory() as folder:
         report = write_report(directories, folder, target=target, title=title)
         return html_page(report.read_text(encoding="utf-8"), Path(folder))
@@ -120,25 +125,25 @@ def latex_escape(text: str) -> str:
     return "".join(_ESCAPED.get(character, character) for character in text)
 
 
-def runs_csv(groups: Sequence[Group]) -> str:
+def runs_csv(sections: Sequence[Section]) -> str:
     """A line for each group and metric: method, settings that differ, metric, mean, ± and n.
 
-    Accuracies are in percent, as in the tables; a mean is empty where a seed has no number, the
-    half-width of the 95 % interval also where there is one seed. Numbers are not rounded.
+    Data set and number of rounds stand between. Accuracies are in percent, as in the tables; a
+    mean is empty where a seed has no number, the half-width of the 95 % interval also where there
+    is one seed. Numbers are not rounded.
 
     Args:
-      groups: from ``group_runs``.
+      sections: from ``sections_of``.
     """
-    columns = measures(run for group in groups for run in group.runs)
-    columns |= {name: functools.partial(_last, name) for name in _LAST}
-    return estimates_csv(
-        ["method", "settings"],
-        [
-            ([group.runs[0].algorithm, group.differs], name, over_seeds(group, value))
-            for group in groups
-            for name, value in columns.items()
-        ],
-    )
+    lines = []
+    for section in sections:
+        runs = [run for group in section.groups for run in group.runs]
+        columns = measures(runs, tail_of(runs)._replace(name="mean of the last tenth"))
+        columns |= {name: functools.partial(_last, name) for name in _LAST}
+        for group in section.groups:
+            about = [group.runs[0].algorithm, group.differs, section.dataset, str(section.rounds)]
+            lines += [(about, name, over_seeds(group, f)) for name, f in columns.items()]
+    return estimates_csv(["method", "settings", "dataset", "rounds"], lines)
 
 
 def _last(name: str, run: Run) -> float:
@@ -150,7 +155,8 @@ def estimates_csv(head: Sequence[str], lines: Iterable[tuple[Sequence[str], str,
 
     Args:
       head: what identifies a line beside its metric.
-      lines: (values of ``head``, metric, estimate).
+      lines: (values of ``head``, metric, estimate). A text that a spreadsheet would take for a
+        formula (= + - @) has an apostrophe before it.
     """
 
     def cell(value: float | None) -> str:
@@ -160,5 +166,12 @@ def estimates_csv(head: Sequence[str], lines: Iterable[tuple[Sequence[str], str,
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*head, "metric", "mean", "half_width", "n"])
     for values, metric, found in lines:
-        writer.writerow([*values, metric, cell(found.mean), cell(found.half_width), found.n])
+        about = [_no_formula(text) for text in (*values, metric)]
+        writer.writerow([*about, cell(found.mean), cell(found.half_width), found.n])
     return file.getvalue()
+
+
+def _no_formula(text: str) -> str:
+    """A text with an apostrophe before it where a spreadsheet would compute it; numbers stay."""
+    is_number = _NUMBER.fullmatch(text) is not None
+    return f"'{text}" if text.startswith(tuple("=+-@\t\r\n")) and not is_number else text

@@ -7,7 +7,16 @@ from typing import Any
 from fedjax_lab.estimates import estimate
 from fedjax_lab.report.runs import Group
 from fedjax_lab.report.statistics import best
-from fedjax_lab.report.style import COLOURS, Styles, frame, legend, new_figure, panels, styles_of
+from fedjax_lab.report.style import (
+    COLOURS,
+    Styles,
+    frame,
+    legend,
+    literal,
+    new_figure,
+    panels,
+    styles_of,
+)
 
 _SPAN = 30.0  # points below the best that a ranking shows
 
@@ -43,7 +52,7 @@ def ranking_figure(groups: Sequence[Group]) -> Any:
         axes.set_xlim(edge, highest + 2)
     frame(axes, "top test accuracy (%)", "")
     axes.grid(False, axis="y")
-    axes.set_yticks(range(len(labels)), labels, fontsize=9)
+    axes.set_yticks(range(len(labels)), list(map(literal, labels)), fontsize=9)
     axes.set_ylim(-0.7, len(labels) - 0.3)
     return figure
 

@@ -6,16 +6,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_lab.estimates import format_value
+from fedjax_lab.estimates import format_value, printable
+from fedjax_lab.report.reading import (
+    read_landscape,
+    read_partition,
+    read_rows,
+    read_run,
+    read_summary,
+)
 from fedjax_lab.report.statistics import ERROR, number
-from fedjax_lab.simulation.run_dir import (
+from fedjax_lab.storage.run_dir import (
     CHECKPOINTS,
     CONFIG,
     METRICS,
     PARTITION,
     SUMMARY,
     TIMES,
-    read_metrics,
 )
 
 LANDSCAPE, REPORT, RERUN = "landscape.json", "report.md", "rerun.json"
@@ -107,15 +113,16 @@ def load_runs(directories: Iterable[str | Path]) -> list[Run]:
 
     Of the runs below a directory, those without an evaluation are left out. Left out is also
     what a pattern such as ``runs/*`` names besides runs: files, the folders of reports, and
-    runs that repeat another one (``rerun``).
+    runs that repeat another one (``rerun``). A run's rows and settings are compared with its last
+    checkpoint, where one is kept.
 
     Args:
       directories: run directories, or directories that hold some.
 
     Raises:
       FileNotFoundError: there is no such directory, no run in it, or no run in any.
-      ValueError: a file of a run is damaged or lacks what it must have; or a run that was
-        named has no evaluation yet.
+      ValueError: a file of a run is damaged, lacks what it must have or was changed; or a run
+        that was named has no evaluation yet.
     """
     paths: dict[Path, Path] = {}
     passed_over: list[str] = []
@@ -130,7 +137,7 @@ def load_runs(directories: Iterable[str | Path]) -> list[Run]:
             continue
         found = _find(directory)
         if found != [directory]:
-            found = [path for path in found if _read_rows(path / METRICS)]
+            found = [path for path in found if read_rows(path / METRICS)]
         if not found and (directory / REPORT).exists():
             passed_over.append(f"{directory} is the folder of a report")
             continue
@@ -156,16 +163,12 @@ def _find(directory: Path) -> list[Path]:
 
 
 def _load(path: Path) -> Run:
-    config = _read_json(path / CONFIG)
-    for key, kind in (("algorithm", str), ("seed", int), ("rounds", int)):
-        if not isinstance(config.get(key), kind):
-            raise ValueError(f"{path / CONFIG} is no run's config: {key!r} is {config.get(key)!r}.")
-    rows = _read_rows(path / METRICS)
+    config, rows = read_run(path)
     if not rows:
         raise ValueError(f"{path} has no evaluation yet: {METRICS} is empty or missing.")
-    times = {row["round"]: row for row in _read_rows(path / TIMES)}
+    times = {row["round"]: row for row in read_rows(path / TIMES)}
     rows = [{**times.get(row["round"], {}), **row} for row in rows]
-    summary = _read_json(path / SUMMARY, missing={})
+    summary = read_summary(path / SUMMARY)
     if summary.get("stopped") == DIVERGED:
         rows = [{**row, **{name: None for name in SCORES if name in row}} for row in rows]
     return Run(
@@ -176,34 +179,9 @@ def _load(path: Path) -> Run:
         rows,
         config,
         summary,
-        _read_json(path / PARTITION, missing={}),
-        _read_json(path / LANDSCAPE, missing={}),
+        read_partition(path / PARTITION),
+        read_landscape(path / LANDSCAPE),
     )
-
-
-def _read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-    if missing is not None and not path.exists():
-        return missing
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON ({error}).") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds no JSON object.")
-    return value
-
-
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    try:
-        rows = read_metrics(path)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error}).") from error
-    for number_, row in enumerate(rows, start=1):
-        if not isinstance(row, dict) or not isinstance(row.get("round"), int):
-            raise ValueError(f"{path}, line {number_}, is no row with a round.")
-    return rows
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,11 +246,11 @@ def _check_distinct(group: list[Run]) -> None:
 
 def _shown(settings: Mapping[str, Any], names: Iterable[str]) -> str:
     shown = [name for name in settings if name in set(names)]
-    return ", ".join(f"{name}={_short(settings[name])}" for name in shown)
+    return ", ".join(f"{printable(name)}={_short(settings[name])}" for name in shown)
 
 
 def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else format_value(value)
+    return f"{value:.6g}" if isinstance(value, float) else printable(format_value(value))
 
 
 def _differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:

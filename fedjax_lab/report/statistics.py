@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ERROR = "mean_squared_error"  # in place of the accuracy, where a run is a regression
-LAST = 10  # evaluations whose mean is reported
+TAIL = 10  # one part in so many of the rounds, the last one, is a run's tail
 
 
 def number(value: Any) -> float:
@@ -28,10 +28,18 @@ def lowest(values: Sequence[float]) -> float:
     return -best([-value for value in values])
 
 
-def mean_of_last(values: Sequence[float]) -> float:
-    """The mean of the last 10 values, or of all if they are fewer."""
-    tail = values[-LAST:]
-    return math.fsum(tail) / len(tail)
+def mean(values: Sequence[float]) -> float:
+    """The mean; NaN of nothing."""
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def tail_start(rounds: int) -> int:
+    """The first round of the last tenth, which has one round at least.
+
+    Args:
+      rounds: of the whole run.
+    """
+    return rounds - -(-rounds // TAIL) + 1
 
 
 def reach(rows: Sequence[Mapping[str, Any]], target: float) -> Mapping[str, Any] | None:

@@ -90,7 +90,9 @@ def legend(figure: Any, labels: Sequence[str], styles: Styles) -> None:
     """Below the axes, where it covers nothing; the figure grows by the legend's rows."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], linewidth=2, label=label, **styles[label]) for label in labels]
+    handles = [
+        Line2D([], [], linewidth=2, label=literal(label), **styles[label]) for label in labels
+    ]
     longest = max(map(len, labels))
     width = figure.get_figwidth() * 11  # characters that fit, roughly
     columns = max(1, min(len(labels), int(width // (longest + 8))))
@@ -99,6 +101,11 @@ def legend(figure: Any, labels: Sequence[str], styles: Styles) -> None:
     figure.legend(
         handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=3
     )
+
+
+def literal(label: str) -> str:
+    """A label in which matplotlib reads no formula."""
+    return label.replace("$", r"\$")
 
 
 def save(figure: Any, path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.report.style import panels
+from fedjax_lab.report.style import literal, panels
 
 _LEVELS = 16
 _WIDE = 20.0  # ratio of losses beyond which levels are spaced by their logarithm
@@ -50,7 +50,7 @@ def surface_figure(landscapes: Mapping[str, Mapping[str, Any]]) -> Any:
         axes.set_aspect("equal")
         axes.set_xlabel("first direction")
         axes.set_ylabel("second direction")
-        axes.set_title(f"{label}{_eigenvalues(landscapes[label])}", fontsize=10)
+        axes.set_title(f"{literal(label)}{_eigenvalues(landscapes[label])}", fontsize=10)
     bar = figure.colorbar(drawn, ax=all_axes, label="training loss", pad=0.01, shrink=0.9)
     ticks = levels[:: (_LEVELS - 1) // 5]
     bar.set_ticks(ticks, labels=[f"{value:.2g}" for value in ticks])

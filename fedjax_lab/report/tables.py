@@ -1,5 +1,6 @@
 """A report's tables, as Markdown."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -8,29 +9,46 @@ from fedjax_lab.estimates import (
     NOTHING,
     Estimate,
     Rows,
+    code,
     estimate,
     format_estimate,
     format_value,
+    inert,
     markdown_table,
 )
+from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, unsolved
 from fedjax_lab.report.paired import NOISE, behind_best
 from fedjax_lab.report.runs import Group, Run, common_settings
-from fedjax_lab.report.statistics import (
-    ERROR,
-    LAST,
-    best,
-    last,
-    lowest,
-    mean_of_last,
-    number,
-    reach,
+from fedjax_lab.report.sections import (
+    PERPLEXITY,
+    Section,
+    Tail,
+    direction,
+    metric_of,
+    sections_of,
+    tail_of,
 )
+from fedjax_lab.report.statistics import ERROR, best, last, lowest, number, reach
 
 PAIRED = (
     "Behind the best: the mean difference over the seeds that both have, which share partition, "
     "cohorts and mini-batches, with its 95 % interval and the p-value of the paired t-test; "
     f"{NOISE}: the interval contains 0, the difference is within noise."
 )
+
+UNSOLVED = "†"
+UNSOLVED_NOTE = (
+    f"{UNSOLVED}: quadratic programs of the method were not solved (a row's mean residual is above "
+    f"{LARGEST_RESIDUAL:g}); the numbers are not the method's."
+)
+SEVERAL = (
+    "The runs are of several data sets, metrics or numbers of rounds: each part compares those "
+    "that have all three in common."
+)
+_MEASURED = {
+    ERROR: ("Error", "Mean squared error of the test set; less is better."),
+    PERPLEXITY: ("Accuracy", "Test accuracy in percent: the share of next words foretold."),
+}
 
 
 def default_target(groups: Iterable[Group]) -> float:
@@ -55,38 +73,55 @@ def top(run: Run) -> float:
     return best(run.values("accuracy"))
 
 
-def late(run: Run) -> float:
-    """The mean of the last 10 accuracies of a run."""
-    return mean_of_last(run.values("accuracy"))
-
-
-def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] = late) -> Rows:
+def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | None = None) -> Rows:
     """Head and rows: accuracies in percent, and how far each group is behind the best one.
 
-    Language models also have a column with the lowest perplexity, private runs one with epsilon.
+    Language models also have a column with the lowest perplexity, private runs one with epsilon;
+    regressions have errors.
 
     Args:
       groups: a row for each.
       measure: by which the best group is found and the others differ from it, over the seeds
-        that both have.
+        that both have. None: the mean over the last tenth of the rounds.
+
+    Raises:
+      ValueError: the groups differ in data set, metric or number of rounds.
     """
-    columns = measures(run for group in groups for run in group.runs)
-    head = ["method", "seeds", *columns, "behind the best (points)", "p"]
+    runs = [run for group in groups for run in group.runs]
+    tail, (sign, metric) = tail_of(runs), direction(runs)
+    columns = measures(runs, tail)
+    unit, scale = ("", 1.0) if metric == ERROR else (" (points)", 100.0)
+    head = ["method", "seeds", *columns, f"behind the best{unit}", "p"]
+
+    def by_tail(run: Run) -> float:
+        return sign * tail.mean(run, metric)
 
     def row(group: Group, behind: list[str]) -> list[str]:
         shown = [format_estimate(over_seeds(group, value), 2) for value in columns.values()]
-        return [group.label, str(len(group.runs)), *shown, *behind]
+        return [marked(group), str(len(group.runs)), *shown, *behind]
 
-    behind = behind_best(groups, lambda run: 100 * measure(run))
+    compared = measure or by_tail
+    behind = behind_best(groups, lambda run: scale * compared(run))
     return [head, *(row(group, cells) for group, cells in zip(groups, behind, strict=True))]
 
 
-def measures(runs: Iterable[Run]) -> dict[str, Callable[[Run], float]]:
+def marked(group: Group) -> str:
+    """A group's label, with a mark where quadratic programs of its method were not solved."""
+    return f"{group.label} {UNSOLVED}" if any(map(worst_residual, group.runs)) else group.label
+
+
+def worst_residual(run: Run) -> float:
+    """The largest mean residual of a run's quadratic programs; 0 where all are within the bound."""
+    return max((value for row in run.rows for value in unsolved(row).values()), default=0.0)
+
+
+def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float]]:
     """What tables show of a run: head of the column -> a run's value.
 
     Args:
       runs: where one is of a language model, the lowest perplexity is shown, too; where one is a
         regression, errors in place of accuracies; where one is private, its epsilon.
+      tail: of the runs.
     """
     runs = list(runs)
     spent: dict[str, Callable[[Run], float]] = {}
@@ -95,13 +130,17 @@ def measures(runs: Iterable[Run]) -> dict[str, Callable[[Run], float]]:
     found: dict[str, Callable[[Run], float]] = {
         "top (%)": lambda run: 100 * top(run),
         "last (%)": lambda run: 100 * last(run.values("accuracy")),
-        f"mean of last {LAST} (%)": lambda run: 100 * late(run),
+        f"{tail.name} (%)": lambda run: 100 * tail.mean(run),
         "worst 10 % of clients (%)": lambda run: 100 * _worst(run),
     }
+    if any("personal_accuracy" in run.rows[-1] for run in runs):
+        for name, key in (("own models (%)", ""), ("own models, worst 10 % (%)", "_worst")):
+            found[name] = functools.partial(_own_models, f"personal_accuracy{key}")
     if any(ERROR in run.rows[-1] for run in runs):
         return {
             "last mean squared error": lambda run: last(run.values(ERROR)),
             "lowest mean squared error": lambda run: lowest(run.values(ERROR)),
+            tail.name: lambda run: tail.mean(run, ERROR),
             "worst 10 % of clients": lambda run: number(
                 run.summary.get(f"worst_10_percent_{ERROR}")
             ),
@@ -118,7 +157,7 @@ def seed_table(runs: Sequence[Run]) -> Rows:
     Args:
       runs: of one method with the same settings, at least one.
     """
-    columns = measures(runs)
+    columns = measures(runs, tail_of(runs))
     rows = [
         [str(run.seed), *(format_estimate(estimate([f(run)]), 2) for f in columns.values())]
         for run in runs
@@ -126,6 +165,10 @@ def seed_table(runs: Sequence[Run]) -> Rows:
     means = [estimate([f(run) for run in runs]) for f in columns.values()]
     mean = ["mean ± 95 %", *(format_estimate(found, 2) for found in means)]
     return [["seed", *(name.replace(" of clients (%)", " (%)") for name in columns)], *rows, mean]
+
+
+def _own_models(name: str, run: Run) -> float:
+    return 100 * last(run.values(name))
 
 
 def _lowest_perplexity(run: Run) -> float:
@@ -190,6 +233,8 @@ def run_table(groups: Sequence[Group]) -> Rows:
         if not run.finished:
             end = "diverged" if run.diverged else "unfinished"
             rounds += f" of {run.config['rounds']:,}, {end}"
+        if residual := worst_residual(run):
+            rounds += f" {UNSOLVED} residual {residual:.2g}"
         partition = run.config.get("partition", {}).get("hash", NOTHING)
         accuracy = format_estimate(estimate([100 * run.values("accuracy")[-1]]), 2)
         return [str(run.path), group.label, str(run.seed), partition, rounds, accuracy]
@@ -197,24 +242,29 @@ def run_table(groups: Sequence[Group]) -> Rows:
     return [head, *(row(group, run) for group in groups for run in group.runs)]
 
 
-def by_accuracy(groups: Iterable[Group]) -> list[Group]:
-    """Best group, by its mean of the last 10 accuracies, first."""
-
-    def key(group: Group) -> float:
-        mean = over_seeds(group, late).mean
-        return math.inf if math.isnan(mean) else -mean
-
-    return sorted(groups, key=key)
-
-
 def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
     """The report's text without figures and title, as Markdown.
 
     Args:
-      groups: from ``group_runs``.
+      groups: from ``group_runs``; a part for each data set, metric and number of rounds.
       target: accuracy in (0, 1); None: ``default_target``.
     """
-    groups = by_accuracy(groups)
+    sections = sections_of(run for group in groups for run in group.runs)
+    if len(sections) == 1:
+        return section_text(sections[0], target)
+    parts = [f"## {inert(one.title)}\n\n{section_text(one, target, level=3)}" for one in sections]
+    return "\n".join([f"{SEVERAL}\n", *parts])
+
+
+def section_text(section: Section, target: float | None = None, level: int = 2) -> str:
+    """The text of what can be compared, as Markdown.
+
+    Args:
+      section: from ``sections_of``.
+      target: accuracy in (0, 1); None: ``default_target``.
+      level: of its headings.
+    """
+    groups, mark = section.groups, "#" * level
     parts = []
     explained = f"the target is {_percent(target)}." if target is not None else ""
     if target is None:
@@ -225,30 +275,42 @@ def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
         )
     several = any(len(group.runs) > 1 for group in groups)
     interval = f" Mean ± 95 % interval over the seeds (Student's t). {PAIRED}" if several else ""
+    runs = [run for group in groups for run in group.runs]
+    head, measured = _MEASURED.get(metric_of(runs), ("Accuracy", "Test accuracy in percent."))
     parts += [
-        "## Settings",
+        f"{mark} Settings",
         *_settings(groups),
-        "## Accuracy",
-        f"Test accuracy in percent. The mean of the last {LAST} is over evaluations and says "
-        "which method is the best; the worst 10 % of clients are those on whose own training data "
-        "the last model does worst."
-        f"{interval}{_unfinished(groups)}",
-        markdown_table(accuracy_table(groups)),
+        f"{mark} {head}",
+        f"{measured} {_tail_explained(tail_of(runs))}; the worst 10 % of clients are those on "
+        f"whose own training data the last model does worst.{interval}{_unfinished(groups)}",
+        _shown(accuracy_table(groups)),
+        *([UNSOLVED_NOTE] if any(map(worst_residual, runs)) else []),
     ]
     if not math.isnan(target):
         timed = ", simulated seconds are the clients'" if _are_timed(groups) else ""
         parts += [
-            "## Up to the target",
+            f"{mark} Up to the target",
             f"What it takes until the first evaluation with a test accuracy of at least the "
             f"target; {explained} Uplink counts all clients' messages (1 MB = 10^6 bytes), "
             "gradients are mini-batch gradients, seconds leave compilation out"
             f"{timed}.",
-            markdown_table(target_table(groups, target)),
+            _shown(target_table(groups, target)),
         ]
     timing = "Rounds and their evaluations, compilation apart; means over the seeds."
-    parts += ["## Time", timing, markdown_table(time_table(groups))]
-    parts += ["## Runs", markdown_table(run_table(groups))]
+    parts += [f"{mark} Time", timing, _shown(time_table(groups))]
+    parts += [f"{mark} Runs", _shown(run_table(groups))]
     return "\n\n".join(parts) + "\n"
+
+
+def _shown(rows: Rows) -> str:
+    return markdown_table([[inert(cell) for cell in row] for row in rows])
+
+
+def _tail_explained(tail: Tail) -> str:
+    count = len(tail.rounds)
+    shared = f"the {count} evaluations" if count > 1 else "the one evaluation"
+    shared = f", over {shared} that all runs have there," if count else ""
+    return f"The {tail.name}, the last tenth{shared} says which method is the best"
 
 
 def _are_timed(groups: Sequence[Group]) -> bool:
@@ -281,7 +343,7 @@ def _settings(groups: Sequence[Group]) -> list[str]:
     ]
     parts = []
     if len(groups) > 1 and any(own):
-        rows = [[g.label, _listed(values)] for g, values in zip(groups, own, strict=True)]
+        rows = [[inert(g.label), _listed(values)] for g, values in zip(groups, own, strict=True)]
         parts += [
             "What differs:",
             markdown_table([["method", "its own settings"], *rows], text=True),
@@ -298,12 +360,13 @@ def _settings(groups: Sequence[Group]) -> list[str]:
 
 
 def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} `{format_value(value)}`" for name, value in values.items()) or NOTHING
+    shown = [f"{inert(name)} {code(format_value(value))}" for name, value in values.items()]
+    return ", ".join(shown) or NOTHING
 
 
 def _in_columns(values: dict[str, Any], columns: int = 3) -> Rows:
     """Names and values, several of both in a row, to be read downwards."""
-    cells = [[name, f"`{format_value(value)}`"] for name, value in sorted(values.items())]
+    cells = [[inert(name), code(format_value(value))] for name, value in sorted(values.items())]
     height = -(-len(cells) // columns)
     cells += [["", ""]] * (-len(cells) % height)
     rows = [[text for cell in cells[row::height] for text in cell] for row in range(height)]

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedjax_lab.checks import check_number
+from fedjax_lab.estimates import inert
 from fedjax_lab.report.figures import write_figures
 from fedjax_lab.report.html import html_page
-from fedjax_lab.report.runs import REPORT, Group, Run, group_runs, load_runs
-from fedjax_lab.report.tables import by_accuracy, summary_table
+from fedjax_lab.report.runs import REPORT, Run, load_runs
+from fedjax_lab.report.sections import Section, sections_of
+from fedjax_lab.report.tables import SEVERAL, section_text
 
 
 def write_report(
@@ -19,6 +21,8 @@ def write_report(
     title: str = "Report",
 ) -> Path:
     """Write report.md with its figures beside it, and report.html, which holds them.
+
+    Runs of several data sets, metrics or numbers of rounds have a part each.
 
     Args:
       directories: run directories, or directories that hold some.
@@ -35,11 +39,15 @@ def write_report(
     """
     check_target(target)
     runs = load_runs(directories)
-    groups = by_accuracy(group_runs(runs))
+    sections = sections_of(runs)
     folder = default_folder(runs) if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    figures = write_figures(groups, folder)
-    write_page(report_text(groups, figures, target, title), folder / REPORT)
+    prefixes = [f"part{i}_" if len(sections) > 1 else "" for i in range(1, len(sections) + 1)]
+    figures = [
+        write_figures(section.groups, folder, prefix)
+        for section, prefix in zip(sections, prefixes, strict=True)
+    ]
+    write_page(report_text(sections, figures, target, title), folder / REPORT)
     return folder / REPORT
 
 
@@ -57,20 +65,27 @@ def check_target(target: float | None) -> None:
 
 
 def report_text(
-    groups: Sequence[Group], figures: Sequence[tuple[str, str]], target: float | None, title: str
+    sections: Sequence[Section],
+    figures: Sequence[Sequence[tuple[str, str]]],
+    target: float | None,
+    title: str,
 ) -> str:
-    """report.md: title, first figure, settings and tables, the other figures.
+    """report.md: title; for each section its first figure, settings and tables, other figures.
 
     Args:
-      groups: from ``group_runs``, best first.
-      figures: (file name, caption).
+      sections: from ``sections_of``.
+      figures: of each section, (file name, caption).
       target: accuracy in (0, 1); None: 95 % of the best method's.
       title: the first line.
     """
-    parts = [f"# {title}"]
-    parts += [show_figures(figures[:1])] if figures else []
-    parts += [summary_table(groups, target).rstrip()]
-    parts += [f"## More figures\n\n{show_figures(figures[1:])}"] if figures[1:] else []
+    several = len(sections) > 1
+    level = 3 if several else 2
+    parts = [f"# {title}", *([SEVERAL] if several else [])]
+    for section, shown in zip(sections, figures, strict=True):
+        parts += [f"## {inert(section.title)}"] if several else []
+        parts += [show_figures(shown[:1])] if shown else []
+        parts += [section_text(section, target, level).rstrip()]
+        parts += [f"{'#' * level} More figures\n\n{show_figures(shown[1:])}"] if shown[1:] else []
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,16 +1,25 @@
 """What a simulation is given by mistake, told in one sentence before anything is compiled."""
 
+import json
+import os
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.clients.frozen import hold_frozen
+from fedjax_lab.clients.metrics import apply_loss
 from fedjax_lab.data import FederatedArrays, FederatedStream
+from fedjax_lab.data.heterogeneity import targets_of
+from fedjax_lab.models.labels import check_labels
 from fedjax_lab.round import Algorithm
+from fedjax_lab.types import Params, PyTree
 
 _NAMED = 10  # clients in a warning
+_OF = {"evaluate": "the params", "diagnose": "the state", "stop_when": "a row"}
 
 
 def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
@@ -30,17 +39,59 @@ def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
     raise TypeError(f"{argument} is {name}, not an Algorithm; {hint}.")
 
 
-def check_stop_when(stop_when: Any) -> None:
-    """Check that it is a function or None.
+def check_functions(**functions: Any) -> None:
+    """Check that arguments are functions or None.
 
     Args:
-      stop_when: as of ``simulate``.
+      **functions: by the arguments' names; what each is a function of is in ``_OF``.
 
     Raises:
-      TypeError: it is not.
+      TypeError: one is not.
     """
-    if stop_when is not None and not callable(stop_when):
-        raise TypeError(f"stop_when is {stop_when!r}; it must be a function of a row.")
+    for argument, function in functions.items():
+        if function is not None and not callable(function):
+            raise TypeError(
+                f"{argument} is {function!r}; it must be a function of {_OF[argument]}."
+            )
+
+
+def check_paths(**paths: Any) -> None:
+    """Check that arguments are paths or None.
+
+    Args:
+      **paths: by the arguments' names.
+
+    Raises:
+      TypeError: one is not.
+    """
+    for argument, path in paths.items():
+        if not (path is None or isinstance(path, (str, os.PathLike))):
+            raise TypeError(f"{argument} is {path!r}; it must be a path or None.")
+
+
+def check_config(config: Any) -> None:
+    """Check what is to stand in config.json beside what the run says itself.
+
+    Args:
+      config: should be a mapping of text to JSON values, or None.
+
+    Raises:
+      TypeError: it is something else.
+      ValueError: a number in it is not finite.
+    """
+    if config is None:
+        return
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config is a {type(config).__name__}; it must be a dict of JSON values.")
+    for name, value in config.items():
+        if not isinstance(name, str):
+            raise TypeError(f"config has the name {name!r}; names must be text.")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, RecursionError) as error:
+            raise TypeError(f"config[{name!r}] is no JSON value: {error}.") from error
+        except ValueError as error:  # NaN, or a list that holds itself
+            raise ValueError(f"config[{name!r}] is no JSON value: {error}.") from error
 
 
 def check_simulate(
@@ -72,11 +123,11 @@ def check_simulate(
     if not shapes and any(map(_is_shape, jax.tree.leaves(algorithm.frozen))):
         raise TypeError("the frozen weights are shapes, which fedjax_lab.plan takes alone.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, *shapes)):
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, *shapes)):
             where = jax.tree_util.keystr(path)
             raise TypeError(
                 f"params{where} is {type(leaf).__name__}, not an array; params is the first server "
-                "model, such as model.init(key, x) gives."
+                "model, such as model.init(key, x) gives. A number becomes one by jnp.asarray."
             )
 
 
@@ -132,3 +183,82 @@ def _is_shape(leaf: Any) -> bool:
 
 def _is_statistic(node: Any) -> bool:
     return type(node).__name__ == "BatchStat"  # of flax NNX
+
+
+def check_labels_of(
+    function: Callable[[Params, PyTree, PyTree], Any],
+    params: Params,
+    frozen: PyTree,
+    examples: PyTree,
+    batch_size: int,
+    places: np.ndarray | None = None,
+) -> None:
+    """Check the labels that a function of a model and a mini-batch compares with logits.
+
+    Args:
+      function: (params, examples [B, ...], frozen) -> anything.
+      params, frozen: their shapes count alone.
+      examples: pytree [n, ...] of arrays, or of shapes where labels do not depend on the values.
+      batch_size: B.
+      places: int [m], the examples that are looked at; None: all.
+
+    Raises:
+      ValueError: a label is out of range.
+    """
+    if places is None:
+        places = np.arange(jax.tree.leaves(examples)[0].shape[0])
+
+    def run(batch):
+        return function(_blank(params), batch, _blank(frozen))
+
+    check_labels(run, examples, places, batch_size)
+
+
+def check_training_labels(
+    algorithm: Algorithm,
+    params: Params,
+    clients: FederatedArrays | FederatedStream,
+    batch_size: int,
+) -> None:
+    """Check the labels of all examples that clients hold, as far as the method's loss is known.
+
+    Of a stream, the targets alone are read.
+
+    Args:
+      algorithm: the method.
+      params: the server model, or its shapes.
+      clients: the clients' data.
+      batch_size: B.
+
+    Raises:
+      ValueError: a label is out of range.
+    """
+    loss_fn: Any = algorithm.loss_fn
+    if loss_fn is None:
+        return
+    while hasattr(loss_fn, "lower") and hasattr(loss_fn, "__wrapped__"):  # of jax.jit
+        loss_fn = loss_fn.__wrapped__
+    if isinstance(clients, FederatedStream):
+        shapes, targets = clients.examples.shapes, clients.examples.targets
+        of_targets = targets_of(shapes)
+        examples = jax.tree.map(lambda leaf: targets if leaf is of_targets else leaf, shapes)
+    else:
+        examples = clients.examples
+
+    def run(params, batch, frozen):
+        with hold_frozen(frozen):
+            return apply_loss(loss_fn, params, batch, jax.random.key(0))
+
+    held = np.asarray(clients.indices)
+    check_labels_of(run, params, algorithm.frozen, examples, batch_size, held)
+
+
+def _blank(values: PyTree) -> PyTree:
+    """Zeros in place of values that no label depends on."""
+
+    def zeros(leaf):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jnp.broadcast_to(jax.random.key(0), leaf.shape)
+        return jnp.zeros(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(zeros, values)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import sys
 import time
 from typing import Any
@@ -11,58 +12,41 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients import planner
-from fedjax_lab.clients.mapping import parse_client_map, shares_of
-from fedjax_lab.clients.model_axis import ParamsSharding, model_layout
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.compiler import abstract, try_compile
-from fedjax_lab.machine.target import Target, here
-from fedjax_lab.round import Algorithm, RoundFn, build_round
-from fedjax_lab.simulation.fingerprint import hash_function
-from fedjax_lab.simulation.processes import first_says, several
-from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
-from fedjax_lab.simulation.run_dir import versions
-from fedjax_lab.simulation.stores import state_sharding
-from fedjax_lab.types import FedState, Key
+from fedjax_lab.machine.target import here
+from fedjax_lab.round import RoundFn, build_round
+from fedjax_lab.simulation.chunks import Chunks
+from fedjax_lab.simulation.feed import Feed
+from fedjax_lab.simulation.host_chunks import DividedHostChunks, HostChunks, check_host_store
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.rounds import build_chunk
+from fedjax_lab.simulation.run import Run
+from fedjax_lab.storage.fingerprint import hash_function
+from fedjax_lab.storage.run_dir import versions
+from fedjax_lab.types import FedState
 
 
 class ChunkPlanner:
     """Plans chunks of rounds; what it compiles to find out is not compiled again.
 
     Args:
-      algorithm: the method.
-      schedule: how batches are drawn.
+      run: what is computed.
+      place: where, but for the client map. With the store "host", whose programs take other
+        arguments, what is compiled here is an estimate.
       state: a state with its frozen weights, or the shapes of it.
       clients: the clients' data, or their shapes.
-      key: the run's key, or its shape.
-      on_nonfinite: as of ``build_round``.
-      target: the machine; None: the running one.
-      client_store: as of ``simulate``. With "host", whose programs take other arguments, what is
-        compiled here is an estimate.
-      params_sharding: as of ``simulate``.
 
     Attributes:
       batch: the shapes of a round's batch.
       compile_seconds: time spent compiling.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        schedule: Schedule,
-        state: FedState,
-        clients: FederatedArrays,
-        key: Key,
-        on_nonfinite: str = "exclude",
-        target: Target | None = None,
-        client_store: str = "device",
-        params_sharding: ParamsSharding = None,
-    ):
-        self._algorithm, self._schedule, self._on_nonfinite = algorithm, schedule, on_nonfinite
-        self._state, self._clients, self._key = state, clients, key
-        self._target, self._client_store = target, client_store
-        self._params_sharding = params_sharding
+    def __init__(self, run: Run, place: Placement, state: FedState, clients: FederatedArrays):
+        self._run, self._place, self._target = run, place, place.target
+        self._state, self._clients = state, clients
         first = jax.ShapeDtypeStruct((), jnp.int32)
-        self.batch = jax.eval_shape(schedule.draw, clients, key, first)
+        self.batch = jax.eval_shape(run.schedule.draw, clients, run.key, first)
         self._compiled: tuple[str, int, Any] | None = None  # one is kept: they may be large
         self.compile_seconds = 0.0
 
@@ -98,10 +82,7 @@ class ChunkPlanner:
         Args:
           client_map: a name, "auto" and "measure" excepted.
         """
-        if self._client_store not in ("auto", "sharded"):
-            return 1
-        shares = shares_of(client_map, self._target)
-        return 1 if self._clients.num_clients % shares else shares
+        return self._place.with_map(client_map).table_shares(self._clients.num_clients)
 
     def round_of(self, client_map: str) -> RoundFn:
         """The round under a client map.
@@ -109,7 +90,7 @@ class ChunkPlanner:
         Args:
           client_map: a name.
         """
-        return build_round(self._algorithm, client_map, self._on_nonfinite, self._target)
+        return build_round(self._run.algorithm, client_map, self._run.in_round, self._target)
 
     def program(self, client_map: str, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A chunk's function under a client map with the shapes of its arguments, and named ones.
@@ -118,26 +99,19 @@ class ChunkPlanner:
           client_map: a name, "auto" and "measure" excepted.
           length: rounds.
         """
-        mapped = parse_client_map(client_map, self._target)
-        devices, state = mapped.devices, self._state._replace(frozen=())
-        frozen, params = self._state.frozen, jax.eval_shape(self._algorithm.params, state)
-        layout = model_layout(params, mapped.mesh, self._params_sharding, frozen)
+        state, frozen = self._state._replace(frozen=()), self._state.frozen
+        shard = self.table_shares(client_map) > 1
+        params = jax.eval_shape(self._run.served, state)
+        place = dataclasses.replace(
+            self._place.with_map(client_map).with_layout(params, frozen),
+            client_store="sharded" if shard else "device",
+        )
+        devices, layout = place.client_map.devices, place.layout
         if self._target is not None:
             devices = devices or self._target.devices[:1]
-        shard = self.table_shares(client_map) > 1
-        store = "sharded" if shard else "device"
-        placed = layout and state_sharding(state, client_map, store, layout, self._target)
-        run_chunk = build_chunk(
-            self._algorithm,
-            self._schedule,
-            client_map,
-            self._on_nonfinite,
-            self._target,
-            store,
-            self._params_sharding,
-            placed,
-        )
-        whole = state, self._clients, self._key, frozen
+        placed = place.left_by_programs(state)
+        run_chunk = build_chunk(self._run, place, placed)
+        whole = state, self._clients, self._run.key, frozen
         if layout is None:
             rows = abstract(state.clients, devices, split=shard)
             state, clients, key, frozen = abstract(whole, devices)
@@ -147,7 +121,7 @@ class ChunkPlanner:
             state, clients, key, frozen = jax.tree.map(
                 lambda leaf, to: leaf.update(sharding=to),
                 abstract(whole, ()),
-                (placed, *copies, layout.shardings(layout.frozen)),
+                (place.state_sharding(state), *copies, layout.shardings(layout.frozen)),
             )
         first = jax.ShapeDtypeStruct((), jnp.int32)
         return (run_chunk, state, clients, key, first), {"length": length, "frozen": frozen}
@@ -160,15 +134,17 @@ class ChunkPlanner:
           length: rounds of a chunk.
           progress: say the choice on stderr.
         """
-        plan = self._plan_for_all() if several() else self.plan(length)
+        plan = self._plan_for_all() if self._place.team.is_multiprocess else self.plan(length)
         if how == "measure":
             plan = self._measured(plan)
         if progress:
             print(
-                f"{self._algorithm.name}: clients mapped with {plan}", file=sys.stderr, flush=True
+                f"{self._run.algorithm.name}: clients mapped with {plan}",
+                file=sys.stderr,
+                flush=True,
             )
         program = self.compiled(plan.client_map, length)
-        if self._client_store == "host":
+        if self._place.client_store == "host":
             program = None
         return plan.client_map, {} if program is None else {length: program}
 
@@ -184,8 +160,9 @@ class ChunkPlanner:
         if alone.platform != "cpu" and not whole.startswith(("shard_map", "vmap")):
             share = found.client_map
         client_map = f"shard_map/{share}" if share else "shard_map"
-        name, reason = first_says([client_map, found.reason])
-        return planner.Plan(name, f"{jax.process_count()} processes; {reason}")
+        team = self._place.team
+        name, reason = team.first_says([client_map, found.reason])
+        return planner.Plan(name, f"{team.size} processes; {reason}")
 
     def compiled(self, client_map: str, length: int) -> Any:
         """The program of a chunk, if planning compiled it last; else None.
@@ -202,11 +179,16 @@ class ChunkPlanner:
         leaves = jax.tree.leaves((self._state, self.batch))
         shapes = [f"{leaf.dtype}{leaf.shape}" for leaf in leaves]
         device = jax.devices()[0]
-        drawn = [self._schedule.record(), hash_function(self._schedule.sample_cohort)]
-        method = [self._algorithm.name, dict(self._algorithm.hyperparameters), shapes, drawn]
+        schedule, algorithm = self._run.schedule, self._run.algorithm
+        drawn = [schedule.record(), hash_function(schedule.sample_cohort)]
+        # The traced round knows the dtypes in which it computes.
+        traced = str(jax.make_jaxpr(self.round_of("scan"))(self._state, self.batch))
+        traced = re.sub(r" at 0x[0-9a-f]+", "", traced)
+        asked = [self._run.in_round, self._place.client_store, traced]
+        method = [algorithm.name, dict(algorithm.hyperparameters), shapes, drawn, asked]
         machine = [device.device_kind, jax.device_count(), versions()]
         chosen, remembered = planner.fastest(
-            planner.alternatives(plan.client_map, self._schedule.slots(self._clients)),
+            planner.alternatives(plan.client_map, schedule.slots(self._clients)),
             self._seconds,
             [method, machine],
         )
@@ -214,9 +196,60 @@ class ChunkPlanner:
 
     def _seconds(self, client_map: str, length: int = 5) -> float:
         """Time of a few rounds under a client map."""
-        state, clients, key = place((self._state, self._clients, self._key), client_map)
+        place = self._place.with_map(client_map)
+        values = self._state, self._clients, self._run.key
+        state, clients, key = place.copies(values)
         frozen, state = state.frozen, state._replace(frozen=())
-        run_chunk = build_chunk(self._algorithm, self._schedule, client_map)
+        store = "sharded" if self.table_shares(client_map) > 1 else "device"
+        place = dataclasses.replace(place, client_store=store)
+        state = place.team.put(state, place.state_sharding(state))
+        run_chunk = build_chunk(self._run, place)
         first = jnp.zeros((), jnp.int32)
         run = functools.partial(run_chunk, length=length, frozen=frozen)
         return planner.timed(lambda: run(jax.tree.map(jnp.copy, state), clients, key, first))
+
+
+def placed_chunks(
+    run: Run, asked: Placement, feed: Feed, shapes: FedState, diagnose: Any, progress: bool
+) -> tuple[Placement, Chunks]:
+    """Choose where a run is computed, and put its state there.
+
+    Args:
+      run: what is computed.
+      asked: as asked for: with "auto", the client map and the client store are chosen.
+      feed: the clients' data.
+      shapes: of the state, without frozen weights.
+      diagnose: as given to ``simulate``.
+      progress: say what is chosen on stderr.
+
+    Raises:
+      ValueError: what is asked for cannot be had, or the state fits on no device.
+    """
+    team, num_clients = asked.team, feed.clients.num_clients
+    on_host = team.first_says(asked.keeps_rows_on_host(shapes))
+    if on_host:
+        check_host_store(run, asked, diagnose)
+        asked = dataclasses.replace(asked, client_store="host")
+        shapes = shapes._replace(clients=jax.tree.map(_one_row, shapes.clients))
+    place, seconds = asked, 0.0
+    compiled: dict[int, Any] = {}
+    if asked.client_map.is_planned:
+        first = shapes
+        if run.state is None and asked.client_map.name == "measure":
+            first = jax.jit(run.start)(run.params, feed.clients, run.key, run.frozen)
+        planner = ChunkPlanner(run, asked, first._replace(frozen=run.frozen), feed.clients)
+        length = min(feed.longest, run.rounds)
+        name, compiled = planner.choose(asked.client_map.name, length, progress)
+        place, seconds = asked.with_map(name), planner.compile_seconds
+        del first, planner
+    place = place.with_layout(run.params, run.frozen)
+    if on_host:
+        kind = DividedHostChunks if team.is_multiprocess else HostChunks
+        return place, kind(run, place, feed, progress)
+    name = run.algorithm.name
+    place = team.together(lambda: place.with_store(shapes, num_clients, name))
+    return place, Chunks(run, place, feed, compiled, seconds)
+
+
+def _one_row(table: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((1, *table.shape[1:]), table.dtype)

@@ -55,7 +55,7 @@ def build_control_error(
             real = rows < count
             places = clients.indices[start + jnp.where(real, rows, 0)]
             batch = jax.tree.map(lambda e: e[places], clients.examples)
-            losses, _ = apply_loss(loss_fn, params, batch, key)
+            losses, _ = apply_loss(loss_fn, params, batch, key, real)
             return jnp.where(real, losses, 0).sum() / jnp.maximum(count, 1)
 
         def add(grads, rows):

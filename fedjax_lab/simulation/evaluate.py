@@ -7,22 +7,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int, is_traced
+from fedjax_lab.clients.metrics import takes_mask
 from fedjax_lab.clients.model_axis import divided_over, on_mesh, shard_largest
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
-from fedjax_lab.simulation.processes import meet, put, several
+from fedjax_lab.simulation.arguments import check_labels_of
+from fedjax_lab.simulation.team import Team
 from fedjax_lab.types import Params, PyTree
 
 # (params, examples [B, ...]) -> (correct [B], losses [B]), both float; or another score, whose
 # name is the function's attribute ``score``, in place of ``correct``. With frozen weights, they
-# are the third argument.
+# are the third argument. One that names an argument ``mask`` gets bool [B]: which are real.
 CountFn = Callable[..., tuple[jax.Array, jax.Array]]
 
 
@@ -35,7 +38,8 @@ def build_evaluation(
       count_fn: (params, examples [B, ...]) -> (correct [B], losses [B]), such as
         ``fedjax_lab.models.accuracy_counts`` returns. If it has an attribute ``score``, that is
         reported in place of "accuracy": ``fedjax_lab.models.squared_error_counts`` gives
-        {"mean_squared_error", "test_loss"}.
+        {"mean_squared_error", "test_loss"}. The last batch is padded with other examples: one that
+        compares examples names an argument ``mask``, bool [B], which says what is no padding.
       test: pytree [n, ...]; copied to the device once, in its storage dtype. Or
         ``FederatedArrays``: the examples that its clients hold, all together.
       batch_size: examples per step of the evaluation's scan.
@@ -66,18 +70,19 @@ def build_evaluation(
         scores, losses = _per_example(count_fn, params, resident, places, batch_size, mesh)
         return {score: scores.mean(), "test_loss": losses.mean()}
 
-    return _checked_first(_on_all_devices(run, (test, frozen)), count_fn, test, frozen)
+    return _checked_first(_on_all_devices(run, (test, frozen)), count_fn, test, frozen, batch_size)
 
 
-def _checked_first(evaluate, count_fn, test, frozen):
+def _checked_first(evaluate, count_fn, test, frozen, batch_size, held=None):
     """``evaluate``, which at first looks at what ``count_fn`` makes of the test set."""
     checked = threading.Event()  # a list would make the function another one, by its content
 
     def evaluate_checked(params):
         if not checked.is_set():
-            _check_counts(jax.eval_shape(count_fn, params, test, *_third(frozen)))
-            if hasattr(count_fn, "check"):  # see fedjax_lab.models.accuracy_counts
-                count_fn.check(params, test)
+            _check_counts(jax.eval_shape(functools.partial(_count, count_fn), params, test, frozen))
+            count = functools.partial(_count, count_fn)
+            places = None if held is None else np.asarray(held)
+            check_labels_of(count, params, frozen, test, batch_size, places)
             checked.set()
         return evaluate(params)
 
@@ -165,7 +170,10 @@ def build_client_evaluation(
         counts = jax.ops.segment_sum(correct, owner, clients.num_clients)
         return counts / clients.sizes  # 0/0 is NaN: no data, no accuracy
 
-    return _on_all_devices(run, (clients, jax.tree.map(jnp.asarray, frozen)))
+    frozen = jax.tree.map(jnp.asarray, frozen)
+    evaluate = _on_all_devices(run, (clients, frozen))
+    of_clients = count_fn, clients.examples, frozen, batch_size, clients.indices
+    return _checked_first(evaluate, *of_clients)
 
 
 def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) -> Callable[..., Any]:
@@ -177,15 +185,15 @@ def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) ->
     too: what surrounds the evaluation decides where it runs.
     """
     alone = jax.jit(lambda params, resident: run(params, resident, None))
-    devices = jax.devices()
+    team, devices = Team.here(), jax.devices()
     everybody = mesh_of(tuple(devices), "batches") if len(devices) > 1 else None
 
     @functools.lru_cache(maxsize=1)  # a run has one mesh
     def spread(mesh):
         together = jax.jit(lambda params, resident: run(params, resident, mesh))
         everywhere = NamedSharding(mesh, PartitionSpec())
-        if several():
-            return together, put(resident, everywhere)
+        if team.is_multiprocess:
+            return together, team.put(resident, everywhere)
         data, frozen = resident
         data = jax.device_put(data, everywhere)
         return together, (data, on_mesh(frozen, mesh, shard_largest))
@@ -196,7 +204,7 @@ def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) ->
         everywhere = NamedSharding(mesh, PartitionSpec())
         leaves = [jax.ShapeDtypeStruct(*kind, sharding=everywhere) for kind in kinds]
         program = together.lower(jax.tree.unflatten(structure, leaves), copies).compile()
-        meet()
+        team.meet()
         return program
 
     def evaluate(params):
@@ -204,8 +212,8 @@ def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) ->
         if mesh is None or is_traced(params):
             return alone(params, resident)
         together, copies = spread(mesh)
-        if several():
-            params = put(params, NamedSharding(mesh, PartitionSpec()))
+        if team.is_multiprocess:
+            params = team.put(params, NamedSharding(mesh, PartitionSpec()))
             leaves, structure = jax.tree.flatten(params)
             kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
             return compiled_by_all(mesh, structure, kinds)(params, copies)
@@ -214,9 +222,16 @@ def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) ->
     return evaluate
 
 
-def _third(frozen: PyTree) -> tuple[PyTree, ...]:
-    """What ``count_fn`` gets beside params and examples."""
-    return (frozen,) if jax.tree.leaves(frozen) else ()
+def _count(
+    count_fn: CountFn, params: Params, batch: PyTree, frozen: PyTree, real: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """What ``count_fn`` says of a batch; ``real`` [B] is what is no padding, None: nothing is."""
+    third = (frozen,) if jax.tree.leaves(frozen) else ()
+    named = {}
+    if takes_mask(count_fn):
+        size = jax.tree.leaves(batch)[0].shape[0]
+        named["mask"] = jnp.ones(size, bool) if real is None else real
+    return count_fn(params, batch, *third, **named)
 
 
 def _per_example(count_fn, params, resident, places, batch_size, mesh):
@@ -226,14 +241,16 @@ def _per_example(count_fn, params, resident, places, batch_size, mesh):
     batches = -(-total // size)
     axis = None if mesh is None else mesh.axis_names[0]
     batches += 0 if mesh is None else -batches % mesh.shape[axis]
-    rows = places[jnp.arange(batches * size).reshape(-1, size) % total]
+    numbers = jnp.arange(batches * size).reshape(-1, size)
+    rows = places[numbers % total], numbers < total
 
     def all_batches(params, resident, rows):
         examples, frozen = resident
 
         def one_batch(rows):
-            batch = jax.tree.map(lambda leaf: leaf[rows], examples)
-            return count_fn(params, batch, *_third(frozen))
+            places, real = rows
+            batch = jax.tree.map(lambda leaf: leaf[places], examples)
+            return _count(count_fn, params, batch, frozen, real)
 
         return jax.lax.map(one_batch, rows)
 
@@ -247,7 +264,7 @@ def _per_example(count_fn, params, resident, places, batch_size, mesh):
         spread = jax.shard_map(
             on_device,
             mesh=mesh,
-            in_specs=(same, same, split),
+            in_specs=(same, same, (split, split)),
             out_specs=(same, same),
             axis_names={axis},
             check_vma=False,

@@ -5,16 +5,112 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.checks import check_int
+from fedjax_lab.checks import LAST_SEED, check_int
+from fedjax_lab.clients.frozen import hold_frozen
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.streams import check_resident
+from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.evaluate import CountFn
-from fedjax_lab.types import FedState, Params
+from fedjax_lab.types import ClientBatch, FedState, Metrics, Params
+
+WORST = 0.1  # of the clients, whose mean score is told beside that of all
+
+ModelOf = Callable[[FedState, jax.Array], Params]
+
+
+def client_models(
+    algorithm: Algorithm,
+    train: FederatedArrays | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+) -> ModelOf:
+    """The model that each client uses, as ``build_personal_evaluation`` takes it.
+
+    That is the server's where the method has no model for each client. Where the method fine-tunes,
+    each client first takes the method's ``personal.steps`` steps on mini-batches of its own
+    training data, drawn with replacement; a client without data takes none.
+
+    Args:
+      algorithm: any method.
+      train: the clients' training data; needed where the method fine-tunes.
+      batch_size: examples of a mini-batch of fine-tuning.
+      seed: of these mini-batches; the same in every evaluation.
+
+    Returns:
+      (state, int32 id) -> that client's params, which may be traced.
+
+    Raises:
+      TypeError: the method fine-tunes, and ``train`` is None or a stream.
+      ValueError: ``batch_size`` or ``seed`` is out of range.
+    """
+    check_int("batch_size", batch_size, minimum=1)
+    check_int("seed", seed, minimum=0, maximum=LAST_SEED)
+    personal = algorithm.personal
+    if personal is None:
+        return lambda state, client_id: algorithm.params(state)
+    tune, steps = personal.fine_tune, personal.steps
+    if tune is None or not steps:
+        return personal.params
+    if train is None:
+        raise TypeError(
+            f"train is None; {algorithm.name} fine-tunes on each client's training data: give them."
+        )
+    check_resident(train, "client_models")
+
+    def model_of(state, client_id):
+        key = jax.random.fold_in(jax.random.key(seed), client_id)
+        draw_key, step_key = jax.random.split(key)
+        size = train.sizes[client_id]
+        drawn = jax.random.randint(draw_key, (steps, batch_size), 0, jnp.maximum(size, 1))
+        rows = jnp.take(train.indices, train.starts[client_id] + drawn, mode="clip")
+        batch = ClientBatch(
+            examples=rows.astype(jnp.int32),
+            example_mask=None,
+            step_mask=jnp.full(steps, size > 0),
+            num_steps=jnp.where(size > 0, steps, 0).astype(jnp.int32),
+            key=step_key,
+            round=jnp.zeros((), jnp.int32),
+            full_examples=None,
+            full_mask=None,
+            source=train.examples,
+        )
+        with hold_frozen(state.frozen):
+            return tune(personal.params(state, client_id), batch)
+
+    return model_of
+
+
+def personal_scores(scores: jax.Array, sizes: jax.Array, name: str = "accuracy") -> Metrics:
+    """What is told of the clients' scores on their own examples, each with its own model.
+
+    Args:
+      scores: float [N], as ``build_personal_evaluation`` returns; NaN for a client without
+        examples, which is left out.
+      sizes: int [N], how many examples each was scored on.
+      name: of the score: "accuracy", of which more is better, or another, an error.
+
+    Returns:
+      ``personal_NAME``, the mean in which each client counts once; ``personal_NAME_weighted``, in
+      which each example does; ``personal_NAME_worst``, that of the worst tenth of the clients,
+      ceil(n / 10) of the n that have examples. NaN if nobody has.
+    """
+    held = jnp.isfinite(scores) & (sizes > 0)
+    weights = jnp.where(held, sizes, 0).astype(scores.dtype)
+    values = jnp.where(held, scores, 0)
+    # Worst first; those without examples last.
+    order = jnp.sort(jnp.where(held, scores if name == "accuracy" else -scores, jnp.inf))
+    worst = jnp.ceil(WORST * held.sum()).astype(jnp.int32)
+    mean_of_worst = jnp.where(jnp.arange(len(order)) < worst, order, 0).sum() / worst
+    return {
+        f"personal_{name}": values.sum() / held.sum(),
+        f"personal_{name}_weighted": (weights * values).sum() / weights.sum(),
+        f"personal_{name}_worst": mean_of_worst if name == "accuracy" else -mean_of_worst,
+    }
 
 
 def build_personal_evaluation(
     count_fn: CountFn,
-    model_of: Callable[[FedState, jax.Array], Params],
+    model_of: ModelOf,
     clients: FederatedArrays,
     batch_size: int = 1000,
 ) -> Callable[[FedState], jax.Array]:
@@ -25,8 +121,8 @@ def build_personal_evaluation(
     Args:
       count_fn: (params, examples [B, ...]) -> (correct [B], losses [B]), such as
         ``fedjax_lab.models.accuracy_counts`` returns.
-      model_of: (state, int32 id) -> that client's params, traced: with personal leaves
-        ``functools.partial(client_params, algorithm)``, or a few steps of fine-tuning.
+      model_of: (state, int32 id) -> that client's params, traced: ``client_models(algorithm)``,
+        or a function of your own.
       clients: the data; clients in the order of the state's rows, such as held-out parts of the
         training clients' own data.
       batch_size: most examples of an evaluation's step.

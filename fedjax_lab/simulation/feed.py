@@ -1,5 +1,9 @@
-"""The data of each chunk of rounds: the same arrays for all, or a stream's examples, one ahead."""
+"""The data of each chunk of rounds: the same arrays for all, or a stream's examples, one ahead.
 
+Also the time that a method's rounds take the clients.
+"""
+
+import copy
 import dataclasses
 import sys
 import warnings
@@ -11,12 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.data import FederatedArrays, FederatedStream
+from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
+from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import warn_of_nonfinite_data
-from fedjax_lab.simulation.fingerprint import hash_arrays
-from fedjax_lab.simulation.processes import put
-from fedjax_lab.simulation.rounds import Schedule, place
-from fedjax_lab.types import CohortBatch, Key, Metrics
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.team import Team
+from fedjax_lab.storage.fingerprint import hash_arrays
+from fedjax_lab.types import CohortBatch, Metrics, Params
 
 _NAMED = 10  # examples in a warning
 
@@ -38,14 +45,13 @@ class Feed:
         self.clients = self.index = clients
         self.longest = eval_every
 
-    def place(self, client_map: str) -> FederatedArrays:
-        """Copy the data to the devices of a client map; returns those of the first chunk.
+    def place(self, place: Placement) -> None:
+        """Copy the data to the devices that clients run on.
 
         Args:
-          client_map: the one that runs.
+          place: the run's.
         """
-        self.clients = self.index = place(self.clients, client_map)
-        return self.clients
+        self.clients = self.index = place.copies(self.clients)
 
     def pieces(self, first: int, length: int) -> Iterator[tuple[int, int]]:
         """(first round, rounds) of the programs that make up a chunk.
@@ -98,30 +104,22 @@ class StreamFeed(Feed):
     gathers what all clients draw, as each device gets it, and nothing is exchanged.
 
     Args:
+      run: its schedule, key and number of rounds count.
       stream: the clients' data.
-      schedule: how batches are drawn.
-      key: the run's key.
-      rounds: of the whole run.
-      eval_every: rounds of a chunk.
-      told: for stderr, who takes it; None: nothing is said.
+      team: the processes of the run.
+      progress: say on stderr how large the parts are.
 
     Raises:
       ValueError: the examples of a single round do not fit.
     """
 
-    def __init__(
-        self,
-        stream: FederatedStream,
-        schedule: Schedule,
-        key: Key,
-        rounds: int,
-        eval_every: int,
-        told: str | None = None,
-    ):
-        self._stream, self._key, self._rounds, self._every = stream, key, rounds, eval_every
+    def __init__(self, run: Run, stream: FederatedStream, team: Team, progress: bool = False):
+        schedule, eval_every = run.schedule, run.eval_every
+        self._stream, self._key, self._team = stream, run.key, team
+        self._rounds, self._every = run.rounds, eval_every
         self.longest, self.count = _fit(stream, schedule, eval_every)
-        if told is not None:
-            print(f"{told}: {self._told()}", file=sys.stderr, flush=True)
+        if progress:
+            print(f"{run.algorithm.name}: {self._told()}", file=sys.stderr, flush=True)
         # JAX's own setting is that of the thread that asks.
         self._x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
         self._draw = jax.jit(_drawing(schedule), static_argnames="length")
@@ -131,7 +129,7 @@ class StreamFeed(Feed):
         self._broken: str | None = None  # examples that are not finite, to be told of once
         self._warned = False
         self.index = stream.index
-        self.clients = self._fetch(self._drawn(0, min(self.longest, rounds)), {})
+        self.clients = self._fetch(self._drawn(0, min(self.longest, run.rounds)), {})
         self._first: FederatedArrays | None = self.clients
 
     def _told(self) -> str:
@@ -144,15 +142,14 @@ class StreamFeed(Feed):
             f"{stream.index_bytes / 2**20:,.1f} MiB, of memory={stream.memory:,} bytes"
         )
 
-    def place(self, client_map: str) -> FederatedArrays:
+    def place(self, place: Placement) -> None:
         """As of ``Feed``.
 
         Args:
-          client_map: the one that runs.
+          place: the run's.
         """
-        self.index = place(self.index, client_map)
-        self.clients = self._first = place(self.clients, client_map)
-        return self.clients
+        self.index = place.copies(self.index)
+        self.clients = self._first = place.copies(self.clients)
 
     def take(self, first: int, length: int) -> FederatedArrays:
         """As of ``Feed``.
@@ -224,7 +221,7 @@ class StreamFeed(Feed):
         self._look(rows, window)
         jax.block_until_ready(after)
         with jax.enable_x64(self._x64):
-            rows, window = put((rows, window), self.index.indices.sharding)
+            rows, window = self._team.put((rows, window), self.index.indices.sharding)
         return dataclasses.replace(self.index, examples=rows, window=window)
 
     def _look(self, rows: Any, window: np.ndarray) -> None:
@@ -245,25 +242,21 @@ class StreamFeed(Feed):
 
 
 def feed_of(
-    clients: FederatedArrays | FederatedStream,
-    schedule: Schedule,
-    key: Key,
-    rounds: int,
-    eval_every: int,
-    told: str | None,
+    run: Run, clients: FederatedArrays | FederatedStream, team: Team, progress: bool = False
 ) -> Feed:
     """The feed of a run.
 
     Args:
+      run: what is computed.
       clients: the clients' data, on the device or a stream.
-      schedule, key, rounds, eval_every, told: as of ``StreamFeed``.
+      team, progress: as of ``StreamFeed``.
 
     Raises:
       ValueError: the examples of a single round do not fit.
     """
     if isinstance(clients, FederatedStream):
-        return StreamFeed(clients, schedule, key, rounds, eval_every, told)
-    return Feed(clients, eval_every)
+        return StreamFeed(run, clients, team, progress)
+    return Feed(clients, run.eval_every)
 
 
 def window_shapes(stream: FederatedStream, schedule: Schedule, length: int) -> FederatedArrays:
@@ -324,3 +317,49 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree
     )
+
+
+def with_times(
+    clients: Any, times: ClientTimes | None, algorithm: Algorithm, params: Params
+) -> Any:
+    """The clients with ``times``, in which the method's own messages travel.
+
+    Args:
+      clients: the clients' data, on the device or a stream.
+      times: as of ``simulate``; None leaves the clients as they are.
+      algorithm: the method, which knows how many bytes a client sends and receives.
+      params: the server model, or its shapes.
+
+    Raises:
+      TypeError: ``times`` is no ``ClientTimes``.
+      ValueError: an array is of another N, or an asynchronous method is to wait for a cohort.
+    """
+    if times is None:
+        return clients
+    if not isinstance(times, ClientTimes):
+        raise TypeError(f"times is {type(times).__name__}; it must be a data.ClientTimes.")
+    waits = times.over_selection > 1 or times.deadline is not None
+    if waits and "buffered" in algorithm.wrappers:
+        raise ValueError(
+            f"times have over_selection {times.over_selection:g} and deadline {times.deadline}; "
+            f"the server of {algorithm.name} waits for no cohort: leave both out."
+        )
+    if isinstance(clients, FederatedStream):
+        timed = copy.copy(clients)
+        timed.index = with_times(clients.index, times, algorithm, params)
+        return timed
+    up, down = algorithm.uplink(params), algorithm.downlink(params)
+    return dataclasses.replace(clients, times=times.resolve(clients.num_clients, up, down))
+
+
+def record_times(clients: FederatedArrays) -> dict[str, Any]:
+    """What config.json says of the clients' time; nothing, where it is not counted.
+
+    Args:
+      clients: what ``with_times`` returned.
+    """
+    if clients.times is None:
+        return {}
+    names = ("over_selection", "deadline", "rounds_per_period")
+    policy = {name: getattr(clients.times, name) for name in names}
+    return {"times": {**policy, "arrays": hash_arrays(clients.times)}}

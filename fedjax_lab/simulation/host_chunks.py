@@ -1,61 +1,65 @@
 """Chunks of rounds whose client rows stay on the host: a chunk gets those of its own clients."""
 
+import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
 
 from fedjax_lab.clients.host_table import HostTable, SeenRows
-from fedjax_lab.clients.mapping import parse_client_map
-from fedjax_lab.clients.model_axis import ModelLayout
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.feed import Feed
-from fedjax_lab.simulation.rounds import Schedule, is_shardable
-from fedjax_lab.simulation.stores import row_sharding
-from fedjax_lab.types import FedState, Key, Metrics, PyTree
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.team import Team
+from fedjax_lab.types import FedState, Metrics, Params, PyTree
 
 
 class HostChunks(Chunks):
-    """As ``Chunks``; a state between them has one row, which stands for nobody's.
+    """As ``Chunks``; a state between chunks has one row, which stands for nobody's.
 
     Cohorts depend on the seed and the round alone, so that a chunk's clients are known before it
     runs. Their rows, [M, ...] for the M clients that it can have at most, go to the device with
     it. While it runs, those of the next chunk are read from the disk.
 
     Args:
-      run_chunk: what ``build_chunk`` returned for the store "host".
+      run: what is computed.
+      place: where; ``shard_map`` divides a chunk's rows over its shares.
       feed: the clients' data.
-      key: the run's key.
-      frozen: the weights that no round changes.
+      progress: say on stderr how large the table is.
+
+    Attributes:
       table: the rows of all clients.
-      schedule: how batches are drawn.
-      client_map: where a chunk's rows are placed: sharded with ``shard_map``, else whole.
-      layout: of a model that is divided, as its rows then are.
     """
 
-    def __init__(
-        self,
-        run_chunk: jax.stages.Wrapped,
-        feed: Feed,
-        key: Key,
-        frozen: PyTree,
-        table: HostTable,
-        schedule: Schedule,
-        client_map: str,
-        layout: ModelLayout | None = None,
-    ):
-        super().__init__(run_chunk, feed, key, frozen)
-        self._table, self._schedule = table, schedule
-        self._devices = parse_client_map(client_map).shares if is_shardable(client_map) else 1
-        rows = table.read(np.full(1, table.num_clients))
-        self._sharding = row_sharding(rows, client_map, layout)
+    def __init__(self, run: Run, place: Placement, feed: Feed, progress: bool = False):
+        self._shares = place.client_map.shares if place.client_map.divides_rows else 1
+        self._progress = progress
+        super().__init__(run, place, feed)
+        rows = self.table.read(np.full(1, self.table.num_clients))
+        self._row_sharding = place.row_sharding(rows)
         self._cohorts = jax.jit(self._draw_ids, static_argnames="length")
         self._pending: tuple[np.ndarray, PyTree] | None = None
         self._ahead: tuple[tuple[int, int], np.ndarray, PyTree] | None = None
 
+    def _started(self, params: Params) -> FedState:
+        clients = self._feed.clients
+        arguments = self.team.local((params, clients, self._key, self._frozen))
+        state, self.table = _start(self._run, clients.num_clients, arguments)
+        if self._progress:
+            told = f"{self._run.algorithm.name}: client rows stay on the host: {self.table!r}"
+            print(told, file=sys.stderr, flush=True)
+        return state
+
+    def keep_beside(self, run_dir: Any) -> None:
+        """As of ``Chunks``; of several processes, the first one alone."""
+        if run_dir is not None and self.team.is_first:
+            self.table.folder = run_dir
+
     def _draw_ids(self, clients, key, first, length):
-        draw = lambda round: self._schedule.draw(clients, key, round).client_ids  # noqa: E731
+        draw = lambda round: self._run.schedule.draw(clients, key, round).client_ids  # noqa: E731
         return jax.lax.map(draw, first + jnp.arange(length, dtype=jnp.int32))
 
     def drawn(self, first: int, length: int) -> np.ndarray:
@@ -67,7 +71,7 @@ class HostChunks(Chunks):
         """
         drawn = self._cohorts(self._feed.index, self._key, jnp.asarray(first, jnp.int32), length)
         ids = np.unique(np.asarray(drawn))
-        return ids[ids < self._table.num_clients]
+        return ids[ids < self.table.num_clients]
 
     def window(self, first: int, length: int) -> np.ndarray:
         """The clients of a chunk, int32 [M] in rising order, with N in places that nobody takes.
@@ -77,68 +81,62 @@ class HostChunks(Chunks):
           length: its rounds.
         """
         own = self.drawn(first, length)
-        window = np.full(self._most(length), self._table.num_clients, np.int32)
+        window = np.full(self._most(length), self.table.num_clients, np.int32)
         window[: len(own)] = own
         return window
 
     def _most(self, length: int) -> int:
         """M, a multiple of the devices."""
-        most = min(self._table.num_clients, length * self._schedule.slots(self._feed.index))
-        return -(-most // self._devices) * self._devices
+        most = min(self.table.num_clients, length * self._run.schedule.slots(self._feed.index))
+        return -(-most // self._shares) * self._shares
 
     def _which(self, piece: int, length: int) -> tuple[int, int]:
         return piece, length  # which says how many rows there are
 
-    def _arguments(
-        self, state: FedState, piece: int, length: int
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments(self, piece: int, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         most = self._most(length)
 
         def shape(leaf, sharding=None):
             return jax.ShapeDtypeStruct((most, *leaf.shape[1:]), leaf.dtype, sharding=sharding)
 
-        placed = () if self._sharding is None else (self._sharding,)
+        placed = () if self._row_sharding is None else (self._row_sharding,)
+        (state, *others), named = super()._arguments(piece, length)
         state = state._replace(clients=jax.tree.map(shape, state.clients, *placed))
-        arguments, named = super()._arguments(state, piece, length)
-        return arguments, {**named, "window": jax.ShapeDtypeStruct((most,), jnp.int32)}
+        return (state, *others), {**named, "window": jax.ShapeDtypeStruct((most,), jnp.int32)}
 
-    def run(self, state: FedState, first: int, length: int) -> tuple[FedState, Metrics]:
-        """As of ``Chunks``; the rows are kept by ``keep``, or forgotten by another ``run``."""
-        self.prepare(state, length)
-        nobody = state.clients
+    def _forward(self, first: int, length: int, **named: Any) -> Metrics:
+        """As of ``Chunks``; the rows are kept by ``_keep``, or forgotten by another chunk."""
+        self.prepare(length)
+        nobody = self._state.clients
         if self._ahead is not None and self._ahead[0] == (first, length):
             _, window, rows = self._ahead
         else:
             window = self.window(first, length)
-            rows = self._table.read(self._own(window))
-        state = state._replace(clients=self._placed(rows))
-        state, metrics = self._run(state, first, length, window=jnp.asarray(window))
-        self._pending = self._own(window), state.clients
-        return state._replace(clients=nobody), metrics
+            rows = self.table.read(self._own(window))
+        self._state = self._state._replace(clients=self._placed(rows))
+        metrics = super()._forward(first, length, window=jnp.asarray(window), **named)
+        self._pending = self._own(window), self._state.clients
+        self._state = self._state._replace(clients=nobody)
+        return metrics
 
-    def look_ahead(self, first: int, length: int) -> None:
-        """Read the rows of a chunk, while the one before it runs.
-
-        Args:
-          first: number of its first round.
-          length: its rounds.
-        """
+    def _look_ahead(self, first: int, length: int) -> None:
+        """Read the rows of the next chunk, while one runs."""
         window = self.window(first, length)
-        self._ahead = (first, length), window, self._table.read(self._own(window))
+        self._ahead = (first, length), window, self.table.read(self._own(window))
 
-    def keep(self) -> None:
+    def _keep(self) -> None:
         """Write the rows that the last chunk left; those that were read ahead are renewed."""
         if self._pending is None:
             return
         ids, rows = self._pending
         self._pending = None
-        self._table.write(ids, self._fetched(rows))
+        self.table.write(ids, self._fetched(rows))
         if self._ahead is not None:
             _, window, read = self._ahead
             ahead = self._own(window)
-            again = np.isin(ahead, ids) & (ahead < self._table.num_clients)
+            again = np.isin(ahead, ids) & (ahead < self.table.num_clients)
             for leaf, new in zip(
-                jax.tree.leaves(read), jax.tree.leaves(self._table.read(ahead[again])), strict=True
+                jax.tree.leaves(read), jax.tree.leaves(self.table.read(ahead[again])), strict=True
             ):
                 leaf[again] = new
 
@@ -147,32 +145,253 @@ class HostChunks(Chunks):
         return window
 
     def _placed(self, rows: PyTree) -> PyTree:
-        """Those rows on the devices."""
-        return jax.device_put(rows, self._sharding)
+        """Rows of a chunk on the devices."""
+        return jax.device_put(rows, self._row_sharding)
 
     def _fetched(self, rows: PyTree) -> PyTree:
-        """Those rows of a chunk's table, on the host."""
+        """Rows of a chunk's table on the host."""
         return jax.tree.map(np.asarray, rows)
 
-    def whole(self, state: FedState) -> FedState:
-        """The state as a checkpoint has it, with the rows of those who have been there."""
-        return state._replace(clients=self._table.seen_rows())
+    def result(self) -> FedState:
+        """As of ``Chunks``; its ``clients`` is the ``HostTable``."""
+        return super().result()._replace(clients=self.table)
 
-    def like(self, state: FedState) -> FedState:
-        """The structure, shapes and dtypes of ``whole(state)``, but for the number of rows."""
-        return state._replace(clients=self._table.seen_rows())
+    def saved(self) -> FedState:
+        """As of ``Chunks``, with the rows of those who have taken part."""
+        return self._state._replace(clients=self.table.seen_rows())
 
-    def adopt(self, state: FedState) -> FedState:
-        """Take over the rows of a checkpoint; returns its state with one row.
+    def template(self) -> FedState:
+        """As of ``Chunks``, but for the number of rows."""
+        return self._state._replace(clients=self.table.seen_rows())
+
+    def _adopted(self, saved: FedState) -> FedState:
+        """Take over the rows of a checkpoint; returns its state with one row."""
+        saved = self._told(saved)
+        assert isinstance(saved.clients, SeenRows)
+        self.table.load(saved.clients)
+        nobody = self.table.read(np.full(1, self.table.num_clients))
+        return saved._replace(clients=nobody)
+
+    def _told(self, saved: FedState) -> FedState:
+        """A checkpoint's state, with the rows that this process keeps."""
+        return saved
+
+
+class DividedHostChunks(HostChunks):
+    """As ``HostChunks``, with a table in each of several processes.
+
+    Of D devices, in the order of the mesh, device j owns the clients from j N // D on. Their rows
+    stay with its process, and so its part of a chunk's window holds its own clients alone: no row
+    travels between hosts but in a round, as that of any sharded table.
+    """
+
+    def __init__(self, run: Run, place: Placement, feed: Feed, progress: bool = False):
+        super().__init__(run, place, feed, progress)
+        self._of_rows = jax.tree.leaves(self._row_sharding)[0]
+        order = self._of_rows.mesh.devices.flat
+        count = self.table.num_clients
+        self._bounds = [i * count // self._shares for i in range(self._shares + 1)]
+        here = self.team.index
+        self._places = [i for i, device in enumerate(order) if device.process_index == here]
+        owned = np.zeros(count, bool)
+        for i in self._places:
+            owned[self._bounds[i] : self._bounds[i + 1]] = True
+        self.table.owned = owned
+
+    def _most(self, length: int) -> int:
+        """M: all clients of a chunk may be those of one device."""
+        largest = -(-self.table.num_clients // self._shares)
+        return min(largest, length * self._run.schedule.slots(self._feed.index)) * self._shares
+
+    def window(self, first: int, length: int) -> np.ndarray:
+        """The clients of a chunk, int32 [M]: [M / D] of each device, in rising order.
+
+        Places that nobody takes come first in each part, and hold the last id of the part before
+        it, so that the whole does not fall, and each id is found where it stands first.
 
         Args:
-          state: as ``whole`` gave it.
+          first: number of its first round.
+          length: its rounds.
         """
-        assert isinstance(state.clients, SeenRows)
-        self._table.load(state.clients)
-        nobody = self._table.read(np.full(1, self._table.num_clients))
-        return state._replace(clients=nobody)
+        drawn = self.drawn(first, length)
+        window = np.empty((self._shares, self._most(length) // self._shares), np.int32)
+        for part, start, end in zip(window, self._bounds, self._bounds[1:], strict=False):
+            mine = drawn[(drawn >= start) & (drawn < end)]
+            part[:] = start - 1
+            part[len(part) - len(mine) :] = mine
+        return window.reshape(-1)
 
-    def result(self, state: FedState) -> FedState:
-        """The state that a run returns: its ``clients`` is the ``HostTable``."""
-        return state._replace(clients=self._table)
+    def _own(self, window: np.ndarray) -> np.ndarray:
+        parts = window.reshape(self._shares, -1)[self._places]
+        before = np.array([self._bounds[place] for place in self._places])[:, None]
+        return np.where(parts < before, self.table.num_clients, parts).reshape(-1)
+
+    def _placed(self, rows: PyTree) -> PyTree:
+        def one(leaf):
+            size = leaf.shape[0] // len(self._places)
+            parts = leaf.reshape(len(self._places), size, *leaf.shape[1:])
+            by_start = {i * size: part for i, part in zip(self._places, parts, strict=True)}
+            shape = (self._shares * size, *leaf.shape[1:])
+
+            def part(index):
+                return by_start[index[0].start or 0]
+
+            return jax.make_array_from_callback(shape, self._of_rows, part)
+
+        return jax.tree.map(one, rows)
+
+    def _fetched(self, rows: PyTree) -> PyTree:
+        def one(leaf):
+            size = leaf.shape[0] // self._shares
+            if not leaf.size:  # which the compiler leaves anywhere
+                return np.zeros((size * len(self._places), *leaf.shape[1:]), leaf.dtype)
+            parts = {shard.index[0].start or 0: shard.data for shard in leaf.addressable_shards}
+            return np.concatenate([np.asarray(parts[i * size]) for i in self._places])
+
+        return jax.tree.map(one, rows)
+
+    def saved(self) -> FedState:
+        """As of ``HostChunks``, in process 0; all processes hand it their rows."""
+        team = self.team
+        mine = self.table.seen_rows()
+        counts = team.stacked(np.array(len(mine.ids), np.uint32))
+        found: list[SeenRows] = []
+        for process, count in enumerate(counts.tolist()):
+            speaks = process == team.index
+            rows = team.sent(mine if speaks else None, _shapes(mine, count), process)
+            found += [rows] if team.is_first else []
+        state = team.gathered(self._state._replace(clients=()))
+        if not team.is_first:
+            return state
+        rows = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+        order = np.argsort(rows.ids)
+        return state._replace(clients=jax.tree.map(lambda leaf: leaf[order], rows))
+
+    def _told(self, saved: FedState) -> FedState:
+        team, state = self.team, self._state._replace(clients=())
+        rest = team.broadcast(saved._replace(clients=()), state)
+        count = team.first_says(len(saved.clients.ids) if team.is_first else None)
+        mine = self.table.seen_rows()
+        like = _shapes(mine, count)
+        assert self.table.owned is not None
+        [ids] = team.sent([saved.clients.ids] if team.is_first else None, [like.ids], 0)
+        wanted = self.table.owned[ids]
+        rows = team.sent(saved.clients.rows if team.is_first else None, like.rows, 0, wanted)
+        return rest._replace(clients=SeenRows(ids[wanted], rows))
+
+
+def _shapes(rows: SeenRows, count: int) -> SeenRows:
+    """Of as many rows."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), rows)
+
+
+def all_rows(table: HostTable) -> PyTree:
+    """The rows of all clients, pytree [N, ...], in the memory of each process.
+
+    All processes call it.
+
+    Args:
+      table: ``result.state.clients`` of a run with the store "host".
+    """
+    team = Team.here()
+    if table.owned is None:
+        return table.read(np.arange(table.num_clients))
+    mine = np.flatnonzero(table.owned)
+    owners = team.stacked(table.owned).argmax(0)
+
+    def one(rows):
+        whole = np.zeros((table.num_clients, *rows.shape[1:]), rows.dtype)
+        whole[mine] = rows
+        if not whole.size:
+            return whole
+        raw = whole.reshape(len(owners), -1).view(np.uint8)
+        parts = team.stacked(raw)
+        raw = parts[owners, np.arange(len(owners))]
+        return np.ascontiguousarray(raw).view(rows.dtype).reshape(whole.shape)
+
+    return jax.tree.map(one, table.read(mine))
+
+
+def _start(run: Run, num_clients: int, arguments: Any) -> tuple[FedState, HostTable]:
+    """The state before round 0 with one row, which stands for nobody's, and the table.
+
+    Args:
+      run: what is computed.
+      num_clients: N.
+      arguments: of ``run.init``.
+
+    Raises:
+      ValueError: the method's clients do not all start with the same row, or its server model
+        depends on all rows, as that of ``with_personal`` does.
+    """
+    repeats = _repeats_one_row(jax.make_jaxpr(lambda *given: run.init(*given).clients)(*arguments))
+
+    @jax.jit
+    def start(*given):
+        state = run.init(*given)
+        tables = zip(jax.tree.leaves(state.clients), repeats, strict=True)
+        alike = [(table == table[:1]).all() for table, repeated in tables if not repeated]
+        first = jax.tree.map(lambda table: table[0], state.clients)
+        return jax.tree.map(jnp.copy, state._replace(clients=(), frozen=())), first, alike
+
+    state, first, alike = start(*arguments)
+    name = run.algorithm.name
+    if not all(map(bool, alike)):
+        raise ValueError(
+            f"client_store is 'host', but the clients of {name} start with unlike rows; choose "
+            "another store."
+        )
+    one = state._replace(clients=jax.tree.map(lambda leaf: leaf[None], first))
+    other = one._replace(clients=jax.tree.map(_another, one.clients))
+    if not _equal(run.served(one), run.served(other)):
+        raise ValueError(
+            f"client_store is 'host', but the server model of {name} depends on the rows of all "
+            "clients; choose another store."
+        )
+    table = HostTable(first, num_clients)
+    return one, table
+
+
+def _repeats_one_row(traced: ClosedJaxpr) -> list[bool]:
+    """Of each result, whether it is one row, repeated: the table is not needed to see it."""
+    written = {v: eqn for eqn in traced.jaxpr.eqns for v in eqn.outvars}
+
+    def repeats(result):
+        eqn = None if isinstance(result, Literal) else written.get(result)
+        if eqn is None or eqn.primitive.name != "broadcast_in_dim":
+            return False
+        return 0 not in eqn.params["broadcast_dimensions"]
+
+    return [repeats(result) for result in traced.jaxpr.outvars]
+
+
+def check_host_store(run: Run, place: Placement, diagnose: Any) -> None:
+    """Refuse what needs the whole table on a device.
+
+    Args:
+      run: what is computed.
+      place: as asked for.
+      diagnose: as given to ``simulate``.
+
+    Raises:
+      ValueError: a ``state`` or ``diagnose`` is given, or rounds are to be measured.
+    """
+    for wrong, what in (
+        (run.state is not None, "a state to start from"),
+        (diagnose is not None, "diagnose"),
+        (place.client_map.name == "measure", "client_map='measure'"),
+    ):
+        if wrong:
+            raise ValueError(
+                f"client_store is 'host', where no device holds all client rows; {what} needs "
+                "them. Choose another store, or do without."
+            )
+
+
+def _another(leaf: jax.Array) -> jax.Array:
+    return ~leaf if jnp.issubdtype(leaf.dtype, jnp.bool_) else leaf + 1
+
+
+def _equal(one: Any, other: Any) -> bool:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)

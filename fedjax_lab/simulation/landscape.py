@@ -247,7 +247,7 @@ def _total_loss(loss_fn, params, batch, real):
     """The sum of the losses of those examples of a batch that are ``real`` [B]."""
     fixed = running_statistics(params)
     params = jax.tree.map(lambda f, p: jax.lax.stop_gradient(p) if f else p, fixed, params)
-    losses, _ = apply_loss(loss_fn, params, batch, jax.random.key(0))
+    losses, _ = apply_loss(loss_fn, params, batch, jax.random.key(0), real)
     return jnp.where(real, losses, 0).sum()
 
 

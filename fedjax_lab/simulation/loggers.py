@@ -8,6 +8,7 @@ of a whole run once, and a logger that writes all it sees leaves none out and no
 import csv
 import importlib
 import math
+import sys
 import time
 import uuid
 import warnings
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.checks import check_choice
+from fedjax_lab.storage.json_file import new_file
 
 Row = Mapping[str, Any]
 Hook = Callable[[dict[str, Any]], Any]
@@ -34,6 +36,8 @@ class Hooks:
     """
 
     def __init__(self, hooks: Hook | Iterable[Hook]):
+        if not (callable(hooks) or isinstance(hooks, Iterable)):
+            raise TypeError(f"on_row is {hooks!r}; it must be a function of a row, or several.")
         self._hooks: list[Hook] = [hooks] if callable(hooks) else list(hooks)
         for hook in self._hooks:
             if not callable(hook):
@@ -83,8 +87,9 @@ class CsvLogger:
         if is_first:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._columns = list(row)
-        mode = "w" if is_first else "a"
-        with self._path.open(mode, encoding="utf-8", newline="") as file:
+        if is_first:
+            new_file(self._path).close()
+        with self._path.open("a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             if is_first:
                 writer.writeheader()
@@ -162,7 +167,8 @@ class WandbLogger:
         file = self._folder / "wandb_id.txt"
         if not file.exists():
             self._folder.mkdir(parents=True, exist_ok=True)
-            file.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
+            with new_file(file) as new:
+                new.write(uuid.uuid4().hex[:8])
         id = file.read_text(encoding="utf-8").strip()
         return {"dir": str(self._folder), "id": id, "resume": "allow"}
 
@@ -210,3 +216,89 @@ def _imported(package: str, extra: str) -> Any:
         raise ImportError(
             f"the logger {extra} needs {package}: `pip install 'fedjax-lab[{extra}]'`."
         ) from error
+
+
+class Progress:
+    """Shows how far a run is; silent if ``enabled`` is False.
+
+    On a terminal it is a bar. Elsewhere it prints at most one line in ten seconds, and the
+    first and the last.
+    """
+
+    def __init__(self, name: str, start: int, rounds: int, enabled: bool):
+        self._name, self._start, self._rounds = name, start, rounds
+        self._began = self._last_line = time.monotonic()
+        self._bar: Any = None  # rich is imported on a terminal only
+        self._enabled = enabled
+        if enabled and sys.stderr.isatty():
+            from rich import progress
+            from rich.console import Console
+
+            console = Console(stderr=True)
+            # The line must not be wider than the terminal: rich would cut every column then.
+            width = max(10, min(40, console.width // 8))
+            taken = len(name) + width + 2 * len(str(rounds)) + len("/ 1000.0 rounds/s 00:00:00    ")
+            self._room = console.width - taken
+            self._bar = progress.Progress(
+                progress.TextColumn("[bold]{task.description}"),
+                progress.BarColumn(bar_width=width),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[rate]:6.1f} rounds/s"),
+                progress.TimeRemainingColumn(compact=True),
+                progress.TextColumn("{task.fields[note]}"),
+                console=console,
+            )
+            self._task = self._bar.add_task(
+                name, total=rounds, completed=start, rate=0.0, note="compiling"
+            )
+            self._bar.start()
+
+    def go_on_from(self, round: int, finished: bool = False) -> None:
+        """Say that some rounds were done before.
+
+        Args:
+          round: how many.
+          finished: whether no more are to come.
+        """
+        self._start = round
+        if self._bar is not None:
+            self._bar.update(self._task, completed=round)
+        if self._enabled and (finished or round >= self._rounds):
+            print(f"{self._name}: finished already, nothing run", file=sys.stderr, flush=True)
+
+    def update(self, round: int, values: dict[str, Any]) -> None:
+        """Report progress.
+
+        Args:
+          round: finished rounds.
+          values: a few of them to show.
+        """
+        now = time.monotonic()
+        rate = (round - self._start) / max(now - self._began, 1e-9)
+        numbers = {name: v for name, v in values.items() if isinstance(v, float)}
+        notes = [f"{name} {value:#.4g}" for name, value in numbers.items()]
+        note = "  ".join(notes)
+        if self._bar is not None:
+            while notes and len("  ".join(notes)) > self._room:
+                notes.pop()
+            self._bar.update(self._task, completed=round, rate=rate, note="  ".join(notes))
+        elif self._enabled and (
+            round == self._rounds or now - self._last_line >= 10 or self._last_line == self._began
+        ):
+            self._last_line = now
+            left = (self._rounds - round) / max(rate, 1e-9)
+            print(
+                f"{self._name}: round {round}/{self._rounds}  {rate:.1f} rounds/s  "
+                f"{left:.0f} s left  {note}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def start_clock(self) -> None:
+        """Leave the time so far (compilation) out of the rate."""
+        self._began = self._last_line = time.monotonic()
+
+    def close(self) -> None:
+        """Take the bar off the terminal."""
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,26 +1,26 @@
 """What a round would take on a machine, before it is run, or without having that machine."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
-from fedjax_lab.clients.mapping import PLANNED, check_client_map, parts_of_a_model
 from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.clients.planner import Plan, at_once, estimate
 from fedjax_lab.data import FederatedArrays, FederatedStream
+from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.machine.arithmetic import count_flops
 from fedjax_lab.machine.compiler import Figures, compile_for, figures, with_devices
 from fedjax_lab.machine.target import Target, named
 from fedjax_lab.models.convolution import lowering_for
-from fedjax_lab.round import Algorithm
+from fedjax_lab.round import ON_NONFINITE, Algorithm
 from fedjax_lab.simulation.arguments import check_simulate
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.feed import window_shapes
-from fedjax_lab.simulation.loop import first_state
-from fedjax_lab.simulation.rounds import Schedule
-from fedjax_lab.simulation.stores import CLIENT_STORES
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.team import Team
 from fedjax_lab.types import Params
 
 
@@ -91,19 +91,18 @@ class RoundPlan(NamedTuple):
         return [*rows, ["compile", f"{found.seconds:.1f} s on this machine"]]
 
 
+@scheduled
 def plan(
     algorithm: Algorithm,
     params: Params,
     clients: FederatedArrays | FederatedStream,
     *,
-    cohort_size: int,
-    batch_size: int,
     target: str | Target = "here",
     client_map: str = "auto",
     on_nonfinite: str = "exclude",
     client_store: str = "auto",
     params_sharding: ParamsSharding = None,
-    **schedule: Any,
+    **schedule: Unpack[ScheduleOptions],
 ) -> RoundPlan:
     """What ``simulate`` would do in a round on ``target``, without running it.
 
@@ -114,22 +113,17 @@ def plan(
       algorithm: the method.
       params: the first server model, or its shapes.
       clients: the clients' data; of a stream, what one round takes of it.
-      cohort_size: clients per round, S.
-      batch_size: examples per mini-batch, B.
       target: a machine or its name, such as "here", "v5e:2x2", "h200", "cpu".
       client_map: as of ``simulate``; "measure" is taken for "auto".
       on_nonfinite: as of ``simulate``.
       client_store: as of ``simulate``; "host" is planned with the whole table on the device.
       params_sharding: as of ``simulate``.
-      **schedule: local_steps, local_epochs, replace, weights, full_examples, devices,
-        sample_cohort or sampling, as of ``simulate``.
 
     Raises:
       ValueError: an argument is out of range, or the target or client map is unknown.
       TypeError: an argument is unknown or of the wrong type.
     """
-    check_client_map(client_map)
-    check_choice("client_store", client_store, CLIENT_STORES)
+    check_choice("on_nonfinite", on_nonfinite, (*ON_NONFINITE, "stop"))
     check_simulate(algorithm, params, clients, only_shapes=True)
     machine = named(target) if isinstance(target, str) else target
     note = None
@@ -137,22 +131,20 @@ def plan(
         machine = with_devices(machine)
     except ImportError as error:
         note = str(error)
-    how = Schedule(cohort_size, batch_size, **schedule)
+    place = Placement.of(client_map, client_store, params_sharding, machine, Team())
+    how = Schedule.of("plan", schedule)
     if isinstance(clients, FederatedStream):
         clients = window_shapes(clients, how, 1)
-    key = jax.random.key(0)
-    frozen = algorithm.frozen
-    state = jax.eval_shape(first_state(algorithm, how), params, clients, key, frozen)
-    state = state._replace(frozen=frozen)
-    in_round = "keep" if on_nonfinite == "keep" else "exclude"
-    planner = ChunkPlanner(
-        algorithm, how, state, clients, key, in_round, machine, client_store, params_sharding
-    )
-    chosen = planner.plan(1) if client_map in PLANNED else Plan(client_map, "as given")
+    run = Run(algorithm, how, on_nonfinite, key=jax.random.key(0), params=params)
+    state = run.shapes(clients)._replace(frozen=run.frozen)
+    planner = ChunkPlanner(run, place, state, clients)
+    is_given = not place.client_map.is_planned
+    chosen = Plan(place.client_map.name, "as given") if is_given else planner.plan(1)
+    place = place.with_map(chosen.client_map)
     traced = jax.make_jaxpr(planner.round_of("scan"))(state, planner.batch)
-    shares = planner.table_shares(chosen.client_map)
+    shares = place.table_shares(clients.num_clients)
     one, each = estimate(planner.round_of, state, planner.batch, machine, shares)
-    found, parts = None, parts_of_a_model(chosen.client_map)
+    found, parts = None, place.client_map.parts
     if machine.devices:
         program, seconds = planner.compiled(chosen.client_map, 1), planner.compile_seconds
         if program is None:

@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.simulation import processes
-from fedjax_lab.simulation.checkpoint import Checkpoints
 from fedjax_lab.simulation.chunks import Chunks
-from fedjax_lab.simulation.lock import RunDirLock
-from fedjax_lab.simulation.run_dir import (
+from fedjax_lab.simulation.team import Team
+from fedjax_lab.storage.checkpoint import Checkpoints
+from fedjax_lab.storage.lock import RunDirLock
+from fedjax_lab.storage.run_dir import (
     CHECKPOINTS,
     METRICS,
     SUMMARY,
@@ -19,12 +19,13 @@ from fedjax_lab.simulation.run_dir import (
     disk_full_in_one_line,
     open_run_dir,
     plain_row,
+    read_config,
     read_metrics,
     run_id,
     write_json,
     write_rounds,
 )
-from fedjax_lab.types import FedState, Params, PyTree
+from fedjax_lab.types import Params, PyTree
 
 Row = dict[str, Any]
 
@@ -42,7 +43,7 @@ class Recorder:
       run_dir: the directory, or None.
       every: rounds between checkpoints.
       config: what the directory's config.json has to be, but for the number of ``rounds``.
-      params: state -> the server model, which checkpoints hold beside the state.
+      team: the processes of the run.
 
     Raises:
       FileExistsError: ``run_dir`` holds another run.
@@ -56,13 +57,13 @@ class Recorder:
         *,
         every: int,
         config: Row,
-        params: Callable[[PyTree], Params],
+        team: Team,
     ):
-        self._every, self._params = every, params
+        self._every, self._team = every, team
         self._keeps = run_dir is not None
         self.saved = 0  # rounds in the last checkpoint
         self.spent = (0.0, 0.0)  # (seconds, compile_seconds) before this call
-        self._path = Path(run_dir) if run_dir is not None and processes.is_first() else None
+        self._path = Path(run_dir) if run_dir is not None and team.is_first else None
         self._open: list[Any] = []  # what ``close`` closes, in this order
         self._passes: Callable[[int], bool] = lambda step: True
         if self._path is None:
@@ -72,7 +73,9 @@ class Recorder:
             self._open = [RunDirLock(self._path).release]
             try:
                 open_run_dir(self._path, config)
-                self._checkpoints = Checkpoints(self._path / CHECKPOINTS, run_id(config))
+                # As the directory has it: another machine makes something else of "auto".
+                owner = run_id(read_config(self._path))
+                self._checkpoints = Checkpoints(self._path / CHECKPOINTS, owner)
                 self._open.insert(0, self._checkpoints.close)
                 self._set_rounds(config)
             except BaseException:
@@ -99,22 +102,35 @@ class Recorder:
             )
         write_rounds(self._path, config)
 
-    def begin(
-        self, state: PyTree, like: Callable[[PyTree], PyTree]
-    ) -> tuple[int, PyTree, list[Row]]:
-        """(round, state, history) to go on from, as the process that writes knows them.
+    def resume(self, chunks: Chunks) -> tuple[list[Row], int, tuple[float, float]]:
+        """Restore the last checkpoint's state, in all processes; process 0 alone reads it.
 
         Args:
-          state: that before round 0, which is returned in round 0.
-          like: state -> one with the structure, shapes and dtypes that checkpoints have, which
-            are those of what is returned in later rounds.
+          chunks: gets the state; it is left as it is in round 0.
+
+        Returns:
+          (history, finished rounds, (seconds, compile_seconds) of earlier calls).
+
+        Raises:
+          RuntimeError: process 0 could not read the run directory.
         """
+        team = self._team
+        round, found, history = team.together(lambda: self._begin(chunks))
+        told = team.first_says([round, history, self.saved, self.spent])
+        round, history, self.saved, self.spent = told
+        if round:
+            chunks.restore(found)
+        return history, round, self.spent
+
+    def _begin(self, chunks: Chunks) -> tuple[int, PyTree, list[Row]]:
+        """(round, state, history) to go on from, as the process that writes knows them."""
         if self._path is None:
-            return 0, state, []
+            return 0, None, []
         history: list[Row] = []
         times: list[Row] = []
+        state: PyTree = None
         if any(map(self._passes, self._checkpoints.rounds())):
-            self.saved, state, extra = self._checkpoints.restore(like(state), self._passes)
+            self.saved, state, extra = self._checkpoints.restore(chunks.template(), self._passes)
             history, times = extra["rows"], extra["times"]
             self._compare_rows(history)
         if times:
@@ -150,23 +166,21 @@ class Recorder:
                 self._metrics.append(row)
                 self._times.append(self._all_times[-1])
 
-    def checkpoint(
-        self,
-        round: int,
-        state: PyTree,
-        history: list[Row],
-        whole: Callable[[PyTree], PyTree],
-        *,
-        last: bool,
-    ) -> None:
+    def checkpoint(self, round: int, chunks: Chunks, history: list[Row], *, last: bool) -> None:
         """Save the state if it is time to; if it must be now (``last``), unless it is saved.
 
         All processes call it.
+
+        Args:
+          round: finished rounds.
+          chunks: has the state.
+          history: the rows so far.
+          last: whether a longer run would go on here.
         """
         due = round > self.saved if last else round - self.saved >= self._every
         if self._keeps and due:
-            state, params = whole(state), processes.local(self._params(state))
-            processes.together(lambda: self._save(round, state, params, history))
+            state, params = chunks.saved(), chunks.params
+            self._team.together(lambda: self._save(round, state, params, history))
             self.saved = round
 
     def _save(self, round: int, state: PyTree, params: Params, history: list[Row]) -> None:
@@ -189,31 +203,6 @@ class Recorder:
             with suppress(OSError):  # a full disk was told before
                 close()
         self._open = []
-
-
-def go_on(
-    recorder: Recorder, state: FedState, chunks: Chunks, sharding: Any
-) -> tuple[int, FedState, list[Row]]:
-    """(round, state, history) from which a run begins or goes on, in all processes the same.
-
-    Process 0 alone reads the run directory.
-
-    Args:
-      recorder: the run's.
-      state: that before round 0, on the devices.
-      chunks: the run's.
-      sharding: where the state lies.
-
-    Raises:
-      RuntimeError: process 0 could not read it.
-    """
-    round, found, history = processes.together(lambda: recorder.begin(state, chunks.like))
-    if processes.several():
-        told = processes.first_says([round, history, recorder.saved, recorder.spent])
-        round, history, recorder.saved, recorder.spent = told
-        if round:
-            found = chunks.handed_out(found, state)
-    return round, processes.put(chunks.adopt(found) if round else state, sharding), history
 
 
 def check_names(recorded: Mapping[str, Any], given: Mapping[str, Any] | None) -> None:

@@ -6,9 +6,12 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+_EARLY = "stopped before the first round; there is nothing to save"
+_LATER = "finishing this chunk of rounds, then saving; again to stop now"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_WORKER, _LOOK = "fedjax_lab compiles", 0.05  # seconds
 _PATIENCE = 2.0  # seconds that Python gets to react to the second signal
 
 
@@ -17,14 +20,57 @@ class Stop:
 
     Attributes:
       signal: the number of the first signal; None before it.
+      at_once: whether nothing has been computed yet, so that the first signal need not wait.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.at_once = True
 
     def is_set(self) -> bool:
         """Whether a signal came."""
         return self.signal is not None
+
+    def unless_set(self, action: Callable[[], None]) -> bool:
+        """Do something slow; return at once if a signal comes while nothing has been computed.
+
+        A compiler does not listen to signals. So it works in a thread, which goes on until the
+        compiler is done.
+
+        Args:
+          action: what to do.
+
+        Returns:
+          Whether it was done.
+
+        Raises:
+          Exception: the action's own.
+        """
+        if not self.at_once or threading.current_thread() is not threading.main_thread():
+            action()
+            return True
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                action()
+            except BaseException as error:
+                failed.append(error)
+
+        worker = threading.Thread(target=work, name=_WORKER)
+        worker.start()
+        while worker.is_alive() and not self.is_set():
+            worker.join(_LOOK)
+        if worker.is_alive():
+            return False
+        if failed:
+            raise failed[0]
+        return True
+
+
+def compiles_still() -> bool:
+    """Whether a compiler works on for a run that has been stopped."""
+    return any(thread.name == _WORKER for thread in threading.enumerate())
 
 
 @contextlib.contextmanager
@@ -54,7 +100,7 @@ def stop_on_signal() -> Iterator[Stop]:
     # A full socket may lose a third signal; there is no need to say so.
     wakeup = signal.set_wakeup_fd(speaks.fileno(), warn_on_full_buffer=False)
     over = threading.Event()
-    watch = threading.Thread(target=_acknowledge, args=(hears, over, wakeup), daemon=True)
+    watch = threading.Thread(target=_acknowledge, args=(hears, over, wakeup, stop), daemon=True)
     watch.start()
     try:
         yield stop
@@ -68,7 +114,7 @@ def stop_on_signal() -> Iterator[Stop]:
         hears.close()
 
 
-def _acknowledge(hears: socket.socket, over: threading.Event, outer: int) -> None:
+def _acknowledge(hears: socket.socket, over: threading.Event, outer: int, stop: Stop) -> None:
     """Answer each signal as it comes; ends with the socket."""
     count = 0
     while numbers := hears.recv(1):
@@ -79,7 +125,7 @@ def _acknowledge(hears: socket.socket, over: threading.Event, outer: int) -> Non
             continue
         count += 1
         if count == 1:
-            _say("finishing this chunk of rounds, then saving; again to stop now")
+            _say(_EARLY if stop.at_once else _LATER)
         elif count == 2 and not over.wait(_PATIENCE):
             _say("stopped")
             os._exit(128 + numbers[0])

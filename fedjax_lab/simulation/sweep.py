@@ -21,7 +21,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -29,28 +29,38 @@ import numpy as np
 
 from fedjax_lab.checks import check_int
 from fedjax_lab.clients.mapping import (
+    ClientMap,
     check_client_map,
     parse_client_map,
     single_device_map,
 )
 from fedjax_lab.clients.planner import useful_devices
-from fedjax_lab.data import ClientTimes, Devices, FederatedArrays
-from fedjax_lab.data.cohort import CohortSampler, check_cohorts
+from fedjax_lab.data import ClientTimes, FederatedArrays
+from fedjax_lab.data.client_sampling import check_cohorts
+from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.loop import Tally, guarantees
-from fedjax_lab.simulation.points import Point, build_all, check_seeds, list_points
-from fedjax_lab.simulation.processes import several
-from fedjax_lab.simulation.programs import keep_by_default
-from fedjax_lab.simulation.progress import Progress
-from fedjax_lab.simulation.rounds import Schedule
+from fedjax_lab.simulation.arguments import check_training_labels
+from fedjax_lab.simulation.book import Tally
+from fedjax_lab.simulation.feed import with_times
+from fedjax_lab.simulation.loggers import Progress
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.simulation.sweep_program import Program
-from fedjax_lab.simulation.sweep_result import SweepResult
-from fedjax_lab.simulation.timed import with_times
+from fedjax_lab.simulation.sweep_result import (
+    Point,
+    SweepResult,
+    build_all,
+    check_seeds,
+    list_points,
+)
+from fedjax_lab.simulation.team import Team
+from fedjax_lab.storage.programs import keep_by_default, say_where
 from fedjax_lab.types import Key, Params, PyTree
 
 
+@scheduled
 def sweep(
     build: Callable[..., Algorithm],
     params: Params | Callable[[Key], Params],
@@ -58,17 +68,7 @@ def sweep(
     *,
     points: Mapping[str, Sequence[float]] | Sequence[Point],
     rounds: int,
-    cohort_size: int,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    replace: bool = False,
-    weights: str = "uniform",
-    full_examples: bool = False,
-    devices: Devices | None = None,
     times: ClientTimes | None = None,
-    sample_cohort: CohortSampler | None = None,
-    sampling: str = "without_replacement",
     seeds: Sequence[int] = (0, 1, 2),
     evaluate: Callable[[Params], Mapping[str, Any]] | None = None,
     eval_every: int = 10,
@@ -76,6 +76,7 @@ def sweep(
     client_map: str = "auto",
     max_bytes: int | None = None,
     progress: bool = False,
+    **schedule: Unpack[ScheduleOptions],
 ) -> SweepResult:
     """Run a method at every point with every seed, all runs in one compiled program.
 
@@ -92,10 +93,7 @@ def sweep(
       points: name -> floats, of which all combinations are run; or a list of dicts. ``{}`` varies
         the seed alone.
       rounds: rounds of each run.
-      cohort_size, batch_size, local_steps, local_epochs, replace, weights, full_examples, devices:
-        as in ``simulate``.
       times: as in ``simulate``; messages are as large as the first point's.
-      sample_cohort, sampling: as in ``simulate``; of the first seed, ten cohorts are checked.
       seeds: one run of every point for each.
       evaluate: params -> dict of scalars, in operations that JAX can trace.
       eval_every: rounds between evaluations, which are also the compiled chunks.
@@ -110,12 +108,12 @@ def sweep(
       TypeError: ``clients`` is a stream, a value in ``points`` is no float, ``evaluate`` cannot be
         traced, or ``build`` returns no ``Algorithm``.
       ValueError: an argument is out of range, ``build`` does not accept a name in ``points``,
-        ``max_bytes`` does not suffice for the smallest group of runs, or there are several
-        processes.
+        a label has no logit, ``max_bytes`` does not suffice for the smallest group of runs, or
+        there are several processes.
     """
-    if several():
+    if (team := Team.here()).is_multiprocess:
         raise ValueError(
-            f"there are {jax.process_count()} processes; a sweep runs in one. Give each process "
+            f"there are {team.size} processes; a sweep runs in one. Give each process "
             "some of the points, without jax.distributed."
         )
     check_int("rounds", rounds, minimum=1)
@@ -126,36 +124,26 @@ def sweep(
     keep_by_default()
     points, seeds = list_points(points), check_seeds(seeds)
     algorithms = build_all(build, points)
-    schedule = Schedule(
-        cohort_size,
-        batch_size,
-        local_steps,
-        local_epochs,
-        replace,
-        weights,
-        full_examples,
-        devices,
-        sample_cohort,
-        sampling,
-    )
-    client_map = _resolve_client_map(client_map)
-    run_map = _resolve_run_map(run_map, len(points) * len(seeds))
+    how = Schedule.of("sweep", schedule)
+    clients_by = _resolve_client_map(client_map)
+    runs_by = _resolve_run_map(run_map, len(points) * len(seeds))
     is_function = callable(params) and jax.tree_util.all_leaves([params])
     models = [params(jax.random.key(seed)) if is_function else params for seed in seeds]
     keys = [jax.random.key(seed) for seed in seeds]
     clients = with_times(clients, times, algorithms[0], models[0])
-    if sample_cohort is not None:
-        check_cohorts(sample_cohort, clients, keys[0], cohort_size, rounds)
+    if how.sample_cohort is not None:
+        check_cohorts(how.sample_cohort, clients, keys[0], how.cohort_size, rounds)
+    check_training_labels(algorithms[0], models[0], clients, how.batch_size)
     runs = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
     lengths = [min(eval_every, rounds - done) for done in range(0, rounds, eval_every)]
     evaluated = np.cumsum(lengths)
     tallies = [Tally(algorithm, models[0]) for algorithm in algorithms for _ in seeds]
-    book = _Book(tallies, _spent_at(algorithms, seeds, schedule, clients), len(lengths))
+    book = _Book(tallies, _spent_at(algorithms, seeds, how, clients), len(lengths))
     served: list[Params] = []  # group by group
     frozen = jax.tree.map(jnp.asarray, algorithms[0].frozen)
-    maps = client_map, parse_client_map(run_map)
-    program = Program(build, schedule, *maps, evaluate, clients, frozen)
+    program = Program(build, how, clients_by, Placement(runs_by), evaluate, clients, frozen)
     program.fit(runs, lengths[0], max_bytes)
+    say_where()
     began = time.perf_counter() - program.compile_seconds
     groups = [range(len(runs))[i : i + program.size] for i in range(0, len(runs), program.size)]
     bar = Progress(f"sweep of {algorithms[0].name}", 0, rounds * len(groups), progress)
@@ -185,7 +173,7 @@ def sweep(
         seconds=seconds,
         compile_seconds=program.compile_seconds,
         interrupted=book.entries < len(runs) * len(lengths),
-        run_map=run_map,
+        run_map=runs_by.name,
         runs_at_once=program.size,
     )
 
@@ -223,37 +211,37 @@ class _Book:
         return means | {name: self.history[name][group, column].max() for name in spent}
 
 
-def _spent_at(algorithms, seeds, schedule, clients) -> list[Callable[[int], dict[str, Any]]]:
+def _spent_at(algorithms, seeds, how, clients) -> list[Callable[[int], dict[str, Any]]]:
     """Of each run, what ``guarantees`` says; the runs of a point ask once."""
-    points = [functools.cache(guarantees(a, schedule, clients)) for a in algorithms]
+    points = [functools.cache(Run(a, how).guarantees(clients)) for a in algorithms]
     return [spent for spent in points for _ in seeds]
 
 
-def _resolve_run_map(run_map: str, num_runs: int) -> str:
+def _resolve_run_map(run_map: str, num_runs: int) -> ClientMap:
     if run_map == "auto":
         available = jax.device_count()
         count = useful_devices(num_runs, available)
         if count == 1:
-            return single_device_map()
-        return "shard_map" if count == available else f"shard_map:{count}"
-    check_client_map(run_map, "run_map")
-    if run_map.startswith(("measure", "pmap")) or "x" in run_map:
+            return parse_client_map(single_device_map())
+        return parse_client_map("shard_map" if count == available else f"shard_map:{count}")
+    found = parse_client_map(run_map, argument="run_map")
+    if found.is_planned or found.kind == "pmap" or found.parts > 1:
         raise ValueError(
             f"run_map is {run_map!r}; it must be auto, chunk:n, scan, shard_map or vmap."
         )
-    return run_map
+    return found
 
 
-def _resolve_client_map(client_map: str) -> str:
+def _resolve_client_map(client_map: str) -> ClientMap:
     if client_map == "auto":
-        return single_device_map()
+        return parse_client_map(single_device_map())
     check_client_map(client_map)
     if client_map.startswith(("measure", "pmap", "shard_map")):
         raise ValueError(
             f"client_map is {client_map!r}; within a sweep it must be auto, chunk:n, scan or vmap. "
             "Devices share the runs (run_map), not the clients of a run."
         )
-    return client_map
+    return parse_client_map(client_map)
 
 
 def _unflatten(parts: tuple[np.ndarray, ...], shape: tuple[int, int]) -> np.ndarray:

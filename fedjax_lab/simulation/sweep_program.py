@@ -2,27 +2,30 @@
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from fedjax_lab import tree
 from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.data import FederatedArrays
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.memory import device_memory
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.loop import first_state
-from fedjax_lab.simulation.points import Point
-from fedjax_lab.simulation.rounds import Schedule, build_rounds, place
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.rounds import build_rounds
+from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.types import Key, Params, PyTree
 
 # Of a device's memory, what a sweep may fill; the rest is for what lies there besides.
 _SHARE_OF_MEMORY = 0.8
 
-Run = tuple[Params, Key, Point]  # first server model, the run's key, hyper-parameters
+Started = tuple[Params, Key, Point]  # first server model, the run's key, hyper-parameters
 
 
 def group_size(num_runs: int, multiple: int, capacity: int) -> int:
@@ -45,28 +48,29 @@ class Program:
         self,
         build: Callable[..., Algorithm],
         schedule: Schedule,
-        client_map: str,
-        run_map: ClientMap,
+        client_map: ClientMap,
+        place: Placement,
         evaluate: Callable[[Params], Mapping[str, Any]] | None,
         clients: FederatedArrays,
         frozen: PyTree = (),
     ):
         self._build, self._schedule, self._client_map = build, schedule, client_map
-        self._run_map, self._evaluate = run_map, evaluate
-        self._clients, self._frozen = place((clients, frozen), run_map.name)
+        self._place, self._run_map, self._evaluate = place, place.client_map, evaluate
+        self._clients, self._frozen = place.copies((clients, frozen))
         self._resident: PyTree = ()  # what ``evaluate`` reads beside the params
         self._score: Callable[[PyTree, Params], PyTree] = lambda resident, params: {}
         self._compiled: dict[Any, Any] = {}
         self.compile_seconds = 0.0
         self.size = 0
 
-    def fit(self, runs: list[Run], length: int, max_bytes: int | None) -> None:
+    def fit(self, runs: list[Started], length: int, max_bytes: int | None) -> None:
         """Choose how many runs are in hand at once, compile their program, and start the first.
 
         The states decide the first guess, what the compiled program says it needs the answer.
         """
         one_run = (runs[0][0], runs[0][1], _as_arrays(runs[0][2]))
         state = jax.eval_shape(self._start_one, (self._clients, self._frozen), one_run, None)[1]
+        self._structure = jax.tree.structure(state)
         algorithm = self._build(**runs[0][2])
         self._trace_evaluation(jax.eval_shape(algorithm.params, state))
         multiple, num_devices = self._run_map.multiple, max(1, len(self._run_map.devices))
@@ -104,16 +108,38 @@ class Program:
                 f"{multiple} run{'s' * (multiple > 1)} at once need{'s' * (multiple == 1)}."
             )
 
-    def start(self, runs: list[Run]) -> None:
-        """Take runs in hand, before round 0. Where they are too few, the last one is repeated."""
+    def start(
+        self, runs: list[Started], leaves: Sequence[Sequence[np.ndarray]] | None = None
+    ) -> None:
+        """Take runs in hand. Where they are too few, the last one is repeated.
+
+        Args:
+          runs: at most ``size``.
+          leaves: of each run, what ``leaves`` returned, to go on from; None: before round 0.
+        """
         self._states = None  # make room
-        runs = [*runs, *[runs[-1]] * (self.size - len(runs))]
+        extra = self.size - len(runs)
+        runs = [*runs, *[runs[-1]] * extra]
         models, keys, points = zip(*runs, strict=True)
         values = {name: jnp.stack([_as_arrays(p)[name] for p in points]) for name in points[0]}
         items = (tree.stack(list(models)), jnp.stack(keys), values)
-        models, *self._runs = place(items, self._run_map.name, split=True)
+        models, *self._runs = self._place.divided(items)
+        if leaves is not None:
+            stacks = map(np.stack, zip(*leaves, *[leaves[-1]] * extra, strict=True))
+            states = jax.tree.unflatten(self._structure, map(jnp.asarray, stacks))
+            self._states = self._place.divided(states)
+            return
         arguments = ((self._clients, self._frozen), (models, *self._runs))
         self._states = self._compile("start", self._start, (), *arguments)(*arguments)
+
+    def leaves(self, count: int) -> list[list[np.ndarray]]:
+        """The arrays of the first runs' states, on the host.
+
+        Args:
+          count: how many runs.
+        """
+        stacks = jax.device_get(jax.tree.leaves(self._states))
+        return [[np.array(stack[run]) for stack in stacks] for run in range(count)]
 
     def advance(self, first: int, length: int) -> tuple[PyTree, PyTree]:
         """Run rounds ``first`` to ``first + length``: metrics [runs, length], scores [runs]."""
@@ -160,15 +186,15 @@ class Program:
     def _start_one(self, shared, run, _):
         clients, frozen = shared
         params, key, values = run
-        start = first_state(self._build(**values), self._schedule)
-        return {}, start(params, clients, key, frozen)
+        run = Run(self._build(**values), self._schedule)
+        return {}, run.start(params, clients, key, frozen)
 
     def _advance(self, length, states, runs, shared):
         def one(shared, run, _):
             clients, frozen, resident, first = shared
             state, (key, values) = run
             algorithm = self._build(**values)
-            run_rounds = build_rounds(algorithm, self._schedule, self._client_map)
+            run_rounds = build_rounds(Run(algorithm, self._schedule), Placement(self._client_map))
             state, metrics = run_rounds(state, clients, key, first, length, frozen)
             return {}, (state, metrics, self._score(resident, algorithm.params(state)))
 
@@ -202,7 +228,7 @@ class Program:
             run = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, resident))
             return jax.tree.unflatten(jax.tree.structure(shapes), run(*jax.tree.leaves(params)))
 
-        self._resident, self._score = place(list(traced.consts), self._run_map.name), score
+        self._resident, self._score = self._place.copies(list(traced.consts)), score
 
 
 def _as_arrays(point: Point) -> dict[str, jax.Array]:

@@ -35,12 +35,13 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.checks import MOST_ROUNDS, check_choice, check_int, check_number
-from fedjax_lab.data.cohort import SAMPLINGS
+from fedjax_lab.data.client_sampling import SAMPLINGS
 from fedjax_lab.data.cyclic import turns
 from fedjax_lab.wrappers.correlated import sensitivity
 
 ACCOUNTANTS = ("pld", "rdp")
 _LEAST_NOISE = 0.2  # multiplier, below which a loss distribution takes gigabytes and minutes
+_NO_NOISE = 1e-100  # multiplier, of which the accountants cannot take the square
 _MOST_BANDS = 10_000  # each but the first is a model in the server's state
 
 
@@ -92,7 +93,7 @@ def epsilon(
     check_int("first_exchanges", first, minimum=1)
     if rounds == 0:
         return 0.0
-    if noise_multiplier == 0:
+    if noise_multiplier < _NO_NOISE:
         return math.inf
     dp = _library()
     if sampling == "cyclic":
@@ -106,17 +107,13 @@ def epsilon(
         return float(accounted.get_epsilon(delta))
     # So many sums with noise z are one with noise z / sqrt(how many).
     regular, opening = (noise_multiplier / math.sqrt(count) for count in (exchanges, first))
+    parts = [(regular, rounds)] if first == exchanges else [(opening, 1), (regular, rounds - 1)]
+    parts = [(multiplier, count) for multiplier, count in parts if count]
     if accountant == "pld":
-        parts = [(regular, rounds)] if first == exchanges else [(opening, 1), (regular, rounds - 1)]
         tight = _by_loss_distribution(tuple(parts), cohort_size / num_clients, delta)
         if math.isfinite(tight):
             return tight
-    orders, rdp = _one_round(regular, cohort_size, num_clients, sampling)
-    _, rdp_first = _one_round(opening, cohort_size, num_clients, sampling)
-    from dp_accounting.rdp import rdp_privacy_accountant
-
-    total = (rounds - 1) * rdp + rdp_first
-    return float(rdp_privacy_accountant.compute_epsilon(orders, total, delta)[0])
+    return _by_renyi_divergence(parts, cohort_size, num_clients, sampling, delta)
 
 
 def noise_multiplier(
@@ -201,17 +198,38 @@ def _by_loss_distribution(
     dp = _library()
     spent = pld_privacy_accountant.PLDAccountant()
     for multiplier, count in parts:
-        if count:
-            gaussian = dp.GaussianDpEvent(multiplier)
-            spent.compose(dp.PoissonSampledDpEvent(probability, gaussian), count)
+        gaussian = dp.GaussianDpEvent(multiplier)
+        spent.compose(dp.PoissonSampledDpEvent(probability, gaussian), count)
     return float(spent.get_epsilon(delta))
+
+
+def _by_renyi_divergence(
+    parts: list[tuple[float, int]], cohort_size: int, num_clients: int, sampling: str, delta: float
+) -> float:
+    """Epsilon of fixed or Poisson cohorts; infinity where no order has a bound.
+
+    Parts: (noise multiplier, rounds, at least 1).
+    """
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    rounds = [_one_round(z, cohort_size, num_clients, sampling) for z, _ in parts]
+    orders = rounds[0][0]
+    total = np.zeros(len(orders))
+    for (_, count), (_, rdp) in zip(parts, rounds, strict=True):
+        total += count * rdp
+    # A divergence is 0 at least, and infinite at an order whose series does not converge.
+    is_bound = np.isfinite(total) & (total >= 0)
+    if not is_bound.any():
+        return math.inf
+    orders, total = orders[is_bound], total[is_bound]
+    return float(rdp_privacy_accountant.compute_epsilon(orders, total, delta)[0])
 
 
 @functools.lru_cache(maxsize=256)
 def _one_round(
     multiplier: float, cohort_size: int, num_clients: int, sampling: str
 ) -> tuple[Any, np.ndarray]:
-    """(orders, RDP of one round at these)."""
+    """(orders, RDP of one round at these, infinite where there is no bound)."""
     dp = _library()
     neighbours = dp.NeighboringRelation
     if sampling == "poisson":
@@ -224,14 +242,17 @@ def _one_round(
         )
     accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
     log = logging.getLogger("absl")
-    level = log.level
-    # It tells of each order near 1 that it leaves out; the best ones are far larger.
-    log.setLevel(logging.ERROR)
+    log.addFilter(_tells_more)
     try:
         accountant.compose(event)
     finally:
-        log.setLevel(level)
+        log.removeFilter(_tells_more)
     return accountant.orders, np.asarray(accountant.rdp)
+
+
+def _tells_more(record: logging.LogRecord) -> bool:
+    """Not of each order near 1 that is left out: the rest give bounds, too, and mostly better."""
+    return "failed to converge" not in str(record.msg)
 
 
 def _library() -> ModuleType:

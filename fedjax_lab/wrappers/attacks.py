@@ -9,6 +9,7 @@ UAI 2019.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -67,9 +68,13 @@ def attackers(num_clients: int, share: float, seed: int) -> np.ndarray:
     return np.flatnonzero(_turns(num_clients, seed) < _count(num_clients, share))
 
 
+@functools.lru_cache(maxsize=8)  # who asks for shapes alone asks again, for very many clients
 def _turns(num_clients: int, seed: int) -> np.ndarray:
     """int [N]: the place of each client among those who become attackers, one after the other."""
-    return np.argsort(np.random.default_rng(seed).permutation(num_clients))
+    turns = np.empty(num_clients, int)
+    turns[np.random.default_rng(seed).permutation(num_clients)] = np.arange(num_clients)
+    turns.flags.writeable = False
+    return turns
 
 
 def _count(num_clients: int, share: Scalar) -> Any:
@@ -149,6 +154,9 @@ def with_attack(
         attacks = jnp.asarray(_turns(num_clients, seed) < _count(num_clients, share))
         return server, AttackedRow(rows, attacks)
 
+    def inner(state):
+        return state._replace(clients=state.clients.inner)
+
     if attack in _SEES_ALL:
         phases = [_replace(phase, attack, strength) for phase in algorithm.phases]
     else:
@@ -158,7 +166,8 @@ def with_attack(
         name=f"{algorithm.name}+{attack}",
         start=start,
         phases=tuple(phases),
-        params=lambda state: algorithm.params(state._replace(clients=state.clients.inner)),
+        params=lambda state: algorithm.params(inner(state)),
+        personal=algorithm.personal and algorithm.personal.inside(inner),
         hyperparameters={
             **algorithm.hyperparameters,
             "attack": attack,

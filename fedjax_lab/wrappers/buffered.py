@@ -29,8 +29,8 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice, check_int, check_number
-from fedjax_lab.round import Algorithm
-from fedjax_lab.types import Cohort, PyTree
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import Cohort, FedState, PyTree
 from fedjax_lab.wrappers.order import check_order, reduce_messages, refuse_stacks, stack_all
 
 # Server steps since each client started, float [K] -> factors of the messages [K].
@@ -131,41 +131,19 @@ def with_buffered_aggregation(
             f"concurrency is {concurrency}; it must be a multiple of buffer_size, {buffer_size}."
         )
     factor, text = _parse_staleness(staleness)
-    if len(algorithm.phases) != 1:
-        raise ValueError(
-            f"algorithm is {algorithm.name}, which has {len(algorithm.phases)} exchanges in a "
-            "round; with_buffered_aggregation takes methods of one, since the server does not stay "
-            "as it is between a client's first exchange and its second."
-        )
-    if "robust" not in algorithm.wrappers:
-        why = "the messages of a step come from clients of several rounds"
-        refuse_stacks(algorithm, "with_buffered_aggregation", why)
-    (phase,) = algorithm.phases
+    phase = _only_phase(algorithm)
     waiting = concurrency - buffer_size
 
     def start(params, num_clients, batch):
         server, rows = algorithm.start(params, num_clients, batch)
-        if jax.tree.leaves(rows):
-            raise ValueError(
-                f"algorithm is {algorithm.name}, whose clients keep rows from round to round; "
-                "with_buffered_aggregation takes methods whose clients keep nothing: while one is "
-                "in flight, its row and what the server makes of all rows belong to different "
-                "versions, for which the method says nothing."
-            )
+        _refuse_rows(algorithm, rows)
         like = phase.message_like(params)
         messages = jax.tree.map(lambda s: jnp.zeros((waiting, *s.shape), s.dtype), like)
-        real, zero = jnp.zeros(waiting, jnp.result_type(float)), jnp.zeros((), jnp.int32)
-        ids = jnp.full(waiting, num_clients, jnp.int32)
-        number = jnp.zeros(waiting, jnp.int32)
-        nobody = InFlight(ids, real + jnp.inf, number, number > 0, real, number)
-        return BufferedServer(server, nobody, messages, zero, zero), rows
+        zero = jnp.zeros((), jnp.int32)
+        return BufferedServer(server, _nobody(waiting, num_clients), messages, zero, zero), rows
 
     def server_update(state, messages, cohort):
-        slots = cohort.client_ids.shape[0]
-        if slots != buffer_size:
-            raise ValueError(
-                f"buffer_size is {buffer_size}; the cohort is of {slots}, not as many."
-            )
+        _check_slots(cohort, buffer_size)
         new = _starting(cohort, state.version)
         everybody = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), state.in_flight, new)
         # The first to be done; of several at once, who started first, in the order of places.
@@ -191,9 +169,7 @@ def with_buffered_aggregation(
         in_flight, kept = jax.tree.map(
             lambda table, rows: table.at[target].set(rows, mode="drop"), old, (new, messages)
         )
-        count = taken.participates.sum()
-        mean_age = tree.safe_divide((age * taken.participates).sum(), count.astype(age.dtype))
-        metrics = {**metrics, "staleness": mean_age}
+        metrics = {**metrics, "staleness": _mean_age(age, taken.participates)}
         metrics = {name: jnp.where(steps, value, 0) for name, value in metrics.items()}
         if cohort.seconds is not None:
             metrics["round_seconds"] = waited
@@ -216,7 +192,8 @@ def with_buffered_aggregation(
         name=f"{algorithm.name}+buffered",
         start=start,
         phases=(buffered,),
-        params=lambda state: algorithm.params(state._replace(server=state.server.server)),
+        params=lambda state: algorithm.params(_inner(state)),
+        personal=algorithm.personal and algorithm.personal.inside(_inner),
         hyperparameters={
             **algorithm.hyperparameters,
             "buffer_size": buffer_size,
@@ -225,6 +202,50 @@ def with_buffered_aggregation(
         },
         wrappers=wrappers,
     )
+
+
+def _inner(state: FedState) -> FedState:
+    return state._replace(server=state.server.server)
+
+
+def _only_phase(algorithm: Algorithm) -> Phase:
+    if len(algorithm.phases) != 1:
+        raise ValueError(
+            f"algorithm is {algorithm.name}, which has {len(algorithm.phases)} exchanges in a "
+            "round; with_buffered_aggregation takes methods of one, since the server does not stay "
+            "as it is between a client's first exchange and its second."
+        )
+    if "robust" not in algorithm.wrappers:
+        why = "the messages of a step come from clients of several rounds"
+        refuse_stacks(algorithm, "with_buffered_aggregation", why)
+    return algorithm.phases[0]
+
+
+def _check_slots(cohort: Cohort, buffer_size: int) -> None:
+    slots = cohort.client_ids.shape[0]
+    if slots != buffer_size:
+        raise ValueError(f"buffer_size is {buffer_size}; the cohort is of {slots}, not as many.")
+
+
+def _mean_age(age: jax.Array, participates: jax.Array) -> jax.Array:
+    return tree.safe_divide((age * participates).sum(), participates.sum().astype(age.dtype))
+
+
+def _refuse_rows(algorithm: Algorithm, rows: PyTree) -> None:
+    if jax.tree.leaves(rows):
+        raise ValueError(
+            f"algorithm is {algorithm.name}, whose clients keep rows from round to round; "
+            "with_buffered_aggregation takes methods whose clients keep nothing: while one is "
+            "in flight, its row and what the server makes of all rows belong to different "
+            "versions, for which the method says nothing."
+        )
+
+
+def _nobody(waiting: int, num_clients: int) -> InFlight:
+    """Places in flight that no client has taken yet."""
+    real, number = jnp.zeros(waiting, jnp.result_type(float)), jnp.zeros(waiting, jnp.int32)
+    ids = jnp.full(waiting, num_clients, jnp.int32)
+    return InFlight(ids, real + jnp.inf, number, number > 0, real, number)
 
 
 def _parse_staleness(staleness: str | Staleness) -> tuple[Staleness, str]:

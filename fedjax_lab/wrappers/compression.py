@@ -145,9 +145,9 @@ def with_compression(
             server = CompressedServer(server, jax.tree.map(jnp.copy, tuple(held)))
         return server, CompressedRow(rows, residuals, squares)
 
-    def inner_params(state):
+    def inner(state):
         server = state.server if down is None else state.server.inner
-        return algorithm.params(state._replace(server=server, clients=state.clients.inner))
+        return state._replace(server=server, clients=state.clients.inner)
 
     phases: list[Phase] = []
     index = 0  # among the compressed ones
@@ -165,7 +165,8 @@ def with_compression(
         name=f"{algorithm.name}+{up.name}",
         start=start,
         phases=tuple(phases),
-        params=inner_params,
+        params=lambda state: algorithm.params(inner(state)),
+        personal=algorithm.personal and algorithm.personal.inside(inner),
         hyperparameters={
             **algorithm.hyperparameters,
             "compressor": str(up),

@@ -14,11 +14,12 @@ import jax
 import numpy as np
 
 from fedjax_lab.clients.frozen import held_frozen
+from fedjax_lab.clients.metrics import takes_mask
 from fedjax_lab.round import Algorithm
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
-# (params, examples [B, ...], key, frozen) -> what a ``LossFn`` returns
-FrozenLossFn = Callable[[Params, PyTree, Key, PyTree], Any]
+# (params, examples [B, ...], key, frozen) -> what a ``LossFn`` returns; it may name ``mask``
+FrozenLossFn = Callable[..., Any]
 
 
 def with_frozen(
@@ -43,7 +44,7 @@ def with_frozen(
         ``functools.partial(algorithms.scaffold, client_lr=0.1)``. Methods that take a model in
         place of a loss (MOON, FedMLB) have no such function.
       loss_fn: (params, examples [B, ...], key, frozen) -> per-example losses, float [B], or
-        (losses, metrics).
+        (losses, metrics). One that names an argument ``mask`` gets bool [B]: which are real.
       frozen: pytree of arrays of any dtype; or their shapes, for ``fedjax_lab.plan`` alone.
 
     Raises:
@@ -71,7 +72,10 @@ def with_frozen(
     def bound(params: Params, examples: PyTree, key: Key) -> Any:
         return loss_fn(params, examples, key, held_frozen())
 
-    algorithm = build(bound)
+    def bound_with_mask(params: Params, examples: PyTree, key: Key, mask: jax.Array) -> Any:
+        return loss_fn(params, examples, key, held_frozen(), mask=mask)
+
+    algorithm = build(bound_with_mask if takes_mask(loss_fn) else bound)
     if not isinstance(algorithm, Algorithm):
         raise TypeError(
             f"build returned a {type(algorithm).__name__}; it must return an Algorithm."

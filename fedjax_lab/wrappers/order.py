@@ -83,8 +83,13 @@ def check_order(algorithm: Algorithm, outer: str) -> tuple[str, ...]:
         "buffered".
 
     Raises:
-      ValueError: the composition has no meaning.
+      ValueError: the composition has no meaning, or the method sends nothing.
     """
+    if not any(phase.reduce for phase in algorithm.phases):
+        raise ValueError(
+            f"algorithm is {algorithm.name}, whose clients send nothing: there are no messages for "
+            f"{_NAMES[outer]} to change."
+        )
     for inner in algorithm.wrappers:
         if (inner, outer) in _WHY:
             why = _WHY[inner, outer].format(outer=_NAMES[inner if outer == "personal" else outer])

@@ -20,8 +20,8 @@ import optax
 from fedjax_lab.checks import check_int
 from fedjax_lab.clients.local import watch_local_steps
 from fedjax_lab.clients.store import one_row_per_client
-from fedjax_lab.round import Algorithm
-from fedjax_lab.types import FedState, Params, PyTree
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import FedState, Params, Personal, PyTree
 from fedjax_lab.wrappers.order import check_order
 
 IsPersonal = Callable[[str], bool]
@@ -47,12 +47,14 @@ class _Plan(NamedTuple):
     Attributes:
       structure: of the params.
       is_own: of each leaf, whether it is personal.
+      received: the structure of the broadcast: another model's may hold this one's as a part.
       heard: of each vector of the broadcast, whether it is a model (else a correction).
       kept: of each vector of a row, likewise.
     """
 
     structure: Any
     is_own: list[bool]
+    received: Any
     heard: list[bool]
     kept: list[bool]
 
@@ -73,16 +75,11 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
       is_personal: path of a leaf, such as "blocks_0/dense/kernel" -> whether it is personal.
 
     Raises:
-      ValueError: the method has several exchanges or another wrapper; or (when it is started) no
-        leaf is personal, or all are.
+      ValueError: the method has several exchanges, another wrapper or a model for each client; or
+        (when it is started) no leaf is personal, or all are: ``algorithms.local_only``.
     """
     wrappers = check_order(algorithm, "personal")
-    if len(algorithm.phases) != 1:
-        raise ValueError(
-            f"algorithm is {algorithm.name}, which has {len(algorithm.phases)} exchanges a round; "
-            "with_personal takes methods of one."
-        )
-    (phase,) = algorithm.phases
+    phase = _only_phase(algorithm)
     plans: dict[Any, _Plan] = {}
 
     def plan_of(params: Params, num_clients: int = _CLIENTS) -> _Plan:
@@ -101,13 +98,18 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
         means = (own.mean(0).astype(own.dtype) for own in state.clients.personal)
         return _with_own(plan_of(params), params, tuple(means))
 
+    def params_of_client(state, client):
+        own = jax.tree.map(lambda table: table[client][None], state.clients.personal)
+        return params_of(state._replace(clients=state.clients._replace(personal=own)))
+
     def broadcast(server, round):
         received = phase.broadcast(server, round)
         plan = plan_of(_server_params(algorithm, server))
         return _each_vector(plan, received, lambda _, v: _without_own(plan, v))
 
     def client_update(received, row, batch):
-        plan = next(plan for plan in plans.values() if _vectors(plan, received))
+        structure = jax.tree.structure(received)
+        plan = next(plan for plan in plans.values() if plan.received == structure)
         nothing = jax.tree.map(jnp.zeros_like, row.personal)
 
         def complete(index, vector):
@@ -117,16 +119,13 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
             message, inner, report = phase.client_update(
                 _each_vector(plan, received, complete), row.inner, batch
             )
-        if len(ends) != 1:
-            raise ValueError(
-                f"algorithm is {algorithm.name}, whose clients take local steps {len(ends)} times "
-                "a round; with_personal takes methods that do so once."
-            )
+        _check_once(algorithm, len(ends))
         before = _vectors(plan, row.inner)
 
         def keep(index, vector):
-            own = vector if plan.kept[index] else before[index]
-            return _with_own(plan, vector, _own(plan, own))
+            return _with_own(
+                plan, vector, _own(plan, vector if plan.kept[index] else before[index])
+            )
 
         inner = _each_vector(plan, inner, keep)
         message = _each_vector(plan, message, lambda _, v: _without_own(plan, v))
@@ -134,56 +133,84 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
 
     def server_update(server, messages, cohort):
         params = _server_params(algorithm, server)
-        plan = plan_of(params)
-        stacked = {name for name, how in phase.reduce.items() if how == "stack"}
+        plan, cohort_axis = plan_of(params), cohort.client_ids.shape
 
         def fill(name, field):
-            slots = (cohort.client_ids.shape[0],) if name in stacked else ()
-            own = _own(plan, params)
-            nothing = tuple(jnp.zeros((*slots, *leaf.shape), leaf.dtype) for leaf in own)
-            return _each_vector(plan, field, lambda _, v: _with_own(plan, v, nothing))
+            stacked = cohort_axis if phase.reduce[name] == "stack" else ()
+            return _filled(plan, params, field, stacked)
 
-        messages = {name: fill(name, field) for name, field in messages.items()}
-        return phase.server_update(server, messages, cohort)
+        filled = {name: fill(name, field) for name, field in messages.items()}
+        return phase.server_update(server, filled, cohort)
 
     def message(params):
-        plan = plan_of(params)
-        fields = phase.message_like(params)
-        fields = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), fields)
-        return _each_vector(plan, fields, lambda _, v: _without_own(plan, v))
+        return _shared_zeros(plan_of(params), phase.message_like(params))
 
-    wrapped = phase._replace(
-        broadcast=broadcast,
-        client_update=client_update,
-        server_update=server_update,
-        message=message,
-    )
+    halves: dict[str, Any] = {"client_update": client_update, "server_update": server_update}
+    wrapped = phase._replace(broadcast=broadcast, message=message, **halves)
     return dataclasses.replace(
         algorithm,
         name=f"{algorithm.name}+personal",
         start=start,
         phases=(wrapped,),
         params=params_of,
+        personal=Personal(params_of_client),
         wrappers=wrappers,
     )
 
 
+def _shared_zeros(plan: _Plan, shapes: PyTree) -> PyTree:
+    """Zeros of some shapes, without personal leaves."""
+    fields = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return _each_vector(plan, fields, lambda _, v: _without_own(plan, v))
+
+
+def _only_phase(algorithm: Algorithm) -> Phase:
+    if algorithm.personal is not None and "personal" not in algorithm.wrappers:
+        raise ValueError(
+            f"algorithm is {algorithm.name}, whose clients have models of their own already; "
+            "with_personal takes methods of one model for all."
+        )
+    if len(algorithm.phases) != 1:
+        raise ValueError(
+            f"algorithm is {algorithm.name}, which has {len(algorithm.phases)} exchanges a round; "
+            "with_personal takes methods of one."
+        )
+    return algorithm.phases[0]
+
+
+def _check_once(algorithm: Algorithm, times: int) -> None:
+    if times != 1:
+        raise ValueError(
+            f"algorithm is {algorithm.name}, whose clients take local steps {times} times "
+            "a round; with_personal takes methods that do so once."
+        )
+
+
+def _filled(plan: _Plan, params: Params, field: PyTree, axes: tuple[int, ...]) -> PyTree:
+    """A field of the messages with zeros in the places of personal leaves."""
+    own = _own(plan, params)
+    nothing = tuple(jnp.zeros((*axes, *leaf.shape), leaf.dtype) for leaf in own)
+    return _each_vector(plan, field, lambda _, v: _with_own(plan, v, nothing))
+
+
 def client_params(algorithm: Algorithm, state: FedState, client_id: jax.Array | int) -> Params:
-    """One client's own model: the shared leaves, and its own ones.
+    """One client's own model: with personal leaves, the shared ones and its own ones.
 
     Args:
-      algorithm: made by ``with_personal``, perhaps wrapped further.
+      algorithm: made by ``with_personal``, or a personal method of the catalogue, perhaps wrapped
+        further. Of a method that fine-tunes, it is the model before that.
       state: its state.
       client_id: int32 scalar, in [0, N); may be traced.
+
+    Raises:
+      ValueError: the method has no model for each client.
     """
-
-    def only_this(row):
-        if not isinstance(row, PersonalRow):
-            return row
-        return row._replace(personal=tuple(own[client_id][None] for own in row.personal))
-
-    rows = jax.tree.map(only_this, state.clients, is_leaf=lambda row: isinstance(row, PersonalRow))
-    return algorithm.params(state._replace(clients=rows))
+    if algorithm.personal is None:
+        raise ValueError(
+            f"algorithm is {algorithm.name}, whose clients have no models of their own: "
+            "algorithm.params(state) is everybody's."
+        )
+    return algorithm.personal.params(state, jnp.asarray(client_id))
 
 
 class StepCount(NamedTuple):
@@ -228,11 +255,14 @@ def _plan(algorithm, phase, is_personal, structure, num_clients) -> _Plan:
             f"is_personal holds for {'all' if all(is_own) else 'no'} leaves of the params; some "
             f"must be personal and some shared. They are: {', '.join(paths)}."
         )
-    plan = _Plan(structure, is_own, [], [])
+    plan = _Plan(structure, is_own, None, [], [])
+
+    def start(params):
+        server, rows = algorithm.start(params, num_clients, None)
+        return phase.broadcast(server, jnp.zeros((), jnp.int32)), rows
 
     def look(params):
-        server, rows = algorithm.start(params, num_clients, None)
-        received = phase.broadcast(server, jnp.zeros((), jnp.int32))
+        received, rows = start(params)
         return _vectors(plan, received), _vectors(plan, rows)
 
     with jax.ensure_compile_time_eval():
@@ -242,7 +272,8 @@ def _plan(algorithm, phase, is_personal, structure, num_clients) -> _Plan:
             [any(bool(leaf.any()) for leaf in jax.tree.leaves(vector)) for vector in vectors]
             for vectors in changes
         )
-    return plan._replace(heard=heard, kept=kept)
+        received = jax.tree.structure(jax.eval_shape(start, ones)[0])
+    return plan._replace(received=received, heard=heard, kept=kept)
 
 
 def _server_params(algorithm: Algorithm, server: PyTree) -> Params:

@@ -35,6 +35,7 @@ from fedjax_lab.wrappers.accounting import check_bands, epsilon
 from fedjax_lab.wrappers.accounting import noise_multiplier as noise_multiplier
 from fedjax_lab.wrappers.correlated import correlate, no_noise_yet
 from fedjax_lab.wrappers.order import check_order, refuse_stacks, refuse_step_counts, tag
+from fedjax_lab.wrappers.released import Released, noise_index, nothing_released, one_more
 from fedjax_lab.wrappers.rules import clip_factors
 
 _NOISE = tag(5)  # folded into a round's key
@@ -53,11 +54,13 @@ class DPServer(NamedTuple):
       noise: of each exchange, the noise of the last ``noise_bands`` - 1 rounds, of standard
         deviation 1 but for its correlation: a tree like the sums with leaves [bands - 1, ...]; ()
         where it is independent.
+      released: how many rounds there were, of this run and those before, and of which cohorts.
     """
 
     inner: PyTree
     clip: jax.Array
     noise: tuple[PyTree, ...]
+    released: Released
 
 
 def with_dp(
@@ -97,12 +100,16 @@ def with_dp(
 
     What is not covered: metrics of the clients (``loss``, ``clipped_clients``), which are computed
     without noise for who watches the simulation; the rows that clients keep for themselves, with
-    them ``personal`` leaves and their mean; the sums before noise, which the server has in hand;
-    and what floating-point numbers betray of the noise.
+    them ``personal`` leaves and their mean, and models of their own; the sums before noise, which
+    the server has in hand; and what floating-point numbers betray of the noise.
 
     A client's row keeps what it computed and the server adds up what it received: as under
     compression, invariants that tie the two hold no longer. Noise that a server sums over rounds
     (SCAFFOLD's c, MIFA's mean) stays in the sum.
+
+    The state counts its rounds. A run from it draws new noise and new cohorts, and its ``epsilon``
+    is that of all rounds; it is refused where the noise multiplier or the cohorts are others and
+    ``delta`` is given, or where noise is correlated. A run from params begins anew.
 
     Metrics: ``clipped_clients``, the share of those taking part whose message was shortened or not
     finite, and ``clip_norm``, both of the last exchange.
@@ -113,8 +120,8 @@ def with_dp(
       clip_norm: C, above 0.
       noise_multiplier: at least 0; both may be swept.
       delta: with it, the rows of ``simulate`` and ``sweep`` have ``epsilon``: of all rounds of the
-        run so far, as its cohorts are drawn; of Poisson and cyclic ones by their loss distribution
-        ("pld"). None: no accounting.
+        state so far, as their cohorts are drawn; of Poisson and cyclic ones by their loss
+        distribution ("pld"). None: no accounting.
       adaptive_quantile: share of the clients, between 0 and 1, that C should leave unclipped; C
         starts at ``clip_norm`` and is multiplied after every round by exp(-0.2 (b - quantile)),
         where b is the noised share that was not clipped. The messages' noise is larger for it (by
@@ -131,18 +138,7 @@ def with_dp(
       ImportError: ``delta`` is given and dp-accounting is not installed (when a row is made).
     """
     wrappers = check_order(algorithm, "dp")
-    check_number("clip_norm", clip_norm, minimum=0.0, exclusive_minimum=True)
-    check_number("noise_multiplier", noise_multiplier, minimum=0.0)
-    for name, value in (("delta", delta), ("adaptive_quantile", adaptive_quantile)):
-        if value is not None:
-            check_number(name, value, minimum=0, maximum=1, exclusive_minimum=True)
-            check_number(name, value, maximum=1, exclusive_maximum=True)
-    check_bands(noise_bands)
-    if noise_bands > 1 and adaptive_quantile is not None:
-        raise ValueError(
-            f"noise_bands is {noise_bands} and adaptive_quantile {adaptive_quantile}; the noise of "
-            "several rounds cancels where it is of one scale: leave the clip norm fixed."
-        )
+    _check_numbers(clip_norm, noise_multiplier, delta, adaptive_quantile, noise_bands)
     why = "noise hides a client in a sum, not a message by itself"
     refuse_stacks(algorithm, "with_dp", why)
     sending = [phase for phase in algorithm.phases if phase.reduce]
@@ -157,10 +153,10 @@ def with_dp(
             no_noise_yet({name: like[name] for name in phase.reduce}, _bands(phase, noise_bands))
             for phase, like in likes
         )
-        return DPServer(server, clip, noise), rows
+        return DPServer(server, clip, noise, nothing_released(noise_multiplier)), rows
 
-    def params_of(state):
-        return algorithm.params(state._replace(server=state.server.inner))
+    def inner_state(state):
+        return state._replace(server=state.server.inner)
 
     def spent(
         rounds: int, cohort_size: int, num_clients: int, sampling: str
@@ -187,11 +183,9 @@ def with_dp(
     index = 0  # among those in which messages are sent
     for phase in algorithm.phases:
         if phase.reduce:
-            is_last = index == len(sending) - 1
+            place = index, len(sending)
             bands = _bands(phase, noise_bands)
-            phases.append(
-                _private(phase, index, is_last, algorithm, noise_multiplier, adaptive, bands)
-            )
+            phases.append(_private(phase, place, algorithm, noise_multiplier, adaptive, bands))
             index += 1
         else:
             phases.append(_pass_on(phase))
@@ -200,7 +194,8 @@ def with_dp(
         name=f"{algorithm.name}+dp",
         start=start,
         phases=tuple(phases),
-        params=params_of,
+        params=lambda state: algorithm.params(inner_state(state)),
+        personal=algorithm.personal and algorithm.personal.inside(inner_state),
         hyperparameters={
             **algorithm.hyperparameters,
             "dp_clip_norm": _plain(clip_norm),
@@ -215,6 +210,21 @@ def with_dp(
         if (delta is None and noise_bands == 1) or is_traced(noise_multiplier)
         else spent,
     )
+
+
+def _check_numbers(clip_norm, noise_multiplier, delta, adaptive_quantile, noise_bands) -> None:
+    check_number("clip_norm", clip_norm, minimum=0.0, exclusive_minimum=True)
+    check_number("noise_multiplier", noise_multiplier, minimum=0.0)
+    for name, value in (("delta", delta), ("adaptive_quantile", adaptive_quantile)):
+        if value is not None:
+            check_number(name, value, minimum=0, maximum=1, exclusive_minimum=True)
+            check_number(name, value, maximum=1, exclusive_maximum=True)
+    check_bands(noise_bands)
+    if noise_bands > 1 and adaptive_quantile is not None:
+        raise ValueError(
+            f"noise_bands is {noise_bands} and adaptive_quantile {adaptive_quantile}; the noise of "
+            "several rounds cancels where it is of one scale: leave the clip norm fixed."
+        )
 
 
 def _bands(phase: Phase, noise_bands: int) -> int:
@@ -246,10 +256,10 @@ def _unless_empty(cohort: Cohort, new: PyTree, old: PyTree) -> PyTree:
     return tree.where(cohort.participates.any(), new, old)
 
 
-def _private(
-    phase: Phase, index: int, is_last: bool, algorithm, multiplier, quantile, bands
-) -> Phase:
-    """The phase with clipped messages and noised sums."""
+def _private(phase: Phase, place: tuple[int, int], algorithm, multiplier, quantile, bands) -> Phase:
+    """The phase with clipped messages and noised sums; place: its number among how many."""
+    index, exchanges = place
+    is_last = index == exchanges - 1
 
     def client_update(received, row, batch):
         received, clip = received
@@ -276,21 +286,16 @@ def _private(
         clip = server.clip[index]
         came = cohort.participates.sum(dtype=clip.dtype)
         n = came if cohort.expected_size is None else cohort.expected_size.astype(clip.dtype)
+        number = noise_index(server.released, index, exchanges, cohort.round)
         key, count_key = jax.random.split(
-            jax.random.fold_in(jax.random.fold_in(cohort.key, _NOISE), index)
+            jax.random.fold_in(jax.random.fold_in(cohort.key, _NOISE), number)
         )
-        z, sums = jnp.asarray(multiplier, clip.dtype), dict(messages)
+        z, sums, new_clips = jnp.asarray(multiplier, clip.dtype), dict(messages), server.clip
         if quantile is not None:
-            count_noise = jnp.where(z > 0, jnp.maximum(_COUNT_SHARE * n, z), 0)
-            z = z / jnp.sqrt(1 - jnp.square(tree.safe_divide(z, 2 * count_noise)))
             # Less 1/2 for each that came, so that one more or less changes it by 1/2.
             count = sums.pop(_WITHIN) - came / 2
-            count = count + count_noise * jax.random.normal(count_key, (), clip.dtype)
-            share = tree.safe_divide(count, n) + 0.5
-            new_clip = clip * jnp.exp(-_CLIP_RATE * (share - quantile))
+            z, new_clip = _adapted(clip, z, quantile, count, n, count_key)
             new_clips = server.clip.at[index].set(new_clip)
-        else:
-            new_clips = server.clip
         sums = {name: sums[name] for name in phase.reduce}
         drawn, kept = correlate(_draw(key, sums), server.noise[index], bands)
         noise = (*server.noise[:index], kept, *server.noise[index + 1 :])
@@ -304,9 +309,10 @@ def _private(
         inner, metrics = phase.server_update(server.inner, received, cohort)
         if is_last:
             metrics = {**metrics, "clip_norm": clip}
-        new = _unless_empty(cohort, DPServer(inner, new_clips, noise), server)
+        new = _unless_empty(cohort, server._replace(inner=inner, clip=new_clips), server)
         # Rounds to which nobody came count, or clients would come back sooner than they do.
-        return new._replace(noise=noise), metrics
+        released = one_more(server.released, multiplier) if is_last else server.released
+        return new._replace(noise=noise, released=released), metrics
 
     wrapped = phase._replace(
         broadcast=lambda server, round: (
@@ -330,6 +336,15 @@ def _private(
             phase.message_bytes({name: message[name] for name in phase.reduce}) + _NUMBER_BYTES
         ),
     )
+
+
+def _adapted(clip, z, quantile, count, n, key) -> tuple[jax.Array, jax.Array]:
+    """(z of the messages' noise, the next clip norm) by the noised count of those within it."""
+    count_noise = jnp.where(z > 0, jnp.maximum(_COUNT_SHARE * n, z), 0)
+    z = z / jnp.sqrt(1 - jnp.square(tree.safe_divide(z, 2 * count_noise)))
+    count = count + count_noise * jax.random.normal(key, (), clip.dtype)
+    share = tree.safe_divide(count, n) + 0.5
+    return z, clip * jnp.exp(-_CLIP_RATE * (share - quantile))
 
 
 def _clip(message: dict[str, PyTree], clip: jax.Array) -> tuple[dict[str, PyTree], jax.Array]:

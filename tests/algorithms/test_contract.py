@@ -25,7 +25,7 @@ NAMES = [case.id for case in MAIN]
 # In every run, the five systems and one method of each kind; `make test-methods` has the rest.
 AT_ONCE = {
     *("fedavg", "fedadam", "scaffold", "mime", "feddyn", "fedsam", "cfedavg", "fafed"),
-    *("fedspeed", "fedspeed_ing", "fedswa", "fedmoswa", "gradma", "gradma_w", "gradma_s"),
+    *("fedspeed", "fedspeed_ing", "fedswa", "fedmoswa", "gradma", "gradma_w", "gradma_s", "fedper"),
 }
 
 

@@ -8,6 +8,7 @@ from scipy import stats
 
 from fedjax_lab import CohortBatch, algorithms
 from fedjax_lab.clients.local import Gradient, Step
+from fedjax_lab.types import ClientBatch
 
 D = 5
 
@@ -110,6 +111,67 @@ def test_a_round_of_local_steps():
             at = at - 0.3 * of_numpy(at[:D], at[D], *examples, 0.4) / real.sum()
         ends.append(at)
     np.testing.assert_allclose(flat(algorithm.params(state)), np.mean(ends, 0), rtol=1e-5)
+
+
+def test_a_full_gradient_has_each_example_once_under_its_noise():
+    """Another example moves the noised sum by two clips at most, however often steps draw it."""
+    x, y, _ = drawn(6)
+    held, mask = jnp.asarray([0, 1, 2, 3, 0]), jnp.asarray([True] * 4 + [False])
+    batch = ClientBatch(
+        examples=jnp.tile(jnp.asarray([[0, 3], [1, 3]]), (4, 1)),
+        example_mask=None,
+        step_mask=None,
+        num_steps=jnp.int32(8),
+        key=jax.random.key(0),
+        round=jnp.int32(0),
+        full_examples=held,
+        full_mask=mask,
+        source=None,
+    )
+    full = jax.jit(Gradient(loss_fn, example_clip=0.4, example_noise=1.0).full)
+    params, got = {"w": jnp.ones(D), "b": jnp.float32(0.0)}, []
+    for sign in (1, -1):
+        x[3], y[3] = 9.0, sign * 1e3
+        got.append(flat(full(params, batch._replace(source=as_step(x, y).examples))))
+    assert 4 * np.linalg.norm(got[0] - got[1]) == pytest.approx(2 * 0.4, rel=1e-4)
+
+
+WITH_FULL_GRADIENTS = {
+    "fedmo": {"control_update": "I"},
+    "fedmoswa": {"control_update": "I"},
+    "mimelite": {"momentum": 0.5},
+    "scaffold": {"control_update": "I"},
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("fed")) for n in WITH_FULL_GRADIENTS],
+)
+def test_the_rounds_examples_do_not_stand_in_under_noise(name):
+    """There an example comes once for each pass; without noise that is nobody's harm."""
+    x, y, _ = drawn(6)
+    batch = CohortBatch(
+        client_ids=jnp.arange(2, dtype=jnp.int32),
+        examples=jnp.tile(jnp.asarray([[0, 1], [2, 0]]), (2, 2, 1)),
+        key=jax.random.key(0),
+        round=jnp.int32(0),
+        source=as_step(x, y).examples,
+    )
+    everything = {"full_examples": jnp.arange(6).reshape(2, 3), "full_mask": jnp.ones((2, 3), bool)}
+    params = {"w": jnp.ones(D), "b": jnp.float32(0.0)}
+
+    def trace(batch, **options):
+        make = getattr(algorithms, name)
+        algorithm = make(loss_fn, client_lr=0.1, **WITH_FULL_GRADIENTS[name], **options)
+        jax.eval_shape(lambda batch: algorithm.round_fn(algorithm.init(params, 2), batch), batch)
+
+    with pytest.raises(
+        ValueError, match=r"example_noise is 1\.0 and full_examples not given; .* pass"
+    ):
+        trace(batch, example_clip=0.4, example_noise=1.0)
+    trace(batch._replace(**everything), example_clip=0.4, example_noise=1.0)
+    trace(batch, example_clip=0.4)
 
 
 def test_what_is_refused():

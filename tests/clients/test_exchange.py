@@ -9,9 +9,11 @@ from jax.sharding import PartitionSpec
 from fedjax_lab import algorithms, data
 from fedjax_lab.clients.exchange import sum_in_order
 from fedjax_lab.clients.store import AXIS, client_mesh
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.compiler import figures
-from fedjax_lab.simulation.loop import first_state
-from fedjax_lab.simulation.rounds import Schedule, build_chunk, place
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.rounds import build_chunk
+from fedjax_lab.simulation.run import Run
 
 RNG = np.random.default_rng(0)
 DEVICES = 4
@@ -74,9 +76,9 @@ def test_a_round_exchanges_its_sum_and_who_was_finite(kind, cohort_size):
     clients = data.from_clients({str(i): (normal(n, 3), normal(n)) for i, n in enumerate(sizes)})
     method = algorithms.fedavg(lambda w, xy, _: (xy[0] @ w["w"] - xy[1]) ** 2, client_lr=0.1)
     schedule = Schedule(cohort_size, batch_size=3, **SCHEDULES[kind])
-    values = place(({"w": jnp.zeros(3)}, clients, key), client_map)
-    state = jax.eval_shape(first_state(method, schedule), *values, ())
-    chunk = build_chunk(method, schedule, client_map)
+    values = Placement.of(client_map).copies(({"w": jnp.zeros(3)}, clients, key))
+    state = jax.eval_shape(Run(method, schedule).start, *values, ())
+    chunk = build_chunk(Run(method, schedule), Placement.of(client_map))
     program = chunk.lower(state, *values[1:], jnp.int32(0), length=5).compile()
     found = figures(program).collectives
     assert [(c.kind, c.times) for c in found] == [("all-gather", 2 * 5)]

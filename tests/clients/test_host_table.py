@@ -50,6 +50,17 @@ def test_it_holds_what_a_dictionary_would(tmp_path):
         np.testing.assert_array_equal(other.read(everybody)[name], table.read(everybody)[name])
 
 
+def test_rows_of_nobody_are_written_and_loaded(tmp_path):
+    table, other = HostTable(FIRST, N, tmp_path), HostTable(FIRST, N, tmp_path)
+    table.write(np.zeros(0, np.int32), rows_of(np.random.default_rng(0), 0))
+    table.write([N, N], rows_of(np.random.default_rng(0), 2))
+    other.load(table.seen_rows())
+    assert not table.seen.any()
+    assert not other.seen.any()
+    np.testing.assert_array_equal(other.read([3])["w"][0], FIRST["w"])
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_million_large_rows_take_the_room_of_those_that_were_written(tmp_path):
     table = HostTable({"w": np.zeros(100_000, np.float32)}, 10**6, tmp_path)
     table.write([3, 999_999], {"w": np.ones((2, 100_000), np.float32)})

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab import algorithms
 from fedjax_lab.clients.store import client_mesh, sharded_rows
-from fedjax_lab.simulation.stores import choose_store, stays_on_host
+from fedjax_lab.simulation.placement import Placement
 
 N, S = 16, 8
 
@@ -100,7 +100,8 @@ def state_shapes(num_clients, d):
 )
 def test_where_a_table_stands(client_store, client_map, num_clients, expected):
     shapes = state_shapes(num_clients, 4)
-    assert choose_store(client_store, client_map, shapes, num_clients, "scaffold") == expected
+    asked = Placement.of(client_map, client_store)
+    assert asked.with_store(shapes, num_clients, "scaffold").client_store == expected
 
 
 @pytest.mark.parametrize(
@@ -123,15 +124,15 @@ def test_what_cannot_be_had_is_refused_before_it_is_allocated(
 ):
     shapes = state_shapes(num_clients, 10**7 if num_clients > 100 else 4)
     with pytest.raises(ValueError, match=message):
-        choose_store(client_store, client_map, shapes, num_clients, "scaffold")
+        Placement.of(client_map, client_store).with_store(shapes, num_clients, "scaffold")
 
 
 def test_what_fills_more_than_half_of_a_device_stays_on_the_host(monkeypatch):
     shapes = state_shapes(16, 100)  # 6,400 bytes
     for memory, expected in ((1500, True), (1700, False)):  # of each of 8 devices
-        monkeypatch.setattr("fedjax_lab.simulation.stores.device_memory", lambda m=memory: m)
-        assert stays_on_host("auto", shapes) == expected
-    assert stays_on_host("host", shapes)
-    assert not stays_on_host("sharded", shapes)
+        monkeypatch.setattr("fedjax_lab.simulation.placement.device_memory", lambda m=memory: m)
+        assert Placement.of("scan", "auto").keeps_rows_on_host(shapes) == expected
+    assert Placement.of("scan", "host").keeps_rows_on_host(shapes)
+    assert not Placement.of("scan", "sharded").keeps_rows_on_host(shapes)
     with pytest.raises(ValueError, match=r"client_store is 'disk'; .*auto, device, host, sharded"):
-        stays_on_host("disk", shapes)
+        Placement.of("scan", "disk")

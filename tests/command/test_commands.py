@@ -17,7 +17,7 @@ from fedjax_lab.command.grid import grid
 from fedjax_lab.command.rerun import first_difference
 from fedjax_lab.report import load_runs
 from fedjax_lab.report.formats import latex_escape, latex_table
-from fedjax_lab.simulation.saved_run import load_run
+from fedjax_lab.storage.saved_run import load_run
 from tests.command.test_cli import FAST, Interrupt, read
 from tests.report.by_hand import write_run
 

@@ -3,6 +3,7 @@
 import jax
 import pytest
 
+from fedjax_lab.command import distributed
 from fedjax_lab.command.cli import main
 from fedjax_lab.command.commands import RunCommand
 from fedjax_lab.command.config import RunConfig
@@ -27,6 +28,7 @@ def asked(monkeypatch):
                 raise ValueError(told)
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(distributed, "await_all", lambda *who: None)
     for name in (ADDRESS, COUNT, PLACE):
         monkeypatch.delenv(name, raising=False)
     return calls

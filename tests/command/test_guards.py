@@ -9,6 +9,7 @@ import pytest
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.guards import GUARDS
+from fedjax_lab.report.sections import Tail
 from fedjax_lab.report.tables import measures
 from fedjax_lab.wrappers import with_attack, with_dp, with_secure_aggregation
 
@@ -112,7 +113,7 @@ def test_tables_show_epsilon():
         def values(self, name):
             return [row[name] for row in self.rows]
 
-    found = measures([Private()])
+    found = measures([Private()], Tail("tail", frozenset(), 1))
     assert found["epsilon"](Private()) == 3.25
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedjax_lab import data
 from fedjax_lab.data import cohort
-from fedjax_lab.data.cohort import _redrawn
+from fedjax_lab.data.client_sampling import _redrawn
 from fedjax_lab.data.order import shuffled
 
 key = jax.random.key(7)

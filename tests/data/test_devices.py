@@ -9,7 +9,7 @@ from scipy import stats
 
 from fedjax_lab import FedState, algorithms, build_round, data, simulate
 from fedjax_lab.data import Devices
-from fedjax_lab.simulation.rounds import Schedule
+from fedjax_lab.data.cohort import Schedule
 from tests.algorithms.problem import initial_params, loss_fn
 
 IDS = np.arange(2000, dtype=np.int32)

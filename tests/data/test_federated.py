@@ -117,8 +117,9 @@ def test_owners_by_name():
     back = jax.tree.unflatten(jax.tree.structure(clients), jax.tree.leaves(clients))
     assert back.names == clients.names
     assert data.partition(train, np.arange(300) * 7 % 21).names == ("0", "7", "14")
-    with pytest.raises(ValueError, match="integer client id for each"):
-        data.partition(train, owners, 4)
+    assert data.partition(train, owners, 4).names == clients.names
+    with pytest.raises(ValueError, match="num_clients is 5; spec has 4 different ids of text"):
+        data.partition(train, owners, 5)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,70 @@ def test_a_table(make):
     assert clients.label_histogram().sum() == ROWS
 
 
+FRAME = {
+    "user": TABLE["user"],
+    "age": TABLE["age"],
+    "dose": TABLE["dose"],
+    "arm": ["placebo" if age < 50 else "drug" for age in TABLE["age"]],
+    "well": [bool(age % 2) for age in TABLE["age"]],
+}
+
+
+def as_file(ending):
+    def make(tmp_path):
+        frame = pytest.importorskip("pandas").DataFrame(FRAME)
+        pytest.importorskip("pyarrow")
+        path = tmp_path / f"users{ending}"
+        frame.to_csv(path, index=False) if ending == ".csv" else frame.to_parquet(path)
+        return path
+
+    return make
+
+
+def as_category(tmp_path):
+    frame = pytest.importorskip("pandas").DataFrame(FRAME)
+    return frame.astype({"arm": "category", "user": "category"})
+
+
+FRAMES = {
+    "pandas": lambda _: pytest.importorskip("pandas").DataFrame(FRAME),
+    "category": as_category,
+    "polars": lambda _: pytest.importorskip("polars").DataFrame(FRAME),
+    "pyarrow": lambda _: pytest.importorskip("pyarrow").table(FRAME),
+    "datasets": lambda _: pytest.importorskip("datasets").Dataset.from_dict(FRAME),
+    "csv": as_file(".csv"),
+    "parquet": as_file(".parquet"),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_frames_and_files(kind, tmp_path):
+    table = FRAMES[kind](tmp_path)
+    clients = data.from_table(table, client="user", x=["dose", "arm", "well"], y="arm")
+    arm = np.array([0 if word == "drug" else 1 for word in FRAME["arm"]], np.int32)
+    x = np.stack([FRAME["dose"], arm, FRAME["well"]], 1).astype(np.float32)
+    check_rows(clients, x, arm)
+    assert dict(clients.categories) == {"arm": ("drug", "placebo")}
+    turned = data.from_table(
+        table, client="user", x="dose", y="arm", categories={"arm": ["placebo", "drug"]}
+    )
+    check_rows(turned, np.float32(FRAME["dose"]), 1 - arm)
+
+
+def test_missing_values_of_a_frame(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"id": ["a", "b"], "x": [1.0, None], "t": ["u", None]})
+    for column in ("x", "t"):
+        with pytest.raises(ValueError, match=f"x: the column '{column}' has .*missing.* row 1"):
+            data.from_table(frame, client="id", x=column, y="id")
+    pytest.importorskip("pyarrow")
+    (tmp_path / "users.csv").write_text("id,x,t\na,1,u\nb,2,\n")
+    with pytest.raises(ValueError, match=r"y: the column 't' has missing values, .* row 1"):
+        data.from_table(tmp_path / "users.csv", client="id", x="x", y="t")
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        data.from_table("none.csv", client="id", x="x", y="t")
+
+
 def test_ids_that_are_numbers_are_in_their_order():
     table = {"id": np.array([100, 9, 100, 20]), "x": np.arange(4.0), "y": np.arange(4)}
     clients = data.from_table(table, client="id", x="x", y="y")
@@ -82,8 +146,13 @@ def test_ids_that_are_numbers_are_in_their_order():
         ({"client": "usr"}, "client is 'usr'; .* Did you mean 'user'"),
         ({"x": ["age", "rsponse"]}, "x is 'rsponse'; .* Did you mean 'response'"),
         ({"client": "dose"}, "client='dose' has client ids of shape .* float64"),
-        ({"y": "note"}, "y is 'note', of dtype <U1; it must be numbers"),
+        ({"y": "lacking"}, "y: the column 'lacking' has missing values, the first in row 1"),
+        ({"y": "gap"}, "y: the column 'gap' has values that are missing, NaN .* in row 2"),
+        ({"x": "mixed"}, "x: the column 'mixed' holds int, str; it must be all numbers"),
+        ({"x": "note", "categories": {"note": ["+"]}}, "'note' holds '-', which is none of"),
+        ({"categories": {"age": ["1"]}}, "categories names 'age'; it must be columns of text"),
         ({"x": "uneven"}, "x: the column 'uneven' is no array"),
+        ({"x": ["age", "large"]}, "the column .large. holds 16777217; .* float32, which holds"),
         ({"x": ["age", "image"]}, r"x is \['age', 'image'\], columns of shapes"),
         ({"x": "short"}, r"x has shape \(3,\) and the clients' ids \(40,\)"),
         ({"min_size": 9}, r"client='user' gives client 'user\d+' \d examples; .* min_size, .* 9"),
@@ -91,6 +160,10 @@ def test_ids_that_are_numbers_are_in_their_order():
 )
 def test_bad_tables(changes, message):
     table = {**TABLE, "short": np.arange(3)}
+    table["lacking"] = ["a", None] * (ROWS // 2)
+    table["gap"] = np.where(np.arange(ROWS) == 2, np.nan, 1.0)
+    table["large"] = np.full(ROWS, 2**24 + 1)
+    table["mixed"] = np.array([1, "a"] * (ROWS // 2), object)
     with pytest.raises(ValueError, match=message):
         data.from_table(table, **{"client": "user", "x": "age", "y": "response", **changes})
 

@@ -5,13 +5,14 @@ import io
 import struct
 import subprocess
 import sys
+import zipfile
 import zlib
 
 import numpy as np
 import pytest
 
 from fedjax_lab import data
-from fedjax_lab.data import sources
+from fedjax_lab.data import files, sources
 
 
 def idx_bytes(array, *, kind=8, magic=b"\0\0"):
@@ -93,7 +94,7 @@ images = np.zeros((12, 5, 4))
         (idx_bytes(images)[:9], "ends within its header"),
         (idx_bytes(images)[:-1], "ends after 239 of 240 values"),
         (idx_bytes(images) + b"\0", "left over"),
-        (b"\0\0\x08\x03" + b"\xff" * 12, "ends after 0 of"),
+        (b"\0\0\x08\x03" + b"\xff" * 12, "ends after 0 of|say that they unpack to"),
         (idx_bytes(images[:0]), "no examples"),
         (idx_bytes(images[:5]), "as many labels"),
     ],
@@ -183,6 +184,36 @@ def test_bad_npz(tmp_path, changes, message):
     write_npz(path, **changes)
     with pytest.raises(ValueError, match=message):
         data.load(f"npz:{path}")
+
+
+def test_what_unpacks_to_more_than_is_allowed_is_refused_before(tmp_path, monkeypatch):
+    path = tmp_path / "set.npz"
+    zeros = np.zeros((2**17, 8), np.uint8)  # 1 MiB, in a thousandth of its size
+    arrays = write_npz(path, x_train=zeros, y_train=np.zeros(2**17, np.int32))
+    np.savez_compressed(path, **arrays)
+    assert path.stat().st_size < 2**14
+    monkeypatch.setenv("FEDJAX_LAB_UNPACKED_GIB", str(2**-10))
+    unpacked = zipfile.ZipFile.open
+    monkeypatch.setattr(zipfile.ZipFile, "open", None)
+    with pytest.raises(ValueError, match=r"that they unpack to 1,5\d\d,\d+ .* set FEDJAX_LAB"):
+        data.load(f"npz:{path}")
+    monkeypatch.setattr(zipfile.ZipFile, "open", unpacked)
+    assert files.read_npz(path, "labels", ["y_train"])["y_train"].shape == (2**17,)
+    monkeypatch.setenv("FEDJAX_LAB_UNPACKED_GIB", "1")
+    np.testing.assert_array_equal(files.read_npz(path, "set")["x_train"], zeros)
+    monkeypatch.setenv("FEDJAX_LAB_UNPACKED_GIB", str(2**-10))
+    np.savez(path, **arrays)  # of a file that is not compressed its own size tells all
+    assert len(files.read_npz(path, "set")) == 4
+    monkeypatch.setenv("FEDJAX_LAB_UNPACKED_GIB", "much")
+    with pytest.raises(ValueError, match="FEDJAX_LAB_UNPACKED_GIB is 'much'"):
+        files.read_npz(path, "set")
+
+
+def test_so_is_a_zipped_idx_file(tmp_path):
+    path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(struct.pack(">4B3I", 0, 0, 8, 3, 10**6, 100, 100)))
+    with pytest.raises(ValueError, match=r"to 10,000,000,000 \(9.3 GiB\); 8 GiB are allowed"):
+        files.read_idx(path, ndim=3)
 
 
 def test_damaged_npz(tmp_path):

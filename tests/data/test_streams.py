@@ -81,6 +81,21 @@ def damage_description(folder):
     (folder / "stream.json").write_text("{")
 
 
+def name_another_folder(folder):
+    np.save(folder.parent / "x.npy", X)
+    file = folder / "stream.json"
+    file.write_text(file.read_text().replace('"x"', '"../x"'))
+
+
+def nest_deeply(folder):
+    (folder / "stream.json").write_text("[" * 100_000)
+
+
+def say_infinity(folder):
+    file = folder / "stream.json"
+    file.write_text(file.read_text().replace("20", "1e400"))
+
+
 def damage_length(folder):
     os.truncate(folder / "x.npy", 150)
 
@@ -91,6 +106,9 @@ def damage_length(folder):
         (damage_shape, "says"),
         (damage_description, "stream.json is damaged"),
         (damage_length, "not readable"),
+        (name_another_folder, r"'\.\./x' is no name of a file in its folder"),
+        (nest_deeply, "stream.json is damaged: RecursionError"),
+        (say_infinity, "says"),
     ],
 )
 def test_damage_is_noticed(tmp_path, damage, said):

@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedjax_lab import data
 from fedjax_lab.data import ClientTimes, Devices, diurnal_availability
-from fedjax_lab.simulation.rounds import Schedule
+from fedjax_lab.data.cohort import Schedule
 
 N, S, K = 12, 4, 6
 UP, DOWN = 600, 900  # bytes

@@ -14,6 +14,7 @@ ARRAY = re.compile(r"jax\.Array|np\.ndarray|\bArray\b")
 SHAPE = re.compile(r"\[[^\]]*\]|scalar")
 ERRORS = ("ValueError", "TypeError")
 COMMON = "common: Unpack[Common]"
+SCHEDULE = "schedule: Unpack[ScheduleOptions]"  # described by ``scheduled``
 
 
 def source_of(module: str) -> Path:
@@ -96,6 +97,9 @@ def gaps_of(function: ast.FunctionDef, local: dict) -> list[str]:
     section = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)*)", doc, re.M)
     heads = re.findall(r"^  (\S.*?):", section[1], re.M) if section else []
     listed = {name.strip().lstrip("*") for head in heads for name in head.split(",")}
+    names -= (
+        {"schedule"} if given.kwarg is not None and ast.unparse(given.kwarg) == SCHEDULE else set()
+    )
     takes_common = given.kwarg is not None and ast.unparse(given.kwarg) == COMMON
     if takes_common:
         names = names - {"common"} - SHARED | listed & SHARED

@@ -16,6 +16,7 @@ from fedjax_lab import CohortBatch
 DOC = Path(__file__).parents[2] / "docs" / "your_own_model.md"
 FRAMEWORKS = ["Plain JAX", "Flax linen", "Flax NNX", "Equinox", "With the library's helpers"]
 INSIDE = "Methods that look inside"
+MASK = "A loss that compares examples"
 MAX_LINES = 15  # of code
 
 
@@ -61,7 +62,7 @@ def namespace(request) -> dict[str, Any]:
 
 
 def test_every_block_is_tested():
-    assert set(BLOCKS) == {"Your own model", *FRAMEWORKS, INSIDE, "Run it"}
+    assert set(BLOCKS) == {"Your own model", MASK, *FRAMEWORKS, INSIDE, "Run it"}
 
 
 @pytest.mark.parametrize("heading", FRAMEWORKS)
@@ -141,3 +142,13 @@ def test_example_runs_end_to_end(namespace, capsys):
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), params, trained)
     assert any(jax.tree.leaves(moved))
     assert capsys.readouterr().out.strip()
+
+
+def test_a_loss_with_a_mask_leaves_padding_out():
+    namespace = dict(execute_example(MASK))
+    x, params = np.random.default_rng(0).integers(0, 17, (4, 8, 8)), {"w": jnp.ones(64)}
+    examples = Examples(jnp.asarray(x), jnp.zeros(4, jnp.int32))
+    mask = jnp.array([True, True, True, False])
+    losses = namespace["centred_loss"](params, examples, None, mask)
+    outputs = x.reshape(4, 64).sum(1)[:3] / 16
+    np.testing.assert_allclose(losses[:3], (outputs - outputs.mean()) ** 2, rtol=1e-4)

@@ -39,7 +39,7 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(call) for call in calls if call]
 
 
-def execute(name: str) -> dict[str, Any]:
+def execute(name: str, *, as_printed: bool = False) -> dict[str, Any]:
     """Run the Python of a page, two rounds a run, on one device; returns what it defines."""
     page = DOCS / name
     namespace: dict[str, Any] = {"__name__": "page"}
@@ -49,6 +49,7 @@ def execute(name: str) -> dict[str, Any]:
             continue
         # One device, of the tests' eight, is soonest compiled for.
         short = re.sub(r"\brounds=\d+", 'rounds=2, client_map="scan"', code)
+        short = code if as_printed else short
         exec(compile(short, str(page), "exec"), namespace)
     return namespace
 
@@ -198,6 +199,15 @@ def test_freeze_weights(capsys):
 
 
 @pytest.mark.example
+def test_a_model_for_each_client(capsys):
+    page = execute("guides/a_model_for_each_client.md")
+    accuracy = float(capsys.readouterr().out)
+    scores = np.asarray(page["score_clients"](page["result"].state))
+    assert accuracy == pytest.approx(np.nanmean(scores))
+    assert jax.tree.structure(page["first"]) == jax.tree.structure(page["params"])
+
+
+@pytest.mark.example
 @pytest.mark.parametrize("name", ["from_fedjax", "from_flower"])
 def test_moving(name):
     result = execute(f"moving/{name}.md")["result"]
@@ -282,3 +292,27 @@ def test_results_out(tmp_path):
     assert page["logits"].shape == (len(page["test"].y), 10)
     assert page["run"].round == 2
     assert (tmp_path / "runs" / "first" / "checkpoints" / "2").is_dir()
+
+
+@pytest.mark.example
+def test_tuning():
+    page = execute("guides/tune.md", as_printed=True)
+    found = page["found"]
+    assert set(found.best) == {"fedavg", "fedprox"}
+    assert found.gradients["fedavg"] == pytest.approx(found.gradients["fedprox"], rel=0.05)
+    assert 0 < page["by_accuracy"].scores["fedavg"][0] <= 1
+
+
+@pytest.mark.example
+def test_fine_tuning_a_decoder(tmp_path):
+    pytest.importorskip("tokenizers")
+    namespace = execute("guides/fine_tune_a_decoder.md")
+    assert namespace["clients"].names == ("ann", "bob", "eve")
+    assert namespace["ffa"].uplink(namespace["up"]) < 0.6 * namespace["algorithm"].uplink(
+        namespace["adapters"]
+    )
+    before = float(namespace["evaluate"](namespace["adapters"])["test_loss"])
+    assert float(namespace["row"]["test_loss"]) < before
+    jax.tree.map(np.testing.assert_array_equal, namespace["again"], namespace["result"].params)
+    assert namespace["scale"] == 2.0
+    assert {"small", "merged", "adapters"} <= {path.name for path in tmp_path.iterdir()}

@@ -107,3 +107,12 @@ def test_claims_are_about_what_the_studies_run(paper):
 def test_the_summary_on_the_page_is_that_of_the_results():
     page = claims.PAGE.read_text(encoding="utf-8")
     assert page.split(claims.BEGIN)[1].split(claims.END)[0] == claims.summary()
+
+
+def test_a_claim_of_programs_that_were_not_solved_is_marked():
+    found = groups(A=[80, 81, 82], B=[70, 71, 72], C=[60, 61, 62])
+    assert not claims._is_marked(claim(of=("B", "not run")), found)
+    found["C"].runs[1].rows[0]["client_qp_residual"] = 0.01
+    assert claims._is_marked(claim(of=("B", "C")), found)
+    assert claims._is_marked(claim("C"), found)
+    assert not claims._is_marked(claim(), found)

@@ -4,6 +4,8 @@ import dataclasses
 import importlib
 import json
 import re
+import shutil
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -182,6 +184,70 @@ def test_finished_cells_are_skipped_and_other_settings_refused(problem, runs, mo
         with pytest.raises(SystemExit, match="other settings"):
             run_study(study, scale, folder)
     assert {path: path.read_bytes() for path in folder.rglob("*.json*")} == before
+
+
+def test_an_interrupted_run_is_no_result_and_goes_on(problem, runs, tmp_path, monkeypatch):
+    scale = dataclasses.replace(SCALE, landscape=())
+    cell = tmp_path / "iid" / "FedAvg"
+    cell.mkdir(parents=True)
+    shutil.copy(cell_of(runs) / "tuning.json", cell)
+    shutil.copytree(cell_of(runs) / "seed1", cell / "seed1")
+    real_run = machinery.run
+
+    def stopped_run(config, **rest):
+        return real_run(config, on_row=lambda row: signal.raise_signal(signal.SIGINT), **rest)
+
+    monkeypatch.setattr(machinery, "Problem", lambda column, held_out: problem)
+    monkeypatch.setattr(machinery, "run", stopped_run)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(STUDY, scale, tmp_path)
+    names = {file.name for file in (cell / "seed2").iterdir()}
+    assert names >= {"partition.json", "summary.json", "metrics.jsonl"}  # as a whole run has them
+
+    def seeds():
+        gathered = gather(STUDY, "smoke", scale, tmp_path)
+        return [run["seed"] for run in gathered["columns"]["iid"]["methods"]["FedAvg"]["runs"]]
+
+    assert seeds() == [1]
+    monkeypatch.setattr(machinery, "run", real_run)
+    run_study(STUDY, scale, tmp_path)
+    assert seeds() == [1, 2]
+    whole, resumed = cell_of(runs) / "seed2", cell / "seed2"
+    assert (resumed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+def test_cells_that_are_not_run_again_stay_as_they_are_kept(runs):
+    found = gather(STUDY, "smoke", SCALE, runs / STUDY.name / "smoke")
+    cell = found["columns"]["iid"]["methods"]["FedAvg"]
+
+    def with_methods(**methods):
+        column = {**found["columns"]["iid"], "methods": methods}
+        return {**found, "columns": {"iid": column}, "versions": [{"jax": "older"}]}
+
+    old, half = {**cell, "seconds": 1.0}, {**cell, "runs": cell["runs"][:1]}
+    merged = machinery.with_kept(found, with_methods(FedAvg=old, FedSAM=old), SCALE.seeds)
+    assert merged["columns"]["iid"]["methods"] == {"FedAvg": cell, "FedSAM": old}
+    assert merged["versions"] == [{"jax": "older"}, *found["versions"]]
+    begun = {**found, "columns": with_methods(FedAvg=half, FedProx=half)["columns"]}
+    merged = machinery.with_kept(begun, with_methods(FedAvg=old), SCALE.seeds)
+    assert merged["columns"]["iid"]["methods"] == {"FedAvg": old, "FedProx": half}
+
+    other = with_methods(FedSAM=old)
+    other["columns"]["iid"]["settings"] = {**COLUMN.settings, "rounds": 8}
+    assert machinery.with_kept(found, other, SCALE.seeds)["columns"] == found["columns"]
+    assert machinery.with_kept(found, {**other, "scale": "machine"}, SCALE.seeds) == found
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("*/results/*.json")), ids=lambda file: file.stem)
+def test_kept_results_are_of_whole_runs(file):
+    """A run that ends before its last round has diverged, and has no loss there."""
+    for name, column in json.loads(file.read_text())["columns"].items():
+        for method, cell in column["methods"].items():
+            for run in cell["runs"]:
+                last = run["curves"]["round"][-1]
+                diverged = "loss" in run["curves"] and run["curves"]["loss"][-1] is None
+                whole = last == column["settings"]["rounds"]
+                assert whole or diverged, f"{name}, {method}, seed {run['seed']}: round {last}"
 
 
 def test_the_report_is_the_same_from_runs_and_from_the_results_alone(runs, tmp_path):

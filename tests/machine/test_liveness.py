@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_lab.machine.liveness import count_large, peak_bytes, tiled_bytes
+from fedjax_lab.machine.liveness import _carried, count_large, peak_bytes, tiled_bytes
 
 KIB = 1024
 
@@ -34,6 +34,21 @@ def test_peak_bytes_counts_what_lives_at_once(program, arguments, expected):
     shapes = [s if s.shape[0] > 1 else jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in shapes]
     found = peak_bytes(jax.make_jaxpr(program)(*shapes), "gpu")
     assert expected * KIB <= found <= (expected + 1) * KIB + 64
+
+
+def test_what_a_scan_carries_is_told_from_constants_and_what_it_goes_over():
+    def program(table, scale, total, count, rows, gate):
+        def step(carry, row):
+            total, count = carry
+            return (total + scale * row @ table, count + 1), total.sum() * gate
+
+        (total, count), sums = jax.lax.scan(step, (total, count), rows)
+        return total, count, sums
+
+    shapes = [(3, 3), (), (3,), (), (5, 3), ()]
+    traced = jax.make_jaxpr(program)(*[jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).jaxpr
+    (scan,) = (eqn for eqn in traced.eqns if eqn.primitive.name == "scan")
+    assert [scan.invars[i] for i in _carried(scan)] == traced.invars[2:4]
 
 
 def test_what_two_read_is_stored_where_it_is_not_computed_twice():

@@ -11,7 +11,7 @@ from fedjax_lab.clients.mapping import parse_client_map, single_device_map
 from fedjax_lab.command.cli import main
 from fedjax_lab.machine.compiler import with_devices
 from fedjax_lab.machine.target import CHIPS, Target, here, named, platform_of
-from fedjax_lab.simulation.run import simulate
+from fedjax_lab.simulation.simulate import simulate
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,10 @@ def test_more_cpu_devices_than_there_are():
 
 
 def test_a_map_over_devices_needs_some():
-    with pytest.raises(ValueError, match="'shard_map'; there are 0 tpu devices"):
-        parse_client_map("shard_map", named("v5e:2x2"))
+    described = parse_client_map("shard_map", named("v5e:2x2"))
+    assert described.shares == 4
+    with pytest.raises(ValueError, match="'shard_map' of a tpu that is only described"):
+        described.run()
 
 
 def problem():

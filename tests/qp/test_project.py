@@ -431,3 +431,36 @@ def test_rows_that_contradict_each_other_to_rounding(spread):
         span = np.linalg.qr(rows[:2].T.astype(np.float64))[0]
         left = np.linalg.norm(p - span @ (span.T @ p.astype(np.float64)))
         assert np.linalg.norm(oracle(p, rows)) - 1e-3 <= np.linalg.norm(q[i]) <= 1.01 * left
+
+
+def rows_of_one_line(seed, count, shape, spread, against, opposed):
+    """Problems whose rows are one direction and ``spread`` of noise, the first ones opposed."""
+    rng = np.random.default_rng(seed)
+    p, line = rng.normal(size=(2, count, 1, shape[1]))
+    line -= against * p
+    noise = rng.normal(size=(count, *shape))
+    noise /= np.linalg.norm(noise, axis=2, keepdims=True)
+    rows = line / np.linalg.norm(line, axis=2, keepdims=True) + spread * noise
+    rows[:, :opposed] *= -1
+    rows *= 10 ** rng.uniform(-2, 2, size=(count, shape[0], 1))
+    return np.float32(p[:, 0]), np.float32(rows)
+
+
+@pytest.mark.parametrize("against", [0.5, 2.0, 10.0])
+def test_rows_parallel_to_within_a_thousandth(against):
+    p, rows = rows_of_one_line(1, 60, (3, 10_000), 1e-3, against, opposed=0)
+    q, info = solve_many(p, rows)
+    for i in range(len(p)):
+        check(p[i], rows[i], q[i], jax.tree.map(lambda leaf, i=i: leaf[i], info))
+
+
+@pytest.mark.parametrize("spread", [1e-3, 1e-4, 1e-5])
+def test_opposed_rows_are_solved_or_flagged_without_a_margin(spread):
+    p, rows = rows_of_one_line(1, 60, (8, 2000), spread, 0.0, opposed=2)
+    q, info = solve_many(p, rows)
+    assert info.feasible.all()  # some q always is, and this one is no longer than p
+    assert (np.linalg.norm(q, axis=1) <= np.linalg.norm(p, axis=1) * (1 + 1e-6)).all()
+    measured = [kkt(p[i], rows[i], q[i], info.z[i]) for i in range(len(p))]
+    np.testing.assert_allclose(info.kkt_residual, measured, rtol=1e-2, atol=1e-6)
+    assert max(measured) <= 2e-2
+    assert np.median(measured) <= 1e-5

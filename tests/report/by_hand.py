@@ -17,15 +17,16 @@ def write_run(
     lr=0.1,
     worst=0.4,
     up=1_000_000,
+    every=5,
     more=None,
     **config,
 ):
-    """A run directory: ``up`` bytes sent and 100 gradients a round, 0.5 s an evaluation."""
+    """A run directory: ``up`` bytes sent and 100 gradients a round, an evaluation ``every`` few."""
     path.mkdir(parents=True)
     settings = {
         "algorithm": algorithm,
         "seed": seed,
-        "rounds": 5 * len(accuracies),
+        "rounds": every * len(accuracies),
         "num_clients": 2,
         "hyperparameters": {"client_lr": lr, "gradient_transform": None},
         "partition": {"spec": "iid", "seed": seed, "hash": f"hash{seed}"},
@@ -34,7 +35,7 @@ def write_run(
         **config,
     }
     (path / "config.json").write_text(json.dumps(settings))
-    rounds = range(5, 5 * len(accuracies) + 1, 5)
+    rounds = range(every, every * len(accuracies) + 1, every)
     metrics = [
         {
             "round": r,

@@ -15,7 +15,7 @@ import pytest
 
 from fedjax_lab.report import write_report
 from fedjax_lab.report.html import html_page
-from tests.report.by_hand import write_run
+from tests.report.by_hand import CURVE, write_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), "")
@@ -125,7 +125,7 @@ def served(folder):
 def test_a_browser_shows_the_report_and_asks_for_nothing_else(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / f"a{seed}", seed=seed)
-        write_run(tmp_path / f"b{seed}", [0.1, 0.9], seed=seed, algorithm="scaffold")
+        write_run(tmp_path / f"b{seed}", CURVE[::-1], seed=seed, algorithm="scaffold")
     report = write_report([tmp_path], title="Two <methods>")
     page = report.with_suffix(".html").read_text()
     assert "<script" not in page

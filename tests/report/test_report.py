@@ -1,9 +1,11 @@
+import json
 import math
 import re
 
 import pytest
 from scipy import stats
 
+from fedjax_lab.command.cli import main
 from fedjax_lab.estimates import format_estimate, markdown_table
 from fedjax_lab.report import (
     Estimate,
@@ -14,7 +16,7 @@ from fedjax_lab.report import (
     summary_table,
     write_report,
 )
-from fedjax_lab.report.statistics import best, last, mean_of_last, reach
+from fedjax_lab.report.statistics import best, last, reach
 from fedjax_lab.report.tables import (
     accuracy_table,
     run_table,
@@ -22,6 +24,13 @@ from fedjax_lab.report.tables import (
     time_table,
 )
 from tests.report.by_hand import CURVE, groups_of, write_run
+
+LONG = {"DEEP": "[" * 100_000, "HUGE": str(10**400)}  # in place of these words
+
+
+def edited(**changes):
+    """A config.json with other values."""
+    return json.dumps({"algorithm": "fedavg", "seed": 0, "rounds": 60, **changes})
 
 
 def test_the_interval_is_students():
@@ -47,9 +56,6 @@ def test_one_value_has_no_interval():
 def test_numbers_of_a_curve():
     assert last(CURVE) == 0.94
     assert best(CURVE) == 0.95
-    # The last 10 of 12: 0.60 + ... + 0.94 = 8.36.
-    assert mean_of_last(CURVE) == pytest.approx(0.836)
-    assert mean_of_last([0.2, 0.4]) == pytest.approx(0.3)
     assert best([math.nan, 0.3]) == 0.3
     assert math.isnan(best([math.nan]))
 
@@ -62,7 +68,8 @@ def test_the_first_row_at_the_target_counts():
 
 def test_one_run_by_hand(tmp_path):
     groups = groups_of(write_run(tmp_path / "a"))
-    row = ["fedavg", "1", "95.00", "94.00", "83.60", "40.00", "best", "-"]
+    # The last tenth of 60 rounds begins at 55: 0.92 and 0.94.
+    row = ["fedavg", "1", "95.00", "94.00", "93.00", "40.00", "best", "-"]
     assert accuracy_table(groups)[1] == row
     # 0.9 is reached first in the 6th evaluation, round 30; 95 % of 0.95 is 0.9025.
     assert target_table(groups, 0.9)[1] == ["fedavg", "1 of 1", "30", "30.0", "3,000", "3.00"]
@@ -76,7 +83,7 @@ def test_seeds_are_one_row_with_an_interval(tmp_path):
     groups = groups_of(a, b)
     assert [run.seed for run in groups[0].runs] == [0, 1]
     # Differences of 20 points: 80 +- 12.706 * 10.
-    row = ["fedavg", "2", "80.00 ± 127.06", "80.00 ± 127.06", "70.00 ± 127.06", "30.00 ± 127.06"]
+    row = ["fedavg", "2", *["80.00 ± 127.06"] * 3, "30.00 ± 127.06"]
     assert accuracy_table(groups)[1] == [*row, "best", "-"]
     # One is there at round 5, the other at round 10.
     reached = target_table(groups, 0.7)[1]
@@ -184,16 +191,62 @@ def test_a_run_without_times_and_summary_is_shown(tmp_path):
         ("config.json", "[]", "config.json holds no JSON object"),
         ("config.json", '{"seed": 1}', "is no run's config: 'algorithm' is None"),
         ("metrics.jsonl", '{"round": 1}\n{\n{"round": 2}\n', "metrics.jsonl, line 2"),
-        ("metrics.jsonl", "3\n", "line 1, is no row with a round"),
+        ("metrics.jsonl", "3\n", "line 1, is no JSON object"),
         ("metrics.jsonl", "", "has no evaluation yet"),
+        ("metrics.jsonl", "[5]\n", "line 1, is no JSON object"),
+        ("metrics.jsonl", '{"roune": 5}\n', "line 1, is no row of a round: round is None"),
+        ("metrics.jsonl", '{"round": true}\n', "line 1, is no row with a round"),
+        ("metrics.jsonl", '{"round": 5, "a": DEEP}\n{"round": 6}\n', "metrics.jsonl, line 1"),
+        (
+            "metrics.jsonl",
+            '{"round": 5, "loss": 1e400}\n{"round": 6}\n',
+            "metrics.jsonl, line 1",
+        ),
+        ("metrics.jsonl", '{"round": 5, "a": [1, HUGE]}\n{"round": 6}\n', "metrics.jsonl, line 1"),
+        (
+            "metrics.jsonl",
+            '{"round": 5, "loss": "0"}\n',
+            "line 1, is no row: loss is '0', no number",
+        ),
+        ("metrics.jsonl", '{"round": 5}\n{"round": 5}\n', "line 2: round 5 comes after 5"),
+        ("metrics.jsonl", '{"round": 65}\n', "has round 65, and config.json 60 rounds"),
+        ("times.jsonl", "[5]\n", "times.jsonl, line 1, is no JSON object"),
+        ("config.json", "DEEP", "config.json cannot be read as JSON"),
+        (
+            "config.json",
+            edited(seed="1"),
+            "no run's config: 'seed' is '1'; it must",
+        ),
+        ("config.json", edited(rounds=True), "'rounds' is True; it must be a whole number"),
+        ("config.json", edited(algorithm="\x1b[2J"), "'algorithm' is .*; not printable"),
+        ("config.json", edited(partition=3), "'partition' is 3; it must be an object"),
+        ("config.json", edited(partition=None), "'partition' is None; it must be an object"),
+        ("config.json", edited(hyperparameters=[1]), r"'hyperparameters' is \[1\]; it must be an"),
+        ("config.json", edited(run_config={"option": "x"}), "'run_config.option' is 'x'; it must"),
+        ("config.json", edited(run_config={"init_seed": [1]}), "'run_config.init_seed' is"),
+        ("config.json", edited(versions=[]), r"'versions' is \[\]; it must be an object"),
         ("summary.json", "{", "summary.json cannot be read"),
+        ("summary.json", '{"stopped": 3}', "'stopped' is 3; it must be a text"),
+        (
+            "summary.json",
+            '{"worst_10_percent_accuracy": "a"}',
+            "'worst_10_percent_acc.*' is 'a'",
+        ),
+        ("partition.json", '{"spec": "iid", "seed": 0, "label_histogram": [[1], [1, 2]]}', "equal"),
+        ("partition.json", '{"label_histogram": [[1]]}', "a spec and a seed"),
+        ("landscape.json", '{"eigenvalues": ["a"]}', "'eigenvalues' is 'a'"),
     ],
 )
-def test_damaged_files_are_named(tmp_path, file, text, message):
+def test_damaged_files_are_named(tmp_path, capsys, file, text, message):
     path = write_run(tmp_path / "a")
+    for word, long in LONG.items():
+        text = text.replace(word, long)
     (path / file).write_text(text)
     with pytest.raises(ValueError, match=message):
         load_runs([path])
+    assert main(["report", str(path), "--format", "csv"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, said)
 
 
 def test_missing_directories_are_named(tmp_path):
@@ -267,7 +320,7 @@ def test_the_report_states_target_settings_and_versions(tmp_path):
 def test_write_report(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / f"a{seed}", seed=seed)
-        write_run(tmp_path / f"b{seed}", CURVE[:6], seed=seed, algorithm="scaffold")
+        write_run(tmp_path / f"b{seed}", CURVE[::-1], seed=seed, algorithm="scaffold")
     path = write_report([tmp_path], title="A title")
     assert path == tmp_path / "report" / "report.md"
     text = path.read_text()

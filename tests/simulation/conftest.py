@@ -4,21 +4,23 @@ import importlib
 
 import pytest
 
-simulation = importlib.import_module("fedjax_lab.simulation.run")
+chunks = importlib.import_module("fedjax_lab.simulation.chunks")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _programs_are_shared():
     """``simulate`` traces and compiles once for all runs of one algorithm object and schedule."""
     kept = {}
-    build_chunk = simulation.build_chunk
+    build_chunk = chunks.build_chunk
 
-    def kept_chunk(algorithm, *settings):
-        key = (id(algorithm), *settings[:5], repr(settings[5:]))  # shardings have no hash
+    def kept_chunk(run, place, state_sharding):
+        where = place.client_map.name, place.client_store
+        layout = repr((place.params_sharding, state_sharding))  # shardings have no hash
+        key = (id(run.algorithm), run.schedule, run.in_round, *where, layout)
         if key not in kept:  # with its arguments, so that no other ones get their ids
-            kept[key] = build_chunk(algorithm, *settings), algorithm, settings
+            kept[key] = build_chunk(run, place, state_sharding), run, place
         return kept[key][0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "build_chunk", kept_chunk)
+        patch.setattr(chunks, "build_chunk", kept_chunk)
         yield

@@ -32,14 +32,14 @@ def start(processes, process, port, devices):
 
 def digest(result):
     """A hash of all that a run returns but its times."""
-    from fedjax_lab.simulation import processes
-    from fedjax_lab.simulation.host_processes import all_rows
+    from fedjax_lab.simulation.host_chunks import all_rows
+    from fedjax_lab.simulation.team import Team
 
     state = result.state
     if hasattr(state.clients, "read"):
         state = state._replace(clients=all_rows(state.clients))
     else:
-        state = processes.own(state)
+        state = Team.here().own(state)
     found = hashlib.sha256(json.dumps(result.history).encode())
     for leaf in jax.tree.leaves((result.params, state)):
         found.update(np.asarray(leaf).tobytes())
@@ -81,10 +81,10 @@ def do(job):
     is one that all processes share; "stream", a folder from which the clients' examples come; and
     "block", the bytes of a table that travel at once.
     """
-    from fedjax_lab.simulation import processes
+    from fedjax_lab.simulation import team
     from tests.simulation import test_stores, test_streams
 
-    processes._BLOCK = job.get("block", processes._BLOCK)
+    team._BLOCK = job.get("block", team._BLOCK)
     settings = dict(job.get("settings", {}))
     settings |= job.get("differs", {}).get(str(jax.process_index()), {})
     if "stop_at" in job:

@@ -14,9 +14,9 @@ import pytest
 from fedjax_lab import algorithms, build_round, simulate
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import run as run_config
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.report.runs import load_runs
 from fedjax_lab.simulation import recorder
-from fedjax_lab.simulation.rounds import Schedule
 from tests.simulation.test_run import (
     FAFED,
     FEDAVG,
@@ -99,7 +99,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("moment", ["begin", "row", "checkpoint", "summarise"])
+@pytest.mark.parametrize("moment", ["resume", "row", "checkpoint", "summarise"])
 def test_a_kill_while_a_run_becomes_longer_loses_nothing(tmp_path, monkeypatch, moment):
     whole = run(rounds=8, run_dir=tmp_path / "whole")
     run(rounds=5, run_dir=tmp_path / "grown")

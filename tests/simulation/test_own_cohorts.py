@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import build_round, data, simulate, sweep
-from fedjax_lab.simulation.rounds import Schedule
+from fedjax_lab.data.cohort import Schedule
 from tests.simulation.test_run import (
     FEDAVG,
     SCAFFOLD,

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from fedjax_lab import data, load_run
-from fedjax_lab.simulation.run_dir import METRICS, SUMMARY, differences
+from fedjax_lab.storage.run_dir import METRICS, SUMMARY, differences
 from tests.simulation import test_stores, test_streams
 from tests.simulation.in_processes import answers, digest, evaluate, launch
 
@@ -90,6 +90,7 @@ def test_cohorts_by_chance_and_in_turns_have_the_same_bits(layout):
         {"sampling": "poisson", "client_store": "sharded"},
         {"sampling": "poisson", "client_store": "host", "eval_every": 2},
         {"sampling": "poisson", "dp": noise},
+        {"sampling": "poisson", "cohort_size": 1, "client_store": "host", "eval_every": 1},
         {"sampling": "cyclic", "cohort_size": 5, "dp": {**noise, "noise_bands": 3}},
     ]
     jobs = [{"method": "scaffold", "settings": settings} for settings in cases]
@@ -161,7 +162,7 @@ def test_a_directory_that_holds_another_run_is_refused_by_all(tmp_path):
     job = {**SHARDED, "settings": {"run_dir": str(tmp_path)}}
     [[one, other]] = answers(2, 2, [job])
     assert one["error"].startswith("FileExistsError: run_dir is")
-    assert other["error"].startswith("RuntimeError: process 0 stopped with FileExistsError: run_d")
+    assert other["error"].startswith("ElsewhereError: process 0 stopped with FileExistsError: run")
 
 
 COMMAND = [

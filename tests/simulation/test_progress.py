@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedjax_lab.simulation.progress import Progress
+from fedjax_lab.simulation.loggers import Progress
 
 
 def show(enabled=True):

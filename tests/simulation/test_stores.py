@@ -10,8 +10,10 @@ from fedjax_lab import (
     algorithms,
     build_round,
     data,
+    load_run,
     simulate,
     with_attack,
+    with_compression,
     with_dp,
     with_personal,
 )
@@ -40,6 +42,7 @@ def make_clients():
     )
 
 
+NOBODY = data.ClientTimes(availability=0.0)
 PARAMS = {"w": jnp.linspace(-1, 1, 5), "b": jnp.zeros(())}
 METHODS = {
     "fedavg": algorithms.fedavg(loss_fn, client_lr=0.1),
@@ -122,6 +125,71 @@ def test_rows_on_the_host_go_on_from_a_checkpoint(tmp_path):
     assert resumed.history == whole.history
 
 
+def test_where_nobody_comes_nothing_is_kept_nor_lost(tmp_path):
+    settings = {"client_store": "host", "client_map": "scan", "times": NOBODY, "run_dir": tmp_path}
+    settings |= {"cohort_size": 2, "local_steps": 1, "eval_every": 1}
+    run("scaffold", rounds=1, **settings)
+    resumed = run("scaffold", rounds=2, **settings)
+    assert not resumed.state.clients.seen.any()
+    assert_same_bits(resumed.params, PARAMS)
+
+
+@pytest.mark.methods
+def test_chunks_to_which_nobody_comes(tmp_path):
+    """The first chunk is nobody's: there is no row to keep, nor to save."""
+    settings = {"cohort_size": 1, "eval_every": 1, "rounds": 4, "sampling": "poisson"}
+    settings["client_map"] = "scan"
+    whole = run("scaffold", client_store="device", **settings)
+    settings |= {"client_store": "host", "run_dir": tmp_path}
+    first = run("scaffold", stop_when=lambda row: True, **settings)
+    assert not first.state.clients.seen.any()
+    resumed = run("scaffold", **settings)
+    assert_same_bits(resumed.state.clients.read(np.arange(CLIENTS)), whole.state.clients)
+    assert resumed.history == whole.history
+    assert resumed.state.clients.seen.any()
+
+
+STORES = [("chunk:2", "host"), ("pmap", "device"), ("shard_map:2", "sharded")]
+ALL_STORES = [("scan", "host"), ("shard_map:2", "host"), ("shard_map:2x2", "sharded")]
+
+
+@pytest.mark.parametrize(
+    ("client_map", "store"),
+    [
+        *(pytest.param(*some, marks=pytest.mark.methods) for some in STORES),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in ALL_STORES),
+    ],
+)
+def test_leaves_without_values_change_no_bit(tmp_path, client_map, store):
+    settings = {"client_map": client_map, "client_store": store, "rounds": 4, "eval_every": 2}
+    plain = run("scaffold", **settings)
+    params = {**PARAMS, "none": jnp.zeros((0, 3))}
+    settings |= {**SETTINGS, **settings, "run_dir": tmp_path}
+    stop = {"stop_when": lambda row: True}
+    simulate(METHODS["scaffold"], params, make_clients(), **settings, **stop)
+    result = simulate(METHODS["scaffold"], params, make_clients(), **settings)
+    table = result.state.clients
+    table = table.read(np.arange(CLIENTS)) if store == "host" else table
+    assert table.pop("none").shape == (CLIENTS, 0, 3)
+    expected = plain.state.clients
+    assert_same_bits(table, expected.read(np.arange(CLIENTS)) if store == "host" else expected)
+    assert [row["loss"] for row in result.history] == [row["loss"] for row in plain.history]
+    saved = load_run(tmp_path)
+    assert saved.params.pop("none").shape == (0, 3)
+    assert_same_bits(saved.params, plain.params)
+
+
+def test_compressed_messages_without_personal_leaves():
+    """Their residuals have no columns where a leaf is never sent."""
+    personal = with_personal(METHODS["fedavg"], lambda path: path == "b")
+    settings = {**SETTINGS, "rounds": 2, "eval_every": 1, "local_steps": 1}
+    method = with_compression(personal, "sign")
+    result = simulate(method, PARAMS, make_clients(), client_map="shard_map:2", **settings)
+    for leaf in jax.tree.leaves(result.state.clients):
+        assert {shard.data.shape[0] for shard in leaf.addressable_shards} == {CLIENTS // 2}
+    assert result.history[-1]["bytes_up"] == 2 * 6 * (4 + 1)  # a scale, and a bit for each sign
+
+
 def test_rows_that_differ_somewhere_are_refused_on_the_host():
     # The first and the last client are honest, so that their rows are alike.
     seed = next(s for s in range(99) if not {0, CLIENTS - 1} & set(attackers(CLIENTS, 0.2, s)))
@@ -141,7 +209,7 @@ def test_what_needs_all_rows_is_refused_on_the_host():
 
 
 def test_a_table_without_room_is_refused_by_simulate(monkeypatch):
-    monkeypatch.setattr("fedjax_lab.simulation.stores.device_memory", lambda: 400)
+    monkeypatch.setattr("fedjax_lab.simulation.placement.device_memory", lambda: 400)
     with pytest.raises(ValueError, match="scaffold keeps 24 bytes for each of 16 clients"):
         run("scaffold", client_map="scan")
 

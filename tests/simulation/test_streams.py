@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, data, simulate, sweep
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.simulation.diagnostics import build_control_error
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
 from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation
 from fedjax_lab.simulation.feed import StreamFeed, feed_of
 from fedjax_lab.simulation.plan import plan
-from fedjax_lab.simulation.rounds import Schedule
+from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.team import Team
 from tests.simulation.test_run import assert_same_bits
 
 CLIENTS = 12
@@ -55,6 +57,11 @@ def folder(tmp_path_factory):
 
 def streamed(folder, memory=ROOMY):
     return data.stream(folder, OWNERS, CLIENTS, memory=memory)
+
+
+def as_run(schedule, rounds, eval_every, key=None):
+    key = jax.random.key(0) if key is None else key
+    return Run(METHODS["fedavg"], schedule, rounds=rounds, eval_every=eval_every, key=key)
 
 
 def run(name, clients, **settings):
@@ -109,7 +116,7 @@ def test_whatever_is_drawn_is_there(folder, settings):
 def test_a_chunk_has_the_examples_that_its_rounds_draw(folder):
     schedule = Schedule(3, 4, local_steps=2, full_examples=True)
     key, clients = jax.random.key(5), resident()
-    feed = feed_of(streamed(folder), schedule, key, 5, 3, None)
+    feed = feed_of(as_run(schedule, 5, 3, key), streamed(folder), Team())
     draw = jax.jit(schedule.draw)
     for first, length in feed.pieces(0, 3):
         found = feed.take(first, length)
@@ -130,7 +137,7 @@ def test_a_chunk_has_the_examples_that_its_rounds_draw(folder):
 def test_a_device_never_holds_more_than_two_chunks(folder, monkeypatch):
     stream, held = streamed(folder, TIGHT), []
     schedule = Schedule(**{k: v for k, v in SETTINGS.items() if k not in ("rounds", "eval_every")})
-    count = feed_of(stream, schedule, jax.random.key(0), 12, 4, None).count
+    count = feed_of(as_run(schedule, 12, 4), stream, Team()).count
     put = jax.device_put
 
     def counted(*given):
@@ -153,8 +160,7 @@ def test_a_device_never_holds_more_than_two_chunks(folder, monkeypatch):
 )
 def test_chunks_are_as_long_as_fits(folder, memory, eval_every, expected, capsys):
     schedule = Schedule(4, 4, local_steps=2)
-    key = jax.random.key(0)
-    feed = StreamFeed(streamed(folder, memory), schedule, key, 20, eval_every, "fedavg")
+    feed = StreamFeed(as_run(schedule, 20, eval_every), streamed(folder, memory), Team(), True)
     assert feed.longest == expected
     assert f"chunks of {expected} rounds" in capsys.readouterr().err
     feed.close()
@@ -215,7 +221,7 @@ def test_examples_that_are_not_finite_are_told_of():
     broken[7, 2] = np.nan
     stream = data.stream((broken, Y), OWNERS, CLIENTS)
     schedule = Schedule(CLIENTS, 4, local_steps=2, full_examples=True)
-    feed = feed_of(stream, schedule, jax.random.key(0), 4, 2, None)
+    feed = feed_of(as_run(schedule, 4, 2), stream, Team())
     with pytest.warns(UserWarning, match="the examples 7 hold values that are not finite"):
         feed.take(0, 2)
     feed.take(2, 2)  # said once

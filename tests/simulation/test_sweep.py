@@ -13,11 +13,14 @@ import pytest
 from scipy import stats
 
 from fedjax_lab import SweepResult, algorithms, data, simulate, sweep
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.memory import device_memory
 from fedjax_lab.simulation.evaluate import build_evaluation
-from fedjax_lab.simulation.points import list_points
-from fedjax_lab.simulation.rounds import Schedule, build_chunk
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.rounds import build_chunk
+from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.sweep_program import group_size
+from fedjax_lab.simulation.sweep_result import list_points
 from tests.simulation.test_run import CLASSES, FEATURES, first_params, loss_fn, make_clients
 
 OPTIONS = {
@@ -137,7 +140,7 @@ def test_groups_give_the_same_runs_with_one_program():
     build = functools.partial(algorithms.fedavg, counted, client_lr=0.1)
     clients, key = make_clients(), jax.random.key(0)
     state = build().init(first_params(), clients.num_clients)
-    single = build_chunk(build(), Schedule(3, 4, 2, replace=True), "scan")
+    single = build_chunk(Run(build(), Schedule(3, 4, 2, replace=True)), Placement.of("scan"))
     single.lower(state, clients, key, jnp.int32(0), length=2)
     once = len(traces)
     traces.clear()

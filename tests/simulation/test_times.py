@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_lab import algorithms, data, simulate, sweep, with_buffered_aggregation
 from fedjax_lab.data import ClientTimes, Devices, diurnal_availability
-from fedjax_lab.simulation.rounds import Schedule
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.wrappers import with_compression, with_dp
 from tests.simulation.test_run import (
     CLASSES,

@@ -62,6 +62,19 @@ def test_who_attacks():
     np.testing.assert_array_equal(attackers(4, 1.0, 1), np.arange(4))
 
 
+def test_who_attacks_is_drawn_once_for_shapes_alone(monkeypatch):
+    """Bytes are asked for whenever a round is traced, of a method with a million clients."""
+    drawn, default_rng = [], np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda s: drawn.append(s) or default_rng(s))
+    seed = 987_654
+    for share in (0.1, 0.2, 0.2):
+        algorithm = with_attack(teller(), "sign_flip", share=share, seed=seed)
+        algorithm.downlink(params())
+    assert drawn == [seed]
+    inverse = np.argsort(default_rng(seed).permutation(100))
+    np.testing.assert_array_equal(attackers(100, 0.3, seed), np.flatnonzero(inverse < 30))
+
+
 def test_the_share_may_be_swept():
     """As an argument of the program it makes the same clients attackers."""
     shares = np.array([0.0, 0.1, 0.25, 0.5, 1.0])

@@ -177,6 +177,31 @@ def test_personal_leaves_are_never_sent(name):
         assert np.array_equal(before, after) == (before.shape == (3,))
 
 
+def test_one_algorithm_for_two_models_of_which_one_holds_the_other():
+    """The first model's plan fits a part of the second's broadcast: it is not the second's."""
+
+    def loss(params, examples, key):
+        own = jnp.square(params["own"] - 1).sum() if "own" in params else 0
+        return loss_fn(params.get("net", params), examples, key) + own
+
+    def finish(algorithm):
+        state = algorithm.init({"net": initial_params(), "own": jnp.zeros(2)}, N)
+        return run_rounds(build_round(algorithm, "vmap"), state, drawn)[0]
+
+    drawn = rounds(2)
+    make = functools.partial(
+        with_personal,
+        algorithms.fedavg(loss, client_lr=RATE),
+        lambda path: path in ("b", "own"),
+    )
+    used, fresh = make(), make()
+    used.init(initial_params(), N)
+    for actual, expected in zip(*map(jax.tree.leaves, map(finish, (used, fresh))), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    own = client_params(used, finish(used), drawn[-1][0][0].id)["own"]
+    assert (np.asarray(own) > 0.1).all()
+
+
 def test_what_absent_clients_hold_stays_bit_for_bit():
     algorithm = with_personal(algorithms.fedavg(loss_fn, client_lr=RATE), is_bias)
     drawn = rounds(2)

@@ -5,6 +5,7 @@ import optax
 from fedjax_lab import algorithms
 from tests.algorithms.cases.base import LR, TRANSFORM, Case, decaying
 from tests.reference.fedavg_numpy import FedAvg
+from tests.reference.fedexp_numpy import FedExP
 from tests.reference.fedopt_numpy import (
     FedAdagrad,
     FedAdam,
@@ -14,6 +15,7 @@ from tests.reference.fedopt_numpy import (
     FedYogi,
 )
 
+CLIENT = {"client_lr": 0.2}
 AMS = {"client_lr": 0.2, "server_lr": 0.1, "tau": 1e-4, "beta2": 0.9}
 
 CASES = [
@@ -49,6 +51,14 @@ CASES = [
         algorithms.fedadagrad,
         FedAdagrad,
         {"client_lr": decaying(0.2), "server_lr": decaying(0.8), "tau": 0.1},
+    ),
+    Case("fedexp", algorithms.fedexp, FedExP, CLIENT | {"epsilon": 1e-3}, main=True),
+    Case(
+        "fedexp-last-schedule-transform",
+        algorithms.fedexp,
+        FedExP,
+        {"client_lr": decaying(0.2), "epsilon": 0.0, "average_last_two": False},
+        **TRANSFORM,
     ),
     Case("fedams", algorithms.fedams, FedAMS, AMS, main=True),
     Case("fedams-2", algorithms.fedams, FedAMS, AMS | {"option": 2, "tau": 0.1}),

@@ -1,0 +1,93 @@
+"""Ditto: each client keeps a model of its own, drawn to the one that all train together.
+
+Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization. ICML
+2021, Algorithm 1, with FedAvg for the common model.
+
+=========================  ==========================================
+paper                      here
+=========================  ==========================================
+w^t                        ``params``, the server model x_t
+v_k                        the client's row
+λ                          ``prox_weight``
+η (of v_k)                 ``personal_lr``
+s                          K_i, as many as the steps of the common model
+=========================  ==========================================
+
+Down d, up d, client state d; a step takes two gradients. The server's part is FedAvg bit for bit.
+Client i uses v_i. Departures: both models take the same mini-batches (and the same dropout); a
+server learning rate. The transforms act on the steps of both models, each with a state of its own,
+a ``gradient_transform`` without the proximal term.
+"""
+
+from typing import NamedTuple, Unpack
+
+import jax
+
+from fedjax_lab import tree
+from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import at_round, check_lrs
+from fedjax_lab.checks import check_scalar_or_schedule
+from fedjax_lab.clients.store import one_row_per_client
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import LossFn, Params, Personal, ScalarOrSchedule
+
+
+class DittoServer(NamedTuple):
+    """Server state of Ditto."""
+
+    params: Params  # x_t
+
+
+@factory
+def ditto(
+    loss_fn: LossFn,
+    *,
+    server_lr: ScalarOrSchedule = 1.0,
+    prox_weight: ScalarOrSchedule = 0.1,
+    personal_lr: ScalarOrSchedule | None = None,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """Ditto: FedAvg, beside which client i trains v_i by g(v_i) + prox_weight * (v_i - x_t).
+
+    Args:
+      prox_weight: λ, at least 0, or a schedule of the round; 0 is training alone.
+      personal_lr: learning rate of v_i, or a schedule of the round. None: ``client_lr``.
+    """
+    check_scalar_or_schedule("prox_weight", prox_weight)
+    if personal_lr is not None:
+        check_lrs(personal_lr=personal_lr)
+    training = LocalTraining(loss_fn, **common)
+    own_lr = training.client_lr if personal_lr is None else personal_lr
+
+    def start(params, num_clients, batch):
+        return DittoServer(params), one_row_per_client(params, num_clients)
+
+    def broadcast(server, round):
+        return server.params
+
+    def client_update(x, v, batch):
+        weight = at_round(prox_weight, batch.round)
+
+        def towards_x(v, step):
+            g, report = training.gradient(v, step)
+            return tree.add_scaled(g, weight, tree.subtract(v, x)), report
+
+        common_model = training.steps(x, batch)
+        own = training.steps(v, batch, towards_x, lr=at_round(own_lr, batch.round))
+        delta = tree.subtract(x, common_model.params)
+        return {"delta": delta}, own.params, common_model.report
+
+    def server_update(server, messages, cohort):
+        delta = messages["delta"]
+        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
+        return DittoServer(params), {"delta_norm": tree.norm(delta)}
+
+    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
+    return Algorithm(
+        "ditto",
+        start,
+        (phase,),
+        lambda state: state.server.params,
+        gradients_per_step=2,
+        personal=Personal(lambda state, i: jax.tree.map(lambda rows: rows[i], state.clients)),
+    )

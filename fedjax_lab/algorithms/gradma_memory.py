@@ -1,0 +1,175 @@
+"""The memory of GradMA's server: which clients it holds, and the sum of what each has sent.
+
+GradMA (CVPR 2023), Algorithm 4 (``admit_cohort``), and the memory's lines of Algorithm 3
+(``remember``). ``gradma`` has the table of symbols.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.clients.store import zero_row_per_client
+from fedjax_lab.types import Cohort, Params, PyTree, Scalar
+
+_NOBODY = -1
+
+# (rows [m, ...], *others [k, ...] each) -> float [1 or leaves, m, k of all others]
+InnerProducts = Callable[..., jax.Array]
+
+
+class Slots(NamedTuple):
+    """Which client each of the m slots of the server's buffer holds."""
+
+    owner: jax.Array  # int32 [m], the client, or _NOBODY
+    seen: jax.Array  # int32 [m], c(i): cohorts of which the owner was part since it entered
+    order: jax.Array  # int32 [m], when the owner entered
+    entered: jax.Array  # int32, how many clients have entered so far
+
+
+class Memory(NamedTuple):
+    """The server's buffer: D's row c is ``scale[c] * rows[c]``.
+
+    Decay changes the scales alone. The QP sees directions only, so it works on ``rows``, of which
+    a round changes the cohort's; so many inner products are new, and the others are kept.
+    """
+
+    rows: PyTree  # [m, ...] like the params; a row's largest number is in [1, 2), or all are 0
+    scale: jax.Array  # float [m]
+    products: jax.Array  # float [1 or leaves, m, m], the rows' inner products
+    slots: Slots
+
+
+def empty_memory(params: Params, size: int, inner_products: InnerProducts) -> Memory:
+    """A memory that holds nobody.
+
+    Args:
+      params: the server model.
+      size: m, at least 1.
+      inner_products: of the rows with other rows.
+    """
+    zeros = jnp.zeros(size, jnp.int32)
+    slots = Slots(zeros + _NOBODY, zeros, zeros, jnp.zeros((), jnp.int32))
+    rows = zero_row_per_client(params, size)
+    products = jax.eval_shape(inner_products, rows, rows)
+    scale = jnp.zeros(size, products.dtype)
+    return Memory(rows, scale, jnp.zeros(products.shape, products.dtype), slots)
+
+
+def remember(
+    memory: Memory,
+    deltas: PyTree,
+    cohort: Cohort,
+    decay: Scalar,
+    p: PyTree,
+    inner_products: InnerProducts,
+) -> tuple[Memory, jax.Array]:
+    """Algorithm 4, then the memory's lines of Algorithm 3: D <- β_2 D (+ d^i).
+
+    Args:
+      memory: as the last round left it.
+      deltas: what the cohort sent, each leaf [S, ...].
+      cohort: who took part.
+      decay: β_2.
+      p: a vector, like the params.
+      inner_products: of the rows with other rows.
+
+    Returns:
+      (memory, its rows' inner products with ``p``, float [1 or leaves, m]).
+
+    Raises:
+      ValueError: the memory is smaller than the cohort.
+    """
+    slots, slot, is_new = admit_cohort(memory.slots, cohort.client_ids, cohort.participates)
+    dtype, decay = memory.scale.dtype, jnp.asarray(decay, memory.scale.dtype)
+    # A row that decays below the range of floats keeps its direction.
+    floor = jnp.where((memory.scale > 0) & (decay > 0), jnp.finfo(dtype).tiny, 0)
+    scale = jnp.maximum(decay * memory.scale, floor)
+    kept = jnp.where(is_new, 0, scale.at[slot].get(mode="clip"))
+
+    def sum_up(rows, delta):
+        return _times(kept, rows.at[slot].get(mode="clip")) + delta
+
+    sums = jax.tree.map(sum_up, memory.rows, deltas)
+    sizes = [jnp.abs(leaf).max(range(1, leaf.ndim), initial=0) for leaf in jax.tree.leaves(sums)]
+    largest = jnp.max(jnp.stack(sizes), 0).astype(dtype)
+    power = _power_of_two(largest)
+    new = jax.tree.map(partial(_times, 1 / power), sums)
+    new_scale = jnp.where(largest == 0, 0, power)
+
+    def put(table, values):
+        return table.at[slot].set(values, mode="drop")
+
+    rows = jax.tree.map(put, memory.rows, new)
+    with_new = inner_products(rows, new, jax.tree.map(lambda leaf: leaf[None], p))
+    with_new, with_p = with_new[..., :-1], with_new[..., -1]
+    products = memory.products.at[:, slot].set(with_new.mT, mode="drop")
+    products = products.at[:, :, slot].set(with_new, mode="drop")
+    return Memory(rows, put(scale, new_scale), products, slots), with_p
+
+
+def _power_of_two(x: jax.Array) -> jax.Array:
+    """The largest power of two up to x >= 0, within 2^-125 to 2^125: its exponent's bits alone."""
+    exponent = np.uint32(0x7F800000) if x.dtype.itemsize == 4 else np.uint64(0x7FF << 52)
+    bits = jax.lax.bitcast_convert_type(x, exponent.dtype) & exponent
+    return jnp.clip(jax.lax.bitcast_convert_type(bits, x.dtype), 2.0**-125, 2.0**125)
+
+
+def _times(factors: jax.Array, rows: jax.Array) -> jax.Array:
+    """Each row times its factor."""
+    return factors.astype(rows.dtype).reshape(-1, *[1] * (rows.ndim - 1)) * rows
+
+
+def admit_cohort(
+    slots: Slots, client_ids: jax.Array, participates: jax.Array
+) -> tuple[Slots, jax.Array, jax.Array]:
+    """mem_red (Algorithm 4), in cohort order.
+
+    Args:
+      slots: as the last round left them.
+      client_ids: int32 [S].
+      participates: bool [S].
+
+    Returns:
+      (the new ``Slots``; where each client of the cohort is held, int32 [S], m if it did not take
+      part; whether it is new there, bool [S]).
+
+    Raises:
+      ValueError: there are fewer slots than S.
+    """
+    size = slots.owner.shape[0]
+    if client_ids.shape[0] > size:
+        raise ValueError(
+            f"memory_size is {size}; it must be at least the cohort's {client_ids.shape[0]} slots "
+            "(or 0 for no memory)."
+        )
+    never = jnp.iinfo(jnp.int32).max
+
+    def admit(slots: Slots, client):
+        client_id, takes_part = client
+        held, free = slots.owner == client_id, slots.owner == _NOBODY
+        # Discard the least counted among those outside the present cohort, the oldest first.
+        present = ((slots.owner[:, None] == client_ids[None]) & participates[None]).any(-1)
+        seen = jnp.where(present, never, slots.seen)
+        oldest = jnp.argmin(jnp.where(seen == seen.min(), slots.order, never))
+        vacant = jnp.where(free.any(), jnp.argmax(free), oldest)
+        known = held.any()
+        slot = jnp.where(known, jnp.argmax(held), vacant)
+        target = jnp.where(takes_part, slot, size)
+
+        def write(table, value):
+            return table.at[target].set(value, mode="drop")
+
+        slots = Slots(
+            owner=write(slots.owner, client_id),
+            seen=write(slots.seen, jnp.where(known, slots.seen[slot] + 1, 1)),
+            order=write(slots.order, jnp.where(known, slots.order[slot], slots.entered)),
+            entered=slots.entered + (takes_part & ~known),
+        )
+        return slots, (target, ~known)
+
+    slots, (held_at, is_new) = jax.lax.scan(admit, slots, (client_ids, participates))
+    return slots, held_at, is_new

@@ -1,0 +1,165 @@
+"""Which leaves of the params are a client's own: by a word, a pattern or a function of their paths.
+
+A part of the params is the params with None in the place of all other leaves.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab.types import Params, PyTree
+
+# A word of ``WORDS``, a regular expression that is searched for in the path of a leaf (such as
+# "blocks_0/dense/kernel"), or a function of the path.
+Leaves = str | Callable[[str], bool]
+
+_HEAD = r"(^|/)(classifier|decoder|decoder_bias|head|lm_head)(/|$)"
+_NORM = r"(^|/)(norm|(batch|group|layer|rms)_?norm|bn)(_?\d+)?(/|$)"
+# What the words stand for; "all" and "nothing" are the only ones that may mean all leaves or none.
+WORDS: dict[str, Callable[[str], bool]] = {
+    "head": lambda path: re.search(_HEAD, path) is not None,
+    "body": lambda path: re.search(_HEAD, path) is None,
+    "norm": lambda path: re.search(_NORM, path, re.IGNORECASE) is not None,
+    "all": lambda path: True,
+    "nothing": lambda path: False,
+}
+
+
+def check_leaves(argument: str, leaves: Leaves) -> Leaves:
+    """Return ``leaves`` if they may be asked which paths they hold.
+
+    Args:
+      argument: the argument's name, for the error.
+      leaves: a word, a pattern or a function.
+
+    Raises:
+      TypeError: it is none of these.
+      ValueError: it is no regular expression.
+    """
+    if not isinstance(leaves, str):
+        if callable(leaves):
+            return leaves
+        raise TypeError(
+            f"{argument} is {leaves!r}; it must be one of {', '.join(WORDS)}, a regular expression "
+            "for the paths of leaves, or a function of a path."
+        )
+    try:
+        re.compile(leaves)
+    except re.error as error:
+        raise ValueError(f"{argument} is {leaves!r}, no regular expression: {error}.") from None
+    return leaves
+
+
+def check_some(method: str, argument: str, leaves: Leaves, params: Params) -> None:
+    """Check that some leaves of the params are meant, and some are not, unless a word says so.
+
+    Args:
+      method: its name, for the error.
+      argument: the argument's name, for the error.
+      leaves: which.
+      params: any params.
+
+    Raises:
+      ValueError: all leaves are meant, or none.
+    """
+    if leaves in ("all", "nothing"):
+        return
+    paths = [_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    meant = [_holds(leaves, path) for path in paths]
+    if all(meant) or not any(meant):
+        hint = ""
+        if leaves == "norm":
+            hint = " The model needs normalisation layers, such as models.mlp(norm='batch') has."
+        raise ValueError(
+            f"{argument} is {leaves!r}, which holds for {'all' if all(meant) else 'no'} leaves of "
+            f"the params of {method}: {', '.join(paths)}.{hint} Give a pattern of their paths, or "
+            "say 'all' or 'nothing'."
+        )
+
+
+def split(params: PyTree, leaves: Leaves) -> tuple[PyTree, PyTree]:
+    """(all other leaves, these leaves), each a tree like the params with None for the rest.
+
+    Args:
+      params: pytree of arrays or shapes.
+      leaves: which go into the second part.
+    """
+
+    def part(these: bool) -> PyTree:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: leaf if _holds(leaves, _text(path)) == these else None, params
+        )
+
+    return part(False), part(True)
+
+
+def join(part: PyTree, other: PyTree) -> Params:
+    """The params of two parts.
+
+    Args:
+      part, other: as ``split`` returns them.
+    """
+    return jax.tree.map(
+        lambda a, b: b if a is None else a, part, other, is_leaf=lambda leaf: leaf is None
+    )
+
+
+def exact_mean(rows: PyTree) -> PyTree:
+    """Mean of a table [N, ...] over its clients; where all rows agree, exactly the row.
+
+    Args:
+      rows: pytree of arrays [N, ...].
+    """
+    return jax.tree.map(lambda r: r[0] + (r - r[:1]).mean(0).astype(r.dtype), rows)
+
+
+class _Turns(NamedTuple):
+    """State of ``one_after_the_other``."""
+
+    steps: jax.Array  # int32 scalar, local steps taken in this round
+    inner: Any
+
+
+def one_after_the_other(
+    leaves: Leaves, steps: int, transform: optax.GradientTransformation | None
+) -> optax.GradientTransformation:
+    """A ``step_transform``: a round's first steps move these leaves alone, the rest the others.
+
+    Args:
+      leaves: which are first.
+      steps: how many steps move them, at least 0; 0: they never move.
+      transform: of the leaves that move; what it makes of the others is dropped. None: nothing.
+    """
+    inner = optax.identity() if transform is None else transform
+
+    def init(params: Params) -> _Turns:
+        return _Turns(jnp.zeros((), jnp.int32), inner.init(params))
+
+    def update(direction, state, params=None):
+        first = False if steps == 0 else state.steps < steps
+
+        def moving(tree):
+            def move(path, leaf):
+                moves = first if _holds(leaves, _text(path)) else jnp.logical_not(first)
+                return jnp.where(moves, leaf, jnp.zeros_like(leaf))
+
+            return jax.tree_util.tree_map_with_path(move, tree)
+
+        direction, inner_state = inner.update(moving(direction), state.inner, params)
+        return moving(direction), _Turns(state.steps + 1, inner_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _holds(leaves: Leaves, path: str) -> bool:
+    if callable(leaves):
+        return bool(leaves(path))
+    return WORDS[leaves](path) if leaves in WORDS else re.search(leaves, path) is not None
+
+
+def _text(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,0 +1,120 @@
+"""How well each client is served: its score, by the model that it uses."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_lab import data
+from fedjax_lab.clients.host_table import HostTable
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.data.heterogeneity import labels_of
+from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.book import SimulationResult
+from fedjax_lab.simulation.evaluate import CountFn
+from fedjax_lab.simulation.evaluate_personal import (
+    build_personal_evaluation,
+    client_models,
+    personal_scores,
+)
+from fedjax_lab.simulation.team import Team
+from fedjax_lab.types import FedState
+
+ACCURACY = "accuracy"
+
+
+def build_own_tests(
+    config: RunConfig,
+    algorithm: Algorithm,
+    count_fn: CountFn,
+    clients: data.FederatedArrays,
+    test: data.Examples,
+) -> Callable[[FedState], Mapping[str, Any]] | None:
+    """state -> what rows say of a method with a model for each client; None: nothing.
+
+    The test set is divided among the clients so that each gets its own mix of labels
+    (``data.divide_like``), and each client's model is scored on its own part: ``personal_accuracy``
+    and its kin, see ``personal_scores``.
+
+    Args:
+      config: the settings, resolved.
+      algorithm: the method; for one model for all, there is nothing to say.
+      count_fn: what is counted of each example.
+      clients: the clients' training data.
+      test: the test set.
+    """
+    if algorithm.personal is None:
+        return None
+    labels, why = labels_of(test), None
+    if labels is None or labels.ndim > 1:
+        why = f"{config.dataset} has no class labels by which to divide the test set"
+    elif config.client_store == "host":
+        why = "client_store is 'host', where no device holds all clients' models"
+    if why is not None:
+        warnings.warn(
+            f"rows have no personal_accuracy of {algorithm.name}: {why}.", UserWarning, stacklevel=2
+        )
+        return None
+    seed = config.seed if config.partition_seed is None else config.partition_seed
+    tests = data.divide_like(clients, test, seed=seed)
+    score = getattr(count_fn, "score", ACCURACY)
+    models = client_models(algorithm, clients, config.batch_size, config.seed)
+    score_clients = build_personal_evaluation(count_fn, models, tests)
+
+    def diagnose(state: FedState) -> Mapping[str, Any]:
+        return personal_scores(score_clients(state), tests.sizes, score)
+
+    return diagnose
+
+
+def score_on_training_data(
+    config: RunConfig,
+    algorithm: Algorithm,
+    count_fn: CountFn,
+    clients: data.FederatedArrays,
+    evaluate_clients: Callable[[Any], jax.Array],
+    result: SimulationResult,
+) -> np.ndarray:
+    """The score of each client's model on its own training data, float [N].
+
+    NaN of a run that diverged, and where the models stand on the host.
+
+    Args:
+      config: the settings, resolved.
+      algorithm: the method.
+      count_fn: what is counted of each example.
+      clients: the clients' training data.
+      evaluate_clients: params -> scores [N], for methods of one model.
+      result: of the run.
+    """
+    if result.stopped == "diverged":
+        return np.full(clients.num_clients, np.nan)
+    if algorithm.personal is None:
+        return np.asarray(evaluate_clients(result.params), np.float64)
+    if isinstance(result.state.clients, HostTable):
+        return np.full(clients.num_clients, np.nan)
+    models = client_models(algorithm, clients, config.batch_size, config.seed)
+    score_clients = build_personal_evaluation(count_fn, models, clients)
+    return np.asarray(score_clients(Team.here().own(result.state)), np.float64)
+
+
+def summarise_clients(scores: np.ndarray, score: str = ACCURACY) -> dict[str, Any]:
+    """Scores [N] of the clients, their mean, and the mean of the worst tenth, as JSON values.
+
+    The worst tenth is ceil(N / 10) clients; those without data (NaN) are left out of both.
+
+    Args:
+      scores: float [N]; NaN for a client without data.
+      score: what it is, for the names: "accuracy", of which more is better, or an error.
+    """
+    held = np.sort(scores[np.isfinite(scores)])
+    held = held if score == ACCURACY else held[::-1]
+    worst = held[: math.ceil(len(held) / 10)]
+    return {
+        f"client_{score}": [float(s) if np.isfinite(s) else None for s in scores],
+        f"client_{score}_mean": float(held.mean()) if len(held) else None,
+        f"worst_10_percent_{score}": float(worst.mean()) if len(held) else None,
+    }

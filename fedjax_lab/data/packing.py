@@ -1,0 +1,136 @@
+"""Sequences of tokens, several in a row, of which none sees another.
+
+Axes: n rows, T places of a row, m tokens of a sequence.
+"""
+
+import bisect
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.data.sources import Examples
+
+NOT_SCORED = -1
+TOO_LONG = ("error", "cut", "leave_out")
+
+
+class Tokens(NamedTuple):
+    """Rows of tokens, of which parts belong together.
+
+    Attributes:
+      tokens: int [B, T].
+      segments: int [B, T]: a token sees those before it with the same number. Padding is a segment
+        of its own, 0 by custom, before or after the text. Tokens of one segment stand together;
+        positions begin anew with each.
+    """
+
+    tokens: Any
+    segments: Any
+
+
+class Sentence(NamedTuple):
+    """A text as tokens.
+
+    Attributes:
+      tokens: int [m].
+      scored: bool [m], which of them a model is to foretell.
+    """
+
+    tokens: Sequence[int]
+    scored: Sequence[bool]
+
+
+def pack(
+    sequences: Iterable[Sentence | tuple[Sequence[int], Sequence[bool]]],
+    length: int,
+    *,
+    too_long: str = "error",
+) -> Examples:
+    """Lay sequences side by side in rows of one length.
+
+    A sequence of m tokens takes m - 1 places: what a token is foretold from, and the token after it
+    as the target. The longest sequences are placed first, each in the row with the least room that
+    holds it.
+
+    Args:
+      sequences: each with its tokens and which of them are scored. The first token of a sequence is
+        foretold from nothing, and never scored.
+      length: T.
+      too_long: what to do with more than T + 1 tokens: "error", "cut" them off at the end, or
+        "leave_out" the sequence. One whose scored tokens are all cut off is left out.
+
+    Returns:
+      ``Examples``: x is ``Tokens`` int32 [n, T], y int32 [n, T] the next token of each place, or -1
+      where none is scored.
+
+    Raises:
+      TypeError: ``length`` is no integer.
+      ValueError: a sequence is too long, has no scored token or not one flag for each token; tokens
+        are no integers from 0; or there is no sequence.
+    """
+    check_int("length", length, minimum=1)
+    check_choice("too_long", too_long, TOO_LONG)
+    kept = []
+    for number, (given, flags) in enumerate(sequences):
+        kept += _checked(number, np.asarray(given), np.asarray(flags), length, too_long)
+    if not kept:
+        raise ValueError("sequences has none to pack.")
+    kept.sort(key=lambda pair: -len(pair[0]))
+    rows: list[list[tuple[np.ndarray, np.ndarray]]] = []
+    room: list[tuple[int, int]] = []  # of each row what is left, sorted
+    for pair in kept:
+        size = len(pair[0]) - 1
+        place = bisect.bisect_left(room, (size, -1))
+        left, row = room.pop(place) if place < len(room) else (length, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(pair)
+        bisect.insort(room, (left - size, row))
+    inputs, segments = (np.zeros((len(rows), length), np.int32) for _ in range(2))
+    targets = np.full((len(rows), length), NOT_SCORED, np.int32)
+    for row, pairs in enumerate(rows):
+        start = 0
+        for number, (tokens, scored) in enumerate(pairs, start=1):
+            places = slice(start, start + len(tokens) - 1)
+            inputs[row, places], segments[row, places] = tokens[:-1], number
+            targets[row, places] = np.where(scored[1:], tokens[1:], NOT_SCORED)
+            start = places.stop
+    return Examples(Tokens(inputs, segments), targets)
+
+
+def _checked(
+    number: int, tokens: np.ndarray, scored: np.ndarray, length: int, too_long: str
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The sequence, cut if need be; none, if it is to be left out."""
+    name = f"sequences[{number}]"
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.min(initial=0) < 0:
+        raise ValueError(f"{name} has tokens {tokens!r}; they must be integers [m] from 0.")
+    if scored.shape != tokens.shape or scored.dtype != bool:
+        raise ValueError(
+            f"{name} has {len(tokens)} tokens, and scored has shape {scored.shape} and dtype "
+            f"{scored.dtype}; it must be bool, one for each."
+        )
+    if not scored[1:].any():
+        raise ValueError(f"{name} has no scored token after its first.")
+    if len(tokens) <= length + 1:
+        return [(tokens, scored)]
+    if too_long == "error":
+        raise ValueError(
+            f"{name} has {len(tokens)} tokens; length={length} has room for {length + 1}. Choose a "
+            "longer one, or too_long='cut' or 'leave_out'."
+        )
+    cut = tokens[: length + 1], scored[: length + 1]
+    return [cut] if too_long == "cut" and cut[1][1:].any() else []
+
+
+def scored_per_row(examples: Examples) -> float:
+    """How many tokens of a row are scored, on average.
+
+    With it as ``tokens_per_row``, a loss's mean over rows is the mean over tokens.
+
+    Args:
+      examples: as ``pack`` gives them.
+    """
+    return float((np.asarray(examples.y) >= 0).sum() / len(examples.y))

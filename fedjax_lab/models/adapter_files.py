@@ -1,0 +1,188 @@
+"""Adapters of a decoder in the files that ``peft`` reads and writes, and back."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.checks import check_number
+from fedjax_lab.models.decoder import decoder
+from fedjax_lab.models.decoder_config import DecoderConfig, read_json
+from fedjax_lab.models.lora import Adapter
+from fedjax_lab.models.pretrained import load_safetensors
+from fedjax_lab.models.weight_files import write_folder
+from fedjax_lab.models.weight_tables import Stored, decoder_table
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# Fields of peft's configuration that change what an adapter adds, and the values they have here.
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "fan_in_fan_out": (False, None),
+    "use_dora": (False, None),
+    "lora_bias": (False, None),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "layers_to_transform": (None, []),
+    "layers_pattern": (None, []),
+    "layer_replication": (None, []),
+    "modules_to_save": (None, []),
+    "exclude_modules": (None, []),
+    "trainable_token_indices": (None, []),
+    "target_parameters": (None, []),
+    "megatron_config": (None,),
+    "use_qalora": (False, None),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),
+    "use_bdlora": (False, None),
+}
+_NEUTRAL = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying",
+        "eva_config", "inference_mode", "init_lora_weights", "loftq_config", "lora_alpha",
+        "lora_dropout", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size",
+        "r", "revision", "runtime_config", "target_modules", "task_type", "use_rslora",
+    }
+)  # fmt: skip
+
+
+def save_adapters(
+    folder: str | Path,
+    config: DecoderConfig,
+    adapters: Mapping[str, Adapter],
+    scale: float = 1.0,
+    *,
+    dropout: float = 0.0,
+) -> None:
+    """Write adapters as ``peft`` reads them: ``PeftModel.from_pretrained(model, folder)``.
+
+    Args:
+      folder: is made; one that is there must be empty.
+      config: of the decoder.
+      adapters: {path: ``Adapter``} of kernels of ``models.decoder(config)``, all of one rank r.
+      scale: as for ``attach_adapters``; stored as alpha = r ``scale``.
+      dropout: what the file says for training that goes on.
+
+    Raises:
+      ValueError: there are no adapters, they are of several ranks, fit no kernel of the decoder, or
+        hold numbers that are not finite; or ``scale`` is out of range.
+      FileExistsError: the folder holds something.
+      FileNotFoundError: the folder that it would be in does not exist.
+      ImportError: the package safetensors is missing.
+    """
+    check_number("scale", scale, minimum=0, exclusive_minimum=True)
+    check_number("dropout", dropout, minimum=0, maximum=1, exclusive_maximum=True)
+    ranks = {adapter.down.shape[-1] for adapter in adapters.values()}
+    if len(ranks) != 1:
+        raise ValueError(f"adapters have the ranks {sorted(ranks)}; they must have one.")
+    (rank,) = ranks
+    shapes = _shapes(config, list(adapters), rank, jnp.float32)
+    sizes, parts = {}, []
+    for (path, side), stored in _table(config, list(adapters)).items():
+        leaf = np.asarray(getattr(adapters[path], side))
+        wanted = getattr(shapes[path], side).shape
+        if leaf.shape != wanted or not np.isfinite(leaf).all():
+            raise ValueError(
+                f"adapters[{path!r}].{side} has the shape {leaf.shape}; it must be {wanted}, of "
+                "finite numbers."
+            )
+        for layer, name in enumerate(stored.names(leaf.shape)):
+            one = leaf[layer] if stored.is_stacked else leaf
+            sizes[name] = one.nbytes
+            parts.append((name, stored.to_stored(one)))
+    fields = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "lora_dropout": dropout,
+        "target_modules": sorted({_module(config, path) for path in adapters}),
+        "bias": "none",
+        "inference_mode": True,
+    }
+
+    def arrays() -> Iterator[tuple[str, np.ndarray]]:
+        yield from parts
+
+    names = (CONFIG, WEIGHTS)
+    write_folder(Path(folder), fields, sizes, arrays(), sum(sizes.values()), names)
+
+
+def load_adapters(folder: str | Path, config: DecoderConfig) -> tuple[dict[str, Adapter], float]:
+    """Read LoRA adapters that ``peft`` or ``save_adapters`` wrote.
+
+    Args:
+      folder: has ``adapter_config.json`` and ``adapter_model.safetensors``.
+      config: of the decoder that they are for.
+
+    Returns:
+      (adapters, float32; scale), for ``attach_adapters`` and ``merge_adapters``.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: a file is damaged, its adapters are of another kind than LoRA's plain one, or do
+        not fit the decoder.
+      ImportError: the package safetensors is missing.
+    """
+    where = Path(folder) / CONFIG
+    fields = read_json(where)
+    for name, value in fields.items():
+        if name in _PLAIN and value not in _PLAIN[name]:
+            raise ValueError(f"{where}: {name} is {value!r}; it must be {_PLAIN[name][0]!r}.")
+        if name not in _PLAIN and name not in _NEUTRAL and value not in (None, False):
+            raise ValueError(
+                f"{where}: the field {name!r} (here {value!r}) is not known. It might change what "
+                "an adapter adds, so it is not left out."
+            )
+    rank, alpha, targets = (fields.get(name) for name in ("r", "lora_alpha", "target_modules"))
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise ValueError(f"{where}: r is {rank!r} and lora_alpha {alpha!r}; they must be numbers.")
+    kernels = {
+        _module(config, path): path for path in decoder_table(config) if path.endswith("kernel")
+    }
+    if not isinstance(targets, list) or not targets or not {*map(str, targets)} <= {*kernels}:
+        raise ValueError(
+            f"{where}: target_modules is {targets!r}; it must be a list of {sorted(kernels)}."
+        )
+    paths = [path for module, path in kernels.items() if module in targets]
+    names = {f"{path}/{side}": stored for (path, side), stored in _table(config, paths).items()}
+    found = load_safetensors(
+        Path(folder) / WEIGHTS, _shapes(config, paths, rank, jnp.float32), names
+    )
+    return found, alpha / (rank**0.5 if fields.get("use_rslora") else rank)
+
+
+def _module(config: DecoderConfig, path: str) -> str:
+    """What peft calls the layer of a kernel: "q_proj"."""
+    stored = decoder_table(config).get(path)
+    if stored is None or not path.endswith("kernel"):
+        raise ValueError(f"adapters has {path!r}, which is no kernel of the decoder.")
+    return stored.name.removesuffix(".weight").rpartition(".")[2]
+
+
+def _table(config: DecoderConfig, paths: list[str]) -> dict[tuple[str, str], Stored]:
+    table = {}
+    for path in paths:
+        stem = decoder_table(config)[path].name.removesuffix(".weight")
+        for side, letter in (("down", "A"), ("up", "B")):
+            name = f"base_model.model.{stem}.lora_{letter}.weight"
+            table[path, side] = Stored(name, (1, 0))
+    return table
+
+
+def _shapes(config: DecoderConfig, paths: list[str], rank: int, dtype: Any) -> dict[str, Adapter]:
+    params = jax.eval_shape(decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    found: dict[str, Any] = {}
+    for path in paths:
+        _module(config, path)
+        leaf = params
+        for name in path.split("/"):
+            leaf = leaf[name]
+        *layers, m, n = leaf.shape
+        down, up = ((*layers, *sides) for sides in ((m, rank), (rank, n)))
+        sides: Any = [jax.ShapeDtypeStruct(shape, dtype) for shape in (down, up)]
+        found[path] = Adapter(*sides)
+    return found

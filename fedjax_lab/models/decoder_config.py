@@ -1,0 +1,358 @@
+"""The configuration of a decoder, as the ``config.json`` of Llama and Qwen2 models states it.
+
+A field that this file does not know might change what the model computes. So a field is either
+read, or known to change no number, or refused.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_lab.checks import check_choice, check_int, check_number
+
+# Fields that change no number of the model: how it was made, how text is generated from it.
+_NEUTRAL = frozenset(
+    {
+        "architectures", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id",
+        "sep_token_id", "dtype", "torch_dtype", "transformers_version", "use_cache",
+        "model_type", "is_decoder", "is_llama_config", "return_dict", "output_attentions",
+        "output_hidden_states", "chunk_size_feed_forward", "id2label", "label2id",
+        "problem_type", "tokenizer_class", "auto_map", "_name_or_path", "_attn_implementation",
+        "_attn_implementation_autoset", "max_window_layers", "task_specific_params",
+        "finetuning_task", "is_encoder_decoder", "torchscript",
+    }
+)  # fmt: skip
+# Fields whose one value leaves the numbers as they are here.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_dropout": (0, None),
+    "pretraining_tp": (1, None),
+    "use_sliding_window": (False, None),
+    "rope_interleaved": (False, None),
+    "add_cross_attention": (False,),
+    "tie_encoder_decoder": (False,),
+    "pruned_heads": ({}, None),
+    "partial_rotary_factor": (1, None),
+    "quantization_config": (None,),
+}
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "width",
+    "intermediate_size": "mlp_width",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+}
+_OPTIONAL = {
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "initializer_range",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "layer_types",
+    "sliding_window",
+}
+_SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+# What a configuration of the family means by leaving a field out.
+_DEFAULTS = {"llama": {"max_length": 2048}, "qwen2": {"max_length": 32768}}
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryScaling:
+    """Frequencies for longer texts, of the kind "llama3".
+
+    Attributes:
+      factor: what low frequencies are divided by.
+      low_freq_factor: wavelengths above ``original_length / low_freq_factor`` are stretched fully.
+      high_freq_factor: wavelengths below ``original_length / high_freq_factor`` stay.
+      original_length: longest text before the stretching.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_length: int
+
+    def __post_init__(self) -> None:
+        _check_are_numbers(self, "factor", "low_freq_factor", "high_freq_factor")
+        check_number("factor", self.factor, minimum=1)
+        check_number("low_freq_factor", self.low_freq_factor, minimum=0, exclusive_minimum=True)
+        check_number(
+            "high_freq_factor", self.high_freq_factor, minimum=self.low_freq_factor,
+            exclusive_minimum=True,
+        )  # fmt: skip
+        check_int("original_length", self.original_length, minimum=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """What a decoder computes; every field changes its numbers or the names of its params.
+
+    Attributes:
+      vocab_size: V, the number of tokens.
+      width: F, of the residual stream.
+      num_layers: how many.
+      num_heads: N, of the attention's queries.
+      mlp_width: of the gated perceptron.
+      num_kv_heads: K, of its keys and values, which divides N; 0: N.
+      head_width: D, an even number; 0: F / N.
+      max_length: the longest sequence T.
+      norm_epsilon: under the root of RMSNorm.
+      rope_theta: base of the rotary wavelengths.
+      rope_scaling: None, or ``RotaryScaling``.
+      tie: whether the head is the transpose of the embedding.
+      qkv_bias: whether queries, keys and values have biases.
+      out_bias: whether the attention's output has one.
+      mlp_bias: whether the perceptron's three maps have them.
+      init_std: standard deviation of the first kernels and embeddings.
+
+    Raises:
+      TypeError, ValueError: a field is of another type or out of range.
+    """
+
+    vocab_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    mlp_width: int
+    num_kv_heads: int = 0
+    head_width: int = 0
+    max_length: int = 2048
+    norm_epsilon: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: RotaryScaling | None = None
+    tie: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "width", "num_layers", "num_heads", "mlp_width", "max_length"):
+            check_int(name, getattr(self, name), minimum=1)
+        if self.num_kv_heads == 0:
+            object.__setattr__(self, "num_kv_heads", self.num_heads)
+        check_int("num_kv_heads", self.num_kv_heads, minimum=1)
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads is {self.num_heads}; it must be a multiple of num_kv_heads, which is "
+                f"{self.num_kv_heads}."
+            )
+        if self.head_width == 0:
+            if self.width % self.num_heads:
+                raise ValueError(
+                    f"width is {self.width}; without head_width it must be a multiple of num_heads,"
+                    f" which is {self.num_heads}."
+                )
+            object.__setattr__(self, "head_width", self.width // self.num_heads)
+        if check_int("head_width", self.head_width, minimum=2) % 2:
+            raise ValueError(f"head_width is {self.head_width}; it must be even.")
+        _check_are_numbers(self, "norm_epsilon", "rope_theta", "init_std")
+        check_number("norm_epsilon", self.norm_epsilon, minimum=0, exclusive_minimum=True)
+        check_number("rope_theta", self.rope_theta, minimum=1, exclusive_minimum=True)
+        check_number("init_std", self.init_std, minimum=0)
+        if not isinstance(self.rope_scaling, RotaryScaling | None):
+            raise TypeError(
+                f"rope_scaling is {self.rope_scaling!r}; it must be None or a RotaryScaling."
+            )
+        for name in ("tie", "qkv_bias", "out_bias", "mlp_bias"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} is {getattr(self, name)!r}; it must be True or False.")
+
+
+def _check_are_numbers(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} is {value!r}; it must be a number.")
+
+
+def read_decoder_config(folder: str | Path) -> DecoderConfig:
+    """Read the ``config.json`` of a Llama or Qwen2 model.
+
+    Args:
+      folder: where the file is.
+
+    Raises:
+      FileNotFoundError: there is no such folder or file.
+      ValueError: the file is no JSON object, states another kind of model, has a field that is
+        not known or that asks for something else than this decoder computes, or lacks a field.
+    """
+    path = Path(folder) / "config.json"
+    return parse_decoder_config(read_json(path), str(path))
+
+
+def parse_decoder_config(fields: Mapping[str, Any], where: str = "config") -> DecoderConfig:
+    """Make a configuration of the fields of a ``config.json``.
+
+    Args:
+      fields: as JSON gives them.
+      where: names the fields in errors.
+
+    Raises:
+      ValueError: as ``read_decoder_config``.
+    """
+    kind = fields.get("model_type")
+    if kind not in _DEFAULTS:
+        raise ValueError(
+            f"{where}: model_type is {kind!r}; it must be {' or '.join(map(repr, _DEFAULTS))}."
+        )
+    for name, value in fields.items():
+        if name in _FIXED:
+            if value not in _FIXED[name]:
+                raise ValueError(
+                    f"{where}: {name} is {value!r}; this decoder computes {_FIXED[name][0]!r} only."
+                )
+        elif name not in _NEUTRAL and name not in _SIZES and name not in _OPTIONAL:
+            raise ValueError(
+                f"{where}: the field {name!r} (here {value!r}) is not known. It might change what "
+                "the model computes, so it is not left out."
+            )
+    layers = fields.get("layer_types")
+    if layers is not None and layers != ["full_attention"] * len(layers):
+        raise ValueError(
+            f"{where}: layer_types is {layers!r}; this decoder has 'full_attention' only."
+        )
+    if kind == "llama" and fields.get("sliding_window") is not None:
+        raise ValueError(f"{where}: sliding_window is {fields['sliding_window']}; it must be null.")
+    if missing := [name for name in _SIZES if name not in fields]:
+        raise ValueError(f"{where} has no {', '.join(missing)}.")
+    theta, scaling = _rotary(fields, where)
+    bias = fields.get("attention_bias", False)
+    found: dict[str, Any] = {ours: fields[name] for name, ours in _SIZES.items()}
+    for name, ours in (
+        ("num_key_value_heads", "num_kv_heads"),
+        ("head_dim", "head_width"),
+        ("max_position_embeddings", "max_length"),
+        ("rms_norm_eps", "norm_epsilon"),
+        ("initializer_range", "init_std"),
+        ("tie_word_embeddings", "tie"),
+        ("mlp_bias", "mlp_bias"),
+    ):
+        if fields.get(name) is not None:
+            found[ours] = fields[name]
+    if zero := [name for name in ("num_key_value_heads", "head_dim") if fields.get(name) == 0]:
+        raise ValueError(f"{where}: {zero[0]} is 0.")
+    if kind == "qwen2" and (bias or fields.get("mlp_bias") or "head_dim" in fields):
+        raise ValueError(f"{where}: attention_bias, mlp_bias and head_dim are no fields of qwen2.")
+    try:
+        return DecoderConfig(
+            **_DEFAULTS[kind] | found,
+            rope_theta=theta,
+            rope_scaling=scaling,
+            qkv_bias=True if kind == "qwen2" else bias,
+            out_bias=False if kind == "qwen2" else bias,
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _rotary(fields: Mapping[str, Any], where: str) -> tuple[float, RotaryScaling | None]:
+    """(theta, scaling) of the old fields (rope_theta, rope_scaling) or the new rope_parameters."""
+    given = fields.get("rope_parameters")
+    if given is None:
+        given = fields.get("rope_scaling")
+    elif fields.get("rope_scaling") not in (None, given):
+        raise ValueError(f"{where} has both rope_parameters and rope_scaling, which differ.")
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{where}: the rotary parameters are {given!r}; they must be an object.")
+    rest = dict(given)
+    kinds = [rest.pop(name) for name in ("rope_type", "type") if name in rest] or ["default"]
+    thetas = [rest.pop("rope_theta", None), fields.get("rope_theta")]
+    thetas = [theta for theta in thetas if theta is not None] or [10000.0]
+    part = rest.pop("partial_rotary_factor", None)
+    if part not in (1, None) or thetas[0] != thetas[-1] or kinds[0] != kinds[-1]:
+        raise ValueError(
+            f"{where}: the rotary parameters {dict(given)} with rope_theta="
+            f"{fields.get('rope_theta')} contradict each other, or rotate a part of a head only."
+        )
+    theta, kind = thetas[0], kinds[0]
+    try:
+        check_choice("rope_type", kind, ("default", "llama3"))
+        if kind == "default":
+            if rest:
+                raise ValueError(f"{sorted(rest)} are no parameters of the kind 'default'.")
+            return theta, None
+        if set(rest) != set(_SCALING):
+            raise ValueError(f"the kind 'llama3' has {sorted(rest)}; it needs {sorted(_SCALING)}.")
+        return theta, RotaryScaling(*(rest[name] for name in _SCALING))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: rotary parameters: {error}") from error
+
+
+def config_fields(config: DecoderConfig) -> dict[str, Any]:
+    """The fields of a ``config.json`` that ``transformers`` reads as this configuration.
+
+    Args:
+      config: of a decoder.
+
+    Raises:
+      ValueError: neither a Llama nor a Qwen2 model has such biases.
+    """
+    qwen = config.qkv_bias and not config.out_bias
+    if (config.out_bias and not config.qkv_bias) or (
+        qwen and (config.mlp_bias or config.head_width != config.width // config.num_heads)
+    ):
+        raise ValueError(
+            f"config has qkv_bias={config.qkv_bias}, out_bias={config.out_bias} and mlp_bias="
+            f"{config.mlp_bias}, head_width={config.head_width}; neither llama nor qwen2 has that."
+        )
+    kind = "qwen2" if qwen else "llama"
+    fields: dict[str, Any] = {
+        "architectures": ["Qwen2ForCausalLM" if qwen else "LlamaForCausalLM"],
+        "model_type": kind,
+        **{name: getattr(config, ours) for name, ours in _SIZES.items()},
+        "num_key_value_heads": config.num_kv_heads,
+        "max_position_embeddings": config.max_length,
+        "rms_norm_eps": config.norm_epsilon,
+        "initializer_range": config.init_std,
+        "tie_word_embeddings": config.tie,
+        "hidden_act": "silu",
+        "rope_theta": config.rope_theta,
+    }
+    if not qwen:
+        fields |= {"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
+        fields["head_dim"] = config.head_width
+    if (scaling := config.rope_scaling) is not None:
+        values = (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor)
+        fields["rope_scaling"] = {
+            "rope_type": "llama3",
+            **dict(zip(_SCALING, (*values, scaling.original_length), strict=True)),
+        }
+    return fields
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object in which no name comes twice.
+
+    Args:
+      path: of the file.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it holds something else.
+    """
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({name for name, _ in found}) < len(found):
+            names = [name for name, _ in found]
+            raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} comes twice")
+        return dict(found)
+
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=pairs)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}; it must be an object.")
+    return content

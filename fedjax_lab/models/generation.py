@@ -1,0 +1,80 @@
+"""Continuing text with a language model, a token at a time."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.data.packing import Tokens
+from fedjax_lab.models.base import Apply
+from fedjax_lab.types import Key, Params
+
+
+def generate(
+    apply: Apply,
+    params: Params,
+    prompt: jax.Array | Tokens,
+    num_tokens: int,
+    *,
+    key: Key | None = None,
+    temperature: float = 0.0,
+) -> jax.Array:
+    """Continue prompts: int [B, T] -> the next tokens, int32 [B, ``num_tokens``].
+
+    One compiled loop. Nothing is kept between tokens: each takes a run of the model over all T +
+    ``num_tokens`` places, which is right for looking at a model, and slow for serving one.
+
+    Args:
+      apply: ``model.apply`` of ``models.decoder``, or (params, ``Tokens``) -> logits [B, T, V].
+      params: of the model.
+      prompt: int [B, T]; prompts of unequal length as ``Tokens``, padded on the left: the last
+        token belongs to each prompt.
+      num_tokens: how many to add.
+      key: typed PRNG key; needed where ``temperature`` is not 0.
+      temperature: 0 takes the likeliest token each time; otherwise tokens are drawn from
+        softmax(logits / temperature).
+
+    Raises:
+      TypeError: ``num_tokens`` is no integer.
+      ValueError: a number is out of range, or the key is missing.
+    """
+    check_int("num_tokens", num_tokens, minimum=1)
+    check_number("temperature", temperature, minimum=0)
+    if temperature and key is None:
+        raise ValueError(f"key is None; temperature={temperature} draws tokens and needs one.")
+    tokens, segments = prompt if isinstance(prompt, Tokens) else (prompt, None)
+    tokens = jnp.asarray(tokens, jnp.int32)
+    segments = jnp.ones_like(tokens) if segments is None else jnp.asarray(segments, jnp.int32)
+    key = jax.random.key(0) if key is None else key
+    return _continued(apply, num_tokens, float(temperature), params, tokens, segments, key)
+
+
+def _continue(
+    apply: Apply,
+    num_tokens: int,
+    temperature: float,
+    params: Params,
+    tokens: jax.Array,
+    segments: jax.Array,
+    key: Key,
+) -> jax.Array:
+    length = tokens.shape[1]
+    last = jnp.broadcast_to(segments[:, -1:], (len(tokens), num_tokens))
+    whole = Tokens(
+        jnp.pad(tokens, ((0, 0), (0, num_tokens))), jnp.concatenate([segments, last], axis=1)
+    )
+
+    def step(i: Any, tokens: jax.Array) -> jax.Array:
+        logits: Any = apply(params, whole._replace(tokens=tokens))  # type: ignore[arg-type]
+        here = jax.lax.dynamic_index_in_dim(logits, length + i - 1, axis=1, keepdims=False)
+        if temperature:
+            drawn = jax.random.categorical(jax.random.fold_in(key, i), here / temperature)
+        else:
+            drawn = jnp.argmax(here, axis=-1)
+        return tokens.at[:, length + i].set(drawn.astype(tokens.dtype))
+
+    return jax.lax.fori_loop(0, num_tokens, step, whole.tokens)[:, length:]
+
+
+_continued = jax.jit(_continue, static_argnums=(0, 1, 2))

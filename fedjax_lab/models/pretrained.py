@@ -1,0 +1,319 @@
+"""Weights of others: from their files into a model's params, and back.
+
+Everything that can be checked without reading a number (names, shapes, dtypes) is checked first.
+Then each array goes to its devices block by block, so that the host never holds a second copy of
+the weights: what is larger than a block is filled on the device.
+"""
+
+import fnmatch
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from fedjax_lab.checks import check_int
+from fedjax_lab.models.base import Model
+from fedjax_lab.models.decoder import decoder
+from fedjax_lab.models.decoder_config import DecoderConfig, config_fields, read_decoder_config
+from fedjax_lab.models.weight_files import WeightFiles, write_folder
+from fedjax_lab.models.weight_tables import DECODER_IGNORED, Stored, Table, decoder_table
+from fedjax_lab.types import Params, PyTree
+
+BLOCK_BYTES = 2**24  # what the host holds of an array that is larger
+# Where params go: nothing (the default device), one sharding for all, or shapes -> shardings.
+Placement = Sharding | Callable[[PyTree], PyTree] | None
+
+
+def load_pretrained(
+    folder: str | Path,
+    *,
+    dtype: Any = None,
+    sharding: Placement = None,
+    remat: bool = False,
+    adapter_dropout: float = 0.0,
+) -> tuple[Model, Params]:
+    """Read a Llama or Qwen2 model as ``transformers`` saves it.
+
+    ::
+
+        model, params = models.load_pretrained("qwen2-0.5b")
+        logits = model.apply(params, tokens)  # int [B, T] -> float32 [B, T, V]
+
+    Nothing is downloaded and nothing unpickled.
+
+    Args:
+      folder: has ``config.json``, and ``model.safetensors`` or an index and the files it names.
+      dtype: of the params, such as "bfloat16"; None: that of the files' first array.
+      sharding: where params go. None: to the default device. A ``jax.sharding.Sharding``: all of
+        them there. Or a function of the params' shapes that returns a pytree of shardings, such as
+        ``lambda shapes: fedjax_lab.model_shardings(shapes, "shard_map:1x4")``; then each device
+        gets its part alone.
+      remat, adapter_dropout: as for ``models.decoder``.
+
+    Returns:
+      (model, params).
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: a file is damaged, the configuration asks for what the decoder does not compute,
+        or an array is missing, left over, of another shape or has numbers that are not finite.
+      ImportError: the package safetensors is missing.
+    """
+    config = read_decoder_config(folder)
+    files = WeightFiles(folder)
+    if dtype is None:
+        dtype = next((e.dtype for e in files.entries.values() if e.dtype is not None), "float32")
+    model = decoder(config, dtype=dtype, remat=remat, adapter_dropout=adapter_dropout)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    return model, _load(files, _placed(shapes, sharding), decoder_table(config), DECODER_IGNORED)
+
+
+def save_pretrained(
+    folder: str | Path,
+    config: DecoderConfig,
+    params: Params,
+    *,
+    max_shard_bytes: int = 2**30,
+) -> None:
+    """Write a decoder as ``transformers`` reads it: ``config.json`` and ``*.safetensors``.
+
+    Args:
+      folder: is made; one that is there must be empty.
+      config: of the decoder.
+      params: of ``models.decoder(config)``, without adapters beside kernels: merge them first.
+      max_shard_bytes: files are no larger, unless a single array is; about as much of the params
+        is on the host at once.
+
+    Raises:
+      ValueError: the params are not those of the configuration, hold numbers that are not finite,
+        or ``transformers`` has no such configuration.
+      FileExistsError: the folder holds something.
+      FileNotFoundError: the folder that it would be in does not exist.
+      ImportError: the package safetensors is missing.
+    """
+    check_int("max_shard_bytes", max_shard_bytes, minimum=1)
+    fields, table = config_fields(config), decoder_table(config)
+    leaves = _leaves(params)
+    expected = jax.eval_shape(decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    wanted = {path: leaf.shape for path, leaf in _leaves(expected).items()}
+    for path in sorted({*wanted, *leaves}):
+        found = leaves[path].shape if path in leaves else "nothing"
+        if found != wanted.get(path, "nothing"):
+            raise ValueError(
+                f"params have {found} at {path!r}; the configuration has "
+                f"{wanted.get(path, 'nothing')}."
+            )
+        if not jnp.isfinite(leaves[path]).all():
+            raise ValueError(f"params have a number at {path!r} that is not finite.")
+    fields["torch_dtype"] = np.dtype(leaves["embedding"].dtype).name
+    sizes, parts = {}, []
+    for path, stored in table.items():
+        leaf = leaves[path]
+        for layer, name in enumerate(stored.names(leaf.shape)):
+            count = leaf.size // leaf.shape[0] if stored.is_stacked else leaf.size
+            sizes[name] = count * leaf.dtype.itemsize
+            parts.append((name, stored, leaf, layer))
+
+    def arrays() -> Iterator[tuple[str, np.ndarray]]:
+        for name, stored, leaf, layer in parts:
+            one = leaf[layer] if stored.is_stacked else leaf
+            yield name, stored.to_stored(np.asarray(one))
+
+    write_folder(Path(folder), fields, sizes, arrays(), max_shard_bytes)
+
+
+def load_safetensors(
+    path: str | Path,
+    into: PyTree,
+    rename: Table | Callable[[str], Stored | str] | None = None,
+    *,
+    ignore: Sequence[str] = (),
+) -> Params:
+    """Read arrays into a pytree of known shapes.
+
+    Args:
+      path: a file ending in .safetensors; or a folder with ``model.safetensors``, or with an index
+        and the files it names.
+      into: pytree of arrays or of ``jax.ShapeDtypeStruct``: the shapes, the dtypes (floats are
+        converted) and, where a leaf has one, the sharding. Arrays are not changed.
+      rename: path of a leaf, such as "layers/query/kernel" -> what it is called in the file, or how
+        it is ``Stored``; a mapping or a function. None: as the leaf, which is how the package
+        exports. ``weight_tables`` has tables for the decoder and for PyTorch's convolutional nets.
+      ignore: patterns of names that the files may have besides, such as ``"*num_batches_tracked"``.
+
+    Returns:
+      A pytree like ``into``.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: a file is damaged; an array is missing, left over, of another shape, holds no
+        floats, or numbers that are not finite; or ``rename`` has no entry for a leaf.
+      ImportError: the package safetensors is missing.
+    """
+    table: Table
+    if rename is None:
+        table = {path: path for path in _leaves(into)}
+    elif callable(rename):
+        table = {path: rename(path) for path in _leaves(into)}
+    else:
+        table = rename
+    return _load(WeightFiles(path), into, table, ignore)
+
+
+def _load(files: WeightFiles, into: PyTree, table: Table, ignore: Sequence[str]) -> Params:
+    plan = _checked(files, into, table, ignore)
+    filled = [_fill(files, leaf, stored) for leaf, stored in plan]
+    return jax.tree.unflatten(jax.tree.structure(into), filled)
+
+
+def _checked(
+    files: WeightFiles, into: PyTree, table: Table, ignore: Sequence[str]
+) -> list[tuple[Any, Stored]]:
+    """Each leaf and how it is stored, when all names, shapes and dtypes are right."""
+    leaves = _leaves(into)
+    if unlike := sorted(leaves.keys() ^ table.keys()):
+        raise ValueError(f"rename and into differ: {_few(unlike)} is in one of them alone.")
+    plan: list[tuple[Any, Stored]] = []
+    names: list[str] = []
+    for path, leaf in leaves.items():
+        told = table[path]
+        stored = Stored(told) if isinstance(told, str) else told
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(f"into has {leaf.dtype} at {path!r}; it must hold floats.")
+        if not stored.fits(leaf.shape):
+            raise ValueError(f"into has {leaf.shape} at {path!r}, which cannot be {stored}.")
+        plan.append((leaf, stored))
+        names += stored.names(leaf.shape)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"rename has two leaves for {twice!r}.")
+    if missing := [name for name in names if name not in files.entries]:
+        raise ValueError(f"the files lack {_few(missing)}.")
+    wanted = set(names)
+    left = [
+        name
+        for name in files.entries
+        if name not in wanted and not any(fnmatch.fnmatchcase(name, p) for p in ignore)
+    ]
+    if left:
+        raise ValueError(f"the files have {_few(left)} besides, for which the model has no place.")
+    for leaf, stored in plan:
+        expected = stored.stored_shape(leaf.shape)
+        for name in stored.names(leaf.shape):
+            entry = files.entries[name]
+            if entry.shape != expected or entry.dtype is None:
+                raise ValueError(
+                    f"{entry.file}: {name!r} is {entry.kind}{list(entry.shape)}; it must be floats "
+                    f"{list(expected)}."
+                )
+    return plan
+
+
+def _fill(files: WeightFiles, leaf: Any, stored: Stored) -> jax.Array:
+    """One leaf, read and placed."""
+    shape, dtype, sharding = leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)
+    names = stored.names(shape)
+    if np.dtype(dtype).itemsize * leaf.size <= BLOCK_BYTES:
+        whole = np.empty(shape, dtype)
+        for layer, name in enumerate(names):
+            place = whole[layer] if stored.is_stacked else whole
+            place[...] = stored.to_leaf(files.read(name))
+        return jnp.asarray(whole) if sharding is None else jax.device_put(whole, sharding)
+    if sharding is None:
+        return _fill_part(files, shape, dtype, stored, (slice(None),) * len(shape), None)
+    parts = [
+        _fill_part(files, shape, dtype, stored, index, device)
+        for device, index in sharding.addressable_devices_indices_map(shape).items()
+    ]
+    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+
+
+def _fill_part(
+    files: WeightFiles,
+    shape: tuple[int, ...],
+    dtype: Any,
+    stored: Stored,
+    index: tuple[slice, ...],
+    device: Any,
+) -> jax.Array:
+    """What one device holds of a leaf, filled there block by block."""
+    ranges = [s.indices(size)[:2] for s, size in zip(index, shape, strict=True)]
+    sizes = tuple(stop - start for start, stop in ranges)
+    part = jnp.zeros(sizes, dtype, device=device)
+    layers = range(*ranges[0]) if stored.is_stacked else (0,)
+    inner = ranges[1:] if stored.is_stacked else ranges
+    axes = tuple(range(len(inner))) if stored.axes is None else stored.axes
+    names = stored.names(shape)
+    for place, layer in enumerate(layers):
+        for block, starts in _blocks(files, names[layer], stored, inner, axes):
+            starts = (place, *starts) if stored.is_stacked else starts
+            block = jax.device_put(block, part.sharding if device is None else device)
+            part = _put(part, block, starts, axes)
+            part.block_until_ready()  # blocks on their way would pile up
+    return part
+
+
+def _blocks(
+    files: WeightFiles,
+    name: str,
+    stored: Stored,
+    inner: list[tuple[int, int]],
+    axes: tuple[int, ...],
+) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
+    """Parts of a stored array as they lie in the file, and where they go in the leaf's part."""
+    if stored.image is not None or len(inner) > 2:  # small in practice: whole, then cut
+        whole = stored.to_leaf(files.read(name))[tuple(slice(*r) for r in inner)]
+        yield whole.transpose(np.argsort(axes)), (0,) * len(inner)
+        return
+    wanted = [inner[axes.index(axis)] for axis in range(len(axes))]  # in the file's order
+    (first, last), rest = wanted[0], wanted[1:]
+    width = rest[0][1] - rest[0][0] if rest else 1
+    rows = max(1, BLOCK_BYTES // (width * 8))
+    columns = slice(*rest[0]) if rest else None
+    for top in range(first, last, rows):
+        block = files.read(name, slice(top, min(top + rows, last)), columns)
+        at = (top - first, *(0 for _ in rest))
+        yield block, tuple(at[axis] for axis in axes)
+
+
+@functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
+def _put(
+    part: jax.Array, block: jax.Array, starts: tuple[jax.Array, ...], axes: tuple[int, ...]
+) -> jax.Array:
+    block = block.transpose(axes).astype(part.dtype)
+    block = block.reshape((1,) * (part.ndim - block.ndim) + block.shape)
+    return jax.lax.dynamic_update_slice(part, block, starts)
+
+
+def _placed(shapes: PyTree, sharding: Placement) -> PyTree:
+    if sharding is None:
+        return shapes
+    if not isinstance(sharding, Sharding) and not callable(sharding):
+        raise TypeError(
+            f"sharding is a {type(sharding).__name__}; it must be None, a jax.sharding.Sharding, or"
+            " a function of the params' shapes."
+        )
+    where: Any = sharding if isinstance(sharding, Sharding) else sharding(shapes)
+    where = jax.tree.broadcast(where, shapes) if isinstance(where, Sharding) else where
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        shapes,
+        where,
+    )
+
+
+def _leaves(tree: PyTree) -> dict[str, Any]:
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _few(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(repr(name) for name in names[:3]) + rest

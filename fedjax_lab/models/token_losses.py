@@ -1,0 +1,123 @@
+"""Losses of rows in which only some tokens are scored: answers, and no padding.
+
+Axes: B rows, T places of a row, V tokens of the vocabulary. ``examples`` has ``x``, which the model
+takes (such as ``Tokens``), and ``y`` int [B, T], the next token of each place or -1 where none is
+scored, as ``data.pack`` gives them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.checks import check_number, is_traced
+from fedjax_lab.models.base import Apply
+from fedjax_lab.models.losses import at_least_float32, check_functions
+from fedjax_lab.types import Key, LossFn, Params, PyTree
+
+
+def answer_loss(apply: Apply, tokens_per_row: float | None = None) -> LossFn:
+    """Cross-entropy of the scored tokens of each row, for training: dropout is on.
+
+    Args:
+      apply: ``(params, x, key) -> logits`` float [B, T, V], such as the ``apply`` of
+        ``models.decoder``.
+      tokens_per_row: None: the mean over a row's scored tokens, so that each row counts the same.
+        A number: their sum divided by it, so that each token counts the same, in whichever row it
+        is; ``data.scored_per_row`` makes the mean over rows the mean over tokens.
+
+    Returns:
+      ``loss_fn(params, examples, key) -> float32 [B]``; 0 of a row in which nothing is scored.
+
+    Raises:
+      TypeError: ``apply`` is no function (at construction).
+      ValueError: ``tokens_per_row`` is out of range; logits are not [B, T, V], or targets not
+        integers [B, T] (when traced).
+    """
+    _check(apply, tokens_per_row)
+
+    def loss_fn(params: Params, examples: PyTree, key: Key) -> jax.Array:
+        logits = apply(params, examples.x, key)
+        losses, scored = _losses(logits, examples.y)
+        return _per_row(losses, scored, tokens_per_row)
+
+    return loss_fn
+
+
+def answer_counts(
+    apply: Apply, tokens_per_row: float | None = None
+) -> Callable[[Params, PyTree], tuple[jax.Array, jax.Array]]:
+    """Share of scored tokens foretold and their cross-entropy, of each row: nothing is random.
+
+    The perplexity of a set is exp of its mean loss with ``tokens_per_row`` from
+    ``data.scored_per_row``.
+
+    Args:
+      apply: as for ``answer_loss``; gets the key None.
+      tokens_per_row: as for ``answer_loss``.
+
+    Returns:
+      ``counts(params, examples) -> (correct, loss)``, both float32 [B].
+
+    Raises:
+      TypeError, ValueError: as ``answer_loss``.
+    """
+    _check(apply, tokens_per_row)
+
+    def counts(params: Params, examples: PyTree) -> tuple[jax.Array, jax.Array]:
+        logits = apply(params, examples.x, None)
+        losses, scored = _losses(logits, examples.y)
+        right = (jnp.argmax(logits, axis=-1) == examples.y).astype(jnp.float32)
+        return _per_row(right, scored, tokens_per_row), _per_row(losses, scored, tokens_per_row)
+
+    def check(params: Params, examples: PyTree) -> None:
+        if is_traced((params, examples)):
+            return
+        logits = jax.eval_shape(lambda p, e: apply(p, e.x, None), params, examples)
+        labels = np.asarray(examples.y)
+        if labels.size and not -1 <= labels.min() <= labels.max() < logits.shape[-1]:
+            raise ValueError(
+                f"examples.y has tokens from {labels.min()} to {labels.max()}; the model has "
+                f"{logits.shape[-1]} logits, for 0 to {logits.shape[-1] - 1}, and -1 is not scored."
+            )
+
+    counts.check = check  # type: ignore[attr-defined]
+    return counts
+
+
+def _losses(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cross-entropy [B, T], in float32 or what is wider, and what is scored, bool [B, T]."""
+    if targets.ndim != 2 or not jnp.issubdtype(targets.dtype, jnp.integer):
+        raise ValueError(
+            f"examples.y has shape {targets.shape} and dtype {targets.dtype}; it must be the next "
+            "token of each place, integers [B, T]."
+        )
+    if logits.ndim != 3 or logits.shape[:2] != targets.shape:
+        rows, length = targets.shape
+        raise ValueError(
+            f"apply returned logits of shape {logits.shape} for targets of shape {targets.shape}; "
+            f"they must be [B, T, V] = [{rows}, {length}, number of tokens]."
+        )
+    scored = targets >= 0
+    wide = at_least_float32(logits)
+    total = jax.nn.logsumexp(wide, axis=-1)
+    # A token without a logit makes the loss NaN, and is no other token.
+    picked = jnp.take_along_axis(
+        wide, jnp.where(scored, targets, 0)[..., None], axis=-1, mode="fill", fill_value=jnp.nan
+    )
+    return jnp.where(scored, total - picked[..., 0], 0), scored
+
+
+def _per_row(values: jax.Array, scored: jax.Array, tokens_per_row: float | None) -> jax.Array:
+    sums = jnp.where(scored, values, 0).sum(axis=1)
+    if tokens_per_row is not None:
+        return sums / tokens_per_row
+    return sums / jnp.maximum(scored.sum(axis=1), 1)
+
+
+def _check(apply: Any, tokens_per_row: float | None) -> None:
+    check_functions(apply, None)
+    if tokens_per_row is not None:
+        check_number("tokens_per_row", tokens_per_row, minimum=0, exclusive_minimum=True)

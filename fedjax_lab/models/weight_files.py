@@ -1,0 +1,278 @@
+"""Files of weights in the format safetensors: one, or several with an index.
+
+The library ``safetensors`` reads and checks each file's header: a file that is damaged, cut off or
+longer than its header says is refused when it is opened. Nothing here unpickles anything. Names,
+shapes and dtypes are known before any number is read. The numbers are read row by row as they lie:
+the library would hold a whole array for a part of it, or map the file into memory.
+"""
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.models.decoder_config import read_json
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_FLOATS = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
+}
+_SIZES = {
+    **{kind: dtype.itemsize for kind, dtype in _FLOATS.items()},
+    **{"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1},
+}
+
+
+class Entry(NamedTuple):
+    """An array in a file.
+
+    Attributes:
+      file: which one.
+      shape: as stored.
+      dtype: of floats; None: it holds something else.
+      kind: as the format calls it, such as "BF16".
+      offset: of its first byte in the file.
+    """
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype | None
+    kind: str
+    offset: int
+
+
+class WeightFiles:
+    """Files of weights, whose arrays are read one at a time.
+
+    Attributes:
+      entries: name of an array -> ``Entry``.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Check all files.
+
+        Args:
+          path: a file ending in .safetensors, or a folder with ``model.safetensors`` or with
+            ``model.safetensors.index.json`` and the files that it names.
+
+        Raises:
+          FileNotFoundError: there is no such file or folder, or a file is missing.
+          ValueError: a file is damaged, or the index does not say what the files hold.
+          ImportError: the package safetensors is missing, or too old.
+        """
+        self.entries: dict[str, Entry] = {}
+        folder, index = _find(Path(path))
+        for file in [folder] if index is None else [folder / name for name in _shards(index)]:
+            for name, entry in _entries(file):
+                if name in self.entries:
+                    raise ValueError(f"{name!r} is in {self.entries[name].file} and in {file}.")
+                self.entries[name] = entry
+        if index is not None:
+            _check_index(index, folder, self.entries)
+
+    def read(
+        self, name: str, rows: slice | None = None, columns: slice | None = None
+    ) -> np.ndarray:
+        """Read an array of floats, or a part of it.
+
+        Args:
+          name: of the array.
+          rows: of its first axis; None: all.
+          columns: of its second axis; None: all.
+
+        Returns:
+          A new array, in the dtype of the file.
+
+        Raises:
+          ValueError: a number in it is not finite, or the file is no longer what it was.
+        """
+        entry = self.entries[name]
+        assert entry.dtype is not None
+        first, last = (0, 1) if not entry.shape else (0, entry.shape[0])
+        if rows is not None:
+            first, last = rows.start, rows.stop
+        row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        size, offset = (last - first) * row, entry.offset + first * row
+        read = np.fromfile(entry.file, np.uint8, size, offset=offset)
+        if len(read) < size:
+            raise ValueError(f"{entry.file} has been cut off since it was opened.")
+        shape = (last - first, *entry.shape[1:]) if entry.shape else ()
+        found = read.view(entry.dtype).reshape(shape)
+        if columns is not None:
+            found = found[:, columns]
+        if not np.isfinite(found).all():
+            raise ValueError(f"{entry.file}: {name!r} has a number that is not finite.")
+        return found
+
+
+def _find(path: Path) -> tuple[Path, Path | None]:
+    """(the file, None), or (the folder, its index)."""
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise ValueError(f"path is {str(path)!r}; it must end in .safetensors.")
+        return path, None
+    if not path.is_dir():
+        raise FileNotFoundError(f"there is no file or folder {str(path)!r}.")
+    single, index = (path / name for name in (SINGLE, INDEX))
+    if single.is_file() and index.is_file():
+        raise ValueError(f"{path} has both {SINGLE} and {INDEX}; one must go.")
+    if single.is_file():
+        return single, None
+    if index.is_file():
+        return path, index
+    pickled = sorted(file.name for file in path.iterdir() if file.suffix in (".bin", ".pt", ".pth"))
+    raise FileNotFoundError(
+        f"{path} has neither {SINGLE} nor {INDEX}."
+        + (f" {pickled[0]} is not read: unpickling runs code." if pickled else "")
+    )
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    found = read_json(index).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f"{index} has no weight_map from names of arrays to names of files.")
+    for name, file in found.items():
+        plain = isinstance(file, str) and file.endswith(".safetensors")
+        if not plain or "\0" in file or any(mark in file for mark in ("/", "\\", ":")):
+            raise ValueError(
+                f"{index}: {name!r} is in {file!r}; it must be the name of a .safetensors file in "
+                "the same folder."
+            )
+    return found
+
+
+def _shards(index: Path) -> list[str]:
+    return sorted(set(_weight_map(index).values()))
+
+
+def _check_index(index: Path, folder: Path, entries: Mapping[str, Entry]) -> None:
+    told = {name: folder / file for name, file in _weight_map(index).items()}
+    for name in sorted(told.keys() | entries.keys()):
+        if name not in entries or told.get(name) != entries[name].file:
+            there = entries[name].file.name if name in entries else "no file"
+            claimed = told[name].name if name in told else "no file"
+            raise ValueError(f"{index}: {name!r} is said to be in {claimed}; it is in {there}.")
+
+
+def _entries(file: Path) -> Iterator[tuple[str, Entry]]:
+    """The arrays of a file, as its header lists them: one after the other, without gaps."""
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise ImportError(
+            "reading .safetensors needs the package safetensors: "
+            "`pip install 'fedjax-lab[pretrained]'`."
+        ) from error
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no file {file}, which the index names.")
+    found = []
+    try:
+        with safe_open(file, framework="numpy") as handle:
+            for name in handle.offset_keys():
+                part = handle.get_slice(name)
+                found.append((name, str(part.get_dtype()), tuple(part.get_shape())))
+    except Exception as error:  # the library's own, by what is wrong
+        raise ValueError(f"{file} is no whole file of safetensors: {error}") from error
+    sizes = []
+    for name, kind, shape in found:
+        if kind not in _SIZES:
+            raise ValueError(f"{file}: {name!r} holds {kind}, which is not read.")
+        sizes.append(_SIZES[kind] * math.prod(shape))
+    offset = file.stat().st_size - sum(sizes)
+    for (name, kind, shape), size in zip(found, sizes, strict=True):
+        yield name, Entry(file, shape, _FLOATS.get(kind), kind, offset)
+        offset += size
+
+
+# --- writing
+
+
+def write_folder(
+    folder: Path,
+    fields: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    arrays: Iterable[tuple[str, np.ndarray]],
+    max_shard_bytes: int,
+    names: tuple[str, str] = ("config.json", SINGLE),
+) -> None:
+    """Write the configuration and the arrays, in as few files as may be; whole or not at all.
+
+    Args:
+      folder: must not exist, or be empty.
+      fields: of the configuration.
+      sizes: bytes of each array, in the order of ``arrays``.
+      arrays: (name, array), made one file at a time.
+      max_shard_bytes: of a file, unless a single array is larger.
+      names: of the configuration, and of the arrays' file where there is one.
+
+    Raises:
+      FileExistsError: the folder holds something.
+      FileNotFoundError: the folder that it would be in does not exist.
+      ImportError: the package safetensors is missing.
+    """
+    from safetensors.numpy import save_file
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"folder is {str(folder)!r}, which is there and not empty.")
+    if not folder.parent.is_dir():
+        raise FileNotFoundError(f"folder is {str(folder)!r}; there is no {folder.parent}.")
+    shards = _divide(sizes, max_shard_bytes)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        (scratch / names[0]).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        files = [
+            names[1] if len(shards) == 1 else f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+            for i in range(1, len(shards) + 1)
+        ]
+        following = iter(arrays)
+        for name, shard in zip(files, shards, strict=True):
+            held = {array: np.ascontiguousarray(value) for array, value in _take(following, shard)}
+            save_file(held, scratch / name, metadata={"format": "pt"})
+            del held
+        if len(shards) > 1:
+            where = {
+                array: name for name, shard in zip(files, shards, strict=True) for array in shard
+            }
+            index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+            (scratch / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        scratch.chmod(0o777 & ~_umask())
+        os.replace(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _divide(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if shards[-1] and filled + size > limit:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    return shards
+
+
+def _take(
+    arrays: Iterator[tuple[str, np.ndarray]], names: list[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    for name in names:
+        found, array = next(arrays)
+        assert found == name
+        yield found, array
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

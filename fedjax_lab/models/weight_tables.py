@@ -1,0 +1,219 @@
+"""What the arrays of a file are called, and how they lie: tables from our names to others'.
+
+A table says for the path of each leaf, such as "layers/query/kernel", how it is ``Stored``. The
+same table serves for reading and for writing.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab.models.decoder_config import DecoderConfig
+from fedjax_lab.types import Params
+
+# Buffers of files that are computed from the configuration.
+DECODER_IGNORED = ("model.layers.*.self_attn.rotary_emb.inv_freq",)
+TORCH_IGNORED = ("*num_batches_tracked",)
+
+
+class Stored(NamedTuple):
+    """How a leaf is stored in a file.
+
+    Attributes:
+      name: of the array. With "{layer}" in it the leaf is stacked, and each layer is an array.
+      axes: the leaf (of one layer) is the stored array transposed so; None: as it is.
+      image: (C, H, W) of the images that a dense kernel's rows are, which are stored in this order
+        and lie in the order H, W, C in the leaf; then ``axes`` is (1, 0). None: no images.
+    """
+
+    name: str
+    axes: tuple[int, ...] | None = None
+    image: tuple[int, int, int] | None = None
+
+    def names(self, shape: tuple[int, ...]) -> list[str]:
+        """The arrays that a leaf of this shape is stored in.
+
+        Args:
+          shape: of the leaf, with the axis of layers.
+        """
+        if not self.is_stacked:
+            return [self.name]
+        return [self.name.format(layer=layer) for layer in range(shape[0])]
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether the leaf's first axis counts layers."""
+        return "{layer}" in self.name
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of each stored array.
+
+        Args:
+          shape: of the leaf.
+        """
+        shape = shape[1:] if self.is_stacked else shape
+        if self.axes is None:
+            return shape
+        return tuple(shape[self.axes.index(axis)] for axis in range(len(self.axes)))
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a leaf of this shape can be stored so.
+
+        Args:
+          shape: of the leaf.
+        """
+        inner = shape[1:] if self.is_stacked else shape
+        if len(inner) < len(shape) - 1 or (self.is_stacked and not shape):
+            return False
+        if self.axes is not None and sorted(self.axes) != list(range(len(inner))):
+            return False
+        return self.image is None or (self.axes == (1, 0) and math.prod(self.image) == inner[0])
+
+    def to_leaf(self, stored: np.ndarray) -> np.ndarray:
+        """What a stored array is in the leaf, a view where it can be.
+
+        Args:
+          stored: the whole array [...].
+        """
+        if self.image is not None:
+            stored = stored.reshape(-1, *self.image).transpose(0, 2, 3, 1)
+            stored = stored.reshape(len(stored), -1)
+        return stored if self.axes is None else stored.transpose(self.axes)
+
+    def to_stored(self, leaf: np.ndarray) -> np.ndarray:
+        """The inverse of ``to_leaf``.
+
+        Args:
+          leaf: [...], of one layer.
+        """
+        stored = leaf if self.axes is None else leaf.transpose(np.argsort(self.axes))
+        if self.image is not None:
+            channels, height, width = self.image
+            stored = stored.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
+            stored = stored.reshape(len(stored), -1)
+        return stored
+
+
+Table = Mapping[str, Stored | str]
+
+
+def decoder_table(config: DecoderConfig) -> dict[str, Stored]:
+    """The names of Llama and Qwen2 models, for the params of ``models.decoder``.
+
+    Args:
+      config: of the decoder.
+    """
+    modules = {
+        "attention_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+        "query": "self_attn.q_proj",
+        "key": "self_attn.k_proj",
+        "value": "self_attn.v_proj",
+        "out": "self_attn.o_proj",
+        "gate": "mlp.gate_proj",
+        "up": "mlp.up_proj",
+        "down": "mlp.down_proj",
+    }
+    with_bias = {
+        **dict.fromkeys(("query", "key", "value"), config.qkv_bias),
+        "out": config.out_bias,
+        **dict.fromkeys(("gate", "up", "down"), config.mlp_bias),
+    }
+    table = {"embedding": Stored("model.embed_tokens.weight")}
+    for ours, theirs in modules.items():
+        name = f"model.layers.{{layer}}.{theirs}"
+        if ours.endswith("norm"):
+            table[f"layers/{ours}/scale"] = Stored(f"{name}.weight")
+            continue
+        table[f"layers/{ours}/kernel"] = Stored(f"{name}.weight", (1, 0))
+        if with_bias[ours]:
+            table[f"layers/{ours}/bias"] = Stored(f"{name}.bias")
+    table["norm/scale"] = Stored("model.norm.weight")
+    if not config.tie:
+        table["head/kernel"] = Stored("lm_head.weight", (1, 0))
+    return table
+
+
+def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict[str, Stored]:
+    """The names and orientations of a PyTorch state dict, for a network of this package.
+
+    Convolutions' kernels become [h, w, C, F], dense ones [m, n]. The rows of the first dense kernel
+    are put from PyTorch's order of flattened images (C, H, W) into ours (H, W, C); the images are
+    taken to be square. Norms' ``scale`` is PyTorch's ``weight``.
+
+    Args:
+      params: of the model, or their shapes.
+      layers: path of a layer -> name of PyTorch's module, such as {"blocks_0/conv": "conv1"}. None:
+        convolutions are conv1, conv2, ... in order and dense layers fc1, fc2, ..., as in ``cnn``,
+        ``lenet5`` and the like without norms.
+
+    Raises:
+      ValueError: a layer has no name or is none of the model's, a leaf is of no known kind, or the
+        first dense kernel's rows are no square images.
+    """
+    leaves = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    paths = sorted({path.rpartition("/")[0] for path in leaves}, key=_in_order)
+    if layers is None:
+        layers = dict(_numbered(paths, leaves))
+    if unknown := sorted({*layers} ^ {*paths}):
+        raise ValueError(
+            f"layers has {sorted(layers)}, the params have {paths}; {unknown} is in one alone."
+        )
+    table: dict[str, Stored] = {}
+    channels = None  # of the convolution before, until a dense layer comes
+    for layer in paths:
+        for leaf, shape in _of_layer(leaves, layer):
+            end = {"kernel": "weight", "scale": "weight"}.get(leaf, leaf)
+            if leaf not in ("kernel", "scale", "bias", "running_mean", "running_var"):
+                raise ValueError(f"params have {layer}/{leaf}, for which PyTorch has no such name.")
+            axes: tuple[int, ...] | None = None
+            image: tuple[int, int, int] | None = None
+            if leaf == "kernel" and len(shape) == 4:
+                axes, channels = (2, 3, 1, 0), shape[3]
+            elif leaf == "kernel":
+                axes = (1, 0)
+                if channels is not None:
+                    image, channels = _square(layer, shape, channels), None
+            table[f"{layer}/{leaf}"] = Stored(f"{layers[layer]}.{end}", axes, image)
+    return table
+
+
+def _of_layer(
+    leaves: Mapping[str, tuple[int, ...]], layer: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for path, shape in leaves.items():
+        folder, _, leaf = path.rpartition("/")
+        if folder == layer:
+            yield leaf, shape
+
+
+def _numbered(paths: list[str], leaves: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    counts = {"conv": 0, "fc": 0}
+    for path in paths:
+        shape = leaves.get(f"{path}/kernel")
+        if shape is None:
+            raise ValueError(f"layers is None, and {path} has no kernel; give the names of layers.")
+        kind = "conv" if len(shape) == 4 else "fc"
+        counts[kind] += 1
+        yield path, f"{kind}{counts[kind]}"
+
+
+def _square(layer: str, shape: tuple[int, ...], channels: int) -> tuple[int, int, int]:
+    side = math.isqrt(shape[0] // channels)
+    if side * side * channels != shape[0]:
+        raise ValueError(
+            f"{layer} has {shape[0]} inputs, which are no square images of {channels} channels."
+        )
+    return channels, side, side
+
+
+def _in_order(path: str) -> list[Any]:
+    """Numbers in a path count as numbers: blocks_2 comes before blocks_10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]

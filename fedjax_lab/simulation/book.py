@@ -1,0 +1,360 @@
+"""The history of a run: its rows, totals and clock, whether it diverged, and why it stopped."""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab import tree
+from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, QP_RESIDUALS, unsolved
+from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.chunks import Chunks
+from fedjax_lab.simulation.loggers import Hooks
+from fedjax_lab.simulation.recorder import Row
+from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.scores import Scores, as_value, is_enough
+from fedjax_lab.types import FedState, Metrics, Params
+
+_TIME = "simulated_seconds"  # a total, where rounds say how long they take
+
+
+class SimulationResult(NamedTuple):
+    """What a run leaves.
+
+    Attributes:
+      params: the last server model.
+      state: the method's last state.
+      history: one row per evaluation. ``round`` counts finished rounds; ``bytes_up``,
+        ``bytes_down`` and ``gradients`` (mini-batch gradients taken) are exact totals since
+        round 0; other metrics of the rounds are means over the rounds since the last row;
+        the rest is what ``evaluate`` returned.
+      seconds: time spent in rounds and evaluation, compilation left out; the parts before an
+        interruption are included.
+      compile_seconds: time spent compiling rounds, likewise.
+      stopped: why the run ended before its last round: "interrupt" (Ctrl-C or SIGTERM),
+        "stop_when" or "diverged"; None: it did not.
+      signal: the number of the signal that interrupted it; None: none did, or one that came to
+        another process of the run.
+    """
+
+    params: Params
+    state: FedState
+    history: list[Row]
+    seconds: float
+    compile_seconds: float
+    stopped: str | None
+    signal: int | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C or SIGTERM ended the run early."""
+        return self.stopped == "interrupt"
+
+
+class Book:
+    """Keeps the history of a run.
+
+    Args:
+      run: what is computed.
+      chunks: its state.
+      scores: what it is asked.
+      guarantees: rounds -> what rows say of the method's guarantees.
+      hooks: who is told of each row.
+      stop_when: as of ``simulate``.
+
+    Attributes:
+      history: the rows.
+      round: finished rounds.
+      seconds: time spent in rounds and evaluation, without compilation.
+      diverged: whether the run has to end.
+      enough: whether ``stop_when`` ends it.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        chunks: Chunks,
+        scores: Scores,
+        guarantees: Callable[[int], Row],
+        hooks: Hooks,
+        stop_when: Callable[[Row], Any] | None,
+    ):
+        self._run, self._chunks, self._scores, self._spent = run, chunks, scores, guarantees
+        self._hooks, self._stop_when = hooks, stop_when
+        self._watch = Watch(run.algorithm, run.on_nonfinite)
+        self.history: list[Row] = []
+        self.round, self.seconds, self.enough = 0, 0.0, False
+
+    def go_on_from(self, history: list[Row], round: int, spent: tuple[float, float]) -> None:
+        """Open the book where an earlier call ended, and tell of the rows from before.
+
+        Args:
+          history: the rows that there are.
+          round: finished rounds.
+          spent: (seconds, seconds of compilation) of earlier calls.
+        """
+        chunks, counts = self._chunks, self._run.in_round == "exclude"
+        self.history, self.round = history, round
+        self._tally = Tally(self._run.algorithm, chunks.params, history, counts)
+        self.seconds, before = spent
+        is_finished = round >= self._run.rounds
+        chunks.compile_seconds = before + (0 if is_finished else chunks.compile_seconds)
+        for row in history:
+            self._hooks(row)
+            self.enough = is_enough(self._stop_when, row)
+        self._began = time.perf_counter() - self.seconds - chunks.compile_seconds
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the model, or a whole cohort, was not finite."""
+        return self._watch.diverged
+
+    def goes_on(self, interrupted: bool) -> bool:
+        """Whether another chunk is to be run; in all processes the same.
+
+        Args:
+          interrupted: whether a signal came to this one.
+        """
+        if self.round >= self._run.rounds:
+            return False
+        flags = self._chunks.team.any_of(interrupted, self.enough)
+        interrupted, self.enough = flags
+        return not (interrupted or self.diverged or self.enough)
+
+    def look(self, first: int, state: FedState, metrics: Metrics) -> int:
+        """Look at a chunk of rounds, as ``Watch`` does.
+
+        Args:
+          first: number of its first round.
+          state: the state after it.
+          metrics: of its rounds, [length] each.
+        """
+        return self._watch.look(first, state, metrics)
+
+    def enter(self, length: int, metrics: Metrics) -> Row:
+        """Enter a chunk of rounds and its evaluation; returns its row.
+
+        Args:
+          length: its rounds.
+          metrics: of its rounds, [length] each.
+        """
+        self.round += length
+        chunks, stops = self._chunks, self._run.on_nonfinite == "stop"
+        taken = self._tally.names(metrics) | self._spent(0).keys()
+        if self.diverged and not (stops and chunks.is_finite()):
+            scores = self._scores.missing(self._run, chunks, self.history, taken)
+        else:
+            scores = self._scores.of(chunks, taken)
+        scores = {**self._spent(self.round), **scores}
+        row = {"round": self.round, **self._tally.row(metrics), **scores}
+        self.history.append(row)
+        self.shown = {"loss": row["loss"], **scores}
+        self.seconds = time.perf_counter() - self._began - self._chunks.compile_seconds
+        return row
+
+    def tell(self, row: Row) -> None:
+        """Hand a row to the hooks and to ``stop_when``; the hooks' time is not the run's.
+
+        Args:
+          row: the last one.
+        """
+        self._began += self._hooks(row)
+        self.enough = not self.diverged and is_enough(self._stop_when, row)
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run ended early, as of ``SimulationResult``."""
+        if self.diverged:
+            return "diverged"
+        if self.round >= self._run.rounds:
+            return None
+        return "stop_when" if self.enough else "interrupt"
+
+    def summary(self) -> Row:
+        """What summary.json says of the run."""
+        return {
+            "round": self.round,
+            "seconds": self.seconds,
+            "compile_seconds": self._chunks.compile_seconds,
+            "interrupted": self.stopped == "interrupt",
+            "stopped": self.stopped,
+        }
+
+    def result(self, signal: int | None) -> SimulationResult:
+        """What the run returns.
+
+        Args:
+          signal: the signal that came to this process, or None.
+        """
+        return SimulationResult(
+            jax.tree.map(lambda leaf: leaf, self._chunks.params),
+            self._chunks.result(),
+            self.history,
+            self.seconds,
+            self._chunks.compile_seconds,
+            self.stopped,
+            signal if self.stopped == "interrupt" else None,
+        )
+
+
+class Tally:
+    """Exact totals since round 0, and the rows of a history.
+
+    Args:
+      algorithm: the method, which knows what a client sends, receives and computes.
+      params: the server model.
+      history: rows of the rounds before, if there are any.
+      counts_nonfinite: whether the rounds say how many clients were not finite.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        params: Params,
+        history: Sequence[Row] = (),
+        counts_nonfinite: bool = True,
+    ):
+        self._bytes_up, self._bytes_down = algorithm.uplink(params), algorithm.downlink(params)
+        self._gradients_per_step = algorithm.gradients_per_step
+        self._totals: dict[str, float] = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
+        if counts_nonfinite:
+            self._totals["nonfinite_clients"] = 0
+        if history:
+            last = history[-1]
+            known = [*self._totals, *([_TIME] if _TIME in last else [])]
+            self._totals = {name: last[name] for name in known}
+
+    def names(self, metrics: Mapping[str, Any]) -> set[str]:
+        """The names of a row, beside those of an evaluation.
+
+        Args:
+          metrics: of rounds.
+        """
+        timed = (_TIME,) if "round_seconds" in metrics else ()
+        return {"round", "seconds", "compile_seconds", *metrics, *self._totals, *timed}
+
+    def row(self, metrics: Mapping[str, Any]) -> Row:
+        """Means over a chunk's rounds, and the new totals.
+
+        Args:
+          metrics: of the rounds, stacked [rounds].
+
+        Raises:
+          RuntimeError: a Poisson cohort had more clients than slots.
+        """
+        metrics = {name: np.asarray(values, np.float64) for name, values in metrics.items()}
+        _check_overflow(metrics.pop("overflow", False))
+        participants = metrics.pop("participants")
+        steps = metrics.pop("local_steps")
+        senders = round((participants * metrics.get("communicated", 1)).sum())
+        self._totals["bytes_up"] += senders * self._bytes_up
+        self._totals["bytes_down"] += senders * self._bytes_down
+        self._totals["gradients"] += round((participants * steps).sum()) * self._gradients_per_step
+        for name in ("bytes_up", "bytes_down"):
+            metrics.pop(name)
+        if "nonfinite_clients" in metrics:
+            self._totals["nonfinite_clients"] += round(metrics.pop("nonfinite_clients").sum())
+        if "round_seconds" in metrics:
+            spent = float(metrics["round_seconds"].sum())
+            self._totals[_TIME] = self._totals.get(_TIME, 0.0) + spent
+        row = {name: as_value(values.mean(0)) for name, values in sorted(metrics.items())}
+        return {**row, "local_steps": float(steps.mean()), **self._totals}
+
+
+def _check_overflow(overflow: Any) -> None:
+    if np.any(overflow):
+        raise RuntimeError(
+            "more clients came to a Poisson cohort than it has slots for, which one round in 10^9 "
+            "does; the run cannot go on: take another seed."
+        )
+
+
+class Watch:
+    """Watches over a run for values that are not finite, and for quadratic programs that are not
+    solved, and says so when they come.
+
+    Args:
+      algorithm: the method.
+      on_nonfinite: as of ``simulate``.
+
+    Attributes:
+      diverged: whether the run has to end.
+    """
+
+    def __init__(self, algorithm: Algorithm, on_nonfinite: str):
+        self._algorithm, self._stop_at_once = algorithm, on_nonfinite == "stop"
+        self._params_are_finite = jax.jit(lambda state: tree.all_finite(algorithm.params(state)))
+        self._told = self._told_of_programs = self._told_of_losses = False
+        self.diverged = False
+
+    def look(self, first: int, state: FedState, metrics: Mapping[str, Any]) -> int:
+        """Look at a chunk of rounds; returns how many came before the one that ends the run.
+
+        Args:
+          first: number of its first round, from 0.
+          state: the state after it.
+          metrics: of its rounds, [length] each.
+
+        Raises:
+          RuntimeError: a Poisson cohort had more clients than slots.
+        """
+        _check_overflow(metrics.get("overflow", False))
+        left = np.asarray(metrics["participants"])
+        excluded = np.asarray(metrics.get("nonfinite_clients", np.zeros_like(left)))
+        if self._stop_at_once and excluded.any():
+            self.diverged = True
+            at = int((excluded > 0).argmax())
+            self._warn(f"diverged: on_nonfinite is 'stop': the run ends before round {first + at}.")
+            return at
+        if excluded.any() and not self._told:
+            self._told = True
+            at = int(excluded.argmax())
+            self._warn(
+                f"in round {first + at} of {self._algorithm.name} {excluded[at]:.0f} of "
+                f"{excluded[at] + left[at]:.0f} clients gave values that are not finite and were "
+                "left out; rows count them as nonfinite_clients."
+            )
+        self._look_at_losses(first, left, metrics)
+        if not self._told_of_programs:
+            self._told_of_programs = self._warn_of_programs(first, metrics)
+        alone = (excluded > 0) & (left == 0)
+        if alone.any():
+            self.diverged = True
+            self._warn(f"diverged: in round {first + int(alone.argmax())} no client was finite.")
+        elif not self._params_are_finite(state):
+            self.diverged = True
+            self._warn(f"diverged: the server model is not finite after round {first + len(left)}.")
+        return len(left)
+
+    def _look_at_losses(self, first: int, left: np.ndarray, metrics: Mapping[str, Any]) -> None:
+        """Say so where clients that take part, whose messages are finite, have no finite loss."""
+        losses = np.asarray(metrics.get("loss", left))
+        if "nonfinite_clients" not in metrics:  # nobody is left out, and values may be anything
+            return
+        if self._told_of_losses or np.isfinite(losses[left > 0]).all():
+            return
+        self._told_of_losses = True
+        at = int((~np.isfinite(losses) & (left > 0)).argmax())
+        self._warn(
+            f"in round {first + at} of {self._algorithm.name} the loss is {losses[at]}, although "
+            "what the clients sent was not left out: its examples may have labels outside of the "
+            "logits, or the loss values that its gradients do not show. It trains on."
+        )
+
+    def _warn_of_programs(self, first: int, metrics: Mapping[str, Any]) -> bool:
+        found = {name: np.nan_to_num(metrics[name]) for name in QP_RESIDUALS if name in metrics}
+        for name in unsolved({name: values.max() for name, values in found.items()}):
+            at = int(found[name].argmax())
+            self._warn(
+                f"in round {first + at} of {self._algorithm.name} {name} is {found[name][at]:.2g}, "
+                f"above {LARGEST_RESIDUAL:g}: its quadratic programs were not solved, and what "
+                "they gave is no projection; reports mark the run."
+            )
+            return True
+        return False
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(text, UserWarning, stacklevel=4)

@@ -1,0 +1,112 @@
+"""What the caller's functions say of a model, as rows hold it, and when they end a run."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab.simulation.chunks import Chunks
+from fedjax_lab.simulation.recorder import Row
+from fedjax_lab.simulation.run import Run
+from fedjax_lab.types import FedState, Params
+
+
+class Scores(NamedTuple):
+    """What a run is asked at each evaluation.
+
+    Attributes:
+      evaluate: the server model -> dict of scalars, or None.
+      diagnose: the state -> dict of scalars, or None.
+    """
+
+    evaluate: Callable[[Params], Mapping[str, Any]] | None = None
+    diagnose: Callable[[FedState], Mapping[str, Any]] | None = None
+
+    def of(self, chunks: Chunks, taken: set[str]) -> Row:
+        """The scores of the present state, as a row holds them; all processes call it.
+
+        Args:
+          chunks: the run's.
+          taken: names that rows have already.
+
+        Raises:
+          TypeError: a function returned no dict, or something in it is no number.
+          ValueError: a name is taken.
+        """
+        found = _scores("evaluate", self.evaluate, chunks.params, taken)
+        if self.diagnose is None:
+            return found
+        return found | _scores("diagnose", self.diagnose, chunks.whole_state(), {*taken, *found})
+
+    def missing(self, run: Run, chunks: Chunks, history: Sequence[Row], taken: set[str]) -> Row:
+        """NaN under the names of the scores, for a model that is not evaluated.
+
+        The names are those of the last row. Before the first one, ``evaluate`` says them of the
+        first server model, and ``diagnose`` where JAX can trace it.
+
+        Args:
+          run: has the first server model.
+          chunks: have a state, of which the shapes count.
+          history: the rows so far.
+          taken: names that rows have beside the scores.
+        """
+        if history:
+            known = {name: value for name, value in history[-1].items() if name not in taken}
+        else:
+            known = _scores("evaluate", self.evaluate, run.params, taken)
+            if self.diagnose is not None:
+                with suppress(Exception):  # what cannot be traced, or is no dict
+                    shapes = jax.eval_shape(self.diagnose, chunks.whole_state())
+                    known |= {name: np.zeros(leaf.shape).tolist() for name, leaf in shapes.items()}
+        return {name: as_value(np.full(np.shape(value), np.nan)) for name, value in known.items()}
+
+
+def _scores(argument: str, function: Callable[..., Any] | None, value: Any, taken: set[str]) -> Row:
+    """What ``evaluate`` or ``diagnose`` says, as a row holds it."""
+    # A tree of its own: whoever puts something else into a dict changes no state of the run.
+    found = {} if function is None else function(jax.tree.map(lambda leaf: leaf, value))
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{argument} returned {type(found).__name__}; it must be a dict.")
+    for name in found:
+        if name in taken:
+            raise ValueError(
+                f"{argument} returned {name!r}, a name that rows have already; choose another."
+            )
+    try:
+        return {name: as_value(score) for name, score in found.items()}
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{argument} returned {found}; it must hold numbers: {error}.") from error
+
+
+def as_value(value: Any) -> float | list:
+    """A metric as a row holds it: a number, or a list of an array's numbers.
+
+    Args:
+      value: a number or an array.
+    """
+    array = np.asarray(value, np.float64)
+    return float(array) if array.ndim == 0 else array.tolist()
+
+
+def is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
+    """Whether the run ends after a row; what a file holds as null is NaN, as it was at first.
+
+    Args:
+      stop_when: as of ``simulate``.
+      row: of the history.
+
+    Raises:
+      TypeError: it returned several values.
+    """
+    if stop_when is None:
+        return False
+    said = stop_when({n: math.nan if v is None else v for n, v in row.items()})
+    if np.ndim(said):
+        raise TypeError(
+            f"stop_when returned {said!r}, of shape {np.shape(said)}; it must return one truth "
+            "value, such as bool(array.all())."
+        )
+    return bool(said)

@@ -1,0 +1,268 @@
+"""One call runs a whole simulation: chunks of rounds, with evaluation and checkpoints between.
+
+All randomness of a run depends on (seed, round, client id). The same seed gives the same bits
+on one kind of machine, whether or not the run was interrupted; other client maps and other
+devices agree up to rounding.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Unpack
+
+import jax
+
+from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
+from fedjax_lab.clients.model_axis import ParamsSharding
+from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
+from fedjax_lab.data.client_sampling import check_cohorts
+from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
+from fedjax_lab.round import ON_NONFINITE, Algorithm
+from fedjax_lab.simulation.arguments import (
+    check_config,
+    check_functions,
+    check_paths,
+    check_simulate,
+    check_training_labels,
+    warn_of_statistics,
+)
+from fedjax_lab.simulation.book import Book, SimulationResult
+from fedjax_lab.simulation.chunk_planner import placed_chunks
+from fedjax_lab.simulation.feed import feed_of, record_times, with_times
+from fedjax_lab.simulation.loggers import Hook, Hooks, Progress
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.recorder import Recorder, Row, check_names
+from fedjax_lab.simulation.run import Run, params_of
+from fedjax_lab.simulation.scores import Scores
+from fedjax_lab.simulation.stop import stop_on_signal
+from fedjax_lab.simulation.team import Team
+from fedjax_lab.storage.fingerprint import hash_program
+from fedjax_lab.storage.identity import run_contents, run_record
+from fedjax_lab.storage.programs import keep_by_default, say_where
+from fedjax_lab.storage.run_path import check_run_dir
+from fedjax_lab.types import FedState, Params
+from fedjax_lab.wrappers.private_state import key_of
+
+
+@scheduled
+def simulate(
+    algorithm: Algorithm,
+    params: Params | None,
+    clients: FederatedArrays | FederatedStream,
+    *,
+    state: FedState | None = None,
+    rounds: int,
+    times: ClientTimes | None = None,
+    seed: int = 0,
+    evaluate: Callable[[Params], Mapping[str, Any]] | None = None,
+    diagnose: Callable[[FedState], Mapping[str, Any]] | None = None,
+    eval_every: int = 10,
+    client_map: str = "auto",
+    client_store: str = "auto",
+    params_sharding: ParamsSharding = None,
+    run_dir: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    on_row: Hook | Iterable[Hook] = (),
+    stop_when: Callable[[Row], Any] | None = None,
+    profile_dir: str | Path | None = None,
+    progress: bool = False,
+    on_nonfinite: str = "exclude",
+    **schedule: Unpack[ScheduleOptions],
+) -> SimulationResult:
+    """Run ``rounds`` rounds of a method and return its history.
+
+    With several processes of ``jax.distributed``, each makes the same call and gets the same
+    result; process 0 alone writes, calls ``on_row`` and shows progress. See
+    ``fedjax_lab.simulation.team``.
+
+    With ``run_dir``, metrics and checkpoints are kept there, and a second call with the same
+    arguments goes on where the first one stopped, and with a larger ``rounds`` from its end; the
+    result equals that of an uninterrupted run bit for bit. The directory is bound to its run by
+    content: params or state, frozen weights, data, the compiled rounds, ``evaluate``, ``diagnose``
+    and ``sample_cohort``. Ctrl-C or SIGTERM finishes the running chunk, saves, and returns; a
+    second one stops at once. While the first chunk compiles, one of them ends the run at once.
+
+    A server model that is not finite, or a round in which no participant is, ends the run as
+    "diverged", with a warning: the model is not evaluated (its row has NaN under the names that
+    ``evaluate`` gives), and no checkpoint is written.
+
+    Args:
+      algorithm: the method.
+      params: the first server model; None with ``state``.
+      clients: the clients' data, on the device or a stream of examples on the host; see
+        ``fedjax_lab.data.stream``.
+      state: what the run starts from in place of ``algorithm.init(params, ...)``, such as
+        ``result.state`` of another run; its rounds are counted from 0. A private one (``with_dp``)
+        goes on to count, and nothing is drawn again that was drawn before. None: a fresh start.
+      rounds: rounds of the whole run.
+      times: who is there, how long clients compute and send, over-selection, a deadline; history
+        then has ``simulated_seconds``, too. None: everybody is there, and time is not counted.
+      seed: of the cohorts, mini-batches and everything random inside a round.
+      evaluate: params -> dict of scalars.
+      diagnose: state -> dict of scalars, called with each evaluation; such as
+        ``fedjax_lab.simulation.diagnostics.build_control_error`` returns.
+      eval_every: rounds between evaluations, which are also the compiled chunks.
+      client_map: see ``fedjax_lab.clients.mapping``; "auto" lets the planner choose, "measure"
+        times its two best plans first (a few rounds each) and remembers the answer.
+      client_store: where the table of client rows stands: whole on each "device" that runs
+        clients, "sharded" over them, or on the "host"; "auto" chooses by its size. With "host",
+        ``result.state.clients`` is a ``HostTable``. See ``fedjax_lab.simulation.placement``.
+      params_sharding: with a ``client_map`` of the kind "shard_map:CxM", how M devices divide the
+        params, all that is shaped like them, and frozen weights: a function (path of a leaf such
+        as "dense_0/kernel", leaf) -> ``PartitionSpec`` over the axis "model", or the specs
+        themselves, a prefix of the params' tree (with frozen weights, a pair of prefixes). None:
+        each array along its longest axis that M divides.
+      run_dir: where to keep metrics and checkpoints; None keeps nothing.
+      checkpoint_every: rounds between checkpoints, rounded up to a multiple of
+        ``eval_every``; None: a tenth of the run. The last round is always saved.
+      config: written to config.json beside what this function knows.
+      on_row: a function of a row, or several, called with each row of the history, those from
+        before an interruption first; see ``fedjax_lab.simulation.loggers``. One that raises an
+        error is left out from then on, with a warning.
+      stop_when: a function of a row; where it returns something true, the run ends after that row
+        and its checkpoint. It is called after ``on_row``, with the same rows, but not with that
+        of a run that diverged. It does not bind ``run_dir``: the same call returns what there
+        is, and one with another ``stop_when`` goes on. Its errors are the caller's.
+      profile_dir: a folder for a profile of ``eval_every`` rounds, once they are compiled; see
+        ``jax.profiler``. None: no profile.
+      progress: show progress on stderr.
+      on_nonfinite: a client whose message or row is not finite is left out of its round
+        ("exclude"; rows have the total ``nonfinite_clients``), ends the run before that round,
+        as diverged ("stop"), or is added up like the others ("keep").
+
+    Raises:
+      ValueError: an argument is out of range, a label has no logit, ``state`` is not the
+        method's, fits on no device
+        or is a private one of whose noise or cost not enough is known, a round's examples do not
+        fit into a stream's memory, ``run_dir`` holds more rounds, all checkpoints are damaged,
+        ``evaluate`` or ``diagnose`` returned a name that rows have, or processes were given unlike
+        arguments.
+      FileExistsError: ``run_dir`` holds another run.
+      BlockingIOError: another process is writing to ``run_dir``.
+      OSError: the disk is full.
+      ConnectionError: another process of the run has ended, or does not answer.
+      RuntimeError: another process of the run has failed, and says why; or a Poisson cohort had
+        more clients than slots, as one in 10^9 has.
+    """
+    check_int("rounds", rounds, minimum=1, maximum=MOST_ROUNDS)
+    check_int("eval_every", eval_every, minimum=1)
+    check_int("seed", seed, minimum=0, maximum=LAST_SEED)
+    check_choice("on_nonfinite", on_nonfinite, (*ON_NONFINITE, "stop"))
+    check_simulate(algorithm, params, clients, state)
+    check_functions(evaluate=evaluate, diagnose=diagnose, stop_when=stop_when)
+    check_run_dir(run_dir)
+    check_paths(profile_dir=profile_dir)
+    check_config(config)
+    check_int("checkpoint_every", 1 if checkpoint_every is None else checkpoint_every, minimum=1)
+    team = Team.here()
+    asked = Placement.of(client_map, client_store, params_sharding, team=team)
+    keep_by_default()
+    progress, hooks = progress and team.is_first, Hooks(on_row if team.is_first else ())
+    how = Schedule.of("simulate", schedule)
+    key = key_of(seed, state)
+    run = Run(algorithm, how, on_nonfinite, rounds, eval_every, key, team.local(params))
+    if times is not None:
+        model = params if state is None else params_of(algorithm, state)
+        clients = with_times(clients, times, algorithm, model)
+    feed = feed_of(run, clients, team, progress)
+    if how.sample_cohort is not None:
+        check_cohorts(how.sample_cohort, feed.clients, key, how.cohort_size, rounds)
+    if state is not None:
+        run = run.adopt(team.gathered(state, everywhere=True), feed.clients)
+    shapes = run.shapes(feed.clients)  # which checks the schedule
+    asked = asked.with_layout(run.params, run.frozen)
+    every = checkpoint_every or -(-rounds // 10)
+    functions = {"evaluate": evaluate, "diagnose": diagnose}
+    record = _record(run, feed, asked, functions, run_dir, seed=seed)
+    check_names({**record, "num_devices": 1}, config)
+    team.agree({**record, "run_dir": run_dir is not None, "every": every, **(config or {})})
+    feed.warn_of_nonfinite()
+    warn_of_statistics(run.params)
+    check_training_labels(algorithm, run.params, clients, how.batch_size)
+    spent = run.guarantees(feed.clients)
+    place, chunks = placed_chunks(run, asked, feed, shapes, diagnose, progress)
+    record |= place.record()
+    if "content" in record:
+        record["content"]["program"] = hash_program(chunks.lower(eval_every))
+        team.agree({"content": record["content"]})
+    told = {**record, **(config or {})}
+    recorder = team.together(lambda: Recorder(run_dir, every=every, config=told, team=team))
+    chunks.keep_beside(run_dir)
+    say_where()
+    bar = Progress(algorithm.name, 0, rounds, progress)
+    with _running(team, recorder, bar, feed) as stop:
+        book = Book(run, chunks, Scores(evaluate, diagnose), spent, hooks, stop_when)
+        book.go_on_from(*recorder.resume(chunks))
+        bar.go_on_from(book.round, finished=book.enough)
+        while book.goes_on(stop.is_set()):
+            length = run.chunk_length(book.round)
+            before = chunks.compile_seconds
+            if not chunks.prepare(length, stop.unless_set):
+                break
+            stop.at_once = False
+            if chunks.compile_seconds > before:
+                bar.start_clock()
+            with _profiled(profile_dir):
+                length, metrics = chunks.advance(book.round, length, book.look)
+            profile_dir = None  # one profile is enough
+            if not length:
+                break
+            row = book.enter(length, metrics)
+            recorder.row(row, book.seconds, chunks.compile_seconds)
+            bar.update(book.round, book.shown)
+            if not book.diverged:
+                # Before a shorter last chunk, too: there a longer run would go on.
+                is_last = book.round + eval_every > rounds
+                recorder.checkpoint(book.round, chunks, book.history, last=is_last)
+            book.tell(row)
+        if not book.diverged:
+            recorder.checkpoint(book.round, chunks, book.history, last=True)
+        team.together(lambda: recorder.summarise(**book.summary()))
+    return book.result(stop.signal)
+
+
+def _record(run, feed, asked, functions, run_dir, **settings) -> dict[str, Any]:
+    """What config.json says of a run, but for its program."""
+    record = run_record(
+        run.algorithm,
+        run.params,
+        feed.clients,
+        run.schedule,
+        rounds=run.rounds,
+        eval_every=run.eval_every,
+        client_map=asked.client_map.name,
+        client_store=asked.client_store,
+        on_nonfinite=run.on_nonfinite,
+        **settings,
+        **record_times(feed.clients),
+        **feed.record(),
+    )
+    record["asked"] = {name: record[name] for name in ("client_map", "client_store")}
+    if run_dir is not None or asked.team.is_multiprocess:
+        named = {**functions, "sample_cohort": run.schedule.sample_cohort}
+        record["content"] = run_contents(run.params, run.state, feed.content(), run.frozen, **named)
+    return record
+
+
+@contextmanager
+def _running(team: Team, *resources: Any) -> Iterator[Any]:
+    """Listen for signals, report processes that are lost, and close resources at the end."""
+    with team.reporting_losses(), ExitStack() as stack, stop_on_signal() as stop:
+        for resource in resources:
+            stack.callback(resource.close)
+        yield stop
+
+
+@contextmanager
+def _profiled(folder: str | Path | None) -> Iterator[None]:
+    """Write a profile of what is computed inside, with ``jax.profiler``; None: do nothing.
+
+    It lies in ``folder/plugins/profile/DATE``: a .trace.json.gz, which https://ui.perfetto.dev
+    opens in a browser, and a .xplane.pb for ``xprof`` or TensorBoard's plugin of that name.
+    """
+    if folder is None:
+        yield
+        return
+    with jax.profiler.trace(str(folder)):
+        yield

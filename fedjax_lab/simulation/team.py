@@ -1,0 +1,446 @@
+"""What the processes of one run do among themselves, and the plain form of it for one process.
+
+With ``jax.distributed`` each process calls ``simulate`` with the same arguments. A value that all
+have is placed on all devices without being sent. What one process alone knows, such as a
+checkpoint or a signal, goes to the others between chunks of rounds.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+
+from fedjax_lab.clients.mapping import ClientMap
+from fedjax_lab.clients.store import sharded_rows
+from fedjax_lab.storage.run_dir import differences
+from fedjax_lab.types import PyTree
+
+_BLOCK = 2**26  # bytes of a table that travel at once
+_LEAST = 2**10  # bytes of a text that travel at once: few lengths, few programs
+_NAMED = 3  # processes in an error
+_DAY = 86_400_000  # milliseconds; a process that is gone is noticed earlier, by its heartbeat
+_meetings = itertools.count()
+# What XLA's errors begin with, whatever Python makes of them.
+_STATUS = re.compile(
+    r"\b(CANCELLED|UNKNOWN|INVALID_ARGUMENT|DEADLINE_EXCEEDED|FAILED_PRECONDITION|ABORTED|INTERNAL"
+    r"|UNAVAILABLE|DATA_LOSS): "
+)
+_GONE = ("heartbeat", "Gloo", "Connection", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+
+
+class ElsewhereError(RuntimeError):
+    """Another process of the run has failed, and this one says why."""
+
+
+class Team:
+    """The processes of a run, where there is one: nothing has to be exchanged.
+
+    Attributes:
+      size: how many processes there are.
+      index: the number of this one.
+    """
+
+    size = 1
+    index = 0
+
+    @staticmethod
+    def here() -> "Team":
+        """The team of the running program."""
+        return Team() if jax.process_count() == 1 else _Processes()
+
+    @property
+    def is_multiprocess(self) -> bool:
+        """Whether the run spans several processes."""
+        return self.size > 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes and speaks for all."""
+        return self.index == 0
+
+    def check_map(self, client_map: ClientMap) -> None:
+        """Check that a client map has work for all processes.
+
+        Args:
+          client_map: as given to ``simulate``.
+
+        Raises:
+          ValueError: it leaves devices out, is to be measured, or the processes have unlike numbers
+            of devices.
+        """
+
+    def put(self, values: PyTree, sharding: Any) -> PyTree:
+        """Put values that each process has onto the devices of all.
+
+        Args:
+          values: pytree of arrays, the same in each process; or arrays that lie on all devices.
+          sharding: a sharding, or a pytree of them like ``values``; with one process also None.
+        """
+        return jax.device_put(values, sharding)
+
+    def local(self, values: PyTree) -> PyTree:
+        """A process's own copy of what lies whole on all devices; the rest stays as it is.
+
+        Args:
+          values: pytree of arrays.
+        """
+        return values
+
+    def own(self, values: PyTree) -> PyTree:
+        """A process's own copy of all values, put together where processes share them.
+
+        All processes call it.
+
+        Args:
+          values: pytree of arrays.
+        """
+        return values
+
+    def gathered(self, values: PyTree, everywhere: bool = False) -> PyTree:
+        """Values on the host, those that are divided over processes put together.
+
+        All processes call it. With one process the values are returned as they are.
+
+        Args:
+          values: pytree of arrays.
+          everywhere: each process gets them; else process 0 alone, and the others None.
+        """
+        return values
+
+    def broadcast(self, values: PyTree, like: PyTree) -> PyTree:
+        """Broadcast process 0's arrays to the devices of all processes.
+
+        Args:
+          values: pytree of arrays on the host; those of other processes are not looked at.
+          like: arrays on all devices, whose structure, shapes, dtypes and shardings the result has.
+        """
+        return values
+
+    def sent(
+        self, values: PyTree, like: PyTree, process: int, wanted: np.ndarray | None = None
+    ) -> PyTree:
+        """Send one process's arrays to the host of each, in blocks of the leading axis, n.
+
+        Args:
+          values: pytree of arrays [n, ...]; those of other processes are not looked at.
+          like: of its structure, shapes and dtypes.
+          process: which one sends.
+          wanted: bool [n], the rows that are kept here; None: all.
+        """
+        return values
+
+    def stacked(self, values: np.ndarray) -> np.ndarray:
+        """The arrays of all processes, [processes, ...].
+
+        Args:
+          values: of the same shape in each process.
+        """
+        return values[None]
+
+    def first_says(self, value: Any) -> Any:
+        """Process 0's value.
+
+        Args:
+          value: any JSON value; that of the other processes does not count.
+        """
+        return value
+
+    def any_of(self, *flags: bool) -> tuple[bool, ...]:
+        """Of each flag, whether it is set in any process.
+
+        Args:
+          *flags: as many in each process.
+        """
+        return flags
+
+    def meet(self) -> None:
+        """Wait until all processes are here, however much longer one of them compiles."""
+
+    def agree(self, mine: Mapping[str, Any]) -> None:
+        """Check that all processes have the same.
+
+        Args:
+          mine: a JSON object.
+
+        Raises:
+          ValueError: they have not; all processes say the same, and what differs.
+        """
+
+    def together(self, action: Callable[[], Any]) -> Any:
+        """What ``action`` returns here, if it succeeds in all processes.
+
+        Args:
+          action: what may fail in one process; it exchanges nothing.
+
+        Raises:
+          Exception: the action's own, where it failed.
+          ElsewhereError: it failed in another process.
+        """
+        return action()
+
+    @contextlib.contextmanager
+    def reporting_losses(self) -> Iterator[None]:
+        """Say in one sentence that another process is gone, where JAX says so in its own way.
+
+        Raises:
+          ConnectionError: another process has ended or does not answer.
+        """
+        yield
+
+
+class _Processes(Team):
+    """Several processes of ``jax.distributed``; see ``Team``."""
+
+    def __init__(self) -> None:
+        self.size, self.index = jax.process_count(), jax.process_index()
+
+    def check_map(self, client_map: ClientMap) -> None:
+        _check_devices()
+        if client_map.parts > 1:
+            raise ValueError(
+                f"client_map is {client_map.name!r} with {self.size} processes; a model is "
+                "divided among the devices of one process. Choose 'shard_map'."
+            )
+        devices = jax.device_count()
+        everywhere = client_map.kind == "shard_map" and len(client_map.devices) == devices
+        if client_map.name != "auto" and not everywhere:
+            raise ValueError(
+                f"client_map is {client_map.name!r}; with {self.size} processes it must be "
+                f"'auto', or 'shard_map' over all of their {devices} devices."
+            )
+
+    def put(self, values: PyTree, sharding: Any) -> PyTree:
+        def one(leaf, where):
+            if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+                return jax.device_put(leaf, where)
+            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                wrap = jax.jit(
+                    lambda bits: jax.random.wrap_key_data(bits, impl=jax.random.key_impl(leaf))
+                )
+                return wrap(one(jax.random.key_data(leaf), where))
+            leaf = np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+            return jax.make_array_from_callback(leaf.shape, where, lambda index: leaf[index])
+
+        if isinstance(sharding, jax.sharding.Sharding):
+            return jax.tree.map(lambda leaf: one(leaf, sharding), values)
+        return jax.tree.map(one, values, sharding)
+
+    def local(self, values: PyTree) -> PyTree:
+        def one(leaf):
+            if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+                return leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
+            return leaf
+
+        return jax.tree.map(one, values)
+
+    def own(self, values: PyTree) -> PyTree:
+        return jax.tree.map(jnp.asarray, self.gathered(values, everywhere=True))
+
+    def gathered(self, values: PyTree, everywhere: bool = False) -> PyTree:
+        wanted = everywhere or self.is_first
+
+        def one(leaf):
+            if not isinstance(leaf, jax.Array):
+                return leaf if wanted else None
+            if leaf.is_fully_addressable:
+                return np.asarray(leaf) if wanted else None
+            if leaf.is_fully_replicated:
+                return np.asarray(leaf.addressable_data(0)) if wanted else None
+            return _put_together(leaf, wanted)
+
+        return jax.tree.map(one, values)
+
+    def broadcast(self, values: PyTree, like: PyTree) -> PyTree:
+        leaves = jax.tree.leaves(values) if self.is_first else [None] * len(jax.tree.leaves(like))
+
+        def one(value, like):
+            if like.is_fully_replicated:
+                return self.put(self._bytes_of(0, value, like.shape, like.dtype), like.sharding)
+            own = like.sharding.addressable_devices_indices_map(like.shape).values()
+            mine = sorted({_rows(index, like.shape[0]) for index in own})
+            wanted = np.zeros(like.shape[0], bool)
+            for start, stop in mine:
+                wanted[start:stop] = True
+            kept = self._sent_in_blocks(0, value, like, wanted)
+            first = np.cumsum(wanted) - 1  # where a row lies in ``kept``
+
+            def part(index):
+                start, stop = _rows(index, like.shape[0])
+                return kept[first[start] : first[start] + stop - start]
+
+            return jax.make_array_from_callback(like.shape, like.sharding, part)
+
+        given = jax.tree.leaves(like)
+        placed = [one(value, leaf) for value, leaf in zip(leaves, given, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(like), placed)
+
+    def sent(
+        self, values: PyTree, like: PyTree, process: int, wanted: np.ndarray | None = None
+    ) -> PyTree:
+        given = jax.tree.leaves(like)
+        speaks = self.index == process
+        leaves = jax.tree.leaves(values) if speaks else [None] * len(given)
+        found = [
+            self._sent_in_blocks(process, value, leaf, wanted)
+            for value, leaf in zip(leaves, given, strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(like), found)
+
+    def stacked(self, values: np.ndarray) -> np.ndarray:
+        found = multihost_utils.process_allgather(values)
+        return np.asarray(found).reshape(self.size, *values.shape)
+
+    def first_says(self, value: Any) -> Any:
+        return json.loads(_texts(json.dumps(value) if self.is_first else "")[0])
+
+    def any_of(self, *flags: bool) -> tuple[bool, ...]:
+        found = multihost_utils.process_allgather(np.array(flags, np.uint8))
+        return tuple(map(bool, found.any(0)))
+
+    def meet(self) -> None:
+        # An exchange on CPU gives the others 30 seconds to come to it. JAX keeps the compiled
+        # programs of process 0 alone, so that a second run has them there at once, and elsewhere
+        # after compiling.
+        from jax._src import distributed  # the barrier is nowhere else
+
+        client = distributed.global_state.client
+        assert client is not None
+        client.wait_at_barrier(f"fedjax_lab/{next(_meetings)}", _DAY)
+
+    def agree(self, mine: Mapping[str, Any]) -> None:
+        text = json.dumps(mine, sort_keys=True, default=str)
+        digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
+        digests = multihost_utils.process_allgather(digest)
+        if (digests == digests[0]).all():
+            return
+        first, *others = map(json.loads, _texts(text))
+        words = ("process 0 has", "it has")
+        told = [
+            f"process {i}: {'; '.join(differences(first, theirs, words=words))}"
+            for i, theirs in enumerate(others, start=1)
+            if theirs != first
+        ]
+        raise ValueError(f"all processes must be given the same, but {'. '.join(told[:_NAMED])}.")
+
+    def together(self, action: Callable[[], Any]) -> Any:
+        failed, result = None, None
+        try:
+            result = action()
+        except Exception as error:
+            failed = error
+        if self.any_of(failed is not None)[0]:
+            texts = _texts("" if failed is None else f"{type(failed).__name__}: {failed}")
+            if failed is not None:
+                raise failed
+            process, text = next((i, text) for i, text in enumerate(texts) if text)
+            raise ElsewhereError(f"process {process} stopped with {text}")
+        return result
+
+    @contextlib.contextmanager
+    def reporting_losses(self) -> Iterator[None]:
+        try:
+            yield
+        except (jax.errors.JaxRuntimeError, ValueError) as error:  # one where a value is fetched
+            if not _is_loss(error):
+                raise
+            told = (
+                f"process {self.index} of {self.size}: another process has ended or "
+                "does not answer, so that the run cannot go on. What the last checkpoint holds is "
+                "whole; the same call, with as many processes or others, goes on from there."
+            )
+            print(f"fedjax_lab: {told}", file=sys.stderr, flush=True)  # before JAX ends the process
+            raise ConnectionError(told) from error
+
+    def _sent_in_blocks(
+        self, process: int, value: Any, like: Any, wanted: np.ndarray | None
+    ) -> np.ndarray:
+        """The rows of an array [n, ...] that are wanted here."""
+        wanted = np.ones(like.shape[0], bool) if wanted is None else wanted
+        parts = [np.empty((0, *like.shape[1:]), like.dtype)]
+        for block in _blocks(like):
+            shape = (block.stop - block.start, *like.shape[1:])
+            there = None if value is None else value[block]
+            parts.append(self._bytes_of(process, there, shape, like.dtype)[wanted[block]])
+        return np.concatenate(parts)
+
+    def _bytes_of(self, process: int, value: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An array of one process; as bytes, of which a sum with zeros changes none."""
+        dtype = np.dtype(dtype)
+        size = int(np.prod(shape)) * dtype.itemsize
+        if not size:
+            return np.empty(shape, dtype)
+        speaks = self.index == process
+        raw = np.zeros(size, np.uint8)
+        if speaks:
+            raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        found = multihost_utils.broadcast_one_to_all(raw, is_source=speaks)
+        return np.array(found).view(dtype).reshape(shape)
+
+
+def _is_loss(error: Exception) -> bool:
+    """Whether an error is about an exchange; one of the user's own may have the same words."""
+    own = isinstance(error, ValueError) and not _STATUS.search(str(error))
+    return not own and any(word in str(error) for word in _GONE)
+
+
+def _check_devices() -> None:
+    counts: dict[int, int] = {}
+    for device in jax.devices():
+        counts[device.process_index] = counts.get(device.process_index, 0) + 1
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"process {i} has {n}" for i, n in sorted(counts.items()))
+        raise ValueError(f"{told} devices; all processes of a run must have the same number.")
+
+
+def _put_together(table: jax.Array, wanted: bool) -> np.ndarray | None:
+    """A table whose rows are divided among the devices; None where it is not wanted."""
+    assert isinstance(table.sharding, NamedSharding)
+    mesh = table.sharding.mesh
+    assert isinstance(mesh, jax.sharding.Mesh)
+    take = jax.jit(sharded_rows(mesh).take, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    whole = np.empty(table.shape, table.dtype) if wanted else None
+    blocks = list(_blocks(table))
+    size = -(-(blocks[0].stop - blocks[0].start) // mesh.size) * mesh.size
+    for rows in blocks:
+        ids = np.minimum(rows.start + np.arange(size, dtype=np.int32), table.shape[0] - 1)
+        block = take(table, ids)
+        if whole is not None:
+            whole[rows] = np.asarray(block.addressable_data(0))[: rows.stop - rows.start]
+    return whole
+
+
+def _blocks(leaf: Any) -> Iterator[slice]:
+    """Slices of the leading axis, of at most ``_BLOCK`` bytes where a row is not larger."""
+    count = leaf.shape[0]
+    step = max(1, _BLOCK * count // max(1, leaf.size * leaf.dtype.itemsize))
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def _rows(index: tuple[slice, ...] | None, count: int) -> tuple[int, int]:
+    assert index is not None
+    start, stop, _ = index[0].indices(count)
+    return start, stop
+
+
+def _texts(mine: str) -> Sequence[str]:
+    """The texts of all processes."""
+    raw = mine.encode()
+    longest = multihost_utils.process_allgather(np.array([len(raw)], np.uint32)).ravel()
+    size = _LEAST
+    while size < longest.max():
+        size *= 2
+    padded = np.zeros(size, np.uint8)
+    padded[: len(raw)] = np.frombuffer(raw, np.uint8)
+    found = multihost_utils.process_allgather(padded)
+    return [row[:length].tobytes().decode() for row, length in zip(found, longest, strict=True)]

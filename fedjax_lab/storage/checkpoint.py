@@ -1,0 +1,353 @@
+"""Checkpoints of (state, round) through orbax, verified when they are read."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_lab.clients.host_table import SeenRows
+from fedjax_lab.types import Params, PyTree
+
+_BESIDE = 2**17  # bytes of a checkpoint's metadata
+
+
+class _DamagedError(ValueError):
+    """A checkpoint that cannot be used, where an older one may be."""
+
+
+_LOOKS = 100  # at a directory in which checkpoints come and go, before a reader gives up
+
+
+class Checkpoints:
+    """The checkpoints of one run, one step per saved round; the last two are kept.
+
+    A save is atomic: a step appears under its final name when it is complete. Each holds a
+    digest of its arrays and its round, so that damage on the disk, or another name, is noticed and
+    not trained on. The first one that is saved is read back.
+    """
+
+    def __init__(self, directory: Path, run_id: str = "", *, read_only: bool = False):
+        import orbax.checkpoint as ocp
+
+        self._ocp = ocp
+        self._directory = Path(directory).absolute()
+        self._run_id = run_id  # whose they are: a folder from another run is refused
+        self._reads_back = True
+        with _raised_not_logged():  # it warns that a reader keeps nothing
+            if not read_only:
+                self._directory.mkdir(parents=True, exist_ok=True)
+            here = jax.process_index()  # of several processes this one alone; orbax awaits no other
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=None if read_only else 2,
+                create=False,
+                enable_async_checkpointing=False,
+                read_only=read_only,
+                multiprocessing_options=ocp.options.MultiprocessingOptions(
+                    primary_host=here, active_processes={here}
+                ),
+            )
+            self._manager = _listed(lambda: ocp.CheckpointManager(self._directory, options=options))
+
+    def save(self, round: int, state: PyTree, extra: dict[str, Any], params: Params = ()) -> None:
+        """Save a state.
+
+        Args:
+          round: finished rounds.
+          state: pytree of arrays.
+          extra: any JSON value.
+          params: the server model, pytree of arrays; kept beside the state, so that it can be
+            read without the method.
+
+        Raises:
+          OSError: there is no room for it (``errno.ENOSPC``), or what was written is not there.
+        """
+        if round in self._manager.all_steps():
+            return
+        arrays, model = _to_arrays(state), _to_arrays(params)
+        # Where the disk is full, the threads of the storage library print traces of their own.
+        size = sum(leaf.nbytes for leaf in (*arrays.values(), *model.values()))
+        needed = size + len(json.dumps(extra)) + _BESIDE
+        if shutil.disk_usage(self._directory).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._directory))
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        paths = [[_key(entry) for entry in path] for path, _ in leaves]
+        named = dict(zip(model, paths, strict=True))
+        about = [round, extra]
+        meta = {
+            "run": self._run_id,
+            "round": round,
+            "digest": _digest(arrays, about),
+            "extra": extra,
+            "params": {"paths": named, "digest": _digest(model, [named, about])},
+            "empty": {"state": _empty(arrays), "params": _empty(model)},
+        }
+        items = {"state": _with_values(arrays), "params": _with_values(model)}
+        items = {name: kept for name, kept in items.items() if kept}
+        with _raised_not_logged():
+            self._manager.save(
+                round,
+                args=self._ocp.args.Composite(
+                    **{name: self._ocp.args.StandardSave(kept) for name, kept in items.items()},
+                    meta=self._ocp.args.JsonSave(meta),
+                ),
+            )
+            self._manager.wait_until_finished()
+        if self._reads_back:
+            self._read_back(round, list(items))
+            self._reads_back = False
+
+    def _read_back(self, round: int, items: list[str]) -> None:
+        """Read what has just been written: a file system may be unlike those that are known."""
+        try:
+            for item in items:
+                self._read(round, item)
+        except _DamagedError as error:
+            raise OSError(
+                errno.EIO,
+                f"the first checkpoint was written and is not readable ({error}) Choose another "
+                "run_dir, such as one on another disk",
+                str(self._directory),
+            ) from error
+
+    def latest(self) -> int | None:
+        """The last saved round; None if there is none."""
+        return self._manager.latest_step()
+
+    def rounds(self) -> list[int]:
+        """The saved rounds, the last one first."""
+        return sorted(self._manager.all_steps(), reverse=True)
+
+    def restore(
+        self, like: PyTree, is_wanted: Callable[[int], bool] = lambda round: True
+    ) -> tuple[int, PyTree, dict[str, Any]]:
+        """The last checkpoint that is wanted and whole: (round, state, extra).
+
+        One that is damaged is left out with a warning. Later ones are then taken away.
+
+        Args:
+          like: a state of the same structure, shapes and dtypes, but for the length of its
+            ``SeenRows``.
+          is_wanted: of a number of rounds, whether its checkpoint counts.
+
+        Raises:
+          ValueError: all checkpoints are damaged, or one belongs to another run.
+          FileNotFoundError: there is no checkpoint.
+        """
+        expected = _by_name(like)
+        free = dict(zip(expected, _is_of_any_length(like), strict=True))
+
+        def shapes_of(arrays):
+            return {name: (x.shape[free.get(name, 0) :], x.dtype) for name, x in arrays.items()}
+
+        def read(round: int) -> tuple[PyTree, dict[str, Any]]:
+            arrays, meta = self._read(round, "state")
+            if shapes_of(expected) != shapes_of(arrays):
+                raise ValueError(
+                    f"the checkpoint {self._directory / str(round)} holds arrays of other names, "
+                    "shapes or dtypes than this run's state: it belongs to another model or method."
+                )
+            leaves = [arrays[name] for name in expected]
+            return jax.tree.unflatten(jax.tree.structure(like), leaves), meta
+
+        round, state, meta = self._newest(read, is_wanted)
+        for newer in (step for step in self.rounds() if step > round):
+            shutil.rmtree(self._directory / str(newer), ignore_errors=True)
+        self._manager.reload()
+        return round, state, meta["extra"]
+
+    def restore_params(self) -> tuple[int, list[tuple[list[str | int], np.ndarray]], Any]:
+        """Of the last checkpoint that is whole: (round, [(path, array)], extra).
+
+        Nothing on the disk is changed. A path is a leaf's keys and indices, from the root.
+
+        Raises:
+          ValueError: all checkpoints are damaged, or one belongs to another run.
+          FileNotFoundError: there is no checkpoint, or the last one has no params of its own.
+        """
+
+        def read(round: int) -> tuple[PyTree, dict[str, Any]]:
+            where = self._directory / str(round)
+            if where.exists() and not (where / "params").exists():
+                # A run that goes on may be taking it away just now.
+                error = _DamagedError if self._is_out_of_date() else FileNotFoundError
+                raise error(
+                    f"the checkpoint {where} has no params beside the method's state, as those of "
+                    "earlier versions; run the same settings in a new directory."
+                )
+            return self._read(round, "params")
+
+        round, arrays, meta = self._newest(read)
+        paths = meta["params"]["paths"]
+        return round, [(paths[name], np.asarray(arrays[name])) for name in paths], meta["extra"]
+
+    def _newest(
+        self, read: Callable[[int], Any], is_wanted: Callable[[int], bool] = lambda round: True
+    ) -> tuple[int, Any, dict[str, Any]]:
+        """(round, what ``read`` gave, meta) of the last one that is wanted and whole."""
+        for look in range(_LOOKS):
+            rounds = [round for round in self.rounds() if is_wanted(round)]
+            if not rounds:
+                raise FileNotFoundError(f"there is no checkpoint in {self._directory}.")
+            damage = ""
+            for round in rounds:
+                try:
+                    found, meta = read(round)
+                except _DamagedError as error:
+                    if look + 1 < _LOOKS and self._is_out_of_date():
+                        break  # it made way for a newer one
+                    damage = damage or str(error)
+                    continue
+                if damage:
+                    told = f"{damage} Round {round} is the last that is whole."
+                    warnings.warn(told, UserWarning, stacklevel=3)
+                return round, found, meta
+            else:
+                break
+            _listed(self._manager.reload)
+        raise ValueError(
+            f"{damage} No other one is whole: delete {self._directory} to begin again, or choose "
+            "another run_dir."
+        )
+
+    def _is_out_of_date(self) -> bool:
+        """Whether other checkpoints are there than those that are known: a run goes on."""
+        there = {int(path.name) for path in self._directory.iterdir() if path.name.isdecimal()}
+        return there != set(self._manager.all_steps())
+
+    def _read(self, round: int, item: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """(arrays, meta) of a checkpoint's "state" or "params"."""
+        where = self._directory / str(round)
+        items = {item: self._ocp.args.StandardRestore(), "meta": self._ocp.args.JsonRestore()}
+        try:
+            with _raised_not_logged():
+                restored = self._manager.restore(round, args=self._ocp.args.Composite(**items))
+            arrays, meta = restored[item], restored["meta"]
+            arrays |= _from_empty(meta.get("empty", {}).get(item, {}))
+            saved_as, about = _round_of(meta, round)
+            if item == "state":
+                intact = meta["digest"] == _digest(arrays, about)
+            else:
+                about = [meta["params"]["paths"], about]
+                intact = meta["params"]["digest"] == _digest(arrays, about)
+        except Exception as error:  # orbax and tensorstore raise many kinds for a damaged file
+            raise _DamagedError(
+                f"the checkpoint {where} cannot be read ({type(error).__name__}: "
+                f"{str(error).splitlines()[0][:200] if str(error) else 'no details'})."
+            ) from error
+        if not intact:
+            raise _DamagedError(
+                f"the checkpoint {where} is damaged: its content does not match its digest."
+            )
+        if saved_as != round:
+            raise _DamagedError(
+                f"the checkpoint {where} is not what its name says: it was saved after round "
+                f"{saved_as}."
+            )
+        if meta["run"] != self._run_id:
+            raise ValueError(
+                f"the checkpoint {where} belongs to another run than the config.json beside it; "
+                "put the right folder back, or choose another run_dir."
+            )
+        return arrays, meta
+
+    def close(self) -> None:
+        """Release what orbax holds."""
+        self._manager.close()
+
+
+@contextlib.contextmanager
+def _raised_not_logged() -> Iterator[None]:
+    """Leave out orbax's log, a page of threads' traces, where it raises the error as well."""
+    log = logging.getLogger("absl")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _listed(look: Callable[[], Any]) -> Any:
+    """What ``look`` gives, which fails where a checkpoint goes while the directory is listed."""
+    for _ in range(_LOOKS - 1):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return look()
+    return look()
+
+
+def _by_name(state: PyTree) -> dict[str, Any]:
+    """Leaves by path. Orbax forgets NamedTuples and empty tuples; paths do not."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {
+        f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|"): leaf
+        for number, (path, leaf) in enumerate(leaves)
+    }
+
+
+def _to_arrays(state: PyTree) -> dict[str, np.ndarray]:
+    """Leaves by path, on the host."""
+    return {name: np.asarray(leaf) for name, leaf in _by_name(state).items()}
+
+
+def _round_of(meta: dict[str, Any], round: int) -> tuple[int, Any]:
+    """(the round after which a checkpoint was saved, what its digests are about but arrays)."""
+    if "round" in meta:
+        return meta["round"], [meta["round"], meta["extra"]]
+    # Versions before 0.4.0: the last row, which the digest is about, has the round.
+    rows = meta["extra"].get("rows")
+    return (rows[-1]["round"] if rows else round), meta["extra"]
+
+
+# Orbax saves no array of size 0, such as the rows of clients of whom none has been there.
+
+
+def _with_values(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: leaf for name, leaf in arrays.items() if leaf.size}
+
+
+def _empty(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Shapes and dtypes of those without values, as JSON."""
+    empty = {name: leaf for name, leaf in arrays.items() if not leaf.size}
+    return {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in empty.items()}
+
+
+def _from_empty(told: dict[str, Any]) -> dict[str, np.ndarray]:
+    if not all(0 in shape for shape, _ in told.values()):
+        raise ValueError("an array that is said to have no values has some")
+    return {name: np.zeros(shape, jax.numpy.dtype(kind)) for name, (shape, kind) in told.items()}
+
+
+def _is_of_any_length(state: PyTree) -> list[int]:
+    """Of each leaf, 1 if the length of its first axis is open, and 0 if not."""
+
+    def of(node):
+        return jax.tree.map(lambda _: int(isinstance(node, SeenRows)), node)
+
+    return jax.tree.leaves(jax.tree.map(of, state, is_leaf=lambda x: isinstance(x, SeenRows)))
+
+
+def _key(entry: Any) -> str | int:
+    """A level of a leaf's path: a dict's key, a list's index, or an attribute's name."""
+    for name in ("key", "idx", "name"):
+        if hasattr(entry, name):
+            key = getattr(entry, name)
+            return key if isinstance(key, int) else str(key)
+    return str(entry)
+
+
+def _digest(arrays: dict[str, np.ndarray], extra: Any) -> str:
+    digest = hashlib.sha256(json.dumps(extra, sort_keys=True).encode())
+    for name in sorted(arrays):
+        leaf = np.ascontiguousarray(arrays[name])
+        digest.update(json.dumps([name, leaf.shape, str(leaf.dtype)]).encode())
+        digest.update(leaf.view(np.uint8).data if leaf.ndim else leaf.tobytes())
+    return digest.hexdigest()

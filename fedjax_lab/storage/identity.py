@@ -1,0 +1,69 @@
+"""What a run is, by name and by content, as its directory holds it and its processes compare it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fedjax_lab.data import FederatedArrays
+from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.round import Algorithm
+from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
+from fedjax_lab.storage.run_dir import versions
+from fedjax_lab.types import FedState, Params, PyTree
+
+
+def run_record(
+    algorithm: Algorithm,
+    params: Params,
+    clients: FederatedArrays,
+    schedule: Schedule,
+    **settings: Any,
+) -> dict[str, Any]:
+    """What config.json says of a run, but for its contents; a JSON object.
+
+    Args:
+      algorithm: the method.
+      params: the first server model, pytree of arrays or shapes.
+      clients: the clients' data.
+      schedule: how batches are drawn.
+      **settings: those of ``simulate`` that are written as they are.
+    """
+    return {
+        "algorithm": algorithm.name,
+        "hyperparameters": dict(algorithm.hyperparameters),
+        "partition": dataclasses.asdict(clients.partition),
+        "num_clients": clients.num_clients,
+        **schedule.record(),
+        **settings,
+        "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
+        "versions": versions(),
+    }
+
+
+def run_contents(
+    params: Params,
+    state: FedState | None,
+    examples: str,
+    frozen: PyTree,
+    **functions: Callable[..., Any] | None,
+) -> dict[str, str | None]:
+    """Hashes of what a run is given; that of its program comes when it is lowered.
+
+    Args:
+      params: the first server model.
+      state: what it starts from; None: from ``params``.
+      examples: of the clients' data.
+      frozen: the frozen weights.
+      **functions: by the names of ``simulate``'s arguments.
+    """
+    found = {
+        "params": hash_arrays(params),
+        "state": None if state is None else hash_arrays(state),
+        "examples": examples,
+        **{name: hash_function(function) for name, function in functions.items()},
+    }
+    if jax.tree.leaves(frozen):
+        found["frozen"] = hash_arrays(frozen)
+    return found

@@ -1,0 +1,60 @@
+"""One writer at a time: the lock on a run directory."""
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from fedjax_lab.storage.json_file import new_file, parse_json
+
+LOCK, HOLDER = ".lock", ".lock-holder.json"
+
+
+class RunDirLock:
+    """An exclusive lock on a run directory, held until ``release`` or the end of the process.
+
+    The operating system takes it from a process that dies, so that a stale file blocks nobody.
+
+    Args:
+      path: the run directory, which exists.
+
+    Raises:
+      BlockingIOError: another process, or another run of this one, holds it.
+      OSError: it is a link, which is not followed.
+    """
+
+    def __init__(self, path: Path):
+        from filelock import FileLock, Timeout
+
+        self._holder = path / HOLDER
+        if (path / LOCK).is_symlink():
+            raise OSError(errno.ELOOP, "a link, where a lock has to be a file", str(path / LOCK))
+        self._lock = FileLock(path / LOCK, is_singleton=False)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise BlockingIOError(
+                f"run_dir is {str(path)!r}, which {_described(self._holder)} is writing; wait for "
+                "its end, or choose another directory."
+            ) from None
+        who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%F %T")}
+        # It is for the message alone.
+        with contextlib.suppress(OSError), new_file(self._holder) as file:
+            json.dump(who, file)
+
+    def release(self) -> None:
+        """Let others write."""
+        with contextlib.suppress(OSError):
+            self._holder.unlink(missing_ok=True)
+        self._lock.release()
+
+
+def _described(holder: Path) -> str:
+    try:
+        who = parse_json(holder.read_text(encoding="utf-8"))
+        return f"process {who['pid']} on {who['host']} (since {who['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,143 @@
+"""Compiled programs outlive the process: the same script starts at once the next time."""
+
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+VARIABLE = "FEDJAX_LAB_PROGRAMS"
+# Seconds: what compiles faster is not worth a file.
+_WORTH_KEEPING = 0.2
+_JAX_WORTH_KEEPING, _JAX_MOST = 1.0, -1  # JAX's own defaults, which say that nobody chose
+_MOST_BYTES = 2**30
+_PATIENCE = 10.0  # seconds, as JAX waits for the lock
+
+_SAID = ".said"  # in the folder, once somebody was told of it
+
+_tried: list[bool] = []  # not empty once ``keep_by_default`` has been called in this process
+# What ``say_where`` is to say, and the file that says that it has been said.
+_to_say: list[tuple[str, Path | None]] = []
+
+
+def keep_programs(folder: str | Path | None = None) -> bool:
+    """Have JAX keep compiled programs on disk and read them back.
+
+    At most 1 GiB is kept; what was used longest ago makes room. Several processes may share the
+    folder: a lock is held while a file is read or written, and what a killed process left half
+    written is thrown away here. The files may be deleted at any time.
+
+    Nothing is changed where ``FEDJAX_LAB_PROGRAMS`` is "off", or where a cache has been chosen, or
+    turned off, by JAX's own settings (``JAX_COMPILATION_CACHE_DIR``,
+    ``JAX_ENABLE_COMPILATION_CACHE``, ``jax.config``); its limits, where they are set, stay.
+
+    Args:
+      folder: where; None: the folder that ``FEDJAX_LAB_PROGRAMS`` names, or else
+        ``fedjax_lab/programs`` in the user's cache folder (``XDG_CACHE_HOME``, or else
+        ``~/.cache``), and there a folder for this kind of processor.
+
+    Returns:
+      Whether programs are kept now because of this call.
+
+    Raises:
+      OSError: the folder cannot be written to, or another process does not let go of it.
+    """
+    config: Any = jax.config  # its attributes are made at run time
+    is_chosen = config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache
+    if is_chosen or _chosen() == "off":
+        return False
+    path = Path(folder or _chosen() or _default()).resolve()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write there can run code here
+    _throw_halves_away(path)
+    config.update("jax_compilation_cache_dir", str(path))
+    if config.jax_persistent_cache_min_compile_time_secs == _JAX_WORTH_KEEPING:
+        config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING)
+    if config.jax_compilation_cache_max_size == _JAX_MOST:
+        config.update("jax_compilation_cache_max_size", _MOST_BYTES)
+    return True
+
+
+def keep_by_default(quiet: bool = False) -> None:
+    """``keep_programs`` once per process; ``say_where`` says so later.
+
+    ``simulate``, ``sweep`` and the command line call it. ``FEDJAX_LAB_PROGRAMS=off`` turns it off;
+    under pytest it is off unless that variable names a folder.
+
+    Args:
+      quiet: ``say_where`` is to say nothing.
+    """
+    chosen = _chosen()
+    if _tried or chosen == "off" or (chosen is None and "PYTEST_VERSION" in os.environ):
+        return
+    _tried.append(True)
+    config: Any = jax.config
+    try:
+        kept = keep_programs()
+    except OSError as error:  # a lock that is not let go is one, too
+        told, said = f"compiled programs cannot be kept: {error}", None
+    else:
+        if not kept:
+            return
+        folder = config.jax_compilation_cache_dir
+        told, said = f"compiled programs are kept in {folder}", Path(folder) / _SAID
+    if not quiet:
+        _to_say.append((f"fedjax_lab: {told} ({VARIABLE}=off: never)", said))
+
+
+def say_where() -> None:
+    """Say on stderr where programs are kept: once for each folder, and so for each machine.
+
+    It is called when nothing more can be wrong with what is asked for. That they cannot be kept is
+    said by each process.
+    """
+    while _to_say:
+        line, said = _to_say.pop()
+        try:
+            if said is not None:
+                said.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        except OSError:
+            pass  # the folder is gone, or full
+        print(line, file=sys.stderr, flush=True)
+
+
+def _chosen() -> str | None:
+    return os.environ.get(VARIABLE) or None
+
+
+def _default() -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "fedjax_lab" / "programs" / _processor()
+
+
+def _processor() -> str:
+    """This kind of processor, of which JAX's own names of programs know too little.
+
+    Without it, computers that share a home directory would run each other's instructions.
+    """
+    told = [platform.machine(), platform.processor()]
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    told += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
+
+
+def _throw_halves_away(path: Path) -> None:
+    """Delete programs without the time of their last use, which JAX writes last.
+
+    It would read them again and again, and not find out what to throw away.
+    """
+    import filelock  # a whole run's; a round is built without it
+
+    with filelock.FileLock(path / ".lockfile", timeout=_PATIENCE):  # JAX's own
+        for program in path.glob("*-cache"):
+            time = program.with_name(program.name.removesuffix("-cache") + "-atime")
+            if not time.exists() or time.stat().st_size != 8:
+                program.unlink(missing_ok=True)
+                time.unlink(missing_ok=True)

@@ -1,0 +1,369 @@
+"""A run directory: config.json, metrics.jsonl, times.jsonl, checkpoints/, summary.json.
+
+Nothing in it is half-written, save the last line of a .jsonl file. Of ``metrics.jsonl`` the
+rows up to the last checkpoint are also in it, and are taken from there.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fedjax_lab.checks import MOST_ROUNDS
+from fedjax_lab.storage.json_file import new_file, parse_json
+from fedjax_lab.storage.lock import HOLDER, LOCK
+
+CONFIG, METRICS, TIMES = "config.json", "metrics.jsonl", "times.jsonl"
+CHECKPOINTS, SUMMARY, PARTITION = "checkpoints", "summary.json", "partition.json"
+# Of config.json, what is looked at beyond whether it is the same.
+_KINDS = {
+    **dict.fromkeys(("rounds", "eval_every", "seed", "num_devices"), int),
+    **dict.fromkeys(("algorithm", "client_map", "client_store"), str),
+    **dict.fromkeys(("hyperparameters", "partition", "content", "versions", "asked"), dict),
+}
+_WORDS = {int: "an integer", str: "text", dict: "an object"}
+_VERSIONED = ("fedjax_lab", "jax", "jaxlib", "flax", "optax", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide a run's numbers."""
+    from fedjax_lab.version import __version__
+
+    found = {name: metadata.version(name) for name in _VERSIONED[1:]}
+    return {"fedjax_lab": __version__, **found}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically: whoever reads it finds the old or the new one, whole.
+
+    Args:
+      path: the file.
+      value: any JSON value.
+    """
+    scratch = path.with_name(path.name + ".tmp")
+    with new_file(scratch) as file:
+        json.dump(value, file, indent=2, sort_keys=True, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
+
+
+def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
+    """Create the run directory, or check that an existing one belongs to the same config.
+
+    ``versions`` and ``num_devices`` may differ, and what "auto" came to on them; with these the
+    hash of the program; and the number of ``rounds``, which ``write_rounds`` changes; everything
+    else may not.
+
+    Args:
+      path: the directory, which exists.
+      config: what the run is; a JSON object.
+
+    Returns:
+      Whether there was a run before.
+
+    Raises:
+      FileExistsError: the directory holds another run, or something else.
+      ValueError: its config.json cannot be read.
+    """
+    config = json.loads(json.dumps(config))
+    file = path / CONFIG
+    if not file.exists():
+        if any(file for file in path.iterdir() if not _is_ours(file.name)):
+            raise FileExistsError(
+                f"run_dir is {str(path)!r}, which holds files but no {CONFIG}; it must be empty, "
+                "new, or a directory of the same run."
+            )
+        write_json(file, config)
+        return False
+    before = read_config(path)
+    if "asked" not in before:  # a directory of version 0.3.0, which knows what ran alone
+        config = {name: value for name, value in config.items() if name != "asked"}
+    changed = differences(_comparable(before, config), _comparable(config, before))
+    if changed:
+        asked, there = config.get("rounds"), before.get("rounds")
+        hint = "" if asked == there else _OTHER_ROUNDS.format(asked=asked, there=there)
+        raise FileExistsError(
+            f"run_dir is {str(path)!r}, which holds a run with another config: "
+            f"{'; '.join(changed)}.{hint} Choose another directory."
+        )
+    devices, now = (found.get("num_devices") for found in (before, config))
+    if devices != now:
+        warnings.warn(
+            f"run_dir is {str(path)!r}, whose first rounds ran on {devices} devices, and those to "
+            f"come run on {now}: they add up in another order, and agree with an uninterrupted "
+            "run's to rounding.",
+            UserWarning,
+            stacklevel=5,
+        )
+    return True
+
+
+_OTHER_ROUNDS = (
+    " It was to have {there} rounds, and now {asked}: a schedule that depends on their number, "
+    "such as cosine, would change those that were run; only without one can a run become longer."
+)
+
+
+def write_rounds(path: Path, config: Mapping[str, Any]) -> None:
+    """Note in config.json how many rounds the run has now, if that has changed.
+
+    Args:
+      path: a directory that ``open_run_dir`` was content with.
+      config: what ``open_run_dir`` was given.
+
+    Raises:
+      ValueError: config.json cannot be read.
+    """
+    before = read_config(path)
+    after = _with_rounds(before, config.get("rounds"))
+    if after != before:
+        write_json(path / CONFIG, after)
+
+
+def _with_rounds(config: Mapping[str, Any], rounds: int | None) -> dict[str, Any]:
+    """A config with another number of rounds, also among the settings of the command line."""
+    changed = {**config, "rounds": rounds}
+    settings = config.get("run_config")
+    if isinstance(settings, Mapping) and "rounds" in settings:
+        changed["run_config"] = {**settings, "rounds": rounds}
+    return changed
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A run directory's config.json.
+
+    Args:
+      path: the directory.
+
+    Raises:
+      ValueError: the file cannot be read, or a field of it is of another kind.
+    """
+    file = path / CONFIG
+    try:
+        config = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{file} is damaged: it is not valid JSON ({error}). Put a copy of it back, or choose "
+            "another run_dir."
+        ) from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} is damaged: it holds no JSON object. Choose another run_dir.")
+    for name, kind in _KINDS.items():
+        value = config.get(name)
+        if name in config and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise ValueError(
+                f"{file} is damaged: {name} is {repr(value)[:60]}, and must be {_WORDS[kind]}. Put "
+                "a copy of it back, or choose another run_dir."
+            )
+    return config
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a killed run may have left a file of this name before its config.json."""
+    return name in (LOCK, HOLDER) or name.endswith(".tmp")
+
+
+def _comparable(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without what may differ from the other one's."""
+    kept = _on_any_machine(config)
+    content = kept.get("content")
+    others = any(
+        config.get(name) != other.get(name) for name in ("versions", "num_devices", "client_map")
+    )
+    if not others and "asked" not in config:
+        kept["client_store"] = config.get("client_store")
+    elif others and isinstance(content, dict):
+        # Another version, and a program for other devices, may write the same operations
+        # differently.
+        kept["content"] = {**content, "program": None}
+    return kept
+
+
+def _on_any_machine(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without its length, its versions, and what depends on the number of devices."""
+    kept = {**_with_rounds(config, None), "versions": None, "num_devices": None}
+    if kept.get("client_store") == "sharded":  # whether rows can be divided is up to the devices
+        kept["client_store"] = "device"
+    kept |= kept.pop("asked", {})  # of "auto", what it came to is up to the devices, too
+    return kept
+
+
+def run_id(config: Mapping[str, Any]) -> str:
+    """A hash of what makes a run this one, which its checkpoints carry; it may become longer.
+
+    Args:
+      config: what ``open_run_dir`` was given.
+    """
+    kept = _on_any_machine(config)
+    kept["content"] = {**kept.get("content", {}), "program": None}
+    text = json.dumps(json.loads(json.dumps(kept)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def disk_full_in_one_line(path: Path) -> Iterator[None]:
+    """Turn whatever a full disk makes a library raise into an ``OSError`` that says so.
+
+    Args:
+      path: what is written to.
+
+    Raises:
+      OSError: with ``errno.ENOSPC``.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _says_disk_full(error):
+            raise
+        raise OSError(
+            errno.ENOSPC,
+            "disk full; what was saved before is whole, and the same call goes on from there once "
+            "there is room",
+            str(path),
+        ) from None
+
+
+def _says_disk_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+_NAMES = {
+    "params": "the first params",
+    "state": "the first state",
+    "frozen": "the frozen weights",
+    "examples": "the clients' data",
+    "program": "the compiled rounds: loss, method, optimisers, schedules",
+    "evaluate": "the function evaluate",
+    "diagnose": "the function diagnose",
+    "sample_cohort": "the function sample_cohort",
+}
+
+
+def differences(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    prefix: str = "",
+    words: tuple[str, str] = ("there", "now"),
+) -> list[str]:
+    """What differs between two configs of runs, said once for each innermost value.
+
+    Args:
+      before, now: JSON objects.
+      prefix: of the names that are said.
+      words: what stands before a value of ``before``, and before one of ``now``.
+    """
+    found = []
+    for key in sorted({*before, *now}):
+        there, here = before.get(key), now.get(key)
+        if isinstance(there, dict) and isinstance(here, dict):
+            found += differences(there, here, f"{prefix}{key}.", words)
+        elif there != here and prefix == "content.":
+            said = f"{words[0]} {there}, {words[1]} {here}"
+            found.append(f"{_NAMES[key]} ({prefix}{key}: {said})")
+        elif there != here:
+            found.append(f"{prefix}{key} ({words[0]} {there!r}, {words[1]} {here!r})")
+    return found
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl.
+
+    Args:
+      path: the file.
+
+    Raises:
+      ValueError: a line is no row (the last one may be cut off and is then ignored).
+    """
+    rows = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: it is no text ({error}).") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            if number == len(lines):
+                break  # the run was killed while it wrote this line
+            raise _damaged(path, number, f"not valid JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise _damaged(path, number, "no JSON object")
+        round = row.get("round")
+        if not isinstance(round, int) or not 0 < round <= MOST_ROUNDS:
+            raise _damaged(path, number, f"no row of a round: round is {round!r}")
+        for name, value in row.items():
+            if not isinstance(value, (int, float, list, type(None))):
+                raise _damaged(path, number, f"no row: {name} is {repr(value)[:60]}, no number")
+        rows.append(row)
+    return rows
+
+
+def _damaged(path: Path, line: int, what: str) -> ValueError:
+    return ValueError(
+        f"{path}, line {line}, is {what}. Running the same again repairs it from the last "
+        "checkpoint."
+    )
+
+
+class MetricsFile:
+    """Appends rows to metrics.jsonl; begins with the rows that a resumed run keeps."""
+
+    def __init__(self, path: Path, kept: list[dict[str, Any]]):
+        scratch = path.with_name(path.name + ".tmp")
+        with new_file(scratch) as file:
+            file.write("".join(map(_line, kept)))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write one row and flush it.
+
+        Args:
+          row: {name: number}; NaN and infinities become null.
+        """
+        self._file.write(_line(row))
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Wait until the rows are on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(plain_row(row), allow_nan=False) + "\n"
+
+
+def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as JSON can hold it, without NaN and infinities: a diverged run's loss is null.
+
+    Args:
+      row: {name: number, or list of numbers}.
+    """
+
+    def plain(value):
+        if isinstance(value, list):
+            return [plain(part) for part in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {key: plain(value) for key, value in row.items()}

@@ -1,0 +1,178 @@
+"""What a run directory holds, read without the method that made it; and its params as a file."""
+
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab.storage.checkpoint import Checkpoints
+from fedjax_lab.storage.json_file import new_file
+from fedjax_lab.storage.run_dir import CHECKPOINTS, CONFIG, read_config, run_id
+from fedjax_lab.types import Params, PyTree
+
+Leaves = list[tuple[list[str | int], np.ndarray]]  # each with its path
+
+
+class SavedRun(NamedTuple):
+    """A run as its directory keeps it.
+
+    Attributes:
+      params: the server model after the last checkpoint's round, NumPy arrays in nested dicts with
+        the keys of the run's own params; the places of a list are integer keys.
+      history: the rows of the evaluations up to that round, as ``simulate`` returns them, but for
+        None in place of what is not finite.
+      config: config.json; of a run from the command line, ``config["run_config"]`` holds its
+        settings.
+      round: finished rounds.
+    """
+
+    params: Params
+    history: list[dict[str, Any]]
+    config: dict[str, Any]
+    round: int
+
+
+def load_run(run_dir: str | Path, *, like: PyTree = None) -> SavedRun:
+    """Read the model, the history and the settings of a run, finished or not.
+
+    Nothing in the directory is changed. A checkpoint that is damaged gives way to the one before
+    it, with a warning.
+
+    Args:
+      run_dir: the directory, as given to ``simulate`` or made by the command line.
+      like: params, a pytree of arrays or of ``jax.ShapeDtypeStruct``, of whose structure
+        ``params`` shall be, such as tuples and modules. None: nested dicts.
+
+    Raises:
+      FileNotFoundError: there is no such directory, no run in it, or no checkpoint yet.
+      ValueError: a file is damaged, checkpoints belong to another run, or the params have other
+        names, shapes or dtypes than ``like``.
+    """
+    path = Path(run_dir)
+    if not path.is_dir():
+        raise FileNotFoundError(f"run_dir is {str(path)!r}; there is no such directory.")
+    if not (path / CONFIG).is_file():
+        raise FileNotFoundError(f"run_dir is {str(path)!r}, which holds no run: no {CONFIG}.")
+    config = read_config(path)
+    if not (path / CHECKPOINTS).is_dir():
+        raise FileNotFoundError(f"run_dir is {str(path)!r}, which holds no checkpoint yet.")
+    checkpoints = Checkpoints(path / CHECKPOINTS, run_id(config), read_only=True)
+    try:
+        round, leaves, extra = checkpoints.restore_params()
+    finally:
+        checkpoints.close()
+    params = _nested(leaves) if like is None else _structured(leaves, like)
+    return SavedRun(params, extra["rows"], config, round)
+
+
+def _nested(leaves: Leaves) -> Params:
+    """Nested dicts; a tree that is one array is that array."""
+    if [path for path, _ in leaves] == [[]]:
+        return leaves[0][1]
+    tree: dict[str | int, Any] = {}
+    for path, leaf in leaves:
+        inner = tree
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = leaf
+    return tree
+
+
+def _structured(leaves: Leaves, like: PyTree) -> Params:
+    def described(tree: PyTree) -> dict[str, str]:
+        return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree)}
+
+    there, asked = described(_nested(leaves)), described(like)
+    for name in sorted({*there, *asked}):
+        if there.get(name) != asked.get(name):
+            raise ValueError(
+                f"like has {asked.get(name, 'nothing')} at {name!r}, where the run's params have "
+                f"{there.get(name, 'nothing')}."
+            )
+    found = dict(named_leaves(_nested(leaves)))
+    return jax.tree.unflatten(
+        jax.tree.structure(like), [found[name] for name, _ in named_leaves(like)]
+    )
+
+
+def named_leaves(tree: PyTree) -> Iterator[tuple[str, Any]]:
+    """The leaves of a tree with names such as "blocks_0/dense/kernel"; of one array "params".
+
+    Args:
+      tree: any pytree.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        yield jax.tree_util.keystr(path, simple=True, separator="/") or "params", leaf
+
+
+def export_params(params: Params, file: str | Path) -> dict[str, np.ndarray]:
+    """Write params to a file that other programs read, under names like "blocks_0/dense/kernel".
+
+    The file is written under another name first: whoever reads it finds it whole.
+
+    Args:
+      params: pytree of arrays [...].
+      file: ends in .npz (``numpy.load``) or .safetensors (PyTorch, JAX and others). One that
+        exists is replaced.
+
+    Returns:
+      What was written: {name: array [...]}.
+
+    Raises:
+      ValueError: the file has another ending, two leaves have the same name, or .npz cannot hold
+        a leaf's dtype.
+      ImportError: the package safetensors is missing.
+      FileNotFoundError: the file's folder does not exist.
+    """
+    path = Path(file)
+    if path.suffix not in _WRITERS:
+        raise ValueError(f"file is {str(file)!r}; it must end in {' or '.join(_WRITERS)}.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"file is {str(file)!r}; there is no directory {path.parent}.")
+    leaves = list(named_leaves(params))
+    arrays = {name: np.ascontiguousarray(leaf).reshape(np.shape(leaf)) for name, leaf in leaves}
+    if len(arrays) < len(leaves):
+        names = [name for name, _ in leaves]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"params has two leaves with the name {twice!r}; rename one of them.")
+    scratch = path.with_name(f".{path.name}.tmp")
+    try:
+        with new_file(scratch, "wb") as out:
+            _WRITERS[path.suffix](arrays, out)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return arrays
+
+
+def _write_npz(arrays: Mapping[str, np.ndarray], out: IO[bytes]) -> None:
+    for name, leaf in arrays.items():
+        if leaf.dtype.kind == "V":  # what NumPy knows by its size alone, such as bfloat16
+            raise ValueError(
+                f"params has dtype {leaf.dtype} at {name!r}, which .npz cannot hold; "
+                "export to .safetensors."
+            )
+    # Not numpy.savez, whose own arguments would shadow a leaf of that name.
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, leaf in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, leaf, allow_pickle=False)
+
+
+def _write_safetensors(arrays: Mapping[str, np.ndarray], out: IO[bytes]) -> None:
+    try:
+        from safetensors.numpy import save
+    except ImportError as error:
+        raise ImportError(
+            ".safetensors needs the package safetensors: `pip install 'fedjax-lab[safetensors]'`."
+        ) from error
+    out.write(save(dict(arrays)))
+
+
+_WRITERS = {".npz": _write_npz, ".safetensors": _write_safetensors}

@@ -1,0 +1,139 @@
+"""What a search has found."""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_lab.estimates import estimate, format_estimate, markdown_table
+from fedjax_lab.simulation.sweep_result import Point
+from fedjax_lab.tuning.space import Range, Space
+
+
+class Trial(NamedTuple):
+    """A point at a rung.
+
+    Attributes:
+      method: its name.
+      point: the hyper-parameters.
+      seed: of the run.
+      rounds: finished rounds.
+      score: on the validation data; NaN: it diverged.
+      gradients: rounds since the rung before, times the gradients of a local step.
+    """
+
+    method: str
+    point: Point
+    seed: int
+    rounds: int
+    score: float
+    gradients: int = 0
+
+
+class Found:
+    """What ``tune`` returns.
+
+    Attributes:
+      trials: every point at every rung that it came to, in the order in which they ran.
+      rounds: of a whole run.
+      mode: "min" or "max", which scores are good.
+    """
+
+    def __init__(self, trials: Sequence[Trial], rounds: int, mode: str, spaces: dict[str, Space]):
+        self.trials, self.rounds, self.mode = list(trials), rounds, mode
+        self._spaces = spaces
+
+    @property
+    def best(self) -> dict[str, Point]:
+        """Method -> the point with the best mean score of all seeds at the end."""
+        return {method: self._finals(method)[0][0] for method in self._spaces}
+
+    @property
+    def scores(self) -> dict[str, list[float]]:
+        """Method -> the scores of its best point, one for each seed."""
+        return {method: self._finals(method)[0][1] for method in self._spaces}
+
+    @property
+    def edges(self) -> dict[str, list[str]]:
+        """Method -> the hyper-parameters whose chosen value is the last one tried on a side.
+
+        Beyond it may be a better one: of a range, because points ran out; of a list, because it
+        is followed no further.
+        """
+        found: dict[str, list[str]] = {}
+        for method, best in self.best.items():
+            for name, axis in self._spaces[method].items():
+                tried = {trial.point[name] for trial in self.trials if trial.method == method}
+                numbers = set(tried) if isinstance(axis, Range) else set(axis.values)
+                if len(numbers) > 1 and best[name] in (min(numbers), max(numbers)):
+                    found.setdefault(method, []).append(name)
+        return found
+
+    @property
+    def gradients(self) -> dict[str, int]:
+        """Method -> mini-batch gradients of a client that the search took, per local step."""
+        return {
+            method: sum(trial.gradients for trial in self.trials if trial.method == method)
+            for method in self._spaces
+        }
+
+    @property
+    def diverged(self) -> dict[str, float]:
+        """Method -> the share of its points that diverged: how hard it is to tune."""
+        found = {}
+        for method in self._spaces:
+            of_method = [trial for trial in self.trials if trial.method == method]
+            points = {tuple(trial.point.items()) for trial in of_method}
+            lost = {tuple(t.point.items()) for t in of_method if math.isnan(t.score)}
+            found[method] = len(lost) / len(points)
+        return found
+
+    def table(self, digits: int = 4) -> str:
+        """A Markdown table: each method's best point, its score, and what its search cost.
+
+        Args:
+          digits: behind the decimal point.
+        """
+        head = ["method", "best point", "validation score", "points", "diverged", "at an end"]
+        rows = []
+        for method, point in self.best.items():
+            tried = {tuple(t.point.items()) for t in self.trials if t.method == method}
+            rows.append(
+                [
+                    method,
+                    ", ".join(f"{name} {value:.4g}" for name, value in point.items()),
+                    format_estimate(estimate(self.scores[method]), digits),
+                    str(len(tried)),
+                    f"{self.diverged[method]:.0%}",
+                    ", ".join(self.edges.get(method, [])) or "-",
+                ]
+            )
+        return markdown_table([head, *rows])
+
+    def csv(self) -> str:
+        """All trials as CSV text, with a column for each hyper-parameter."""
+        names = sorted({name for trial in self.trials for name in trial.point})
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["method", *names, "seed", "rounds", "score"])
+        for trial in self.trials:
+            values: list[Any] = [trial.point.get(name, "") for name in names]
+            score = "" if math.isnan(trial.score) else trial.score
+            writer.writerow([trial.method, *values, trial.seed, trial.rounds, score])
+        return text.getvalue()
+
+    def _finals(self, method: str) -> list[tuple[Point, list[float]]]:
+        """(point, scores of its seeds) of those that ran to the end, the best first."""
+        finals: dict[tuple[Any, ...], list[float]] = {}
+        for trial in self.trials:
+            if trial.method == method and trial.rounds == self.rounds:
+                finals.setdefault(tuple(trial.point.items()), []).append(trial.score)
+        sign = 1.0 if self.mode == "min" else -1.0
+        alive = {point: scores for point, scores in finals.items() if np.isfinite(scores).all()}
+        if not alive:
+            raise RuntimeError(f"no point of {method!r} stayed finite with all seeds.")
+        ranked = sorted(alive.items(), key=lambda item: sign * float(np.mean(item[1])))
+        return [(dict(point), scores) for point, scores in ranked]

@@ -1,0 +1,164 @@
+"""What is tuned: ranges that are searched log-uniformly, and lists of values."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_lab.round import Algorithm
+from fedjax_lab.signatures import unknown
+from fedjax_lab.simulation.sweep_result import Point
+
+Build = Callable[..., Algorithm]
+
+
+class Range(NamedTuple):
+    """Positive numbers, searched evenly in their logarithm.
+
+    Attributes:
+      low, high: the ends, which belong to it.
+    """
+
+    low: float
+    high: float
+
+    def at(self, share: float) -> float:
+        """The number at a share of the way from ``low`` to ``high``, in logarithms.
+
+        Args:
+          share: from 0 to 1; beyond them the range goes on.
+        """
+        return float(self.low * (self.high / self.low) ** share)
+
+
+class Values(NamedTuple):
+    """These numbers and no others.
+
+    Attributes:
+      values: in the order given.
+    """
+
+    values: tuple[float, ...]
+
+    def at(self, share: float) -> float:
+        """The value at a share of the list.
+
+        Args:
+          share: from 0 to 1.
+        """
+        return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+
+
+Space = dict[str, Range | Values]
+
+
+def read_space(space: Mapping[str, Any], builds: Mapping[str, Build]) -> dict[str, Space]:
+    """The space of each method.
+
+    Args:
+      space: hyper-parameter -> (low, high) or a list, for all methods that take it; or method ->
+        such a mapping, for one method, which goes before what is said for all.
+      builds: method -> function of hyper-parameters.
+
+    Raises:
+      TypeError: a value is neither a pair nor a list, or a method does not take a name.
+      ValueError: a range is empty or not positive, or no method takes a name.
+    """
+    own = {name: value for name, value in space.items() if name in builds}
+    shared = {name: _read(name, v) for name, v in space.items() if name not in builds}
+    accepted = {name: _accepted(build) for name, build in builds.items()}
+    for name in shared:
+        if not any(names is None or name in names for names in accepted.values()):
+            raise ValueError(f"space has {name!r}, which none of {', '.join(builds)} takes.")
+    found: dict[str, Space] = {}
+    for method, names in accepted.items():
+        mine = own.get(method, {})
+        if not isinstance(mine, Mapping):
+            raise TypeError(
+                f"space[{method!r}] is {mine!r}; it must be a dict of ranges and lists."
+            )
+        for name in mine:
+            if names is not None and name not in names:
+                raise unknown(method, name, names)
+        taken = {n: v for n, v in shared.items() if names is None or n in names}
+        found[method] = {**taken, **{n: _read(n, v) for n, v in mine.items()}}
+        if not found[method]:
+            raise ValueError(f"space says nothing for {method!r}; it must have a range or a list.")
+    return found
+
+
+def spread(space: Space, count: int, seed: int) -> list[Point]:
+    """Points that fill a space evenly: all of it, where it has no more than ``count``.
+
+    Args:
+      space: of a method.
+      count: points wanted.
+      seed: of the shuffling.
+    """
+    if all(isinstance(axis, Values) for axis in space.values()):
+        whole = math.prod(len(axis.values) for axis in space.values() if isinstance(axis, Values))
+        count = min(count, whole)
+    if len(space) == 1:
+        [(name, axis)] = space.items()
+        shares = np.linspace(0, 1, count) if count > 1 else np.array([0.5])
+        if isinstance(axis, Values):
+            shares = (np.arange(count) + 0.5) / count
+        return _distinct([{name: axis.at(share)} for share in shares])
+    # A rank-one lattice (Korobov, of the generalised golden ratio): even in every projection.
+    root = _golden(len(space))
+    steps = np.array([(1 / root ** (i + 1)) % 1 for i in range(len(space))])
+    start = np.random.default_rng(seed).random(len(space))
+    points: list[Point] = []
+    number = 0
+    while len(points) < count and number < 64 * count:
+        shares = (start + number * steps) % 1
+        new = {n: axis.at(s) for (n, axis), s in zip(space.items(), shares, strict=True)}
+        points = _distinct([*points, new])
+        number += 1
+    return points
+
+
+def _golden(dimensions: int) -> float:
+    """The root above 1 of x^(d + 1) = x + 1."""
+    root = 2.0
+    for _ in range(64):
+        root = (1 + root) ** (1 / (dimensions + 1))
+    return root
+
+
+def _distinct(points: Sequence[Point]) -> list[Point]:
+    return [point for i, point in enumerate(points) if point not in points[:i]]
+
+
+def _accepted(build: Build) -> list[str] | None:
+    """The names that a function takes by keyword; None: any."""
+    parameters = inspect.signature(build).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+def _read(name: str, value: Any) -> Range | Values:
+    if isinstance(value, tuple):
+        if len(value) != 2 or not all(_is_number(end) for end in value):
+            raise TypeError(f"space[{name!r}] is {value!r}; a range is a pair (low, high).")
+        low, high = map(float, value)
+        if not 0 < low < high < math.inf:
+            raise ValueError(f"space[{name!r}] is {value!r}; it must be 0 < low < high.")
+        return Range(low, high)
+    if isinstance(value, (list, np.ndarray)) and len(value):
+        if not all(_is_number(number) for number in value):
+            raise TypeError(
+                f"space[{name!r}] is {value!r}; its values must be numbers. What changes the "
+                "program itself goes into a method of its own."
+            )
+        return Values(tuple(map(float, value)))
+    raise TypeError(
+        f"space[{name!r}] is {value!r}; it must be a pair (low, high) or a list of numbers."
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)

@@ -1,0 +1,435 @@
+"""Find the hyper-parameters of several methods, each with the same budget of gradients.
+
+Successive halving after Jamieson, Talwalkar: Non-stochastic Best Arm Identification and
+Hyperparameter Optimization. AISTATS 2016. The points of a method are the lanes of one compiled
+program, as in ``sweep``. After a ninth of the rounds the best third goes on from where it stands,
+after a third of them the finalists; what has diverged costs nothing more.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.clients.frozen import hold_frozen
+from fedjax_lab.clients.mapping import parse_client_map, single_device_map
+from fedjax_lab.data import FederatedArrays, split_clients, split_examples
+from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
+from fedjax_lab.data.streams import check_resident
+from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.arguments import check_algorithm
+from fedjax_lab.simulation.evaluate import build_evaluation
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.sweep_program import Program
+from fedjax_lab.simulation.sweep_result import Point, check_seeds
+from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
+from fedjax_lab.storage.programs import keep_by_default
+from fedjax_lab.storage.run_dir import versions, write_json
+from fedjax_lab.tuning.found import Found, Trial
+from fedjax_lab.tuning.halving import Rungs, best_first, equal_budgets
+from fedjax_lab.tuning.space import Build, Range, Space, read_space, spread
+from fedjax_lab.types import Params, PyTree
+
+TRIALS = "trials.json"
+# (params, examples [B, ...]) -> a score of each example, [B]
+ScoreFn = Callable[[Params, PyTree], jax.Array]
+
+
+@scheduled
+def tune(
+    methods: Mapping[str, Build],
+    space: Mapping[str, Any],
+    params: Params,
+    clients: FederatedArrays,
+    *,
+    rounds: int,
+    validation: float | FederatedArrays = 0.2,
+    hold_out: str = "examples",
+    budget: int = 24,
+    finalists: int = 2,
+    seeds: Sequence[int] = (0, 1),
+    score: ScoreFn | None = None,
+    mode: str = "min",
+    run_dir: str | Path | None = None,
+    progress: bool = False,
+    **schedule: Unpack[ScheduleOptions],
+) -> Found:
+    """Tune methods on validation data of the clients; no test set is seen.
+
+    All methods spend the same number of gradients. Points that lie at an end of a range are
+    followed beyond it, with a quarter of the points, which are kept back for that; where nothing
+    lies at an end, these refine the neighbourhood of the best point.
+
+    With ``run_dir`` the trials and the states of the points that go on are kept after each rung,
+    and the same call goes on from there.
+
+    Args:
+      methods: name -> function of hyper-parameters, as keyword arguments, that makes the method.
+        It gets traced scalars, as in ``sweep``.
+      space: hyper-parameter -> (low, high), searched evenly in logarithms, or a list of values; for
+        all methods that take it. Method -> such a mapping: for that method.
+      params: the first server model.
+      clients: the clients' training data.
+      rounds: of a whole run.
+      validation: share of each client's examples (or of the clients, with ``hold_out``) that is
+        left out of training and scores the points; or a federation of its own.
+      hold_out: "examples" or "clients".
+      budget: points that the method with the most gradients in a local step begins with; the others
+        begin with as many more as the same gradients pay for.
+      finalists: points of each method that run to the end, with all seeds.
+      seeds: of cohorts, mini-batches and all else; the first one's runs are compared at the rungs.
+      score: (params, examples [B, ...]) -> a number for each example, [B], of which the mean over
+        all validation examples is the score. None: the methods' loss.
+      mode: "min" if a small score is good, "max" if a large one is.
+      run_dir: where trials are kept; None keeps nothing.
+      progress: say on stderr how far it is.
+
+    Returns:
+      ``Found``: ``best``, ``trials``, ``edges``, ``table()``.
+
+    Raises:
+      TypeError: an argument is of the wrong type, or a method takes no such hyper-parameter.
+      ValueError: an argument is out of range, or the methods have no common loss to score by.
+      FileExistsError: ``run_dir`` holds another search.
+      RuntimeError: all points of a method diverged.
+    """
+    check_int("rounds", rounds, minimum=1)
+    check_int("budget", budget, minimum=1)
+    check_int("finalists", finalists, minimum=1, maximum=budget)
+    check_choice("hold_out", hold_out, ("clients", "examples"))
+    check_choice("mode", mode, ("max", "min"))
+    check_resident(clients, "tune")
+    keep_by_default()
+    seeds = check_seeds(seeds)
+    spaces = read_space(space, methods)
+    firsts = {name: _first(name, build, spaces[name]) for name, build in methods.items()}
+    train, held = _divided(clients, validation, hold_out, seeds[0])
+    how = Schedule.of("tune", schedule)
+    settings = _settings(spaces, firsts, params, (train, held), how, seeds, score)
+    settings |= {"rounds": rounds, "budget": budget, "finalists": finalists, "mode": mode}
+    kept = Kept(run_dir, settings)
+    plans = equal_budgets(
+        [a.gradients_per_step for a in firsts.values()], rounds, budget, finalists, len(seeds)
+    )
+    trials: list[Trial] = []
+    step = plans[0].rounds[0]  # of all rungs, so that one program serves them
+    for (name, build), plan in zip(methods.items(), plans, strict=True):
+        count_fn = _score_of(firsts[name], score)
+        evaluate = build_evaluation(count_fn, held)
+        lanes = Lanes(build, how, evaluate, train, firsts[name], (params, seeds, mode, step))
+        search = Search(name, spaces[name], plan, lanes, kept, progress)
+        trials += search.run()
+    return Found(trials, rounds, mode, spaces)
+
+
+def _first(name: str, build: Build, space: Space) -> Algorithm:
+    """The method at the middle of its space, which checks the function."""
+    algorithm = build(**{key: axis.at(0.5) for key, axis in space.items()})
+    check_algorithm(algorithm, f"methods[{name!r}](...)")
+    return algorithm
+
+
+def _divided(clients, validation, hold_out, seed) -> tuple[FederatedArrays, FederatedArrays]:
+    if isinstance(validation, FederatedArrays):
+        return clients, validation
+    if hold_out == "clients":
+        return split_clients(clients, validation, seed)
+    return split_examples(clients, validation, seed)
+
+
+def _score_of(algorithm: Algorithm, score: ScoreFn | None) -> Callable[..., Any]:
+    loss_fn = algorithm.loss_fn
+    if score is None and loss_fn is None:
+        raise ValueError(f"{algorithm.name} takes a model and no loss; give score to tune it by.")
+
+    def count(params, examples):
+        with hold_frozen(algorithm.frozen):
+            if score is not None:
+                values = score(params, examples)
+            else:
+                assert loss_fn is not None
+                values = loss_fn(params, examples, jax.random.key(0))
+        values = values[0] if isinstance(values, tuple) else values
+        return values.astype(jnp.float32), values.astype(jnp.float32)
+
+    count.score = "score"  # type: ignore[attr-defined]
+    return count
+
+
+def _settings(spaces, firsts, params, data, how, seeds, score) -> dict[str, Any]:
+    """What a search is, as its directory remembers it."""
+    return {
+        "spaces": {name: {k: list(_ends(v)) for k, v in s.items()} for name, s in spaces.items()},
+        "methods": {name: {**a.hyperparameters, "name": a.name} for name, a in firsts.items()},
+        "losses": {name: hash_function(a.loss_fn) for name, a in firsts.items()},
+        "params": hash_arrays(params),
+        "data": [hash_arrays((part.examples, part.indices, part.sizes)) for part in data],
+        "schedule": how.record(),
+        "sample_cohort": hash_function(how.sample_cohort),
+        "score": hash_function(score),
+        "seeds": list(seeds),
+        "versions": versions(),
+    }
+
+
+def _ends(axis: Any) -> Sequence[float]:
+    return axis if isinstance(axis, Range) else axis.values
+
+
+@dataclasses.dataclass
+class Lane:
+    """A run of a point with a seed, and how far it is.
+
+    Attributes:
+      point: the hyper-parameters.
+      seed: of everything random.
+      rounds: finished rounds.
+      score: after them; NaN: it diverged.
+      leaves: the arrays of its state, on the host; None: it has not begun.
+    """
+
+    point: Point
+    seed: int
+    rounds: int = 0
+    score: float = float("nan")
+    leaves: list[np.ndarray] | None = None
+
+
+class Lanes:
+    """Advances runs of one method, as many at once as its compiled program takes."""
+
+    def __init__(
+        self,
+        build: Build,
+        how: Schedule,
+        evaluate: Callable[[Params], Mapping[str, Any]],
+        clients: FederatedArrays,
+        first: Algorithm,
+        common: tuple[Params, Sequence[int], str, int],
+    ):
+        self._params, self.seeds, self.mode, self._step = common
+        self.gradients_per_step = first.gradients_per_step
+        kind = single_device_map()
+        many = "shard_map" if jax.device_count() > 1 else kind
+        place = Placement(parse_client_map(many))
+        frozen = jax.tree.map(jnp.asarray, first.frozen)
+        client_map = parse_client_map(kind)
+        self._program = Program(build, how, client_map, place, evaluate, clients, frozen)
+        self._one_by_one = kind == "scan"
+
+    def advance(self, lanes: Sequence[Lane], rounds: int) -> None:
+        """Run lanes until they have so many rounds.
+
+        Args:
+          lanes: all with the same number of finished rounds.
+          rounds: the number they end with.
+        """
+        if not lanes:
+            return
+        begun = lanes[0].rounds
+        runs = [(self._params, jax.random.key(lane.seed), lane.point) for lane in lanes]
+        # On CPU lanes run one after the other, so that a small program serves all rungs.
+        few = runs[: jax.device_count()] if self._one_by_one else runs
+        if not self._program.size or len(few) <= self._program.size // 2:
+            self._program.fit(few, min(self._step, rounds - begun), None)
+        size = self._program.size
+        for start in range(0, len(lanes), size):
+            group = lanes[start : start + size]
+            leaves = None if group[0].leaves is None else [lane.leaves or [] for lane in group]
+            self._program.start(runs[start : start + size], leaves)
+            is_finite = np.ones(len(group), bool)
+            for first in range(begun, rounds, self._step):
+                length = min(self._step, rounds - first)
+                metrics, scores = self._program.advance(first, length)
+                for name in ("loss", "delta_norm"):
+                    is_finite &= np.isfinite(metrics[name][: len(group)]).all(1)
+            values = np.where(is_finite, scores["score"][: len(group)], np.nan)
+            values = np.where(np.isfinite(values), values, np.nan)
+            after = self._program.leaves(len(group))
+            for lane, value, own in zip(group, values, after, strict=True):
+                lane.score, lane.rounds, lane.leaves = float(value), rounds, own
+
+
+class Search:
+    """The search of one method.
+
+    Args:
+      name: the method's, as the caller has it.
+      space: where its points lie.
+      plan: its rungs.
+      lanes: advances its runs.
+      kept: what a directory has of it.
+      progress: say on stderr how far it is.
+    """
+
+    def __init__(
+        self, name: str, space: Space, plan: Rungs, lanes: Lanes, kept: "Kept", progress: bool
+    ):
+        self._name, self._space, self._plan, self._lanes = name, space, plan, lanes
+        self._kept, self._progress = kept, progress
+        self._sign = 1.0 if lanes.mode == "min" else -1.0
+        self._trials: list[Trial] = []
+
+    def run(self) -> list[Trial]:
+        """All trials of the method, in the order in which they ran."""
+        done, lanes, self._trials = self._kept.load(self._name)
+        for rung, rounds in enumerate(self._plan.rounds):
+            if rung < done:
+                continue
+            lanes = self._first_rung(rounds) if rung == 0 else self._next(lanes, rung)
+            if not any(np.isfinite(lane.score) for lane in lanes):
+                raise RuntimeError(
+                    f"all points of {self._name!r} diverged within {rounds} rounds; lower its "
+                    "ranges."
+                )
+            lanes = self._going_on(lanes, rung + 1)
+            self._kept.save(self._name, rung + 1, lanes, self._trials)
+        return self._trials
+
+    def _first_rung(self, rounds: int) -> list[Lane]:
+        count, reserved = self._plan.points[0], self._plan.reserved
+        seed = self._lanes.seeds[0]
+        points = spread(self._space, max(count - reserved, 1), seed)
+        lanes = [Lane(point, seed) for point in points]
+        self._advance(lanes, rounds)
+        while (more := self._further(lanes, count - len(lanes))) and len(lanes) < count:
+            new = [Lane(point, seed) for point in more]
+            self._advance(new, rounds)
+            lanes += new
+        return lanes
+
+    def _further(self, lanes: list[Lane], room: int) -> list[Point]:
+        """Points beyond the ends at which the best one lies, or else around it."""
+        order = best_first([self._sign * lane.score for lane in lanes])
+        tried = [lane.point for lane in lanes]
+        if not order or room <= 0:
+            return []
+        best = lanes[order[0]].point
+        beyond, around = [], []
+        for name, axis in self._space.items():
+            if not isinstance(axis, Range):
+                continue
+            there = sorted({point[name] for point in tried})
+            place = there.index(best[name])
+            wide = (axis.high / axis.low) ** (1 / max(len(there) - 1, 1))
+            if place == 0 and best[name] <= axis.at(1 / max(len(there), 1)):
+                beyond.append({**best, name: best[name] / max(wide, 1.5)})
+            if place == len(there) - 1 and best[name] >= axis.at(1 - 1 / max(len(there), 1)):
+                beyond.append({**best, name: best[name] * max(wide, 1.5)})
+            for other in (place - 1, place + 1):
+                if 0 <= other < len(there):
+                    middle = float(np.sqrt(best[name] * there[other]))
+                    if not np.isclose(middle, best[name], rtol=0.05):
+                        around.append({**best, name: middle})
+        chosen = beyond or around
+        return [point for point in chosen if point not in tried][:room]
+
+    def _next(self, lanes: list[Lane], rung: int) -> list[Lane]:
+        """The survivors go on from where they stand; finalists also run with the other seeds."""
+        rounds = self._plan.rounds[rung]
+        self._advance(lanes, rounds)
+        if rounds < self._plan.rounds[-1]:
+            return lanes
+        alive = [lane for lane in lanes if np.isfinite(lane.score)]
+        again = [Lane(x.point, seed) for seed in self._lanes.seeds[1:] for x in alive]
+        self._advance(again, rounds)
+        return [*lanes, *again]
+
+    def _going_on(self, lanes: list[Lane], rung: int) -> list[Lane]:
+        if rung == len(self._plan.rounds):
+            return []
+        order = best_first([self._sign * lane.score for lane in lanes])
+        return [lanes[place] for place in order[: self._plan.points[rung]]]
+
+    def _advance(self, lanes: list[Lane], rounds: int) -> None:
+        before = [lane.rounds for lane in lanes]
+        self._lanes.advance(lanes, rounds)
+        for lane, start in zip(lanes, before, strict=True):
+            trial = Trial(self._name, dict(lane.point), lane.seed, rounds, lane.score)
+            cost = (rounds - start) * self._lanes.gradients_per_step
+            self._trials.append(trial._replace(gradients=cost))
+        if self._progress and lanes:
+            best = [self._sign * lane.score for lane in lanes]
+            at = best_first(best)[:1]
+            told = f"best {lanes[at[0]].score:.4g} at {lanes[at[0]].point}" if at else "diverged"
+            print(f"{self._name}: {len(lanes)} points, {rounds} rounds: {told}", flush=True)
+
+
+class Kept:
+    """What a directory has of a search: trials, and the states of the points that go on.
+
+    Args:
+      folder: the directory; None keeps nothing.
+      settings: of the search, a JSON object.
+
+    Raises:
+      FileExistsError: it holds another search.
+    """
+
+    def __init__(self, folder: str | Path | None, settings: Mapping[str, Any]):
+        self._folder = None if folder is None else Path(folder)
+        text = json.dumps(settings, sort_keys=True, default=str)
+        self._digest = hashlib.sha256(text.encode()).hexdigest()
+        self._done: dict[str, Any] = {}
+        if self._folder is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / TRIALS
+        if not file.exists():
+            return
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found.get("search") != self._digest:
+            raise FileExistsError(
+                f"run_dir {str(self._folder)!r} holds another search: other methods, spaces, data, "
+                "rounds, seeds or versions. Choose another directory."
+            )
+        self._done = found["methods"]
+
+    def load(self, name: str) -> tuple[int, list[Lane], list[Trial]]:
+        """(finished rungs, the lanes that go on, the trials) of a method.
+
+        Args:
+          name: the method's.
+        """
+        if self._folder is None or name not in self._done:
+            return 0, [], []
+        found = self._done[name]
+        lanes = [Lane(**lane) for lane in found["lanes"]]
+        if lanes:
+            with np.load(self._file(name), allow_pickle=False) as file:
+                leaves = [file[f"leaf{i}"] for i in range(len(file.files))]
+            for i, lane in enumerate(lanes):
+                lane.leaves = [leaf[i] for leaf in leaves]
+        return found["rungs"], lanes, [Trial(*trial) for trial in found["trials"]]
+
+    def save(self, name: str, rungs: int, lanes: Sequence[Lane], trials: Sequence[Trial]) -> None:
+        """Keep a method's search after a rung.
+
+        Args:
+          name: the method's.
+          rungs: how many are finished.
+          lanes: those that go on.
+          trials: all so far.
+        """
+        if self._folder is None:
+            return
+        if lanes:
+            leaves = zip(*(lane.leaves or [] for lane in lanes), strict=True)
+            arrays: Any = {f"leaf{i}": np.stack(leaf) for i, leaf in enumerate(leaves)}
+            scratch = self._file(name).with_suffix(".tmp.npz")
+            np.savez(scratch, **arrays)
+            scratch.replace(self._file(name))
+        said = [dataclasses.asdict(dataclasses.replace(lane, leaves=None)) for lane in lanes]
+        self._done[name] = {"rungs": rungs, "lanes": said, "trials": [list(t) for t in trials]}
+        write_json(self._folder / TRIALS, {"search": self._digest, "methods": self._done})
+
+    def _file(self, name: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.npz"

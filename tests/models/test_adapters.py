@@ -1,0 +1,282 @@
+"""Adapters in a federation: against NumPy, under several methods, and in the files of peft."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import (
+    CohortBatch,
+    algorithms,
+    build_round,
+    data,
+    models,
+    simulate,
+    with_compression,
+    with_dp,
+    with_frozen,
+)
+from fedjax_lab.simulation.evaluate import build_evaluation
+from tests.models.test_decoder import CONFIGS
+
+safetensors = pytest.importorskip("safetensors.numpy")
+S, K, B, M, N, RANK, SCALE, LR = 3, 2, 4, 6, 5, 2, 1.5, 0.05
+
+
+def normal(shape, seed):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+class Linear:
+    """Squared error of x W: in the library, and its gradients by hand."""
+
+    kernel = normal((M, N), 0)
+    down, up = normal((M, RANK), 1), normal((RANK, N), 2)
+    x, y = normal((S, K, B, M), 3), normal((S, K, B, N), 4)
+
+    @staticmethod
+    def loss(params, examples, key):
+        return 0.5 * jnp.square(examples[0] @ params["kernel"] - examples[1]).sum(-1)
+
+    @classmethod
+    def batch(cls):
+        return CohortBatch(
+            jnp.arange(S), (jnp.asarray(cls.x), jnp.asarray(cls.y)), jax.random.key(0), jnp.int32(0)
+        )
+
+    @classmethod
+    def twin(cls, train_down):
+        """FedAvg in NumPy: every client's two matrices after K steps, averaged."""
+        ends = []
+        for client in range(S):
+            down, up = cls.down.copy(), cls.up.copy()
+            for x, y in zip(cls.x[client], cls.y[client], strict=True):
+                error = x @ (cls.kernel + SCALE * down @ up) - y
+                to_kernel = x.T @ error / B
+                to_down, to_up = SCALE * to_kernel @ up.T, SCALE * down.T @ to_kernel
+                down = down - LR * to_down if train_down else down
+                up = up - LR * to_up
+            ends.append((down, up))
+        return tuple(np.mean(sides, axis=0) for sides in zip(*ends, strict=True)), ends
+
+
+def run_round(loss, trained, frozen):
+    algorithm = with_frozen(functools.partial(algorithms.fedavg, client_lr=LR), loss, frozen)
+    state = algorithm.init(trained, S)
+    state, metrics = jax.jit(build_round(algorithm, "vmap"))(state, Linear.batch())
+    return algorithm.params(state), metrics
+
+
+def test_fedavg_of_adapters_is_the_twins(x64):
+    def loss(adapters, examples, key, frozen):
+        return Linear.loss(models.merge_adapters(frozen, adapters, SCALE), examples, key)
+
+    adapters = {"kernel": models.lora.Adapter(jnp.asarray(Linear.down), jnp.asarray(Linear.up))}
+    found, metrics = run_round(loss, adapters, {"kernel": Linear.kernel})
+    (down, up), _ = Linear.twin(train_down=True)
+    np.testing.assert_allclose(found["kernel"].down, down, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(found["kernel"].up, up, rtol=0, atol=1e-9)
+    assert float(metrics["bytes_up"]) == S * 8 * (M * RANK + RANK * N)
+
+
+def test_ffa_lora_is_the_twins_and_averages_products(x64):
+    adapters = {"kernel": models.lora.Adapter(jnp.asarray(Linear.down), jnp.asarray(Linear.up))}
+    downs, ups = models.split_adapters(adapters)
+
+    def loss(ups, examples, key, frozen):
+        joined = models.join_adapters(frozen["down"], ups)
+        return Linear.loss(models.merge_adapters(frozen["body"], joined, SCALE), examples, key)
+
+    found, metrics = run_round(loss, ups, {"down": downs, "body": {"kernel": Linear.kernel}})
+    (_, up), ends = Linear.twin(train_down=False)
+    np.testing.assert_allclose(found["kernel"], up, rtol=0, atol=1e-9)
+    products = np.mean([down @ up for down, up in ends], axis=0)
+    np.testing.assert_allclose(Linear.down @ np.asarray(found["kernel"]), products, atol=1e-9)
+    assert float(metrics["bytes_up"]) == S * 8 * RANK * N  # half of what LoRA sends, nearly
+    with pytest.raises(ValueError, match="down and up differ: a, kernel is in one"):
+        models.join_adapters(downs, {"a": ups["kernel"]})
+
+
+# --- a decoder that a federation fine-tunes
+
+CONFIG = models.DecoderConfig(
+    vocab_size=16, width=64, num_layers=2, num_heads=2, num_kv_heads=1, mlp_width=128, init_std=0.3
+)
+METHODS = {
+    "fedavg": (functools.partial(algorithms.fedavg, client_lr=0.3), lambda a: a, 1),
+    "scaffold": (functools.partial(algorithms.scaffold, client_lr=0.3), lambda a: a, 2),
+    "fedadam": (
+        functools.partial(algorithms.fedadam, client_lr=0.3, server_lr=0.03), lambda a: a, 1
+    ),
+    "fedprox": (
+        functools.partial(algorithms.fedprox, client_lr=0.3, prox_weight=0.1), lambda a: a, 1
+    ),
+    "top_k": (
+        functools.partial(algorithms.fedavg, client_lr=0.3),
+        lambda a: with_compression(a, "top_k:0.75"),
+        None,
+    ),
+    "dp": (
+        functools.partial(algorithms.fedavg, client_lr=0.3),
+        lambda a: with_dp(a, clip_norm=1.0, noise_multiplier=0.01),
+        1,
+    ),
+}  # fmt: skip
+
+
+@functools.cache
+def federation():
+    """Four clients that count up or down, in steps of their own; the first params; the adapters."""
+    clients = {}
+    for client, step in enumerate((1, 2, -1, 3)):
+        texts = [(np.arange(start, start + 6 * step, step) % 16) for start in range(16)]
+        clients[client] = data.pack([(text, np.arange(6) > 1) for text in texts], 10)
+    model = models.decoder(CONFIG, dtype="bfloat16")
+    params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 1), np.int32))
+    adapters = models.init_adapters(
+        jax.random.key(1), params, ("layers/query/kernel", "layers/down/kernel"), 4,
+        stacked="layers/*",
+    )  # fmt: skip
+    return data.from_clients(clients), model, params, adapters
+
+
+@pytest.mark.methods
+@pytest.mark.parametrize("name", METHODS)
+def test_a_federation_fine_tunes_a_decoder(name, tmp_path):
+    """One copy of bfloat16 weights, in no checkpoint or program; float32 adapters; exact bytes."""
+    clients, model, params, adapters = federation()
+    build, wrap, fields = METHODS[name]
+    loss = models.answer_loss
+    counts = models.answer_counts
+
+    def applied(frozen):
+        return lambda adapters, x, key: model.apply(
+            models.attach_adapters(frozen, adapters, 2.0), x, key
+        )
+
+    algorithm = wrap(
+        with_frozen(
+            build,
+            lambda adapters, examples, key, frozen: loss(applied(frozen))(adapters, examples, key),
+            params,
+        )
+    )
+    per_row = data.scored_per_row(clients.examples)
+    evaluate = build_evaluation(
+        lambda adapters, examples, frozen: counts(applied(frozen), per_row)(adapters, examples),
+        clients.examples, frozen=params,
+    )  # fmt: skip
+    before = evaluate(adapters)
+    result = simulate(
+        algorithm, adapters, clients, rounds=6, cohort_size=4, local_steps=3, batch_size=2,
+        replace=True, evaluate=evaluate, eval_every=6, client_map="scan", run_dir=tmp_path,
+    )  # fmt: skip
+    row = result.history[-1]
+    assert row["test_loss"] < before["test_loss"] - 0.1
+    trained = sum(leaf.size for leaf in jax.tree.leaves(adapters))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(result.params)} == {"float32"}
+    if fields is None:  # a quarter of the numbers, each with its place
+        kept, bits = trained // 4, int(np.ceil(np.log2(trained)))
+        assert row["bytes_up"] == 6 * 4 * (4 * kept + -(-kept * bits // 8))
+    else:
+        assert row["bytes_up"] == 6 * 4 * fields * 4 * trained
+    assert algorithm.uplink(adapters) * 24 == row["bytes_up"]
+    # One copy, the caller's own, and none on disk.
+    body = params["layers"]["gate"]["kernel"]
+    assert result.state.frozen["layers"]["gate"]["kernel"] is body
+    assert not body.is_deleted()
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    on_disk = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
+    sample = np.asarray(body).tobytes()[:64]
+    assert not any(sample in content for content in on_disk)
+    state = algorithm.init(adapters, 4)
+    batch = data.draw_batch(
+        clients, jax.random.key(0), 0, cohort_size=4, local_steps=3, batch_size=2, replace=True
+    )
+    text = jax.jit(build_round(algorithm, "scan")).lower(state, batch).as_text()
+    assert len(text) < 2 * weights
+    assert 'dense<"0x' not in text
+
+
+# --- files
+
+
+@pytest.fixture
+def saved(tmp_path):
+    config = CONFIGS["llama"]
+    model = models.decoder(config)
+    params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32))
+    adapters = models.init_adapters(
+        jax.random.key(1), params, ("layers/query/kernel", "head/kernel"), 3, stacked="layers/*"
+    )
+    adapters = jax.tree.map(lambda leaf: leaf + 0.5, adapters)
+    models.save_adapters(tmp_path / "a", config, adapters, scale=2.0)
+    return tmp_path / "a", config, adapters
+
+
+def test_adapters_are_written_as_peft_names_them(saved):
+    folder, config, adapters = saved
+    arrays = safetensors.load_file(folder / "adapter_model.safetensors")
+    stem = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
+    down, up = adapters["layers/query/kernel"]
+    np.testing.assert_array_equal(arrays[f"{stem}A.weight"], down[1].T)
+    np.testing.assert_array_equal(arrays[f"{stem}B.weight"], up[1].T)
+    head = adapters["head/kernel"].down
+    np.testing.assert_array_equal(arrays["base_model.model.lm_head.lora_A.weight"], head.T)
+    assert len(arrays) == 6
+    fields = json.loads((folder / "adapter_config.json").read_text())
+    assert (fields["r"], fields["lora_alpha"]) == (3, 6.0)
+    assert fields["target_modules"] == ["lm_head", "q_proj"]
+    found, scale = models.load_adapters(folder, config)
+    assert scale == 2.0
+    jax.tree.map(np.testing.assert_array_equal, found, adapters)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; it must be 'LORA'"),
+        ({"use_dora": True}, "use_dora is True; it must be False"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern is"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"new_kind": 3}, r"the field 'new_kind' \(here 3\) is not known"),
+        ({"target_modules": "all-linear"}, "target_modules is 'all-linear'"),
+        ({"target_modules": ["q_proj", "c_attn"]}, r"target_modules is \['q_proj', 'c_attn'\]"),
+        ({"target_modules": ["q_proj"]}, r"the files have 'base_model\.model\.lm_head"),
+        ({"target_modules": ["q_proj", "lm_head", "k_proj"]}, "the files lack .*k_proj"),
+        ({"r": 4}, r"it must be floats \[4, 24\]|it must be floats \[29, 4\]"),
+        ({"r": 0}, "r is 0"),
+        ({"lora_alpha": None}, "lora_alpha None"),
+    ],
+)
+def test_adapters_of_another_kind_are_refused(changes, message, saved):
+    folder, config, _ = saved
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError, match=message):
+        models.load_adapters(folder, config)
+
+
+def test_the_scale_of_rank_stabilised_adapters(saved):
+    folder, config, _ = saved
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_rslora": True}))
+    assert models.load_adapters(folder, config)[1] == pytest.approx(6 / 3**0.5)
+
+
+def test_adapters_that_cannot_be_written(saved, tmp_path):
+    _, config, adapters = saved
+    query = adapters["layers/query/kernel"]
+    for wrong, message in (
+        ({}, r"the ranks \[\]; they must have one"),
+        (adapters | {"head/kernel": query._replace(down=np.ones((24, 4)))}, r"ranks \[3, 4\]"),
+        ({"norm/scale": query}, "'norm/scale', which is no kernel of the decoder"),
+        ({"head/kernel": query}, r"adapters\['head/kernel'\]\.down has the shape"),
+        ({"layers/query/kernel": query._replace(up=query.up + np.nan)}, "of finite numbers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            models.save_adapters(tmp_path / "b", config, wrong)
+    assert not (tmp_path / "b").exists()

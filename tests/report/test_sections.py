@@ -1,0 +1,129 @@
+"""What a table compares: runs of one data set, metric and length, over the same rounds."""
+
+import math
+import re
+
+import pytest
+
+from fedjax_lab.report import group_runs, load_runs, summary_table, write_report
+from fedjax_lab.report.formats import format_report
+from fedjax_lab.report.sections import sections_of, tail_of
+from fedjax_lab.report.statistics import tail_start
+from fedjax_lab.report.tables import accuracy_table, seed_table
+from tests.report.by_hand import CURVE, groups_of, write_run
+
+TAIL = "mean of rounds 91 to 100 (%)"
+
+
+def column(rows, name):
+    return [row[rows[0].index(name)] for row in rows[1:]]
+
+
+def accuracy_at(round, seed):
+    """A curve that grows and swings, seeds apart."""
+    return 0.8 * (1 - math.exp(-round / 30)) + 0.02 * math.sin(round + seed)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "start"), [(1, 1), (4, 4), (10, 10), (11, 10), (60, 55), (100, 91), (500, 451)]
+)
+def test_the_last_tenth_has_a_round_at_least(rounds, start):
+    assert tail_start(rounds) == start
+
+
+def test_equal_runs_are_equal_however_often_they_are_evaluated(tmp_path):
+    for every in (1, 5, 50):
+        for seed in (0, 1, 2):
+            curve = [accuracy_at(r, seed) for r in range(every, 101, every)]
+            folder = tmp_path / f"every{every}-{seed}"
+            write_run(folder, curve, seed=seed, every=every, eval_every=every)
+    rows = accuracy_table(groups_of(tmp_path))
+    assert len(set(column(rows, TAIL))) == 1
+    assert sorted(column(rows, "behind the best (points)")) == ["0.00 ± 0.00 ≈"] * 2 + ["best"]
+    assert "over the one evaluation that all runs have there," in summary_table(groups_of(tmp_path))
+
+
+def test_the_tail_by_hand(tmp_path):
+    """Evaluations at 95 and 100, of which the mean is 0.65."""
+    run = write_run(tmp_path / "a", [0.1] * 18 + [0.6, 0.7])
+    rows = accuracy_table(groups_of(run))
+    assert column(rows, TAIL) == ["65.00"]
+    assert column(seed_table(load_runs([run])), TAIL) == ["65.00", "65.00"]
+    assert "over the 2 evaluations that all runs have there," in summary_table(groups_of(run))
+
+
+def test_a_run_that_did_not_get_there_has_no_tail(tmp_path):
+    write_run(tmp_path / "cut", [0.9] * 19, algorithm="cut", rounds=100)
+    write_run(tmp_path / "whole", [0.5] * 20, algorithm="whole")
+    (section,) = sections_of(load_runs([tmp_path]))
+    assert [group.label for group in section.groups] == ["whole", "cut"]
+    assert column(accuracy_table(section.groups), TAIL) == ["50.00", "-"]
+    alone = load_runs([tmp_path / "cut"])
+    assert math.isnan(tail_of(alone).mean(alone[0]))
+
+
+def test_what_cannot_be_compared_has_parts_of_its_own(tmp_path):
+    def write(name, *arguments, dataset="digits", **more):
+        asked = {"dataset": dataset, "option": {}}
+        write_run(tmp_path / name, *arguments, run_config=asked, **more)
+
+    write("a", CURVE, algorithm="scaffold")
+    write("b", CURVE, dataset="fashion_mnist")
+    write("c", CURVE[:6])
+    write("d", CURVE, more={"perplexity": 60.0})
+    write("e", [0.1], more={"mean_squared_error": 5.0})
+    write("f", [0.1], lr=0.2, more={"mean_squared_error": 50.0})
+    write("g", [0.1] * 12, algorithm="fedprox")
+    titles = [section.title for section in sections_of(load_runs([tmp_path]))]
+    assert titles == [
+        *("digits, accuracy, 60 rounds", "fashion_mnist, accuracy, 60 rounds"),
+        *("digits, accuracy, 30 rounds", "digits, perplexity, 60 rounds"),
+        "digits, mean squared error, 5 rounds",
+    ]
+    with pytest.raises(ValueError, match=r"digits, accuracy, 60 rounds; fashion_mnist,.*: a tab"):
+        accuracy_table(group_runs(load_runs([tmp_path])))
+
+    text = summary_table(group_runs(load_runs([tmp_path])))
+    parts = dict(zip(titles, re.split(r"^## .*\n", text, flags=re.M)[1:], strict=True))
+    assert re.findall("^## (.*)", text, re.M) == titles
+    first = parts["digits, accuracy, 60 rounds"]
+    assert "scaffold" in first
+    assert "fedavg (" not in first  # labels name what differs here, not what does elsewhere
+    errors = parts["digits, mean squared error, 5 rounds"]
+    assert "accuracy in percent" not in errors
+    rows = re.findall(r"^\| fedavg \(client_lr=0.\d\) .*\d \|.*", errors, re.M)
+    assert re.search(r"0\.1\).* 1\.00 \|.* best ", rows[0])  # 5 / 5 is less than 50 / 5
+    assert re.search(r"0\.2\).* 10\.00 \|.* 9\.00 ", rows[1])
+
+    lines = format_report([tmp_path], "csv").splitlines()
+    assert lines[0] == "method,settings,dataset,rounds,metric,mean,half_width,n"
+    assert "fedavg,,fashion_mnist,60,mean of the last tenth (%),93.0,,1" in lines
+    assert format_report([tmp_path], "latex").count(r"\begin{tabular}") == len(titles)
+
+
+@pytest.mark.slow
+def test_each_part_has_its_figures(tmp_path):
+    write_run(tmp_path / "a", CURVE)
+    write_run(tmp_path / "b", CURVE[:6])
+    text = write_report([tmp_path]).read_text()
+    figures = re.findall(r"^## (.*)|\]\((.*accuracy.png)\)", text, re.M)
+    assert figures == [
+        *(("digits, accuracy, 60 rounds", ""), ("", "part1_accuracy.png")),
+        *(("digits, accuracy, 30 rounds", ""), ("", "part2_accuracy.png")),
+    ]
+    assert (tmp_path / "report" / "part2_partition.png").exists()
+
+
+def test_other_data_of_the_same_name_are_other_data(tmp_path):
+    for name in ("one", "other"):
+        write_run(tmp_path / name, algorithm=name, data={"hash": name})
+    titles = [section.title for section in sections_of(load_runs([tmp_path]))]
+    assert titles == [f"digits, accuracy, 60 rounds, data {name}" for name in ("one", "other")]
+
+
+def test_a_run_that_diverged_at_once_is_judged_like_the_others(tmp_path):
+    write_run(tmp_path / "a", [0.5, 0.6])
+    dead = write_run(tmp_path / "b", [0.1], algorithm="scaffold", rounds=10)
+    (dead / "metrics.jsonl").write_text('{"round": 5, "loss": null, "bytes_up": 1}\n')
+    (section,) = sections_of(load_runs([tmp_path]))
+    assert [group.label for group in section.groups] == ["fedavg", "scaffold"]

@@ -1,0 +1,76 @@
+"""Which model a client is scored with, and what is told of the scores."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import algorithms, data
+from fedjax_lab.simulation.evaluate_personal import client_models, personal_scores
+
+OWNERS = np.array([0, 0, 0, 1, 3])  # client 2 has no data
+VALUES = np.array([2.0, 2.0, 2.0, -1.0, 5.0], np.float32)  # all examples of a client are alike
+
+
+def distance(params, examples, key):
+    """Half the squared distance to the example, whose gradient is params - x."""
+    return 0.5 * jnp.square(params["p"][None] - examples.x).sum(-1)
+
+
+def own_models(algorithm, clients, **more):
+    state = algorithm.init({"p": jnp.zeros(1)}, 4)
+    model_of = client_models(algorithm, clients, **more)
+    return np.array([float(model_of(state, i)["p"][0]) for i in range(4)])
+
+
+@pytest.fixture(scope="module")
+def clients():
+    examples = data.Examples(VALUES[:, None], np.zeros(5, np.int32))
+    return data.partition(examples, OWNERS, num_clients=4, min_size=0)
+
+
+def test_fine_tuning_goes_to_the_clients_own_data(clients):
+    """E steps of rate 1/2 leave 2^-E of the way from 0 to a client's value."""
+    method = algorithms.fedbabu(
+        distance, client_lr=0.1, head="nothing", fine_tune_steps=3, fine_tune_lr=0.5
+    )
+    expected = (1 - 0.5**3) * np.array([2.0, -1.0, 0.0, 5.0])
+    np.testing.assert_allclose(own_models(method, clients, batch_size=2), expected, rtol=1e-6)
+
+
+def test_models_without_fine_tuning(clients):
+    fedavg = algorithms.fedavg(distance, client_lr=0.5)
+    assert (own_models(fedavg, None) == 0).all()
+    still = algorithms.fedbabu(distance, client_lr=0.5, head="nothing", fine_tune_steps=0)
+    assert (own_models(still, None) == 0).all()
+    tuned = algorithms.with_fine_tuning(fedavg, distance, steps=1, client_lr=1.0)
+    np.testing.assert_allclose(own_models(tuned, clients), [2, -1, 0, 5], rtol=1e-6)
+    with pytest.raises(TypeError, match=r"train is None; fedavg\+fine_tuned fine-tunes"):
+        client_models(tuned)
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        client_models(tuned, clients, batch_size=0)
+    with pytest.raises(ValueError, match="seed is -1"):
+        client_models(tuned, clients, seed=-1)
+
+
+@pytest.mark.parametrize("count", [3, 25])
+def test_means_over_clients_examples_and_the_worst_tenth(count):
+    rng = np.random.default_rng(count)
+    scores, sizes = rng.random(count), rng.integers(1, 9, count)
+    scores[1], sizes[1] = np.nan, 0
+    held = np.delete(np.arange(count), 1)
+    tenth = -(-len(held) // 10)
+    for name, worst in (("accuracy", np.sort(scores[held])[:tenth]), ("error", None)):
+        worst = np.sort(scores[held])[-tenth:] if worst is None else worst
+        found = personal_scores(jnp.asarray(scores), jnp.asarray(sizes), name)
+        expected = {
+            f"personal_{name}": scores[held].mean(),
+            f"personal_{name}_weighted": np.average(scores[held], weights=sizes[held]),
+            f"personal_{name}_worst": worst.mean(),
+        }
+        assert {k: float(v) for k, v in found.items()} == pytest.approx(expected, rel=1e-5)
+
+
+def test_of_nobody_there_is_no_score():
+    found = personal_scores(jnp.full(3, jnp.nan), jnp.zeros(3, jnp.int32))
+    assert all(np.isnan(value) for value in jax.tree.leaves(found))

@@ -1,0 +1,148 @@
+"""Run directories that somebody else has filled or named: one sentence, nothing else written."""
+
+import errno
+import json
+import os
+import re
+
+import pytest
+
+from fedjax_lab import load_run
+from fedjax_lab.command.cli import main
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.simulation.loggers import CsvLogger
+from fedjax_lab.storage.json_file import new_file, parse_json
+from fedjax_lab.storage.lock import HOLDER, LOCK, RunDirLock
+from fedjax_lab.storage.run_dir import MetricsFile, open_run_dir, read_metrics, write_json
+from fedjax_lab.storage.run_path import check_run_dir
+from fedjax_lab.storage.saved_run import export_params
+from tests.simulation.test_run import FEDAVG, first_params, run
+from tests.storage.test_saved_run import checkpoint
+
+SHORT = {"rounds": 2, "algorithm": FEDAVG}
+
+
+@pytest.mark.parametrize("name", ["a[1]b", "a]b", "a\\b", "a*b", "a?b"])
+def test_paths_that_the_storage_library_reads_otherwise_are_refused(tmp_path, name):
+    for inner in (name, f"{name}/run"):
+        with pytest.raises(ValueError, match=r"checkpoints cannot be read again from a path with"):
+            run(**SHORT, run_dir=tmp_path / inner)
+    with pytest.raises(ValueError, match="run_dir is"):
+        RunConfig(run_dir=str(tmp_path / name)).resolve()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_is_no_path_of_a_directory_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"'gs://bucket/run', an address; it must be a directory"):
+        run(**SHORT, run_dir="gs://bucket/run")
+    with pytest.raises(ValueError, match="whose path is no UTF-8 text"):
+        run(**SHORT, run_dir=os.fsdecode(bytes(tmp_path) + b"/\xff"))
+    with pytest.raises(TypeError, match="run_dir is 3; it must be the path of a directory"):
+        run(**SHORT, run_dir=3)
+    for plain in (None, "runs/x", tmp_path / "å b%20c:d{e}'f#~"):
+        check_run_dir(plain)
+
+
+def test_a_checkpoint_is_written_and_read_under_every_other_name(tmp_path):
+    strange = "å b%20c:d{e}'f#~!@&;=,+^|<>\"`$()\n"
+    checkpoint(tmp_path / strange, 2)
+    assert load_run(tmp_path / strange).round == 2
+
+
+def test_one_damaged_letter_in_a_row_is_mended_from_the_checkpoint(tmp_path):
+    whole = run(**SHORT, run_dir=tmp_path)
+    metrics = tmp_path / "metrics.jsonl"
+    text = metrics.read_text()
+    metrics.write_text(text.replace('"round"', '"roune"'))
+    with pytest.warns(UserWarning, match=r"metrics.jsonl did not hold the 1 rows"):
+        assert run(**SHORT, run_dir=tmp_path).history == whole.history
+    assert metrics.read_text() == text
+
+
+DEEP = "[" * 100_000
+ROW = '{"round": 2, "loss": 1.5}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"roune": 2}', "no row of a round: round is None"),
+        ('{"round": "2"}', "no row of a round: round is '2'"),
+        ('{"round": -1}', "no row of a round: round is -1"),
+        ("[1, 2]", "no JSON object"),
+        ("3", "no JSON object"),
+        ('{"round": 2, "loss": "low"}', "no row: loss is 'low', no number"),
+        ('{"round": 2, "loss": {}}', r"no row: loss is {}, no number"),
+        ('{"round": 2, "loss": 1e400}', r"not valid JSON \(the number 1e400 is out of range"),
+        ('{"round": 2, "loss": NaN}', "NaN is no number of JSON"),
+        ('{"round": 2, "loss": ' + "9" * 400 + "}", "is out of range"),
+        ('{"round": 2, "loss": ' + DEEP, "nested too deeply"),
+    ],
+)
+def test_what_is_no_row_is_told_by_its_line(tmp_path, line, told):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{ROW}{line}\n{ROW}")
+    with pytest.raises(ValueError, match=rf"metrics\.jsonl, line 2, is .*{told}.*repairs it"):
+        read_metrics(path)
+
+
+CONFIG = {"seed": 0, "rounds": 4, "eval_every": 2, "versions": {}, "content": {"params": "1"}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"content": []}, r"content is \[\], and must be an object"),
+        ({"versions": "1"}, "versions is '1', and must be an object"),
+        ({"rounds": "4"}, "rounds is '4', and must be an integer"),
+        ({"eval_every": True}, "eval_every is True, and must be an integer"),
+        ({"client_map": 3}, "client_map is 3, and must be text"),
+        ({"seed": float("inf")}, "Infinity is no number of JSON"),
+        (None, "it is nested too deeply"),
+        (1e400, "the number 1e400 is out of range"),
+    ],
+)
+def test_a_damaged_config_is_one_sentence_and_exit_status_2(tmp_path, capsys, changed, told):
+    checkpoint(tmp_path, 2)
+    file = tmp_path / "config.json"
+    text = DEEP if changed is None else '{"seed": 1e400}'
+    file.write_text(json.dumps({**CONFIG, **changed}) if isinstance(changed, dict) else text)
+    with pytest.raises(ValueError, match=rf"config\.json is damaged: .*{told}"):
+        load_run(tmp_path)
+    with pytest.raises(ValueError, match=rf"config\.json is damaged: .*{told}"):
+        open_run_dir(tmp_path, CONFIG)
+    assert main(["export", str(tmp_path), str(tmp_path / "model.npz")]) == 2
+    said = capsys.readouterr().err
+    assert re.search(told, said)
+    assert said.count("\n") == 1
+
+
+def test_numbers_of_json_are_finite():
+    text = '{"a": [1, -2.5e300, null, true, "x"], "b": {"c": 12345678901234567890}}'
+    assert parse_json(text) == json.loads(text)
+
+
+def test_planted_links_are_replaced_and_not_followed(tmp_path):
+    outside, folder = tmp_path / "outside", tmp_path / "run"
+    outside.write_text("kept")
+    folder.mkdir()
+    names = ["config.json.tmp", "metrics.jsonl.tmp", "metrics.csv", HOLDER, ".model.npz.tmp", "new"]
+    for name in names:
+        (folder / name).symlink_to(outside)
+    write_json(folder / "config.json", CONFIG)
+    MetricsFile(folder / "metrics.jsonl", [{"round": 2}]).close()
+    CsvLogger(folder / "metrics.csv")({"round": 2})
+    lock = RunDirLock(folder)
+    assert json.loads((folder / HOLDER).read_text())["pid"] == os.getpid()
+    lock.release()
+    export_params(first_params(), folder / "model.npz")
+    with new_file(folder / "new", "wb") as file:
+        file.write(b"1")
+    assert outside.read_text() == "kept"
+    assert not any((folder / name).is_symlink() for name in names)
+    (folder / LOCK).unlink()
+    (folder / LOCK).symlink_to(outside)
+    with pytest.raises(OSError, match=LOCK) as found:
+        RunDirLock(folder)
+    assert found.value.errno == errno.ELOOP
+    assert outside.read_text() == "kept"

@@ -1,0 +1,181 @@
+"""Compiled programs on disk: where, when by default, after a killed process; and the same twice."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import filelock
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import algorithms, data, simulate
+from fedjax_lab.storage import programs
+from fedjax_lab.storage.programs import keep_by_default, keep_programs, say_where
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_compilation_cache_max_size",
+    "jax_enable_compilation_cache",
+)
+
+
+@pytest.fixture
+def nothing_chosen(monkeypatch, tmp_path):
+    """As in a user's script: no cache chosen, and a home of its own."""
+    before = {name: getattr(jax.config, name) for name in SETTINGS}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(programs.VARIABLE, raising=False)
+    monkeypatch.delenv("PYTEST_VERSION")
+    monkeypatch.setattr(programs, "_tried", [])
+    monkeypatch.setattr(programs, "_to_say", [])
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def folder():
+    return jax.config.jax_compilation_cache_dir
+
+
+def test_by_default_once_and_said_once(nothing_chosen, tmp_path, capsys):
+    keep_by_default()
+    kept = Path(folder())
+    assert kept.parent == tmp_path / "fedjax_lab" / "programs"
+    assert kept.stat().st_mode & 0o077 == 0
+    assert jax.config.jax_compilation_cache_max_size == 2**30
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 0.2
+    keep_by_default()
+    assert capsys.readouterr().err == ""  # what is asked for may still be refused
+    say_where()
+    say_where()
+    said = capsys.readouterr().err
+    assert said == (
+        f"fedjax_lab: compiled programs are kept in {kept} (FEDJAX_LAB_PROGRAMS=off: never)\n"
+    )
+
+
+def test_the_next_process_does_not_say_it_again(nothing_chosen, capsys):
+    for said in (True, False):
+        programs._tried.clear()
+        jax.config.update("jax_compilation_cache_dir", None)
+        keep_by_default()
+        say_where()
+        assert ("compiled programs are kept in" in capsys.readouterr().err) == said
+
+
+def test_a_refused_run_does_not_say_it(nothing_chosen, capsys):
+    clients = data.partition((np.zeros((4, 1), np.float32), np.zeros(4, np.int32)), "iid", 2)
+    algorithm = algorithms.fedavg(lambda params, examples, key: examples.x[:, 0], client_lr=0.1)
+    with pytest.raises(ValueError, match="cohort_size is 3; it must be between 1 and 2"):
+        simulate(
+            algorithm, jnp.ones(1), clients, rounds=1, cohort_size=3, batch_size=1, local_steps=1
+        )
+    assert folder() is not None
+    assert capsys.readouterr().err == ""
+
+
+def test_quiet(nothing_chosen, capsys):
+    keep_by_default(quiet=True)
+    keep_by_default()
+    say_where()
+    assert folder() is not None
+    assert capsys.readouterr().err == ""
+
+
+def test_never_in_tests_unless_asked(nothing_chosen, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTEST_VERSION", "9")
+    keep_by_default()
+    assert folder() is None
+    monkeypatch.setenv(programs.VARIABLE, str(tmp_path / "asked"))
+    keep_by_default()
+    assert folder() == str(tmp_path / "asked")
+
+
+def test_off(nothing_chosen, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv(programs.VARIABLE, "off")
+    keep_by_default()
+    assert not keep_programs(tmp_path)
+    monkeypatch.delenv(programs.VARIABLE)
+    jax.config.update("jax_enable_compilation_cache", False)  # the user's own word
+    keep_by_default()
+    assert folder() is None
+    assert capsys.readouterr().err == ""
+
+
+def test_what_the_user_chose_stays(nothing_chosen, monkeypatch, tmp_path):
+    jax.config.update("jax_compilation_cache_max_size", 1000)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 3.0)
+    assert keep_programs(tmp_path / "mine")
+    assert jax.config.jax_compilation_cache_max_size == 1000
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 3.0
+    assert not keep_programs(tmp_path / "other")
+    assert folder() == str(tmp_path / "mine")
+
+
+def test_halves_of_a_killed_process_are_thrown_away(nothing_chosen, tmp_path):
+    whole, cut = tmp_path / "a-1-cache", tmp_path / "b-2-cache"
+    for path in (whole, cut):
+        path.write_bytes(b"program")
+    (tmp_path / "a-1-atime").write_bytes(bytes(8))
+    (tmp_path / "other.txt").write_text("not ours")
+    keep_programs(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left - {".lockfile"} == {"a-1-cache", "a-1-atime", "other.txt"}
+
+
+@pytest.mark.parametrize("hindrance", ["file", "lock"])
+def test_what_cannot_be_kept_is_said(hindrance, nothing_chosen, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv(programs.VARIABLE, str(tmp_path / "taken"))
+    monkeypatch.setattr(programs, "_PATIENCE", 0.01)
+    if hindrance == "file":
+        (tmp_path / "taken").write_text("")
+        keep_by_default()
+    else:
+        (tmp_path / "taken").mkdir()
+        with filelock.FileLock(tmp_path / "taken" / ".lockfile"):
+            keep_by_default()
+    say_where()
+    assert folder() is None
+    assert "compiled programs cannot be kept: " in capsys.readouterr().err
+
+
+PROGRAM = """
+import jax
+from fedjax_lab import algorithms, build_round, CohortBatch
+from fedjax_lab.storage.fingerprint import hash_program
+import jax.numpy as jnp
+
+def loss_fn(params, examples, key):
+    return jnp.square(params["w"] * examples)
+
+algorithm = algorithms.scaffold(loss_fn, client_lr=0.1)
+state = algorithm.init({"w": jnp.ones(())}, 3)
+key = jax.random.key(0)
+batch = CohortBatch(jnp.arange(2), jnp.ones((2, 1, 1)), key, jnp.int32(0))
+print(hash_program(jax.jit(build_round(algorithm, "scan")).lower(state, batch)))
+"""
+
+
+def test_a_program_is_the_same_in_every_process():
+    """Else a kept one is not found again, and a run directory would hold another run."""
+    seeds = ("1", "2")  # of Python's hashes of text, after which sets order "loss" and "delta_norm"
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in seeds
+    ]
+    said = [process.communicate(timeout=300)[0] for process in running]
+    assert said[0]
+    assert said[0] == said[1]

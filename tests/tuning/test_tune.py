@@ -1,0 +1,185 @@
+"""The tuner against exhaustive runs: equal budgets, going on, no test data."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import algorithms, data, simulate, tune
+from fedjax_lab.tuning import tune as module
+from fedjax_lab.tuning.halving import equal_budgets, rungs
+from fedjax_lab.tuning.space import Range, Values, read_space, spread
+
+N, D = 8, 4
+SETTINGS = {"rounds": 18, "cohort_size": 3, "local_steps": 2, "batch_size": 4}
+RNG = np.random.default_rng(0)
+W = RNG.normal(size=D).astype(np.float32)
+
+
+def loss_fn(params, examples, key):
+    x, y = examples
+    return (x @ params["w"] - y) ** 2
+
+
+def make_clients(seed=1):
+    rng = np.random.default_rng(seed)
+
+    def one(shift):
+        x = rng.normal(size=(12, D)).astype(np.float32)
+        return x, (x @ (W + shift) + 0.1 * rng.normal(size=12)).astype(np.float32)
+
+    return data.from_clients({str(i): one(np.float32(0.1 * i)) for i in range(N)})
+
+
+PARAMS = {"w": jnp.zeros(D)}
+FEDAVG = functools.partial(algorithms.fedavg, loss_fn)
+SAM = functools.partial(algorithms.fedsam, loss_fn, perturbation_radius=0.01)
+
+
+def validation_loss(params, held):
+    x, y = (np.asarray(leaf)[np.asarray(held.indices)] for leaf in held.examples)
+    return float(np.mean((x @ np.asarray(params["w"]) - y) ** 2))
+
+
+def search(methods, space, **more):
+    return tune(methods, space, PARAMS, make_clients(), **{**SETTINGS, "budget": 6, **more})
+
+
+@pytest.fixture(scope="module")
+def found():
+    return search({"fedavg": FEDAVG}, {"client_lr": (1e-3, 0.3)}, budget=9)
+
+
+def test_finalists_are_whole_runs_on_the_training_part(found):
+    train, held = data.split_examples(make_clients(), 0.2, 0)
+    finals = [trial for trial in found.trials if trial.rounds == SETTINGS["rounds"]]
+    assert {trial.seed for trial in finals} == {0, 1}
+    best = [trial for trial in finals if trial.point == found.best["fedavg"]]
+    for trial in best:  # those of seed 0 went on twice from where they stood
+        run = simulate(
+            FEDAVG(**trial.point), PARAMS, train, seed=trial.seed, client_map="scan", **SETTINGS
+        )
+        assert trial.score == pytest.approx(validation_loss(run.params, held), rel=1e-4)
+
+
+@pytest.mark.methods
+def test_it_finds_what_an_exhaustive_search_finds(found):
+    train, held = data.split_examples(make_clients(), 0.2, 0)
+
+    def score(client_lr):
+        run = simulate(FEDAVG(client_lr=client_lr), PARAMS, train, client_map="scan", **SETTINGS)
+        return validation_loss(run.params, held)
+
+    tried = sorted({trial.point["client_lr"] for trial in found.trials})
+    best = min(score(rate) for rate in (tried[-1], tried[-2], *found.best["fedavg"].values()))
+    assert score(found.best["fedavg"]["client_lr"]) <= best * 1.05 + 0.01
+    assert found.gradients["fedavg"] < 0.7 * 9 * SETTINGS["rounds"]
+
+
+@pytest.mark.methods
+def test_methods_spend_equal_gradients():
+    found = search({"fedavg": FEDAVG, "fedsam": SAM}, {"client_lr": (1e-3, 0.3)}, rounds=9)
+    spent = found.gradients
+    assert spent["fedavg"] == pytest.approx(spent["fedsam"], rel=0.1)
+
+
+@pytest.mark.methods
+def test_a_best_value_at_an_end_is_followed_beyond_it():
+    found = search({"fedavg": FEDAVG}, {"client_lr": (1e-4, 3e-3)}, budget=8)
+    rates = [trial.point["client_lr"] for trial in found.trials]
+    assert max(rates) > 1.4 * 3e-3
+    assert found.edges == {"fedavg": ["client_lr"]}
+    fixed = search({"fedavg": FEDAVG}, {"client_lr": [1e-4, 3e-3]})
+    assert {trial.point["client_lr"] for trial in fixed.trials} == {1e-4, 3e-3}
+    assert fixed.edges == {"fedavg": ["client_lr"]}
+
+
+def test_what_diverges_has_no_score_and_goes_no_further():
+    found = search({"fedavg": FEDAVG}, {"client_lr": [0.01, 1e12]})
+    assert [t.rounds for t in found.trials if t.point["client_lr"] == 1e12] == [2]
+    assert found.best["fedavg"] == {"client_lr": 0.01}
+    assert found.diverged["fedavg"] == 0.5
+    with pytest.raises(RuntimeError, match="all points of 'fedavg' diverged within 2 rounds"):
+        search({"fedavg": FEDAVG}, {"client_lr": [1e12, 1e13]})
+
+
+@pytest.mark.methods
+def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, found):
+    again = functools.partial(
+        search, {"fedavg": FEDAVG}, {"client_lr": (1e-3, 0.3)}, budget=9, run_dir=tmp_path
+    )
+    save, saved = module.Kept.save, []
+
+    def save_once(self, *arguments):
+        save(self, *arguments)
+        saved.append(None)
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.Kept, "save", save_once)
+    with pytest.raises(KeyboardInterrupt):
+        again()
+    monkeypatch.undo()
+    assert again().trials == found.trials
+    assert again().table() == found.table()
+    with pytest.raises(FileExistsError, match="holds another search"):
+        again(seeds=(0, 2))
+
+
+@pytest.mark.methods
+def test_held_out_examples_do_not_train():
+    clients = make_clients()
+    _, held = data.split_examples(clients, 0.2, 0)
+    x, y = (np.array(leaf) for leaf in clients.examples)
+    y[np.asarray(held.indices)] += 1000
+    other = dataclasses.replace(clients, examples=(jnp.asarray(x), jnp.asarray(y)))
+    score = lambda params, examples: jnp.broadcast_to(params["w"].sum(), examples[1].shape)  # noqa: E731
+    arguments = {**SETTINGS, "budget": 2, "rounds": 2, "seeds": (0,), "score": score}
+    both = [
+        tune({"fedavg": FEDAVG}, {"client_lr": [0.01, 0.1]}, PARAMS, c, **arguments)
+        for c in (clients, other)
+    ]
+    assert both[0].trials == both[1].trials
+
+
+def test_a_space_is_filled_evenly():
+    points = spread({"a": Range(1e-3, 1e1), "b": Values((1.0, 2.0, 3.0))}, 24, seed=0)
+    logs = np.log10([point["a"] for point in points])
+    assert np.histogram(logs, bins=4, range=(-3, 1))[0].min() >= 4
+    counts = [sum(point["b"] == value for point in points) for value in (1.0, 2.0, 3.0)]
+    assert min(counts) >= 6
+    assert spread({"a": Range(1.0, 100.0)}, 3, 0) == [{"a": 1.0}, {"a": 10.0}, {"a": 100.0}]
+    assert spread({"a": Values((1.0, 2.0))}, 9, 0) == [{"a": 1.0}, {"a": 2.0}]
+
+
+@pytest.mark.parametrize(
+    ("space", "error", "message"),
+    [
+        ({"client_lr": (0.0, 1.0)}, ValueError, r"space\['client_lr'\] is .*0 < low < high"),
+        ({"client_lr": "log"}, TypeError, "it must be a pair"),
+        ({"lr": (0.1, 1.0)}, ValueError, "space has 'lr', which none of fedavg takes"),
+        ({"fedavg": {"server_rl": [1.0]}}, TypeError, "did you mean 'server_lr'"),
+        ({"fedavg": [1.0]}, TypeError, "must be a dict of ranges"),
+        ({"client_lr": ["a"]}, TypeError, "its values must be numbers"),
+    ],
+)
+def test_a_space_that_means_nothing_is_refused(space, error, message):
+    with pytest.raises(error, match=message):
+        read_space(space, {"fedavg": FEDAVG})
+
+
+def test_a_method_without_a_loss_needs_a_score():
+    build = lambda client_lr: dataclasses.replace(FEDAVG(client_lr=client_lr), loss_fn=None)  # noqa: E731
+    with pytest.raises(ValueError, match="takes a model and no loss; give score"):
+        search({"mine": build}, {"client_lr": [0.1]})
+    assert jax.tree.leaves(PARAMS)[0].shape == (D,)
+
+
+def test_budgets_are_equal_whatever_a_step_costs():
+    plans = equal_budgets([1, 2, 3], 90, 12, 2, 2)
+    costs = [g * plan.run_rounds for g, plan in zip([1, 2, 3], plans, strict=True)]
+    assert max(costs) <= 1.03 * min(costs)
+    assert plans[2] == rungs(90, 12, 2, 2)
