@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.checks import MOST_ROUNDS, check_int
 from fedjax_lab.clients.frozen import hold_frozen
 from fedjax_lab.clients.metrics import apply_loss
 from fedjax_lab.data import FederatedArrays, FederatedStream
@@ -37,6 +38,22 @@ def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
     name = getattr(algorithm, "__name__", type(algorithm).__name__)
     hint = f"call {name}(loss_fn, client_lr=...) first" if callable(algorithm) else "see algorithms"
     raise TypeError(f"{argument} is {name}, not an Algorithm; {hint}.")
+
+
+def check_lengths(rounds: int, eval_every: int, checkpoint_every: int | None) -> int:
+    """Check how long a run and its parts are; returns the rounds between checkpoints.
+
+    Args:
+      rounds, eval_every, checkpoint_every: as of ``simulate``.
+
+    Raises:
+      ValueError: one is below 1, or there are more rounds than are counted.
+    """
+    check_int("rounds", rounds, minimum=1, maximum=MOST_ROUNDS)
+    check_int("eval_every", eval_every, minimum=1)
+    if checkpoint_every is None:
+        return -(-rounds // 10)
+    return check_int("checkpoint_every", checkpoint_every, minimum=1)
 
 
 def check_functions(**functions: Any) -> None:
@@ -152,7 +169,7 @@ def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
         f"{broken.sum()} examples of the clients {', '.join(map(str, named[:_NAMED]))}{more} hold "
         "values that are not finite; where they are drawn, on_nonfinite decides.",
         UserWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
 
 
@@ -173,7 +190,7 @@ def warn_of_statistics(params: Any) -> None:
             "made for: they would not follow the data. fedjax_lab.models.batch_norm.BatchNorm has "
             "some that do.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

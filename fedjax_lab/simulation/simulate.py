@@ -6,13 +6,13 @@ devices agree up to rounding.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Unpack
 
 import jax
 
-from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int
+from fedjax_lab.checks import LAST_SEED, check_choice, check_int
 from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.client_sampling import check_cohorts
@@ -21,6 +21,7 @@ from fedjax_lab.round import ON_NONFINITE, Algorithm
 from fedjax_lab.simulation.arguments import (
     check_config,
     check_functions,
+    check_lengths,
     check_paths,
     check_simulate,
     check_training_labels,
@@ -28,7 +29,7 @@ from fedjax_lab.simulation.arguments import (
 )
 from fedjax_lab.simulation.book import Book, SimulationResult
 from fedjax_lab.simulation.chunk_planner import placed_chunks
-from fedjax_lab.simulation.feed import feed_of, record_times, with_times
+from fedjax_lab.simulation.feed import Feed, feed_of, record_times, with_times
 from fedjax_lab.simulation.loggers import Hook, Hooks, Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.recorder import Recorder, Row, check_names
@@ -40,7 +41,7 @@ from fedjax_lab.storage.fingerprint import hash_program
 from fedjax_lab.storage.identity import run_contents, run_record
 from fedjax_lab.storage.programs import keep_by_default, say_where
 from fedjax_lab.storage.run_path import check_run_dir
-from fedjax_lab.types import FedState, Params
+from fedjax_lab.types import FedState, Metrics, Params
 from fedjax_lab.wrappers.private_state import key_of
 
 
@@ -145,67 +146,42 @@ def simulate(
       RuntimeError: another process of the run has failed, and says why; or a Poisson cohort had
         more clients than slots, as one in 10^9 has.
     """
-    check_int("rounds", rounds, minimum=1, maximum=MOST_ROUNDS)
-    check_int("eval_every", eval_every, minimum=1)
-    check_int("seed", seed, minimum=0, maximum=LAST_SEED)
-    check_choice("on_nonfinite", on_nonfinite, (*ON_NONFINITE, "stop"))
     check_simulate(algorithm, params, clients, state)
     check_functions(evaluate=evaluate, diagnose=diagnose, stop_when=stop_when)
+    every = check_lengths(rounds, eval_every, checkpoint_every)
+    check_int("seed", seed, minimum=0, maximum=LAST_SEED)
+    check_choice("on_nonfinite", on_nonfinite, (*ON_NONFINITE, "stop"))
     check_run_dir(run_dir)
     check_paths(profile_dir=profile_dir)
     check_config(config)
-    check_int("checkpoint_every", 1 if checkpoint_every is None else checkpoint_every, minimum=1)
-    team = Team.here()
-    asked = Placement.of(client_map, client_store, params_sharding, team=team)
     keep_by_default()
+    team = Team.here()
+    place = Placement.of(client_map, client_store, params_sharding, team=team)
     progress, hooks = progress and team.is_first, Hooks(on_row if team.is_first else ())
-    how = Schedule.of("simulate", schedule)
-    key = key_of(seed, state)
+    how, key = Schedule.of("simulate", schedule), key_of(seed, state)
     run = Run(algorithm, how, on_nonfinite, rounds, eval_every, key, team.local(params))
-    if times is not None:
-        model = params if state is None else params_of(algorithm, state)
-        clients = with_times(clients, times, algorithm, model)
-    feed = feed_of(run, clients, team, progress)
-    if how.sample_cohort is not None:
-        check_cohorts(how.sample_cohort, feed.clients, key, how.cohort_size, rounds)
+    feed = _feed(run, clients, times, state, team, progress)
     if state is not None:
         run = run.adopt(team.gathered(state, everywhere=True), feed.clients)
     shapes = run.shapes(feed.clients)  # which checks the schedule
-    asked = asked.with_layout(run.params, run.frozen)
-    every = checkpoint_every or -(-rounds // 10)
-    functions = {"evaluate": evaluate, "diagnose": diagnose}
-    record = _record(run, feed, asked, functions, run_dir, seed=seed)
+    place = place.with_layout(run.params, run.frozen)
+    record = _record(run, feed, place, Scores(evaluate, diagnose), run_dir, seed)
     check_names({**record, "num_devices": 1}, config)
     team.agree({**record, "run_dir": run_dir is not None, "every": every, **(config or {})})
-    feed.warn_of_nonfinite()
-    warn_of_statistics(run.params)
-    check_training_labels(algorithm, run.params, clients, how.batch_size)
+    _look_at_inputs(run, feed, clients)
     spent = run.guarantees(feed.clients)
-    place, chunks = placed_chunks(run, asked, feed, shapes, diagnose, progress)
-    record |= place.record()
-    if "content" in record:
-        record["content"]["program"] = hash_program(chunks.lower(eval_every))
-        team.agree({"content": record["content"]})
-    told = {**record, **(config or {})}
+    place, chunks = placed_chunks(run, place, feed, shapes, diagnose, progress)
+    told = {**_with_program(record, place, chunks, eval_every), **(config or {})}
     recorder = team.together(lambda: Recorder(run_dir, every=every, config=told, team=team))
     chunks.keep_beside(run_dir)
     say_where()
-    bar = Progress(algorithm.name, 0, rounds, progress)
+    bar, profile = Progress(algorithm.name, 0, rounds, progress), Profile(profile_dir)
     with _running(team, recorder, bar, feed) as stop:
         book = Book(run, chunks, Scores(evaluate, diagnose), spent, hooks, stop_when)
         book.go_on_from(*recorder.resume(chunks))
         bar.go_on_from(book.round, finished=book.enough)
         while book.goes_on(stop.is_set()):
-            length = run.chunk_length(book.round)
-            before = chunks.compile_seconds
-            if not chunks.prepare(length, stop.unless_set):
-                break
-            stop.at_once = False
-            if chunks.compile_seconds > before:
-                bar.start_clock()
-            with _profiled(profile_dir):
-                length, metrics = chunks.advance(book.round, length, book.look)
-            profile_dir = None  # one profile is enough
+            length, metrics = _advance(run, chunks, book, stop, bar, profile)
             if not length:
                 break
             row = book.enter(length, metrics)
@@ -222,7 +198,47 @@ def simulate(
     return book.result(stop.signal)
 
 
-def _record(run, feed, asked, functions, run_dir, **settings) -> dict[str, Any]:
+def _feed(run, clients, times, state, team, progress) -> Feed:
+    """What gives the rounds their batches; cohorts of the caller's own are checked."""
+    if times is not None:
+        model = run.params if state is None else params_of(run.algorithm, state)
+        clients = with_times(clients, times, run.algorithm, model)
+    feed, how = feed_of(run, clients, team, progress), run.schedule
+    if how.sample_cohort is not None:
+        check_cohorts(how.sample_cohort, feed.clients, run.key, how.cohort_size, run.rounds)
+    return feed
+
+
+def _look_at_inputs(run: Run, feed: Feed, clients: FederatedArrays | FederatedStream) -> None:
+    """Refuse labels without a logit; warn of data and params that will not train."""
+    feed.warn_of_nonfinite()
+    warn_of_statistics(run.params)
+    check_training_labels(run.algorithm, run.params, clients, run.schedule.batch_size)
+
+
+def _with_program(record, place, chunks, eval_every) -> dict[str, Any]:
+    """What config.json says of a run, its program included; all processes have the same one."""
+    record = {**record, **place.record()}
+    if "content" in record:
+        program = hash_program(chunks.lower(eval_every))
+        record["content"] = {**record["content"], "program": program}
+        place.team.agree({"content": record["content"]})
+    return record
+
+
+def _advance(run, chunks, book, stop, bar, profile) -> tuple[int, Metrics]:
+    """(rounds, metrics) of the next chunk; no rounds where the run has to end before it."""
+    length, before = run.chunk_length(book.round), chunks.compile_seconds
+    if not chunks.prepare(length, stop.unless_set):
+        return 0, {}
+    stop.at_once = False
+    if chunks.compile_seconds > before:
+        bar.start_clock()
+    with profile.once():
+        return chunks.advance(book.round, length, book.look)
+
+
+def _record(run, feed, place, scores, run_dir, seed) -> dict[str, Any]:
     """What config.json says of a run, but for its program."""
     record = run_record(
         run.algorithm,
@@ -231,16 +247,16 @@ def _record(run, feed, asked, functions, run_dir, **settings) -> dict[str, Any]:
         run.schedule,
         rounds=run.rounds,
         eval_every=run.eval_every,
-        client_map=asked.client_map.name,
-        client_store=asked.client_store,
+        client_map=place.client_map.name,
+        client_store=place.client_store,
         on_nonfinite=run.on_nonfinite,
-        **settings,
+        seed=seed,
         **record_times(feed.clients),
         **feed.record(),
     )
     record["asked"] = {name: record[name] for name in ("client_map", "client_store")}
-    if run_dir is not None or asked.team.is_multiprocess:
-        named = {**functions, "sample_cohort": run.schedule.sample_cohort}
+    if run_dir is not None or place.team.is_multiprocess:
+        named = {**scores._asdict(), "sample_cohort": run.schedule.sample_cohort}
         record["content"] = run_contents(run.params, run.state, feed.content(), run.frozen, **named)
     return record
 
@@ -254,15 +270,20 @@ def _running(team: Team, *resources: Any) -> Iterator[Any]:
         yield stop
 
 
-@contextmanager
-def _profiled(folder: str | Path | None) -> Iterator[None]:
-    """Write a profile of what is computed inside, with ``jax.profiler``; None: do nothing.
+class Profile:
+    """Writes a profile of the first chunk, with ``jax.profiler``.
 
     It lies in ``folder/plugins/profile/DATE``: a .trace.json.gz, which https://ui.perfetto.dev
     opens in a browser, and a .xplane.pb for ``xprof`` or TensorBoard's plugin of that name.
+
+    Args:
+      folder: where; None writes nothing.
     """
-    if folder is None:
-        yield
-        return
-    with jax.profiler.trace(str(folder)):
-        yield
+
+    def __init__(self, folder: str | Path | None):
+        self._folder = folder
+
+    def once(self) -> AbstractContextManager[Any]:
+        """Profiles what is computed inside, the first time it is called."""
+        folder, self._folder = self._folder, None
+        return nullcontext() if folder is None else jax.profiler.trace(str(folder))
