@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 WORKERS ?= auto
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
-.PHONY: demo check test test-methods test-pretrained test-all test-newest faults fuzz lint smoke docs notebooks wheel-check qp-accuracy clean
+.PHONY: demo check test test-methods test-pretrained test-all test-newest faults fuzz lint smoke docs notebooks wheel-check release qp-accuracy clean
 .PHONY: accelerator-check
 .PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives bench-links bench-same-bits bench-bits
 .PHONY: $(STUDIES:%=%-study) studies-report
@@ -185,6 +185,10 @@ wheel-check:
 docs: $(VENV)/.docs $(VENV)/.test
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/docs
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m example tests/docs tests/experiments
+
+# The wheel and the source archive of a tag, into dist/; HOME_URL is where the repository lives.
+release:
+	$(PYTHON) tests/packaging/release.py --tag $(TAG) $(if $(HOME_URL),--home $(HOME_URL))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,6 +23,8 @@ LEFT_OUT = shutil.ignore_patterns(
 )
 DATA_FILES = {"fedjax_lab/py.typed", "fedjax_lab/data/digits.npz"}
 METADATA = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+EXTRAS = "pretrained,privacy,report,safetensors,tables,tensorboard,wandb"
 EXTRA = "report"  # the report draws figures
 
 
@@ -34,6 +36,7 @@ def main() -> None:
         wheel = build(folder)
         version = wheel.name.split("-")[1]
         check_content(wheel, version)
+        check_pythons(wheel)
         bin = install(wheel, folder / "venv")
         check_commands(bin, folder, version)
     print(f"wheel-check: all is well after {time.monotonic() - began:.0f} s")
@@ -61,6 +64,18 @@ def check_content(wheel: Path, version: str) -> None:
         print(f"  {path}")
     if found != expected:
         sys.exit(f"missing: {sorted(expected - found)}; not wanted: {sorted(found - expected)}")
+
+
+def check_pythons(wheel: Path) -> None:
+    """Every Python that the wheel allows finds wheels of all that it needs."""
+    for python in PYTHONS:
+        versions = ("--python-version", python, "--only-binary", ":all:", "--target", "unused")
+        # Of the extra `data` one package comes as source, for every Python.
+        call(
+            *(sys.executable, *PIP, "install", "--dry-run", *versions),
+            *("--constraint", ROOT / "constraints.txt", f"{wheel}[{EXTRAS}]"),
+        )
+    print(f"Python {', '.join(PYTHONS)}: all that is needed has wheels")
 
 
 def install(wheel: Path, venv: Path) -> Path:

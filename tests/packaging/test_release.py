@@ -1,0 +1,84 @@
+"""What a release checks before it builds, and the files that hosts of repositories read."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+import release  # noqa: E402
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+
+
+@pytest.mark.parametrize(
+    ("tag", "version", "heads", "words"),
+    [
+        ("v0.4.0", "0.4.0", "## 0.4.0\n", ""),
+        ("v0.4.1", "0.4.0", "## 0.4.0\n", "the tag is v0.4.1"),
+        ("v0.4.0.dev0", "0.4.0.dev0", "## 0.4.0.dev0\n", "is no release"),
+        ("v0.4.0", "0.4.0", "## 0.4.0 (unreleased)\n", "no head '## 0.4.0'"),
+    ],
+)
+def test_a_tag_is_released_if_version_and_changelog_agree(tag, version, heads, words):
+    problem = release.problem_of(tag, version, "# Changelog\n\n" + heads)
+    assert words in problem if words else problem == ""
+
+
+def test_addresses_come_from_the_repository_alone():
+    assert release.urls("") == ""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert "urls" not in PROJECT
+    named = tomllib.loads(text + release.urls("https://host.example/owner/name/"))["project"][
+        "urls"
+    ]
+    assert named["Source"] == "https://host.example/owner/name"
+    assert named["Issues"] == "https://host.example/owner/name/issues"
+
+
+def test_every_python_that_is_allowed_is_tested_and_named():
+    assert PROJECT["requires-python"] == ">=3.11,<3.15"
+    named = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if "Python :: 3." in c]
+    assert named == PYTHONS
+    tests = workflow("tests")["jobs"]["pythons"]["strategy"]["matrix"]["python"]
+    assert tests == PYTHONS
+    assert "3.11 to 3.14" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["tests", "docs", "release"])
+def test_workflows_do_what_the_makefile_has(name):
+    """Each of their commands is a target of the Makefile, or CI's own script."""
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    commands = [
+        step["run"]
+        for job in workflow(name)["jobs"].values()
+        for step in job["steps"]
+        if "run" in step
+    ]
+    assert commands
+    for command in commands:
+        first, _, rest = command.partition(" ")
+        assert first == ".ci/run" or (first == "make" and rest.split()[0] in targets), command
+
+
+def test_forms_ask_for_what_a_method_needs():
+    form = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/method.yml").read_text())
+    assert {"paper", "equations", "code"} <= {field["id"] for field in form["body"]}
+
+
+def test_it_can_be_cited():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["license"] == PROJECT["license"]
+    page = (ROOT / "docs/guides/get_results_out.md").read_text(encoding="utf-8")
+    author = cited["authors"][0]["name"].replace("_", r"\_")
+    assert f"author = {{{{{author}}}}}" in page
+    assert re.search(r"year = \{20\d\d\}", page)
+
+
+def workflow(name):
+    return yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
