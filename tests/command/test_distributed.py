@@ -1,6 +1,13 @@
 """``run --distributed``: where the processes find each other, and what is said if they cannot."""
 
+import json
+import os
+import socket
+import subprocess
+import sys
+
 import jax
+import numpy as np
 import pytest
 
 from fedjax_lab.command import distributed
@@ -84,3 +91,39 @@ def test_the_flags_of_a_process_go_with_distributed(capsys, tmp_path):
     arguments = ["--run-dir", str(tmp_path / "run"), "--quiet"]
     assert main(["run", *arguments, "--num-processes", "2"]) == 2
     assert "num_processes is 2; --num-processes goes with --distributed" in capsys.readouterr().err
+
+
+RUN = ["--model", "linear", "--rounds", "1", "--eval-every", "1", "--cohort-size", "4", "--run-dir"]
+
+
+@pytest.mark.methods
+def test_srun_needs_to_say_nothing(tmp_path):
+    """Four processes with the variables that ``srun`` sets end like one process of four devices."""
+    job = next(n for n in range(os.getpid(), os.getpid() + 4096) if is_free(n % 4096 + 61440))
+    slurm = {"SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "4"}
+
+    def start(folder, devices, **more):
+        call = [sys.executable, "-m", "fedjax_lab", "run", "--cpu-devices", str(devices)]
+        flags = ["--distributed"] if more else []
+        with (tmp_path / f"{folder}{more.get('SLURM_PROCID', '')}.txt").open("wb") as said:
+            return subprocess.Popen(
+                [*call, *flags, *RUN, tmp_path / folder],
+                env={**os.environ, "XLA_FLAGS": "", **more},
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+
+    several = [
+        start("four", 1, **slurm, SLURM_PROCID=str(i), SLURM_LOCALID=str(i)) for i in range(4)
+    ]
+    assert [process.wait(300) for process in several] == [0] * 4
+    assert start("one", 4).wait(300) == 0
+    rows = [json.loads((tmp_path / f / "metrics.jsonl").read_text()) for f in ("four", "one")]
+    assert rows[0].keys() == rows[1].keys()
+    for name, value in rows[1].items():
+        np.testing.assert_array_equal(rows[0][name], value, err_msg=name)
+
+
+def is_free(port):
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) != 0

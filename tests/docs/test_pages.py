@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 
 from fedjax_lab import models
 from fedjax_lab.command import cli
@@ -44,7 +45,8 @@ def execute(name: str, *, as_printed: bool = False) -> dict[str, Any]:
     page = DOCS / name
     namespace: dict[str, Any] = {"__name__": "page"}
     for code in blocks(page, "python"):
-        if "import fedjax\n" in code or "import flwr" in code or "from flwr" in code:
+        others = ("import fedjax\n", "import flwr", "from flwr", "import ray")
+        if any(other in code for other in others):
             compile(code, str(page), "exec")  # another library's
             continue
         # One device, of the tests' eight, is soonest compiled for.
@@ -239,6 +241,15 @@ def test_train_clients_otherwise(capsys):
     losses = page["swept"].history["loss"][:, 0, -1]
     assert len(set(losses.tolist())) > 1  # the norms make a difference
     assert np.isfinite(losses).all()
+
+
+def test_on_a_cluster():
+    page = DOCS / "guides" / "on_a_cluster.md"
+    execute("guides/on_a_cluster.md")
+    (slurm,) = commands(page)
+    assert cli.parse(slurm).distributed
+    for manifest in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
+        list(yaml.safe_load_all(manifest))
 
 
 @pytest.mark.example
