@@ -73,13 +73,15 @@ def _report(command: ReportCommand) -> int:
     from fedjax_lab.report.tables import accuracy_table
 
     if command.format is not None:
+        if command.figures != "png":
+            raise ValueError(f"figures is {command.figures!r}; with --format none are written.")
         text = format_report(command.runs, command.format, target=command.target)
         if command.out is None:
             print(text, end="")
         else:
             write_format(text, command.out)
         return 0
-    path = write_report(command.runs, command.out, target=command.target)
+    path = write_report(command.runs, command.out, target=command.target, figures=command.figures)
     if not command.quiet:
         for section in (sections := sections_of(load_runs(command.runs))):
             if len(sections) > 1:

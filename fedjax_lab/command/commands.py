@@ -173,6 +173,9 @@ class ReportCommand:
     """One text instead of a folder: markdown (the tables), html (the page with its figures), latex
     (the accuracies, for booktabs), csv (a line for each group and metric)."""
 
+    figures: Literal["png", "pdf", "svg"] = "png"
+    """pdf and svg add figures for a paper: vectors with their fonts, as wide as a column."""
+
     target: float | None = None
     """Accuracy to be reached, such as 0.9. None: 95 % of the best method's."""
 

@@ -1,6 +1,7 @@
 """From run directories to a report: Markdown tables with intervals over seeds, and figures."""
 
 from fedjax_lab.estimates import Estimate, estimate
+from fedjax_lab.report.plot import plot
 from fedjax_lab.report.runs import Group, Run, group_runs, load_runs
 from fedjax_lab.report.tables import default_target, summary_table
 from fedjax_lab.report.write import default_folder, write_report
@@ -14,6 +15,7 @@ __all__ = [
     "estimate",
     "group_runs",
     "load_runs",
+    "plot",
     "summary_table",
     "write_report",
 ]

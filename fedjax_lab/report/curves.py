@@ -41,6 +41,8 @@ COSTS = (
     metric("bytes_up", "uplink of all clients together (MB)", 1e-6),
     metric("gradients", "mini-batch gradients of all clients (thousands)", 1e-3),
 )
+ERRORS = metric("mean_squared_error", "mean squared error")
+PERPLEXITIES = metric("perplexity", "perplexity")
 LOSSES = (metric("loss", "training loss (in local steps)"), metric("test_loss", "test loss"))
 DRIFT = metric("client_drift", "client drift, mean ‖y - x‖²")
 ERROR_MEMORY = (

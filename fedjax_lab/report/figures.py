@@ -9,7 +9,9 @@ from fedjax_lab.report.curves import (
     ACCURACY,
     DRIFT,
     ERROR_MEMORY,
+    ERRORS,
     LOSSES,
+    PERPLEXITIES,
     Measure,
     Panel,
     accuracy_figure,
@@ -19,6 +21,7 @@ from fedjax_lab.report.curves import (
     spread_note,
 )
 from fedjax_lab.report.partition_figure import partition_figure
+from fedjax_lab.report.print_size import at_print_size, save_vectors
 from fedjax_lab.report.ranking import ranking_figure
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.style import save
@@ -27,13 +30,16 @@ from fedjax_lab.report.surfaces import surface_figure
 MOST_CURVES = 14  # more cannot be told apart
 
 
-def write_figures(groups: Sequence[Group], folder: Path, prefix: str = "") -> list[tuple[str, str]]:
+def write_figures(
+    groups: Sequence[Group], folder: Path, prefix: str = "", form: str = "png"
+) -> list[tuple[str, str]]:
     """Write the PNG files and return (file name, caption) of each.
 
     Args:
       groups: what they show.
       folder: where they are written.
       prefix: of their names.
+      form: "pdf" or "svg" writes each once more as vectors, at the size at which papers print it.
 
     Raises:
       ImportError: matplotlib is missing.
@@ -42,6 +48,10 @@ def write_figures(groups: Sequence[Group], folder: Path, prefix: str = "") -> li
 
     def add(figure: Any, name: str, caption: str) -> None:
         save(figure, folder / f"{prefix}{name}")
+        if form != "png":
+            save_vectors(
+                at_print_size(figure), (folder / f"{prefix}{name}").with_suffix(f".{form}")
+            )
         written.append((f"{prefix}{name}", caption))
 
     def add_metrics(measures: Sequence[Measure], name: str, caption: str) -> None:
@@ -55,6 +65,8 @@ def write_figures(groups: Sequence[Group], folder: Path, prefix: str = "") -> li
             add(ranking_figure(groups), "ranking.png", caption)
         caption = "Test accuracy against rounds, bytes sent and gradients taken."
         add(accuracy_figure(groups), "accuracy.png", f"{caption}{spread_note(groups)}")
+    add_metrics([ERRORS], "error.png", "Mean squared error of the test set against rounds.")
+    add_metrics([PERPLEXITIES], "perplexity.png", "Perplexity of the test set against rounds.")
     add_metrics(LOSSES, "loss.png", "Loss against rounds.")
     drift = "How far local models y get from the server's x in a round."
     add_metrics([DRIFT], "drift.png", drift)

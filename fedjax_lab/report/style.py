@@ -93,13 +93,29 @@ def legend(figure: Any, labels: Sequence[str], styles: Styles) -> None:
     handles = [
         Line2D([], [], linewidth=2, label=literal(label), **styles[label]) for label in labels
     ]
-    longest = max(map(len, labels))
-    width = figure.get_figwidth() * 11  # characters that fit, roughly
-    columns = max(1, min(len(labels), int(width // (longest + 8))))
-    rows = -(-len(labels) // columns)
-    figure.set_figheight(figure.get_figheight() + 0.22 * rows)
+    legend_of(figure, handles)
+
+
+def legend_of(figure: Any, handles: Sequence[Any], fontsize: float = 10) -> None:
+    """As ``legend``, of lines that have their labels already.
+
+    Args:
+      figure: gets the legend, and the height that it needs.
+      handles: the lines.
+      fontsize: of the labels, in points.
+    """
+    longest = max(len(handle.get_label()) for handle in handles)
+    width = figure.get_figwidth() * 110 / fontsize  # characters that fit, roughly
+    columns = max(1, min(len(handles), int(width // (longest + 8))))
+    rows = -(-len(handles) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.022 * fontsize * rows)
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=3
+        handles=handles,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        handlelength=3,
+        fontsize=fontsize,
     )
 
 

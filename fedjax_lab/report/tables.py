@@ -45,6 +45,7 @@ SEVERAL = (
     "The runs are of several data sets, metrics or numbers of rounds: each part compares those "
     "that have all three in common."
 )
+_ACCURACY = ("accuracy", "accuracy (%)", 100)
 _MEASURED = {
     ERROR: ("Error", "Mean squared error of the test set; less is better."),
     PERPLEXITY: ("Accuracy", "Test accuracy in percent: the share of next words foretold."),
@@ -226,7 +227,9 @@ def _rounds_per_second(run: Run) -> float:
 
 def run_table(groups: Sequence[Group]) -> Rows:
     """Head and rows: every run with its partition's hash and its state."""
-    head = ["run", "method", "seed", "partition", "rounds", "accuracy (%)"]
+    is_error = metric_of(run for group in groups for run in group.runs) == ERROR
+    name, unit, scale = (ERROR, "mean squared error", 1) if is_error else _ACCURACY
+    head = ["run", "method", "seed", "partition", "rounds", unit]
 
     def row(group: Group, run: Run) -> list[str]:
         rounds = f"{run.rows[-1]['round']:,}"
@@ -236,7 +239,7 @@ def run_table(groups: Sequence[Group]) -> Rows:
         if residual := worst_residual(run):
             rounds += f" {UNSOLVED} residual {residual:.2g}"
         partition = run.config.get("partition", {}).get("hash", NOTHING)
-        accuracy = format_estimate(estimate([100 * run.values("accuracy")[-1]]), 2)
+        accuracy = format_estimate(estimate([scale * run.values(name)[-1]]), 2)
         return [str(run.path), group.label, str(run.seed), partition, rounds, accuracy]
 
     return [head, *(row(group, run) for group in groups for run in group.runs)]
@@ -278,8 +281,6 @@ def section_text(section: Section, target: float | None = None, level: int = 2) 
     runs = [run for group in groups for run in group.runs]
     head, measured = _MEASURED.get(metric_of(runs), ("Accuracy", "Test accuracy in percent."))
     parts += [
-        f"{mark} Settings",
-        *_settings(groups),
         f"{mark} {head}",
         f"{measured} {_tail_explained(tail_of(runs))}; the worst 10 % of clients are those on "
         f"whose own training data the last model does worst.{interval}{_unfinished(groups)}",
@@ -298,6 +299,7 @@ def section_text(section: Section, target: float | None = None, level: int = 2) 
         ]
     timing = "Rounds and their evaluations, compilation apart; means over the seeds."
     parts += [f"{mark} Time", timing, _shown(time_table(groups))]
+    parts += [f"{mark} Settings", *_settings(groups)]
     parts += [f"{mark} Runs", _shown(run_table(groups))]
     return "\n\n".join(parts) + "\n"
 

@@ -4,10 +4,11 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedjax_lab.checks import check_number
+from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.estimates import inert
 from fedjax_lab.report.figures import write_figures
 from fedjax_lab.report.html import html_page
+from fedjax_lab.report.print_size import FORMS
 from fedjax_lab.report.runs import REPORT, Run, load_runs
 from fedjax_lab.report.sections import Section, sections_of
 from fedjax_lab.report.tables import SEVERAL, section_text
@@ -19,6 +20,7 @@ def write_report(
     *,
     target: float | None = None,
     title: str = "Report",
+    figures: str = "png",
 ) -> Path:
     """Write report.md with its figures beside it, and report.html, which holds them.
 
@@ -29,25 +31,29 @@ def write_report(
       out: the folder to write to; None: ``default_folder``.
       target: accuracy in (0, 1) to be reached; None: 95 % of the best method's.
       title: the first line.
+      figures: "png"; "pdf" or "svg" writes the figures once more as vectors for a paper, with
+        their fonts, as wide as a column (3.4 inches; several panels: 7).
 
     Returns:
       The path of report.md.
 
     Raises:
-      FileNotFoundError, ValueError: as ``load_runs``; or ``target`` is out of range.
+      FileNotFoundError, ValueError: as ``load_runs``; or ``target`` or ``figures`` is not
+        allowed.
       ImportError: matplotlib is missing.
     """
     check_target(target)
+    check_choice("figures", figures, FORMS)
     runs = load_runs(directories)
     sections = sections_of(runs)
     folder = default_folder(runs) if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     prefixes = [f"part{i}_" if len(sections) > 1 else "" for i in range(1, len(sections) + 1)]
-    figures = [
-        write_figures(section.groups, folder, prefix)
+    shown = [
+        write_figures(section.groups, folder, prefix, figures)
         for section, prefix in zip(sections, prefixes, strict=True)
     ]
-    write_page(report_text(sections, figures, target, title), folder / REPORT)
+    write_page(report_text(sections, shown, target, title), folder / REPORT)
     return folder / REPORT
 
 
@@ -70,7 +76,7 @@ def report_text(
     target: float | None,
     title: str,
 ) -> str:
-    """report.md: title; for each section its first figure, settings and tables, other figures.
+    """report.md: title; for each section its first figure, tables, settings, other figures.
 
     Args:
       sections: from ``sections_of``.

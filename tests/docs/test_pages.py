@@ -303,6 +303,7 @@ def test_results_out(tmp_path):
     assert page["logits"].shape == (len(page["test"].y), 10)
     assert page["run"].round == 2
     assert (tmp_path / "runs" / "first" / "checkpoints" / "2").is_dir()
+    assert (tmp_path / "loss.pdf").read_bytes().startswith(b"%PDF")
 
 
 @pytest.mark.example

@@ -1,0 +1,122 @@
+"""A figure of any histories and any of their metrics: a line for each method, with intervals."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_lab.checks import check_number
+from fedjax_lab.report.print_size import COLUMN, FORMS, at_print_size, save_vectors
+from fedjax_lab.report.style import frame, legend, new_figure, plain_numbers, save, styles_of
+
+History = Sequence[Mapping[str, Any]]
+_CONFIDENCE = 0.975  # of each side: an interval of 95 %
+_SCREEN = (5.6, 3.5)  # inches, before it gets its printed size
+
+
+def plot(
+    histories: Mapping[str, History | Sequence[History]],
+    x: str = "round",
+    y: str = "accuracy",
+    *,
+    path: str | Path | None = None,
+    width: float = COLUMN,
+) -> Any:
+    """Draw a metric of histories against another one, as a figure for a paper.
+
+    Several histories of one label are its seeds: the line is their mean, the shade its 95 %
+    interval (Student's t). A round counts where all of them have it and both metrics.
+
+    Args:
+      histories: label -> ``result.history``, or a list of these, one for each seed. Any list of
+        rows (dicts of numbers) with the names ``x`` and ``y`` does.
+      x: a name in the rows, such as "round", "bytes_up", "gradients", "simulated_seconds".
+      y: a name in the rows, such as "accuracy", "loss", or what your ``evaluate`` returns.
+      path: where the figure is written; ends in .pdf, .svg or .png. None: nowhere.
+      width: of the figure in inches; 3.4 is a column of two, 7 a page.
+
+    Returns:
+      A ``matplotlib.figure.Figure``, for what is to be changed before ``figure.savefig``.
+
+    Raises:
+      TypeError: ``histories`` is no mapping, or holds something else than rows.
+      ValueError: there is none, no row has both names, ``width`` is not above 0, or ``path`` has
+        another ending.
+      ImportError: matplotlib is missing.
+    """
+    check_number("width", width, minimum=0.0, exclusive_minimum=True)
+    path = None if path is None else Path(path)
+    if path is not None and path.suffix[1:] not in FORMS:
+        allowed = ", ".join(f".{form}" for form in FORMS)
+        raise ValueError(f"path is {str(path)!r}; it must end in one of {allowed}.")
+    curves = {label: _curve(label, seeds, x, y) for label, seeds in _by_label(histories).items()}
+    figure = new_figure(*_SCREEN)
+    axes, styles = figure.subplots(), styles_of(curves)
+    for label, (across, mean, half_width) in curves.items():
+        style = styles[label]
+        if half_width is not None:
+            low, high = mean - half_width, mean + half_width
+            axes.fill_between(across, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        marker = "o" if len(across) == 1 else None
+        axes.plot(across, mean, linewidth=1.8, marker=marker, **style)
+    frame(axes, x.replace("_", " "), y.replace("_", " "))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(plain_numbers())
+    legend(figure, list(curves), styles)
+    at_print_size(figure, width)
+    if path is not None:
+        (save if path.suffix == ".png" else save_vectors)(figure, path)
+    return figure
+
+
+def _by_label(histories: Any) -> dict[str, list[History]]:
+    """Label -> the histories of its seeds."""
+    if not isinstance(histories, Mapping):
+        raise TypeError(
+            f"histories is a {type(histories).__name__}; it must be a dict from labels to "
+            "result.history, or to lists of these."
+        )
+    if not histories:
+        raise ValueError("histories is empty; it must have a label with a history.")
+    found = {}
+    for label, given in histories.items():
+        seeds = [given] if len(given) and isinstance(given[0], Mapping) else list(given)
+        for seed in seeds:
+            rows = [] if isinstance(seed, (str, Mapping)) else list(seed)
+            if not rows or not all(isinstance(row, Mapping) for row in rows):
+                raise TypeError(
+                    f"histories[{label!r}] must be result.history, a list of rows, or a list of "
+                    "such lists, and none of them empty."
+                )
+        if not seeds:
+            raise ValueError(f"histories[{label!r}] is empty; it must have at least one row.")
+        found[str(label)] = seeds
+    return found
+
+
+def _curve(
+    label: str, seeds: Sequence[History], x: str, y: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """(mean x [T], mean y [T], half-width of its interval [T] or None) over what all seeds have."""
+    key = "round" if all("round" in row for rows in seeds for row in rows) else x
+    points = [
+        {row[key]: (row[x], row[y]) for row in rows if x in row and y in row} for rows in seeds
+    ]
+    for number, known in enumerate(points):
+        if not known:
+            names = ", ".join(sorted({name for row in seeds[number] for name in row}))
+            raise ValueError(
+                f"no row of histories[{label!r}] has both {x!r} and {y!r}; it has {names}."
+            )
+    shared = sorted(set.intersection(*map(set, points)))
+    if not shared:
+        raise ValueError(f"the seeds of histories[{label!r}] have no {key} in common.")
+    values = np.asarray([[known[place] for place in shared] for known in points], float)
+    across, measured = values[..., 0].mean(0), values[..., 1]
+    if len(seeds) == 1:
+        return across, measured[0], None
+    from scipy import stats
+
+    spread = measured.std(0, ddof=1) / np.sqrt(len(seeds))
+    return across, measured.mean(0), stats.t.ppf(_CONFIDENCE, len(seeds) - 1) * spread
