@@ -141,7 +141,7 @@ $(VENV)/tpu/.installed $(VENV)/cuda/.installed: pyproject.toml constraints.txt
 # Accuracy of the quadratic program against scipy, three to ten minutes; where Debian's
 # dataset-fashion-mnist is installed also of those that GradMA solves.
 qp-accuracy: $(VENV)/.test
-	$(BIN)/python -m experiments.qp_accuracy \
+	$(BIN)/python -m experiments.qp.accuracy \
 	  $(if $(wildcard /usr/share/datasets/fashion-mnist),--recorded 40)
 
 # A paper's studies as far as two CPU cores manage them in minutes to hours, and their report. An
@@ -150,7 +150,7 @@ $(STUDIES:%=%-study): %-study: $(VENV)/.runtime
 	$(BIN)/python -m experiments.$*
 	$(BIN)/python -m experiments.$* --report
 
-# Epsilon against accuracy, and robust rules under attacks: experiments/results.
+# Epsilon against accuracy, and robust rules under attacks; `--report` writes their pages anew.
 privacy-study robustness-study: %-study: $(VENV)/.test
 	$(BIN)/python -m experiments.$*
 
@@ -160,7 +160,10 @@ studies-report: $(VENV)/.runtime
 	for paper in $(STUDIES); do \
 	  $(BIN)/python -m experiments.$$paper --report --runs build/none || exit 1; \
 	done
-	$(BIN)/python -m experiments.studies.claims
+	$(BIN)/python -m experiments.studies.summary
+	for study in privacy robustness; do \
+	  $(BIN)/python -m experiments.$$study --report || exit 1; \
+	done
 	git diff --stat --exit-code -- 'experiments/*/RESULTS.md' docs/papers_and_codes.md
 
 # Every study at its smallest, with its report in runs/smoke. What is finished would not be run.
