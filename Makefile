@@ -49,8 +49,8 @@ test-all: $(VENV)/.test
 NEWEST := $(VENV)/newest
 PYTHONS ?= $(wildcard $(PYENV_ROOT)/versions/3.13*/bin/python3) python3.13 \
   $(wildcard $(PYENV_ROOT)/versions/3.12*/bin/python3) python3.12 $(PYTHON)
-CORE := tests/machine tests/clients/test_planner.py tests/qp tests/test_round.py \
-  tests/algorithms/test_contract.py
+CORE := tests/machine tests/clients/test_planner.py tests/qp tests/simulation/test_team.py \
+  tests/test_round.py tests/algorithms/test_contract.py
 CORE_METHODS := fedavg fedadam scaffold feddyn mifa stem fedgamma fafed fedspeed fedmoswa moon gradma
 LATER := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 test-newest: $(NEWEST)/.installed
@@ -130,6 +130,7 @@ accelerator-check: $(VENV)/tpu/.installed $(VENV)/cuda/.installed
 	$(VENV)/cuda/bin/python -m experiments.benchmarks.accelerators --target h200 --subset $(SUBSET)
 	if [ $(SUBSET) = all ]; then $(VENV)/tpu/bin/python -m experiments.benchmarks.accelerators --table; fi
 
+# The plugin of the extra "cuda", without NVIDIA's libraries, which only a GPU needs.
 $(VENV)/tpu/.installed: ACCELERATOR = jax[tpu]
 $(VENV)/cuda/.installed: ACCELERATOR = jax-cuda12-plugin jax-cuda12-pjrt
 $(VENV)/tpu/.installed $(VENV)/cuda/.installed: pyproject.toml constraints.txt

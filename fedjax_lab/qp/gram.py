@@ -165,12 +165,12 @@ def _times_on_tpu(rows, columns):
     return (product_of_parts if takes_parts else sums_of_products)(rows, columns)
 
 
-def sums_of_products(rows: jax.Array, columns: jax.Array) -> jax.Array:
+def sums_of_products(rows, columns):
     """Inner products [C, K] without a matrix product, of whose precision a TPU decides."""
     return jnp.sum(rows[:, None] * columns[None], axis=range(2, rows.ndim + 1))
 
 
-def product_of_parts(rows: jax.Array, columns: jax.Array) -> jax.Array:
+def product_of_parts(rows, columns):
     """Inner products [C, K] of sums of three bfloat16 numbers, whose products are exact in float32.
 
     By its compiler a TPU takes a fifteenth of the cycles that sums of products take for 100 rows.
@@ -198,7 +198,7 @@ def _in_bfloat16(rows):
     return jnp.concatenate(parts)
 
 
-def matrix_product(rows: jax.Array, columns: jax.Array) -> jax.Array:
+def matrix_product(rows, columns):
     """Inner products [C, K] by one matrix product in full precision."""
     rows, columns = (part.reshape(len(part), -1) for part in (rows, columns))
     return jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST)
