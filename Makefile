@@ -49,8 +49,8 @@ test-all: $(VENV)/.test
 NEWEST := $(VENV)/newest
 PYTHONS ?= $(wildcard $(PYENV_ROOT)/versions/3.13*/bin/python3) python3.13 \
   $(wildcard $(PYENV_ROOT)/versions/3.12*/bin/python3) python3.12 $(PYTHON)
-CORE := tests/machine tests/clients/test_planner.py tests/qp tests/test_round.py \
-  tests/algorithms/test_contract.py
+CORE := tests/machine tests/clients/test_planner.py tests/qp tests/simulation/test_team.py \
+  tests/test_round.py tests/algorithms/test_contract.py
 CORE_METHODS := fedavg fedadam scaffold feddyn mifa stem fedgamma fafed fedspeed fedmoswa moon gradma
 LATER := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 test-newest: $(NEWEST)/.installed
@@ -130,6 +130,7 @@ accelerator-check: $(VENV)/tpu/.installed $(VENV)/cuda/.installed
 	$(VENV)/cuda/bin/python -m experiments.benchmarks.accelerators --target h200 --subset $(SUBSET)
 	if [ $(SUBSET) = all ]; then $(VENV)/tpu/bin/python -m experiments.benchmarks.accelerators --table; fi
 
+# The plugin of the extra "cuda", without NVIDIA's libraries, which only a GPU needs.
 $(VENV)/tpu/.installed: ACCELERATOR = jax[tpu]
 $(VENV)/cuda/.installed: ACCELERATOR = jax-cuda12-plugin jax-cuda12-pjrt
 $(VENV)/tpu/.installed $(VENV)/cuda/.installed: pyproject.toml constraints.txt
@@ -141,7 +142,7 @@ $(VENV)/tpu/.installed $(VENV)/cuda/.installed: pyproject.toml constraints.txt
 # Accuracy of the quadratic program against scipy, three to ten minutes; where Debian's
 # dataset-fashion-mnist is installed also of those that GradMA solves.
 qp-accuracy: $(VENV)/.test
-	$(BIN)/python -m experiments.qp_accuracy \
+	$(BIN)/python -m experiments.qp.accuracy \
 	  $(if $(wildcard /usr/share/datasets/fashion-mnist),--recorded 40)
 
 # A paper's studies as far as two CPU cores manage them in minutes to hours, and their report. An
@@ -150,7 +151,7 @@ $(STUDIES:%=%-study): %-study: $(VENV)/.runtime
 	$(BIN)/python -m experiments.$*
 	$(BIN)/python -m experiments.$* --report
 
-# Epsilon against accuracy, and robust rules under attacks: experiments/results.
+# Epsilon against accuracy, and robust rules under attacks; `--report` writes their pages anew.
 privacy-study robustness-study: %-study: $(VENV)/.test
 	$(BIN)/python -m experiments.$*
 
@@ -160,7 +161,10 @@ studies-report: $(VENV)/.runtime
 	for paper in $(STUDIES); do \
 	  $(BIN)/python -m experiments.$$paper --report --runs build/none || exit 1; \
 	done
-	$(BIN)/python -m experiments.studies.claims
+	$(BIN)/python -m experiments.studies.summary
+	for study in privacy robustness; do \
+	  $(BIN)/python -m experiments.$$study --report || exit 1; \
+	done
 	git diff --stat --exit-code -- 'experiments/*/RESULTS.md' docs/papers_and_codes.md
 
 # Every study at its smallest, with its report in runs/smoke. What is finished would not be run.

@@ -47,6 +47,20 @@ def scale(tree: PyTree, scalar: Scalar) -> PyTree:
     return jax.tree.map(lambda a: jnp.asarray(scalar, a.dtype) * a, tree)
 
 
+def scale_rows(stacked: PyTree, factors: jax.Array) -> PyTree:
+    """Multiply each client's row or message by its factor, in the dtype of ``stacked``.
+
+    Args:
+      stacked: pytree of arrays [S, ...].
+      factors: float [S].
+    """
+
+    def times(leaf):
+        return factors.astype(leaf.dtype).reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf
+
+    return jax.tree.map(times, stacked)
+
+
 def where(condition: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
     """Choose ``tree`` where the scalar ``condition`` holds, ``other`` elsewhere.
 

@@ -19,10 +19,27 @@ CATALOGUE = [
 MAPS = "tests/clients/test_client_maps.py"
 MASKS = ["tests/algorithms/test_masks.py", "tests/algorithms/test_bad_input.py"]
 ELSEWHERE = {
-    "fedjax_lab/round.py": [MAPS],
-    "fedjax_lab/clients/local.py": [MAPS, *MASKS],
+    "fedjax_lab/round.py": ["tests/test_round.py", MAPS],
+    "fedjax_lab/clients/local.py": ["tests/clients/test_local.py", MAPS, *MASKS],
     "fedjax_lab/clients/mapping.py": ["tests/clients"],
     "fedjax_lab/clients/batch.py": MASKS,
+} | {
+    f"fedjax_lab/{room}/{stem}.py": [f"tests/{room}/test_{tests}.py"]
+    for room, tests, stems in (
+        ("command", "personal", ["client_scores"]),
+        ("data", "chats", ["packing"]),
+        ("data", "cohort", ["client_sampling"]),
+        ("data", "partition", ["heterogeneity", "schemes"]),
+        ("data", "sources", ["files", "tfds"]),
+        ("data", "streams", ["stream_files"]),
+        ("models", "adapters", ["adapter_files"]),
+        ("models", "decoder", ["decoder_config"]),
+        ("models", "image_models", ["resnet", "vgg", "vit"]),
+        ("models", "models", ["cnn", "lenet", "linear", "mlp"]),
+        ("models", "weight_files", ["pretrained", "weight_tables"]),
+        ("report", "figures", ["curves", "partition_figure", "ranking", "style", "surfaces"]),
+    )
+    for stem in stems
 }
 
 
@@ -67,6 +84,12 @@ def tests_for(path: str) -> tuple[list[str], list[str]]:
         room = ROOT.joinpath("tests", *parts[1:-1])
         own = sorted(room.glob(f"test_{stem}*.py")) or ([room] if len(parts) > 2 else [])
         return [str(file.relative_to(ROOT)) for file in own if file.exists()], []
+    if parts[0] == "experiments" and len(parts) > 2 and path.endswith(".py"):
+        room = ROOT / "tests" / "experiments"
+        # What a paper declares is looked at with what all studies share.
+        names = [n for n in (stem, parts[1], "studies") if [*room.glob(f"test_{n}*.py")]]
+        own = sorted(room.glob(f"test_{names[0]}*.py"))
+        return [str(file.relative_to(ROOT)) for file in own], []
     if parts[0] == "docs" or path == "README.md":
         return ["tests/docs/test_pages.py"], []
     return [], []

@@ -9,6 +9,7 @@ import pytest
 import fedjax_lab
 
 ROOT = Path(fedjax_lab.__file__).parent
+EXPERIMENTS = ROOT.parent / "experiments"
 # Each room may import from itself and from those before it.
 ORDER = (
     *("types", "version", "checks", "signatures", "tree", "estimates"),
@@ -67,15 +68,56 @@ def turning_back(root, order=ORDER):
         # What lives in a room does not look at it from the street.
         or (other == f"{root.name}.{room[name]}.__init__" and name != other)
     ]
+    return back + circles(graph)
+
+
+def circles(graph):
+    """The first circle of imports, in words."""
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
-        back.append(" imports ".join(error.args[1]))
-    return back
+        return [" imports ".join(error.args[1])]
+    return []
+
+
+def private_names(path, package):
+    """The private names of a package that a file imports, or takes from what it imports of it."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    found, bound = [], set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package:
+            found += [alias.name for alias in node.names if alias.name.startswith("_")]
+            bound |= {alias.asname or alias.name for alias in node.names}
+    taken = [node for node in nodes if isinstance(node, ast.Attribute)]
+    return found + [
+        f"{node.value.id}.{node.attr}"
+        for node in taken
+        if isinstance(node.value, ast.Name) and node.value.id in bound
+        if node.attr.startswith("_") and not node.attr.endswith("__")
+    ]
 
 
 def test_no_import_turns_back():
     assert turning_back(ROOT) == []
+
+
+def test_experiments_import_in_one_direction_and_no_private_names():
+    known = modules(EXPERIMENTS)
+    # What ``python -m`` runs has two names, and may import itself by the other one.
+    graph = {
+        name: set(imported(path, known, "experiments")) - {name} for name, path in known.items()
+    }
+    assert circles(graph) == []
+    found = {name: private_names(path, "fedjax_lab") for name, path in known.items()}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+def test_circles_and_private_names_are_found(tmp_path):
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert sorted(circles({"a": {"b"}, "b": {"a"}})[0].split(" imports ")[:2]) == ["a", "b"]
+    text = "from pkg.a import b, _c as d\nfrom other import _e, f\nb._g + b.h + b.__doc__ + f._i"
+    (tmp_path / "x.py").write_text(text)
+    assert private_names(tmp_path / "x.py", "pkg") == ["_c", "b._g"]
 
 
 @pytest.mark.parametrize(

@@ -253,10 +253,10 @@ def sweep(target, rates=4, seeds=3, **options):
         jax.random.split(jax.random.key(0), count),
         {"client_lr": jnp.linspace(0.01, 0.1, count)},
     )
-    states = jax.eval_shape(program._start, (clients, ()), runs)
+    states = jax.eval_shape(program.start_runs, (clients, ()), runs)
 
     def advance(states, runs, shared):
-        return program._advance(1, states, runs, shared)
+        return program.advance_runs(1, states, runs, shared)
 
     shapes = (states, runs[1:], (clients, (), (), jnp.zeros((), jnp.int32)))
     places = abstract(shapes, where.devices[:1])

@@ -19,9 +19,9 @@ from fedjax_lab.qp import gram
 
 ROWS, SHAPE, BLOCK = 100, (784, 200), 56
 WAYS = {
-    "sums of products": gram._sums_of_products,
-    "parts of bfloat16": gram._product_of_parts,
-    "full precision": gram._matrix_product,
+    "sums of products": gram.sums_of_products,
+    "parts of bfloat16": gram.product_of_parts,
+    "full precision": gram.matrix_product,
 }
 
 

@@ -20,7 +20,7 @@ import jax
 
 from experiments.benchmarks.accelerators import IMAGES, one_round
 from fedjax_lab.machine import program
-from fedjax_lab.machine.arithmetic import product_bytes
+from fedjax_lab.machine.arithmetic import count_products
 from fedjax_lab.machine.compiler import compile_for
 
 PARTS = ("products", "normalisation", "pooling", "copies", "rest")
@@ -28,7 +28,7 @@ _ON_CHIP = re.compile(r"\w+\[[\d,]*\]\{[^{}]*S\(1\)[^{}]*\}")
 _PRODUCT = re.compile(r"= [^=]*? (?:convolution|dot)\(|__cublas|__cudnn|__triton_(?:nested_)?gemm")
 
 
-class Reader(program._Reader):
+class Reader(program.Reader):
     """Counts each instruction's bytes under a part as well."""
 
     def __init__(self, text):
@@ -36,17 +36,19 @@ class Reader(program._Reader):
         self._products = _with_products(text)
         super().__init__(text)
 
-    def _step(self, body, instruction, times):
-        moved = super()._step(body, instruction, times)
+    def step(self, body, instruction, times):
+        """As of ``program.Reader``; its bytes count under its part, too."""
+        moved = super().step(body, instruction, times)
         if instruction.opcode not in ("while", "conditional", "call", "async-start"):
             self.parts[self._part(instruction)] += moved
         return moved
 
-    def _largest(self, names, times):
+    def largest(self, names, times):
+        """As of ``program.Reader``; of the parts, the branch that moves most counts alone."""
         before, best, kept = self.parts, 0.0, self.parts
         for name in names:
             self.parts = before.copy()
-            moved = self._run(name, times)
+            moved = self.run(name, times)
             if moved >= best:
                 best, kept = moved, self.parts
         self.parts = kept
@@ -57,7 +59,7 @@ class Reader(program._Reader):
         name = name[1] if name else ""
         if (
             instruction.opcode in ("convolution", "dot")
-            or program._called(instruction, "calls") in self._products
+            or program.called(instruction, "calls") in self._products
             or _PRODUCT.search(f"= x {instruction.opcode}({instruction.rest}")
         ):
             return "products"
@@ -85,12 +87,12 @@ def _with_products(text):
     return found
 
 
-class _Cycles(program._Reader):
+class _Cycles(program.Reader):
     """Adds up cycles in place of bytes."""
 
-    def _step(self, body, instruction, times):
+    def step(self, body, instruction, times):
         if instruction.opcode in ("while", "conditional", "call", "async-start"):
-            return super()._step(body, instruction, times)
+            return super().step(body, instruction, times)
         found = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
         return times * int(found[1]) if found else 0
 
@@ -98,6 +100,21 @@ class _Cycles(program._Reader):
 def expected_cycles(text: str) -> int:
     """Cycles that a TPU's compiler expects of a program, loops as often as they run."""
     return _Cycles(text).traffic().bytes_accessed
+
+
+def product_bytes(jaxpr) -> int:
+    """Bytes of the operands and results of a program's matrix products and convolutions, without
+    padding; loops and branches as in ``fedjax_lab.machine.arithmetic``.
+
+    Args:
+      jaxpr: what ``jax.make_jaxpr(function)(...)`` returned.
+    """
+
+    def of(eqn):
+        values = [variable.aval for variable in (*eqn.invars[:2], *eqn.outvars)]
+        return sum(value.size * value.dtype.itemsize for value in values)
+
+    return round(count_products(jaxpr, of))
 
 
 def main() -> None:

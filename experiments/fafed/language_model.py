@@ -9,12 +9,12 @@ fall with the step for STEM and FAFED, in place of which there is a grid here.
     python -m experiments.fafed language_model
 """
 
-import os
 from pathlib import Path
 from pydoc_data.topics import topics
 
 from experiments.fafed.table_2 import FACTOR
 from experiments.studies.study import Column, Method, Scale, Study
+from fedjax_lab.machine import files
 
 TEXT = Path("runs/text/python_reference_letters.txt")
 _SGD = {"client_lr": (10.0, 3.0, 1.0)}
@@ -75,9 +75,7 @@ def write_text() -> None:
     lines = "\n".join(topics[name] for name in sorted(topics)).lower().splitlines()
     spelt = [" ".join("_".join(line.split())) for line in lines if line.strip()]
     TEXT.parent.mkdir(parents=True, exist_ok=True)
-    scratch = TEXT.with_name(f".{TEXT.name}.{os.getpid()}")
-    scratch.write_text("\n".join(spelt) + "\n", encoding="utf-8")
-    scratch.replace(TEXT)
+    files.write_text(TEXT, "\n".join(spelt) + "\n")
 
 
 STUDY = Study(

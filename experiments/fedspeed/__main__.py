@@ -8,6 +8,7 @@ from experiments.fedspeed import (
     tables_4_3_and_4_4,
     tables_4_7_and_4_8,
 )
+from experiments.fedspeed.claims import CLAIMS
 from experiments.studies.command import main
 
 STUDIES = (
@@ -20,4 +21,4 @@ STUDIES = (
 )
 
 if __name__ == "__main__":
-    main(STUDIES)
+    main(STUDIES, claims=CLAIMS)

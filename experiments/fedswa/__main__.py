@@ -9,6 +9,7 @@ from experiments.fedswa import (
     table_8,
     tables_2_3_and_6,
 )
+from experiments.fedswa.claims import CLAIMS
 from experiments.studies.command import main
 
 STUDIES = (
@@ -22,4 +23,4 @@ STUDIES = (
 )
 
 if __name__ == "__main__":
-    main(STUDIES)
+    main(STUDIES, claims=CLAIMS)

@@ -2,39 +2,25 @@
 
 A claim is decided by the rules of experiments/PROTOCOL.md from the results alone, once for the
 columns that run its methods as the paper writes them and once as its code does.
-
-    python -m experiments.studies.claims
-
-writes the count of verdicts for each paper into docs/papers_and_codes.md.
 """
 
 import dataclasses
-import importlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.studies.groups import groups_of
 from fedjax_lab.estimates import NOTHING, format_estimate, markdown_table
 from fedjax_lab.report.paired import Difference, best_group, paired_difference
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.statistics import number
 from fedjax_lab.report.tables import UNSOLVED, UNSOLVED_NOTE, worst_residual
 
-PAPERS = {
-    "gradma": "GradMA",
-    "fedswa": "FedSWA, FedMoSWA",
-    "cfedavg": "CFedAvg",
-    "fafed": "FAFED",
-    "fedspeed": "FedSpeed",
-}
 SHOWS, OPEN, FAILS = "shows", "open", "does not show"
 ALIKE = 1.0  # points
 AS_PUBLISHED = ", as published"
-_ROOT = Path(__file__).parents[1]
-PAGE = _ROOT.parent / "docs" / "papers_and_codes.md"
-BEGIN, END = "<!-- claims -->\n", "\n<!-- /claims -->"
 
 
 def top(run: Run) -> float:
@@ -129,21 +115,15 @@ def verdict(written: str, published: str) -> str:
     return OPEN
 
 
-def judge(studies: Sequence[Any], folder: Path) -> list[list[str]]:
-    """Rows (claim, as written, as published, verdict) of a paper that has claims.
+def judge(claims: Sequence[Claim], studies: Sequence[Any], folder: Path) -> list[list[str]]:
+    """Rows (claim, as written, as published, verdict) of a paper.
 
     Args:
-      studies: of the paper; its claims are about all of them.
+      claims: of the paper.
+      studies: all of the paper's.
       folder: with their results.
     """
-    from experiments.studies.report import groups_of
-
-    paper = studies[0].paper
-    if paper not in PAPERS:
-        return []
-    claims = importlib.import_module(f"experiments.{paper}.claims").CLAIMS
-    everything = importlib.import_module(f"experiments.{paper}.__main__").STUDIES
-    by_name = {study.short: study for study in everything}
+    by_name = {study.short: study for study in studies}
     rows = []
     for claim in claims:
         study = by_name[claim.study]
@@ -180,10 +160,9 @@ def _groups(columns: Mapping[str, Any], result: Any, name: str, way: str) -> dic
     return {group.label: group for group in found}
 
 
-def claims_section(studies: Sequence[Any], folder: Path) -> list[str]:
-    """Markdown of a paper's claims; nothing for one without."""
-    rows = judge(studies, folder)
-    if not rows:
+def claims_section(judged: Sequence[Sequence[str]]) -> list[str]:
+    """Markdown of what ``judge`` found; nothing for a paper without claims."""
+    if not judged:
         return []
     return [
         "## Claims",
@@ -191,29 +170,6 @@ def claims_section(studies: Sequence[Any], folder: Path) -> list[str]:
         "accuracy where nothing else is said, with its 95 % interval, as the paper writes its "
         "methods and as its code runs them. [The protocol](../PROTOCOL.md) says what shows, what "
         "does not, and what is open.",
-        markdown_table([["claim", "as written", "as published", "verdict"], *rows]),
-        *([UNSOLVED_NOTE] if any(UNSOLVED in cell for row in rows for cell in row) else []),
+        markdown_table([["claim", "as written", "as published", "verdict"], *judged]),
+        *([UNSOLVED_NOTE] if any(UNSOLVED in cell for row in judged for cell in row) else []),
     ]
-
-
-def summary() -> str:
-    """Markdown: how many claims of each paper show, as written and as published."""
-    kinds = (SHOWS, f"{SHOWS} only as published", f"{SHOWS} only as written", OPEN, FAILS)
-    rows = [["paper", "claims", *kinds]]
-    for paper, name in PAPERS.items():
-        module = importlib.import_module(f"experiments.{paper}.__main__")
-        found = [row[-1] for row in judge(module.STUDIES, _ROOT / paper)]
-        rows.append([name, str(len(found)), *(str(found.count(kind)) for kind in kinds)])
-    return markdown_table(rows)
-
-
-def main() -> None:
-    """Write the summary where the page has a place for it."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}{summary()}{END}{after}", encoding="utf-8")
-    print(PAGE)
-
-
-if __name__ == "__main__":
-    main()

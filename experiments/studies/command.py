@@ -15,13 +15,25 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.studies.claims import Claim, judge
+from experiments.studies.report import write_results
 from experiments.studies.runs import gather, run_study, slug, with_kept, write_compact
 from experiments.studies.study import Scale, Study
 from fedjax_lab.storage.programs import keep_by_default
 
 
-def main(studies: Sequence[Study], arguments: Sequence[str] | None = None) -> None:
-    """The command line of a paper's studies."""
+def main(
+    studies: Sequence[Study],
+    arguments: Sequence[str] | None = None,
+    claims: Sequence[Claim] = (),
+) -> None:
+    """The command line of a paper's studies.
+
+    Args:
+      studies: all of the paper's.
+      arguments: the command line; None: the process's.
+      claims: of the paper.
+    """
     paper = studies[0].paper
     by_name = {study.short: study for study in studies}
     parser = argparse.ArgumentParser(
@@ -50,7 +62,8 @@ def main(studies: Sequence[Study], arguments: Sequence[str] | None = None) -> No
     own = Path(__file__).parent.parent / paper
     out = given.out or own
     if given.report:
-        _report(chosen if given.studies else studies, given, out)
+        _gather(chosen, given, out)
+        print(write_results(chosen, out, judge(claims, studies, out)))
         return
     keep_by_default()
     for study in chosen:
@@ -97,9 +110,8 @@ def _folder(study: Study, given: argparse.Namespace) -> Path:
     return given.runs / study.name / slug("-".join([given.scale, *changed]))
 
 
-def _report(studies: Sequence[Study], given: argparse.Namespace, out: Path) -> None:
-    from experiments.studies.report import write_results  # needs matplotlib
-
+def _gather(studies: Sequence[Study], given: argparse.Namespace, out: Path) -> None:
+    """Write the results of what has finished run directories."""
     for study in studies:
         folder = _folder(study, given)
         if folder.exists() and given.scale in study.scales:
@@ -109,4 +121,3 @@ def _report(studies: Sequence[Study], given: argparse.Namespace, out: Path) -> N
                 kept = json.loads(path.read_text(encoding="utf-8"))
                 found = with_kept(found, kept, scale.seeds)
             write_compact(path, found)
-    print(write_results(studies, out))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments.studies.claims import claims_section, flatness
+from experiments.studies.groups import groups_of
 from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate, markdown_table
 from fedjax_lab.report.curves import (
     ACCURACY,
@@ -31,7 +32,7 @@ from fedjax_lab.report.figures import MOST_CURVES, having, landscapes_of
 from fedjax_lab.report.paired import behind_best
 from fedjax_lab.report.partition_figure import partition_figure
 from fedjax_lab.report.ranking import ablation_figure, ranking_figure, tops
-from fedjax_lab.report.runs import Group, Run
+from fedjax_lab.report.runs import Group
 from fedjax_lab.report.style import COLOURS, Styles, line_style, save
 from fedjax_lab.report.surfaces import surface_figure
 from fedjax_lab.report.tables import (
@@ -71,10 +72,17 @@ minutes and seconds compare a table's methods roughly at best. A dash stands for
 measured."""
 
 
-def write_results(studies: Sequence[Any], folder: Path) -> Path:
+def write_results(
+    studies: Sequence[Any], folder: Path, judged: Sequence[Sequence[str]] = ()
+) -> Path:
     """Write RESULTS.md, RESULTS.html and the figures of all studies that have results.
 
     discussion.md of the folder, where it is, becomes the end of both.
+
+    Args:
+      studies: of one paper.
+      folder: with their results, and where the report goes.
+      judged: the paper's claims, from ``claims.judge``.
 
     Returns:
       The path of RESULTS.md.
@@ -93,7 +101,7 @@ def write_results(studies: Sequence[Any], folder: Path) -> Path:
         names = ", ".join(str(study.result_path(folder)) for study in studies)
         raise FileNotFoundError(f"there are no results to report; looked for {names}.")
     title = f"# Results: {_PAPERS.get(studies[0].paper, studies[0].paper)}"
-    parts = [title, *claims_section(studies, folder), _READING, *sections]
+    parts = [title, *claims_section(judged), _READING, *sections]
     discussion = folder / DISCUSSION
     if discussion.exists():
         parts.append(discussion.read_text(encoding="utf-8").strip())
@@ -154,49 +162,6 @@ def table(study: Any, result: Mapping[str, Any]) -> str:
     for name, groups in groups_of(study, result).items():
         parts += [f"### {name}", _column_tables(study, result["columns"][name], groups)]
     return "\n\n".join(parts) + "\n"
-
-
-def groups_of(study: Any, result: Mapping[str, Any]) -> dict[str, list[Group]]:
-    """Column -> the groups of the methods that it has, in the study's order of both."""
-    scale = study.scales.get(result["scale"])
-    order = list(scale.columns) if scale else []
-    names = [name for name in order if name in result["columns"]]
-    names += [name for name in result["columns"] if name not in names]
-    groups = {
-        name: [
-            _group(method, cell, result["columns"][name]["settings"].get("rounds"))
-            for method in study.methods
-            if (cell := result["columns"][name]["methods"].get(method))
-        ]
-        for name in names
-    }
-    return {name: found for name, found in groups.items() if found}
-
-
-def _group(method: str, cell: Mapping[str, Any], rounds: int | None) -> Group:
-    runs = [
-        Run(
-            path=Path(method) / f"seed{run['seed']}",
-            algorithm=method,
-            seed=run["seed"],
-            settings={},
-            rows=_rows(run["curves"]),
-            config={
-                "rounds": rounds or run["curves"]["round"][-1],
-                "partition": {"hash": run.get("partition_hash")},
-            },
-            summary=run.get("summary") or {},
-            partition={},
-            landscape=run.get("landscape") or {},
-        )
-        for run in cell["runs"]
-    ]
-    return Group(method, runs, "")
-
-
-def _rows(curves: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """A row per evaluation, as a run directory has them."""
-    return [dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]
 
 
 def _skew(histogram: Any) -> float:

@@ -30,6 +30,7 @@ from experiments.studies.study import Column, Method, Point, Scale, Study, as_js
 from fedjax_lab import data, sweep
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import build, load, run
+from fedjax_lab.machine.files import write_text
 from fedjax_lab.report import load_runs
 from fedjax_lab.report.runs import DIVERGED
 from fedjax_lab.storage.run_dir import (
@@ -365,9 +366,7 @@ def _short(value: Any) -> Any:
 def write_compact(path: Path, result: Mapping[str, Any]) -> None:
     """Write JSON in which a run is a line, so that changes can be read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(_lines(result, depth=6) + "\n", encoding="utf-8")
-    scratch.replace(path)
+    write_text(path, _lines(result, depth=6) + "\n")
 
 
 def _lines(value: Any, depth: int) -> str:

@@ -5,7 +5,6 @@ GradMA (CVPR 2023), Algorithm 4 (``admit_cohort``), and the memory's lines of Al
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.clients.store import zero_row_per_client
+from fedjax_lab.tree import scale_rows
 from fedjax_lab.types import Cohort, Params, PyTree, Scalar
 
 _NOBODY = -1
@@ -91,13 +91,13 @@ def remember(
     kept = jnp.where(is_new, 0, scale.at[slot].get(mode="clip"))
 
     def sum_up(rows, delta):
-        return _times(kept, rows.at[slot].get(mode="clip")) + delta
+        return scale_rows(rows.at[slot].get(mode="clip"), kept) + delta
 
     sums = jax.tree.map(sum_up, memory.rows, deltas)
     sizes = [jnp.abs(leaf).max(range(1, leaf.ndim), initial=0) for leaf in jax.tree.leaves(sums)]
     largest = jnp.max(jnp.stack(sizes), 0).astype(dtype)
     power = _power_of_two(largest)
-    new = jax.tree.map(partial(_times, 1 / power), sums)
+    new = scale_rows(sums, 1 / power)
     new_scale = jnp.where(largest == 0, 0, power)
 
     def put(table, values):
@@ -116,11 +116,6 @@ def _power_of_two(x: jax.Array) -> jax.Array:
     exponent = np.uint32(0x7F800000) if x.dtype.itemsize == 4 else np.uint64(0x7FF << 52)
     bits = jax.lax.bitcast_convert_type(x, exponent.dtype) & exponent
     return jnp.clip(jax.lax.bitcast_convert_type(bits, x.dtype), 2.0**-125, 2.0**125)
-
-
-def _times(factors: jax.Array, rows: jax.Array) -> jax.Array:
-    """Each row times its factor."""
-    return factors.astype(rows.dtype).reshape(-1, *[1] * (rows.ndim - 1)) * rows
 
 
 def admit_cohort(

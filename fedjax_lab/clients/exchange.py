@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.types import PyTree
 
-_SMALL = 2**12  # elements: such leaves travel together, whole
+SMALL = 2**12  # elements: such leaves travel together, whole
 
 
 def sum_in_order(values: PyTree, axis: str, devices: int) -> PyTree:
@@ -31,7 +31,7 @@ def sum_in_order(values: PyTree, axis: str, devices: int) -> PyTree:
     sums: dict[int, jax.Array] = {}
     small: dict[jnp.dtype, list[int]] = {}
     for place, leaf in enumerate(leaves):
-        if leaf.size < _SMALL:
+        if leaf.size < SMALL:
             small.setdefault(leaf.dtype, []).append(place)
         else:
             sums[place] = _sum_large(leaf, axis, devices)

@@ -27,6 +27,7 @@ from fedjax_lab.checks import check_int
 from fedjax_lab.clients.mapping import single_device_map
 from fedjax_lab.clients.resident import flatten_examples
 from fedjax_lab.machine.compiler import abstract, try_compile
+from fedjax_lab.machine.files import write_text
 from fedjax_lab.machine.liveness import count_large, peak_bytes, tiled_bytes
 from fedjax_lab.machine.target import Target, here
 
@@ -295,9 +296,7 @@ def _recalled(
     answer = find()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = file.with_name(f"{file.name}.{os.getpid()}")
-        scratch.write_text(json.dumps({"answer": answer, **(beside or {})}), encoding="utf-8")
-        os.replace(scratch, file)
+        write_text(file, json.dumps({"answer": answer, **(beside or {})}))
     except OSError as error:
         warnings.warn(
             f"the plan cannot be remembered in {file.parent} ({error}); the next run finds it "

@@ -15,10 +15,10 @@ from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import format_settings, is_yaml
 from fedjax_lab.command.distributed import LOST, join, leave
 from fedjax_lab.command.screen import print_rows, show_warning
+from fedjax_lab.machine.files import new_file
 from fedjax_lab.simulation.stop import compiles_still
 from fedjax_lab.simulation.sweep_result import check_seeds
 from fedjax_lab.simulation.team import Team
-from fedjax_lab.storage.json_file import new_file
 
 DIVERGED, INTERRUPTED = 3, 130
 

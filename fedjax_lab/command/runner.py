@@ -39,6 +39,7 @@ from fedjax_lab.simulation.evaluate import (
 from fedjax_lab.simulation.loggers import Hook, build_loggers
 from fedjax_lab.simulation.simulate import simulate
 from fedjax_lab.simulation.team import Team
+from fedjax_lab.storage.fingerprint import add_bits
 from fedjax_lab.storage.run_dir import CONFIG, PARTITION, SUMMARY, write_json
 from fedjax_lab.types import FedState, Key, LossFn, Params
 
@@ -389,5 +390,5 @@ def _hash(*arrays: np.ndarray) -> str:
     digest = hashlib.sha256()
     for array in map(np.ascontiguousarray, arrays):
         digest.update(f"{array.shape} {array.dtype.str}".encode())
-        digest.update(array.view(np.uint8).data)
+        add_bits(digest, array)
     return digest.hexdigest()[:16]

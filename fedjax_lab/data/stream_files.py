@@ -10,8 +10,6 @@ import hashlib
 import itertools
 import json
 import os
-import secrets
-import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.machine.files import new_folder, write_text
 
 DESCRIPTION = "stream.json"
 _VERSION = 1
@@ -56,21 +55,15 @@ def write_stream(folder: str | Path, examples: Any) -> Path:
       OSError: the disk is full.
     """
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"folder is {folder}, which exists; examples need a new one.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     parts = examples if isinstance(examples, Iterator) else iter((examples,))
-    half = folder.parent / f".{folder.name}-{secrets.token_hex(4)}"
-    half.mkdir()
     files: list[_LeafFile] = []
-    try:
-        _write_parts(half, parts, files)
-        os.replace(half, folder)
-    except BaseException:
-        for file in files:
-            file.close()
-        shutil.rmtree(half, ignore_errors=True)
-        raise
+    with new_folder(folder) as half:
+        try:
+            _write_parts(half, parts, files)
+        finally:
+            for file in files:
+                file.close()
     return folder
 
 
@@ -215,7 +208,7 @@ def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -
     names = [file.path.stem for file in files]
     kept = [[name, *kind] for name, kind in zip(names, first, strict=True)]
     told = {"version": _VERSION, "examples": count, "leaves": kept, "tree": description}
-    _write_json(folder / DESCRIPTION, told)
+    write_text(folder / DESCRIPTION, json.dumps(told))
 
 
 class _LeafFile:
@@ -361,17 +354,8 @@ def hash_of_file(path: Path, skip: int = 0) -> str:
 def _keep_hash(path: Path, found: str) -> None:
     now = path.stat()
     told = {"size": now.st_size, "mtime_ns": now.st_mtime_ns, "sha256": found}
-    _write_json(_beside(path), told)
+    write_text(_beside(path), json.dumps(told))
 
 
 def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
-
-
-def _write_json(path: Path, value: Any) -> None:
-    half = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    with half.open("w", encoding="utf-8") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(half, path)

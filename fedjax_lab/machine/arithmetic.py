@@ -22,25 +22,16 @@ def count_flops(jaxpr: ClosedJaxpr | Jaxpr) -> int:
     Args:
       jaxpr: what ``jax.make_jaxpr(function)(...)`` returned.
     """
-    return round(_count(jaxpr, _flops))
+    return round(count_products(jaxpr, _flops))
 
 
-def product_bytes(jaxpr: ClosedJaxpr | Jaxpr) -> int:
-    """Bytes of the operands and results of a program's matrix products and convolutions, without
-    padding; loops and branches as in ``count_flops``.
+def count_products(jaxpr: ClosedJaxpr | Jaxpr, of_product: Callable[[Any], int]) -> float:
+    """Add up a number over a program's matrix products and convolutions; see ``count_flops``.
 
     Args:
-      jaxpr: what ``jax.make_jaxpr(function)(...)`` returned.
+      jaxpr: as of ``count_flops``.
+      of_product: the number for an equation of the jaxpr, a product or a convolution.
     """
-
-    def of(eqn: Any) -> int:
-        values = [variable.aval for variable in (*eqn.invars[:2], *eqn.outvars)]
-        return sum(value.size * value.dtype.itemsize for value in values)
-
-    return round(_count(jaxpr, of))
-
-
-def _count(jaxpr: ClosedJaxpr | Jaxpr, of_product: Callable[[Any], int]) -> float:
     jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     total = 0.0
     for eqn in jaxpr.eqns:
@@ -49,14 +40,18 @@ def _count(jaxpr: ClosedJaxpr | Jaxpr, of_product: Callable[[Any], int]) -> floa
             total += of_product(eqn)
             continue
         values = list(eqn.params.values())
-        leaves = jax.tree.leaves(values, is_leaf=lambda v: isinstance(v, (ClosedJaxpr, Jaxpr)))
-        inner = [_count(v, of_product) for v in leaves if isinstance(v, (ClosedJaxpr, Jaxpr))]
+        leaves = jax.tree.leaves(values, is_leaf=_is_jaxpr)
+        inner = [count_products(leaf, of_product) for leaf in leaves if _is_jaxpr(leaf)]
         if name == "cond":
             skipped = str(eqn.source_info.name_stack).endswith(UNLESS_FINITE)
             total += max(inner, default=0) * (SKIPPED if skipped else 1)
         else:
             total += sum(inner) * (eqn.params["length"] if name == "scan" else 1)
     return total
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, (ClosedJaxpr, Jaxpr))
 
 
 def _flops(eqn: Any) -> int:

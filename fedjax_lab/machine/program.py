@@ -57,7 +57,18 @@ class Traffic(NamedTuple):
     unknown_loops: int
 
 
-class _Instruction(NamedTuple):
+class Instruction(NamedTuple):
+    """A line of a computation.
+
+    Attributes:
+      name: of its result.
+      type: of its result, as text.
+      opcode: such as "fusion".
+      operands: their names.
+      rest: what follows the operands: attributes and metadata.
+      is_root: whether its result is the computation's.
+    """
+
     name: str
     type: str
     opcode: str
@@ -75,7 +86,7 @@ def read_traffic(text: str) -> Traffic:
     Raises:
       ValueError: it has no entry computation.
     """
-    return _Reader(text).traffic()
+    return Reader(text).traffic()
 
 
 def shape_bytes(type: str, padded: bool = True) -> int:
@@ -110,9 +121,18 @@ def _itemsize(dtype: str) -> float:
     return int(bits[0]) / 8 if bits else 0
 
 
-class _Reader:
+class Reader:
+    """Adds up what a compiled program moves; a subclass may count something else in ``step``.
+
+    Args:
+      text: as of ``read_traffic``.
+
+    Raises:
+      ValueError: it has no entry computation.
+    """
+
     def __init__(self, text: str):
-        self._computations: dict[str, dict[str, _Instruction]] = {}
+        self._computations: dict[str, dict[str, Instruction]] = {}
         entry = current = None
         for line in text.splitlines():
             if head := re.match(r"(ENTRY )?%?([\w.\-]+) .*->.*\{$", line):
@@ -127,25 +147,38 @@ class _Reader:
         self._unknown = 0
 
     def traffic(self) -> Traffic:
-        moved = self._run(self._entry, 1)
+        """Read the program; once for each reader."""
+        moved = self.run(self._entry, 1)
         kinds = tuple(
             Collectives(kind, *map(round, found)) for kind, found in sorted(self._found.items())
         )
         return Traffic(round(moved), kinds, self._unknown)
 
-    def _run(self, name: str, times: float) -> float:
-        """Bytes that a computation accesses in ``times`` runs; its collectives are kept."""
-        body = self._computations.get(name, {})
-        return sum(self._step(body, instruction, times) for instruction in body.values())
+    def run(self, name: str, times: float) -> float:
+        """Bytes that a computation accesses in ``times`` runs; its collectives are kept.
 
-    def _step(self, body, instruction: _Instruction, times: float) -> float:
+        Args:
+          name: of the computation.
+          times: how often it runs.
+        """
+        body = self._computations.get(name, {})
+        return sum(self.step(body, instruction, times) for instruction in body.values())
+
+    def step(self, body: dict[str, Instruction], instruction: Instruction, times: float) -> float:
+        """Bytes that an instruction accesses in ``times`` runs, those of what it calls included.
+
+        Args:
+          body: the instructions of its computation, by name.
+          instruction: one of them.
+          times: how often it runs.
+        """
         opcode = instruction.opcode
         if opcode in _FREE:
             return 0
         if opcode == "while":
             trips = self._trips(instruction)
             self._unknown += trips is None
-            return self._run(_called(instruction, "body"), times * (1 if trips is None else trips))
+            return self.run(called(instruction, "body"), times * (1 if trips is None else trips))
         if opcode == "conditional":
             inner = re.findall(
                 r"(?:branch_computations=\{|_computation=)([^},]*)", instruction.rest
@@ -154,11 +187,9 @@ class _Reader:
             names = branches[1].split(",") if branches else inner
             again = re.search(rf"{UNLESS_FINITE}/cond\b(?!/)", instruction.rest)
             turns = SKIPPED if again else 1
-            return self._largest([n.strip().lstrip("%") for n in names], times * turns)
+            return self.largest([n.strip().lstrip("%") for n in names], times * turns)
         if opcode in ("call", "async-start"):
-            return self._run(
-                _called(instruction, "to_apply") or _called(instruction, "calls"), times
-            )
+            return self.run(called(instruction, "to_apply") or called(instruction, "calls"), times)
         kind = opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
             found = self._found.setdefault(kind, [0, 0])
@@ -177,13 +208,18 @@ class _Reader:
             return times * 2 * self._size(body, instruction.operands[0])
         return times * (result + sum(self._size(body, name) for name in instruction.operands))
 
-    def _largest(self, names: list[str], times: float) -> float:
-        """The bytes of the branch that moves most; its collectives are kept, the others' not."""
+    def largest(self, names: list[str], times: float) -> float:
+        """The bytes of the branch that moves most; its collectives are kept, the others' not.
+
+        Args:
+          names: of the branches' computations.
+          times: how often one of them runs.
+        """
         before = {kind: list(found) for kind, found in self._found.items()}
         best, kept = 0.0, before
         for name in names:
             self._found = {kind: list(found) for kind, found in before.items()}
-            moved = self._run(name, times)
+            moved = self.run(name, times)
             if moved >= best:
                 best, kept = moved, self._found
         self._found = kept
@@ -192,16 +228,16 @@ class _Reader:
     def _size(self, body, name: str) -> int:
         return shape_bytes(body[name].type) if name in body else 0
 
-    def _fusion(self, body, instruction: _Instruction) -> int:
+    def _fusion(self, body, instruction: Instruction) -> int:
         """A fusion reads what its body reads of the operands, and writes its results."""
-        inner = self._computations.get(_called(instruction, "calls"), {})
+        inner = self._computations.get(called(instruction, "calls"), {})
         moved = self._written(inner, instruction)
         for index, name in enumerate(instruction.operands):
             part = self._read(inner, index)
             moved += self._size(body, name) if part is None else part
         return moved
 
-    def _written(self, inner, instruction: _Instruction) -> int:
+    def _written(self, inner, instruction: Instruction) -> int:
         root = next((i for i in inner.values() if i.is_root), None)
         if root is None:
             return shape_bytes(instruction.type)
@@ -233,9 +269,9 @@ class _Reader:
                 elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
                     pass  # in place
                 elif user.opcode == "fusion":
-                    called = self._computations.get(_called(user, "calls"), {})
+                    inside = self._computations.get(called(user, "calls"), {})
                     for place in (p for p, n in enumerate(user.operands) if n == name):
-                        part = self._read(called, place)
+                        part = self._read(inside, place)
                         if part is None:
                             return None
                         total += part
@@ -243,14 +279,14 @@ class _Reader:
                     return None
         return total
 
-    def _trips(self, loop: _Instruction) -> int | None:
+    def _trips(self, loop: Instruction) -> int | None:
         """How often a loop's body runs; None: the program decides as it runs."""
         if known := re.search(r'known_trip_count"?:\{"n":"(\d+)"\}', loop.rest):
             return int(known[1])
-        condition = self._computations.get(_called(loop, "condition"), {})
+        condition = self._computations.get(called(loop, "condition"), {})
         root = next((i for i in condition.values() if i.is_root), None)
         if root is not None and root.opcode == "fusion":
-            inner = self._computations.get(_called(root, "calls"), {})
+            inner = self._computations.get(called(root, "calls"), {})
             condition = {**condition, **inner}
             root = next((i for i in inner.values() if i.is_root), None)
         bounds = [
@@ -262,7 +298,7 @@ class _Reader:
         return bounds[0] if is_count and len(bounds) == 1 else None
 
 
-def _parse(line: str) -> _Instruction | None:
+def _parse(line: str) -> Instruction | None:
     head = re.match(r"\s*(ROOT )?%?([\w.\-]+) = ", line)
     if not head:
         return None
@@ -277,7 +313,7 @@ def _parse(line: str) -> _Instruction | None:
     operands = tuple(
         part.split()[-1].lstrip("%") for part in re.split(r",(?![^\[]*\])", inside) if part.strip()
     )
-    return _Instruction(head[2], type, opcode, operands, rest[end + 1 :], bool(head[1]))
+    return Instruction(head[2], type, opcode, operands, rest[end + 1 :], bool(head[1]))
 
 
 def _closing(text: str, start: int) -> int:
@@ -290,16 +326,22 @@ def _closing(text: str, start: int) -> int:
     return len(text)
 
 
-def _called(instruction: _Instruction, attribute: str) -> str:
+def called(instruction: Instruction, attribute: str) -> str:
+    """The computation that an instruction names under an attribute; "" where it names none.
+
+    Args:
+      instruction: any.
+      attribute: such as "calls" or "to_apply".
+    """
     found = re.search(rf"\b{attribute}=%?([\w.\-]+)", instruction.rest)
     return found[1] if found else ""
 
 
-def _is_parameter(instruction: _Instruction, index: int) -> bool:
+def _is_parameter(instruction: Instruction, index: int) -> bool:
     return instruction.opcode == "parameter" and instruction.operands == (str(index),)
 
 
-def _received(instruction: _Instruction) -> int:
+def _received(instruction: Instruction) -> int:
     """Bytes of a collective's result; a started one has its operand beside it."""
     types = re.findall(r"\w+\[[\d,]*\](?:\{[^{}]*\})?", instruction.type)
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):

@@ -8,9 +8,6 @@ the library would hold a whole array for a part of it, or map the file into memo
 
 import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +15,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.machine.files import new_folder
 from fedjax_lab.models.decoder_config import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -222,13 +220,10 @@ def write_folder(
     """
     from safetensors.numpy import save_file
 
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"folder is {str(folder)!r}, which is there and not empty.")
     if not folder.parent.is_dir():
         raise FileNotFoundError(f"folder is {str(folder)!r}; there is no {folder.parent}.")
     shards = _divide(sizes, max_shard_bytes)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with new_folder(folder) as scratch:
         (scratch / names[0]).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
         files = [
             names[1] if len(shards) == 1 else f"model-{i:05d}-of-{len(shards):05d}.safetensors"
@@ -245,10 +240,6 @@ def write_folder(
             }
             index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
             (scratch / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        scratch.chmod(0o777 & ~_umask())
-        os.replace(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _divide(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
@@ -270,9 +261,3 @@ def _take(
         found, array = next(arrays)
         assert found == name
         yield found, array
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -17,7 +17,6 @@ from fedjax_lab.types import Params
 
 # Buffers of files that are computed from the configuration.
 DECODER_IGNORED = ("model.layers.*.self_attn.rotary_emb.inv_freq",)
-TORCH_IGNORED = ("*num_batches_tracked",)
 
 
 class Stored(NamedTuple):

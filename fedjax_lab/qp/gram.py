@@ -152,7 +152,7 @@ def _own_product(left, right, dtype):
 
 def _times(rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Inner products [C, K] of rows [C, ...] with columns [K, ...], in float32."""
-    return lax.platform_dependent(rows, columns, tpu=_times_on_tpu, default=_matrix_product)
+    return lax.platform_dependent(rows, columns, tpu=_times_on_tpu, default=matrix_product)
 
 
 def _times_on_tpu(rows, columns):
@@ -162,15 +162,16 @@ def _times_on_tpu(rows, columns):
     """
     many = min(len(rows), len(columns)) > _MANY_ROWS and rows[0].size > _MANY_NUMBERS
     takes_parts = many and rows.dtype == jnp.float32
-    return (_product_of_parts if takes_parts else _sums_of_products)(rows, columns)
+    return (product_of_parts if takes_parts else sums_of_products)(rows, columns)
 
 
-def _sums_of_products(rows, columns):
+def sums_of_products(rows, columns):
+    """Inner products [C, K] without a matrix product, of whose precision a TPU decides."""
     return jnp.sum(rows[:, None] * columns[None], axis=range(2, rows.ndim + 1))
 
 
-def _product_of_parts(rows, columns):
-    """Numbers as sums of three of bfloat16, whose products are exact in float32.
+def product_of_parts(rows, columns):
+    """Inner products [C, K] of sums of three bfloat16 numbers, whose products are exact in float32.
 
     By its compiler a TPU takes a fifteenth of the cycles that sums of products take for 100 rows.
     """
@@ -197,7 +198,8 @@ def _in_bfloat16(rows):
     return jnp.concatenate(parts)
 
 
-def _matrix_product(rows, columns):
+def matrix_product(rows, columns):
+    """Inner products [C, K] by one matrix product in full precision."""
     rows, columns = (part.reshape(len(part), -1) for part in (rows, columns))
     return jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST)
 
@@ -208,7 +210,7 @@ def _pairs_on_tpu(*groups):
 
 def _matrix_square(*groups):
     rows = jnp.concatenate(groups)
-    return _matrix_product(rows, rows)
+    return matrix_product(rows, rows)
 
 
 def _gram(

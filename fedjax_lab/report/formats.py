@@ -11,13 +11,14 @@ from pathlib import Path
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING, Estimate, Rows
+from fedjax_lab.machine.files import write_text
 from fedjax_lab.report.html import html_page
 from fedjax_lab.report.paired import NOISE
 from fedjax_lab.report.runs import Run, load_runs
 from fedjax_lab.report.sections import Section, sections_of, tail_of
 from fedjax_lab.report.statistics import last
 from fedjax_lab.report.tables import accuracy_table, measures, over_seeds
-from fedjax_lab.report.write import check_target, report_text, write_report, write_text
+from fedjax_lab.report.write import check_target, report_text, write_report
 
 FORMATS = ("markdown", "html", "latex", "csv")
 # Columns of metrics.jsonl whose last values are lines of the CSV, too.

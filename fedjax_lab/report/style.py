@@ -1,10 +1,11 @@
 """How figures look, and how they are saved: colours, axes, legends, PNG files."""
 
 import io
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from fedjax_lab.machine.files import write_atomically
 
 # Okabe and Ito's colours, which differ in lightness too, without the yellow; then dashes.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -130,6 +131,6 @@ def save(figure: Any, path: Path) -> None:
 
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=_DPI, format="png", metadata={"Software": None})
-    scratch = path.with_name(f".{path.name}.tmp")
-    Image.open(buffer).convert("RGB").quantize(256).save(scratch, format="png", optimize=True)
-    os.replace(scratch, path)
+    palette = Image.open(buffer).convert("RGB").quantize(256)
+    with write_atomically(path, "wb") as file:
+        palette.save(file, format="png", optimize=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.estimates import inert
+from fedjax_lab.machine.files import write_text
 from fedjax_lab.report.figures import write_figures
 from fedjax_lab.report.html import html_page
 from fedjax_lab.report.print_size import FORMS
@@ -104,18 +105,6 @@ def write_page(markdown: str, path: Path) -> None:
     """Write ``path``, Markdown, and the same as a page beside it that ends in .html."""
     write_text(path, markdown)
     write_text(path.with_suffix(".html"), html_page(markdown, path.parent))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all.
-
-    Args:
-      path: the file.
-      text: what it shall hold.
-    """
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)
 
 
 def default_folder(runs: list[Run]) -> Path:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.checks import check_choice
-from fedjax_lab.storage.json_file import new_file
+from fedjax_lab.machine.files import new_file
 
 Row = Mapping[str, Any]
 Hook = Callable[[dict[str, Any]], Any]

@@ -130,7 +130,7 @@ class Program:
             self._states = self._place.divided(states)
             return
         arguments = ((self._clients, self._frozen), (models, *self._runs))
-        self._states = self._compile("start", self._start, (), *arguments)(*arguments)
+        self._states = self._compile("start", self.start_runs, (), *arguments)(*arguments)
 
     def leaves(self, count: int) -> list[list[np.ndarray]]:
         """The arrays of the first runs' states, on the host.
@@ -164,7 +164,7 @@ class Program:
         )
 
     def _chunk(self, first, length):
-        rounds = functools.partial(self._advance, length)
+        rounds = functools.partial(self.advance_runs, length)
         return self._compile(length, rounds, (0,), *self._arguments(first))
 
     def _compile(self, name, function, donated, *arguments):
@@ -180,7 +180,13 @@ class Program:
     def _map(self, one, shared, runs):
         return self._run_map.run(one, shared, runs, {}, None)[1]
 
-    def _start(self, shared, runs):
+    def start_runs(self, shared: PyTree, runs: PyTree) -> PyTree:
+        """The states of all runs before round 0, to be compiled.
+
+        Args:
+          shared: (clients, frozen).
+          runs: (models, keys, {name: values}), leaves [runs, ...].
+        """
         return self._map(self._start_one, shared, runs)
 
     def _start_one(self, shared, run, _):
@@ -189,7 +195,16 @@ class Program:
         run = Run(self._build(**values), self._schedule)
         return {}, run.start(params, clients, key, frozen)
 
-    def _advance(self, length, states, runs, shared):
+    def advance_runs(self, length: int, states: PyTree, runs: PyTree, shared: PyTree) -> PyTree:
+        """``length`` rounds of all runs, to be compiled: (states, metrics, scores).
+
+        Args:
+          length: of the chunk, static.
+          states: of the runs, leaves [runs, ...].
+          runs: (keys, {name: values}), leaves [runs, ...].
+          shared: (clients, frozen, the evaluation's data, the first round).
+        """
+
         def one(shared, run, _):
             clients, frozen, resident, first = shared
             state, (key, values) = run

@@ -308,14 +308,9 @@ class _Processes(Team):
         return tuple(map(bool, found.any(0)))
 
     def meet(self) -> None:
-        # An exchange on CPU gives the others 30 seconds to come to it. JAX keeps the compiled
-        # programs of process 0 alone, so that a second run has them there at once, and elsewhere
-        # after compiling.
-        from jax._src import distributed  # the barrier is nowhere else
-
-        client = distributed.global_state.client
-        assert client is not None
-        client.wait_at_barrier(f"fedjax_lab/{next(_meetings)}", _DAY)
+        # JAX keeps the compiled programs of process 0 alone, so that a second run has them there at
+        # once, and elsewhere after compiling.
+        _wait_at_barrier(f"fedjax_lab/{next(_meetings)}")
 
     def agree(self, mine: Mapping[str, Any]) -> None:
         text = json.dumps(mine, sort_keys=True, default=str)
@@ -385,6 +380,30 @@ class _Processes(Team):
             raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         found = multihost_utils.broadcast_one_to_all(raw, is_source=speaks)
         return np.array(found).view(dtype).reshape(shape)
+
+
+def _wait_at_barrier(name: str) -> None:
+    """Wait, for a day if need be, until all processes have come to the barrier of this name.
+
+    It is the coordination service's, which JAX shows in no public module: what
+    ``multihost_utils.sync_global_devices`` does instead is an exchange, and on CPU an exchange
+    gives the others 30 seconds to come to it.
+
+    Raises:
+      ImportError: this release of JAX has the service elsewhere.
+    """
+    try:
+        from jax._src import distributed
+
+        client: Any = distributed.global_state.client
+        wait = client.wait_at_barrier
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"jax {jax.__version__} has its coordination service elsewhere than this version of "
+            "fedjax_lab expects, so that a run of several processes cannot wait for all of them; "
+            "install a release of jax that pyproject.toml names."
+        ) from error
+    wait(name, _DAY)
 
 
 def _is_loss(error: Exception) -> bool:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from fedjax_lab.clients.host_table import SeenRows
+from fedjax_lab.storage.fingerprint import add_array
 from fedjax_lab.types import Params, PyTree
 
 _BESIDE = 2**17  # bytes of a checkpoint's metadata
@@ -118,10 +119,6 @@ class Checkpoints:
                 "run_dir, such as one on another disk",
                 str(self._directory),
             ) from error
-
-    def latest(self) -> int | None:
-        """The last saved round; None if there is none."""
-        return self._manager.latest_step()
 
     def rounds(self) -> list[int]:
         """The saved rounds, the last one first."""
@@ -347,7 +344,5 @@ def _key(entry: Any) -> str | int:
 def _digest(arrays: dict[str, np.ndarray], extra: Any) -> str:
     digest = hashlib.sha256(json.dumps(extra, sort_keys=True).encode())
     for name in sorted(arrays):
-        leaf = np.ascontiguousarray(arrays[name])
-        digest.update(json.dumps([name, leaf.shape, str(leaf.dtype)]).encode())
-        digest.update(leaf.view(np.uint8).data if leaf.ndim else leaf.tobytes())
+        add_array(digest, name, arrays[name])
     return digest.hexdigest()

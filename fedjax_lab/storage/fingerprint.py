@@ -21,6 +21,31 @@ _LENGTH = 16  # hexadecimal digits that are kept
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
+def add_array(digest: Any, name: str, leaf: Any) -> None:
+    """Add an array's name, shape, dtype and bits to a hash.
+
+    Args:
+      digest: of ``hashlib``.
+      name: what the array is called.
+      leaf: an array, or keys of ``jax.random``.
+    """
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    leaf = np.ascontiguousarray(leaf)  # a scalar has the shape [1]
+    digest.update(json.dumps([name, leaf.shape, str(leaf.dtype)]).encode())
+    add_bits(digest, leaf)
+
+
+def add_bits(digest: Any, array: np.ndarray) -> None:
+    """Add an array's bits alone to a hash, in the order of its elements.
+
+    Args:
+      digest: of ``hashlib``.
+      array: [...].
+    """
+    digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+
+
 def hash_arrays(tree: PyTree) -> str:
     """A hash of all leaves: paths, shapes, dtypes and bits.
 
@@ -29,7 +54,7 @@ def hash_arrays(tree: PyTree) -> str:
     """
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        _add_array(digest, jax.tree_util.keystr(path), leaf)
+        add_array(digest, jax.tree_util.keystr(path), leaf)
     return digest.hexdigest()[:_LENGTH]
 
 
@@ -75,14 +100,6 @@ def hash_function(function: Any) -> str | None:
     return digest.hexdigest()[:_LENGTH]
 
 
-def _add_array(digest: Any, name: str, leaf: Any) -> None:
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    leaf = np.ascontiguousarray(leaf)
-    digest.update(json.dumps([name, leaf.shape, str(leaf.dtype)]).encode())
-    digest.update(leaf.view(np.uint8).data if leaf.ndim else leaf.tobytes())
-
-
 def _add(digest: Any, value: Any, seen: dict[int, Any]) -> None:
     """Add a value's content; what was met before (a function in its own closure) is not again.
 
@@ -92,7 +109,7 @@ def _add(digest: Any, value: Any, seen: dict[int, Any]) -> None:
         return
     digest.update(type(value).__qualname__.encode())
     if isinstance(value, (jax.Array, np.ndarray, np.generic)) and value.dtype != object:
-        _add_array(digest, "", value)
+        add_array(digest, "", value)
     elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         digest.update(repr(value).encode())
     elif isinstance(value, types.CodeType):

@@ -1,9 +1,8 @@
-"""JSON in files that others may have written: whole or refused, and no link is followed."""
+"""JSON in files that others may have written: parsed, or refused."""
 
 import json
 import math
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 
 def parse_json(text: str) -> Any:
@@ -38,16 +37,3 @@ def parse_json(text: str) -> Any:
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-
-
-def new_file(path: Path, mode: str = "w", **options: Any) -> IO[Any]:
-    """A new file to write to, in place of what has the name: a link is taken away, not followed.
-
-    Args:
-      path: the file; its folder exists.
-      mode: "w" or "wb".
-      **options: as of ``open``.
-    """
-    path.unlink(missing_ok=True)
-    options = options if "b" in mode else {"encoding": "utf-8", **options}
-    return open(path, mode.replace("w", "x"), **options)

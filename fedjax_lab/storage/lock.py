@@ -8,7 +8,8 @@ import socket
 import time
 from pathlib import Path
 
-from fedjax_lab.storage.json_file import new_file, parse_json
+from fedjax_lab.machine.files import new_file
+from fedjax_lab.storage.json_file import parse_json
 
 LOCK, HOLDER = ".lock", ".lock-holder.json"
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.checks import MOST_ROUNDS
-from fedjax_lab.storage.json_file import new_file, parse_json
+from fedjax_lab.machine.files import write_atomically, write_text
+from fedjax_lab.storage.json_file import parse_json
 from fedjax_lab.storage.lock import HOLDER, LOCK
 
 CONFIG, METRICS, TIMES = "config.json", "metrics.jsonl", "times.jsonl"
@@ -47,13 +48,9 @@ def write_json(path: Path, value: Any) -> None:
       path: the file.
       value: any JSON value.
     """
-    scratch = path.with_name(path.name + ".tmp")
-    with new_file(scratch) as file:
+    with write_atomically(path) as file:
         json.dump(value, file, indent=2, sort_keys=True, allow_nan=False)
         file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
 
 
 def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
@@ -324,12 +321,7 @@ class MetricsFile:
     """Appends rows to metrics.jsonl; begins with the rows that a resumed run keeps."""
 
     def __init__(self, path: Path, kept: list[dict[str, Any]]):
-        scratch = path.with_name(path.name + ".tmp")
-        with new_file(scratch) as file:
-            file.write("".join(map(_line, kept)))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
+        write_text(path, "".join(map(_line, kept)))
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, row: dict[str, Any]) -> None:

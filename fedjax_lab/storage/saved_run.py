@@ -1,6 +1,5 @@
 """What a run directory holds, read without the method that made it; and its params as a file."""
 
-import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import IO, Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_lab.machine.files import write_atomically
 from fedjax_lab.storage.checkpoint import Checkpoints
-from fedjax_lab.storage.json_file import new_file
 from fedjax_lab.storage.run_dir import CHECKPOINTS, CONFIG, read_config, run_id
 from fedjax_lab.types import Params, PyTree
 
@@ -139,15 +138,8 @@ def export_params(params: Params, file: str | Path) -> dict[str, np.ndarray]:
         names = [name for name, _ in leaves]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"params has two leaves with the name {twice!r}; rename one of them.")
-    scratch = path.with_name(f".{path.name}.tmp")
-    try:
-        with new_file(scratch, "wb") as out:
-            _WRITERS[path.suffix](arrays, out)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with write_atomically(path, "wb") as out:
+        _WRITERS[path.suffix](arrays, out)
     return arrays
 
 

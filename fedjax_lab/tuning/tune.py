@@ -23,6 +23,7 @@ from fedjax_lab.clients.mapping import parse_client_map, single_device_map
 from fedjax_lab.data import FederatedArrays, split_clients, split_examples
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
+from fedjax_lab.machine.files import write_atomically
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_algorithm
 from fedjax_lab.simulation.evaluate import build_evaluation
@@ -423,9 +424,8 @@ class Kept:
         if lanes:
             leaves = zip(*(lane.leaves or [] for lane in lanes), strict=True)
             arrays: Any = {f"leaf{i}": np.stack(leaf) for i, leaf in enumerate(leaves)}
-            scratch = self._file(name).with_suffix(".tmp.npz")
-            np.savez(scratch, **arrays)
-            scratch.replace(self._file(name))
+            with write_atomically(self._file(name), "wb") as file:
+                np.savez(file, **arrays)
         said = [dataclasses.asdict(dataclasses.replace(lane, leaves=None)) for lane in lanes]
         self._done[name] = {"rungs": rungs, "lanes": said, "trials": [list(t) for t in trials]}
         write_json(self._folder / TRIALS, {"search": self._digest, "methods": self._done})

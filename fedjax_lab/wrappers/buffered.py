@@ -311,10 +311,7 @@ def _buffered(reduce, cohort, done: InFlight, messages, factors) -> tuple[dict, 
         seconds=done.seconds,
     )
 
-    def times(leaf):
-        return factors.astype(leaf.dtype).reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf
-
-    return reduce_messages(reduce, jax.tree.map(times, messages), taken), taken
+    return reduce_messages(reduce, tree.scale_rows(messages, factors), taken), taken
 
 
 def _places(free: jax.Array, stays: jax.Array) -> jax.Array:

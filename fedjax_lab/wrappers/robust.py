@@ -128,7 +128,11 @@ def _robust(name: str, phase: Phase, rule: Rule | RuleFn, scope: str) -> Phase:
 def _combine(rule, reduce, messages, cohort: Cohort, counts, scope) -> dict:
     """The fields as the method's server expects them, by one of our rules."""
     if rule.factors:
-        scaled = _in_groups(lambda group: _times(rule.factors(group), group), messages, scope)
+
+        def shorten(group):
+            return tree.scale_rows(group, rule.factors(group))
+
+        scaled = _in_groups(shorten, messages, scope)
         weights = _weights(cohort, counts)
         return reduce_messages(
             reduce, scaled, cohort._replace(weights=weights, participates=counts)
@@ -177,15 +181,6 @@ def _by_function(rule: RuleFn, messages: dict, cohort: Cohort, counts: jax.Array
 def _weights(cohort: Cohort, counts: jax.Array) -> jax.Array:
     weights = jnp.where(counts, cohort.weights, 0)
     return tree.safe_divide(weights, weights.sum())
-
-
-def _times(factors: jax.Array, group: PyTree) -> PyTree:
-    """Each client's leaves times its factor."""
-
-    def times(leaf):
-        return factors.astype(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1)) * leaf
-
-    return jax.tree.map(times, group)
 
 
 def _check_cohort(name: str, rule: Rule, slots: int) -> None:

@@ -165,7 +165,7 @@ def encode(values: jax.Array, factors: jax.Array, clip: float, largest: int) -> 
     limit = np.nextafter(limit, np.asarray(0, dtype)) if int(limit) > largest else limit
     values = jnp.where(jnp.isnan(values), 0, values).astype(dtype)
     unit = jnp.clip(values, -clip, clip) / clip
-    scaled = unit * factors.astype(dtype).reshape(-1, *[1] * (values.ndim - 1)) * limit
+    scaled = tree.scale_rows(unit, factors) * limit
     return jnp.trunc(jnp.clip(scaled, -limit, limit)).astype(jnp.int32).astype(jnp.uint32)
 
 

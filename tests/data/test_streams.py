@@ -49,7 +49,7 @@ def test_nothing_half_written(tmp_path):
         data.write_stream(tmp_path / "a", broken())
     assert list(tmp_path.iterdir()) == []
     data.write_stream(tmp_path / "a", (X, Y))
-    with pytest.raises(FileExistsError, match="which exists"):
+    with pytest.raises(FileExistsError, match="which is there and not empty"):
         data.write_stream(tmp_path / "a", (X, Y))
     np.testing.assert_array_equal(data.open_stream(tmp_path / "a").x, X)
 

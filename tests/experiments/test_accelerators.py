@@ -1,11 +1,16 @@
 """The check of accelerators: its programs have their own names, its page says what is missing."""
 
 import json
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from experiments.benchmarks import accelerators
 from experiments.benchmarks.accelerator_tables import MARK, write
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("target", ["v5e", "h200"])
@@ -17,6 +22,15 @@ def test_programs_have_names_of_their_own(target):
 
     for client_map in ("vmap", "scan", "chunk:5", "shard_map", "pmap"):
         assert {f"{name} {client_map}" for name in METHODS} <= {p.name for p in found}
+
+
+def test_the_gpu_plugin_that_users_install_is_the_one_that_was_measured():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extra,) = project["optional-dependencies"]["cuda"]
+    (cuda,) = re.findall(r"cuda\d+", extra)
+    for name in ("Makefile", "constraints.txt", "docs/speed.md"):
+        plugins = re.findall(r"\bjax-(cuda\d+)-plugin", (ROOT / name).read_text())
+        assert set(plugins) == {cuda}, name
 
 
 ROW = {

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from experiments.studies import claims
-from experiments.studies.claims import FAILS, OPEN, PAPERS, SHOWS, Claim, decide, verdict
+from experiments.studies import claims, summary
+from experiments.studies.claims import FAILS, OPEN, SHOWS, Claim, decide, verdict
+from experiments.studies.summary import PAPERS
 from fedjax_lab.estimates import NOTHING
 from fedjax_lab.report.runs import Group, Run
 
@@ -105,8 +106,8 @@ def test_claims_are_about_what_the_studies_run(paper):
 
 
 def test_the_summary_on_the_page_is_that_of_the_results():
-    page = claims.PAGE.read_text(encoding="utf-8")
-    assert page.split(claims.BEGIN)[1].split(claims.END)[0] == claims.summary()
+    page = summary.PAGE.read_text(encoding="utf-8")
+    assert page.split(summary.BEGIN)[1].split(summary.END)[0] == summary.summary()
 
 
 def test_a_claim_of_programs_that_were_not_solved_is_marked():

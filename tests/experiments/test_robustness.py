@@ -2,8 +2,9 @@
 
 import pytest
 
-from experiments import robustness
-from experiments.robustness import ATTACKS, NONE, RULES, SHARES, build, main, page, place
+from experiments.robustness.__main__ import main
+from experiments.robustness.report import draw, page
+from experiments.robustness.study import ATTACKS, NONE, RULES, SHARES, build, place
 from fedjax_lab.wrappers.attacks import ATTACKS as KNOWN
 from tests.algorithms.problem import loss_fn
 
@@ -27,7 +28,7 @@ def test_the_page(tmp_path):
     assert "| mean | 81.0 ± 12.7 |    - |    - |    - |" in shown  # t(1) = 12.706
     assert "## alie" in shown
     assert "## gaussian" not in shown
-    robustness.draw(KEPT, tmp_path / "figure.svg")
+    draw(KEPT, tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").stat().st_size > 1000
 
 

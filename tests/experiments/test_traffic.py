@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from experiments.benchmarks.traffic import Reader
-from fedjax_lab.machine.arithmetic import product_bytes
+from experiments.benchmarks.traffic import Reader, product_bytes
 
 
 def program(weights, x):

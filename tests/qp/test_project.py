@@ -259,12 +259,12 @@ def test_what_a_tpu_computes_instead_of_matrix_products():
     _, rows = draw(7, 9, 300, "random")
     blocks, weights = rows.reshape(9, 20, 15), np.linspace(-1, 1, 9, dtype=np.float32)
     exact = rows.astype(np.float64) @ rows[:4].astype(np.float64).T
-    np.testing.assert_allclose(gram._sums_of_products(blocks, blocks[:4]), exact, atol=1e-3)
+    np.testing.assert_allclose(gram.sums_of_products(blocks, blocks[:4]), exact, atol=1e-3)
     flat = blocks.reshape(len(blocks), -1).astype(np.float64)
     for groups in ([blocks], [blocks[:-1], blocks[-1:]]):  # the rows and p
         for square in (gram._pairs_on_tpu, gram._matrix_square):
             np.testing.assert_allclose(square(*groups), flat @ flat.T, atol=1e-3)
-    parts = gram._product_of_parts(blocks, blocks[:4])
+    parts = gram.product_of_parts(blocks, blocks[:4])
     np.testing.assert_allclose(parts, exact, atol=1e-6 * exact.max())
     combined = (weights.astype(np.float64) @ rows).reshape(20, 15)
     np.testing.assert_allclose(gram._weighted_sum(weights, blocks), combined, atol=1e-5)

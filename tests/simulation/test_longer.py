@@ -185,7 +185,7 @@ def test_stop_when_is_asked_of_the_rows_from_before_an_interruption(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     settings = {"rounds": 8, "run_dir": tmp_path, "algorithm": FEDAVG}
-    run(**settings, on_row=interrupt)
+    assert run(**settings, on_row=interrupt).interrupted
     rows = []
     result = run(**settings, stop_when=lambda row: rows.append(row["round"]) or row["round"] == 4)
     assert rows == [2, 4]
@@ -204,15 +204,19 @@ def test_an_error_of_stop_when_leaves_the_directory_whole(tmp_path):
 def test_stop_when_sees_no_row_of_a_run_that_diverged(tmp_path):
     params = {"w": jnp.full(first_params()["w"].shape, 1e38)}
     settings = {"algorithm": FEDAVG, "params": params, "rounds": 4, "on_nonfinite": "keep"}
+    asked = []
     with pytest.warns(UserWarning, match="diverged"):
-        result = run(**settings, stop_when=lambda row: row["norm"] < 0, run_dir=tmp_path)
-    assert result.stopped == "diverged"
+        result = run(**settings, stop_when=lambda row: asked.append(row), run_dir=tmp_path)
+    assert (result.stopped, asked) == ("diverged", [])
 
 
 def test_stop_when_reads_null_as_the_nan_that_it_was(tmp_path):
     settings = {"rounds": 4, "algorithm": FEDAVG, "evaluate": lambda params: {"score": np.nan}}
-    for _ in range(2):
-        run(**settings, run_dir=tmp_path, stop_when=lambda row: row["score"] > 1)
+    for _ in range(2):  # a run, and its rows from metrics.jsonl
+        asked = []
+        run(**settings, run_dir=tmp_path, stop_when=lambda row, to=asked: to.append(row["score"]))
+        np.testing.assert_array_equal(asked, [np.nan, np.nan])
+    assert lines(tmp_path).count('"score": null') == 2
 
 
 def test_stop_when_must_be_a_function():

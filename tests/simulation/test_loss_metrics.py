@@ -114,6 +114,7 @@ def test_diagnostics_and_landscapes_take_such_a_loss():
         lambda loss: loss_surface(loss, first_params(), make_clients().examples, points=3),
     ):
         both = build(loss_fn), build(with_metrics)
+        assert jax.tree.leaves(both[0])
         jax.tree.map(np.testing.assert_array_equal, *both)
 
 

@@ -93,7 +93,8 @@ def test_the_host_gives_the_same_bits_and_one_device_the_same_but_for_rounding(n
 def test_a_sharded_run_goes_on_bit_for_bit(tmp_path):
     settings = {"client_map": "shard_map", "client_store": "sharded"}
     whole = run("scaffold", **settings)
-    run("scaffold", run_dir=tmp_path, stop_when=lambda row: row["round"] == 3, **settings)
+    half = run("scaffold", run_dir=tmp_path, stop_when=lambda row: row["round"] == 3, **settings)
+    assert half.stopped == "stop_when"
     resumed = run("scaffold", run_dir=tmp_path, **settings)
     assert_same_bits(resumed.state, whole.state)
     assert resumed.history == whole.history
@@ -166,7 +167,8 @@ def test_leaves_without_values_change_no_bit(tmp_path, client_map, store):
     params = {**PARAMS, "none": jnp.zeros((0, 3))}
     settings |= {**SETTINGS, **settings, "run_dir": tmp_path}
     stop = {"stop_when": lambda row: True}
-    simulate(METHODS["scaffold"], params, make_clients(), **settings, **stop)
+    half = simulate(METHODS["scaffold"], params, make_clients(), **settings, **stop)
+    assert half.stopped == "stop_when"
     result = simulate(METHODS["scaffold"], params, make_clients(), **settings)
     table = result.state.clients
     table = table.read(np.arange(CLIENTS)) if store == "host" else table

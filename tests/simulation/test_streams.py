@@ -176,13 +176,14 @@ def test_a_round_that_does_not_fit_is_refused(folder):
 def test_a_run_goes_on_bit_for_bit(tmp_path, folder, memory):
     settings = {"client_map": "scan", "eval_every": 2}
     whole = run("scaffold", resident(), **settings)
-    run(
+    half = run(
         "scaffold",
         streamed(folder, memory),
         run_dir=tmp_path,
         stop_when=lambda row: row["round"] == 4,
         **settings,
     )
+    assert half.stopped == "stop_when"
     resumed = run("scaffold", streamed(folder, memory), run_dir=tmp_path, **settings)
     assert_same_run(resumed, whole)
     other = data.stream((X, Y + 1), OWNERS, CLIENTS, memory=memory)

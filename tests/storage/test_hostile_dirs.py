@@ -10,8 +10,9 @@ import pytest
 from fedjax_lab import load_run
 from fedjax_lab.command.cli import main
 from fedjax_lab.command.config import RunConfig
+from fedjax_lab.machine.files import new_file
 from fedjax_lab.simulation.loggers import CsvLogger
-from fedjax_lab.storage.json_file import new_file, parse_json
+from fedjax_lab.storage.json_file import parse_json
 from fedjax_lab.storage.lock import HOLDER, LOCK, RunDirLock
 from fedjax_lab.storage.run_dir import MetricsFile, open_run_dir, read_metrics, write_json
 from fedjax_lab.storage.run_path import check_run_dir
@@ -126,7 +127,7 @@ def test_planted_links_are_replaced_and_not_followed(tmp_path):
     outside, folder = tmp_path / "outside", tmp_path / "run"
     outside.write_text("kept")
     folder.mkdir()
-    names = ["config.json.tmp", "metrics.jsonl.tmp", "metrics.csv", HOLDER, ".model.npz.tmp", "new"]
+    names = ["config.json", "metrics.jsonl", "metrics.csv", HOLDER, "model.npz", "new"]
     for name in names:
         (folder / name).symlink_to(outside)
     write_json(folder / "config.json", CONFIG)

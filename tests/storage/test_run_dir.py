@@ -291,7 +291,7 @@ def test_one_writer_at_a_time(tmp_path):
 
 
 def test_what_a_kill_leaves_before_the_config_does_not_matter(tmp_path):
-    (tmp_path / "config.json.tmp").write_text('{"half')
+    (tmp_path / ".config.json.0a1b2c3d.tmp").write_text('{"half')
     (tmp_path / ".lock").touch()
     assert run(**SHORT, run_dir=tmp_path).history[-1]["round"] == 2
 

@@ -1,6 +1,6 @@
 """What importing the package costs beyond JAX: medians over fresh processes.
 
-    python -m experiments.import_time [REPEATS]
+    python -m experiments.tools.import_time [REPEATS]
 
 The two are timed in turn, so that a machine that slows down slows both.
 """

@@ -1,10 +1,10 @@
 """The quadratic programs of real GradMA runs: how accurately were they solved?
 
-    python -m experiments.qp_recorded [--rounds 50] [--runs 2]
+    python -m experiments.qp.recorded [--rounds 50] [--runs 2]
 
 Trains an MLP with GradMA on Fashion-MNIST (100 clients, 10 in a round, a memory of 100 rows) and
 looks at the programs that are solved on the way, as they are solved: every round's of the server,
-and some of the clients', of three rows. Measures them as ``experiments.qp_accuracy`` does, which
+and some of the clients', of three rows. Measures them as ``experiments.qp.accuracy`` does, which
 runs this too. Each run makes another kind: clients of few classes, whose rows disagree, and clients
 that are alike and take one step from a large mini-batch, whose rows are nearly parallel.
 
@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.qp_accuracy import errors, oracle, unit_rows
+from experiments.qp.oracle import errors, oracle, unit_rows
 from fedjax_lab import algorithms, data, models, qp, simulate
 
 SOLVERS = ("active_set", "projected_gradient")  # the run goes on with the first one's answer
@@ -37,7 +37,7 @@ class Solved(NamedTuple):
     Attributes:
       rows: C, those without a mask and not zero.
       cosine: mean cosine of the angle between two rows.
-      kkt: residual, as ``experiments.qp_accuracy`` defines it.
+      kkt: residual, as ``experiments.qp.accuracy`` defines it.
       distance: to the oracle, over ||p||.
       iterations: of the dual.
       active: rows that pull on q.

@@ -1,6 +1,6 @@
 """Writes the embedded data set ``fedjax_lab/data/digits.npz`` from scikit-learn's digits.
 
-    python experiments/make_digits.py fedjax_lab/data/digits.npz
+    python -m experiments.tools.make_digits fedjax_lab/data/digits.npz
 
 The 1,797 real 8x8 images (values 0..16) are those of the UCI test set of "Optical Recognition
 of Handwritten Digits". The split is fixed: of every class, every fifth image in
@@ -43,5 +43,5 @@ def write(path: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: make_digits.py OUTPUT.npz")
+        sys.exit("usage: python -m experiments.tools.make_digits OUTPUT.npz")
     write(Path(sys.argv[1]))

@@ -1,6 +1,6 @@
 """How accurate is `fedjax_lab.qp.project_to_cone` in float32?
 
-    python -m experiments.qp_accuracy [--problems 1000] [--max-dim 1000000] [--recorded 0]
+    python -m experiments.qp.accuracy [--problems 1000] [--max-dim 1000000] [--recorded 0]
         [--solver auto|active_set|projected_gradient]
 
 Draws problems of several families (random, conflicting, correlated, duplicate, opposed and zero
@@ -29,8 +29,9 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import nnls
 
+from experiments.qp import recorded
+from experiments.qp.oracle import errors, oracle
 from fedjax_lab.qp import SOLVERS, project_to_cone
 
 Problem = tuple[np.ndarray, np.ndarray]  # p [d], rows [C, d]
@@ -108,43 +109,6 @@ LARGE_FAMILIES = ("random", "conflicting", "correlated", "spread 0.3", "spread 0
 TIGHT_FAMILIES = (*LARGE_FAMILIES, "duplicate", "contradicting")
 
 
-def unit_rows(p: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return the nonzero rows with norm 1, all norms, and ||p|| (1 for p = 0), in float64."""
-    rows = rows.astype(np.float64)
-    norms = np.linalg.norm(rows, axis=1)
-    rows = rows[norms > 0] / norms[norms > 0, None]
-    return rows, norms, float(np.linalg.norm(p.astype(np.float64))) or 1.0
-
-
-def oracle(p: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return q in float64: nnls on an orthogonal reduction of [M, p] to C + 1 coordinates."""
-    p = p.astype(np.float64)
-    units, _, size = unit_rows(p, rows)
-    if not len(units):
-        return p
-    stacked = np.vstack([units, p[None] / size])
-    if p.size > 20_000:  # a square root of the Gram matrix, in float64
-        values, vectors = np.linalg.eigh(stacked @ stacked.T)
-        stacked = vectors * np.sqrt(np.maximum(values, 0))
-    elif p.size > len(stacked):
-        stacked = np.linalg.qr(stacked.T, mode="r").T
-    z = nnls(stacked[:-1].T, -stacked[-1], maxiter=200 * len(units) + 1000)[0]
-    return p + size * (z @ units)
-
-
-def errors(p, rows, q, z, q_oracle) -> tuple[float, float]:
-    """Return the relative KKT residual and the relative distance to the oracle, in float64."""
-    units, norms, size = unit_rows(p, rows)
-    q = q.astype(np.float64)
-    distance = float(np.linalg.norm(q - q_oracle)) / size
-    if not len(units):
-        return 0.0, distance
-    slack = units @ (q / size)
-    y = z.astype(np.float64)[norms > 0] * norms[norms > 0] / size
-    products = y * abs(slack) / max(1.0, y.max())
-    return max(0.0, (-y).max(), (-slack).max(), products.max()), distance
-
-
 @partial(jax.jit, static_argnames="solver")
 def batched(ps, rows, solver):
     """Many problems at once."""
@@ -217,9 +181,7 @@ def main() -> None:
     print(f"worst KKT residual {worst_kkt[0]:.1e} ({worst_kkt[1]})")
     print(f"worst distance     {worst_distance[0]:.1e} ({worst_distance[1]})")
     if arguments.recorded:
-        from experiments import qp_recorded
-
-        qp_recorded.main(["--rounds", str(arguments.recorded)])
+        recorded.main(["--rounds", str(arguments.recorded)])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""How accurately the quadratic program is solved."""

@@ -1,0 +1,1 @@
+"""What makes a file of the package, or times its import."""

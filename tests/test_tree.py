@@ -1,0 +1,24 @@
+"""Arithmetic on pytrees, next to NumPy's."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import tree
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_rows_are_scaled_by_their_own_factor_in_their_own_dtype(dtype):
+    random = np.random.default_rng(0)
+    factors = np.array([0.0, 0.5, -2.0, 4.0])  # products without rounding
+    rows = {
+        "matrix": jnp.asarray(random.normal(size=(4, 3, 2)), dtype),
+        "vector": jnp.asarray(random.normal(size=(4, 5)), dtype),
+        "scalar": jnp.asarray(random.normal(size=4), dtype),
+        "none": jnp.zeros((4, 0), dtype),
+    }
+    scaled = tree.scale_rows(rows, jnp.asarray(factors, jnp.float32))
+    for name, leaf in rows.items():
+        assert scaled[name].dtype == leaf.dtype
+        expected = [factor * row for factor, row in zip(factors, np.float64(leaf), strict=True)]
+        np.testing.assert_array_equal(np.float64(scaled[name]), np.array(expected))
