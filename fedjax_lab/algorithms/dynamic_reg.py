@@ -41,6 +41,7 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params, keep_server
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.clients.store import one_row_per_client, zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
@@ -101,9 +102,6 @@ def feddyn(
         server = FedDynServer(params, tree.zeros_like(params))
         return server, zero_row_per_client(params, num_clients)
 
-    def broadcast(server, round):
-        return server.params
-
     def client_update(x, dual, batch):
         alpha = at_round(prox_weight, batch.round)
 
@@ -119,14 +117,13 @@ def feddyn(
 
     def server_update(server, messages, cohort):
         delta = messages["delta"]
-        share = 1 / cohort.num_clients.astype(cohort.weights.dtype)
-        h = tree.add_scaled(server.mean_dual, share, messages["dual_change"])
+        h = tree.add_scaled(server.mean_dual, cohort.client_share, messages["dual_change"])
         step = tree.add_scaled(delta, _inverse(at_round(prox_weight, cohort.round)), h)
         params = tree.subtract(server.params, step)
         return FedDynServer(params, h), {"delta_norm": tree.norm(delta)}
 
     phase = Phase(
-        broadcast,
+        broadcast_params,
         client_update,
         server_update,
         reduce={"delta": "mean", "dual_change": "sum"},
@@ -165,13 +162,11 @@ def fedadmm(
     if variant == "W" and prev == "global":
         raise ValueError("prev is 'global'; with variant 'W' it must be 'local'.")
     training = LocalTraining(loss_fn, **common)
+    server_sgd = ServerSGD(server_lr)
 
     def start(params, num_clients, batch):
         row = FedADMMRow(params if prev == "local" else (), tree.zeros_like(params))
         return FedADMMServer(params), one_row_per_client(row, num_clients)
-
-    def broadcast(server, round):
-        return server.params
 
     def client_update(x, row, batch):
         rho = at_round(prox_weight, batch.round)
@@ -190,12 +185,11 @@ def fedadmm(
     def server_update(server, messages, cohort):
         delta = messages["delta"]
         if variant == "W":
-            delta = tree.scale(delta, 1 / cohort.num_clients.astype(cohort.weights.dtype))
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        return FedADMMServer(params), {"delta_norm": tree.norm(delta)}
+            delta = tree.scale(delta, cohort.client_share)
+        return server_sgd(server, {"delta": delta}, cohort)
 
     reduce = {"delta": "sum" if variant == "W" else "mean"}
-    phase = Phase(broadcast, client_update, server_update, reduce)
+    phase = Phase(broadcast_params, client_update, server_update, reduce)
     return Algorithm("fedadmm", start, (phase,))
 
 
@@ -228,9 +222,6 @@ def fedpd(
         row = FedPDRow(params, tree.zeros_like(params), params)
         return FedPDServer(params, jnp.zeros((), bool)), one_row_per_client(row, num_clients)
 
-    def broadcast(server, round):
-        return server.params
-
     def client_update(x, row, batch):
         rho = at_round(prox_weight, batch.round)
 
@@ -262,12 +253,9 @@ def fedpd(
         mean, communicates = received
         return {}, row._replace(anchor=tree.where(communicates, mean, row.anchor)), {}
 
-    def nothing(server, messages, cohort):
-        return server, {}
-
     phases = (
-        Phase(broadcast, client_update, average, reduce={"delta": "mean"}),
-        Phase(broadcast_mean, adopt, nothing, reduce={}),
+        Phase(broadcast_params, client_update, average, reduce={"delta": "mean"}),
+        Phase(broadcast_mean, adopt, keep_server, reduce={}),
     )
     return Algorithm("fedpd", start, phases)
 
