@@ -138,7 +138,7 @@ def mix_direction(
         client_update,
         server_update,
         reduce={"delta": "mean", "direction": "mean"},
-        message_bytes=lambda message: tree.nbytes(message["delta"]),
+        derived=("direction",),
     )
     return Algorithm(name, start, (phase,), **attributes)
 

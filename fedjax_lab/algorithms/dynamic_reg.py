@@ -127,7 +127,7 @@ def feddyn(
         client_update,
         server_update,
         reduce={"delta": "mean", "dual_change": "sum"},
-        message_bytes=lambda message: tree.nbytes(message["delta"]),
+        derived=("dual_change",),
     )
     return Algorithm("feddyn", start, (phase,))
 
@@ -235,29 +235,27 @@ def fedpd(
         message = {"delta": tree.subtract(x, anchor)}
         return message, FedPDRow(local.params, dual, anchor), local.report
 
-    def average(server, messages, cohort):
+    def communicates(cohort):
         key = jax.random.fold_in(cohort.key, _COIN)
-        communicates = jax.random.uniform(key, dtype=jnp.float32) >= skip_probability
-        mean = tree.subtract(server.params, messages["delta"])
-        params = tree.where(communicates, mean, server.params)
-        metrics = {
-            "delta_norm": tree.norm(messages["delta"]),
-            "communicated": communicates.astype(cohort.weights.dtype),
-        }
-        return FedPDServer(params, communicates), metrics
+        return jax.random.uniform(key, dtype=jnp.float32) >= skip_probability
+
+    def average(server, messages, cohort):
+        mean, coin = tree.subtract(server.params, messages["delta"]), communicates(cohort)
+        params = tree.where(coin, mean, server.params)
+        return FedPDServer(params, coin), {"delta_norm": tree.norm(messages["delta"])}
 
     def broadcast_mean(server, round):
         return server.params, server.communicates
 
     def adopt(received, row, batch):
-        mean, communicates = received
-        return {}, row._replace(anchor=tree.where(communicates, mean, row.anchor)), {}
+        mean, coin = received
+        return {}, row._replace(anchor=tree.where(coin, mean, row.anchor)), {}
 
     phases = (
         Phase(broadcast_params, client_update, average, reduce={"delta": "mean"}),
         Phase(broadcast_mean, adopt, keep_server, reduce={}),
     )
-    return Algorithm("fedpd", start, phases)
+    return Algorithm("fedpd", start, phases, communicates=communicates)
 
 
 def _check_prox_weight(prox_weight: ScalarOrSchedule) -> None:

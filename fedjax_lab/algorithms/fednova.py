@@ -36,8 +36,6 @@ from fedjax_lab.checks import check_number, check_scalar_or_schedule, is_traced
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
-_STEP_COUNT_BYTES = 4  # K_i, an int32
-
 
 class FedNovaServer(NamedTuple):
     """Server state of FedNova."""
@@ -135,6 +133,6 @@ def fednova(
         client_update,
         server_update,
         reduce={"delta": "mean"},
-        message_bytes=lambda message: tree.nbytes(message) + _STEP_COUNT_BYTES,
+        extra_bytes=4,  # K_i, an int32
     )
     return Algorithm("fednova", start, (phase,))

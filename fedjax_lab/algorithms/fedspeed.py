@@ -261,12 +261,9 @@ def _fedspeed(name, training, server_lr, perturbation, duals):
         metrics = {"delta_norm": tree.norm(messages["delta"])}
         return FedSpeedServer(params, anchor, mean_dual), metrics
 
-    phase = Phase(
-        broadcast,
-        client_update,
-        server_update,
-        reduce={"delta": "mean", "dual_change": "sum"} if dual_of_all else {"delta": "mean"},
-        message_bytes=lambda message: tree.nbytes(message["delta"]),
-    )
+    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
+    if dual_of_all:
+        reduce = {"delta": "mean", "dual_change": "sum"}
+        phase = phase._replace(reduce=reduce, derived=("dual_change",))
     passes = perturbation.gradients_per_step
     return Algorithm(name, start, (phase,), gradients_per_step=passes)

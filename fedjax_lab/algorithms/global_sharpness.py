@@ -190,9 +190,8 @@ def fedlesam(
         return FedLESAMServer(params, () if remembers else server.params, correction), metrics
 
     reduce = {"delta": "mean", "correction_change": "sum"} if corrects else {"delta": "mean"}
-    phase = Phase(broadcast, client_update, server_update, reduce)
-    if variant == "D":  # the server derives the other field
-        phase = phase._replace(message_bytes=lambda message: tree.nbytes(message["delta"]))
+    derived = ("correction_change",) if variant == "D" else ()
+    phase = Phase(broadcast, client_update, server_update, reduce, derived=derived)
     return Algorithm("fedlesam", start, (phase,))
 
 
@@ -273,7 +272,7 @@ def fedsmoo(
         client_update,
         server_update,
         reduce,
-        message_bytes=lambda message: tree.nbytes((message["delta"], message["perturbation"])),
+        derived=("dual_change",),
     )
     return Algorithm(
         "fedsmoo",

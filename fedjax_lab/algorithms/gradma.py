@@ -265,7 +265,7 @@ def _gradma(
         corrected_client_update if corrects_client else training.client_update,
         ServerSGD(server_lr) if memory is None else corrected_server_update,
         reduce={"delta": "mean" if memory is None else "stack"},
-        keeps_if_nobody=memory is not None,
+        if_nobody="restored" if memory is None else "unchanged",
     )
     return Algorithm(name, start, (phase,), gradients_per_step=3 if corrects_client else 1)
 
