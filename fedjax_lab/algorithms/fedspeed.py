@@ -137,15 +137,6 @@ class DualCorrection:
         """λ, float scalar; 0 where a traced weight is 0."""
         return tree.safe_divide(1.0, jnp.asarray(self.prox_weight))
 
-    def extrapolate(self, new: PyTree, old: PyTree, round: jax.Array) -> PyTree:
-        """new + ζ_t (new - old).
-
-        Args:
-          new, old: pytrees of arrays of equal shapes.
-          round: int32 scalar.
-        """
-        return tree.add_scaled(new, at_round(self.inertia, round), tree.subtract(new, old))
-
 
 @factory
 def fedspeed(
@@ -246,8 +237,8 @@ def _fedspeed(name, training, server_lr, perturbation, duals):
         else:  # x_t minus what the paper sends, x_K - λ c_i⁺
             message = {"delta": tree.add_scaled(delta, duals.inverse, new_c_i)}
         if inertial:
-            row = Duals(new_c_i, duals.extrapolate(new_c_i, c_i, batch.round))
-            return message, row, local.report
+            zeta = at_round(duals.inertia, batch.round)
+            return message, Duals(new_c_i, _extrapolate(new_c_i, c_i, zeta)), local.report
         return message, new_c_i, local.report
 
     def server_update(server, messages, cohort):
@@ -257,7 +248,7 @@ def _fedspeed(name, training, server_lr, perturbation, duals):
             delta = tree.add_scaled(delta, duals.inverse, mean_dual)
         params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
         if inertial:
-            anchor = duals.extrapolate(params, server.params, cohort.round)
+            anchor = _extrapolate(params, server.params, at_round(duals.inertia, cohort.round))
         metrics = {"delta_norm": tree.norm(messages["delta"])}
         return FedSpeedServer(params, anchor, mean_dual), metrics
 
@@ -267,3 +258,8 @@ def _fedspeed(name, training, server_lr, perturbation, duals):
         phase = phase._replace(reduce=reduce, derived=("dual_change",))
     passes = perturbation.gradients_per_step
     return Algorithm(name, start, (phase,), gradients_per_step=passes)
+
+
+def _extrapolate(new: PyTree, old: PyTree, zeta: Scalar) -> PyTree:
+    """new + zeta (new - old)."""
+    return tree.add_scaled(new, zeta, tree.subtract(new, old))

@@ -50,14 +50,15 @@ def check_message(message: dict, expected: dict, reduce: dict[str, str]) -> None
 
 def _first_difference(name: str, tree: PyTree, other: PyTree) -> tuple[str, PyTree, PyTree]:
     """(where, what the trees hold there); the trees themselves where their structures differ."""
-    if jax.tree.structure(tree) != jax.tree.structure(other):
+    leaves, others = (jax.tree_util.tree_leaves_with_path(each) for each in (tree, other))
+    if [path for path, _ in leaves] != [path for path, _ in others]:
         return name, tree, other
-    leaves = zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(other), strict=True)
-    return next(
+    different = (
         (name + jax.tree_util.keystr(path), leaf, wanted)
-        for (path, leaf), wanted in leaves
+        for (path, leaf), (_, wanted) in zip(leaves, others, strict=True)
         if leaf != wanted
     )
+    return next(different, (name, tree, other))  # such as a list in place of a tuple
 
 
 def _shape(leaf) -> str:
