@@ -280,10 +280,9 @@ def build_round(
             server = tree.where(cohort.participates.any(), server, state.server)
         state = state._replace(server=server, clients=clients)
         participants = cohort.participates.sum(dtype=cohort.weights.dtype)
-        senders = participants
         if algorithm.communicates is not None:
             metrics["communicated"] = algorithm.communicates(cohort).astype(participants.dtype)
-            senders = participants * metrics["communicated"]
+        senders = participants * metrics.get("communicated", 1)
         if exclude:
             left_out = expected & ~cohort.participates
             nobody = left_out.any() & (participants == 0)
