@@ -25,6 +25,7 @@ from fedjax_lab.clients.model_axis import (
     model_layout,
 )
 from fedjax_lab.clients.planner import Plan, plan
+from fedjax_lab.clients.returned import check_kept, check_message
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.target import Target
 from fedjax_lab.models.convolution import convolutions_for
@@ -43,6 +44,8 @@ _MANY = 2**20  # clients, where only shapes count and no shape depends on their 
 
 # What becomes of a client whose message or row is not finite.
 ON_NONFINITE = ("exclude", "keep")
+# What becomes of the server in a round in which nobody takes part.
+IF_NOBODY = ("restored", "unchanged", "updated")
 
 RoundFn = Callable[[FedState, CohortBatch], tuple[FedState, Metrics]]
 
@@ -55,21 +58,24 @@ class Phase(NamedTuple):
       client_update: (received, row, ``ClientBatch``) -> (message, new row, report), for one
         client. A message is a dict of trees; a report is a dict name -> (total, weight), as
         ``local_steps`` gives it.
-      server_update: (server, messages, ``Cohort``) -> (new server, metrics). A metric
-        ``communicated``, 0 or 1, says whether anything travels in this round; without it, all does.
+      server_update: (server, messages, ``Cohort``) -> (new server, metrics).
       reduce: field of the message -> how it is aggregated on its way to the server: "mean"
         (with the aggregation weights), "sum" (over those who take part, unweighted) or "stack"
         ([S, ...]; rows of slots that did not take part are to be ignored).
       message: params -> the shapes of a message. None: each of its fields is shaped like the
         params.
-      message_bytes: message -> the bytes of it that a client sends; it may hold what the server
-        can derive from the rest.
+      message_bytes: the fields that are sent -> their bytes, as a wrapper codes them; by default
+        those of the arrays.
       broadcast_bytes: (what is broadcast, params) -> the bytes that a client receives.
       once: whether it sends anything in one round of a run only (first estimates); then
         ``uplink`` and ``downlink``, which are those of every round, leave it out.
-      keeps_if_nobody: whether ``server_update`` itself returns the server as it was where nobody
-        takes part. Otherwise ``build_round`` sees to it, which reads all of it once more: too
-        much for a server with a table of a hundred models.
+      if_nobody: what becomes of the server in a round in which nobody takes part. "restored":
+        ``build_round`` puts back the server as it was. "unchanged": ``server_update`` returns it as
+        it was, and ``build_round`` need not read all of it once more, which is too much for a table
+        of a hundred models. "updated": it is what ``server_update`` returns, such as noise.
+      derived: fields of the message that the server can compute from the others. They cost no
+        bytes, but a compressor compresses them like any other.
+      extra_bytes: what a client sends besides the fields of its message.
     """
 
     broadcast: Callable[[PyTree, jax.Array], PyTree]
@@ -80,7 +86,9 @@ class Phase(NamedTuple):
     message_bytes: Callable[[dict[str, PyTree]], int] = tree.nbytes
     broadcast_bytes: Callable[[PyTree, Params], int] = lambda received, _: tree.nbytes(received)
     once: bool = False
-    keeps_if_nobody: bool = False
+    if_nobody: str = "restored"
+    derived: tuple[str, ...] = ()
+    extra_bytes: int = 0
 
     def message_like(self, params: Params) -> dict[str, PyTree]:
         """The shapes of a message.
@@ -91,6 +99,21 @@ class Phase(NamedTuple):
         if self.message is not None:
             return jax.eval_shape(self.message, params)
         return dict.fromkeys(self.reduce, jax.eval_shape(lambda: params))
+
+    def sent_bytes(self, params: Params) -> int:
+        """Bytes that one client sends in this exchange.
+
+        Args:
+          params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
+
+        Raises:
+          ValueError: ``derived`` names no field of the message.
+        """
+        message = self.message_like(params)
+        if unknown := sorted(set(self.derived) - message.keys()):
+            raise ValueError(f"derived names {unknown}; message has fields {sorted(message)}.")
+        sent = {name: field for name, field in message.items() if name not in self.derived}
+        return self.message_bytes(sent) + self.extra_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +133,8 @@ class Algorithm:
       spent: (rounds, cohort size, clients that may be drawn, sampling) -> what rows say of so many
         rounds of a state beside their metrics, such as ``epsilon``; sampling is as of ``simulate``.
       personal: the model of each client; None: that of the server.
+      communicates: ``Cohort`` -> bool scalar, whether anything travels in its round; the metric
+        ``communicated`` says so. None: it always does.
     """
 
     name: str
@@ -123,6 +148,7 @@ class Algorithm:
     wrappers: tuple[str, ...] = ()
     spent: Callable[[int, int, int, str], Mapping[str, float]] | None = None
     personal: types.Personal | None = None
+    communicates: Callable[[Cohort], jax.Array] | None = None
 
     def init(self, params: Params, num_clients: int, batch: CohortBatch | None = None) -> FedState:
         """The state before round 0.
@@ -158,7 +184,7 @@ class Algorithm:
         Args:
           params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
         """
-        return sum(p.message_bytes(p.message_like(params)) for p in self.phases if not p.once)
+        return sum(phase.sent_bytes(params) for phase in self.phases if not phase.once)
 
     def downlink(self, params: Params) -> int:
         """Bytes that one client receives in a round.
@@ -211,6 +237,8 @@ def build_round(
     asked = parse_client_map(client_map, target)
     if asked.name == "measure":
         raise ValueError("client_map is 'measure'; a round function is not run, only simulate is.")
+    for phase in algorithm.phases:
+        check_choice("if_nobody", phase.if_nobody, IF_NOBODY)
     rows = rows or Rows()
     is_divided = divides_models(asked.mesh, params_sharding)
 
@@ -237,7 +265,7 @@ def build_round(
         server, clients = state.server, state.clients
         params, expected = algorithm.params(state), cohort.participates
         metrics: Metrics = {}
-        for index, phase in enumerate(algorithm.phases):
+        for index, phase in enumerate(_checked(phase, params) for phase in algorithm.phases):
             key = jax.random.fold_in(batch.key, index)
             received = phase.broadcast(server, cohort.round)
             shared = (received, cohort.round, batch.source, state.frozen)
@@ -248,10 +276,12 @@ def build_round(
             if twice := report.keys() & server_metrics.keys():
                 raise ValueError(f"the clients and the server both report {', '.join(twice)}.")
             metrics = {**metrics, **report, **server_metrics}
-        if not all(phase.keeps_if_nobody for phase in algorithm.phases):
+        if any(phase.if_nobody == "restored" for phase in algorithm.phases):
             server = tree.where(cohort.participates.any(), server, state.server)
         state = state._replace(server=server, clients=clients)
         participants = cohort.participates.sum(dtype=cohort.weights.dtype)
+        if algorithm.communicates is not None:
+            metrics["communicated"] = algorithm.communicates(cohort).astype(participants.dtype)
         senders = participants * metrics.get("communicated", 1)
         if exclude:
             left_out = expected & ~cohort.participates
@@ -319,7 +349,6 @@ def _run_clients(phase, params, cohort_map, table, shared, clients, cohort, mapp
         batch = ClientBatch(**fields, round=round, source=source, longest=longest)
         with hold_frozen(frozen):
             message, row, report = phase.client_update(received, row, batch)
-        _check_message(message, phase.message_like(params), phase.reduce)
         if (layout := held_layout()) is not None:
             message, row = layout.constrain((message, row))
         if look is not None:
@@ -386,18 +415,23 @@ def _without(cohort: Cohort, counts: jax.Array) -> tuple[Cohort, jax.Array]:
     return cohort, rest
 
 
-def _check_message(message: dict, expected: dict, reduce: dict[str, str]) -> None:
-    """Check a message's fields and shapes against what the phase says of them."""
-    if message.keys() != reduce.keys():
-        raise ValueError(f"message has fields {sorted(message)}, not {sorted(reduce)}.")
-    for name in reduce:
-        sent, said = (jax.tree.map(_shape, tree[name]) for tree in (message, expected))
-        if sent != said:
+def _checked(phase: Phase, params: Params) -> Phase:
+    """The phase whose two halves are checked when they are traced."""
+
+    def client_update(received, row, batch):
+        message, new_row, report = phase.client_update(received, row, batch)
+        check_message(message, phase.message_like(params), phase.reduce)
+        check_kept("client_update", "row", new_row, row)
+        return message, new_row, report
+
+    def server_update(server, messages, cohort):
+        new_server, metrics = phase.server_update(server, messages, cohort)
+        check_kept("server_update", "server state", new_server, server)
+        if "communicated" in metrics:
             raise ValueError(
-                f"message[{name!r}] holds {sent}; by the phase's ``message`` it must hold {said} "
-                "(without one, what the params hold)."
+                "server_update reports communicated, which is the round's own metric; say it by "
+                "Algorithm(communicates=...), a function of the cohort."
             )
+        return new_server, metrics
 
-
-def _shape(leaf) -> str:
-    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+    return phase._replace(client_update=client_update, server_update=server_update)

@@ -97,6 +97,11 @@ class Cohort(NamedTuple):
     total_weight: Scalar = 1.0
     seconds: jax.Array | None = None
 
+    @property
+    def client_share(self) -> jax.Array:
+        """1 / N, float scalar: what one client weighs in a mean over all of them."""
+        return 1 / self.num_clients.astype(self.weights.dtype)
+
 
 class ClientBatch(NamedTuple):
     """One client's slice of the round: a ``CohortBatch`` without its leading axis S.

@@ -168,6 +168,37 @@ def test_files_functions_and_rooms_stay_small():
     assert len(list((ROOT / "simulation").glob("*.py"))) <= 24
 
 
+def many_arguments(text, limit):
+    """The private functions of a file that take more arguments than that, ``self`` apart."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("_"):
+            given = node.args
+            several = [a for a in (given.vararg, given.kwarg) if a is not None]
+            arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs, *several]
+            if sum(a.arg not in ("self", "cls") for a in arguments) > limit:
+                yield node.name
+
+
+# Private functions that may take more arguments for now.
+MANY = {("fedjax_lab.round", "_run_clients")}
+
+
+def test_private_functions_take_few_arguments():
+    """More of them belong together in a value with a name of the field."""
+    found = {
+        (name, function)
+        for name, path in modules(ROOT).items()
+        for function in many_arguments(path.read_text(encoding="utf-8"), 7)
+    }
+    assert found - MANY == set()
+
+
+def test_arguments_are_counted():
+    text = "class A:\n    def _f(self, a, /, b, *c, d=1, **e): ...\n\ndef g(a, b): ...\n"
+    assert list(many_arguments(text, 4)) == ["_f"]
+    assert list(many_arguments(text, 5)) == []
+
+
 def test_lines_of_code_are_counted():
     text = (
         '"""A docstring\nof two lines."""\n\n# a comment\ndef f():\n    """One."""\n    return 1\n'

@@ -1,5 +1,6 @@
 """What a phase may send: messages of any shape, counted from their shapes."""
 
+import dataclasses
 from typing import NamedTuple
 
 import chex
@@ -14,9 +15,11 @@ from fedjax_lab import (
     algorithms,
     build_round,
     compressors,
+    tree,
     with_compression,
 )
 from fedjax_lab.clients.local import Gradient, local_steps
+from fedjax_lab.clients.store import zero_row_per_client
 from tests.algorithms.problem import flat, initial_params, loss_fn, to_batch
 from tests.reference import problem as reference
 
@@ -100,6 +103,100 @@ def test_a_compressed_message_keeps_its_shape():
 def test_a_message_of_another_shape_than_declared(declared, said):
     with pytest.raises(ValueError, match=said):
         one_round(head_only(**declared))
+
+
+PLAIN = algorithms.fedavg(loss_fn, client_lr=0.2)
+
+
+def keeps_last_change(params, row, batch):
+    message, _, report = PLAIN.phases[0].client_update(params, row, batch)
+    return message, message["delta"], report
+
+
+def fedavg_with(**halves):
+    """FedAvg whose clients keep their last change, with other halves."""
+
+    def start(params, num_clients, batch):
+        return Server(params), zero_row_per_client(params, num_clients)
+
+    phase = PLAIN.phases[0]._replace(client_update=keeps_last_change)
+    return Algorithm("kept", start, (phase._replace(**halves),))
+
+
+def with_other_row(params, row, batch):
+    message, new, report = keeps_last_change(params, row, batch)
+    return message, {**new, "b": new["b"][:1]}, report
+
+
+def with_other_message(params, row, batch):
+    message, new, report = keeps_last_change(params, row, batch)
+    delta = message["delta"]
+    return {"delta": {**delta, "b": delta["b"].astype(jnp.float16)}}, new, report
+
+
+def with_other_dtype(server, messages, cohort):
+    return Server(server.params | {"b": server.params["b"].astype(jnp.float16)}), {}
+
+
+def with_other_structure(server, messages, cohort):
+    return server.params, {}
+
+
+def with_round_metric(server, messages, cohort):
+    return server, {"communicated": jnp.ones(())}
+
+
+@pytest.mark.parametrize(
+    ("halves", "said"),
+    [
+        (
+            {"client_update": with_other_row},
+            r"'b': shapes: \(1,\) != \(3,\).*client_update must return a row",
+        ),
+        (
+            {"client_update": with_other_message},
+            r"message\['delta'\]\['b'\] holds float16\[3\]; .* must hold float32\[3\]",
+        ),
+        (
+            {"server_update": with_other_dtype},
+            "types: float16 != float32.*server_update must return a server state",
+        ),
+        ({"server_update": with_other_structure}, "(?s)do not match.*server_update must return"),
+        ({"server_update": with_round_metric}, "communicates="),
+        ({"if_nobody": "kept"}, "if_nobody is 'kept'; .* restored, unchanged, updated"),
+        ({"derived": ("dual",)}, r"derived names \['dual'\]; message has fields \['delta'\]"),
+    ],
+)
+def test_halves_that_do_not_fit(halves, said):
+    one_round(fedavg_with())
+    with pytest.raises(ValueError, match=said):
+        one_round(fedavg_with(**halves))
+
+
+def test_bytes_of_what_is_sent():
+    params = initial_params()
+    plain = fedavg_with()
+    assert plain.uplink(params) == 18 * 4
+    assert fedavg_with(extra_bytes=5).uplink(params) == 18 * 4 + 5
+    assert fedavg_with(derived=("delta",), extra_bytes=5).uplink(params) == 5
+    halved = fedavg_with(message_bytes=lambda sent: tree.nbytes(sent["delta"]) // 2)
+    assert halved.uplink(params) == 18 * 2
+    # Compressed, a field that could be derived is sent like the others.
+    compressed = with_compression(fedavg_with(derived=("delta",), extra_bytes=5), "int8")
+    assert compressed.uplink(params) == compressors.int8().bytes(18) + 5
+
+
+def test_rounds_in_which_nothing_travels():
+    """Bytes and the metric follow the algorithm's own word."""
+    kept = fedavg_with()
+    quiet = dataclasses.replace(kept, communicates=lambda cohort: cohort.round > 0)
+    drawn = reference.make_rounds(0, 2, cohort_size=4, max_steps=3, batch_size=4)
+    round_fn, state = jax.jit(build_round(quiet, "vmap")), quiet.init(initial_params(), N)
+    for index, (_, padded) in enumerate(drawn):
+        state, metrics = round_fn(state, to_batch(padded, index))
+        assert metrics["communicated"] == index
+        assert metrics["bytes_up"] == metrics["participants"] * index * 72
+        assert metrics["bytes_down"] == metrics["participants"] * index * 72
 
 
 def test_bytes_of_models_larger_than_an_integer():

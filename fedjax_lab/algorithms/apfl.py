@@ -28,7 +28,8 @@ import optax
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.own_models import own_row
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_number
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
@@ -87,9 +88,6 @@ def apfl(
         row = APFLRow(params, jnp.asarray(mixing, jnp.result_type(float)))
         return APFLServer(params), one_row_per_client(row, num_clients)
 
-    def broadcast(server, round):
-        return server.params
-
     def client_update(x, row, batch):
         lr = training.rate(batch.round)
 
@@ -111,21 +109,15 @@ def apfl(
         report = {**local.report, "mixing": (row.mixing, jnp.ones_like(row.mixing))}
         return {"delta": tree.subtract(x, local.params)}, local.memory.row, report
 
-    def server_update(server, messages, cohort):
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        return APFLServer(params), {"delta_norm": tree.norm(delta)}
-
     def params_of_client(state, client):
-        own, alpha = jax.tree.map(lambda rows: rows[client], state.clients)
+        own, alpha = own_row(state, client)
         return _mix(own, state.server.params, alpha)
 
-    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
+    phase = Phase(broadcast_params, client_update, ServerSGD(server_lr), reduce={"delta": "mean"})
     return Algorithm(
         "apfl",
         start,
         (phase,),
-        lambda state: state.server.params,
         gradients_per_step=2,
         personal=Personal(params_of_client),
     )

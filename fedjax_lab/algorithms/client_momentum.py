@@ -29,21 +29,15 @@ FedCM divides each change by the sum of the client's own learning rates (0/0 is 
 leaves out the 1/2 of the penalty: its weight is half of ours.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 
-import jax
-
 from fedjax_lab import tree
-from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_scalar_or_schedule
-from fedjax_lab.clients.local import Step, StepReport
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
-
-# (local params, step, round) -> (gradient, report)
-LocalGradient = Callable[[Params, Step, jax.Array], tuple[PyTree, StepReport]]
 
 
 class FedCMServer(NamedTuple):
@@ -86,10 +80,7 @@ def fedcm(
     """
     training = LocalTraining(loss_fn, **common)
 
-    def local_gradient(y, step, round):
-        return training.gradient(y, step)
-
-    return mix_direction("fedcm", training, local_gradient, server_lr, mixing)
+    return mix_direction("fedcm", training, training.local_gradient, server_lr, mixing)
 
 
 def mix_direction(
@@ -136,24 +127,20 @@ def mix_direction(
         message = {"delta": delta, "direction": tree.scale(delta, mean_step)}
         return message, row, local.report
 
+    server_sgd = ServerSGD(server_lr)
+
     def server_update(server, messages, cohort):
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        return FedCMServer(params, messages["direction"]), {"delta_norm": tree.norm(delta)}
+        server, metrics = server_sgd(server, messages, cohort)
+        return server._replace(direction=messages["direction"]), metrics
 
     phase = Phase(
         broadcast,
         client_update,
         server_update,
         reduce={"delta": "mean", "direction": "mean"},
-        message_bytes=lambda message: tree.nbytes(message["delta"]),
+        derived=("direction",),
     )
-    return Algorithm(
-        name,
-        start,
-        (phase,),
-        **attributes,
-    )
+    return Algorithm(name, start, (phase,), **attributes)
 
 
 @factory
@@ -175,9 +162,6 @@ def mime(
     """
     check_scalar_or_schedule("momentum", momentum, maximum=1.0)
     training = LocalTraining(loss_fn, **common)
-
-    def broadcast_model(server, round):
-        return server.params
 
     def full_gradient(x, row, batch):
         return {"gradient": training.gradient.full(x, batch)}, row, {}
@@ -201,19 +185,9 @@ def mime(
         local = training.steps(x, batch, direction)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
-    def server_update(server, messages, cohort):
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        return server._replace(params=params), {"delta_norm": tree.norm(delta)}
-
-    gradients = Phase(broadcast_model, full_gradient, update_momentum, reduce={"gradient": "mean"})
-    steps = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
-    return Algorithm(
-        "mime",
-        _start_mime,
-        (gradients, steps),
-        gradients_per_step=2,
-    )
+    gradients = Phase(broadcast_params, full_gradient, update_momentum, reduce={"gradient": "mean"})
+    steps = Phase(broadcast, client_update, ServerSGD(server_lr), reduce={"delta": "mean"})
+    return Algorithm("mime", _start_mime, (gradients, steps), gradients_per_step=2)
 
 
 @factory
@@ -247,19 +221,16 @@ def mimelite(
         delta = tree.subtract(x, local.params)
         return {"delta": delta, "gradient": training.gradient.full(x, batch)}, row, local.report
 
+    server_sgd = ServerSGD(server_lr)
+
     def server_update(server, messages, cohort):
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
+        server, metrics = server_sgd(server, messages, cohort)
         beta = at_round(momentum, cohort.round)
         new_m = _average(server.momentum, messages["gradient"], beta)
-        return MimeServer(params, new_m), {"delta_norm": tree.norm(delta)}
+        return server._replace(momentum=new_m), metrics
 
-    phase = Phase(
-        broadcast,
-        client_update,
-        server_update,
-        reduce={"delta": "mean", "gradient": "mean"},
-    )
+    reduce = {"delta": "mean", "gradient": "mean"}
+    phase = Phase(broadcast, client_update, server_update, reduce)
     return Algorithm("mimelite", _start_mime, (phase,))
 
 

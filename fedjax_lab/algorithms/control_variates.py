@@ -19,24 +19,51 @@ option II keeps c_i - c (0/0 is 0). The mean of the deltas takes the batch's wei
 of the Δc_i over N does not, so that c stays the mean of all c_i.
 """
 
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, factory
+from fedjax_lab.algorithms.server import ServerSGD
 from fedjax_lab.checks import check_choice
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
+from fedjax_lab.types import LossFn, Params, PyTree, ScalarOrSchedule
 
 
 class ScaffoldServer(NamedTuple):
-    """Server state of SCAFFOLD."""
+    """Server state of SCAFFOLD and FedGAMMA."""
 
     params: Params  # x
     control: Params  # c
+
+
+class Controls(NamedTuple):
+    """A client's control variates in one round."""
+
+    server: Params  # c
+    own: Params  # c_i
+
+    def corrected(self, gradient: PyTree) -> PyTree:
+        """g - c_i + c: what a local step descends (line 10).
+
+        Args:
+          gradient: g at the local params.
+        """
+        return jax.tree.map(
+            lambda g, own, server: g - own + server, gradient, self.own, self.server
+        )
+
+    def mean_gradient(self, delta: PyTree, lr_sum: jax.Array) -> PyTree:
+        """c_i - c + delta / lr_sum: the mean of the gradients that the local steps saw (option II).
+
+        Args:
+          delta: by how much the corrected steps moved the client, x - y_i.
+          lr_sum: float scalar, the sum of their learning rates; 0 keeps c_i - c.
+        """
+        mean_step = tree.safe_divide(1.0, lr_sum)
+        return tree.add_scaled(tree.subtract(self.own, self.server), mean_step, delta)
 
 
 @factory
@@ -56,6 +83,28 @@ def scaffold(
     """
     check_choice("control_update", control_update, ("I", "II"))
     training = LocalTraining(loss_fn, **common)
+    return correct_drift("scaffold", training, training.local_gradient, server_lr, control_update)
+
+
+def correct_drift(
+    name: str,
+    training: LocalTraining,
+    local_gradient: LocalGradient,
+    server_lr: ScalarOrSchedule,
+    control_update: str = "II",
+    **attributes: Any,
+) -> Algorithm:
+    """SCAFFOLD with a local gradient of the caller's choice, and further ``Algorithm`` attributes.
+
+    Args:
+      name: the method's name.
+      training: takes the local steps.
+      local_gradient: (local params, step, round) -> (what the controls correct, report).
+      server_lr: server learning rate, or a schedule of the round.
+      control_update: how a client renews its control, "I" or "II", as in ``scaffold``.
+      attributes: further attributes of the ``Algorithm``.
+    """
+    server_sgd = ServerSGD(server_lr)
 
     def start(params, num_clients, batch):
         server = ScaffoldServer(params, tree.zeros_like(params))
@@ -66,32 +115,26 @@ def scaffold(
 
     def client_update(received, c_i, batch):
         x, c = received
+        controls = Controls(c, c_i)
 
-        def direction(y, step):  # line 10: g_i(y) - c_i + c
-            g, report = training.gradient(y, step)
-            return jax.tree.map(lambda g, c_i, c: g - c_i + c, g, c_i, c), report
+        def direction(y, step):
+            g, report = local_gradient(y, step, batch.round)
+            return controls.corrected(g), report
 
         local = training.steps(x, batch, direction)
         delta = tree.subtract(x, local.params)
         if control_update == "I":  # line 12
             new_c_i = training.gradient.full(x, batch)
         else:
-            mean_step = tree.safe_divide(1.0, local.lr_sum)
-            new_c_i = tree.add_scaled(tree.subtract(c_i, c), mean_step, delta)
+            new_c_i = controls.mean_gradient(delta, local.lr_sum)
         message = {"delta": delta, "control_change": tree.subtract(new_c_i, c_i)}
         return message, new_c_i, local.report
 
     def server_update(server, messages, cohort):  # lines 16, 17
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        share = 1 / cohort.num_clients.astype(cohort.weights.dtype)
-        control = tree.add_scaled(server.control, share, messages["control_change"])
-        return ScaffoldServer(params, control), {"delta_norm": tree.norm(delta)}
+        server, metrics = server_sgd(server, messages, cohort)
+        control = tree.add_scaled(server.control, cohort.client_share, messages["control_change"])
+        return server._replace(control=control), metrics
 
-    phase = Phase(
-        broadcast,
-        client_update,
-        server_update,
-        reduce={"delta": "mean", "control_change": "sum"},
-    )
-    return Algorithm("scaffold", start, (phase,))
+    reduce = {"delta": "mean", "control_change": "sum"}
+    phase = Phase(broadcast, client_update, server_update, reduce)
+    return Algorithm(name, start, (phase,), **attributes)

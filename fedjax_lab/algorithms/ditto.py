@@ -21,15 +21,14 @@ a ``gradient_transform`` without the proximal term.
 
 from typing import NamedTuple, Unpack
 
-import jax
-
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, check_lrs
+from fedjax_lab.algorithms.own_models import OWN_ROW, start_with_own_models
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_scalar_or_schedule
-from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import LossFn, Params, Personal, ScalarOrSchedule
+from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
 
 
 class DittoServer(NamedTuple):
@@ -59,12 +58,6 @@ def ditto(
     training = LocalTraining(loss_fn, **common)
     own_lr = training.client_lr if personal_lr is None else personal_lr
 
-    def start(params, num_clients, batch):
-        return DittoServer(params), one_row_per_client(params, num_clients)
-
-    def broadcast(server, round):
-        return server.params
-
     def client_update(x, v, batch):
         weight = at_round(prox_weight, batch.round)
 
@@ -77,17 +70,6 @@ def ditto(
         delta = tree.subtract(x, common_model.params)
         return {"delta": delta}, own.params, common_model.report
 
-    def server_update(server, messages, cohort):
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        return DittoServer(params), {"delta_norm": tree.norm(delta)}
-
-    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
-    return Algorithm(
-        "ditto",
-        start,
-        (phase,),
-        lambda state: state.server.params,
-        gradients_per_step=2,
-        personal=Personal(lambda state, i: jax.tree.map(lambda rows: rows[i], state.clients)),
-    )
+    phase = Phase(broadcast_params, client_update, ServerSGD(server_lr), reduce={"delta": "mean"})
+    start = start_with_own_models(DittoServer)
+    return Algorithm("ditto", start, (phase,), gradients_per_step=2, personal=OWN_ROW)

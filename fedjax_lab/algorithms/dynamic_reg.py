@@ -41,6 +41,7 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params, keep_server
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.clients.store import one_row_per_client, zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
@@ -101,9 +102,6 @@ def feddyn(
         server = FedDynServer(params, tree.zeros_like(params))
         return server, zero_row_per_client(params, num_clients)
 
-    def broadcast(server, round):
-        return server.params
-
     def client_update(x, dual, batch):
         alpha = at_round(prox_weight, batch.round)
 
@@ -119,18 +117,17 @@ def feddyn(
 
     def server_update(server, messages, cohort):
         delta = messages["delta"]
-        share = 1 / cohort.num_clients.astype(cohort.weights.dtype)
-        h = tree.add_scaled(server.mean_dual, share, messages["dual_change"])
+        h = tree.add_scaled(server.mean_dual, cohort.client_share, messages["dual_change"])
         step = tree.add_scaled(delta, _inverse(at_round(prox_weight, cohort.round)), h)
         params = tree.subtract(server.params, step)
         return FedDynServer(params, h), {"delta_norm": tree.norm(delta)}
 
     phase = Phase(
-        broadcast,
+        broadcast_params,
         client_update,
         server_update,
         reduce={"delta": "mean", "dual_change": "sum"},
-        message_bytes=lambda message: tree.nbytes(message["delta"]),
+        derived=("dual_change",),
     )
     return Algorithm("feddyn", start, (phase,))
 
@@ -165,13 +162,11 @@ def fedadmm(
     if variant == "W" and prev == "global":
         raise ValueError("prev is 'global'; with variant 'W' it must be 'local'.")
     training = LocalTraining(loss_fn, **common)
+    server_sgd = ServerSGD(server_lr)
 
     def start(params, num_clients, batch):
         row = FedADMMRow(params if prev == "local" else (), tree.zeros_like(params))
         return FedADMMServer(params), one_row_per_client(row, num_clients)
-
-    def broadcast(server, round):
-        return server.params
 
     def client_update(x, row, batch):
         rho = at_round(prox_weight, batch.round)
@@ -190,12 +185,11 @@ def fedadmm(
     def server_update(server, messages, cohort):
         delta = messages["delta"]
         if variant == "W":
-            delta = tree.scale(delta, 1 / cohort.num_clients.astype(cohort.weights.dtype))
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        return FedADMMServer(params), {"delta_norm": tree.norm(delta)}
+            delta = tree.scale(delta, cohort.client_share)
+        return server_sgd(server, {"delta": delta}, cohort)
 
     reduce = {"delta": "sum" if variant == "W" else "mean"}
-    phase = Phase(broadcast, client_update, server_update, reduce)
+    phase = Phase(broadcast_params, client_update, server_update, reduce)
     return Algorithm("fedadmm", start, (phase,))
 
 
@@ -228,9 +222,6 @@ def fedpd(
         row = FedPDRow(params, tree.zeros_like(params), params)
         return FedPDServer(params, jnp.zeros((), bool)), one_row_per_client(row, num_clients)
 
-    def broadcast(server, round):
-        return server.params
-
     def client_update(x, row, batch):
         rho = at_round(prox_weight, batch.round)
 
@@ -244,32 +235,27 @@ def fedpd(
         message = {"delta": tree.subtract(x, anchor)}
         return message, FedPDRow(local.params, dual, anchor), local.report
 
-    def average(server, messages, cohort):
+    def communicates(cohort):
         key = jax.random.fold_in(cohort.key, _COIN)
-        communicates = jax.random.uniform(key, dtype=jnp.float32) >= skip_probability
-        mean = tree.subtract(server.params, messages["delta"])
-        params = tree.where(communicates, mean, server.params)
-        metrics = {
-            "delta_norm": tree.norm(messages["delta"]),
-            "communicated": communicates.astype(cohort.weights.dtype),
-        }
-        return FedPDServer(params, communicates), metrics
+        return jax.random.uniform(key, dtype=jnp.float32) >= skip_probability
+
+    def average(server, messages, cohort):
+        mean, coin = tree.subtract(server.params, messages["delta"]), communicates(cohort)
+        params = tree.where(coin, mean, server.params)
+        return FedPDServer(params, coin), {"delta_norm": tree.norm(messages["delta"])}
 
     def broadcast_mean(server, round):
         return server.params, server.communicates
 
     def adopt(received, row, batch):
-        mean, communicates = received
-        return {}, row._replace(anchor=tree.where(communicates, mean, row.anchor)), {}
-
-    def nothing(server, messages, cohort):
-        return server, {}
+        mean, coin = received
+        return {}, row._replace(anchor=tree.where(coin, mean, row.anchor)), {}
 
     phases = (
-        Phase(broadcast, client_update, average, reduce={"delta": "mean"}),
-        Phase(broadcast_mean, adopt, nothing, reduce={}),
+        Phase(broadcast_params, client_update, average, reduce={"delta": "mean"}),
+        Phase(broadcast_mean, adopt, keep_server, reduce={}),
     )
-    return Algorithm("fedpd", start, phases)
+    return Algorithm("fedpd", start, phases, communicates=communicates)
 
 
 def _check_prox_weight(prox_weight: ScalarOrSchedule) -> None:

@@ -28,13 +28,22 @@ from fedjax_lab.algorithms.hyper import (
     check_transform,
 )
 from fedjax_lab.checks import is_traced
-from fedjax_lab.clients.local import Direction, Gradient, LocalResult, local_steps
+from fedjax_lab.clients.local import (
+    Direction,
+    Gradient,
+    LocalResult,
+    Step,
+    StepReport,
+    local_steps,
+)
 from fedjax_lab.compressors import Compressor
 from fedjax_lab.models.losses import classification_loss
 from fedjax_lab.signatures import complete_doc, described, show, spell_out
 from fedjax_lab.types import ClientBatch, LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
+# (local params, step, round) -> (gradient, report)
+LocalGradient = Callable[[Params, Step, jax.Array], tuple[PyTree, StepReport]]
 
 
 class Common(TypedDict, total=False):
@@ -97,6 +106,18 @@ class LocalTraining:
           round: int32 scalar, counted from 0.
         """
         return at_round(self.client_lr, round)
+
+    def local_gradient(
+        self, params: Params, step: Step, round: jax.Array
+    ) -> tuple[PyTree, StepReport]:
+        """The plain gradient as a ``LocalGradient``.
+
+        Args:
+          params: local params.
+          step: the local step, with examples [B, ...].
+          round: int32 scalar; it makes no difference.
+        """
+        return self.gradient(params, step)
 
     def steps(
         self,

@@ -34,30 +34,24 @@ push it below.
 Naive method: down d, up d, client state d. Here schedules are of the round.
 """
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.first_estimates import (
+    first_estimates,
+    take_first_estimates,
+    until_sync,
+)
 from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_number, check_scalar_or_schedule
-from fedjax_lab.clients.local import Gradient
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import (
-    Cohort,
-    CohortBatch,
-    FedState,
-    LossFn,
-    Params,
-    PyTree,
-    Scalar,
-    ScalarOrSchedule,
-)
+from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
 
 class FAFEDServer(NamedTuple):
@@ -108,14 +102,6 @@ def fafed(
 
         return jax.tree.map(divide, m, v)
 
-    def start(params, num_clients, batch):
-        zeros = tree.zeros_like(params)
-        server = FAFEDServer(params, zeros, zeros, jnp.zeros((), bool))
-        clients = one_row_per_client(params, num_clients)
-        if batch is not None:
-            server = take_first_estimates(algorithm, server, clients, num_clients, batch)
-        return server, clients
-
     def estimates(g):
         return {"momentum": g, "second_moment": jax.tree.map(jnp.square, g)}
 
@@ -125,6 +111,16 @@ def fafed(
         first_lr = training.rate(jnp.zeros((), jnp.int32))
         params = tree.descend(server.params, first_lr, descent)
         return FAFEDServer(params, m, v, jnp.ones((), bool))
+
+    first_exchange = first_estimates(training.gradient, estimates, first_step)
+
+    def start(params, num_clients, batch):
+        zeros = tree.zeros_like(params)
+        server = FAFEDServer(params, zeros, zeros, jnp.zeros((), bool))
+        clients = one_row_per_client(params, num_clients)
+        if batch is not None:
+            server = take_first_estimates(first_exchange, server, clients, num_clients, batch)
+        return server, clients
 
     # A round: q steps, then the sync.
 
@@ -163,88 +159,9 @@ def fafed(
         metrics = {"delta_norm": tree.norm(messages["delta"]), "momentum_norm": tree.norm(m)}
         return FAFEDServer(params, m, v, server.started), metrics
 
-    steps = Phase(
-        broadcast,
-        client_update,
-        server_update,
-        reduce={"delta": "mean", "momentum_change": "mean", "second_moment_change": "mean"},
-    )
-    algorithm = Algorithm(
-        "fafed",
-        start,
-        (first_estimates(training.gradient, estimates, first_step), steps),
-        gradients_per_step=2,
-    )
-    return algorithm
-
-
-def until_sync(training: LocalTraining, first: jax.Array) -> Callable[..., jax.Array]:
-    """Learning rates of a round's local steps, of which the last one is the sync: 0.
-
-    Args:
-      training: knows the rate of each global local step.
-      first: int32 scalar, the global local step of the round's first one.
-    """
-    return lambda k, num_steps: jnp.where(k + 1 < num_steps, training.rate(first + k), 0.0)
-
-
-def first_estimates(
-    gradient: Gradient,
-    estimates: Callable[[PyTree], dict[str, PyTree]],
-    first_step: Callable[[Any, dict, Cohort], Any],
-) -> Phase:
-    """The exchange that a method begins with, before the local steps of its first round.
-
-    The server state has ``params`` and ``started``, a bool; () there says that the exchange was
-    made before the run, so that no round computes anything for it.
-
-    Args:
-      gradient: taken over all valid examples of the round.
-      estimates: a client's gradient -> its message; the server gets the means.
-      first_step: (server, means, ``Cohort``) -> the server that has started.
-    """
-
-    def broadcast(server, round):
-        return server.params, server.started
-
-    def client_update(received, row, batch):
-        x, started = received
-        zeros = estimates(tree.zeros_like(x))
-
-        def all_examples():
-            g = gradient.full(x, batch._replace(full_examples=None, full_mask=None))
-            return estimates(g)
-
-        if isinstance(started, tuple):
-            return zeros, row, {}
-        # ``started`` is the same for all clients, so that only one branch runs.
-        return jax.lax.cond(started, lambda: zeros, all_examples), row, {}
-
-    def server_update(server, messages, cohort):
-        if isinstance(server.started, tuple):
-            return server, {}
-        return tree.where(server.started, server, first_step(server, messages, cohort)), {}
-
-    fields = estimates(jnp.zeros(()))
-    return Phase(
-        broadcast, client_update, server_update, reduce=dict.fromkeys(fields, "mean"), once=True
-    )
-
-
-def take_first_estimates(
-    algorithm: Algorithm, server: Any, clients: PyTree, num_clients: int, batch: CohortBatch
-) -> Any:
-    """The server after the first of the algorithm's phases, ``first_estimates``, and done with it.
-
-    Args:
-      algorithm: a method that begins with ``first_estimates``.
-      server, clients: its state before.
-      num_clients: N.
-      batch: round 0's batch.
-    """
-    state = FedState(server, clients, jnp.asarray(num_clients, jnp.int32))
-    only_estimates = dataclasses.replace(algorithm, phases=algorithm.phases[:1])
-    return only_estimates.round_fn(state, batch)[0].server._replace(started=())
+    reduce = {"delta": "mean", "momentum_change": "mean", "second_moment_change": "mean"}
+    steps = Phase(broadcast, client_update, server_update, reduce)
+    return Algorithm("fafed", start, (first_exchange, steps), gradients_per_step=2)
 
 
 @factory
@@ -272,9 +189,6 @@ def naive_adaptive_fedavg(
         row = jax.tree.map(lambda p: jnp.full_like(p, initial_second_moment), params)
         return NaiveServer(params), one_row_per_client(row, num_clients)
 
-    def broadcast(server, round):
-        return server.params
-
     def client_update(x, v, batch):
         def direction(y, step):
             g, report = training.gradient(y, step)
@@ -285,12 +199,7 @@ def naive_adaptive_fedavg(
         local = training.steps(x, batch, direction, memory=v)
         return {"delta": tree.subtract(x, local.params)}, local.memory, local.report
 
-    def server_update(server, messages, cohort):
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        return NaiveServer(params), {"delta_norm": tree.norm(delta)}
-
-    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
+    phase = Phase(broadcast_params, client_update, ServerSGD(server_lr), reduce={"delta": "mean"})
     return Algorithm("naive_adaptive_fedavg", start, (phase,))
 
 

@@ -18,9 +18,8 @@ those who take part.
 
 from typing import NamedTuple, Unpack
 
-from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
 
@@ -45,13 +44,7 @@ def fedavg(
     def start(params, num_clients, batch):
         return FedAvgServer(params), ()
 
-    def broadcast(server, round):
-        return server.params
-
-    def server_update(server, messages, cohort):
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        return FedAvgServer(params), {"delta_norm": tree.norm(delta)}
-
-    phase = Phase(broadcast, training.client_update, server_update, reduce={"delta": "mean"})
+    phase = Phase(
+        broadcast_params, training.client_update, ServerSGD(server_lr), reduce={"delta": "mean"}
+    )
     return Algorithm("fedavg", start, (phase,))

@@ -33,6 +33,7 @@ from fedjax_lab.algorithms.leaves import (
     one_after_the_other,
     split,
 )
+from fedjax_lab.algorithms.server import broadcast_params
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.clients.local import local_steps
 from fedjax_lab.round import Algorithm, Phase
@@ -89,9 +90,6 @@ def fedbabu(
         check_some("fedbabu", "head", head, params)
         return FedBABUServer(params), ()
 
-    def broadcast(server, round):
-        return server.params
-
     def client_update(x, row, batch):
         local = steps(x, batch, head_steps=0)
         body, _ = split(tree.subtract(x, local.params), head)
@@ -109,7 +107,7 @@ def fedbabu(
         return training.steps(params, batch, lr=fine_tune_lr).params
 
     phase = Phase(
-        broadcast,
+        broadcast_params,
         client_update,
         server_update,
         reduce={"delta": "mean"},
@@ -119,7 +117,6 @@ def fedbabu(
         "fedbabu",
         start,
         (phase,),
-        lambda state: state.server.params,
         personal=Personal(lambda state, i: state.server.params, tuned, fine_tune_steps),
     )
 

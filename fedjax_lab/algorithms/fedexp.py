@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.server import broadcast_params
 from fedjax_lab.checks import check_number
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar
@@ -68,9 +69,6 @@ def fedexp(
     def start(params, num_clients, batch):
         return FedExPServer(params, params if average_last_two else ()), ()
 
-    def broadcast(server, round):
-        return server.params
-
     def server_update(server, messages, cohort):
         deltas, weights = messages["delta"], cohort.weights
         mean = tree.weighted_sum(deltas, weights)
@@ -88,5 +86,7 @@ def fedexp(
             return server.params
         return jax.tree.map(lambda new, old: old + (new - old) / 2, *server)
 
-    phase = Phase(broadcast, training.client_update, server_update, reduce={"delta": "stack"})
+    phase = Phase(
+        broadcast_params, training.client_update, server_update, reduce={"delta": "stack"}
+    )
     return Algorithm("fedexp", start, (phase,), served)

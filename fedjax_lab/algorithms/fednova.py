@@ -31,11 +31,10 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
+from fedjax_lab.algorithms.server import broadcast_params
 from fedjax_lab.checks import check_number, check_scalar_or_schedule, is_traced
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
-
-_STEP_COUNT_BYTES = 4  # K_i, an int32
 
 
 class FedNovaServer(NamedTuple):
@@ -97,9 +96,6 @@ def fednova(
     def start(params, num_clients, batch):
         return FedNovaServer(params, tree.zeros_like(params) if has_buffer else ()), ()
 
-    def broadcast(server, round):
-        return server.params
-
     def client_update(x, row, batch):
         mu = at_round(prox_weight, batch.round)
 
@@ -133,10 +129,10 @@ def fednova(
         return FedNovaServer(params, buffer), metrics
 
     phase = Phase(
-        broadcast,
+        broadcast_params,
         client_update,
         server_update,
         reduce={"delta": "mean"},
-        message_bytes=lambda message: tree.nbytes(message) + _STEP_COUNT_BYTES,
+        extra_bytes=4,  # K_i, an int32
     )
     return Algorithm("fednova", start, (phase,))

@@ -32,6 +32,7 @@ import optax
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -76,17 +77,8 @@ def _with_server_step(name, training, start, server_step):
         delta = messages["delta"]
         return server_step(server, delta, cohort.round), {"delta_norm": tree.norm(delta)}
 
-    phase = Phase(
-        broadcast=lambda server, round: server.params,
-        client_update=training.client_update,
-        server_update=server_update,
-        reduce={"delta": "mean"},
-    )
-    return Algorithm(
-        name,
-        lambda params, num_clients, batch: (start(params), ()),
-        (phase,),
-    )
+    phase = Phase(broadcast_params, training.client_update, server_update, reduce={"delta": "mean"})
+    return Algorithm(name, lambda params, num_clients, batch: (start(params), ()), (phase,))
 
 
 @factory
@@ -132,17 +124,14 @@ def fedavgm(
     Args:
       momentum: in [0, 1]; 0 is FedAvg.
     """
-    check_number("momentum", momentum, minimum=0.0, maximum=1.0)
-
-    def start(params):
-        return MomentumServer(params, tree.zeros_like(params))
-
-    def server_step(server, delta, round):
-        m = tree.add_scaled(delta, momentum, server.momentum)
-        return MomentumServer(tree.descend(server.params, at_round(server_lr, round), m), m)
-
     training = LocalTraining(loss_fn, **common)
-    return _with_server_step("fedavgm", training, start, server_step)
+    server_sgd = ServerSGD(server_lr, momentum)
+
+    def start(params, num_clients, batch):
+        return MomentumServer(params, server_sgd.first_momentum(params)), ()
+
+    phase = Phase(broadcast_params, training.client_update, server_sgd, reduce={"delta": "mean"})
+    return Algorithm("fedavgm", start, (phase,))
 
 
 def _adaptive(name, training, second_moment, server_lr, beta1, tau, initial=None):

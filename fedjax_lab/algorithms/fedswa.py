@@ -23,14 +23,16 @@ divides by another sum (``control_divisor``) and sets m to the mean of the c_i�
 (``first_round_gamma_one``); the paper does not. Both means take the batch's weights.
 """
 
+import dataclasses
 from typing import NamedTuple, Unpack
 
-import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
+from fedjax_lab.algorithms.control_variates import Controls
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, check_lrs
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
@@ -48,6 +50,28 @@ class FedMoSWAServer(NamedTuple):
 
     params: Params  # x_t
     control: Params  # m
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentumControls:
+    """How FedMoSWA renews the control variates of clients and server.
+
+    Attributes:
+      momentum: γ in [0, 1], the share of the cohort's mean control in the new m, or a schedule.
+      update: of a client's own control, "I" or "II".
+      divisor: of option "II", "sum" or "trapezoid".
+      first_round_gamma_one: whether γ is 1 in round 0.
+    """
+
+    momentum: ScalarOrSchedule
+    update: str
+    divisor: str
+    first_round_gamma_one: bool
+
+    def __post_init__(self):
+        check_scalar_or_schedule("momentum", self.momentum, maximum=1.0)
+        check_choice("control_update", self.update, ("I", "II"))
+        check_choice("control_divisor", self.divisor, ("sum", "trapezoid"))
 
 
 @factory
@@ -72,20 +96,12 @@ def fedswa(
     def start(params, num_clients, batch):
         return FedSWAServer(params), ()
 
-    def broadcast(server, round):
-        return server.params
-
     def client_update(x, row, batch):
         lr = _falling(training.rate(batch.round), at_round(final_lr_ratio, batch.round))
         local = training.steps(x, batch, lr=lr)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
-    def server_update(server, messages, cohort):
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        return FedSWAServer(params), {"delta_norm": tree.norm(delta)}
-
-    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
+    phase = Phase(broadcast_params, client_update, ServerSGD(server_lr), reduce={"delta": "mean"})
     return Algorithm("fedswa", start, (phase,))
 
 
@@ -118,16 +134,9 @@ def fedmoswa(
         η_l (1 - ρ) / 2.
       first_round_gamma_one: round 0 sets m to the cohort's mean control.
     """
-    return _fedmoswa(
-        "fedmoswa",
-        LocalTraining(loss_fn, **common),
-        final_lr_ratio,
-        server_lr,
-        momentum,
-        control_update,
-        first_round_gamma_one,
-        control_divisor,
-    )
+    training = LocalTraining(loss_fn, **common)
+    controls = MomentumControls(momentum, control_update, control_divisor, first_round_gamma_one)
+    return _fedmoswa("fedmoswa", training, final_lr_ratio, server_lr, controls)
 
 
 @factory
@@ -148,23 +157,13 @@ def fedmo(
       first_round_gamma_one: round 0 sets m to the cohort's mean control.
     """
     training = LocalTraining(loss_fn, **common)
-    return _fedmoswa("fedmo", training, 1.0, 1.0, momentum, control_update, first_round_gamma_one)
+    controls = MomentumControls(momentum, control_update, "sum", first_round_gamma_one)
+    return _fedmoswa("fedmo", training, 1.0, 1.0, controls)
 
 
-def _fedmoswa(
-    name,
-    training,
-    final_lr_ratio,
-    server_lr,
-    momentum,
-    control_update,
-    first_round_gamma_one,
-    control_divisor="sum",
-):
+def _fedmoswa(name, training, final_lr_ratio, server_lr, controls):
     check_lrs(final_lr_ratio=final_lr_ratio)
-    check_scalar_or_schedule("momentum", momentum, maximum=1.0)
-    check_choice("control_update", control_update, ("I", "II"))
-    check_choice("control_divisor", control_divisor, ("sum", "trapezoid"))
+    server_sgd = ServerSGD(server_lr)
 
     def start(params, num_clients, batch):
         server = FedMoSWAServer(params, tree.zeros_like(params))
@@ -175,40 +174,35 @@ def _fedmoswa(
 
     def client_update(received, c_i, batch):
         x, m = received
+        held = Controls(m, c_i)
 
         def direction(y, step):
             g, report = training.gradient(y, step)
-            return jax.tree.map(lambda g, c_i, m: g - c_i + m, g, c_i, m), report
+            return held.corrected(g), report
 
         first, ratio = training.rate(batch.round), at_round(final_lr_ratio, batch.round)
         local = training.steps(x, batch, direction, lr=_falling(first, ratio))
         delta = tree.subtract(x, local.params)
-        if control_update == "I":
+        if controls.update == "I":
             new_c_i = training.gradient.full(x, batch)
         else:
-            divisor = local.lr_sum
-            if control_divisor == "trapezoid":
-                divisor = jnp.asarray(batch.num_steps * first * (1 + ratio) / 2, divisor.dtype)
-            mean_step = tree.safe_divide(1.0, divisor)
-            new_c_i = tree.add_scaled(tree.subtract(c_i, m), mean_step, delta)
+            lr_sum = local.lr_sum
+            if controls.divisor == "trapezoid":
+                lr_sum = jnp.asarray(batch.num_steps * first * (1 + ratio) / 2, lr_sum.dtype)
+            new_c_i = held.mean_gradient(delta, lr_sum)
         message = {"delta": delta, "control_change": tree.subtract(new_c_i, m)}
         return message, new_c_i, local.report
 
     def server_update(server, messages, cohort):
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        gamma = at_round(momentum, cohort.round)
-        if first_round_gamma_one:
+        server, metrics = server_sgd(server, messages, cohort)
+        gamma = at_round(controls.momentum, cohort.round)
+        if controls.first_round_gamma_one:
             gamma = jnp.where(cohort.round == 0, 1.0, gamma)
         control = tree.add_scaled(server.control, gamma, messages["control_change"])
-        return FedMoSWAServer(params, control), {"delta_norm": tree.norm(delta)}
+        return server._replace(control=control), metrics
 
-    phase = Phase(
-        broadcast,
-        client_update,
-        server_update,
-        reduce={"delta": "mean", "control_change": "mean"},
-    )
+    reduce = {"delta": "mean", "control_change": "mean"}
+    phase = Phase(broadcast, client_update, server_update, reduce)
     return Algorithm(name, start, (phase,))
 
 

@@ -44,7 +44,7 @@ from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import LossFn, Params, PyTree, ScalarOrSchedule
+from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
 
 class FedLESAMServer(NamedTuple):
@@ -82,6 +82,24 @@ class FedSMOORow(NamedTuple):
 
     dual: Params  # h_i
     multiplier: Params  # μ_i
+
+
+class ScaledDual(NamedTuple):
+    """FedDyn's correction of a client in one round, by its dual variable divided by -p."""
+
+    weight: Scalar  # p
+    own: Params  # h_i
+    center: Params  # x_t
+
+    def corrected(self, gradient: PyTree, y: Params) -> PyTree:
+        """g + p (h_i + y - x_t): what a local step descends.
+
+        Args:
+          gradient: g, like the params.
+          y: local params.
+        """
+        away = tree.add(self.own, tree.subtract(y, self.center))
+        return tree.add_scaled(gradient, self.weight, away)
 
 
 @factory
@@ -135,7 +153,7 @@ def fedlesam(
             uphill = tree.where(visit.happened, uphill, tree.zeros_like(x))
             visit = LastVisit(x, jnp.ones((), bool))
         e = tree.scale(uphill, at_round(perturbation_radius, batch.round))
-        p = at_round(prox_weight, batch.round)
+        dual = ScaledDual(at_round(prox_weight, batch.round), c_i, x)
         share = at_round(correction_weight, batch.round)
 
         def direction(y, step):
@@ -144,7 +162,7 @@ def fedlesam(
             if variant == "S":
                 g = tree.add_scaled(g, share, tree.subtract(c, c_i))
             elif variant == "D":
-                g = tree.add_scaled(g, p, tree.add(c_i, tree.subtract(y, x)))
+                g = dual.corrected(g, y)
             return g, report
 
         local = training.steps(x, batch, direction)
@@ -163,17 +181,17 @@ def fedlesam(
         delta, correction = messages["delta"], server.correction
         metrics = {"delta_norm": tree.norm(delta)}
         if corrects:
-            share = 1 / cohort.num_clients.astype(cohort.weights.dtype)
-            correction = tree.add_scaled(correction, share, messages["correction_change"])
+            correction = tree.add_scaled(
+                correction, cohort.client_share, messages["correction_change"]
+            )
         if variant == "D":
             delta = tree.subtract(delta, correction)
         params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
         return FedLESAMServer(params, () if remembers else server.params, correction), metrics
 
     reduce = {"delta": "mean", "correction_change": "sum"} if corrects else {"delta": "mean"}
-    phase = Phase(broadcast, client_update, server_update, reduce)
-    if variant == "D":  # the server derives the other field
-        phase = phase._replace(message_bytes=lambda message: tree.nbytes(message["delta"]))
+    derived = ("correction_change",) if variant == "D" else ()
+    phase = Phase(broadcast, client_update, server_update, reduce, derived=derived)
     return Algorithm("fedlesam", start, (phase,))
 
 
@@ -215,7 +233,7 @@ def fedsmoo(
     def client_update(received, row, batch):
         x, s = received
         rho = at_round(perturbation_radius, batch.round)
-        p = at_round(prox_weight, batch.round)
+        dual = ScaledDual(at_round(prox_weight, batch.round), row.dual, x)
 
         def direction(y, step):
             mu, e = step.memory
@@ -226,8 +244,7 @@ def fedsmoo(
                 mu = jax.tree.map(lambda mu, e, s: mu + e - s, mu, e, s)
                 g, _ = training.gradient.raw(tree.add(y, e), step)
             g, report = training.gradient.transformed(g, y, report)
-            g = tree.add_scaled(g, p, tree.add(row.dual, tree.subtract(y, x)))
-            return g, report._replace(memory=(mu, e))
+            return dual.corrected(g, y), report._replace(memory=(mu, e))
 
         lr = training.rate(batch.round)
         memory = (row.multiplier, tree.zeros_like(x))
@@ -242,8 +259,7 @@ def fedsmoo(
         return message, FedSMOORow(tree.subtract(row.dual, delta), mu), local.report
 
     def server_update(server, messages, cohort):
-        share = 1 / cohort.num_clients.astype(cohort.weights.dtype)
-        mean_dual = tree.add_scaled(server.mean_dual, share, messages["dual_change"])
+        mean_dual = tree.add_scaled(server.mean_dual, cohort.client_share, messages["dual_change"])
         params = tree.add(tree.subtract(server.params, messages["delta"]), mean_dual)
         rho = at_round(perturbation_radius, cohort.round)
         s = tree.scale(tree.unit(messages["perturbation"]), rho)
@@ -256,7 +272,7 @@ def fedsmoo(
         client_update,
         server_update,
         reduce,
-        message_bytes=lambda message: tree.nbytes((message["delta"], message["perturbation"])),
+        derived=("dual_change",),
     )
     return Algorithm(
         "fedsmoo",

@@ -32,6 +32,7 @@ from fedjax_lab import qp, tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.gradma_memory import Memory, empty_memory, remember
 from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_choice, check_int, check_number
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
@@ -229,9 +230,6 @@ def _gradma(
         held = empty_memory(params, size, correction.inner_products) if size else ()
         return GradMAServer(params, tree.zeros_like(params), held), rows
 
-    def broadcast(server, round):
-        return server.params
-
     def corrected_client_update(x, last_local, batch):  # Algorithm 2
         def direction(y, step):
             g, report = training.gradient(y, step)
@@ -246,11 +244,6 @@ def _gradma(
         local = training.steps(x, batch, direction, memory=before)
         row = local.params if keep_local_model else ()
         return {"delta": tree.subtract(x, local.params)}, row, local.report
-
-    def plain_server_update(server, messages, cohort):
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        return server._replace(params=params), {"delta_norm": tree.norm(delta)}
 
     def corrected_server_update(server, messages, cohort):  # Algorithm 3
         delta = tree.weighted_sum(messages["delta"], cohort.weights)
@@ -268,11 +261,11 @@ def _gradma(
         return _unless_nobody(cohort, GradMAServer(params, m, held), server), metrics
 
     phase = Phase(
-        broadcast,
+        broadcast_params,
         corrected_client_update if corrects_client else training.client_update,
-        plain_server_update if memory is None else corrected_server_update,
+        ServerSGD(server_lr) if memory is None else corrected_server_update,
         reduce={"delta": "mean" if memory is None else "stack"},
-        keeps_if_nobody=memory is not None,
+        if_nobody="restored" if memory is None else "unchanged",
     )
     return Algorithm(name, start, (phase,), gradients_per_step=3 if corrects_client else 1)
 

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.server import broadcast_params
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
@@ -99,9 +100,6 @@ def _mifa(name, training, server_lr, table, start, momentum=None):
         seen = jnp.zeros(num_clients, bool) if waits else ()
         return MIFAServer(params, zeros, m, seen), zero_row_per_client(params, num_clients)
 
-    def broadcast(server, round):
-        return server.params
-
     def client_update(x, row, batch):
         lr = training.rate(batch.round)
         local = training.steps(x, batch, lr=lr)
@@ -111,8 +109,7 @@ def _mifa(name, training, server_lr, table, start, momentum=None):
         return {"row_change": tree.subtract(new, row)}, new, local.report
 
     def server_update(server, messages, cohort):
-        share = 1 / cohort.num_clients.astype(cohort.weights.dtype)
-        mean_row = tree.add_scaled(server.mean_row, share, messages["row_change"])
+        mean_row = tree.add_scaled(server.mean_row, cohort.client_share, messages["row_change"])
         m, seen = (), ()
         step = mean_row
         if momentum is not None:
@@ -127,5 +124,5 @@ def _mifa(name, training, server_lr, table, start, momentum=None):
         metrics = {"delta_norm": unit * tree.norm(mean_row)}
         return MIFAServer(params, mean_row, m, seen), metrics
 
-    phase = Phase(broadcast, client_update, server_update, reduce={"row_change": "sum"})
+    phase = Phase(broadcast_params, client_update, server_update, reduce={"row_change": "sum"})
     return Algorithm(name, start_state, (phase,))

@@ -31,7 +31,6 @@ move. A client with no more steps than ``head_steps`` leaves u as it was.
 
 from typing import NamedTuple, Unpack
 
-import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
@@ -46,6 +45,7 @@ from fedjax_lab.algorithms.leaves import (
     one_after_the_other,
     split,
 )
+from fedjax_lab.algorithms.own_models import OWN_ROW, own_row, start_with_own_models
 from fedjax_lab.checks import check_int
 from fedjax_lab.clients.local import local_steps
 from fedjax_lab.clients.store import one_row_per_client
@@ -193,7 +193,7 @@ def _layers(name, training, server_lr, personal, steps=None):
         return LayersServer(shared), {"delta_norm": tree.norm(delta)}
 
     def params_of_client(state, client):
-        return join(state.server.shared, jax.tree.map(lambda rows: rows[client], state.clients))
+        return join(state.server.shared, own_row(state, client))
 
     phase = Phase(
         broadcast,
@@ -212,10 +212,7 @@ def _layers(name, training, server_lr, personal, steps=None):
 
 
 def _alone(name, training):
-    def start(params, num_clients, batch):
-        return (), one_row_per_client(params, num_clients)
-
-    def client_update(received, own, batch):
+    def client_update(nothing, own, batch):
         local = training.steps(own, batch)
         return {}, local.params, local.report
 
@@ -223,10 +220,7 @@ def _alone(name, training):
         return server, {"delta_norm": jnp.zeros_like(cohort.weights.sum())}
 
     phase = Phase(lambda server, round: (), client_update, server_update, reduce={})
+    start = start_with_own_models(lambda params: ())
     return Algorithm(
-        name,
-        start,
-        (phase,),
-        lambda state: exact_mean(state.clients),
-        personal=Personal(lambda state, i: jax.tree.map(lambda rows: rows[i], state.clients)),
+        name, start, (phase,), lambda state: exact_mean(state.clients), personal=OWN_ROW
     )

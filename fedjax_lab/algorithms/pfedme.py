@@ -29,10 +29,11 @@ import jax
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, check_lrs
+from fedjax_lab.algorithms.own_models import OWN_ROW, start_with_own_models
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_int, check_scalar_or_schedule
-from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import LossFn, Params, Personal, ScalarOrSchedule
+from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
 
 
 class PFedMeServer(NamedTuple):
@@ -71,12 +72,6 @@ def pfedme(
     check_int("inner_steps", inner_steps, minimum=1)
     training = LocalTraining(loss_fn, **common)
 
-    def start(params, num_clients, batch):
-        return PFedMeServer(params), one_row_per_client(params, num_clients)
-
-    def broadcast(server, round):
-        return server.params
-
     def client_update(x, theta, batch):
         weight, rate = (at_round(value, batch.round) for value in (prox_weight, personal_lr))
 
@@ -94,17 +89,6 @@ def pfedme(
         local = training.steps(x, batch, away_from_theta, memory=theta)
         return {"delta": tree.subtract(x, local.params)}, local.memory, local.report
 
-    def server_update(server, messages, cohort):
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        return PFedMeServer(params), {"delta_norm": tree.norm(delta)}
-
-    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
-    return Algorithm(
-        "pfedme",
-        start,
-        (phase,),
-        lambda state: state.server.params,
-        gradients_per_step=inner_steps,
-        personal=Personal(lambda state, i: jax.tree.map(lambda rows: rows[i], state.clients)),
-    )
+    phase = Phase(broadcast_params, client_update, ServerSGD(server_lr), reduce={"delta": "mean"})
+    start = start_with_own_models(PFedMeServer)
+    return Algorithm("pfedme", start, (phase,), gradients_per_step=inner_steps, personal=OWN_ROW)

@@ -22,7 +22,8 @@ from typing import NamedTuple, Unpack
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
-from fedjax_lab.checks import check_number, check_scalar_or_schedule
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
+from fedjax_lab.checks import check_scalar_or_schedule
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
@@ -49,7 +50,8 @@ def fedprox(
       gradient_transform: optax transformation of each mini-batch gradient, without the
         proximal term.
     """
-    return _fedprox("fedprox", LocalTraining(loss_fn, **common), server_lr, prox_weight)
+    training = LocalTraining(loss_fn, **common)
+    return _fedprox("fedprox", training, prox_weight, ServerSGD(server_lr))
 
 
 @factory
@@ -69,19 +71,15 @@ def fedproxm(
       gradient_transform: optax transformation of each mini-batch gradient, without the proximal
         term.
     """
-    check_number("momentum", momentum, minimum=0.0, maximum=1.0)
     training = LocalTraining(loss_fn, **common)
-    return _fedprox("fedproxm", training, server_lr, prox_weight, momentum)
+    return _fedprox("fedproxm", training, prox_weight, ServerSGD(server_lr, momentum))
 
 
-def _fedprox(name, training, server_lr, prox_weight, momentum=None):
+def _fedprox(name, training, prox_weight, server_sgd):
     check_scalar_or_schedule("prox_weight", prox_weight)
 
     def start(params, num_clients, batch):
-        return FedProxServer(params, () if momentum is None else tree.zeros_like(params)), ()
-
-    def broadcast(server, round):
-        return server.params
+        return FedProxServer(params, server_sgd.first_momentum(params)), ()
 
     def client_update(x, row, batch):
         mu = at_round(prox_weight, batch.round)
@@ -93,13 +91,5 @@ def _fedprox(name, training, server_lr, prox_weight, momentum=None):
         local = training.steps(x, batch, direction)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
-    def server_update(server, messages, cohort):
-        delta, m = messages["delta"], ()
-        step = delta
-        if momentum is not None:
-            step = m = tree.add_scaled(delta, momentum, server.momentum)
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), step)
-        return FedProxServer(params, m), {"delta_norm": tree.norm(delta)}
-
-    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
+    phase = Phase(broadcast_params, client_update, server_sgd, reduce={"delta": "mean"})
     return Algorithm(name, start, (phase,))

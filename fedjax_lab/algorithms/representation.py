@@ -32,6 +32,7 @@ loss, and nothing to the gradient). FedMLB's paper fixes the weight of the plain
 1; it is ``ce_weight`` here, as in its code.
 """
 
+import dataclasses
 from typing import NamedTuple, Unpack
 
 import jax
@@ -40,6 +41,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_number, check_scalar_or_schedule
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.models.base import Model
@@ -68,6 +70,45 @@ class MoonRow(NamedTuple):
     has_previous: jax.Array  # bool, whether it ever did
 
 
+@dataclasses.dataclass(frozen=True)
+class Contrast:
+    """MOON's contrastive term.
+
+    Attributes:
+      weight: μ, or a schedule of the round.
+      temperature: τ, above 0.
+    """
+
+    weight: ScalarOrSchedule
+    temperature: Scalar
+
+    def __post_init__(self):
+        check_scalar_or_schedule("contrastive_weight", self.weight)
+        check_number("temperature", self.temperature, minimum=0.0, exclusive_minimum=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation:
+    """What FedMLB's local model learns from labels and from the hybrid paths.
+
+    Attributes:
+      ce_weight: of the local model's cross-entropy, or a schedule of the round.
+      hybrid_ce_weight: λ_1, of that of the paths, or a schedule.
+      hybrid_kl_weight: λ_2, of the divergence, or a schedule.
+      temperature: τ of the divergence, above 0.
+    """
+
+    ce_weight: ScalarOrSchedule
+    hybrid_ce_weight: ScalarOrSchedule
+    hybrid_kl_weight: ScalarOrSchedule
+    temperature: Scalar
+
+    def __post_init__(self):
+        for name in ("ce_weight", "hybrid_ce_weight", "hybrid_kl_weight"):
+            check_scalar_or_schedule(name, getattr(self, name))
+        check_number("temperature", self.temperature, minimum=0.0, exclusive_minimum=True)
+
+
 @factory
 def moon(
     model: Model,
@@ -93,7 +134,8 @@ def moon(
       TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
       ValueError: the model lacks a part, or a hyper-parameter is out of range.
     """
-    return _moon("moon", model, server_lr, contrastive_weight, temperature, preprocess, common)
+    contrast = Contrast(contrastive_weight, temperature)
+    return _moon("moon", model, contrast, preprocess, ServerSGD(server_lr), common)
 
 
 @factory
@@ -122,40 +164,35 @@ def moonm(
       TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
       ValueError: the model lacks a part, or a hyper-parameter is out of range.
     """
-    check_number("momentum", momentum, minimum=0.0, maximum=1.0)
-    return _moon(
-        "moonm", model, server_lr, contrastive_weight, temperature, preprocess, common, momentum
-    )
+    contrast = Contrast(contrastive_weight, temperature)
+    return _moon("moonm", model, contrast, preprocess, ServerSGD(server_lr, momentum), common)
 
 
-def _moon(
-    name, model, server_lr, contrastive_weight, temperature, preprocess, common, momentum=None
-):
+def _moon(name, model, contrast, preprocess, server_sgd, common):
     _check_model(name, model, ("features", "head"))
     check_functions(model.apply, preprocess)
-    check_scalar_or_schedule("contrastive_weight", contrastive_weight)
-    check_number("temperature", temperature, minimum=0.0, exclusive_minimum=True)
 
     def start_rows(params, num_clients):
         return MoonRow(one_row_per_client(params, num_clients), jnp.zeros(num_clients, bool))
 
     def client_update(x, row, batch):
-        mu = at_round(contrastive_weight, batch.round) * row.has_previous
+        mu = at_round(contrast.weight, batch.round) * row.has_previous
 
         def loss_fn(y, examples, key):
             inputs, labels, key = training_inputs(preprocess, examples, key)
             z = model.features(y, inputs, key)
             ce = cross_entropy(model.head(y, z, key), labels)
-            if is_plain_zero(contrastive_weight):
+            if is_plain_zero(contrast.weight):
                 return ce
             z_global, z_previous = model.features(x, inputs), model.features(row.previous, inputs)
-            return ce + _gradient_of(mu * contrastive_loss(z, z_global, z_previous, temperature))
+            distance = contrastive_loss(z, z_global, z_previous, contrast.temperature)
+            return ce + _gradient_of(mu * distance)
 
         local = LocalTraining(loss_fn, **common).steps(x, batch)
         row = MoonRow(local.params, jnp.ones_like(row.has_previous))
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
-    return _averaged(name, start_rows, client_update, server_lr, momentum)
+    return _averaged(name, start_rows, client_update, server_sgd)
 
 
 def contrastive_loss(
@@ -213,8 +250,8 @@ def fedmlb(
       TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
       ValueError: the model lacks blocks, or a hyper-parameter is out of range.
     """
-    weights = ce_weight, hybrid_ce_weight, hybrid_kl_weight
-    return _fedmlb("fedmlb", model, server_lr, weights, temperature, preprocess, common)
+    distillation = Distillation(ce_weight, hybrid_ce_weight, hybrid_kl_weight, temperature)
+    return _fedmlb("fedmlb", model, distillation, preprocess, ServerSGD(server_lr), common)
 
 
 @factory
@@ -247,12 +284,12 @@ def fedmlbm(
       TypeError: ``model`` is no ``Model``, or ``preprocess`` no function.
       ValueError: the model lacks blocks, or a hyper-parameter is out of range.
     """
-    check_number("momentum", momentum, minimum=0.0, maximum=1.0)
-    weights = ce_weight, hybrid_ce_weight, hybrid_kl_weight
-    return _fedmlb("fedmlbm", model, server_lr, weights, temperature, preprocess, common, momentum)
+    distillation = Distillation(ce_weight, hybrid_ce_weight, hybrid_kl_weight, temperature)
+    server_sgd = ServerSGD(server_lr, momentum)
+    return _fedmlb("fedmlbm", model, distillation, preprocess, server_sgd, common)
 
 
-def _fedmlb(name, model, server_lr, weights, temperature, preprocess, common, momentum=None):
+def _fedmlb(name, model, distillation, preprocess, server_sgd, common):
     _check_model(name, model, ("blocks",))
     if len(model.blocks) < 2:
         raise ValueError(
@@ -260,16 +297,14 @@ def _fedmlb(name, model, server_lr, weights, temperature, preprocess, common, mo
             "hybrid paths branch off."
         )
     check_functions(model.apply, preprocess)
-    names = ("ce_weight", "hybrid_ce_weight", "hybrid_kl_weight")
-    for argument, weight in zip(names, weights, strict=True):
-        check_scalar_or_schedule(argument, weight)
-    check_number("temperature", temperature, minimum=0.0, exclusive_minimum=True)
 
     def start_rows(params, num_clients):
         return ()
 
     def client_update(x, row, batch):
-        w_ce, w_hybrid_ce, w_kl = (at_round(w, batch.round) for w in weights)
+        w_ce = at_round(distillation.ce_weight, batch.round)
+        w_hybrid_ce = at_round(distillation.hybrid_ce_weight, batch.round)
+        w_kl = at_round(distillation.hybrid_kl_weight, batch.round)
 
         def loss_fn(y, examples, key):
             h, labels, key = training_inputs(preprocess, examples, key)
@@ -282,20 +317,15 @@ def _fedmlb(name, model, server_lr, weights, temperature, preprocess, common, mo
             *hybrids, local = paths
             ce = cross_entropy(local, labels)
             hybrid_ce = sum(cross_entropy(q, labels) for q in hybrids) / len(hybrids)
-            kl = sum(divergence(q, local, temperature) for q in hybrids) / len(hybrids)
+            divergences = (divergence(q, local, distillation.temperature) for q in hybrids)
+            kl = sum(divergences) / len(hybrids)
             return ce + _gradient_of((w_ce - 1) * ce + w_hybrid_ce * hybrid_ce + w_kl * kl)
 
         local = LocalTraining(loss_fn, **common).steps(x, batch)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
-    return _averaged(
-        name,
-        start_rows,
-        client_update,
-        server_lr,
-        momentum,
-        gradients_per_step=1 + len(model.blocks) // 2,  # M / 2 rounded up
-    )
+    gradients_per_step = 1 + len(model.blocks) // 2  # M / 2 rounded up
+    return _averaged(name, start_rows, client_update, server_sgd, gradients_per_step)
 
 
 def divergence(p_logits: jax.Array, q_logits: jax.Array, temperature: Scalar) -> jax.Array:
@@ -311,30 +341,15 @@ def divergence(p_logits: jax.Array, q_logits: jax.Array, temperature: Scalar) ->
     return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
 
 
-def _averaged(name, start_rows, client_update, server_lr, momentum, gradients_per_step=1):
-    """The server half of all four: average, under heavy-ball momentum unless it is None."""
+def _averaged(name, start_rows, client_update, server_sgd, gradients_per_step=1):
+    """All four methods, by their client half."""
 
     def start(params, num_clients, batch):
-        m = () if momentum is None else tree.zeros_like(params)
-        return MomentumServer(params, m), start_rows(params, num_clients)
+        server = MomentumServer(params, server_sgd.first_momentum(params))
+        return server, start_rows(params, num_clients)
 
-    def broadcast(server, round):
-        return server.params
-
-    def server_update(server, messages, cohort):
-        delta, m = messages["delta"], ()
-        step = delta
-        if momentum is not None:
-            step = m = tree.add_scaled(delta, momentum, server.momentum)
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), step)
-        return MomentumServer(params, m), {"delta_norm": tree.norm(delta)}
-
-    return Algorithm(
-        name,
-        start,
-        (Phase(broadcast, client_update, server_update, reduce={"delta": "mean"}),),
-        gradients_per_step=gradients_per_step,
-    )
+    phase = Phase(broadcast_params, client_update, server_sgd, reduce={"delta": "mean"})
+    return Algorithm(name, start, (phase,), gradients_per_step=gradients_per_step)
 
 
 def _gradient_of(term: jax.Array) -> jax.Array:

@@ -38,12 +38,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.algorithms.client_momentum import LocalGradient, mix_direction
-from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.client_momentum import mix_direction
+from fedjax_lab.algorithms.control_variates import correct_drift
+from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
+from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
 from fedjax_lab.clients.local import Gradient
-from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
@@ -52,13 +53,6 @@ class FedSAMServer(NamedTuple):
     """Server state of FedSAM and FedASAM."""
 
     params: Params  # x_t
-
-
-class FedGAMMAServer(NamedTuple):
-    """Server state of FedGAMMA."""
-
-    params: Params  # x
-    control: Params  # c
 
 
 def perturbed_gradient(
@@ -152,9 +146,6 @@ def _fedsam(name, training, local_gradient, passes, server_lr):
     def start(params, num_clients, batch):
         return FedSAMServer(params), ()
 
-    def broadcast(server, round):
-        return server.params
-
     def client_update(x, row, batch):
         def direction(y, step):
             return local_gradient(y, step, batch.round)
@@ -162,12 +153,7 @@ def _fedsam(name, training, local_gradient, passes, server_lr):
         local = training.steps(x, batch, direction)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
-    def server_update(server, messages, cohort):
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        return FedSAMServer(params), {"delta_norm": tree.norm(delta)}
-
-    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
+    phase = Phase(broadcast_params, client_update, ServerSGD(server_lr), reduce={"delta": "mean"})
     return Algorithm(name, start, (phase,), gradients_per_step=passes)
 
 
@@ -213,39 +199,4 @@ def fedgamma(
     """
     training = LocalTraining(loss_fn, **common)
     local_gradient, passes = perturbed_gradient(training.gradient, perturbation_radius)
-
-    def start(params, num_clients, batch):
-        server = FedGAMMAServer(params, tree.zeros_like(params))
-        return server, zero_row_per_client(params, num_clients)
-
-    def broadcast(server, round):
-        return server.params, server.control
-
-    def client_update(received, c_i, batch):
-        x, c = received
-
-        def direction(y, step):
-            g, report = local_gradient(y, step, batch.round)
-            return jax.tree.map(lambda g, c_i, c: g - c_i + c, g, c_i, c), report
-
-        local = training.steps(x, batch, direction)
-        delta = tree.subtract(x, local.params)
-        mean_step = tree.safe_divide(1.0, local.lr_sum)
-        new_c_i = tree.add_scaled(tree.subtract(c_i, c), mean_step, delta)
-        message = {"delta": delta, "control_change": tree.subtract(new_c_i, c_i)}
-        return message, new_c_i, local.report
-
-    def server_update(server, messages, cohort):
-        delta = messages["delta"]
-        params = tree.descend(server.params, at_round(server_lr, cohort.round), delta)
-        share = 1 / cohort.num_clients.astype(cohort.weights.dtype)
-        control = tree.add_scaled(server.control, share, messages["control_change"])
-        return FedGAMMAServer(params, control), {"delta_norm": tree.norm(delta)}
-
-    phase = Phase(
-        broadcast,
-        client_update,
-        server_update,
-        reduce={"delta": "mean", "control_change": "sum"},
-    )
-    return Algorithm("fedgamma", start, (phase,), gradients_per_step=passes)
+    return correct_drift("fedgamma", training, local_gradient, server_lr, gradients_per_step=passes)

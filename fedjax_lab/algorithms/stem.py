@@ -34,8 +34,13 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.fafed import first_estimates, take_first_estimates, until_sync
+from fedjax_lab.algorithms.first_estimates import (
+    first_estimates,
+    take_first_estimates,
+    until_sync,
+)
 from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.server import keep_server
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
@@ -72,14 +77,6 @@ def stem(
     keeps_own = prev_at_sync == "local"
     training = LocalTraining(loss_fn, **common)
 
-    def start(params, num_clients, batch):
-        zeros = tree.zeros_like(params)
-        server = STEMServer(params, zeros, () if keeps_own else params, jnp.zeros((), bool))
-        clients = one_row_per_client(params, num_clients)
-        if batch is not None:
-            server = take_first_estimates(algorithm, server, clients, num_clients, batch)
-        return server, clients
-
     def estimates(g):
         return {"momentum": g}
 
@@ -87,6 +84,16 @@ def stem(
         m, first_lr = means["momentum"], training.rate(jnp.zeros((), jnp.int32))
         params = tree.descend(server.params, first_lr, m)
         return server._replace(params=params, momentum=m, started=jnp.ones((), bool))
+
+    first_exchange = first_estimates(training.gradient, estimates, first_step)
+
+    def start(params, num_clients, batch):
+        zeros = tree.zeros_like(params)
+        server = STEMServer(params, zeros, () if keeps_own else params, jnp.zeros((), bool))
+        clients = one_row_per_client(params, num_clients)
+        if batch is not None:
+            server = take_first_estimates(first_exchange, server, clients, num_clients, batch)
+        return server, clients
 
     def broadcast(server, round):
         return server.params, server.momentum
@@ -125,22 +132,8 @@ def stem(
     def keep_mean(mean, row, batch):
         return {}, mean, {}
 
-    def server_rests(server, messages, cohort):
-        return server, {}
-
-    steps = Phase(
-        broadcast,
-        client_update,
-        server_update,
-        reduce={"delta": "mean", "momentum_change": "mean"},
-    )
-    phases: tuple[Phase, ...] = (first_estimates(training.gradient, estimates, first_step), steps)
+    reduce = {"delta": "mean", "momentum_change": "mean"}
+    phases = [first_exchange, Phase(broadcast, client_update, server_update, reduce)]
     if not keeps_own:
-        phases = (*phases, Phase(broadcast_mean, keep_mean, server_rests, reduce={}))
-    algorithm = Algorithm(
-        "stem",
-        start,
-        phases,
-        gradients_per_step=2,
-    )
-    return algorithm
+        phases.append(Phase(broadcast_mean, keep_mean, keep_server, reduce={}))
+    return Algorithm("stem", start, tuple(phases), gradients_per_step=2)

@@ -7,6 +7,7 @@ float64 vectors) and robust: squares of 1e-20 or 1e15 neither vanish nor overflo
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,29 @@ class Codes:
     d: int = dataclasses.field(metadata=STATIC)
 
 
+@dataclasses.dataclass(frozen=True)
+class Codebook:
+    """The codes of a coordinate: -levels, -levels + step, ..., levels.
+
+    Attributes:
+      levels: the largest code.
+      step: between two codes.
+    """
+
+    levels: int
+    step: int = 1
+
+    @property
+    def width(self) -> int:
+        """Bits of a packed code."""
+        return wire.width_of(2 * self.levels // self.step + 1)
+
+    @property
+    def dtype(self) -> Any:
+        """The smallest integers that hold the codes, int8 or int16."""
+        return jnp.int8 if self.levels < 128 else jnp.int16
+
+
 def sign() -> Compressor:
     """Send the sign of each coordinate, and mean |v| as the size of all.
 
@@ -54,7 +78,7 @@ def sign() -> Compressor:
         largest, relative = relative_to_largest(v)
         return jnp.where(v >= 0, 1, -1), largest * jnp.abs(relative).mean()
 
-    return _coded("sign", {}, 1, encode, lambda d: 1 - 1 / d, step=2)
+    return _coded("sign", {}, Codebook(1, step=2), encode, lambda d: 1 - 1 / d)
 
 
 def qsgd(levels: int = 15, *, scaled: bool = False) -> Compressor:
@@ -84,7 +108,7 @@ def qsgd(levels: int = 15, *, scaled: bool = False) -> Compressor:
         return min(d / (4 * levels**2), math.sqrt(d) / levels)
 
     options = {"levels": levels, "scaled": scaled}
-    return _coded("qsgd", options, levels, encode, variance, unbiased=True, scaled=scaled)
+    return _coded("qsgd", options, Codebook(levels), encode, variance, unbiased=True, scaled=scaled)
 
 
 def terngrad(*, scaled: bool = False) -> Compressor:
@@ -105,7 +129,7 @@ def terngrad(*, scaled: bool = False) -> Compressor:
         return (math.sqrt(d) - 1) / 2
 
     options = {"scaled": scaled}
-    return _coded("terngrad", options, 1, encode, variance, unbiased=True, scaled=scaled)
+    return _coded("terngrad", options, Codebook(1), encode, variance, unbiased=True, scaled=scaled)
 
 
 def int8() -> Compressor:
@@ -118,7 +142,7 @@ def int8() -> Compressor:
         largest, relative = relative_to_largest(v)
         return jnp.round(relative * 127), largest
 
-    return _coded("int8", {}, 127, encode, lambda d: (d - 1) / (254**2 + d - 1))
+    return _coded("int8", {}, Codebook(127), encode, lambda d: (d - 1) / (254**2 + d - 1))
 
 
 def _round_at_random(key, exact: jax.Array, levels: int) -> jax.Array:
@@ -131,21 +155,20 @@ def _round_at_random(key, exact: jax.Array, levels: int) -> jax.Array:
 def _coded(
     name: str,
     options: dict,
-    levels: int,
+    codebook: Codebook,
     encode: Callable,
     bound: Callable[[int], float],
     *,
-    step: int = 1,
     unbiased: bool = False,
     scaled: bool = False,
 ) -> Compressor:
-    """A compressor whose codes are -levels, -levels + step, ..., levels.
+    """A compressor that sends a code for each coordinate, and a scale.
 
     ``encode``: (key, v) -> (codes, scale). With ``scaled``, ``bound`` is w and the scale is
     divided by 1 + w. Packed: the scale, then the codes.
     """
-    width = wire.width_of(2 * levels // step + 1)
-    code_dtype = jnp.int8 if levels < 128 else jnp.int16
+    levels, step = codebook.levels, codebook.step
+    width, code_dtype = codebook.width, codebook.dtype
 
     def shrink(d):
         return 1 / (1 + bound(d)) if scaled else 1.0

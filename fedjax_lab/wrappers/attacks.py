@@ -232,9 +232,7 @@ def _replace(phase: Phase, attack: str, strength: Any) -> Phase:
         server_update=server_update,
         reduce={**stacked.reduce, _FLAG: "stack"},
         message=lambda params: _with_flag(phase, params),
-        message_bytes=lambda message: phase.message_bytes(
-            {name: field for name, field in message.items() if name != _FLAG}
-        ),
+        derived=(*phase.derived, _FLAG),
     )
 
 

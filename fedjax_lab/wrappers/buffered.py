@@ -185,7 +185,7 @@ def with_buffered_aggregation(
     buffered = stack_all(phase)._replace(
         broadcast=lambda state, round: phase.broadcast(state.server, round),
         server_update=server_update,
-        keeps_if_nobody=True,
+        if_nobody="unchanged",
     )
     return dataclasses.replace(
         algorithm,

@@ -247,11 +247,9 @@ def _compress_messages(phase, index, num_phases, up, error_feedback, scope) -> P
         return sent, row, report
 
     def message_bytes(message):
-        beyond = phase.message_bytes(message) - tree.nbytes(message)
-        packed = sum(_packed_bytes(up, field, scope) for field in message.values())
-        return packed + max(beyond, 0)
+        return sum(_packed_bytes(up, field, scope) for field in message.values())
 
-    return phase._replace(client_update=client_update, message_bytes=message_bytes)
+    return phase._replace(client_update=client_update, message_bytes=message_bytes, derived=())
 
 
 def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) -> Phase:
@@ -297,7 +295,7 @@ def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) 
         broadcast=broadcast,
         server_update=server_update,
         broadcast_bytes=broadcast_bytes,
-        keeps_if_nobody=False,
+        if_nobody="restored",
     )
 
 

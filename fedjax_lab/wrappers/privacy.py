@@ -245,7 +245,7 @@ def _pass_on(phase: Phase) -> Phase:
     return phase._replace(
         broadcast=lambda server, round: phase.broadcast(server.inner, round),
         server_update=server_update,
-        keeps_if_nobody=True,
+        if_nobody="updated",
     )
 
 
@@ -325,16 +325,15 @@ def _private(phase: Phase, place: tuple[int, int], algorithm, multiplier, quanti
         broadcast_bytes=lambda received, params: (
             phase.broadcast_bytes(received[0], params) + _NUMBER_BYTES * (quantile is not None)
         ),
-        keeps_if_nobody=True,
+        if_nobody="updated",
     )
     if quantile is None:
         return wrapped
     return wrapped._replace(
         reduce={**wrapped.reduce, _WITHIN: "sum"},
         message=lambda params: _with_count(phase, params),
-        message_bytes=lambda message: (
-            phase.message_bytes({name: message[name] for name in phase.reduce}) + _NUMBER_BYTES
-        ),
+        derived=(*phase.derived, _WITHIN),
+        extra_bytes=phase.extra_bytes + _NUMBER_BYTES,
     )
 
 

@@ -292,7 +292,9 @@ def _secure(
         numbers = sum(leaf.size for leaf in jax.tree.leaves(message))
         return -(-numbers * bits // 8)
 
-    return stack_all(phase)._replace(server_update=server_update, message_bytes=message_bytes)
+    return stack_all(phase)._replace(
+        server_update=server_update, message_bytes=message_bytes, derived=(), extra_bytes=0
+    )
 
 
 def _masked_total(

@@ -160,7 +160,7 @@ def test_bytes():
 def test_what_a_method_sends_beyond_its_fields_is_counted_in_full():
     algorithm = with_ledger()
     (phase,) = algorithm.phases
-    phase = phase._replace(message_bytes=lambda message: 4 * D + 4)
+    phase = phase._replace(extra_bytes=4)
     algorithm = Algorithm("more", algorithm.start, (phase,), algorithm.params)
     top_k = compressors.top_k(0.7)
     assert with_compression(algorithm, top_k).uplink(initial_params()) == top_k.bytes(D) + 4

@@ -1,0 +1,88 @@
+"""Where variance-reduced momentum begins: FAFED's and STEM's first estimates, and their clock.
+
+Both methods start from gradients over all valid examples of the first round, and both count global
+local steps, of which the last of a round is the synchronisation.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import tree
+from fedjax_lab.algorithms.factory import LocalTraining
+from fedjax_lab.clients.local import Gradient
+from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.types import Cohort, CohortBatch, FedState, PyTree
+
+
+def until_sync(training: LocalTraining, first: jax.Array) -> Callable[..., jax.Array]:
+    """Learning rates of a round's local steps, of which the last one is the sync: 0.
+
+    Args:
+      training: knows the rate of each global local step.
+      first: int32 scalar, the global local step of the round's first one.
+    """
+    return lambda k, num_steps: jnp.where(k + 1 < num_steps, training.rate(first + k), 0.0)
+
+
+def first_estimates(
+    gradient: Gradient,
+    estimates: Callable[[PyTree], dict[str, PyTree]],
+    first_step: Callable[[Any, dict, Cohort], Any],
+) -> Phase:
+    """The exchange that a method begins with, before the local steps of its first round.
+
+    The server state has ``params`` and ``started``, a bool; () there says that the exchange was
+    made before the run, so that no round computes anything for it.
+
+    Args:
+      gradient: taken over all valid examples of the round.
+      estimates: a client's gradient -> its message; the server gets the means.
+      first_step: (server, means, ``Cohort``) -> the server that has started.
+    """
+
+    def broadcast(server, round):
+        return server.params, server.started
+
+    def client_update(received, row, batch):
+        x, started = received
+        zeros = estimates(tree.zeros_like(x))
+
+        def all_examples():
+            g = gradient.full(x, batch._replace(full_examples=None, full_mask=None))
+            return estimates(g)
+
+        if isinstance(started, tuple):
+            return zeros, row, {}
+        # ``started`` is the same for all clients, so that only one branch runs.
+        return jax.lax.cond(started, lambda: zeros, all_examples), row, {}
+
+    def server_update(server, messages, cohort):
+        if isinstance(server.started, tuple):
+            return server, {}
+        return tree.where(server.started, server, first_step(server, messages, cohort)), {}
+
+    fields = estimates(jnp.zeros(()))
+    return Phase(
+        broadcast, client_update, server_update, reduce=dict.fromkeys(fields, "mean"), once=True
+    )
+
+
+def take_first_estimates(
+    first_exchange: Phase, server: Any, clients: PyTree, num_clients: int, batch: CohortBatch
+) -> Any:
+    """The server after the first estimates, which no round takes again.
+
+    Args:
+      first_exchange: what ``first_estimates`` returned.
+      server, clients: the method's state before.
+      num_clients: N.
+      batch: round 0's batch.
+    """
+    state = FedState(server, clients, jnp.asarray(num_clients, jnp.int32))
+    alone = Algorithm(
+        "first_estimates", lambda params, n, batch: (server, clients), (first_exchange,)
+    )
+    return alone.round_fn(state, batch)[0].server._replace(started=())

@@ -1,0 +1,65 @@
+"""What the two halves of a method return, checked when a round is traced."""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.types import PyTree
+
+
+def check_kept(function: str, what: str, new: PyTree, old: PyTree) -> None:
+    """Check that what is carried from round to round keeps its structure, shapes and dtypes.
+
+    Args:
+      function: the name of the function that returned it.
+      what: its name, for the error.
+      new, old: pytrees of arrays.
+
+    Raises:
+      ValueError: they differ; the error names the leaves.
+    """
+    chex.assert_trees_all_equal_shapes_and_dtypes(
+        *(jax.eval_shape(lambda tree=tree: tree) for tree in (new, old)),
+        custom_message=f"{function} must return a {what} (tree 0) like the one it got (tree 1)",
+        exception_type=ValueError,
+    )
+
+
+def check_message(message: dict, expected: dict, reduce: dict[str, str]) -> None:
+    """Check a message's fields, shapes and dtypes against what its phase says of them.
+
+    Args:
+      message: field -> pytree of arrays.
+      expected: field -> pytree of ``jax.ShapeDtypeStruct``.
+      reduce: as of the phase; its keys are the fields.
+
+    Raises:
+      ValueError: they differ; the error names the field and the leaf.
+    """
+    if message.keys() != reduce.keys():
+        raise ValueError(f"message has fields {sorted(message)}, not {sorted(reduce)}.")
+    for name in reduce:
+        sent, said = (jax.tree.map(_shape, tree[name]) for tree in (message, expected))
+        if sent != said:
+            where, sent, said = _first_difference(f"message[{name!r}]", sent, said)
+            raise ValueError(
+                f"{where} holds {sent}; by the phase's ``message`` it must hold {said} "
+                "(without one, what the params hold)."
+            )
+
+
+def _first_difference(name: str, tree: PyTree, other: PyTree) -> tuple[str, PyTree, PyTree]:
+    """(where, what the trees hold there); the trees themselves where their structures differ."""
+    leaves, others = (jax.tree_util.tree_leaves_with_path(each) for each in (tree, other))
+    if [path for path, _ in leaves] != [path for path, _ in others]:
+        return name, tree, other
+    different = (
+        (name + jax.tree_util.keystr(path), leaf, wanted)
+        for (path, leaf), (_, wanted) in zip(leaves, others, strict=True)
+        if leaf != wanted
+    )
+    return next(different, (name, tree, other))  # such as a list in place of a tuple
+
+
+def _shape(leaf) -> str:
+    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
