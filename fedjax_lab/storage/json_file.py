@@ -1,4 +1,4 @@
-"""JSON in files that others may have written: whole or refused, and no link is followed."""
+"""JSON in untrusted files: strict parsing, and no link is followed."""
 
 import json
 import math
@@ -7,13 +7,13 @@ from typing import IO, Any
 
 
 def parse_json(text: str) -> Any:
-    """Like ``json.loads``, of numbers that are finite alone.
+    """Parse JSON like ``json.loads``, but accept only finite numbers.
 
     Args:
       text: JSON.
 
     Raises:
-      ValueError: it is no JSON, is nested too deeply, or holds NaN or a number beyond a float.
+      ValueError: it is not JSON, is nested too deeply, or has NaN or a number beyond a float.
     """
 
     def refuse(word):
@@ -41,12 +41,12 @@ def parse_json(text: str) -> Any:
 
 
 def new_file(path: Path, mode: str = "w", **options: Any) -> IO[Any]:
-    """A new file to write to, in place of what has the name: a link is taken away, not followed.
+    """Open a new file for writing; an existing link of that name is removed, not followed.
 
     Args:
       path: the file; its folder exists.
       mode: "w" or "wb".
-      **options: as of ``open``.
+      **options: as in ``open``.
     """
     path.unlink(missing_ok=True)
     options = options if "b" in mode else {"encoding": "utf-8", **options}
