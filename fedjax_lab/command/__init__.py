@@ -1,1 +1,1 @@
-"""A run as a value, and the command line around it."""
+"""Settings of a run, and the command line."""

@@ -1,4 +1,4 @@
-"""The method of a ``RunConfig``."""
+"""Builds the method of a ``RunConfig``."""
 
 import dataclasses
 import functools
@@ -33,13 +33,13 @@ def build_algorithm(
     preprocess: Preprocess | None = None,
     changed: Mapping[str, Any] | None = None,
 ) -> Algorithm:
-    """Make a resolved config's method.
+    """Build the method of a resolved config.
 
     Args:
       config: the settings.
-      loss_fn: what most methods take.
-      model, preprocess: what methods such as MOON take instead, to look inside the model.
-      changed: hyper-parameters in place of the config's, which may be traced: client_lr,
+      loss_fn: loss function, for most methods.
+      model, preprocess: for methods such as MOON, which look inside the model.
+      changed: hyperparameters that replace the config's and may be traced: client_lr,
         server_lr, clip_norm, weight_decay, dp_clip, dp_noise, or the method's own.
 
     Raises:

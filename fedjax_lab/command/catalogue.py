@@ -1,4 +1,4 @@
-"""The catalogue: what each method is, where it comes from and what it costs, from the code.
+"""The catalogue of methods: names, papers and costs, computed from the code.
 
 Axes: N clients. Sizes are in units of d, the size of the params in their own dtype.
 """
@@ -15,7 +15,7 @@ from fedjax_lab import models, tree
 from fedjax_lab.algorithms import ALGORITHMS, PUBLISHED, Published
 from fedjax_lab.command.options import REQUIRED, algorithm_options, describe_options
 
-# factory -> (the method's name, its paper), in the order in which one would read them.
+# factory -> (the method's name, its paper), in reading order.
 SOURCES: dict[str, tuple[str, str]] = {
     "fedavg": ("FedAvg", "McMahan et al., AISTATS 2017"),
     "fedprox": ("FedProx", "Li et al., MLSys 2020"),
@@ -23,7 +23,7 @@ SOURCES: dict[str, tuple[str, str]] = {
     "fedexp": ("FedExP", "Jhunjhunwala et al., ICLR 2023"),
     "fedavgm": ("FedAvgM, server momentum", "Hsu et al., 2019"),
     "fedproxm": ("FedProx with server momentum", "Luo et al., CVPR 2023"),
-    "fedopt": ("FedOpt, any optax optimiser on the server", "Reddi et al., ICLR 2021"),
+    "fedopt": ("FedOpt, any optax server optimizer", "Reddi et al., ICLR 2021"),
     "fedadagrad": ("FedAdagrad", "Reddi et al., ICLR 2021"),
     "fedadam": ("FedAdam", "Reddi et al., ICLR 2021"),
     "fedyogi": ("FedYogi", "Reddi et al., ICLR 2021"),
@@ -60,7 +60,7 @@ SOURCES: dict[str, tuple[str, str]] = {
     "gradma_w": ("GradMA-W, its worker half", "Luo et al., CVPR 2023"),
     "gradma_s": ("GradMA-S, its server half", "Luo et al., CVPR 2023"),
     "gradma": ("GradMA", "Luo et al., CVPR 2023"),
-    "local_only": ("each client alone, a model for each", "the usual lower bound"),
+    "local_only": ("local training only, a model for each client", "the usual lower bound"),
     "fedper": ("FedPer, a model for each client", "Arivazhagan et al., 2019"),
     "lg_fedavg": ("LG-FedAvg, a model for each client", "Liang et al., 2020"),
     "fedbn": ("FedBN, a model for each client", "Li et al., ICLR 2021"),
@@ -71,14 +71,14 @@ SOURCES: dict[str, tuple[str, str]] = {
     "apfl": ("APFL, a model for each client", "Deng et al., 2020"),
 }  # fmt: skip
 
-# Sizes (up, down, client state) that depend on which leaves are a client's own: u are those that
-# all share, h the others, d = u + h.
+# Sizes (up, down, client state) of methods with personal leaves: u for the shared leaves, h for the
+# personal ones, d = u + h.
 _IN_PARTS = {
     **dict.fromkeys(("fedper", "lg_fedavg", "fedbn", "fedrep"), ("u", "u", "h")),
     "fedbabu": ("u", "d", "0"),
 }
 
-# For arguments without a default; costs do not depend on their values.
+# Values of arguments without a default; the costs do not depend on them.
 _EXAMPLES: dict[str, Any] = {
     "compressor": "identity",
     "memory_size": 2,
@@ -91,15 +91,15 @@ class Entry(NamedTuple):
     """A row of the catalogue.
 
     Attributes:
-      name: of the factory.
-      method: the method's name in the literature.
+      name: name of the factory.
+      method: name of the method in the literature.
       paper: authors, venue and year.
-      up: what a client sends in a round, in units of d.
-      down: what it receives.
-      client_state: what each client keeps, in units of d.
-      server_state: what the server keeps besides the model, in units of d.
-      gradients: mini-batch gradients of a local step.
-      options: hyper-parameters and their defaults, learning rates left out.
+      up: size of a client's messages in a round, in units of d.
+      down: size of the broadcast to a client in a round, in units of d.
+      client_state: size of a client's row of state, in units of d.
+      server_state: size of the server's state besides the model, in units of d.
+      gradients: number of mini-batch gradients in a local step.
+      options: hyperparameters and their defaults, without learning rates.
     """
 
     name: str
@@ -114,15 +114,15 @@ class Entry(NamedTuple):
 
 
 def entry(name: str) -> Entry:
-    """The catalogue's row of one method, with the options that are its defaults.
+    """Compute the catalogue's row of one method, with its default options.
 
-    CFedAvg is shown uncompressed.
+    CFedAvg's row is that of the identity compressor.
 
     Args:
       name: a key of ``ALGORITHMS``.
 
     Raises:
-      KeyError: no method is called so.
+      KeyError: no method has this name.
     """
     factory = ALGORITHMS[name]
     parameters = inspect.signature(factory).parameters
@@ -154,12 +154,12 @@ def entry(name: str) -> Entry:
 
 
 def _rounded(value: float) -> float:
-    """To a tenth of d: single numbers such as a counter are not shown."""
+    """Round to a tenth of d, which hides single numbers such as a counter."""
     return round(value, 1)
 
 
 def size(value: float) -> str:
-    """A size as text: 0, d, 2d.
+    """Format a size as text: 0, d, 2d.
 
     Args:
       value: in units of d.
@@ -169,19 +169,21 @@ def size(value: float) -> str:
 
 
 def traffic(row: Entry) -> tuple[str, str, str]:
-    """What a client sends, receives and keeps as text, such as 2d; or u and h, where in parts.
+    """Format uplink, downlink and client state as text, such as 2d.
+
+    Methods with personal leaves have u (shared leaves) and h (personal leaves) instead of d.
 
     Args:
-      row: of the catalogue.
+      row: row of the catalogue.
     """
     return _IN_PARTS.get(row.name) or (size(row.up), size(row.down), size(row.client_state))
 
 
 def table(*, options: bool = True) -> str:
-    """The catalogue as a Markdown table.
+    """Format the catalogue as a Markdown table.
 
     Args:
-      options: whether there is a column of options and defaults.
+      options: whether to add a column of options and defaults.
     """
     head = ["factory", "method", "paper", "up", "down", "client state", "gradients a step"]
     head += ["options and defaults"] if options else []
@@ -200,36 +202,41 @@ def table(*, options: bool = True) -> str:
 
 
 def page() -> str:
-    """The catalogue's page of the documentation."""
+    """Write the documentation page of the catalogue, docs/algorithms.md."""
     return f"""# The methods
 
-Written by `python -m fedjax_lab algorithms --markdown`, from the code. Sizes are in units of d, the
-size of the model's parameters: what a client sends up and receives in a round, what each client
-keeps from round to round; and the mini-batch gradients that a local step takes. They are those of
-the default options: some options change them, as the docstrings say. A learning rate of the clients
-(`client_lr`), a `gradient_transform` (of each mini-batch gradient) and a `step_transform` (of the
-whole direction of a local step) are taken by all methods, `server_lr` by most. Where some leaves of
-the model are a client's own, u stands for those that all share, and h for the others: d = u + h.
+`python -m fedjax_lab algorithms --markdown` generates this page from the code. The columns are
 
-Methods with a model for each client are scored on the clients' own test examples:
+- **up, down**: the size of what a client sends and receives in a round;
+- **client state**: the size of the state that each client keeps from round to round;
+- **gradients a step**: the number of mini-batch gradients in a local step.
+
+Sizes are in units of d, the size of the model's parameters. For methods with personal leaves, u is
+the size of the shared leaves and h the size of the personal ones: d = u + h. The numbers hold for
+the default options; the docstrings say which options change them.
+
+Every method takes a client learning rate (`client_lr`), a `gradient_transform` (of each mini-batch
+gradient) and a `step_transform` (of the whole direction of a local step). Most take a `server_lr`.
+
+Methods with a model for each client are evaluated on the clients' own test examples:
 [a model for each client](guides/a_model_for_each_client.md).
 
 {table()}
 
 ## As published
 
-`algorithms.as_published(name, loss_fn, client_lr=...)`, or `--as-published` on the command line,
-runs these as their authors' code does, where that is not what the paper writes:
-[papers and their codes](papers_and_codes.md) says why. What belongs to a run and not to its method
-is named in the last column and is left to the run.
+Some authors' code differs from the paper. `algorithms.as_published(name, loss_fn, client_lr=...)`,
+or `--as-published` on the command line, runs these methods as the code does.
+[Papers and their codes](papers_and_codes.md) lists the differences. The last column names settings
+of the run, such as schedules; you have to set them yourself.
 
 {published_table()}
 """
 
 
 def published_table() -> str:
-    """How published codes run their methods, as a Markdown table."""
-    head = ["factory", "code", "options", "clipping and weight decay", "its runs"]
+    """Format the settings of published codes as a Markdown table."""
+    head = ["factory", "code", "options", "clipping and weight decay", "settings of the run"]
     rows = [head, ["---"] * len(head)]
     for name, found in PUBLISHED.items():
         options = describe_options(found.options)
@@ -239,10 +246,10 @@ def published_table() -> str:
 
 
 def clipping(found: Published) -> str:
-    """Where a published code clips and decays, in words.
+    """Describe where a published code clips and decays.
 
     Args:
-      found: from ``PUBLISHED``.
+      found: entry of ``PUBLISHED``.
     """
     if found.clip_norm is None and not found.weight_decay:
         return "none"

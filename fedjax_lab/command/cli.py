@@ -1,6 +1,6 @@
 """The command line: ``fedjax-lab`` or ``python -m fedjax_lab``.
 
-It parses, calls what does the work, and prints; it computes nothing.
+It parses arguments, calls the functions that do the work, and prints.
 """
 
 import os
@@ -35,11 +35,12 @@ _DECIDING = ("method", "seeds", "mean of round", "behind")  # columns
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status.
 
-    0: done. 1: a run that was repeated differs. 2: a mistake, told in one line on stderr. 3: a run
-    diverged. 4: another process of the run is gone. 130: stopped by Ctrl-C; 143: by SIGTERM.
+    0: success. 1: a repeated run differs. 2: a usage error, printed in one line on stderr. 3: a run
+      diverged. 4: another process of the run is lost. 130: stopped by Ctrl-C. 143: stopped by
+      SIGTERM.
 
     Args:
-      argv: the words after the program's name; None: those of the process.
+      argv: command-line arguments; None: those of the process.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv == ["--version"]:

@@ -1,4 +1,4 @@
-"""How well each client is served: its score, by the model that it uses."""
+"""Scores of the clients, each with the model that it uses."""
 
 import math
 import warnings
@@ -33,15 +33,15 @@ def build_own_tests(
     clients: data.FederatedArrays,
     test: data.Examples,
 ) -> Callable[[FedState], Mapping[str, Any]] | None:
-    """state -> what rows say of a method with a model for each client; None: nothing.
+    """Build state -> personal scores for rows; None for methods with one global model.
 
-    The test set is divided among the clients so that each gets its own mix of labels
-    (``data.divide_like``), and each client's model is scored on its own part: ``personal_accuracy``
-    and its kin, see ``personal_scores``.
+    The test set is divided among the clients by their label distributions (``data.divide_like``),
+    and each client's model is scored on its own part. ``personal_scores`` describes the results,
+    such as ``personal_accuracy``.
 
     Args:
       config: the settings, resolved.
-      algorithm: the method; for one model for all, there is nothing to say.
+      algorithm: the method.
       count_fn: what is counted of each example.
       clients: the clients' training data.
       test: the test set.
@@ -78,17 +78,17 @@ def score_on_training_data(
     evaluate_clients: Callable[[Any], jax.Array],
     result: SimulationResult,
 ) -> np.ndarray:
-    """The score of each client's model on its own training data, float [N].
+    """Score each client's model on its own training data, float [N].
 
-    NaN of a run that diverged, and where the models stand on the host.
+    NaN for a diverged run, and if the models are on the host.
 
     Args:
       config: the settings, resolved.
       algorithm: the method.
       count_fn: what is counted of each example.
       clients: the clients' training data.
-      evaluate_clients: params -> scores [N], for methods of one model.
-      result: of the run.
+      evaluate_clients: params -> scores [N], for methods with one global model.
+      result: result of the run.
     """
     if result.stopped == "diverged":
         return np.full(clients.num_clients, np.nan)
@@ -102,13 +102,14 @@ def score_on_training_data(
 
 
 def summarise_clients(scores: np.ndarray, score: str = ACCURACY) -> dict[str, Any]:
-    """Scores [N] of the clients, their mean, and the mean of the worst tenth, as JSON values.
+    """Summarize scores [N]: the scores, their mean, and the mean of the worst tenth, as JSON.
 
-    The worst tenth is ceil(N / 10) clients; those without data (NaN) are left out of both.
+    The worst tenth is ceil(N / 10) clients. Clients without data (NaN) are excluded from both
+    means.
 
     Args:
       scores: float [N]; NaN for a client without data.
-      score: what it is, for the names: "accuracy", of which more is better, or an error.
+      score: name of the score: "accuracy" (larger is better), or an error.
     """
     held = np.sort(scores[np.isfinite(scores)])
     held = held if score == ACCURACY else held[::-1]

@@ -1,4 +1,4 @@
-"""What the command line understands: a dataclass for each command, and the parser of all."""
+"""The commands of the command line: a dataclass for each, and the parser."""
 
 import argparse
 import dataclasses
@@ -20,7 +20,7 @@ PROG = "fedjax-lab"
 
 @dataclasses.dataclass(frozen=True)
 class RunCommand:
-    """Run a simulation, or go on with one: the same command resumes it."""
+    """Run a simulation, or resume it with the same command."""
 
     settings: tyro.conf.UseAppendAction[RunConfig]
 
@@ -58,9 +58,9 @@ class RunCommand:
 
 @dataclasses.dataclass(frozen=True)
 class PlanCommand:
-    """Say what a round would take on a machine, this one or another, without running it.
+    """Plan a round on this machine or another one, without running it.
 
-    The machine's own compiler is asked where it is installed, which needs no accelerator.
+    If the machine's compiler is installed, it gives the figures; this needs no accelerator.
     """
 
     settings: tyro.conf.UseAppendAction[RunConfig]
@@ -78,9 +78,9 @@ class PlanCommand:
 
 @dataclasses.dataclass(frozen=True)
 class SweepCommand:
-    """Run all combinations of hyper-parameters, each with all seeds, as one compiled program.
+    """Run all combinations of hyperparameters with all seeds, as one compiled program.
 
-    All runs share one partition, that of partition_seed (or seed). Nothing is kept but the table.
+    All runs share one partition, that of partition_seed (or seed). Only the table is kept.
     """
 
     settings: tyro.conf.UseAppendAction[RunConfig]
@@ -205,9 +205,9 @@ class ExportCommand:
 
 @dataclasses.dataclass(frozen=True)
 class RerunCommand:
-    """Repeat a finished run from its config.json, and compare metrics and params bit for bit.
+    """Repeat a finished run from its config.json; compare metrics and params bit for bit.
 
-    Exit status 1: they differ; the first difference is told, and which versions differ.
+    Exit status 1 means that they differ; the first difference and differing versions are printed.
     """
 
     run_dir: Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]
@@ -249,7 +249,7 @@ class PublishedCommand:
 
 @dataclasses.dataclass(frozen=True)
 class CompressorsCommand:
-    """List the compressors: how to write them, arguments, and the bytes of a message."""
+    """List the compressors: spelling, arguments, and the bytes of a message."""
 
     def text(self) -> str:
         """What is printed."""
@@ -267,7 +267,7 @@ class DatasetsCommand:
 
 @dataclasses.dataclass(frozen=True)
 class PartitionsCommand:
-    """List the ways to divide data among clients."""
+    """List the partitions of data among clients."""
 
     def text(self) -> str:
         """What is printed."""
@@ -284,14 +284,14 @@ class ModelsCommand:
 
 
 def parse(argv: list[str]) -> Any:
-    """The command that the arguments stand for; the file of --config gives the defaults.
+    """Parse the arguments into a command; the file of --config gives the defaults.
 
     Args:
-      argv: the words after the program's name.
+      argv: command-line arguments.
 
     Raises:
-      SystemExit: help was asked for, or a word is not understood.
-      FileNotFoundError, ValueError, TypeError: as ``RunConfig.from_file``.
+      SystemExit: help was requested, or an argument is not understood.
+      FileNotFoundError, ValueError, TypeError: as in ``RunConfig.from_file``.
     """
     # It looks at stdout alone, and its errors go to stderr.
     plain = os.environ.get("NO_COLOR") or not (sys.stdout.isatty() and sys.stderr.isatty())

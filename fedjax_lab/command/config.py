@@ -1,7 +1,6 @@
-"""One run as a value: what the command line parses, a file holds, ``runner.run`` runs.
+"""Settings of one run as a value, for the command line, files and ``runner.run``.
 
-Algorithms, data and models never see a ``RunConfig``: it is turned into keyword arguments in
-``runner`` and goes no further.
+Algorithms, data and models never see a ``RunConfig``: ``runner`` turns it into keyword arguments.
 """
 
 import dataclasses
@@ -237,7 +236,7 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
-        """Make a config from plain values; what is missing takes its default.
+        """Create a config from plain values; missing settings have their defaults.
 
         ``option`` and ``model_option`` may be {name: value} or a list of "name=value".
 
@@ -266,7 +265,7 @@ class RunConfig:
 
         Raises:
           FileNotFoundError: there is no such file.
-          ValueError, TypeError: it holds no settings, or as ``from_dict``.
+          ValueError, TypeError: it has no settings, or as in ``from_dict``.
         """
         values = read_settings(path)
         try:
@@ -275,7 +274,7 @@ class RunConfig:
             raise type(error)(f"{path}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings as plain values of JSON and YAML; ``from_dict`` takes them back."""
+        """Convert all settings to plain values of JSON and YAML, the inverse of ``from_dict``."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name in ("option", "model_option"):
             values[name] = {
@@ -285,10 +284,10 @@ class RunConfig:
         return {**values, "log": list(self.log)}
 
     def record(self) -> dict[str, Any]:
-        """What a run directory's config.json keeps: ``to_dict`` without places on the disk.
+        """Return the settings for config.json: ``to_dict`` without paths.
 
-        Wrappers that are not asked for are left out. Seeds that follow ``seed`` stay None, so that
-        the record may be run with another seed.
+        Wrappers that are not used are omitted. Seeds that follow ``seed`` stay None, so that the
+        record can be run with another seed.
         """
         return {
             name: value
@@ -298,11 +297,10 @@ class RunConfig:
         }
 
     def resolve(self) -> "RunConfig":
-        """Check all settings, and fill in those that depend on others.
+        """Check all settings, and fill in settings that depend on others.
 
-        Filled in are what is said of the clients, ``local_steps``, the options that a method needs
-        and that have a default here, those of its published code where that is asked for, and
-        ``run_dir``.
+        These are settings of the clients, ``local_steps``, required options of a method that have a
+        default here, options of its published code if requested, and ``run_dir``.
 
         Raises:
           ValueError, TypeError: a setting is unknown, out of range, or missing.
@@ -337,14 +335,15 @@ class RunConfig:
         )
 
     def devices(self) -> Devices | None:
-        """The clients' devices; None if all clients take all their steps, in no counted time."""
+        """Build the clients' devices; None if all clients take all steps and time is not
+        simulated."""
         settings = {name: getattr(self, name) for name in _OF_DEVICES}
         if all(value == _DEFAULTS[name] for name, value in settings.items()):
             return None
         return Devices(**settings)
 
     def client_times(self) -> ClientTimes | None:
-        """The clients' time; None: it is not counted, or by ``devices`` alone.
+        """Build the client times; None if time is not simulated, or only by ``devices``.
 
         Raises:
           FileNotFoundError: there is no file of that name.
@@ -357,7 +356,7 @@ class RunConfig:
         )
 
     def schedule(self) -> dict[str, Any]:
-        """What ``simulate`` and ``sweep`` both take: keyword arguments about rounds and batches."""
+        """Collect the keyword arguments about rounds and batches for ``simulate`` and ``sweep``."""
         names = (
             *("rounds", "cohort_size", "local_steps", "local_epochs", "batch_size", "replace"),
             *("weights", "full_examples", "eval_every", "sampling"),
@@ -366,9 +365,9 @@ class RunConfig:
         return {**kept, "devices": self.devices(), "times": self.client_times()}
 
     def run_name(self) -> str:
-        """A readable name from the settings, such as gradma-digits-dirichlet0.1-seed0.
+        """Make a readable name from the settings, such as gradma-digits-dirichlet0.1-seed0.
 
-        Learning rates and options are part of it where they were given.
+        The name includes learning rates and options if they were given.
         """
         given = [
             f"{name}{value:g}"

@@ -1,4 +1,4 @@
-"""What the settings of a run may be, alone and together."""
+"""Checks of a run's settings and of their combinations."""
 
 from pathlib import Path
 from typing import Any
@@ -24,23 +24,23 @@ _SCHEME = "natural"
 
 
 def is_natural(partition: str) -> bool:
-    """Whether a partition is by the clients' own ids.
+    """Return True if a partition uses the clients' own ids.
 
     Args:
-      partition: as of ``RunConfig``.
+      partition: as in ``RunConfig``.
     """
     return partition.partition(":")[0] == _SCHEME
 
 
 def check_config(config: Any) -> None:
-    """Check all settings but the options of the method and of the model.
+    """Check all settings except the options of the method and of the model.
 
     Args:
       config: a ``RunConfig``, not yet resolved.
 
     Raises:
-      ValueError, TypeError: a setting is unknown, out of range, or does not go with another.
-      FileNotFoundError: ``data_dir`` is no directory.
+      ValueError, TypeError: a setting is unknown, out of range, or incompatible with another.
+      FileNotFoundError: ``data_dir`` is not a directory.
     """
     check_run_dir(config.run_dir)
     check_choice("algorithm", config.algorithm, ALGORITHMS)
@@ -93,7 +93,7 @@ def check_config(config: Any) -> None:
 
 
 def _check_times(config: Any) -> None:
-    """Check what is said of time, without a look into the file of times."""
+    """Check the settings of time without reading the file of times."""
     policy = ClientTimes(over_selection=config.over_selection, deadline=config.deadline)
     if config.times is not None:
         check_devices(policy, config.devices())
@@ -107,7 +107,7 @@ def _check_times(config: Any) -> None:
 
 
 def _check_clients(config: Any) -> None:
-    """Check who the clients are, how many, and how many of them are drawn."""
+    """Check the clients, their number, and the cohort size."""
     scheme, _, column = config.partition.partition(":")
     check_choice("partition", scheme, [*(form.partition(":")[0] for form in PARTITIONS), _SCHEME])
     if scheme == _SCHEME:

@@ -1,4 +1,4 @@
-"""Settings in a file: YAML or JSON, told apart by the file's name."""
+"""Settings files in YAML or JSON, distinguished by their names."""
 
 import json
 import re
@@ -18,7 +18,7 @@ _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+\Z")
 
 
 def is_yaml(path: str | Path) -> bool:
-    """Whether a file's name says that it holds YAML.
+    """Return True if a file's name is that of a YAML file.
 
     Args:
       path: the file; only its name counts.
@@ -29,14 +29,14 @@ def is_yaml(path: str | Path) -> bool:
 def read_settings(path: str | Path) -> dict[str, Any]:
     """Read {setting: value} from YAML (.yaml, .yml) or else JSON.
 
-    Of a run directory's config.json these are the settings of the run, ``run_config``.
+    From a run directory's config.json it reads the settings of the run, ``run_config``.
 
     Args:
       path: the file.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it cannot be read, or holds something else.
+      ValueError: it cannot be read, or has other contents.
     """
     path = Path(path)
     if not path.is_file():
@@ -56,7 +56,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 
 def format_settings(values: Mapping[str, Any], form: str) -> str:
-    """Settings as the text of a file that ``read_settings`` reads.
+    """Format settings as the text of a file for ``read_settings``.
 
     Args:
       values: {setting: value}.
@@ -70,12 +70,12 @@ def format_settings(values: Mapping[str, Any], form: str) -> str:
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:
-    """A value of a file as the type of its setting, where it can mean that.
+    """Convert a value of a file to the type of its setting, if it can be one.
 
     Args:
       name: the setting.
       value: a plain value of YAML or JSON.
-      hint: the setting's type: str, int, float, bool, tuple[str, ...], or one of them or None.
+      hint: type of the setting: str, int, float, bool, tuple[str, ...], or one of these or None.
 
     Raises:
       TypeError: it has another type.
@@ -101,10 +101,10 @@ def convert(name: str, value: Any, hint: Any) -> Any:
 
 
 def _parse_json(text: str) -> Any:
-    """Like ``json.loads``; a key that is there twice, and NaN, are errors.
+    """Parse JSON like ``json.loads``; duplicate keys and NaN are errors.
 
     Raises:
-      ValueError: it is no JSON.
+      ValueError: it is not JSON.
     """
 
     def distinct(pairs):
@@ -127,10 +127,10 @@ def _check_distinct(keys: list[Any]) -> None:
 
 
 def _parse_yaml(text: str) -> Any:
-    """Like ``yaml.safe_load``; an empty file is an object without settings.
+    """Parse YAML like ``yaml.safe_load``; an empty file has no settings.
 
     Raises:
-      ValueError: it is no YAML, or not of plain values.
+      ValueError: it is not YAML, or has other than plain values.
     """
     import yaml
 

@@ -23,19 +23,19 @@ _ADDRESS = re.compile(r"\S+:\d{1,5}")
 
 
 def join(command: RunCommand) -> None:
-    """Join the other processes of the run, if the command says that there are any.
+    """Connect to the other processes of the run, if the command has any.
 
-    What it does not say is taken from the environment. Where that is silent too, JAX asks the
-    TPU pod, SLURM, Open MPI or Kubernetes.
+    Missing arguments are taken from the environment, or else JAX detects a TPU pod, SLURM, Open MPI
+    or Kubernetes.
 
     Args:
-      command: as parsed.
+      command: the parsed command.
 
     Raises:
-      ValueError: something is missing that the machine does not say either, is out of range, or
-        was given without ``distributed``.
-      TypeError: a number is none.
-      ConnectionError: not all processes have come in time.
+      ValueError: an argument is missing and cannot be detected, is out of range, or was given
+        without ``distributed``.
+      TypeError: a number has another type.
+      ConnectionError: not all processes connected in time.
     """
     given = {name: getattr(command, name) for name in _SETTINGS}
     if not command.distributed:
@@ -71,9 +71,10 @@ def join(command: RunCommand) -> None:
 
 
 def leave() -> NoReturn:
-    """End the process, where another one is gone: to leave JAX in order would be to wait for it.
+    """End this process after another one was lost, because JAX's shutdown would wait for it.
 
-    Process 0 lets the others say for themselves what has happened. JAX ends those that outlive it.
+    Process 0 waits until the others have printed their errors, because JAX ends those that outlive
+    it.
     """
     import jax
 

@@ -1,4 +1,4 @@
-"""``fedjax-lab sweep``: a grid of hyper-parameters and seeds as one compiled program."""
+"""``fedjax-lab sweep``: a grid of hyperparameters and seeds as one compiled program."""
 
 import dataclasses
 import sys
@@ -74,13 +74,13 @@ def run_grid(
 ) -> SweepResult:
     """Sweep a config over points and seeds.
 
-    A run equals ``run`` with that seed and point, and ``partition_seed`` (None: ``seed``) as the
-    config has it, up to rounding.
+    A run equals ``run`` with that seed and point, and the config's ``partition_seed`` (None:
+    ``seed``), up to rounding.
 
     Args:
       config: the settings of all runs.
-      points: hyper-parameters, such as ``grid`` gives.
-      seeds: each point is run once for each.
+      points: hyperparameters, such as those of ``grid``.
+      seeds: each point is run once with each seed.
       progress: show progress on stderr.
 
     Raises:
@@ -113,15 +113,15 @@ def run_grid(
 
 
 def grid(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point], RunConfig]:
-    """(all combinations, the config resolved with the first one), each of them checked.
+    """Return (all combinations, the config resolved with the first one), after checking each.
 
     Args:
       texts: such as "client_lr=0.1,0.01".
       settings: of all runs.
 
     Raises:
-      ValueError, TypeError: a text is not of that form, names what cannot be varied, or has a
-        value that is out of range; or a setting does not go with a sweep.
+      ValueError, TypeError: a text has another form, names something that cannot be varied, or has
+        a value that is out of range; or a setting is incompatible with a sweep.
     """
     for name in _NOT_IN_SWEEPS:
         if getattr(settings, name) != getattr(RunConfig, name):
@@ -152,10 +152,10 @@ def grid(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point], RunCon
 
 
 def may_vary(settings: RunConfig) -> list[str]:
-    """The hyper-parameters of a method that a program can take as arguments.
+    """Return the hyperparameters of a method that can be arguments of a program.
 
     Args:
-      settings: its algorithm and options count.
+      settings: settings with the algorithm and its options.
 
     Raises:
       ValueError: the algorithm is unknown.
@@ -168,11 +168,11 @@ def may_vary(settings: RunConfig) -> list[str]:
 
 
 def at_point(settings: RunConfig, point: Point) -> RunConfig:
-    """The settings of a run at a point.
+    """Return the settings of a run at a point.
 
     Args:
       settings: of all runs.
-      point: hyper-parameters by name.
+      point: hyperparameters by name.
     """
     varied: dict[str, Any] = {name: v for name, v in point.items() if name in VARIED}
     options = [f"{name}={value!r}" for name, value in point.items() if name not in VARIED]
@@ -180,10 +180,10 @@ def at_point(settings: RunConfig, point: Point) -> RunConfig:
 
 
 def sweep_table(result: SweepResult) -> Rows:
-    """Head and rows: each point with its scores, means with 95 % intervals.
+    """Return header and rows: each point with the means of its scores and 95 % intervals.
 
     Args:
-      result: with the evaluations of ``runner.build``.
+      result: sweep with the evaluations of ``runner.build``.
     """
     shown = {name: about for name, about in _SHOWN.items() if about[0] in result.history}
     rows = [[*result.points[0], *shown]]
@@ -199,10 +199,10 @@ def sweep_table(result: SweepResult) -> Rows:
 
 
 def sweep_csv(result: SweepResult) -> str:
-    """A line for each point and metric of the last evaluation: mean, half_width, n.
+    """Format a CSV line for each point and metric of the last evaluation: mean, half_width, n.
 
     Args:
-      result: of ``sweep``.
+      result: result of ``sweep``.
     """
     from fedjax_lab.report.formats import estimates_csv
 

@@ -1,4 +1,4 @@
-"""Settings of a run that are wrappers: robust rules, privacy, secure aggregation, attacks."""
+"""Wrappers in a run's settings: robust rules, privacy, secure aggregation, attacks."""
 
 from typing import Any
 
@@ -32,13 +32,13 @@ _NEEDS = (
 
 
 def check_guards(config: Any) -> None:
-    """Check what the settings ask to be put around the method.
+    """Check the settings of the wrappers.
 
     Args:
       config: a ``RunConfig``.
 
     Raises:
-      TypeError, ValueError: a setting is unknown, out of range, or does not go with another.
+      TypeError, ValueError: a setting is unknown, out of range, or incompatible with another.
     """
     check_choice("sampling", config.sampling, SAMPLINGS)
     for name, other in _NEEDS:
@@ -74,14 +74,14 @@ def check_guards(config: Any) -> None:
 
 
 def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
-    """(attack, the arguments of ``with_attack``) of a text such as "sign_flip:0.2:5".
+    """Parse a text such as "sign_flip:0.2:5" into (attack, arguments of ``with_attack``).
 
     Args:
-      text: the attack's name, the share of the clients that attack, and its strength; of
-        label_flip, the number of classes.
+      text: name of the attack, share of attacking clients, and strength (for label_flip, the number
+        of classes).
 
     Raises:
-      ValueError: it is of another form, or the attack is unknown.
+      ValueError: it has another form, or the attack is unknown.
     """
     name, *given = text.split(":")
     check_choice("attack", name, ATTACKS)
@@ -100,10 +100,10 @@ def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def with_guards(algorithm: Algorithm, config: Any) -> Algorithm:
-    """The method within the wrappers that the settings ask for, the attack around all others.
+    """Wrap the method as the settings request, with the attack outside all others.
 
     Args:
-      algorithm: the method, compressed if it is to be.
+      algorithm: the method, with its compression.
       config: a resolved ``RunConfig``, of which ``dp_clip`` and ``dp_noise`` may be traced.
 
     Raises:

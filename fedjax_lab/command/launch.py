@@ -24,14 +24,14 @@ DIVERGED, INTERRUPTED = 3, 130
 
 
 def start(cpu_devices: int | None = None, quiet: bool = False) -> None:
-    """Keep compiled programs on the disk, and divide the CPU.
+    """Turn on the cache of compiled programs, and divide the CPU into devices.
 
     Args:
-      cpu_devices: how many; None: one per core.
-      quiet: do not say where programs are kept.
+      cpu_devices: number of devices; None: one per core.
+      quiet: do not print the folder of the cache.
 
     Raises:
-      ValueError, TypeError: ``cpu_devices`` is no positive integer.
+      ValueError, TypeError: ``cpu_devices`` is not a positive integer.
     """
     import jax
 
@@ -44,9 +44,9 @@ def start(cpu_devices: int | None = None, quiet: bool = False) -> None:
 
 
 def run_command(command: RunCommand) -> int:
-    """Run what the command says; returns the exit status, of several runs the worst.
+    """Execute a run command; returns the exit status, the worst one of several runs.
 
-    An interruption and an error end the runs that follow, too; one that diverges does not.
+    An interruption or an error also cancels the following runs; a diverged run does not.
 
     Args:
       command: as parsed.
@@ -88,7 +88,7 @@ def run_command(command: RunCommand) -> int:
 
 
 def _configs(command: RunCommand) -> list[RunConfig]:
-    """Resolved, one for each seed; all are checked before the first one runs."""
+    """Resolve a config for each seed; all are checked before the first one runs."""
     settings = command.settings
     if not command.seeds:
         return [settings.resolve()]
@@ -135,7 +135,7 @@ def _run_one(command: RunCommand, config: RunConfig) -> int:
 
 
 def _ignore(*about: Any, **more: Any) -> None:
-    """What process 0 says is not said again."""
+    """Suppress output that process 0 prints."""
 
 
 def _show_seeds(configs: list[RunConfig]) -> None:
@@ -152,7 +152,7 @@ def _show_seeds(configs: list[RunConfig]) -> None:
 
 
 def _facts(run: Any) -> list[list[str]]:
-    """What the end of a run shows: rows of (name, value) under a head."""
+    """Return the summary of a run: rows of (name, value) under a header."""
     from fedjax_lab.report.sections import tail_of
     from fedjax_lab.report.statistics import ERROR, best, last, lowest, number
 
@@ -189,7 +189,7 @@ def _facts(run: Any) -> list[list[str]]:
 
 
 def _own_models(row: Mapping[str, Any]) -> list[list[str]]:
-    """Of methods with a model for each client, on test examples of the clients' own."""
+    """Return the summary of personal models on the clients' own test examples."""
     of = {"": "mean over clients", "_weighted": "over examples", "_worst": "worst 10 % of clients"}
     return [
         [f"own models, {text}", f"{100 * row[f'personal_accuracy{name}']:.2f} %"]

@@ -1,4 +1,4 @@
-"""What there is to choose from, as text: the lists that the command line prints."""
+"""The lists that the command line prints: methods, compressors, models and others."""
 
 import inspect
 import textwrap
@@ -18,7 +18,7 @@ from fedjax_lab.models import MODELS
 
 
 def algorithms() -> str:
-    """Every method: paper, traffic, client state, gradients, options and defaults."""
+    """List every method: paper, traffic, client state, gradients, options and defaults."""
     entries = []
     for name in catalogue.SOURCES:
         factory, row = ALGORITHMS[name], catalogue.entry(name)
@@ -41,7 +41,7 @@ def algorithms() -> str:
 
 
 def published() -> str:
-    """Every method with a published code, and how that runs it."""
+    """List every method with a published code, and the settings of that code."""
     head = (
         "--as-published runs these as their authors' code does; other flags and options override."
     )
@@ -54,14 +54,14 @@ def published() -> str:
 
 
 def compressors() -> str:
-    """Every compressor: how it is written, its arguments, the bytes of its messages."""
+    """List every compressor: spelling, arguments, bytes of its messages."""
     head = "--compressor and --downlink-compressor take these as text. d: numbers of the message."
     entries = [_entry(name, factory, *describe(name)) for name, factory in COMPRESSORS.items()]
     return "\n".join([head, *entries])
 
 
 def models() -> str:
-    """Every model, with its options and their defaults."""
+    """List every model with its options and their defaults."""
     return "\n".join(
         _entry(name, factory, f"options: {describe_options(model_defaults(name)) or 'none'}")
         for name, factory in MODELS.items()
@@ -69,7 +69,7 @@ def models() -> str:
 
 
 def _entry(name: str, factory: Any, *lines: str) -> str:
-    """A name with the first sentence of its docstring, and further lines below it."""
+    """Format a name with the first sentence of its docstring, and further lines below it."""
     first = (inspect.getdoc(factory) or "").split("\n\n")[0].replace("\n", " ")
     first = first.replace("``", "")
     text = [textwrap.fill(first, 96, initial_indent="    ", subsequent_indent="    ")]
@@ -80,6 +80,6 @@ def _entry(name: str, factory: Any, *lines: str) -> str:
 
 
 def pairs(descriptions: Mapping[str, str]) -> str:
-    """Names and descriptions in two columns."""
+    """Format names and descriptions in two columns."""
     width = max(map(len, descriptions))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in descriptions.items())

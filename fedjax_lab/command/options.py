@@ -1,4 +1,4 @@
-"""Options as text: what ``--option name=value`` may say of each method and model."""
+"""Options as text: ``--option name=value`` for each method and model."""
 
 import difflib
 import inspect
@@ -25,17 +25,17 @@ _NOT_OPTIONS = ("loss_fn", "model", "preprocess", "server_lr", *Common.__annotat
 
 
 def parse_options(texts: Iterable[str], argument: str = "option") -> dict[str, Any]:
-    """Turn "name=value" texts into {name: value}; of equal names the last one counts.
+    """Parse "name=value" texts into {name: value}; the last of equal names wins.
 
-    A value is read as an int, a float, true, false or none, a tuple of these (with commas),
-    or else as text.
+    A value becomes an int, a float, true, false or none, a tuple of these (with commas), or else
+    text.
 
     Args:
       texts: such as "margin=0.1".
       argument: the argument's name, for the error.
 
     Raises:
-      ValueError: a text is not of the form name=value.
+      ValueError: a text does not have the form name=value.
     """
     options = {}
     for text in texts:
@@ -63,7 +63,7 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 
 def format_options(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The inverse of ``parse_options``.
+    """Format options, the inverse of ``parse_options``.
 
     Args:
       options: {name: value}.
@@ -72,12 +72,12 @@ def format_options(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def algorithm_options(algorithm: str, server_optimizer: Any = None) -> dict[str, Any]:
-    """The hyper-parameters of a method and their defaults; ``REQUIRED`` where there is none.
+    """Return a method's hyperparameters and their defaults, ``REQUIRED`` without a default.
 
     Args:
       algorithm: a key of ``ALGORITHMS``.
-      server_optimizer: for fedopt, a key of ``SERVER_OPTIMIZERS``, whose own
-        hyper-parameters are then among the options. None: adam.
+      server_optimizer: for fedopt, a key of ``SERVER_OPTIMIZERS``; the server optimizer's
+        hyperparameters are then options. None: adam.
 
     Raises:
       ValueError: one of the names is unknown.
@@ -94,10 +94,10 @@ def algorithm_options(algorithm: str, server_optimizer: Any = None) -> dict[str,
 
 
 def float_options(algorithm: str, server_optimizer: Any = None) -> list[str]:
-    """The hyper-parameters of a method that are floats, which a sweep may vary.
+    """Return the float hyperparameters of a method, which a sweep can vary.
 
     Args:
-      algorithm, server_optimizer: as of ``algorithm_options``.
+      algorithm, server_optimizer: as in ``algorithm_options``.
 
     Raises:
       ValueError: one of the names is unknown.
@@ -115,20 +115,20 @@ def float_options(algorithm: str, server_optimizer: Any = None) -> list[str]:
 
 
 def model_defaults(model: str) -> dict[str, Any]:
-    """The options of a model and their defaults.
+    """Return the options of a model and their defaults.
 
     Args:
       model: a key of ``MODELS``.
 
     Raises:
-      ValueError: no model is called so.
+      ValueError: no model has this name.
     """
     factory = MODELS[check_choice("model", model, MODELS)]
     return defaults_of(factory, leave_out=("num_classes",))
 
 
 def derived_options(algorithm: str, num_clients: int | None) -> dict[str, Any]:
-    """Defaults for what a factory requires, where there is something to suggest.
+    """Return defaults for required arguments of a factory, if there is a suggestion.
 
     Args:
       algorithm: a key of ``ALGORITHMS``.
@@ -144,11 +144,11 @@ def derived_options(algorithm: str, num_clients: int | None) -> dict[str, Any]:
 
 
 def defaults_of(function: Callable[..., Any], leave_out: Iterable[str]) -> dict[str, Any]:
-    """The arguments of a function and their defaults; ``REQUIRED`` where there is none.
+    """Return a function's arguments and their defaults, ``REQUIRED`` without a default.
 
     Args:
       function: any function.
-      leave_out: arguments that do not count.
+      leave_out: arguments to omit.
     """
     parameters = inspect.signature(function).parameters
     return {name: p.default for name, p in parameters.items() if name not in leave_out}
@@ -174,7 +174,7 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 
 
 def check_option_names(owner: str, given: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:
-    """Check that ``owner`` has the options ``given``, and is given those that it needs.
+    """Check that given options exist and that required options are given.
 
     Args:
       owner: whose options they are, for the error.
@@ -199,11 +199,11 @@ def check_option_names(owner: str, given: Mapping[str, Any], allowed: Mapping[st
 def convert_options(
     owner: str, given: Mapping[str, Any], allowed: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Options as the types of their defaults; a single number where a tuple is due is one of it.
+    """Convert options to the types of their defaults; a number can stand for a tuple of one.
 
     Args:
       owner: whose options they are, for the error.
-      given: {name: value}, as ``parse_options`` reads them.
+      given: {name: value}, from ``parse_options``.
       allowed: {name: default}.
 
     Raises:
@@ -239,7 +239,7 @@ def _converted(owner: str, name: str, value: Any, default: Any) -> Any:
 
 
 def server_lr_of(algorithm: str) -> str:
-    """A method's default server learning rate, or "required", or "none taken".
+    """Return a method's default server learning rate, or "required", or "none taken".
 
     Args:
       algorithm: a key of ``ALGORITHMS``.
@@ -254,14 +254,14 @@ def server_lr_of(algorithm: str) -> str:
 
 
 def check_server_lr(algorithm: str, server_lr: float | None) -> None:
-    """Check that a server learning rate is given where a method needs one, and else is not.
+    """Check that a server learning rate is given if and only if a method takes one.
 
     Args:
       algorithm: a key of ``ALGORITHMS``.
-      server_lr: what was given, or None.
+      server_lr: the given value, or None.
 
     Raises:
-      ValueError: it is missing, or the method takes none.
+      ValueError: it is required and missing, or the method takes none.
     """
     kind = server_lr_of(algorithm)
     if server_lr is None and kind == "required":
@@ -273,13 +273,13 @@ def check_server_lr(algorithm: str, server_lr: float | None) -> None:
 
 
 def published_settings(algorithm: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """({setting: value}, {option: value}) with which a method's published code runs it.
+    """Return the ({setting: value}, {option: value}) of a method's published code.
 
     Args:
       algorithm: a key of ``ALGORITHMS``.
 
     Raises:
-      ValueError: no published code of it is known.
+      ValueError: the method has no known published code.
     """
     found = PUBLISHED[check_choice("as_published: algorithm", algorithm, PUBLISHED)]
     options = dict(found.options)
@@ -292,15 +292,15 @@ def published_settings(algorithm: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def check_clip(clip: str, as_published: bool, has_effect: bool) -> None:
-    """Check what clipping and weight decay are to act on.
+    """Check where clipping and weight decay act.
 
     Args:
       clip: a key of ``CLIPS``.
-      as_published: whether the published code decides that.
+      as_published: whether the published code decides.
       has_effect: whether there is clipping or weight decay.
 
     Raises:
-      ValueError: it is unknown, already decided, or about nothing.
+      ValueError: ``clip`` is unknown, already decided, or has no effect.
     """
     check_choice("clip", clip, CLIPS)
     if as_published:
@@ -312,7 +312,7 @@ def check_clip(clip: str, as_published: bool, has_effect: bool) -> None:
 
 
 def describe_options(options: Mapping[str, Any]) -> str:
-    """Options and defaults in one line.
+    """Format options and defaults in one line.
 
     Args:
       options: {name: default}, ``REQUIRED`` where there is none.
@@ -327,26 +327,26 @@ def describe_options(options: Mapping[str, Any]) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A hint with the nearest names, or nothing.
+    """Return a hint with the nearest names, or an empty text.
 
     Args:
-      name: what was given.
-      names: what there is.
+      name: the given name.
+      names: the known names.
     """
     near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def client_schedule(text: str, client_lr: Any, rounds: int) -> ScalarOrSchedule:
-    """The client learning rate as the factories take it.
+    """Build the client learning rate for a factory.
 
     Args:
       text: constant, cosine, or exponential:FACTOR.
-      client_lr: the rate of round 0, a number or traced.
-      rounds: of the whole run.
+      client_lr: learning rate of round 0, a number or traced.
+      rounds: total number of rounds.
 
     Raises:
-      ValueError: ``text`` is something else.
+      ValueError: ``text`` has another form.
     """
     kind, _, factor = text.partition(":")
     if kind == "constant" and not factor:

@@ -1,8 +1,9 @@
-"""Processes of one run wait for each other before they join JAX's runtime, and say for whom.
+"""Processes of a run wait for each other before they join JAX's runtime.
 
-JAX itself waits for minutes without a word, and ends all processes with a trace where one does not
-come. Here process 0 listens at the coordinator's port, and the others tell it who they are; when
-all are there, the port is JAX's. What travels is a line of JSON each way.
+JAX itself waits for minutes without output, and ends all processes with a trace if one is missing.
+Here process 0 listens at the coordinator's port, and the others register; the waiting processes
+print which ones are missing. When all are there, JAX gets the port. Each message is one line of
+JSON.
 """
 
 import contextlib
@@ -24,18 +25,18 @@ _LONGEST = 4096  # bytes of a line
 
 
 def await_all(address: str, count: int, place: int) -> None:
-    """Return when all processes are there.
+    """Wait until all processes are there.
 
     Args:
       address: HOST:PORT of process 0.
-      count: how many processes there are.
-      place: which of them this is.
+      count: number of processes.
+      place: index of this process.
 
     Raises:
-      ConnectionError: not all have come in time.
-      ValueError: two processes say that they are the same one, they know of unlike numbers of
-        processes, or the limit in the environment is no number.
-      OSError: process 0 cannot listen there.
+      ConnectionError: not all processes registered in time.
+      ValueError: two processes have the same index, processes disagree about their number, or the
+        limit in the environment is not a number.
+      OSError: process 0 cannot listen at the port.
     """
     if count < 2:
         return
@@ -63,24 +64,24 @@ def _limit() -> float:
 
 
 class _TooLateError(Exception):
-    """Not all have come in time."""
+    """Not all processes registered in time."""
 
 
 class _Wait:
-    """How long it has lasted; says for whom, once it is long."""
+    """Measures the waiting time, and prints who is missing once it is long."""
 
     def __init__(self, seconds: float, place: int):
         self._began, self._seconds, self._place = time.monotonic(), seconds, place
         self._next = _PATIENCE
 
     def for_(self, missing: str) -> None:
-        """Sleep for a moment.
+        """Sleep briefly.
 
         Args:
-          missing: who is awaited.
+          missing: the missing processes.
 
         Raises:
-          _TooLateError: it has been too long.
+          _TooLateError: the time limit has passed.
         """
         passed = time.monotonic() - self._began
         if passed > self._seconds:
@@ -99,7 +100,7 @@ class _Wait:
 
 
 def _gather(port: int, count: int, wait: _Wait) -> None:
-    """What process 0 does."""
+    """Register all processes, in process 0."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     here: dict[int, socket.socket] = {}
@@ -124,7 +125,7 @@ def _gather(port: int, count: int, wait: _Wait) -> None:
 
 
 def _welcome(connection: socket.socket, count: int, here: dict[int, socket.socket]) -> None:
-    """Note who has come; what says something else is no process of the run."""
+    """Register a process; other connections are ignored."""
     connection.settimeout(_PATIENCE)
     try:
         told = _line_of(connection)
@@ -143,7 +144,7 @@ def _welcome(connection: socket.socket, count: int, here: dict[int, socket.socke
 
 
 def _report(host: str, port: int, who: dict[str, int], wait: _Wait) -> None:
-    """What the others do."""
+    """Register with process 0, in the other processes."""
     while True:
         try:
             with socket.create_connection((host, port), timeout=_PATIENCE) as connection:
@@ -176,7 +177,7 @@ def _tell(connections: Iterable[socket.socket], what: dict[str, Any]) -> None:
 
 
 def _line_of(connection: socket.socket) -> Any:
-    """What one line of JSON says; it comes in one piece, so short is it."""
+    """Receive one line of JSON, which is short enough for one packet."""
     line = connection.recv(_LONGEST)
     if not line:
         raise ConnectionError("the other side has gone")

@@ -1,4 +1,4 @@
-"""``fedjax-lab rerun``: a run once more from its config.json, compared bit for bit."""
+"""``fedjax-lab rerun``: repeat a run from its config.json and compare bit for bit."""
 
 import dataclasses
 import json
@@ -28,14 +28,14 @@ _DIFFERS = 1
 
 
 def rerun_command(command: RerunCommand) -> int:
-    """Repeat a run and say whether it gave the same bits; returns the exit status.
+    """Repeat a run and print whether the bits are equal; returns the exit status.
 
     Args:
       command: as parsed.
 
     Raises:
-      FileNotFoundError: there is no run.
-      FileExistsError: the new directory holds a finished run.
+      FileNotFoundError: there is no such run.
+      FileExistsError: the new directory has a finished run.
       ValueError: the run did not end, or was not made by the command line.
       TypeError, OSError, ImportError: as ``runner.run``.
     """
@@ -76,7 +76,7 @@ def rerun_command(command: RerunCommand) -> int:
 
 
 def _ended(path: Path) -> bool:
-    """Whether a run directory's run came to its end, be it that it diverged."""
+    """Return True if a run finished or diverged."""
     try:
         return not json.loads((path / SUMMARY).read_text(encoding="utf-8"))["interrupted"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -84,11 +84,11 @@ def _ended(path: Path) -> bool:
 
 
 def first_difference(old: Path, new: Path, before: SavedRun, after: SavedRun) -> str | None:
-    """Where two runs' metrics.jsonl or params first differ, in words; None: nowhere.
+    """Describe the first difference of two runs' metrics.jsonl or params; None if equal.
 
     Args:
       old, new: the run directories.
-      before, after: what ``load_run`` reads there.
+      before, after: results of ``load_run``.
 
     Raises:
       ValueError: a metrics.jsonl is damaged.
@@ -128,10 +128,10 @@ def _different_leaf(name: str, there: Any, now: Any) -> str | None:
 
 
 def described(found: str | None, before: SavedRun, after: SavedRun) -> Sequence[str]:
-    """What the end of a repetition says.
+    """Describe the result of a repetition.
 
     Args:
-      found: from ``first_difference``.
+      found: result of ``first_difference``.
       before, after: of the two runs.
     """
     versions = differences(before.config.get("versions", {}), after.config.get("versions", {}))

@@ -1,4 +1,4 @@
-"""From a ``RunConfig`` to a finished run: load, divide, build, simulate, measure the clients."""
+"""From a ``RunConfig`` to a finished run: load, partition, build, simulate, evaluate."""
 
 import hashlib
 import json
@@ -50,26 +50,25 @@ _STATISTICS_OF = 1000  # training examples, evenly spaced
 
 
 class Setup(NamedTuple):
-    """Everything that a run needs, built from a config.
+    """The objects of a run, built from a config.
 
     Attributes:
       algorithm: the method.
-      vary: hyper-parameters by name, floats or traced -> the method with these in place of the
-        config's, as ``sweep`` wants it.
+      vary: hyperparameters by name, floats or traced -> the method with these values, for
+        ``sweep``.
       loss_fn: the model's loss of each example.
-      params: the first server model.
-      init: key -> a first server model, which ``params`` is for the key of ``init_seed``.
+      params: the initial global model.
+      init: key -> an initial global model; ``params`` is the one for ``init_seed``.
       clients: the clients' training data, on the device.
-      evaluate: params -> {"accuracy", "test_loss"} on the test set; of text also "perplexity",
-        and the accuracy is the share of next words foretold; of a regression
-        {"mean_squared_error", "test_loss"}.
-      count_fn: what it counts of each example, as of ``build_evaluation``.
+      evaluate: params -> {"accuracy", "test_loss"} on the test set. For text also "perplexity", and
+        the accuracy is that of next words. For a regression {"mean_squared_error", "test_loss"}.
+      count_fn: the function of ``build_evaluation`` that scores each example.
       evaluate_clients: params -> accuracy, or mean squared error, [N] on each client's own
         training data.
-      diagnose: state -> the scores of the clients' own models on test examples of their own, see
-        ``client_scores.build_own_tests``; None where all use the server's.
-      data: what identifies the data set: sizes, shape of an example, classes (of text: words of
-        the vocabulary) or the outputs of a regression, and a hash.
+      diagnose: state -> scores of personal models on the clients' own test examples, see
+        ``client_scores.build_own_tests``; None for methods with one global model.
+      data: identity of the data set: sizes, shape of an example, classes (for text: size of the
+        vocabulary) or outputs of a regression, and a hash.
     """
 
     algorithm: Algorithm
@@ -90,13 +89,13 @@ def build(
     examples: tuple[data.Examples, data.Examples] | None = None,
     wrap: Callable[[Algorithm], Algorithm] | None = None,
 ) -> Setup:
-    """Load the data, divide them, and build model, method and evaluation.
+    """Load and partition the data, and build model, method and evaluation.
 
     Args:
       config: the settings; they are resolved here.
-      examples: (train, test) in place of those that ``config.dataset`` names, such as a part of
-        the training data and the rest of it, for tuning.
-      wrap: makes of the config's method the one that is run. None: the method itself.
+      examples: (train, test) in place of ``config.dataset``, for example a split of the training
+        data for tuning.
+      wrap: function that wraps the config's method. None: the method itself.
 
     Raises:
       ValueError, TypeError: a setting is unknown, out of range, or missing.
@@ -167,7 +166,7 @@ def build(
 
 
 def load(config: RunConfig) -> tuple[data.Examples, data.Examples]:
-    """(train, test) of the data set that the config names.
+    """Load (train, test) of the config's data set.
 
     Args:
       config: the settings, resolved or not.
@@ -198,7 +197,7 @@ def _check_model(config: RunConfig, is_text: bool) -> None:
 
 
 def _outputs(config: RunConfig, train: data.Examples) -> int:
-    """Numbers that the model of a regression foretells for an example."""
+    """Return the number of outputs of a regression."""
     if train.y.ndim > 2:
         raise ValueError(
             f"{config.dataset}: targets of shape {train.y.shape}; the models of a regression "
@@ -213,7 +212,7 @@ def _outputs(config: RunConfig, train: data.Examples) -> int:
 
 
 def _owners(config: RunConfig, train: data.Examples) -> np.ndarray:
-    """The id of each training example's client, [n], from the data's .npz file."""
+    """Read the id of each training example's client, [n], from the data's .npz file."""
     path, column = (text.partition(":")[2] for text in (config.dataset, config.partition))
     owners = read_npz(Path(path), config.dataset, [column])[column]
     if owners.shape != (len(train.y),):
@@ -225,7 +224,7 @@ def _owners(config: RunConfig, train: data.Examples) -> np.ndarray:
 
 
 def _warn_of_outliers(clients: data.FederatedArrays) -> None:
-    """Warn of clients whose values dwarf all others', which share one normalisation with them."""
+    """Warn of clients whose values dwarf all others', because all share one normalization."""
     x = np.asarray(clients.examples.x)
     if not np.issubdtype(x.dtype, np.floating):
         return
@@ -253,7 +252,7 @@ def _task(
     is_text: bool,
     is_regression: bool,
 ) -> tuple[Any, Preprocess | None, LossFn, CountFn]:
-    """(input to initialise the model with, preprocessing, loss, what evaluation counts)."""
+    """Return (input for initialization, preprocessing, loss, evaluation function)."""
     if is_text:
         loss_fn = models.language_model_loss(model.apply)
         return train.x[:1], None, loss_fn, models.token_counts(model.apply)
@@ -275,25 +274,25 @@ def run(
     progress: bool = True,
     on_row: Hook | Iterable[Hook] = (),
 ) -> SimulationResult:
-    """Run a config, or go on with it where its run directory stops.
+    """Run a config, or resume it from its run directory.
 
-    The directory (``config.resolve().run_dir``) then holds what ``simulate`` writes, where
-    summary.json also has ``client_accuracy`` [N] of the last model (or of each client's own one,
-    where the method has these) on each client's own training data, its mean and
-    ``worst_10_percent_accuracy`` (of a regression, the same of "mean_squared_error"); and
-    partition.json has the label histogram (null of text). Rows of a method with a model for each
-    client have ``personal_accuracy`` and its kin, see ``client_scores.build_own_tests``.
+    The directory (``config.resolve().run_dir``) has the files of ``simulate``, with two additions.
+    summary.json has ``client_accuracy`` [N] of the final global model (or of personal models) on
+    each client's training data, its mean and ``worst_10_percent_accuracy`` (for a regression, the
+    same of "mean_squared_error"). partition.json has the label histogram (null for text). For
+    methods with personal models, rows have ``personal_accuracy`` and other scores, see
+    ``client_scores.build_own_tests``.
 
     Args:
       config: the settings; they are resolved here.
-      examples, wrap: as of ``build``.
-      progress: show what is run, and how far it is, on stderr.
-      on_row: as of ``simulate``, beside the loggers of ``config.log``.
+      examples, wrap: as in ``build``.
+      progress: show the run and its progress on stderr.
+      on_row: as in ``simulate``, besides the loggers of ``config.log``.
 
     Raises:
       ValueError, TypeError: a setting is unknown, out of range, or missing.
       FileNotFoundError, ImportError: the data set, or what reads it, is not there.
-      FileExistsError: the directory holds another run.
+      FileExistsError: the directory has another run.
     """
     config = config.resolve()
     assert config.run_dir is not None  # resolved
@@ -342,12 +341,12 @@ def run(
 
 
 def _ends(config: RunConfig) -> dict[str, int]:
-    """The round at which the learning rate ends, where that depends on the number of rounds."""
+    """Return the last round of a schedule that depends on the number of rounds."""
     return {"client_lr_ends": config.rounds} if config.client_lr_schedule == "cosine" else {}
 
 
 def describe_partition(clients: data.FederatedArrays) -> dict[str, Any]:
-    """What partition.json holds: scheme, seed, hash, names, label histogram (null of text).
+    """Return the contents of partition.json: scheme, seed, hash, names, label histogram.
 
     Args:
       clients: the federation.

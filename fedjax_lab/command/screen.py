@@ -1,4 +1,4 @@
-"""What the terminal shows: tables, and errors and warnings of one line."""
+"""Terminal output: tables, and errors and warnings in one line."""
 
 import sys
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from fedjax_lab.command.commands import PROG
 
 
 def print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: with rich on a terminal, else as plain text.
+    """Print a table, with rich on a terminal, else as plain text.
 
     Args:
-      rows: texts, the first row being the head.
+      rows: texts, the first row is the header.
     """
     if sys.stdout.isatty():
         from rich.console import Console
@@ -32,15 +32,15 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
 
 
 def one_line(error: Any) -> str:
-    """An error or a warning as one line.
+    """Format an error or a warning as one line.
 
     Args:
-      error: an exception, or what a warning says.
+      error: an exception, or the text of a warning.
     """
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 1000 else f"{text[:1000]} ... (--debug shows all)"
 
 
 def show_warning(message: Any, *about: Any, **more: Any) -> None:
-    """What ``warnings.showwarning`` shall be while a command runs."""
+    """Show a warning in one line; replaces ``warnings.showwarning`` while a command runs."""
     print(f"{PROG}: warning: {one_line(message)}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""``fedjax-lab tune``: hyper-parameters of several methods by successive halving."""
+"""``fedjax-lab tune``: hyperparameters of several methods by successive halving."""
 
 import dataclasses
 import warnings
@@ -48,7 +48,7 @@ def tune_command(command: TuneCommand) -> int:
 
 
 def space_of(texts: Iterable[str], method: str, methods: Iterable[str]) -> dict[str, Any]:
-    """The space of one method, as ``tune`` takes it.
+    """Build the search space of one method for ``tune``.
 
     Args:
       texts: such as "client_lr=log:0.001:1", "momentum=0.5,0.9" or "scaffold.server_lr=0.5,1".
@@ -56,7 +56,7 @@ def space_of(texts: Iterable[str], method: str, methods: Iterable[str]) -> dict[
       methods: all names.
 
     Raises:
-      ValueError: a text is not of that form, or the method takes no such hyper-parameter.
+      ValueError: a text has another form, or the method takes no such hyperparameter.
     """
     found: dict[str, Any] = {}
     for text in texts:

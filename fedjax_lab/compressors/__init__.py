@@ -1,4 +1,4 @@
-"""Messages of fewer bytes: sparsifiers, quantisers, and the wrapper that gives them to a method."""
+"""Compressors: sparsifiers, quantizers, low-rank projections and compositions."""
 
 from fedjax_lab.compressors.base import Compressor, bfloat16, identity
 from fedjax_lab.compressors.catalogue import COMPRESSORS, as_compressor

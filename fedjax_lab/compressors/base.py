@@ -1,7 +1,7 @@
-"""What a compressor is, and the one that changes nothing.
+"""The compressor interface, and the identity compressor.
 
-A message is a dataclass pytree of fixed shapes; the vector's size d (and, where the arrays do
-not show it, its dtype) is static. Packed, it has the bytes that would travel.
+A message is a dataclass pytree of fixed shapes. The vector's size d is static, and so is its dtype
+if the arrays do not show it. A packed message has the bytes that would be sent.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ STATIC = {"static": True}  # metadata of a message's fields that are part of its
 
 
 class Positions(NamedTuple):
-    """Which coordinates a sparsifier of fixed size keeps, apart from their values.
+    """Positions of the coordinates that a sparsifier of fixed size keeps.
 
     Attributes:
-      kept: d -> k, how many coordinates are kept.
+      kept: d -> k, the number of kept coordinates.
       pack: message -> bytes of the positions.
       unpack: (reader, d) -> message whose ``values`` are still None.
       bytes: d -> size of the positions.
@@ -46,8 +46,8 @@ class Compressor:
     host. ``unpack(pack(message), d)`` decompresses to the same bits as ``message``.
 
     Attributes:
-      name: the factory's name.
-      options: what the factory was called with.
+      name: name of the factory.
+      options: arguments of the factory.
       compress: (key, v [d]) -> message.
       decompress: message -> C(v) [d], in the dtype of v.
       pack: message -> bytes.
@@ -57,11 +57,10 @@ class Compressor:
       snr_bound: d -> the smallest known b with E||C(v) - v||^2 <= b ||v||^2 for all v, the
         1/gamma of CFedAvg's Definition 1, which asks for b < 1. Up to rounding.
       unbiased: whether E C(v) = v.
-      positions: how a sparsifier of fixed size says what it keeps; None for all others.
-      direct: (key, v [d]) -> C(v) [d], a shorter way to the same bits without a message; None
-        where there is none.
-      direct_parts: (key, arrays of one dtype and any shape, which are v in order) -> C(v) in
-        arrays of those shapes; the same bits again. None where there is none.
+      positions: encoding of the positions of a sparsifier of fixed size; None for others.
+      direct: (key, v [d]) -> C(v) [d], the same bits computed without a message; or None.
+      direct_parts: (key, arrays of one dtype and any shapes, which together are v) -> C(v) in
+        arrays of these shapes, with the same bits; or None.
     """
 
     name: str
@@ -78,9 +77,9 @@ class Compressor:
     direct_parts: Callable[[Key, list[jax.Array]], list[jax.Array]] | None = None
 
     def apply(self, key: Key, v: jax.Array) -> jax.Array:
-        """C(v) [d], in the dtype of v: the bits of ``decompress(compress(key, v))``.
+        """Compute C(v) [d] in the dtype of v: the bits of ``decompress(compress(key, v))``.
 
-        What a simulation needs of a message of which nobody reads the bytes.
+        A simulation uses this when it does not need the bytes of a message.
 
         Args:
           key: typed PRNG key; consumed.
@@ -111,13 +110,13 @@ class Dense:
 
 
 def size_of(v: jax.Array) -> int:
-    """The size d of a vector that is to be compressed.
+    """Check a vector to be compressed and return its size d.
 
     Args:
       v: floating-point [d].
 
     Raises:
-      ValueError: ``v`` is no floating-point vector, is empty, or is too long for int32 indices.
+      ValueError: ``v`` is not a floating-point vector, is empty, or is too long for int32 indices.
     """
     if v.ndim != 1 or not jnp.issubdtype(v.dtype, jnp.floating):
         raise ValueError(f"v is {v.dtype}{list(v.shape)}; it must be a floating-point vector [d].")
@@ -127,24 +126,24 @@ def size_of(v: jax.Array) -> int:
 
 
 def at_least_float32(dtype: DType) -> np.dtype:
-    """The dtype in which scales and norms are computed and sent.
+    """Return the dtype in which scales and norms are computed and sent.
 
     Args:
-      dtype: of the vector.
+      dtype: dtype of the vector.
     """
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def relative_to_largest(v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(max |v|, v / max |v|), both at least float32: squares then neither vanish nor overflow.
+    """Scale a vector by its largest magnitude, so that squares neither vanish nor overflow.
 
-    A vector without a normal number counts as zero.
+    A vector without a normal number counts as zero. Results are at least float32.
 
     Args:
       v: floating-point [d].
 
     Returns:
-      (scalar, [d]).
+      (max |v|, a scalar; v / max |v|, [d]).
     """
     v = v.astype(at_least_float32(v.dtype))
     largest = jnp.abs(v).max()
@@ -153,7 +152,7 @@ def relative_to_largest(v: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def identity() -> Compressor:
-    """Send the vector as it is."""
+    """Send the vector unchanged."""
     return _dense("identity", lambda dtype: jnp.dtype(dtype), lambda d: 0.0, unbiased=True)
 
 
@@ -163,7 +162,7 @@ def bfloat16() -> Compressor:
 
 
 def _dense(name, sent_dtype, snr_bound, unbiased=False) -> Compressor:
-    """A compressor that casts each coordinate."""
+    """Build a compressor that casts each coordinate."""
 
     def compress(key, v):
         return Dense(v.astype(sent_dtype(v.dtype)), jnp.dtype(v.dtype), size_of(v))

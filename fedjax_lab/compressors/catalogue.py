@@ -1,4 +1,4 @@
-"""Every compressor, by the name of its factory, and as text."""
+"""The compressors by name, and their text form."""
 
 import inspect
 from collections.abc import Callable
@@ -54,13 +54,13 @@ _EXAMPLE_SIZE = 1_000_000
 
 
 def describe(name: str) -> list[str]:
-    """How a compressor is written as text, its arguments, and the bytes of its messages.
+    """Describe a compressor: its text form, its arguments, and the bytes of its messages.
 
     Args:
       name: a key of ``COMPRESSORS``.
 
     Raises:
-      KeyError: no compressor is called so.
+      KeyError: no compressor has this name.
     """
     parameters = inspect.signature(COMPRESSORS[name]).parameters.values()
     text = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
@@ -85,12 +85,12 @@ def describe(name: str) -> list[str]:
 
 
 def as_compressor(argument: str, value: Any) -> Compressor:
-    """Return a compressor, or make it from text.
+    """Return a compressor, or parse it from text.
 
-    Text is a name, with a colon and its first argument where there is one, and a plus sign
-    for ``compose``: "sign", "top_k:0.99", "low_rank:2", "top_k:0.99+qsgd:15". Of a sparsifier's
-    ``comp``, the fraction that is dropped, "top_k:drop=0.99" and "top_k:keep=0.01" say which is
-    meant: elsewhere, a rate may be the fraction that is kept.
+    A text is a name, optionally with a colon and the first argument; a plus sign means ``compose``:
+    "sign", "top_k:0.99", "low_rank:2", "top_k:0.99+qsgd:15". A sparsifier's ``comp`` is the
+    fraction that is dropped. Since other codes use the fraction that is kept, "top_k:drop=0.99" and
+    "top_k:keep=0.01" state which is meant.
 
     Args:
       argument: the argument's name, for errors.
@@ -98,7 +98,7 @@ def as_compressor(argument: str, value: Any) -> Compressor:
 
     Raises:
       TypeError: ``value`` is neither.
-      ValueError: the text names no compressor, or its argument is wrong or missing.
+      ValueError: the text does not name a compressor, or its argument is wrong or missing.
     """
     if isinstance(value, Compressor):
         return value
@@ -138,7 +138,7 @@ def _parse(argument: str, text: str) -> Compressor:
 
 
 def _dropped(argument: str, name: str, text: str) -> float:
-    """The fraction that "0.99", "drop=0.99" or "keep=0.01" drops."""
+    """Parse the dropped fraction from "0.99", "drop=0.99" or "keep=0.01"."""
     word, equals, number = text.partition("=")
     if not equals:
         return float(text)

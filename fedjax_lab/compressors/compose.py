@@ -1,4 +1,4 @@
-"""Sparsify, then quantise what is kept.
+"""Sparsification followed by quantization of the kept values.
 
 Basu, Data, Karakus, Diggavi: Qsparse-local-SGD. NeurIPS 2019.
 """
@@ -13,14 +13,14 @@ from fedjax_lab.compressors.base import Compressor
 
 
 def compose(sparsifier: Compressor, quantiser: Compressor) -> Compressor:
-    """Send the coordinates that ``sparsifier`` keeps as ``quantiser`` sees them.
+    """Quantize the coordinates that a sparsifier keeps.
 
-    With s and q the bounds of the two: s + q (1 - s) if q <= 1, else q; for an unbiased
-    sparsifier s + q (1 + s), or (sqrt(s) + sqrt(q (1 + s)))^2 where the quantiser is biased.
+    With bounds s and q of the two, the bound is s + q (1 - s) if q <= 1, else q. For an unbiased
+    sparsifier it is s + q (1 + s), or (sqrt(s) + sqrt(q (1 + s)))^2 if the quantizer is biased.
 
     Args:
       sparsifier: ``top_k`` or ``random_k``.
-      quantiser: any compressor; it gets the vector of the k kept values.
+      quantiser: any compressor; it receives the vector of the k kept values.
 
     Raises:
       ValueError: ``sparsifier`` does not keep a fixed number of values.

@@ -1,9 +1,9 @@
 """Compression by a matrix of low rank.
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-Optimization. NeurIPS 2019. Departures: one vector is seen as one nearly square matrix (the paper
-takes each layer's own matrix), and every message starts from a new random matrix (the paper
-starts from the last round's).
+Optimization. NeurIPS 2019. Departures: a vector is reshaped to one nearly square matrix (the paper
+uses each layer's matrix), and every message starts from a new random matrix (the paper starts from
+the last round's).
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ def low_rank(rank: int) -> Compressor:
 
     n = floor(sqrt(d)), m = ceil(d / n), zeros at the end. With r = min(rank, n),
     E||C(v) - v||^2 <= (1 - r/n) ||v||^2: the projection leans to the large singular values.
-    r (n + m) floats travel, which pays only for r below about sqrt(d) / 2.
+    A message has r (n + m) floats, which saves bytes only for r below about sqrt(d) / 2.
 
     Args:
       rank: columns of G.

@@ -23,7 +23,7 @@ _WORD = 32  # coordinates of a mask that are counted together
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sparse:
-    """Some coordinates and where they are.
+    """Some coordinates and their positions.
 
     Attributes:
       values: float [k]; a quantiser's message after ``compose``.
@@ -39,11 +39,11 @@ class Sparse:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Seeded:
-    """Some coordinates, and the seed from which both sides draw where they are.
+    """Some coordinates, and the seed from which both sides draw their positions.
 
     Attributes:
-      values: float [k] for ``random_k`` (or a quantiser's message); for ``random_drop``
-        float [d], 0 where dropped, because the number of kept ones is random.
+      values: float [k] for ``random_k`` (or a quantizer's message); for ``random_drop`` float [d],
+        0 if dropped, because the number of kept values is random.
       seed: uint32 scalar.
       d: the vector's size.
     """
@@ -71,16 +71,16 @@ def _kept(comp: float):
 
 
 def top_k(comp: float, *, selection: str = "bisection") -> Compressor:
-    """Keep the k largest magnitudes; among equals, those of lowest index.
+    """Keep the k largest magnitudes; of equal ones, those with the lowest indices.
 
     ||C(v) - v||^2 <= (1 - k/d) ||v||^2 for every v. Positions cost ceil(log2 d) bits each.
 
     Args:
       comp: fraction of coordinates that is dropped, in [0, 1).
-      selection: "bisection": exact, on the bits of the k-th magnitude, at a cost linear in d
-        whatever k is; "sort": the same coordinates through ``lax.top_k``; "approximate":
-        ``lax.approx_max_k``, which on TPU may miss some of them (it keeps the largest of
-        each of many bins, so that the bound holds all the same), and takes any of equals.
+      selection: "bisection": exact, on the bits of the k-th magnitude, with a cost linear in d for
+        any k. "sort": the same coordinates by ``lax.top_k``. "approximate": ``lax.approx_max_k``,
+        which on TPU may miss some of them and chooses freely among equal ones; it keeps the largest
+        of each of many bins, so the bound still holds.
 
     Raises:
       ValueError: ``comp`` lies outside [0, 1), or ``selection`` is unknown.
@@ -125,13 +125,13 @@ def top_k(comp: float, *, selection: str = "bisection") -> Compressor:
 
 
 def random_k(comp: float, *, rescale: bool = False) -> Compressor:
-    """Keep k coordinates, drawn without replacement from a seed that travels with them.
+    """Keep k random coordinates, drawn without replacement from a seed in the message.
 
     E||C(v) - v||^2 = (1 - k/d) ||v||^2; with ``rescale``, (d/k - 1) ||v||^2.
 
     Args:
       comp: fraction of coordinates that is dropped, in [0, 1).
-      rescale: multiply what is kept by d/k, so that the result is unbiased.
+      rescale: multiply kept values by d/k, so that the result is unbiased.
 
     Raises:
       ValueError: ``comp`` lies outside [0, 1).
@@ -196,15 +196,15 @@ def _fixed_size(name, options, compress, decompress, positions, unbiased=False) 
 
 
 def random_drop(comp: float, *, rescale: bool = False) -> Compressor:
-    """Keep each coordinate with probability 1 - comp, drawn from a seed that travels along.
+    """Keep each coordinate with probability 1 - comp, drawn from a seed in the message.
 
     E||C(v) - v||^2 = comp ||v||^2; with ``rescale``, comp / (1 - comp) ||v||^2, which is below
-    ||v||^2 only for comp < 1/2. How many are kept is random: a packed message has its true
-    size, ``bytes`` is the expected size, rounded.
+    ||v||^2 only for comp < 1/2. The number of kept values is random: a packed message has its true
+    size, and ``bytes`` is the rounded expected size.
 
     Args:
       comp: probability that a coordinate is dropped, in [0, 1).
-      rescale: divide what is kept by 1 - comp, so that the result is unbiased.
+      rescale: divide kept values by 1 - comp, so that the result is unbiased.
 
     Raises:
       ValueError: ``comp`` lies outside [0, 1).
@@ -254,12 +254,12 @@ def random_drop(comp: float, *, rescale: bool = False) -> Compressor:
 # Outside of jit, each message would else compile its loop anew.
 @functools.partial(jax.jit, static_argnames=("d", "k"))
 def _drawn(seed: jax.Array, d: int, k: int) -> jax.Array:
-    """Which k of d coordinates a message's seed stands for, bool [d]."""
+    """Draw the k of d coordinates of a message's seed, bool [d]."""
     return _are_largest([jax.random.bits(_drawn_key(seed), (d,), jnp.uint32)], k)[0]
 
 
 def _drawn_key(seed: jax.Array):
-    """The key of a message's seed; of a fixed kind, whose bits do not depend on vmap."""
+    """Make the key of a message's seed, of a kind whose bits do not depend on vmap."""
     return jax.random.key(seed, impl="threefry2x32")
 
 
@@ -276,7 +276,7 @@ def _bisection(magnitudes: jax.Array, k: int) -> jax.Array:
 
 
 def _ordered_bits(magnitudes: jax.Array) -> jax.Array:
-    """Unsigned numbers in the order of floats that are not negative: their bits."""
+    """Return the bits of nonnegative floats, unsigned numbers in the same order."""
     if magnitudes.dtype.itemsize < 4:
         magnitudes = magnitudes.astype(jnp.float32)
     return magnitudes.view(jnp.uint64 if magnitudes.dtype.itemsize == 8 else jnp.uint32)
@@ -286,10 +286,10 @@ _SELECTIONS = {"approximate": _approximate, "bisection": _bisection, "sort": _so
 
 
 def _are_largest(parts: list[jax.Array], k: int) -> list[jax.Array]:
-    """Which of d unsigned numbers are the k largest; of equals, those of lowest index.
+    """Select the k largest of d unsigned numbers; of equal ones, those with lowest indices.
 
-    The numbers come in parts of any shape, one after the other, and so do the answers, bool: to
-    put them into one vector would rearrange them on accelerators.
+    Numbers and results (bool) are in parts of any shapes, because joining them into one vector
+    would rearrange them on accelerators.
     """
     sizes = [part.size for part in parts]
     d = sum(sizes)
@@ -316,7 +316,7 @@ def _numbers_behind(shape: tuple[int, ...], behind_all: int) -> jax.Array:
 
 
 def _search(holds, dtype, width, count, k) -> tuple[jax.Array, jax.Array]:
-    """(x, how many numbers ``holds(x)`` is true for): the largest x with k or more.
+    """Find the largest x for which ``holds`` is true for k numbers or more: (x, their number).
 
     The search ends early at an x with k of them. Two bits of x are found in each pass, because
     three counts together take no longer than one.
@@ -325,8 +325,8 @@ def _search(holds, dtype, width, count, k) -> tuple[jax.Array, jax.Array]:
       holds: x -> bools, in parts of any shape; true for fewer numbers the larger x is.
       dtype: of x, unsigned.
       width: bits of x that may be set; None: all.
-      count: how many ``holds(0)`` is true for, at least ``k``.
-      k: how many are wanted.
+      count: number of Trues of ``holds(0)``, at least ``k``.
+      k: number of wanted Trues.
     """
     width = 8 * jnp.dtype(dtype).itemsize if width is None else width
 
@@ -358,7 +358,7 @@ def _add_each(left, right):
 
 
 def _places(taken: jax.Array, k: int) -> jax.Array:
-    """Indices of the k Trues of a mask, ascending, int32."""
+    """Return the indices of the k Trues of a mask, ascending, int32."""
     # Rank r lies in the first word that more than r Trues reach.
     words, through = _words(taken)
     word = jnp.cumsum(jnp.zeros(k, jnp.int32).at[through].add(1, mode="drop"))

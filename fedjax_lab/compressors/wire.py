@@ -1,4 +1,4 @@
-"""The packed form of a message: whole sections of little-endian floats and of bit fields.
+"""The wire format of messages: sections of little-endian floats and of bit fields.
 
 Runs on the host, in NumPy. Every section begins on a byte; a bit field of width w holds
 unsigned numbers below 2**w, most significant bit first.
@@ -12,7 +12,7 @@ _CHUNK = 1 << 20  # numbers whose bits are unpacked at once; a multiple of 8
 
 
 def width_of(count: int) -> int:
-    """Bits that tell ``count`` things apart: ceil(log2 count), 0 for one thing."""
+    """Return the bits that distinguish ``count`` values: ceil(log2 count), 0 for one value."""
     return (count - 1).bit_length()
 
 
@@ -22,12 +22,12 @@ def section_bytes(count: int, width: int) -> int:
 
 
 def pack_floats(values: np.ndarray) -> bytes:
-    """The numbers as they are, in their own width."""
+    """Pack floats in their own width."""
     return np.ascontiguousarray(values).tobytes()
 
 
 def pack_bits(numbers: np.ndarray, width: int) -> bytes:
-    """Unsigned numbers below 2**width, ``width`` bits each."""
+    """Pack unsigned numbers below 2**width in ``width`` bits each."""
     return b"".join(_packed_chunks(np.asarray(numbers), width)) if width else b""
 
 
@@ -54,17 +54,17 @@ def unpack_bits(data: bytes, count: int, width: int) -> np.ndarray:
 
 
 class Reader:
-    """Takes sections off the front of packed bytes."""
+    """Reads sections of packed bytes in order."""
 
     def __init__(self, data: bytes):
         self._data = data
         self._position = 0
 
     def take(self, size: int) -> bytes:
-        """The next ``size`` bytes.
+        """Read the next ``size`` bytes.
 
         Raises:
-          ValueError: the data ends before.
+          ValueError: the data is too short.
         """
         end = self._position + size
         if end > len(self._data):
@@ -74,18 +74,18 @@ class Reader:
         return section
 
     def floats(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """The next ``count`` floats."""
+        """Read the next ``count`` floats."""
         return np.frombuffer(self.take(count * dtype.itemsize), dtype).copy()
 
     def bits(self, count: int, width: int) -> np.ndarray:
-        """The next ``count`` numbers of ``width`` bits, uint32."""
+        """Read the next ``count`` numbers of ``width`` bits, uint32."""
         return unpack_bits(self.take(section_bytes(count, width)), count, width)
 
     def end(self) -> None:
-        """Check that nothing is left.
+        """Check that all bytes have been read.
 
         Raises:
-          ValueError: bytes are left.
+          ValueError: bytes remain.
         """
         if self._position != len(self._data):
             raise ValueError(

@@ -1,8 +1,8 @@
 """Data: from files on disk to the mini-batches of a round.
 
-A data set is read (``load``), divided among clients and put on the device (``partition``; or
-``from_clients``, where it comes divided), and drawn into a round's cohort and mini-batches
-(``draw_batch``).
+``load`` reads a data set. ``partition`` divides it among clients and puts it on the device;
+``from_clients`` does so for data that come with their clients. ``draw_batch`` samples a round's
+clients and mini-batches.
 """
 
 from fedjax_lab.data import synthetic

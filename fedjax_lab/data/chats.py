@@ -7,7 +7,7 @@ A record is a conversation in one of these forms, with any fields besides:
 - ``prompt`` and ``completion`` (or ``response``);
 - ``text``: plain text, of which every token is scored.
 
-Otherwise only what the assistant says is scored, with the mark that ends it.
+Except for ``text``, only the assistant's messages are scored, with the token that ends them.
 """
 
 import json
@@ -26,12 +26,12 @@ ROLES = ("system", "user", "assistant")
 
 
 class Template(NamedTuple):
-    """The marks around messages.
+    """The special tokens around messages.
 
     Attributes:
       start: before a conversation.
       before: before each message; "{role}" in it is the role.
-      end: after each message; scored where the message is.
+      end: after each message; scored if the message is.
       gap: between messages.
     """
 
@@ -53,7 +53,7 @@ def load_tokenizer(file: str | Path) -> Any:
     """Read a tokenizer of the library ``tokenizers``, such as a model's ``tokenizer.json``.
 
     Args:
-      file: of JSON; of a folder, its ``tokenizer.json``.
+      file: a JSON file; or a folder that contains ``tokenizer.json``.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -95,22 +95,23 @@ def from_chats(
         loss_fn = models.answer_loss(model.apply)
 
     Args:
-      records: a file of JSON lines; or records, such as a ``Dataset`` of Hugging Face's
-        ``datasets``.
-      tokenizer: has ``encode(text, add_special_tokens=False).ids``.
-      client: the field that says whose a record is: text or an integer.
-      length, too_long: as for ``pack``.
-      template: "chatml", "llama3", or a ``Template``. A model's own marks must be tokens of its
+      records: a file of JSON lines; or an iterable of records, such as a ``Dataset`` of Hugging
+        Face's ``datasets``.
+      tokenizer: object with ``encode(text, add_special_tokens=False).ids``.
+      client: field with the client's id, text or an integer.
+      length, too_long: as in ``pack``.
+      template: "chatml", "llama3", or a ``Template``. Its special tokens must be tokens of the
         tokenizer.
-      min_size: rows that every client has at least.
+      min_size: smallest number of rows of a client.
 
     Returns:
-      The clients in the order in which they first occur, which are ``names``; an example is a row.
+      The clients in the order of their first occurrence, with their ids as ``names``; an example is
+      a row.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: a line is no JSON object, a record has none of the forms or lacks the field, or as
-        ``pack`` and ``from_clients``.
+      ValueError: a line is not a JSON object; a record has none of the forms or lacks the field; or
+        as in ``pack`` and ``from_clients``.
     """
     of_client: dict[str, list[Sentence]] = {}
     for where, record in _numbered(records):
@@ -136,10 +137,10 @@ def pack_chats(
     template: str | Template = "chatml",
     too_long: str = "error",
 ) -> Examples:
-    """Pack conversations of nobody in particular into rows, such as to evaluate on.
+    """Pack conversations without clients into rows, for example for evaluation.
 
     Args:
-      records, tokenizer, length, template, too_long: as for ``from_chats``.
+      records, tokenizer, length, template, too_long: as in ``from_chats``.
 
     Raises:
       FileNotFoundError, ValueError: as ``from_chats``.
@@ -149,7 +150,7 @@ def pack_chats(
 
 
 def _numbered(records: Records) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(where it stands, the record)."""
+    """Yield (location for errors, record)."""
     if not isinstance(records, str | Path):
         for number, record in enumerate(records):
             if not isinstance(record, Mapping):
@@ -175,7 +176,7 @@ def _numbered(records: Records) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _sentence(
     where: str, record: Mapping[str, Any], tokenizer: Any, template: str | Template
 ) -> Sentence:
-    """A record's tokens, and which are scored."""
+    """Tokenize a record; returns its tokens and which of them are scored."""
     if isinstance(template, str):
         template = TEMPLATES[check_choice("template", template, TEMPLATES)]
     if "text" in record and "messages" not in record:
@@ -201,7 +202,7 @@ def _sentence(
 
 
 def _encode(tokenizer: Any, text: str, is_mark: bool) -> list[int]:
-    """Tokens of a part. What people write stays text, also where it looks like a mark."""
+    """Tokenize a part; special tokens inside messages stay text."""
     if not text:
         return []
     before = getattr(tokenizer, "encode_special_tokens", None)
@@ -215,7 +216,7 @@ def _encode(tokenizer: Any, text: str, is_mark: bool) -> list[int]:
 
 
 def _messages(where: str, record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(role, content) of each message."""
+    """Return (role, content) of each message."""
     if "messages" in record:
         messages = record["messages"]
         if not isinstance(messages, (list, tuple)) or not messages:

@@ -1,7 +1,6 @@
-"""Clients as they are: data that come divided, and a federation divided into two.
+"""Natural clients: data that come with their clients, and splits of a federation.
 
-Host-side NumPy on indices. What is divided once more shares its examples, which stay where they are
-on the device.
+They use host-side NumPy on indices. The parts of a split share their examples on the device.
 
 Axes: n examples of all clients, n_i of client i, N clients.
 """
@@ -33,21 +32,21 @@ def from_clients(clients: Mapping[Any, PyTree], *, min_size: int = 1) -> Federat
         clients.names  # ("alice", "bob")
 
     Args:
-      clients: each client's id (text, an integer, anything that has a text) and examples, in the
-        order in which clients are numbered: a tuple (x, y), which becomes ``Examples``, or any
-        other pytree of arrays [n_i, ...]. Targets may be of any kind and shape. The pytrees, their
-        dtypes and the shapes of one example must be the same for all clients.
+      clients: mapping from ids (text, integers, or objects with a string form) to examples, in the
+        order of the client numbers. Examples are a tuple (x, y), which becomes ``Examples``, or any
+        other pytree of arrays [n_i, ...], with targets of any kind and shape. Structure, dtypes and
+        the shape of an example must be the same for all clients.
       min_size: examples that every client has at least; 0 allows empty clients, which are never
         drawn.
 
     Returns:
-      The federation; its scheme is "natural", and 64-bit numbers are held as 32-bit ones.
+      The federation, with the scheme "natural". 64-bit numbers become 32-bit ones.
 
     Raises:
-      TypeError: ``clients`` is no mapping.
-      ValueError: there is no client, two ids have the same text, a client has fewer than
-        ``min_size`` examples, or not the structure, dtypes and shapes of the first one (the message
-        names it); or arrays hold no numbers, or integers beyond 32 bits.
+      TypeError: ``clients`` is not a mapping.
+      ValueError: there is no client; two ids have the same string; a client has fewer than
+        ``min_size`` examples, or another structure, dtype or shape than the first one (the message
+        names it); or arrays are not numeric or have integers beyond 32 bits.
     """
     min_size = check_int("min_size", min_size, minimum=0)
     if not isinstance(clients, Mapping):
@@ -108,22 +107,22 @@ def _check_alike(name: str, tree: PyTree, first_name: str, first: PyTree) -> Non
 
 
 def split_clients(clients: Clients, held_out: float, seed: int = 0) -> tuple[Clients, Clients]:
-    """Set clients aside that training never sees.
+    """Hold out clients from training.
 
-    Both parts hold their examples in the same arrays, keep the order of the clients and their
-    names, and number them anew from 0.
+    Both parts share the example arrays and keep the order and the names of the clients. Clients are
+    numbered from 0 in each part.
 
     Args:
       clients: N clients.
-      held_out: how many to set aside: a share of them, a float in (0, 1) (rounded to a whole
-        number, but at least 1), or a number, an int.
-      seed: the same seed sets the same clients aside.
+      held_out: clients to hold out: a share, float in (0, 1), rounded but at least one client; or a
+        number, int.
+      seed: the same seed holds out the same clients.
 
     Returns:
-      (clients to train with, unseen clients).
+      (clients for training, held-out clients).
 
     Raises:
-      TypeError: ``held_out`` or ``seed`` is no number.
+      TypeError: ``held_out`` or ``seed`` is not a number.
       ValueError: one part would have no client, or none with data.
     """
     num_clients = clients.num_clients
@@ -151,20 +150,20 @@ def split_clients(clients: Clients, held_out: float, seed: int = 0) -> tuple[Cli
 def split_examples(clients: Clients, fraction: float, seed: int = 0) -> tuple[Clients, Clients]:
     """Give every client training examples and test examples of its own.
 
-    Both federations have the same clients in the same order, and hold their examples in the same
-    arrays. Of n_i examples a client's test set gets ``fraction`` n_i, rounded, but at least one and
-    at most n_i - 1. A client with one example keeps it for training and has an empty test set.
+    Both federations have the same clients in the same order and share the example arrays. A
+    client's test set gets ``fraction`` n_i of its n_i examples, rounded, at least one and at most
+    n_i - 1. A client with one example keeps it for training and has an empty test set.
 
     Args:
       clients: N clients.
-      fraction: of a client's examples, for testing; in (0, 1).
+      fraction: share of a client's examples for testing, in (0, 1).
       seed: the same seed gives the same parts.
 
     Returns:
       (train, test).
 
     Raises:
-      TypeError: an argument is no number.
+      TypeError: an argument is not a number.
       ValueError: ``fraction`` or ``seed`` is out of range, or no client has two examples.
     """
     check_number(
@@ -202,24 +201,24 @@ def _share(
 def divide_like(
     clients: FederatedArrays | FederatedStream, test: PyTree, seed: int = 0
 ) -> FederatedArrays:
-    """Divide other examples, such as the test set, so that clients get the labels that they know.
+    """Divide other examples, such as the test set, with each client's label distribution.
 
-    The examples of a class are dealt in proportion to what the clients hold of it, in whole numbers
-    by the largest remainder, equal remainders at random. So a client's number of test examples
-    of a class is its exact share to within one, and where both sets have the same mix of labels,
-    each client's test set has the client's mix. Every example is used once.
+    The examples of a class are divided in proportion to the clients' examples of that class. Shares
+    are rounded by largest remainders, with ties broken at random, so each count is exact to within
+    one. If both sets have the same label distribution, each client's test set has the client's
+    distribution. Every example is used once.
 
     Args:
       clients: N clients, with class labels.
       test: ``Examples``, a tuple (x, y), or a pytree with integer labels [n] from 0 in ``y``.
-      seed: which of a class go to whom; the same seed gives the same.
+      seed: decides which examples of a class a client gets; the same seed gives the same division.
 
     Returns:
-      N clients in the order of ``clients``, with its names; some may have no example. The scheme
-      is called "like" and that of ``clients``.
+      N clients in the order of ``clients`` and with its names; some may have no examples. The
+      scheme is "like" followed by the scheme of ``clients``.
 
     Raises:
-      ValueError: examples have no class labels, or ``test`` a label that no client holds.
+      ValueError: examples have no class labels, or ``test`` has a label that no client has.
     """
     rng = np.random.default_rng(check_int("seed", seed, minimum=0))
     test = as_examples(test)

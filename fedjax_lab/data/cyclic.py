@@ -1,7 +1,7 @@
-"""Cyclic cohorts: the clients are dealt into groups once, at random, and the groups take turns.
+"""Cyclic client sampling: clients are divided into random groups, which take turns.
 
-A client comes back after exactly as many rounds as there are groups, which accounts of correlated
-noise rest on (``fedjax_lab.wrappers.correlated``).
+A client participates again after as many rounds as there are groups. The accounting of correlated
+noise relies on this (``fedjax_lab.wrappers.correlated``).
 """
 
 import jax
@@ -16,7 +16,7 @@ _DEAL = jnp.iinfo(jnp.uint32).max - 16
 
 
 def turns(cohort_size: int, available: int) -> int:
-    """After how many rounds a client comes back: the groups, of ``cohort_size`` at most.
+    """Compute the number of groups, after which a client participates again.
 
     Args:
       cohort_size: clients of a round, at most.
@@ -26,7 +26,7 @@ def turns(cohort_size: int, available: int) -> int:
 
 
 def cyclic_slots(cohort_size: int, available: int) -> int:
-    """Clients of the largest group; the groups are as equal as can be.
+    """Compute the size of the largest group; sizes differ by at most one.
 
     Args:
       cohort_size: clients of a round, at most.
@@ -38,10 +38,10 @@ def cyclic_slots(cohort_size: int, available: int) -> int:
 def sample_cyclic(
     key: Key, clients: FederatedArrays, cohort_size: int, round: jax.Array
 ) -> jax.Array:
-    """The group whose turn it is. The cost depends on its size and not on N.
+    """Return the group of a round. The cost depends on its size and not on N.
 
     Args:
-      key: the run's typed PRNG key, the same in every round; it decides who is in which group.
+      key: the run's typed PRNG key, the same in every round; it determines the groups.
       clients: the federation, M of its N clients with data.
       cohort_size: the largest number of clients in a round, at most M.
       round: int32 scalar, from 0.

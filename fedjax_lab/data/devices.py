@@ -1,6 +1,6 @@
-"""What the clients' devices manage in a round: unequal numbers of local steps, drop-outs.
+"""System heterogeneity: stragglers with fewer local steps, and dropouts.
 
-The field calls it system heterogeneity. All of it is a function of (key, round, client id).
+Everything is a function of (key, round, client id).
 
 Axes: N clients, S slots of the cohort.
 """
@@ -19,23 +19,23 @@ _SPEED, _STEPS = jnp.iinfo(jnp.uint32).max, jnp.iinfo(jnp.uint32).max - 1
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """How the local steps K_i of a client come about, in this order.
+    """Numbers of local steps K_i and dropouts of the clients, applied in this order.
 
     1. The schedule asks for K steps, or for E passes over the client's data.
-    2. With ``min_local_steps`` the client takes a uniformly drawn number between that and 1.
-    3. With ``time_budget`` it takes only the steps that it finishes in time: the client's step
-       takes ``step_time * exp(step_time_spread * z_i)`` seconds, z_i standard normal, the same in
-       every round. A client that finishes no step (K_i = 0) takes no part in the round.
-    4. With probability ``dropout`` a client of the cohort fails and takes no part.
+    2. With ``min_local_steps`` the client takes a uniformly drawn number between that and the
+    number of step 1.
+    3. With ``time_budget`` a straggler takes only the steps that it finishes in time. A local step
+    takes ``step_time * exp(step_time_spread * z_i)`` seconds, z_i standard normal, the same in
+       every round. A client that finishes no step (K_i = 0) does not participate.
+    4. With probability ``dropout`` a sampled client fails and does not participate.
 
     Attributes:
-      min_local_steps: least number of local steps, at least 1; None: 1. is not varied.
-      redraw: "round": the number of 2. is drawn anew in each round; "run": once for each client.
-      time_budget: simulated seconds that the server waits for its clients; None: as long as
-        they need.
+      min_local_steps: least number of local steps, at least 1; None: the number of step 1.
+      redraw: "round": step 2 draws anew in each round; "run": once for each client.
+      time_budget: simulated seconds that the server waits; None: until all clients are done.
       step_time: median over the clients of the simulated seconds of one local step.
-      step_time_spread: standard deviation over the clients of its logarithm; 0: all alike.
-      dropout: probability that a client fails, in [0, 1), in each round anew.
+      step_time_spread: standard deviation over the clients of its logarithm; 0: all equal.
+      dropout: probability that a client fails, in [0, 1), independent in each round.
 
     Raises:
       TypeError: a value has the wrong type.
@@ -61,7 +61,7 @@ class Devices:
         check_number("dropout", self.dropout, minimum=0.0, maximum=1.0, exclusive_maximum=True)
 
     def step_seconds(self, key: Key, client_ids: jax.Array) -> jax.Array:
-        """Simulated seconds of a local step of each client, float [S].
+        """Compute the simulated seconds of a local step of each client, float [S].
 
         Args:
           key: the run's key.
@@ -73,7 +73,7 @@ class Devices:
     def local_steps(
         self, key: Key, round: jax.Array, client_ids: jax.Array, planned: jax.Array
     ) -> jax.Array:
-        """Steps that each client takes, int32 [S].
+        """Compute the number of local steps of each client, int32 [S].
 
         Args:
           key: the run's key.
@@ -96,10 +96,10 @@ class Devices:
         return steps
 
     def reports(self, key: Key, client_ids: jax.Array) -> jax.Array | None:
-        """Which clients do not fail, bool [S]; None: nobody fails.
+        """Sample which clients do not fail, bool [S]; None: no client fails.
 
         Args:
-          key: the round's key of drop-outs.
+          key: the round's key for dropouts.
           client_ids: int32 [S].
         """
         if self.dropout == 0:
@@ -109,10 +109,10 @@ class Devices:
     def round_seconds(
         self, key: Key, client_ids: jax.Array, steps: jax.Array, reports: jax.Array
     ) -> jax.Array:
-        """How long the server waits, in simulated seconds of computing; a float scalar.
+        """Compute the simulated seconds that the server waits for computation; a float scalar.
 
-        Until the last client reports; until the budget is used up if a client never does.
-        Without a budget, clients that never report are known to have failed.
+        The server waits until the last client reports, or until the end of the budget if a client
+        never does. Without a budget, the server knows which clients have failed.
 
         Args:
           key: the run's key.

@@ -1,4 +1,4 @@
-"""A partitioned data set on the device: one resident copy and a flat index table.
+"""A partitioned data set on the device: one resident copy and a flat table of indices.
 
 Axes: n examples, m of them held by some client, N clients, C classes.
 """
@@ -33,11 +33,11 @@ _MAX_NAMED = 10
 
 @dataclasses.dataclass(frozen=True)
 class PartitionInfo:
-    """Where a partition comes from; hashable, so that it may be a static argument.
+    """Origin of a partition; hashable, so that it may be a static argument.
 
     Attributes:
       spec: the scheme, such as "dirichlet:0.1".
-      seed: the seed that it was drawn with.
+      seed: seed of the draw.
       hash: 16 hexadecimal digits, different for different partitions.
     """
 
@@ -53,14 +53,14 @@ class PartitionInfo:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class FederatedArrays:
-    """All clients' data, resident on the device; a pytree, to be passed to jitted functions.
+    """All clients' data on the device; a pytree that can be passed to jitted functions.
 
     Client i holds ``examples[indices[starts[i] : starts[i] + sizes[i]]]``.
 
     Attributes:
-      examples: pytree with leading axis n (``Examples`` in practice), in storage dtype. Several
-        federations may share it and hold different parts.
-      indices: int32 [m], example indices, client after client.
+      examples: pytree with leading axis n (usually ``Examples``) in storage dtype. Several
+        federations may share it and use different parts.
+      indices: int32 [m], example indices, grouped by client.
       starts: int32 [N], where each client's indices begin.
       sizes: int32 [N], examples of each client.
       nonempty: int32 [M], ids of the clients with data; None: all clients have data.
@@ -68,11 +68,11 @@ class FederatedArrays:
       min_size: smallest number of examples of a client with data.
       max_size: largest number of examples of a client.
       partition: scheme, seed and hash.
-      names: the clients' ids as text, N of them; None: they have none but their numbers.
-      window: int32 [P] in rising order, where ``examples`` are those of a larger set with these
-        numbers, [P, ...]; the largest int32 stands for none. None: ``examples`` are all.
-      categories: (column, its values) for each column of text of a table, numbered in this order.
-      times: a ``RoundTimes``, which ``simulate(times=...)`` puts there; None: time is not counted.
+      names: N client ids as text; None: clients have only numbers.
+      window: int32 [P] in rising order, the indices in a larger set of the ``examples`` [P, ...];
+        the largest int32 is padding. None: ``examples`` is the whole set.
+      categories: (column, its values in the order of their codes) for each text column of a table.
+      times: a ``RoundTimes``, set by ``simulate(times=...)``; None: time is not simulated.
     """
 
     examples: Any
@@ -127,13 +127,12 @@ class FederatedArrays:
         return "\n".join([*lines, f"on the device: {size / 2**20:,.1f} MiB"])
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw who holds what: sizes above, label shares below (if there are class labels).
+        """Plot the partition: sizes above, label shares below (if there are class labels).
 
-        Beyond 100 clients, 100 of them are shown, evenly spaced among the clients in order
-        of size.
+        With more than 100 clients, 100 are shown, evenly spaced in the order of size.
 
         Args:
-          path: where to save the figure; its ending selects the format.
+          path: file of the figure; its suffix selects the format.
 
         Returns:
           The matplotlib Figure.
@@ -153,7 +152,7 @@ class FederatedArrays:
         return figure
 
     def share(self, host: Partition, names: tuple[str, ...] | None) -> "FederatedArrays":
-        """A federation that holds other parts of the same examples.
+        """Create a federation with another partition of the same examples.
 
         Args:
           host: who holds which of them.
@@ -166,7 +165,7 @@ class FederatedArrays:
         return dataclasses.replace(shared, categories=self.categories)
 
     def host_partition(self) -> Partition:
-        """Who holds which example, on the host."""
+        """Return the partition on the host."""
         info = self.partition
         return Partition(np.asarray(self.indices), np.asarray(self.sizes), info.spec, info.seed)
 
@@ -182,19 +181,19 @@ def partition(
 
     Args:
       train: ``Examples``, a tuple (x, y), or any pytree of arrays with leading axis n. Schemes by
-        label want integers [n] from 0 in ``y``; the others take what there is.
+        label need integers [n] from 0 in ``y``; the others do not read it.
       spec: a key of ``PARTITIONS`` with its number, such as "dirichlet:0.1", or an array [n]
         with the id of each example's client: integers or text. See ``split_indices``.
-      num_clients: N. None, for ids alone: as many as there are different ones, numbered in the
-        order of their ids, which become ``names``. With N, ids are the integers below N, or
-        text, N different ones.
+      num_clients: N. None, only for ids: the number of distinct ids; clients are numbered in the
+        order of their ids, which become ``names``. With N, ids are integers below N, or N distinct
+        strings.
       seed: the same seed gives the same partition.
-      min_size: examples that every client has at least; 0 allows empty clients, which are
-        never drawn. None: 2 of a scheme, 1 of ids.
+      min_size: smallest number of examples of a client; 0 allows empty clients, which are never
+        sampled. None: 2 for a scheme, 1 for ids.
 
     Raises:
-      TypeError, ValueError: as ``split_indices``, and for leaves of unequal length, of text, or
-        of integers beyond 32 bits.
+      TypeError, ValueError: as in ``split_indices``; or leaves have different lengths, are text, or
+        have integers beyond 32 bits.
     """
     train = as_examples(train)
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(train)}
@@ -216,12 +215,12 @@ def divide(
     seed: int,
     min_size: int | None,
 ) -> tuple[Partition, tuple[str, ...] | None]:
-    """Who holds which example, and the clients' names.
+    """Compute the partition and the clients' names.
 
     Args:
       targets: an array [n, ...], or None.
       n: number of examples.
-      spec, num_clients, seed, min_size: as of ``partition``.
+      spec, num_clients, seed, min_size: as in ``partition``.
 
     Raises:
       TypeError, ValueError: as ``partition``.
@@ -244,7 +243,7 @@ def divide(
 
 
 def as_examples(tree: Any) -> Any:
-    """``Examples`` of a plain tuple (x, y); anything else as it is.
+    """Convert a plain tuple (x, y) to ``Examples``; return anything else unchanged.
 
     Args:
       tree: a pytree of arrays [n, ...].
@@ -255,7 +254,7 @@ def as_examples(tree: Any) -> Any:
 def from_partition(
     train: Any, host: Partition, names: tuple[str, ...] | None = None
 ) -> FederatedArrays:
-    """Put ``train`` and a ``Partition`` of it on the device.
+    """Put ``train`` and its ``Partition`` on the device.
 
     Args:
       train: pytree of arrays with leading axis n.
@@ -272,11 +271,11 @@ def from_partition(
 def from_resident(
     examples: Any, host: Partition, names: tuple[str, ...] | None = None
 ) -> FederatedArrays:
-    """As ``from_partition``, of examples that are on the device: they are shared, not copied.
+    """Create a federation from examples that are on the device, without a copy.
 
     Args:
       examples: pytree of device arrays with leading axis n.
-      host: who holds which of them; some may be held by nobody.
+      host: the partition; some examples may belong to no client.
       names: the clients' ids, N of them, or None.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Data sets in files of NumPy's (.npz) and of MNIST's (IDX) formats, read with suspicion."""
+"""Data sets in NumPy's (.npz) and MNIST's (IDX) formats; the readers trust nothing."""
 
 import gzip
 import math
@@ -47,7 +47,7 @@ def read_idx_folder(folder: Path, name: str) -> dict[str, np.ndarray]:
     """Read x_train, y_train, x_test and y_test from a folder with MNIST's four file names.
 
     Args:
-      folder: where the files are, .gz or not.
+      folder: folder of the files, plain or .gz.
       name: of the data set, for an error.
 
     Raises:
@@ -64,10 +64,10 @@ def read_idx_folder(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def has_idx(folder: Path) -> bool:
-    """Whether a folder has MNIST's training images.
+    """Return True if a folder has MNIST's training images.
 
     Args:
-      folder: where to look.
+      folder: the folder.
     """
     return _find_idx(folder, _IDX_FILES["x_train"]) is not None
 
@@ -82,13 +82,13 @@ def read_idx(path: Path, *, ndim: int) -> np.ndarray:
 
     Args:
       path: the file.
-      ndim: the rank that it must have.
+      ndim: required rank.
 
     Returns:
       uint8 [...] of rank ``ndim``.
 
     Raises:
-      ValueError: the file is no such IDX file, is cut short, or has bytes left over.
+      ValueError: the file is not such an IDX file, is truncated, or has extra bytes.
     """
     opener: Any = gzip.open if path.suffix == ".gz" else open
     try:
@@ -123,14 +123,14 @@ def read_idx(path: Path, *, ndim: int) -> np.ndarray:
 
 
 def _check_unpacked(path: Path, size: int) -> None:
-    """Refuse a file that unpacks to far more than it is, before it is unpacked.
+    """Refuse a file that declares a far larger unpacked size, before it is unpacked.
 
     Args:
       path: the file.
-      size: bytes that it says it has, unpacked.
+      size: declared bytes after unpacking.
 
     Raises:
-      ValueError: that is beyond the limit, or the limit is no number.
+      ValueError: the size exceeds the limit, or the limit is not a number.
     """
     text = os.environ.get(_LIMIT) or str(_GIB)
     try:
@@ -164,11 +164,11 @@ def read_npz(path: Path, name: str, keys: Sequence[str] | None = SPLITS) -> dict
     Args:
       path: the file.
       name: of the data set, for an error.
-      keys: names of the arrays; None: all that there are.
+      keys: names of the arrays; None: all.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is damaged, lacks an array, or unpacks to more than is allowed.
+      ValueError: it is damaged, lacks an array, or exceeds the allowed unpacked size.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{name}: there is no file {path}.")

@@ -1,4 +1,4 @@
-"""How unlike the clients of a partition are.
+"""Heterogeneity of the clients of a partition.
 
 Axes: n examples, N clients, C classes, L words of an example of text.
 """
@@ -15,7 +15,7 @@ _MOST_CLASSES = 2**16
 
 
 class Heterogeneity(NamedTuple):
-    """How unlike the clients are. Of sequences, the labels are their words.
+    """Heterogeneity of clients. For sequences, the labels are their words.
 
     Attributes:
       label_histogram: int64 [N, C].
@@ -32,7 +32,7 @@ class Heterogeneity(NamedTuple):
 
     @property
     def mean_tv_distance(self) -> float:
-        """Mean over the clients with data, in [0, 1): 0 where all have the global mix."""
+        """Mean over the clients with data, in [0, 1); 0 if all have the global distribution."""
         return float(np.nanmean(self.tv_distance))
 
     @property
@@ -42,7 +42,7 @@ class Heterogeneity(NamedTuple):
 
 
 def targets_of(examples: Any) -> Any | None:
-    """The array of targets, ``examples.y`` or ``examples["y"]``; None where there is not one.
+    """Return the targets, ``examples.y`` or ``examples["y"]``, or None.
 
     Args:
       examples: pytree of arrays.
@@ -55,14 +55,14 @@ def targets_of(examples: Any) -> Any | None:
 
 
 def labels_of(examples: Any) -> np.ndarray | None:
-    """The class labels of examples, or the words of sequences; None where there are none.
+    """Return the class labels of examples, or the words of sequences, or None.
 
     Args:
       examples: pytree of arrays with leading axis n.
 
     Returns:
-      Integers [n] or [n, L] from 0. None: there are no targets, they are no integers, or some are
-      negative or larger than any number of classes (65,536, or the number of targets).
+      Integers [n] or [n, L] from 0. None if there are no targets, they are not integers, or some
+      are negative or exceed the largest number of classes (65,536, or the number of targets).
     """
     targets = targets_of(examples)
     if targets is None or targets.ndim not in (1, 2) or targets.size == 0:
@@ -101,7 +101,7 @@ def describe(labels: Any, partition: Partition) -> str:
     """Summarise a partition in a few lines.
 
     Args:
-      labels: integers [n], or targets [n, L]; None: nothing is said of them.
+      labels: integers [n], or targets [n, L]; None: no summary of labels.
       partition: a partition of them.
     """
     sizes = np.asarray(partition.sizes)

@@ -1,4 +1,4 @@
-"""Data that come with their clients: tables with a column of ids, LEAF's and FedJAX's files.
+"""Data with natural clients: tables with a column of ids, LEAF's and FedJAX's files.
 
 Axes: n rows of a table, n_i examples of client i.
 """
@@ -38,35 +38,35 @@ def from_table(
     min_size: int = 1,
     categories: Mapping[str, Sequence[str]] | None = None,
 ) -> FederatedArrays:
-    """Put a table on the device whose rows say which client they are of.
+    """Put a table with a column of client ids on the device.
 
     ::
 
         clients = data.from_table("users.csv", client="user_id", x=["age", "dose"], y="response")
 
     Args:
-      table: a data frame of pandas or polars, a table of pyarrow, a ``Dataset`` of Hugging Face's
-        ``datasets``, a path to a file .csv or .parquet, or a mapping from names to columns
-        [n, ...], such as a dict of arrays.
-      client: the column of clients' ids, integers or text.
-      x: the column of inputs; or several columns [n], which become one array of floats
-        [n, how many].
-      y: the column of targets, or several.
+      table: a pandas or polars data frame, a pyarrow table, a ``Dataset`` of Hugging Face's
+        ``datasets``, the path of a .csv or .parquet file, or a mapping from names to columns [n,
+        ...], such as a dict of arrays.
+      client: name of the column of client ids, integers or text.
+      x: name of the column of inputs; or several names of columns [n], which become one float array
+        [n, number of columns].
+      y: name of the column of targets, or several names.
       min_size: examples that every client has at least.
-      categories: {column of text: its values in the order of their numbers}, such as
+      categories: {text column: its values in the order of their codes}, such as
         ``dict(train.categories)`` for a second table. None: the values that occur, sorted.
 
     Returns:
-      The clients in the order of their ids, which are their ``names``. Columns of text in ``x`` or
-      ``y`` become integers from 0, and ``categories`` of the result says what they stand for.
+      The clients in the order of their ids, which are their ``names``. Text columns in ``x`` or
+      ``y`` become integers from 0; ``categories`` of the result gives their values.
 
     Raises:
-      TypeError: ``table`` has no columns by name.
+      TypeError: ``table`` has no named columns.
       FileNotFoundError: there is no such file.
-      ImportError: narwhals or pyarrow is needed and missing.
-      ValueError: a column is not there, is not as long as the others, lacks values or has values
-        of several kinds; ``categories`` do not fit; a client has fewer than ``min_size`` rows, or
-        ids are neither integers nor text.
+      ImportError: narwhals or pyarrow is required and missing.
+      ValueError: a column is missing, has another length, missing values, or values of several
+        kinds; ``categories`` do not fit; a client has fewer than ``min_size`` rows; or ids are
+        neither integers nor text.
     """
     read = Table(table)
     names, owners = number_owners(read.column("client", client), min_size, f"client={client!r}")
@@ -93,7 +93,7 @@ def _numbers(
     given: Mapping[str, Sequence[str]],
     used: dict[str, tuple[str, ...]],
 ) -> np.ndarray:
-    """The columns as one array; the values of those that are text are put into ``used``."""
+    """Join columns into one array; the values of text columns are added to ``used``."""
     parts = []
     for name in [names] if isinstance(names, str) else names:
         part = table.column(argument, name)
@@ -135,21 +135,21 @@ def from_tfds(
     data_dir: str | Path | None = None,
     min_size: int = 1,
 ) -> FederatedArrays:
-    """As ``from_table``, of a prepared set of tensorflow-datasets with a feature of ids.
+    """Put a prepared tensorflow-datasets set with a feature of client ids on the device.
 
     Args:
-      name: what TFDS calls it, such as "movielens/100k-ratings".
-      client: the feature of clients' ids, integers or text.
+      name: name of the set in TFDS, such as "movielens/100k-ratings".
+      client: feature of client ids, integers or text.
       x: the feature of inputs, or several.
       y: the feature of targets, or several.
-      split: of the set.
+      split: split of the set.
       data_dir: the TFDS directory; None: TFDS's own.
       min_size: examples that every client has at least.
 
     Raises:
       ImportError: tensorflow-datasets is missing.
       FileNotFoundError: the set is not prepared; the message says how to.
-      ValueError: TFDS knows no such set, it has no such split or feature, or as ``from_table``.
+      ValueError: the set, split or feature does not exist, or as in ``from_table``.
     """
     wanted = [client, *([x] if isinstance(x, str) else x), *([y] if isinstance(y, str) else y)]
     table = tfds.read_columns(f"tfds:{name}", wanted, split, data_dir)
@@ -168,19 +168,19 @@ def load_leaf(
     and ``y`` for each user. Source: Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018.
 
     Args:
-      folder: where the files are; they are read in the order of their names.
-      convert: (x, y) of a user -> pytree of arrays [n_i, ...], such as for x that is text. None:
-        ``Examples`` of what are numbers of one shape.
+      folder: folder of the files, which are read in the order of their names.
+      convert: (x, y) of a user -> pytree of arrays [n_i, ...], for example if x is text. None:
+        ``Examples``, which needs numbers of one shape.
       min_size: examples that every user has at least.
 
     Returns:
-      The users in the order of the files. Where some have whole numbers and some have not, all are
+      The users in the order of the files. If only some users have integers, all values become
       floats.
 
     Raises:
       FileNotFoundError: the folder has no such file.
-      ValueError: a file is damaged or lacks a field, a user comes twice or has another number of
-        examples than ``num_samples`` says; or as ``from_clients``.
+      ValueError: a file is damaged or lacks a field; a user occurs twice, or has another number of
+        examples than ``num_samples``; or as in ``from_clients``.
     """
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
@@ -236,13 +236,13 @@ def load_fedjax(
     convert: Callable[[dict[str, Any]], PyTree] | None = None,
     min_size: int = 1,
 ) -> FederatedArrays:
-    """Read a federated data set that FedJAX keeps in SQLite, such as its EMNIST.
+    """Read a federated data set in FedJAX's SQLite format, such as its EMNIST.
 
     Args:
-      path: of the file, as ``SQLiteFederatedDataBuilder`` writes it: a table ``federated_data``
-        with ``client_id`` and ``data``, arrays by name, packed with msgpack and zlib.
+      path: the file, as ``SQLiteFederatedDataBuilder`` writes it: a table ``federated_data`` with
+        ``client_id`` and ``data``, named arrays packed with msgpack and zlib.
       convert: the arrays of a client -> pytree of arrays [n_i, ...], such as
-        ``lambda d: (d["pixels"], d["label"])``. None: the dict as it is.
+        ``lambda d: (d["pixels"], d["label"])``. None: the dict unchanged.
       min_size: examples that every client has at least.
 
     Returns:
@@ -250,7 +250,7 @@ def load_fedjax(
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is no such database, or damaged; or as ``from_clients``.
+      ValueError: it is not such a database, or it is damaged; or as in ``from_clients``.
     """
     path = Path(path)
     if not path.is_file():

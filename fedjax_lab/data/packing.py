@@ -1,4 +1,4 @@
-"""Sequences of tokens, several in a row, of which none sees another.
+"""Packing of token sequences: several in a row, which do not attend to each other.
 
 Axes: n rows, T places of a row, m tokens of a sequence.
 """
@@ -17,13 +17,13 @@ TOO_LONG = ("error", "cut", "leave_out")
 
 
 class Tokens(NamedTuple):
-    """Rows of tokens, of which parts belong together.
+    """Rows of tokens with segments.
 
     Attributes:
       tokens: int [B, T].
-      segments: int [B, T]: a token sees those before it with the same number. Padding is a segment
-        of its own, 0 by custom, before or after the text. Tokens of one segment stand together;
-        positions begin anew with each.
+      segments: int [B, T]: a token attends to earlier tokens with the same number. Padding is a
+        segment of its own, by convention 0, before or after the text. The tokens of a segment are
+        contiguous, and positions start again in each segment.
     """
 
     tokens: Any
@@ -35,7 +35,7 @@ class Sentence(NamedTuple):
 
     Attributes:
       tokens: int [m].
-      scored: bool [m], which of them a model is to foretell.
+      scored: bool [m], True for tokens that a model has to predict.
     """
 
     tokens: Sequence[int]
@@ -48,27 +48,26 @@ def pack(
     *,
     too_long: str = "error",
 ) -> Examples:
-    """Lay sequences side by side in rows of one length.
+    """Pack sequences into rows of one length.
 
-    A sequence of m tokens takes m - 1 places: what a token is foretold from, and the token after it
-    as the target. The longest sequences are placed first, each in the row with the least room that
-    holds it.
+    A sequence of m tokens takes m - 1 places, each with a token as input and the next token as
+    target. The longest sequences are placed first, each in the fullest row that has room for it.
 
     Args:
-      sequences: each with its tokens and which of them are scored. The first token of a sequence is
-        foretold from nothing, and never scored.
+      sequences: tokens of each sequence, and which of them are scored. The first token of a
+        sequence is never scored, because nothing precedes it.
       length: T.
-      too_long: what to do with more than T + 1 tokens: "error", "cut" them off at the end, or
-        "leave_out" the sequence. One whose scored tokens are all cut off is left out.
+      too_long: what to do with more than T + 1 tokens: "error", "cut" the end, or "leave_out" the
+        sequence. A sequence without remaining scored tokens is left out.
 
     Returns:
-      ``Examples``: x is ``Tokens`` int32 [n, T], y int32 [n, T] the next token of each place, or -1
-      where none is scored.
+      ``Examples``: x is ``Tokens`` int32 [n, T]; y is int32 [n, T], the next token of each place,
+      or -1 if it is not scored.
 
     Raises:
-      TypeError: ``length`` is no integer.
-      ValueError: a sequence is too long, has no scored token or not one flag for each token; tokens
-        are no integers from 0; or there is no sequence.
+      TypeError: ``length`` is not an integer.
+      ValueError: a sequence is too long, has no scored token, or has not one flag for each token;
+        tokens are not integers from 0; or there is no sequence.
     """
     check_int("length", length, minimum=1)
     check_choice("too_long", too_long, TOO_LONG)
@@ -103,7 +102,7 @@ def pack(
 def _checked(
     number: int, tokens: np.ndarray, scored: np.ndarray, length: int, too_long: str
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The sequence, cut if need be; none, if it is to be left out."""
+    """Check a sequence and cut it if necessary; None if it is left out."""
     name = f"sequences[{number}]"
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.min(initial=0) < 0:
         raise ValueError(f"{name} has tokens {tokens!r}; they must be integers [m] from 0.")
@@ -126,11 +125,11 @@ def _checked(
 
 
 def scored_per_row(examples: Examples) -> float:
-    """How many tokens of a row are scored, on average.
+    """Compute the average number of scored tokens of a row.
 
-    With it as ``tokens_per_row``, a loss's mean over rows is the mean over tokens.
+    With this value as ``tokens_per_row``, the mean of a loss over rows is the mean over tokens.
 
     Args:
-      examples: as ``pack`` gives them.
+      examples: result of ``pack``.
     """
     return float((np.asarray(examples.y) >= 0).sum() / len(examples.y))

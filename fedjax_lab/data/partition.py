@@ -1,7 +1,7 @@
-"""Which client holds which example: the partitions of the literature, each under its own name.
+"""Partitions of the literature: the examples of each client, under distinct names.
 
-Host-side NumPy on the labels. Every partition is disjoint and complete, depends on the seed
-alone, and ends in bounded time.
+They use host-side NumPy on the labels. Every partition is disjoint and complete, depends only on
+the seed, and finishes in bounded time.
 
 Axes: n examples, N clients, C classes, L words of an example of text.
 """
@@ -32,10 +32,10 @@ class Partition:
     """Which client holds which example.
 
     Attributes:
-      indices: int32 [n], example indices, client after client, ascending within a client.
+      indices: int32 [n], example indices, grouped by client, ascending within a client.
       sizes: int32 [N], examples of each client.
       spec: the scheme, such as "dirichlet:0.1".
-      seed: the seed that it was drawn with.
+      seed: seed of the draw.
     """
 
     indices: np.ndarray
@@ -94,9 +94,8 @@ def split_indices(
     - ``quantity:A``: sizes from Dirichlet(A 1_N) after ``min_size`` each, labels iid.
 
     Args:
-      labels: integers [n] from 0; or, for examples without a label, targets [n, ...] of any
-        kind, which iid, contiguous, quantity and the natural partition do not look at, and the
-        other schemes refuse.
+      labels: integers [n] from 0. For examples without labels, targets [n, ...] of any kind: iid,
+        contiguous, quantity and the natural partition ignore them, the other schemes refuse them.
       spec: one of the above, or an integer array [n] with the client of each example (the
         natural partition).
       num_clients: N.
@@ -105,9 +104,9 @@ def split_indices(
 
     Raises:
       TypeError: an argument has the wrong type.
-      ValueError: unknown scheme, malformed or impossible spec, a scheme by label where there is
-        none, fewer than N * min_size examples, or a natural partition that leaves a client with
-        fewer than min_size.
+      ValueError: the scheme is unknown; the spec is malformed or impossible; a scheme needs labels
+        and there are none; there are fewer than N * min_size examples; or a natural partition gives
+        a client fewer than min_size.
     """
     labels = np.asarray(labels)
     if labels.ndim == 0 or len(labels) == 0:
@@ -141,7 +140,7 @@ def split_indices(
 
 
 def _parse(spec: str) -> tuple[str, float]:
-    """Scheme and number of a spec; the number of a scheme without one is 0."""
+    """Parse a spec into scheme and number; 0 for a scheme without a number."""
     scheme, colon, text = spec.partition(":")
     forms = {form.partition(":")[0]: form for form in PARTITIONS}
     if scheme == "natural":
@@ -172,20 +171,20 @@ def _parse(spec: str) -> tuple[str, float]:
 def number_owners(
     owners: Any, min_size: int, argument: str = "spec"
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Number clients that are known by their ids, in the order of these.
+    """Map client ids to the numbers 0 to N - 1, in sorted order.
 
     Args:
       owners: the id of each example's client, [n]: integers, text, or UTF-8 as bytes.
       min_size: examples that every client has at least.
-      argument: what ``owners`` is called, for an error.
+      argument: name of ``owners`` in errors.
 
     Returns:
-      The ids as text, N of them, sorted as they were given (9 before 10, "10" before "9"); and
-      int64 [n], the number of each example's client.
+      N ids as text, sorted by their type (9 before 10, "10" before "9"), and int64 [n], the number
+      of each example's client.
 
     Raises:
-      ValueError: ``owners`` has not one axis, is empty, or an id is neither integer nor text, or
-        they are some of both; or a client has fewer than ``min_size`` examples.
+      ValueError: ``owners`` does not have one axis or is empty; ids are not all integers or all
+        text; or a client has fewer than ``min_size`` examples.
     """
     array = np.asarray(owners)
     if array.ndim == 1 and array.dtype == object:

@@ -1,7 +1,7 @@
-"""Poisson cohorts: each client takes part in a round by a coin of its own.
+"""Poisson client sampling: each client participates independently.
 
-A cohort's arrays have so many slots that at most one round in 10^9 has more clients; what is left
-of them is padding.
+A cohort's arrays have enough slots that at most one round in 10^9 has more clients. The remaining
+slots are padding.
 """
 
 import functools
@@ -19,11 +19,12 @@ _OVERFLOW = 1e-9  # probability that a round has more clients than slots
 
 @functools.lru_cache(maxsize=64)
 def poisson_slots(expected: int, available: int) -> int:
-    """The least S that a binomial number of clients exceeds with probability 1e-9 at most.
+    """Compute the least S that a binomial number of clients exceeds with probability at most 1e-9.
 
     Args:
-      expected: of the clients in a cohort, so that each comes with ``expected / available``.
-      available: clients that may come.
+      expected: expected cohort size; each client participates with probability ``expected /
+        available``.
+      available: number of clients that can participate.
     """
     if expected >= available:
         return available
@@ -39,9 +40,9 @@ def poisson_slots(expected: int, available: int) -> int:
 def sample_poisson(
     key: Key, clients: FederatedArrays, cohort_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Draw a cohort in which each client with data is with probability cohort_size / M, by itself.
+    """Sample a cohort: each client with data independently, with probability cohort_size / M.
 
-    A client's coin is a function of the key and its id. The cost grows with N.
+    A client's draw is a function of the key and its id. The cost grows with N.
 
     Args:
       key: typed PRNG key; consumed.
@@ -49,11 +50,11 @@ def sample_poisson(
       cohort_size: expected number of clients.
 
     Returns:
-      int32 [S] in rising order, N in the slots that are left; and how many clients came, int32. If
-      these are more than S, the last ones are missing, and the cohort is not to be used.
+      int32 [S] in rising order, N in padded slots; and the number of participants, int32. If this
+      exceeds S, the last participants are missing and the cohort is invalid.
 
     Raises:
-      TypeError: ``cohort_size`` is no integer.
+      TypeError: ``cohort_size`` is not an integer.
       ValueError: ``cohort_size`` exceeds the number of clients with data.
     """
     available, everyone = clients.num_available, clients.num_clients

@@ -1,4 +1,4 @@
-"""A prepared set of tensorflow-datasets that stays in its array_record files, read by number.
+"""A prepared tensorflow-datasets set, read by index from its array_record files.
 
 Axes: n examples.
 """
@@ -18,19 +18,19 @@ from fedjax_lab.data.tfds import image_and_label, open_tfds, source_of
 
 
 class Records:
-    """Images and labels of a prepared set that are read by number, each time anew.
+    """Images and labels of a prepared set; images are decoded each time they are read.
 
     Args:
-      images: records by number, as tensorflow-datasets gives them.
+      images: records by index, from tensorflow-datasets.
       labels: int32 [n].
-      keys: of the image and the label in a record.
-      paths: the files that the records lie in.
+      keys: keys of the image and the label in a record.
+      paths: the files of the records.
       name: ``tfds:`` and what TFDS calls the set.
 
     Attributes:
       shapes: (x, y), as ``jax.ShapeDtypeStruct`` [n, ...].
       targets: int32 [n].
-      where: in a word, for messages.
+      where: location, for messages.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Records:
         self.where = f"in the records of {name}"
 
     def read(self, ids: np.ndarray, rows: int) -> Examples:
-        """Examples, the records ``ids``, then zeros: arrays [rows, ...].
+        """Read the records ``ids`` into arrays [rows, ...], padded with zeros.
 
         Args:
           ids: integers [k], in rising order.
@@ -69,15 +69,15 @@ class Records:
         return Examples(x, y)
 
     def content(self) -> str:
-        """A hash of the files, and of the order of the records in them."""
+        """Return a hash of the files, and of the order of the records in them."""
         told = "".join(hash_of_file(Path(path)) for path in self._paths)
         return hashlib.sha256(told.encode() + self.targets.tobytes()).hexdigest()
 
 
 def open_records(name: str, data_dir: str | Path | None) -> Records:
-    """The training part of a prepared image-classification set, to be read by number.
+    """Open the training split of a prepared image-classification set for reading by index.
 
-    The labels are read now, the images when they are drawn.
+    The labels are read now, the images when they are sampled.
 
     Args:
       name: ``tfds:`` and what TFDS calls the set.
@@ -86,7 +86,7 @@ def open_records(name: str, data_dir: str | Path | None) -> Records:
     Raises:
       ImportError: tensorflow-datasets is missing.
       FileNotFoundError: the set is not prepared.
-      ValueError: TFDS knows no such set, it is no image classification, or not of the format
+      ValueError: the set does not exist, is not an image classification, or is not in the format
         array_record.
     """
     tfds, builder, prepare = open_tfds(name, data_dir)

@@ -1,4 +1,4 @@
-"""The rules by which a partition gives examples to clients.
+"""The rules by which a partition assigns examples to clients.
 
 A scheme is a function (rng, labels [n], N, number of the spec, min_size) -> owner of each
 example, int [n]. ``split_indices`` in ``partition`` says what each one does.
@@ -200,7 +200,7 @@ def _raise_to(min_size: int, counts: np.ndarray, holds: np.ndarray) -> None:
 
 
 def _deal(rng: np.random.Generator, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Owner [n] of each example: client i gets counts[i, k] random examples of class k."""
+    """Assign counts[i, k] random examples of class k to client i; returns owners [n]."""
     num_clients, num_classes = counts.shape
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]

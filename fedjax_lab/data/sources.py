@@ -1,4 +1,4 @@
-"""Data sets by name, as host arrays: read, checked, and in the dtype they are stored in.
+"""Data sets by name: read and checked host arrays in storage dtype.
 
 Axes: n examples of a split; an image is [height, width, channels] (channels last); an example of
 text is a sequence of L words.
@@ -37,7 +37,7 @@ _TFDS_ALIASES = ("mnist", "cifar10", "cifar100")
 
 
 class Examples(NamedTuple):
-    """A data set or a part of it, with what a model has to predict.
+    """A data set or a part of it: inputs and targets.
 
     Attributes:
       x: [n, ...] in its storage dtype (uint8 for images); images are [n, H, W, C], sequences of
@@ -60,25 +60,24 @@ def load(
     """Load a data set as host (NumPy) arrays.
 
     Args:
-      name: a key of ``DATASETS``, where ``idx:``, ``npz:``, ``tfds:``, ``text:`` and
-        ``tfds_text:`` are followed by a folder, a file or a TFDS name.
+      name: a key of ``DATASETS``; ``idx:``, ``npz:``, ``tfds:``, ``text:`` and ``tfds_text:`` are
+        followed by a folder, a file or a TFDS name.
       data_dir: for ``fashion_mnist`` the IDX folder or the TFDS directory; for TFDS names
         the TFDS directory (default: TFDS's own).
-      sequence_length: of text, the words of an example, L. See ``text.build_corpus``, also for
-        how words are numbered.
-      vocabulary_size: of text, the most words to be told apart; None: all.
+      sequence_length: for text, the number of words of an example, L. See ``text.build_corpus``,
+        which also describes the vocabulary.
+      vocabulary_size: for text, the largest size of the vocabulary; None: all words.
 
     Returns:
-      (train, test). ``x`` keeps its storage dtype, and so do the targets of a regression, except
-      that 64-bit numbers become 32-bit, which is what a device holds; arrays of rank 3 are images
-      and get a channel axis.
+      (train, test). ``x`` and the targets of a regression keep their storage dtype, except that
+      64-bit numbers become 32-bit. Arrays of rank 3 are images and get a channel axis.
 
     Raises:
-      ValueError: unknown name, damaged file, or examples that are inconsistent, not finite
-        or labelled outside [0, number of classes in train); a text that is no UTF-8, or shorter
-        than a sequence.
-      FileNotFoundError: the files are not there; the message says how to get them.
-      ImportError: tensorflow-datasets is needed and missing.
+      ValueError: the name is unknown; a file is damaged; examples are inconsistent, not finite, or
+        have labels outside [0, number of classes in train); or a text is not UTF-8 or shorter than
+        a sequence.
+      FileNotFoundError: the files are missing; the message says how to get them.
+      ImportError: tensorflow-datasets is required and missing.
     """
     scheme, colon, rest = name.partition(":")
     if colon and scheme in SCHEMES:
@@ -107,8 +106,8 @@ def load(
 def num_classes(train: Any) -> int:
     """Number of classes: the largest label plus one.
 
-    Of sequences it is the size of the vocabulary: the largest word in ``x`` or ``y`` plus one, and
-    at least 2 (``<unk>`` and ``<eos>``).
+    For sequences it is the size of the vocabulary: the largest word in ``x`` or ``y`` plus one, at
+    least 2 (``<unk>`` and ``<eos>``).
 
     Args:
       train: ``Examples``, or anything with ``y``: integers [n], or with ``x`` and ``y`` [n, L].

@@ -1,7 +1,8 @@
-"""Examples in files that are mapped into memory: written whole or not at all, and known by a hash.
+"""Examples in memory-mapped files, written atomically and identified by a hash.
 
-A folder has a ``.npy`` file for each leaf of the examples, and ``stream.json``, which says how they
-belong together. Beside each file lies its SHA-256, so that it is not read again to be known.
+A folder has a ``.npy`` file for each leaf of the examples, and ``stream.json`` with the structure
+of the pytree. The SHA-256 of each file is stored next to it, so that the file need not be read
+again.
 
 Axes: n examples.
 """
@@ -33,25 +34,25 @@ _PIECE = 2**26  # bytes that are written or converted at once
 
 
 def write_stream(folder: str | Path, examples: Any) -> Path:
-    """Write examples to files that ``stream`` reads, one for each leaf.
+    """Write examples to files for ``stream``, one for each leaf.
 
-    They are written into a folder beside ``folder``, which gets its name when all of it is on the
-    disk: what is interrupted leaves no ``folder``.
+    The files are written to a temporary folder, which is renamed when it is complete: an
+    interrupted call leaves no ``folder``.
 
     Args:
       folder: a new folder.
       examples: ``Examples``, a tuple (x, y), or dicts, lists and tuples of arrays with leading axis
-        n; or an iterator of such parts, one after the other, for data that do not fit in memory.
-        64-bit numbers become 32-bit, as on a device.
+        n. For data that do not fit in memory, an iterator of such parts. 64-bit numbers become
+        32-bit, as on a device.
 
     Returns:
       ``folder``.
 
     Raises:
       FileExistsError: ``folder`` exists and is not empty.
-      TypeError: the examples lie in another kind of container.
-      ValueError: there are none, leaves have unequal lengths, parts are not alike, or leaves hold
-        no numbers or integers beyond 32 bits.
+      TypeError: the examples are in another kind of container.
+      ValueError: there are no examples; leaves have different lengths; parts have different
+        structures; or leaves are not numeric or have integers beyond 32 bits.
       OSError: the disk is full.
     """
     folder = Path(folder)
@@ -68,13 +69,13 @@ def write_stream(folder: str | Path, examples: Any) -> Path:
 
 
 def open_stream(folder: str | Path) -> Any:
-    """The examples that ``write_stream`` wrote, mapped into memory: nothing is read yet.
+    """Memory-map the examples that ``write_stream`` wrote, without reading them.
 
     Args:
-      folder: where they are.
+      folder: the folder.
 
     Returns:
-      What was written, its leaves ``np.memmap``, not to be written to.
+      The examples, with read-only ``np.memmap`` leaves.
 
     Raises:
       FileNotFoundError: there is no such folder, or a file is missing.
@@ -109,14 +110,14 @@ def open_stream(folder: str | Path) -> Any:
 
 
 def map_file(path: str | Path) -> np.ndarray:
-    """The array [n, ...] of a ``.npy`` file mapped into memory, not to be written to.
+    """Memory-map the array [n, ...] of a ``.npy`` file, read-only.
 
     Args:
       path: the file.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is damaged, cut short, or holds objects.
+      ValueError: it is damaged, truncated, or has objects.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}.")
@@ -127,14 +128,14 @@ def map_file(path: str | Path) -> np.ndarray:
 
 
 def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
-    """The dtype in which a device holds an array's numbers.
+    """Return the dtype that an array has on a device.
 
     Args:
-      name: what the array belongs to, for an error.
+      name: name of the array in errors.
       array: [...], any.
 
     Raises:
-      ValueError: it holds no numbers, or integers that do not fit.
+      ValueError: it is not numeric, or it has integers that do not fit.
     """
     if array.dtype.kind in "OSUmM":
         raise ValueError(f"{name} has an array of dtype {array.dtype}; a device holds numbers.")
@@ -150,11 +151,11 @@ def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
 
 
 def content_of(array: np.ndarray) -> str:
-    """A hash of an array's bits, shape and dtype.
+    """Hash an array's bits, shape and dtype.
 
-    That of a mapped ``.npy`` file is kept beside it in FILE.sha256, with the file's size and time
-    of change: as long as they are the same, the file is not read. What changes a file and neither
-    of them is not noticed.
+    The hash of a mapped ``.npy`` file is stored next to it in FILE.sha256, with the file's size and
+    modification time. While these are the same, the file is not read again. A change that keeps
+    both is not noticed.
 
     Args:
       array: [n, ...].
@@ -163,7 +164,7 @@ def content_of(array: np.ndarray) -> str:
       64 hexadecimal digits.
 
     Raises:
-      ValueError: a file changes while it is read.
+      ValueError: a file changed while it was read.
     """
     path = _whole_file(array)
     if path is None:
@@ -212,7 +213,7 @@ def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -
 
 
 class _LeafFile:
-    """A ``.npy`` file that grows by its leading axis, and its SHA-256."""
+    """A ``.npy`` file that grows along its leading axis, and its SHA-256."""
 
     def __init__(self, path: Path):
         self.path, self._rows, self._data = path, 0, 0
@@ -253,7 +254,7 @@ class _LeafFile:
 
 
 def _described(tree: Any, number: Iterator[int]) -> Any:
-    """A tree of containers as JSON: what holds what, and the leaves numbered in their order."""
+    """Describe a tree of containers as JSON, with the leaves numbered in their order."""
     if isinstance(tree, Examples) or (type(tree) is tuple and len(tree) == 2):
         return {"Examples": [_described(child, number) for child in tree]}
     if isinstance(tree, dict):
@@ -271,7 +272,7 @@ def _described(tree: Any, number: Iterator[int]) -> Any:
 
 
 def _built(told: Any, leaves: list[Any]) -> Any:
-    """The tree that ``_described`` told of, with these leaves."""
+    """Build the tree of a description with these leaves."""
     if isinstance(told, int):
         return leaves[told]
     ((kind, children),) = told.items()
@@ -284,7 +285,7 @@ def _built(told: Any, leaves: list[Any]) -> Any:
 
 
 def _names(told: Any, count: int) -> list[str]:
-    """Names of the leaves' files: their paths, or their numbers where these are not plain."""
+    """Return the names of the leaves' files: their paths, or their numbers for other characters."""
     paths = jax.tree_util.tree_leaves_with_path(_built(told, list(range(count))))
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
     plain = all(name.replace(".", "").replace("_", "").isalnum() for name in names)
@@ -293,7 +294,7 @@ def _names(told: Any, count: int) -> list[str]:
 
 
 def _pieces(array: np.ndarray) -> Iterator[np.ndarray]:
-    """Parts along the leading axis of some megabytes each."""
+    """Yield parts along the leading axis of some megabytes each."""
     if array.ndim == 0:
         yield array
         return
@@ -307,7 +308,7 @@ def _bytes_of(array: np.ndarray) -> Any:
 
 
 def _whole_file(array: np.ndarray) -> Path | None:
-    """The file that an array is all of, from its header to its end."""
+    """Return the file that consists of this array alone, or None."""
     name = getattr(array, "filename", None)
     if not isinstance(array, np.memmap) or name is None or not array.flags.c_contiguous:
         return None
@@ -316,14 +317,14 @@ def _whole_file(array: np.ndarray) -> Path | None:
 
 
 def hash_of_file(path: Path, skip: int = 0) -> str:
-    """The SHA-256 of a file, as it is kept beside it, or else computed and kept.
+    """Return the stored SHA-256 of a file, or compute and store it.
 
     Args:
       path: the file.
-      skip: bytes at its start that do not count.
+      skip: bytes at its start to ignore.
 
     Raises:
-      ValueError: the file changes meanwhile.
+      ValueError: the file changed while it was read.
     """
     before = path.stat()
     try:

@@ -1,11 +1,11 @@
-"""Clients' data that do not fit on a device: examples on the host, their index on the device.
+"""Clients' data that do not fit on a device: examples on the host, indices on the device.
 
-What a cohort draws depends on the seed and the round alone, so that the examples of a chunk of
-rounds are known before it runs. They are gathered on the host while the chunk before it runs, and
-go to the device as the chunk's ``source``: the same bits as with all examples on the device.
+A cohort's mini-batches depend only on the seed and the round, so the examples of a chunk of rounds
+are known before it runs. They are gathered on the host while the previous chunk runs, and copied to
+the device as the chunk's ``source``. The bits are the same as with all examples on the device.
 
-Axes: n examples, m of them held by some client, N clients, S slots of the cohort, P examples of a
-chunk at most.
+Axes: n examples, m of them held by some client, N clients, S slots of the cohort, P most examples
+of a chunk.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ NOBODY = np.iinfo(np.int32).max  # in a window's places without an example
 
 
 class HostExamples(Protocol):
-    """Examples on the host that are read by number."""
+    """Examples on the host that are read by index."""
 
     @property
     def shapes(self) -> Any:
@@ -45,16 +45,16 @@ class HostExamples(Protocol):
 
     @property
     def targets(self) -> Any | None:
-        """An array [n, ...] of what a model has to predict, or None."""
+        """The targets, an array [n, ...], or None."""
         ...
 
     @property
     def where(self) -> str:
-        """Where they are, in a word, for messages."""
+        """Location of the examples, for messages."""
         ...
 
     def read(self, ids: np.ndarray, rows: int) -> Any:
-        """Arrays [rows, ...]: the examples ``ids``, then zeros.
+        """Read the examples ``ids`` into arrays [rows, ...], padded with zeros.
 
         Args:
           ids: integers [k], in rising order.
@@ -63,18 +63,18 @@ class HostExamples(Protocol):
         ...
 
     def content(self) -> str:
-        """A hash of all examples."""
+        """Return a hash of all examples."""
         ...
 
 
 class HostArrays:
-    """Examples in arrays of NumPy's, in memory or mapped into it.
+    """Examples in NumPy arrays, in memory or memory-mapped.
 
     Args:
       examples: pytree of arrays [n, ...], or of paths of ``.npy`` files.
 
     Raises:
-      ValueError: leaves have unequal lengths, or hold no numbers or integers beyond 32 bits.
+      ValueError: leaves have different lengths, are not numeric, or have integers beyond 32 bits.
       FileNotFoundError: there is no such file.
     """
 
@@ -122,9 +122,9 @@ class HostArrays:
 
 
 class FederatedStream:
-    """All clients' data, of which a device holds the index, and the examples of two chunks.
+    """All clients' data; a device holds the indices and the examples of two chunks of rounds.
 
-    ``simulate`` takes it in place of ``FederatedArrays``. ``stream`` makes it.
+    ``simulate`` accepts it in place of ``FederatedArrays``. ``stream`` creates it.
 
     Args:
       examples: on the host.
@@ -229,19 +229,19 @@ class FederatedStream:
         return dataclasses.replace(self.index, examples={"y": self.examples.targets})
 
     def most_examples(self, rounds: int, cohort_size: int, most_of_client: int) -> int:
-        """P, which so many rounds never exceed, whoever is drawn.
+        """Return P, an upper bound on the examples of these rounds for any cohorts.
 
         Args:
-          rounds: how many.
+          rounds: number of rounds.
           cohort_size: S.
-          most_of_client: examples that a client draws at most in a round.
+          most_of_client: largest number of examples that a client draws in a round.
         """
         sizes = np.minimum(np.asarray(self.index.sizes, np.int64), most_of_client)
         of_round = int(np.sort(sizes)[::-1][:cohort_size].sum())
         return min(rounds * of_round, self.index.indices.shape[0])
 
     def window_bytes(self, count: int) -> int:
-        """Bytes on a device of so many examples with their numbers.
+        """Compute the bytes on a device of P examples with their indices.
 
         Args:
           count: P.
@@ -249,7 +249,7 @@ class FederatedStream:
         return count * (self.example_bytes + 4)
 
     def window_shapes(self, count: int) -> FederatedArrays:
-        """What ``window`` gives, by its shapes: nothing is read.
+        """Return the shapes of a chunk's examples without reading them.
 
         Args:
           count: P.
@@ -262,11 +262,11 @@ class FederatedStream:
         return dataclasses.replace(self.index, examples=shapes, window=window)
 
     def read(self, drawn: np.ndarray, count: int) -> tuple[Any, np.ndarray]:
-        """(examples [P, ...], window int32 [P]) on the host: each one drawn, once.
+        """Read (examples [P, ...], window int32 [P]) on the host, each drawn example once.
 
         Args:
-          drawn: integers of any shape, the numbers of examples.
-          count: P, at least as many as there are different ones.
+          drawn: integers of any shape, the indices of examples.
+          count: P, at least the number of distinct indices.
         """
         ids = np.unique(drawn)
         window = np.full(count, NOBODY, np.int32)
@@ -274,7 +274,7 @@ class FederatedStream:
         return self.examples.read(ids, count), window
 
     def share(self, host: Partition, names: tuple[str, ...] | None) -> "FederatedStream":
-        """A federation that holds other parts of the same examples.
+        """Create a federation with another partition of the same examples.
 
         Args:
           host: who holds which of them.
@@ -293,25 +293,25 @@ def stream(
     memory: int | None = None,
     data_dir: str | Path | None = None,
 ) -> FederatedStream:
-    """Divide examples that stay on the host among clients; the twin of ``partition``.
+    """Divide examples that stay on the host among clients; the counterpart of ``partition``.
 
-    The same arguments give the same partition, and a run on it the same bits.
+    The same arguments give the same partition, and a run gives the same bits.
 
     Args:
-      train: a folder that ``write_stream`` wrote; "tfds:NAME", the training part of a prepared set
-        of tensorflow-datasets in the format array_record; or ``Examples``, a tuple (x, y) or any
+      train: a folder of ``write_stream``; "tfds:NAME", the training split of a prepared
+        tensorflow-datasets set in the format array_record; or ``Examples``, a tuple (x, y) or any
         pytree of arrays with leading axis n, such as ``np.memmap``, or of paths of ``.npy`` files.
-      spec: a scheme, or the id of each example's client [n]; as of ``partition``.
-      num_clients, seed, min_size: as of ``partition``.
-      memory: bytes of each device that the index and the examples of two chunks of rounds, the one
-        that runs and the next, may take; where ``eval_every`` rounds need more, they are cut into
-        shorter chunks. None: a quarter of the device.
-      data_dir: of "tfds:NAME", the TFDS directory; None: TFDS's own.
+      spec: a scheme, or the id of each example's client [n]; as in ``partition``.
+      num_clients, seed, min_size: as in ``partition``.
+      memory: bytes of each device for the indices and the examples of two chunks of rounds, the
+        running one and the next. If ``eval_every`` rounds need more, they run as shorter chunks.
+        None: a quarter of the device.
+      data_dir: for "tfds:NAME", the TFDS directory; None: TFDS's own.
 
     Raises:
       TypeError, ValueError: as ``partition``; ``memory`` is not positive, or less than the index.
       FileNotFoundError: there is no such folder, file or prepared set.
-      ImportError: tensorflow-datasets is needed and missing.
+      ImportError: tensorflow-datasets is required and missing.
     """
     if memory is None:
         memory = int(_SHARE * device_memory())
@@ -335,11 +335,11 @@ def stream(
 
 
 def check_resident(clients: Any, what: str) -> None:
-    """Refuse a stream where all examples have to be on the device.
+    """Refuse a stream for a feature that needs all examples on the device.
 
     Args:
       clients: the clients' data.
-      what: needs them.
+      what: name of the feature.
 
     Raises:
       TypeError: ``clients`` is a stream.

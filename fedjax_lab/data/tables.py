@@ -22,20 +22,20 @@ class Table:
     """A table whose columns are read one by one.
 
     Attributes:
-      columns: their names.
+      columns: names of the columns.
     """
 
     def __init__(self, table: Any):
-        """Take a table as it is, or read it.
+        """Wrap a table, or read it from a file.
 
         Args:
-          table: what ``from_table`` takes.
+          table: as in ``from_table``.
 
         Raises:
-          TypeError: ``table`` has no columns by name.
+          TypeError: ``table`` has no named columns.
           FileNotFoundError: there is no such file.
-          ValueError: a file that ends in neither .csv nor .parquet, or is damaged.
-          ImportError: narwhals or pyarrow is needed and missing.
+          ValueError: a file is neither .csv nor .parquet, or it is damaged.
+          ImportError: narwhals or pyarrow is required and missing.
         """
         if isinstance(table, (str, Path)):
             table = _read_file(Path(table))
@@ -52,7 +52,7 @@ class Table:
             raise TypeError(f"table is a {type(table).__name__} without columns; give {_ALLOWED}.")
 
     def column(self, argument: str, name: str) -> np.ndarray:
-        """A column as an array [n, ...] of numbers or text.
+        """Return a column as an array [n, ...] of numbers or text.
 
         Args:
           argument: that named it, for an error.
@@ -81,19 +81,19 @@ class Table:
 def as_codes(
     argument: str, name: str, column: np.ndarray, values: Sequence[str] | None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Number the values of a column of text.
+    """Encode the values of a text column as integers.
 
     Args:
       argument: that named the column, for an error.
       name: of the column.
       column: text [n].
-      values: what stands for 0, 1, ...; None: the values that occur, sorted.
+      values: the values of the codes 0, 1, ...; None: the values that occur, sorted.
 
     Returns:
       int32 [n], and the values.
 
     Raises:
-      ValueError: a value is none of ``values``, or one of them comes twice.
+      ValueError: a value is not in ``values``, or one of these occurs twice.
     """
     found, codes = np.unique(column.astype(str), return_inverse=True)
     if values is None:
@@ -131,7 +131,7 @@ def _read_file(path: Path) -> Any:
 
 
 def _is_frame(table: Any) -> bool:
-    """Whether narwhals is to read it; what it makes of a row or a column differs by library."""
+    """Whether narwhals reads it; its rows and columns differ by library."""
     return type(table).__module__.partition(".")[0] in ("pandas", "polars", "pyarrow", "modin")
 
 

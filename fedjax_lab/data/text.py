@@ -1,8 +1,8 @@
-"""Text as numbers: words, a vocabulary, and sequences that predict their next word.
+"""Text as integers: words, a vocabulary, and sequences for next-word prediction.
 
-Words are what white space separates, and every line ends with the word ``<eos>``. A word's number
-is its place in the vocabulary: 0 is ``<unk>``, 1 is ``<eos>``, and then come the words of the
-training text, the most frequent first, and of equally frequent ones the one that occurs first.
+Words are separated by white space, and every line ends with the word ``<eos>``. A word's number is
+its place in the vocabulary. 0 is ``<unk>`` and 1 is ``<eos>``. The words of the training text
+follow in the order of their frequency, and of their first occurrence for equal frequencies.
 
 Axes: n sequences, L words of a sequence, T words of a text, V words of the vocabulary.
 """
@@ -49,9 +49,9 @@ def build_corpus(
 ) -> Corpus:
     """Number the words of a text and cut it into sequences.
 
-    The vocabulary is that of the training sequences: other words of the test text are ``<unk>``.
-    Words at the end of a text that fill no sequence are left out before they are counted, so that
-    every word of the vocabulary occurs (``<unk>`` and ``<eos>`` possibly excepted).
+    The vocabulary comes from the training sequences; other words of the test text are ``<unk>``.
+    Words at the end of a text that do not fill a sequence are dropped before counting, so that
+    every word of the vocabulary occurs (except possibly ``<unk>`` and ``<eos>``).
 
     Args:
       train: lines.
@@ -61,8 +61,8 @@ def build_corpus(
         included, at least 2; None: all.
 
     Raises:
-      TypeError: a number is no integer.
-      ValueError: a number is out of range, a text has no words, or too few for one sequence.
+      TypeError: a number is not an integer.
+      ValueError: a number is out of range, or a text has too few words for one sequence.
     """
     length = check_int("sequence_length", sequence_length, minimum=1)
     if vocabulary_size is not None:
@@ -114,11 +114,11 @@ def number_words(lines: Iterable[str], index: dict[str, int]) -> np.ndarray:
 
 
 def most_frequent(numbers: np.ndarray, total: int, size: int | None) -> np.ndarray:
-    """The vocabulary's words, by the numbers of ``number_words``: int64 [V], V at most ``size``.
+    """Select the vocabulary from the numbers of ``number_words``: int64 [V], V <= ``size``.
 
     Args:
       numbers: int32 [T], the training text, in which 0 is ``<unk>`` and 1 is ``<eos>``.
-      total: how many words have a number.
+      total: number of distinct words.
       size: the most words, at least 2; None: all that occur.
     """
     counts = np.bincount(numbers, minlength=total)
@@ -128,7 +128,7 @@ def most_frequent(numbers: np.ndarray, total: int, size: int | None) -> np.ndarr
 
 
 def read_lines(path: Path) -> tuple[Iterator[str], Iterator[str] | None]:
-    """The lines of the training and of the test text; None for the latter if there is one file.
+    """Read the lines of the training text and of the test text (None for a single file).
 
     Args:
       path: a UTF-8 file, or a folder with train.txt and test.txt (or else valid.txt), or with

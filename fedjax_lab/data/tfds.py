@@ -34,7 +34,7 @@ def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.nd
 
 
 def read_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], Iterator[str]]:
-    """The lines of train and test: those of the records, in the order in which TFDS keeps them.
+    """Read the lines of train and test: the records' texts in TFDS's order.
 
     Args:
       name: ``tfds_text:`` and what TFDS calls the set.
@@ -43,7 +43,7 @@ def read_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], I
     Raises:
       ImportError: tensorflow-datasets is missing.
       FileNotFoundError: the set is not prepared.
-      ValueError: TFDS knows no such set, or it has not one text.
+      ValueError: the set does not exist, or a record does not have one text.
     """
     tfds, builder, prepare = open_tfds(name, data_dir)
     info, sources = builder.info, _train_and_test(name, builder, prepare)
@@ -67,16 +67,16 @@ def read_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], I
 def read_columns(
     name: str, features: Sequence[str], split: str, data_dir: str | Path | None
 ) -> dict[str, list]:
-    """Some features of all records of a split.
+    """Read some features of all records of a split.
 
     Args:
       name: ``tfds:`` and what TFDS calls the set.
-      features: which.
+      features: names of the features.
       split: of the set.
       data_dir: the TFDS directory; None: TFDS's own.
 
     Returns:
-      Feature -> its value in each record, in the order in which TFDS keeps them.
+      Feature -> its value in each record, in TFDS's order.
 
     Raises:
       ImportError: tensorflow-datasets is missing.
@@ -97,7 +97,7 @@ def read_columns(
 
 
 def image_and_label(name: str, tfds: Any, info: Any) -> tuple[str, str]:
-    """What a set calls the images and the labels of its records.
+    """Return the feature names of a set's images and labels.
 
     Args:
       name: for an error.
@@ -116,10 +116,10 @@ def image_and_label(name: str, tfds: Any, info: Any) -> tuple[str, str]:
 
 
 def open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, str]:
-    """(tensorflow_datasets, the builder of a prepared set, how it would be prepared anew).
+    """Open a prepared set: (tensorflow_datasets, builder, how to prepare it again).
 
     Args:
-      name: its kind, a colon, and what TFDS calls the set.
+      name: kind, a colon, and the name of the set in TFDS.
       data_dir: the TFDS directory; None: TFDS's own.
 
     Raises:
@@ -168,16 +168,16 @@ def _train_and_test(name: str, builder: Any, prepare: str) -> dict[str, Any]:
 
 
 def source_of(name: str, builder: Any, split: str, prepare: str) -> Any:
-    """The records of a split, by number.
+    """Open the records of a split for reading by index.
 
     Args:
       name: for an error.
       builder: of the set.
       split: which.
-      prepare: how the set is prepared anew, for an error.
+      prepare: how to prepare the set again, for errors.
 
     Raises:
-      ValueError: the set's format cannot be read by number.
+      ValueError: the set's format does not support reading by index.
     """
     try:
         return builder.as_data_source(split=split)

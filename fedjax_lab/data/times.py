@@ -1,11 +1,11 @@
-"""Who is there in a round, how long each client takes, and for how many the server waits.
+"""Availability, client times, stragglers and the duration of a round.
 
 A client that takes K_i local steps in a round is done after ::
 
     latency + bytes it receives / download + K_i * step_seconds + bytes it sends / upload
 
-seconds, with the bytes as the method's ``downlink`` and ``uplink`` say. All of it is a function of
-(key, round, client id).
+seconds. The bytes are the method's ``downlink`` and ``uplink``. Everything is a function of (key,
+round, client id).
 
 Axes: N clients, S slots of the cohort, P periods of availability.
 """
@@ -31,23 +31,23 @@ _PRESENT, _ORDER = 0, 1  # folded into a round's key of cohorts
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClientTimes:
-    """The clients' time, and what the server does about it; for ``simulate(times=...)``.
+    """Client times, and how long the server waits; for ``simulate(times=...)``.
 
-    In a round the server draws S' = ceil(over_selection * S) of the clients that are there,
-    uniformly and without replacement, and goes on with the S of them that finish first. Who is
-    later than ``deadline`` or than the first S takes no part. Where fewer clients are there than
-    are wanted, all of them are drawn; where nobody is, the round changes nothing and takes no time.
+    In a round the server samples S' = ceil(over_selection * S) of the available clients, uniformly
+    without replacement, and aggregates the S clients that finish first. Stragglers, which are later
+    than ``deadline`` or than the first S, do not participate. If fewer clients are available, all
+    of them are sampled. If none is available, the round changes nothing and takes no time.
 
     Attributes:
       step_seconds: simulated seconds of one local step, [N] or one number for all; above 0.
       download, upload: bytes per second, [N] or one number; inf: messages take no time.
-      latency: seconds that a round costs a client besides, [N] or one number.
-      availability: who is there: bool [P, N], or the probabilities of it, float [P, N] in [0, 1],
-        drawn anew for each round and client; [N] or one number: the same in all periods. Row
-        (round // rounds_per_period) % P counts in a round. None: everybody, always.
-      rounds_per_period: rounds that a row of ``availability`` stands for.
-      over_selection: clients that are drawn for each one that is wanted, at least 1.
-      deadline: simulated seconds that the server waits at most; None: as long as S clients need.
+      latency: additional seconds of a client in a round, [N] or one number.
+      availability: which clients are available: bool [P, N]; or probabilities, float [P, N] in [0,
+        1], sampled for each round and client; [N] or one number: the same in all periods. A round
+        uses row (round // rounds_per_period) % P. None: all clients are always available.
+      rounds_per_period: number of rounds for each row of ``availability``.
+      over_selection: sampled clients per participant, at least 1.
+      deadline: largest simulated seconds that the server waits; None: until S clients are done.
 
     Raises:
       TypeError: a value has the wrong type.
@@ -64,7 +64,7 @@ class ClientTimes:
     deadline: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the values, and make arrays of what is one."""
+        """Check the values, and convert arrays."""
         for name in _OF_CLIENTS:
             object.__setattr__(self, name, _of_clients(name, getattr(self, name)))
         if self.availability is not None:
@@ -96,10 +96,10 @@ class ClientTimes:
         network_spread: float = 0.5,
         **others: Any,
     ) -> "ClientTimes":
-        """Clients whose speeds are log-normal: medians, and deviations of the logarithm.
+        """Draw clients with log-normal speeds, from medians and deviations of the logarithm.
 
-        A client's two bandwidths differ from their medians by the same factor, which does not
-        depend on how fast it computes.
+        A client's two bandwidths differ from their medians by the same factor, which is independent
+        of its computing speed.
 
         Args:
           num_clients: N.
@@ -128,7 +128,7 @@ class ClientTimes:
 
     @classmethod
     def load(cls, path: str | Path, **others: Any) -> "ClientTimes":
-        """Read an .npz file whose arrays are called like the attributes that they are.
+        """Read an .npz file whose arrays are named like the attributes.
 
         Args:
           path: the file; it has at least one of step_seconds, download, upload, latency and
@@ -137,7 +137,7 @@ class ClientTimes:
 
         Raises:
           FileNotFoundError: there is no such file.
-          TypeError, ValueError: it is damaged or has another array, or as of the class.
+          TypeError, ValueError: it is damaged or has another array, or as in the class.
         """
         arrays = read_npz(Path(path), "times", None)
         known = (*_OF_CLIENTS, "availability")
@@ -150,15 +150,15 @@ class ClientTimes:
         return cls(**values, **others)
 
     def resolve(self, num_clients: int, bytes_up: int, bytes_down: int) -> "RoundTimes":
-        """What rounds of a method need of it, on the device.
+        """Compute the arrays that a method's rounds need, on the device.
 
         Args:
           num_clients: N.
-          bytes_up: what a client sends in a round.
-          bytes_down: what it receives.
+          bytes_up: bytes that a client sends in a round.
+          bytes_down: bytes that a client receives in a round.
 
         Raises:
-          ValueError: an array is of another N.
+          ValueError: an array has another N.
         """
         values = {}
         for name in _OF_CLIENTS:
@@ -192,13 +192,13 @@ class ClientTimes:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class RoundTimes:
-    """``ClientTimes`` of one method: a pytree of arrays, to be passed to jitted functions.
+    """``ClientTimes`` of one method; a pytree that can be passed to jitted functions.
 
     Attributes:
-      step_seconds: float [N], of a local step.
+      step_seconds: float [N], seconds of a local step.
       exchange_seconds: float [N], latency and both messages of a round.
       availability: bool or float [P, N], or None.
-      rounds_per_period, over_selection, deadline: as of ``ClientTimes``.
+      rounds_per_period, over_selection, deadline: as in ``ClientTimes``.
     """
 
     step_seconds: jax.Array
@@ -210,21 +210,21 @@ class RoundTimes:
 
     @property
     def chooses(self) -> bool:
-        """Whether it has a say in who is drawn and kept."""
+        """Whether it changes client sampling or participation."""
         return self.availability is not None or self.over_selection > 1
 
     def selected(self, cohort_size: int, most: int) -> int:
-        """S', the clients drawn for a cohort, at most ``most``.
+        """Return S', the number of clients to sample, at most ``most``.
 
         Args:
           cohort_size: S.
-          most: the clients that may be drawn.
+          most: number of clients that can be sampled.
         """
         # 1.1 times 10 is a little more than 11 in binary.
         return min(math.ceil(round(self.over_selection * cohort_size, 9)), most)
 
     def is_there(self, key: Key, round: jax.Array, sizes: jax.Array) -> jax.Array:
-        """Which clients are there in a round and have data, bool [N].
+        """Sample which clients with data are available in a round, bool [N].
 
         Args:
           key: the round's key of cohorts.
@@ -239,22 +239,21 @@ class RoundTimes:
         return row & (sizes > 0)
 
     def draw(self, key: Key, there: jax.Array, count: int) -> jax.Array:
-        """Distinct clients of those that are there, uniformly: int32 [count] in random order.
+        """Sample distinct available clients uniformly: int32 [count] in random order.
 
-        Where they are fewer, N stands in the places that are left over. The cost is that of N
-        random numbers.
+        If there are fewer, the remaining places have N. The cost is that of N random numbers.
 
         Args:
           key: the round's key of cohorts.
           there: bool [N].
-          count: how many, at most N.
+          count: number of clients, at most N.
         """
         numbers = jax.random.uniform(jax.random.fold_in(key, _ORDER), there.shape)
         largest, ids = jax.lax.top_k(jnp.where(there, numbers, -1.0), count)
         return jnp.where(largest >= 0, ids, there.shape[0]).astype(jnp.int32)
 
     def seconds(self, client_ids: jax.Array, steps: jax.Array) -> jax.Array:
-        """Simulated seconds until each client is done, float [S]; 0 in a padded slot.
+        """Compute the simulated seconds until each client is done, float [S]; 0 in a padded slot.
 
         Args:
           client_ids: int32 [S]; a padded slot has id N.
@@ -267,21 +266,20 @@ class RoundTimes:
     def first_to_finish(
         self, client_ids: jax.Array, steps: jax.Array, reports: jax.Array | None, cohort_size: int
     ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
-        """Who of the S' drawn clients makes the cohort, and how long the server waits.
+        """Select the participants among S' sampled clients, and compute the server's waiting time.
 
-        It waits until S clients have reported, or all that were drawn if these are fewer; if that
-        never comes, until the deadline. Without a deadline, clients that never report are known
-        to have failed.
+        The server waits until S clients (or all, if fewer) have reported; if that never happens,
+        until the deadline. Without a deadline, the server knows which clients have failed.
 
         Args:
-          client_ids: int32 [S'], distinct; N in places that are left over.
+          client_ids: int32 [S'], distinct; N in padded places.
           steps: int32 [S'], the local steps K_i.
           reports: bool [S'], which clients do not fail; None: all.
           cohort_size: S.
 
         Returns:
-          Places of the cohort, int32 [S], in the order in which they were drawn; the seconds of
-          each, float [S]; who takes part, bool [S]; and metrics of the round.
+          Places of the cohort, int32 [S], in the order of sampling; the seconds of each, float [S];
+          which clients participate, bool [S]; and metrics of the round.
         """
         seconds = self.seconds(client_ids, steps)
         is_client = client_ids < self.step_seconds.shape[0]
@@ -309,14 +307,14 @@ class RoundTimes:
 
 
 def check_devices(times: ClientTimes | RoundTimes | None, devices: Devices | None) -> None:
-    """Check that time is told in one place alone.
+    """Check that only one argument gives step times.
 
     Args:
-      times: of the clients, or None.
-      devices: of the schedule, or None.
+      times: client times, or None.
+      devices: the schedule's devices, or None.
 
     Raises:
-      ValueError: both know of step times.
+      ValueError: both give step times.
     """
     if times is None or devices is None:
         return
@@ -332,16 +330,16 @@ def check_devices(times: ClientTimes | RoundTimes | None, devices: Devices | Non
 def diurnal_availability(
     num_clients: int, periods: int = 24, seed: int = 0, *, low: float = 0.1, high: float = 0.9
 ) -> np.ndarray:
-    """Probabilities that rise and fall once in ``periods``, each client at its own time of day.
+    """Compute availabilities that rise and fall once a day, each client in its own time zone.
 
-    Client i is there in period p with probability ::
+    Client i is available in period p with probability ::
 
         low + (high - low) (1 + cos(2 pi (p / P - u_i))) / 2,    u_i uniform in [0, 1)
 
     Args:
       num_clients: N.
-      periods: P, of a day.
-      seed: of the u_i.
+      periods: P, periods of a day.
+      seed: seed of the u_i.
       low, high: least and largest probability.
 
     Returns:
@@ -361,7 +359,7 @@ def diurnal_availability(
 
 
 def _of_clients(name: str, value: Any) -> Any:
-    """A number of seconds or bytes per second, or an array [N] of them, checked."""
+    """Check seconds or bytes per second: a number or an array [N]."""
     try:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError) as error:
@@ -379,7 +377,7 @@ def _of_clients(name: str, value: Any) -> Any:
 
 
 def _availability(value: Any) -> np.ndarray:
-    """bool or float32 [P, N] or [P, 1], checked."""
+    """Check availabilities; returns bool or float32 [P, N] or [P, 1]."""
     array = np.asarray(value)
     if array.dtype.kind not in "bf":
         raise TypeError(

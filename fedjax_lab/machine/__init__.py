@@ -1,1 +1,1 @@
-"""What a program runs on: its devices and their memory, and what their compiler says of it."""
+"""Target machines: devices, memory, compilers, and figures of compiled programs."""

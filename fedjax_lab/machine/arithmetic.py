@@ -1,4 +1,4 @@
-"""What a traced program computes, before any compiler."""
+"""Counts the operations of a traced program, without a compiler."""
 
 import math
 from collections.abc import Callable

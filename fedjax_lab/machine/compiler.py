@@ -1,6 +1,6 @@
-"""Ask an accelerator's own compiler, on any machine on which it is installed.
+"""Compiles for an accelerator on any machine that has the accelerator's compiler.
 
-libtpu compiles for TPUs and JAX's CUDA plugin for NVIDIA's GPUs where there is neither: JAX calls
+libtpu compiles for TPUs, and JAX's CUDA plugin for NVIDIA GPUs, without the hardware: JAX calls
 such a target a topology.
 """
 
@@ -28,7 +28,7 @@ _NO_HOST = {
 
 
 class _Gpu(NamedTuple):
-    """What XLA wants to know of a GPU, by NVIDIA's data sheets and CUDA's guide."""
+    """XLA's description of a GPU, from NVIDIA's data sheets and CUDA's guide."""
 
     capability: tuple[int, int]
     processors: int
@@ -47,16 +47,16 @@ _GPUS = {
 
 
 class Figures(NamedTuple):
-    """What a compiler says of a program. Bytes are those of one device.
+    """A compiler's figures of a program. Bytes are those of one device.
 
     Attributes:
-      seconds: what compiling took.
-      arguments: bytes that the program is given.
-      results: bytes that it returns and that are not an argument's, reused.
-      temporaries: bytes that it needs besides.
-      code: bytes of the code; 0 where the compiler does not say.
-      bytes_accessed: read and written by one call, loops counted as often as they run.
-      collectives: exchanges between devices in one call.
+      seconds: compile time.
+      arguments: bytes of the arguments.
+      results: bytes of the results that do not reuse an argument's memory.
+      temporaries: bytes of temporary memory.
+      code: bytes of the code; 0 if the compiler does not report them.
+      bytes_accessed: bytes read and written by one call; loops count as often as they run.
+      collectives: collectives of one call.
       unknown_loops: loops whose length depends on values; their bodies are counted once.
     """
 
@@ -76,10 +76,10 @@ class Figures(NamedTuple):
 
 
 def with_devices(target: Target) -> Target:
-    """``target`` with devices that programs can be compiled for.
+    """Return a target with devices for compilation.
 
     Args:
-      target: a machine; one that has devices is returned as it is.
+      target: a machine; one with devices is returned unchanged.
 
     Raises:
       ImportError: its compiler is not installed; the message says how to get it.
@@ -141,7 +141,7 @@ def _gpu_devices(target: Target) -> list[Any]:
 
 
 def _gpu_config(kind: str) -> str:
-    """XLA's text form of a GPU."""
+    """Return XLA's text form of a GPU."""
     gpu, chip = _GPUS[kind], CHIPS[kind]
     device = {
         "threads_per_block_limit": 1024,
@@ -172,12 +172,12 @@ def _gpu_config(kind: str) -> str:
 
 
 def abstract(values: Any, devices: tuple[Any, ...], split: bool = False) -> Any:
-    """The shapes of ``values``, with a copy on each of ``devices``.
+    """Return the shapes of ``values``, with a copy on each of ``devices``.
 
     Args:
       values: pytree of arrays, of tracers or of shapes.
-      devices: JAX's devices; none: wherever JAX puts them.
-      split: each device has its share of the leading axis instead.
+      devices: JAX devices; none: JAX's default placement.
+      split: shard the leading axis over the devices instead.
     """
     place: Any = None
     if len(devices) == 1:
@@ -194,12 +194,12 @@ def abstract(values: Any, devices: tuple[Any, ...], split: bool = False) -> Any:
 
 
 def mesh_of(devices: tuple[Any, ...], axis: str, **inner: int) -> jax.sharding.Mesh:
-    """A mesh over ``devices``, in the order that suits their links best.
+    """Create a mesh over ``devices``, in the order that suits their links best.
 
     Args:
       devices: JAX's devices.
       axis: the name of its first axis.
-      **inner: the lengths of further axes, by name; the first one has the rest of the devices.
+      **inner: lengths of further axes by name; the first axis has the remaining devices.
     """
     shape = (len(devices) // math.prod(inner.values()), *inner.values())
     automatic = (jax.sharding.AxisType.Auto,) * len(shape)
@@ -218,7 +218,7 @@ def compile_for(
       **static: its static arguments.
 
     Raises:
-      jax.errors.JaxRuntimeError: the compiler refuses, for want of memory for instance.
+      jax.errors.JaxRuntimeError: the compilation fails, for example for lack of memory.
     """
     began = time.perf_counter()
     lowered = function.trace(*arguments, **static).lower()
@@ -230,11 +230,11 @@ def compile_for(
 
 
 def figures(program: Any, seconds: float = 0.0) -> Figures:
-    """Read a compiled program.
+    """Read the figures of a compiled program.
 
     Args:
       program: what ``compile_for`` returned.
-      seconds: what compiling it took.
+      seconds: its compile time.
     """
     memory = program.memory_analysis()
     traffic = read_traffic(program.as_text())
@@ -253,9 +253,9 @@ def figures(program: Any, seconds: float = 0.0) -> Figures:
 def try_compile(
     target: Target, function: jax.stages.Wrapped, *arguments: Any, **static: Any
 ) -> tuple[Any, int]:
-    """(the program, or None where memory does not suffice, the bytes that it needs of a device).
+    """Compile a program if it fits into memory: (the program or None, bytes of a device).
 
-    The bytes are 0 where a backend does not say.
+    The bytes are 0 if the backend does not report them.
 
     Args:
       target: a machine with devices.
@@ -264,7 +264,7 @@ def try_compile(
       **static: its static arguments.
 
     Raises:
-      jax.errors.JaxRuntimeError: it does not compile, for another reason.
+      jax.errors.JaxRuntimeError: the compilation fails for another reason.
     """
     try:
         program, _ = compile_for(target, function, *arguments, **static)
@@ -282,7 +282,7 @@ def try_compile(
 
 
 def _wanted_bytes(error: BaseException) -> int | None:
-    """Bytes that a program wanted that did not compile for want of memory; None: another error."""
+    """Return the bytes requested by a program that did not fit; None for another error."""
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text:
         return None

@@ -1,4 +1,4 @@
-"""How much memory a traced program needs, before any compiler: what is alive at once."""
+"""Estimates the memory of a traced program from the liveness of its values."""
 
 import itertools
 import math
@@ -31,32 +31,34 @@ class _Machine(NamedTuple):
 def peak_bytes(
     jaxpr: ClosedJaxpr | Jaxpr, platform: str = "cpu", donated: int = 0, near_bytes: int = 0
 ) -> int:
-    """The most bytes that are alive at once while a program runs step by step.
+    """Estimate the peak of live bytes while a program runs step by step.
 
-    Arguments live throughout, but donated ones to their last use, every other value from its
-    equation to its last use; a called function or a branch adds its own peak. What is updated in
-    place takes no second one, nor does what a loop carries, if within it the old value has been
-    read before the new one is there. An elementwise value that elementwise steps or reductions
-    alone read is not stored but computed where it is read, as XLA does if there is one reader, and
-    off the CPU also if there are more and its operands are no larger than it, or if it is a slice.
+    Arguments live throughout, donated ones to their last use, and every other value from its
+    equation to its last use. A called function or a branch adds its own peak. An update in place
+    needs no second copy. Neither does a loop's carry, if the loop reads the old value before the
+    new one exists. An elementwise value that only elementwise steps or reductions read is not
+    stored but computed where it is read. XLA does so for one reader; off the CPU also for several
+    readers if the operands are no larger than the value, or if it is a slice.
 
-    A TPU has values in tiles (``tiled_bytes``), elementwise results in the place of an operand that
-    ends there, and a loop's or a branch's in that of what it begins with, if nothing else reads it;
-    products are computed where they are added, and what several slices read is stored.
+    On a TPU, values are in tiles (``tiled_bytes``). An elementwise result takes the place of an
+    operand whose life ends, and the result of a loop or a branch that of its initial value, if
+    nothing else reads it. Products are computed where they are added, and a value that several
+    slices read is stored.
 
     Args:
       jaxpr: the traced program.
       platform: "cpu", "gpu" or "tpu".
-      donated: so many of the first arguments may be overwritten.
-      near_bytes: a memory besides, of what a function, branch or loop's body without loops and
-        branches of its own makes and does not return; so much of that takes no other memory.
+      donated: number of leading arguments that may be overwritten.
+      near_bytes: size of a separate near memory. It holds values that a function, branch or loop
+        body without inner loops and branches makes and does not return; up to this size they take
+        no other memory.
     """
     jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     return _peak(jaxpr, _Machine(platform, near_bytes), set(jaxpr.invars[:donated]))
 
 
 def _peak(jaxpr: Jaxpr, machine: _Machine, donated: set[Any]) -> int:
-    """``peak_bytes``, where ``donated`` are arguments."""
+    """Compute ``peak_bytes``, where ``donated`` are arguments."""
     recomputes, replaces = machine.platform != "cpu", machine.platform == "tpu"
     size_of: Callable[[Any], int] = tiled_bytes if replaces else _nbytes
     arguments = {*jaxpr.invars, *jaxpr.constvars}
@@ -107,7 +109,7 @@ def _peak(jaxpr: Jaxpr, machine: _Machine, donated: set[Any]) -> int:
 
 
 def _simplified(jaxpr: Jaxpr, ignores_names: bool) -> tuple[list[Any], list[Any]]:
-    """(equations, results) without those that return an operand as it is.
+    """Remove equations that return an operand unchanged: (equations, results).
 
     A branch under ``vmap`` begins with such choices between a value and itself. What has a name, to
     be kept for the gradient, is stored, unless names are ignored.
@@ -141,7 +143,7 @@ def _as_reshaped(eqns: list[Any], arguments: set[Any]) -> Callable[[Any], int]:
 
 
 def _besides(eqn: Any, leaving: list[Any], machine: _Machine, size_of: Callable[[Any], int]) -> int:
-    """Bytes that an equation needs beside operands and results, less those that serve as both."""
+    """Return the bytes of an equation besides operands and results, less those that are both."""
     is_tpu = machine.platform == "tpu"
     programs = _programs(eqn, machine.platform)
     if not programs or eqn.primitive.name in _UPDATES or _is_elementwise(eqn):
@@ -171,11 +173,11 @@ def _besides(eqn: Any, leaving: list[Any], machine: _Machine, size_of: Callable[
 
 
 def _carried(eqn: Any) -> range:
-    """Which of a loop's operands are the first values of what it carries.
+    """Return which of a loop's operands are the initial values of its carry.
 
-    A scan has constants, what it carries, and what it goes over; it returns what it carries, and
-    what it stacks. Its body has no axis of steps, by which they are told apart: the names of its
-    parameters are not those of every JAX.
+    A scan takes constants, the carry and the scanned arrays; it returns the carry and the stacked
+    outputs. They are distinguished by the axis of steps, which the body lacks, because the names of
+    a scan's parameters differ between JAX versions.
     """
     params, name = eqn.params, eqn.primitive.name
     if name == "while":
@@ -189,15 +191,15 @@ def _carried(eqn: Any) -> range:
 
 
 def _count_stacked(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-    """How many of a scan's operands or results have an axis more than in its body."""
+    """Count a scan's operands or results that have one axis more than in its body."""
     pairs = zip(outside, inside, strict=True)
     return sum(len(o.aval.shape) > len(i.aval.shape) for o, i in pairs)
 
 
 def _programs(eqn: Any, platform: str) -> list[Jaxpr]:
-    """What it runs: a function, a loop's body, whose condition is taken to need nothing, branches.
+    """Return the programs of an equation: a function, a loop's body (without condition), branches.
 
-    Of branches for several platforms it is the one for this.
+    Of branches for several platforms, only the one for this platform counts.
     """
     params = dict(eqn.params)
     params.pop("cond_jaxpr", None)
@@ -210,7 +212,7 @@ def _programs(eqn: Any, platform: str) -> list[Jaxpr]:
 
 
 def _is_elementwise(eqn: Any) -> bool:
-    """Whether each element of its results depends on one element of each operand, or on none."""
+    """Whether each element of the results depends on at most one element of each operand."""
     inner = _inner(eqn.params)
     if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call") and inner:
         bodies = (part.jaxpr if isinstance(part, ClosedJaxpr) else part for part in inner)
@@ -223,14 +225,14 @@ def _transposes(eqn: Any) -> bool:
 
 
 def _replaced(eqn: Any, leaving: list[Any], replaces: bool) -> list[Any]:
-    """Of what it and what is fused into it read last: where its result may be put."""
+    """Return the operands whose last read is here, which the result may replace."""
     if eqn.primitive.name in _UPDATES:
         return [v for v in leaving if v is eqn.invars[0]]
     return leaving if replaces and (_is_elementwise(eqn) or _transposes(eqn)) else []
 
 
 def _takes_in(eqn: Any) -> bool:
-    """Whether compilers compute an elementwise operand inside it."""
+    """Whether compilers fuse an elementwise operand into this equation."""
     return eqn.primitive.name in _REDUCTIONS or _is_elementwise(eqn)
 
 
@@ -246,11 +248,11 @@ def _inner(params: dict[str, Any]) -> list[ClosedJaxpr | Jaxpr]:
 
 
 def count_large(jaxpr: ClosedJaxpr | Jaxpr, platform: str) -> int:
-    """How many of its operations, in loops and functions too, make more than a row of lanes.
+    """Count operations, also in loops and functions, with results of more than a row of lanes.
 
     Args:
       jaxpr: the traced program.
-      platform: whose branches count.
+      platform: platform whose branches count.
     """
     jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     found = 0
@@ -268,12 +270,12 @@ def _nbytes(variable: Any) -> int:
 
 
 def tiled_bytes(variable: Any) -> int:
-    """Bytes on a TPU: in tiles, over those two axes that need the least padding.
+    """Compute bytes on a TPU, in tiles over the two axes that need the least padding.
 
-    Of five axes or more the first, which counts clients or images, is not in tiles.
+    With five axes or more, the first one, which counts clients or images, is not tiled.
 
     Args:
-      variable: of a traced program, or an array's shape and dtype.
+      variable: variable of a traced program, or an array's shape and dtype.
     """
     aval = getattr(variable, "aval", variable)
     shape = getattr(aval, "shape", ())
@@ -281,9 +283,9 @@ def tiled_bytes(variable: Any) -> int:
 
 
 def _copied_in_order(variable: Any) -> int:
-    """Bytes of a copy with the axes in their order, which a loop reads; 0 where they lie so.
+    """Return the bytes of the copy in axis order that a loop reads; 0 if it needs no copy.
 
-    A table of rows lies with that axis as lanes that needs the least padding.
+    In a table of rows, the axis that needs the least padding becomes the lanes.
     """
     aval = getattr(variable, "aval", variable)
     shape = getattr(aval, "shape", ())

@@ -1,4 +1,4 @@
-"""How much memory a device has for us."""
+"""Memory of a device."""
 
 import os
 from typing import Any
@@ -7,16 +7,16 @@ import jax
 
 
 def device_memory(device: Any = None) -> int:
-    """Bytes that a device may use.
+    """Return the bytes that a device may use.
 
-    Its own limit where it tells one (GPU, TPU). Otherwise the machine's physical memory, of
-    which each of the host devices gets an equal share.
+    This is the device's own limit if it has one (GPU, TPU). Otherwise it is an equal share of the
+    machine's physical memory for each host device.
 
     Args:
       device: a JAX device of this process; None: the first one.
 
     Raises:
-      OSError: neither the device nor the operating system says how much there is.
+      OSError: neither the device nor the operating system reports its memory.
     """
     if device is None:
         device = jax.local_devices()[0]

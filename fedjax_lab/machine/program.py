@@ -30,7 +30,7 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 
 class Collectives(NamedTuple):
-    """Exchanges between devices of one kind.
+    """Collectives of one kind.
 
     Attributes:
       kind: such as "all-reduce".

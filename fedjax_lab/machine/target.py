@@ -1,8 +1,8 @@
-"""The machine that a round is planned for: this one, or another by its name.
+"""The machine for which a round is planned: this one, or another one by name.
 
-``Target`` is a value. Planner, client maps and convolutions take it, and None stands for the
-machine that runs. Where an accelerator's compiler is installed, its devices can be compiled for
-without one: see ``fedjax_lab.machine.compiler``.
+``Target`` is a value that planner, client maps and convolutions take; None means the running
+machine. If an accelerator's compiler is installed, programs can be compiled for its devices without
+the hardware: see ``fedjax_lab.machine.compiler``.
 """
 
 import dataclasses
@@ -17,19 +17,19 @@ from fedjax_lab.machine.memory import device_memory
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A machine: what a plan depends on.
+    """The properties of a machine that a plan depends on.
 
     Attributes:
-      name: as given to ``named``; "here" for the running machine.
+      name: argument of ``named``; "here" for the running machine.
       platform: "cpu", "gpu" or "tpu".
-      device_kind: as JAX names the device, such as "TPU v5 lite".
+      device_kind: JAX's name of the device, such as "TPU v5 lite".
       num_devices: devices that share a cohort.
-      memory_bytes: what a program may use of one device; None: unknown.
-      flops_per_second: a device's peak, of products of bfloat16; None: unknown.
-      bytes_per_second: what its memory delivers; None: unknown.
-      devices: JAX's devices, running or only compiled for; empty where neither is at hand.
-      convolution: the lowering that "auto" means (see ``fedjax_lab.models.convolution``); None:
-        what the platform does best.
+      memory_bytes: bytes of one device that a program may use; None: unknown.
+      flops_per_second: peak of a device for bfloat16 products; None: unknown.
+      bytes_per_second: memory bandwidth; None: unknown.
+      devices: JAX devices, running or only for compilation; empty if there are none.
+      convolution: the lowering that "auto" means (see ``fedjax_lab.models.convolution``); None: the
+        platform's default.
     """
 
     name: str
@@ -54,16 +54,16 @@ _GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """An accelerator by its vendor's data sheet.
+    """An accelerator, from its vendor's data sheet.
 
     Attributes:
       platform: "gpu" or "tpu".
       device_kind: as JAX names it.
-      memory_bytes: what a program may use: of a GPU three quarters, which is what JAX takes unless
-        told; of a v5e what its compiler allows, of another TPU all.
+      memory_bytes: bytes that a program may use: three quarters of a GPU, which is JAX's default;
+        what the compiler allows on a v5e; all of another TPU.
       flops_per_second: peak, dense products of bfloat16.
-      bytes_per_second: peak of its memory.
-      axes: of a TPU's topology; a GPU has none.
+      bytes_per_second: peak memory bandwidth.
+      axes: number of axes of a TPU's topology; a GPU has none.
     """
 
     platform: str
@@ -86,7 +86,7 @@ CHIPS = {
 
 
 def here() -> Target:
-    """The running machine, with all devices that JAX sees."""
+    """Return the running machine with all devices of JAX."""
     devices = tuple(jax.devices())
     first = jax.local_devices()[0]
     try:
@@ -107,14 +107,14 @@ def here() -> Target:
 
 
 def named(name: str) -> Target:
-    """The machine called ``name``, without devices: ``compiler.with_devices`` finds these.
+    """Return the machine of a name, without devices; ``compiler.with_devices`` adds these.
 
     Args:
       name: "here"; a chip, alone ("v5e", "h200") or several: a TPU with its topology ("v5e:2x2",
         "v4:2x2x1"), a GPU with a number ("h200:8"); "cpu" or "cpu:8".
 
     Raises:
-      ValueError: the name is unknown, or its number or topology makes no sense.
+      ValueError: the name is unknown, or its number or topology is invalid.
     """
     if name == "here":
         return here()
@@ -142,7 +142,7 @@ def named(name: str) -> Target:
 
 
 def platform_of(target: Target | None) -> str:
-    """The platform of a target; of None, that of the running machine.
+    """Return the platform of a target, or of the running machine for None.
 
     Args:
       target: a machine, or None.

@@ -1,7 +1,7 @@
 """Models as pure functions on parameters, and the losses that train and score them.
 
-``base`` says what a model is, ``layers`` what several share, one file per family follows,
-``losses`` turns a model into a loss function. A model of your own needs none of this: see
+``base`` defines the model interface, ``layers`` the common layers, and ``losses`` turns a model
+into a loss function. Each family of models has a file. Your own model needs none of this: see
 ``docs/your_own_model.md``.
 """
 
@@ -134,15 +134,15 @@ LANGUAGE_MODELS = ("lstm",)
 
 
 def build(name: str, num_classes: int, **options: Any) -> Model:
-    """Make the model called ``name``.
+    """Build a model by name.
 
     Args:
       name: a key of ``MODELS``.
-      num_classes: the number of logits, at least 2.
-      **options: the factory's own keyword arguments.
+      num_classes: number of logits, at least 2.
+      **options: keyword arguments of the model's factory.
 
     Raises:
-      ValueError: no model is called so, or an argument is out of range.
+      ValueError: no model has this name, or an argument is out of range.
       TypeError: the model has no such option, or an argument has the wrong type.
     """
     factory = MODELS[check_choice("name", name, MODELS)]
@@ -159,7 +159,7 @@ def build(name: str, num_classes: int, **options: Any) -> Model:
 
 
 def count_params(params: Params) -> int:
-    """The number d of scalars in a pytree of arrays (or of their shapes, ``jax.eval_shape``).
+    """Count the parameters d of a pytree of arrays (or of shapes, ``jax.eval_shape``).
 
     Args:
       params: pytree of arrays or of ``jax.ShapeDtypeStruct``.

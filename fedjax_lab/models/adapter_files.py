@@ -1,4 +1,4 @@
-"""Adapters of a decoder in the files that ``peft`` reads and writes, and back."""
+"""Reads and writes a decoder's adapters in the format of ``peft``."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -57,20 +57,20 @@ def save_adapters(
     *,
     dropout: float = 0.0,
 ) -> None:
-    """Write adapters as ``peft`` reads them: ``PeftModel.from_pretrained(model, folder)``.
+    """Write adapters for ``peft``: ``PeftModel.from_pretrained(model, folder)``.
 
     Args:
-      folder: is made; one that is there must be empty.
+      folder: folder to create; an existing one must be empty.
       config: of the decoder.
-      adapters: {path: ``Adapter``} of kernels of ``models.decoder(config)``, all of one rank r.
-      scale: as for ``attach_adapters``; stored as alpha = r ``scale``.
-      dropout: what the file says for training that goes on.
+      adapters: {path: ``Adapter``} for kernels of ``models.decoder(config)``, all of one rank r.
+      scale: as in ``attach_adapters``; stored as alpha = r ``scale``.
+      dropout: dropout rate in the file, for further training.
 
     Raises:
-      ValueError: there are no adapters, they are of several ranks, fit no kernel of the decoder, or
-        hold numbers that are not finite; or ``scale`` is out of range.
-      FileExistsError: the folder holds something.
-      FileNotFoundError: the folder that it would be in does not exist.
+      ValueError: there are no adapters, they have several ranks, fit no kernel of the decoder, or
+        are not finite; or ``scale`` is out of range.
+      FileExistsError: the folder is not empty.
+      FileNotFoundError: the parent folder does not exist.
       ImportError: the package safetensors is missing.
     """
     check_number("scale", scale, minimum=0, exclusive_minimum=True)
@@ -115,7 +115,7 @@ def load_adapters(folder: str | Path, config: DecoderConfig) -> tuple[dict[str, 
     """Read LoRA adapters that ``peft`` or ``save_adapters`` wrote.
 
     Args:
-      folder: has ``adapter_config.json`` and ``adapter_model.safetensors``.
+      folder: folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
       config: of the decoder that they are for.
 
     Returns:
@@ -123,8 +123,7 @@ def load_adapters(folder: str | Path, config: DecoderConfig) -> tuple[dict[str, 
 
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: a file is damaged, its adapters are of another kind than LoRA's plain one, or do
-        not fit the decoder.
+      ValueError: a file is damaged, or its adapters are not plain LoRA or do not fit the decoder.
       ImportError: the package safetensors is missing.
     """
     where = Path(folder) / CONFIG
@@ -156,7 +155,7 @@ def load_adapters(folder: str | Path, config: DecoderConfig) -> tuple[dict[str, 
 
 
 def _module(config: DecoderConfig, path: str) -> str:
-    """What peft calls the layer of a kernel: "q_proj"."""
+    """Return peft's name of a kernel's layer, such as "q_proj"."""
     stored = decoder_table(config).get(path)
     if stored is None or not path.endswith("kernel"):
         raise ValueError(f"adapters has {path!r}, which is no kernel of the decoder.")

@@ -1,4 +1,4 @@
-"""A model as a value: pure functions on a pytree of parameters, whatever library wrote it.
+"""The model interface: pure functions on a pytree of parameters, from any library.
 
 Axes: B examples, C classes, F features; L words of a sequence. Imports nothing of ours but the
 shared types.
@@ -48,7 +48,7 @@ class Model(NamedTuple):
 
 
 def from_linen(module: nn.Module) -> Model:
-    """Make a ``Model`` of a flax linen module.
+    """Create a ``Model`` from a flax linen module.
 
     The module's call takes ``x`` [B, ...] and returns logits [B, C]. An argument ``train`` or
     ``deterministic``, where it has one, is set by whether there is a key; the key is the rng
@@ -61,7 +61,7 @@ def from_linen(module: nn.Module) -> Model:
       module: a linen module whose only variables are parameters.
 
     Raises:
-      TypeError: ``module`` is no linen module (at construction).
+      TypeError: ``module`` is not a linen module (at construction).
       ValueError: it has variables other than parameters, such as BatchNorm's running
         statistics, which no client or server of the library would average (when ``init`` runs).
     """

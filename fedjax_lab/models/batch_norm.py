@@ -100,7 +100,7 @@ def _normalise(x, mean, var, scale, bias):
 
 
 def running_statistics(params: Params) -> PyTree:
-    """Which leaves of ``params`` are running statistics: the same structure, of bools.
+    """Return which leaves of ``params`` are running statistics: a tree of bools.
 
     Args:
       params: a model's parameters.
@@ -111,7 +111,7 @@ def running_statistics(params: Params) -> PyTree:
 
 
 def hold_statistics(apply: Apply) -> Apply:
-    """The same function, with gradients of 0 with respect to the running statistics.
+    """Wrap ``apply`` so that gradients with respect to the running statistics are 0.
 
     A model trained with it needs ``recompute_statistics`` before it is evaluated.
 
@@ -127,12 +127,12 @@ def hold_statistics(apply: Apply) -> Apply:
 
 
 def recompute_statistics(apply: Apply, params: Params, x: jax.Array, key: Key) -> Params:
-    """``params`` with the running statistics of one mini-batch ``x`` [B, ...], the rest as it is.
+    """Replace the running statistics in ``params`` by those of one mini-batch ``x`` [B, ...].
 
     Args:
       apply: of a model with ``norm="batch"`` (not through ``hold_statistics``).
       params: its params.
-      x: what the statistics are to describe, at least two examples: the more the better.
+      x: inputs for the statistics, at least two examples: the more the better.
       key: consumed by dropout, if the model has any.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The one function by which the library convolves, and its four lowerings.
+"""The library's convolution, and its four lowerings.
 
 Axes: B examples, H x W pixels, C channels, F features, h x w kernel; H' x W' outputs. Why not
 ``jax.lax`` alone: XLA has a slow path for convolutions inside a loop on CPU, which is where
@@ -28,7 +28,7 @@ _AUTO: Any = jax.make_user_context(None)
 
 
 def convolutions_for(target: Target | None) -> AbstractContextManager[None]:
-    """While it is open, "auto" means what suits ``target`` in what is traced.
+    """Context in which the lowering "auto" is the one for ``target``.
 
     Args:
       target: a machine; None: the running one.
@@ -106,12 +106,12 @@ def convolution(
 
 
 def platform() -> str:
-    """The platform of the machine that is being traced for, such as "cpu"."""
+    """Return the platform of the current target, such as "cpu"."""
     return (_AUTO.value or (jax.default_backend(), None))[0]
 
 
 def lowering_for(target: Target) -> str:
-    """The lowering that "auto" means on a machine; "auto" where shapes decide.
+    """Return the lowering of "auto" on a machine; "auto" if it depends on shapes.
 
     Args:
       target: a machine.

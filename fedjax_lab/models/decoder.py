@@ -1,4 +1,4 @@
-"""Decoder-only transformers in the form that the open weights share.
+"""Decoder-only transformers for pretrained Llama and Qwen2 weights.
 
 Sources: Touvron et al.: LLaMA: Open and Efficient Foundation Language Models. 2023; Grattafiori et
 al.: The Llama 3 Herd of Models. 2024; Yang et al.: Qwen2 Technical Report. 2024. RMSNorm (Zhang,
@@ -45,10 +45,10 @@ def decoder(
     if need be: see ``attach_adapters``.
 
     Args:
-      config: sizes and kinds, such as ``read_decoder_config`` gives them.
-      dtype: of the params that ``init`` makes.
-      remat: compute each layer once more in the backward pass in place of keeping what is inside.
-      adapter_dropout: the probability with which an input of an adapter is dropped in training.
+      config: configuration, for example from ``read_decoder_config``.
+      dtype: dtype of the params of ``init``.
+      remat: recompute each layer in the backward pass to save memory.
+      adapter_dropout: dropout rate of the adapters' inputs in training.
 
     Raises:
       TypeError: ``config`` is none.
@@ -107,7 +107,7 @@ class Decoder(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a gated perceptron, each on normalised input and added to it.
+    """Attention and a gated perceptron, each with a pre-norm and a residual connection.
 
     (float [B, T, F], (cos and sin, mask)) -> (float [B, T, F], None), as ``nn.scan`` wants it.
     """
@@ -166,7 +166,7 @@ class RMSNorm(nn.Module):
 
 
 class Projection(nn.Module):
-    """An affine map [B, T, m] -> [B, T, n], and beside it what an adapter adds.
+    """An affine map [B, T, m] -> [B, T, n], with an optional adapter.
 
     Parameters: ``kernel`` [m, n], ``bias`` [n] if it has one; and, where ``attach_adapters`` has
     put them, ``adapter_down`` [m, r] and ``adapter_up`` [r, n], which are used in their own dtype.
@@ -198,7 +198,7 @@ class Projection(nn.Module):
 
 
 def _parts(x: jax.Array | Tokens, longest: int) -> tuple[jax.Array, jax.Array | None]:
-    """The tokens and their segments, checked."""
+    """Check and return the tokens and their segments."""
     tokens, segments = x if isinstance(x, Tokens) else (x, None)
     tokens = jnp.asarray(tokens)
     if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
@@ -219,7 +219,7 @@ def _parts(x: jax.Array | Tokens, longest: int) -> tuple[jax.Array, jax.Array | 
 
 
 def _positions(shape: tuple[int, ...], segments: jax.Array | None) -> jax.Array:
-    """Places within each segment, int [B, T]; of whole sequences [1, T]."""
+    """Compute positions within each segment, int [B, T]; [1, T] for whole sequences."""
     places = jnp.arange(shape[1]).reshape(1, -1)
     if segments is None:
         return places
@@ -229,20 +229,20 @@ def _positions(shape: tuple[int, ...], segments: jax.Array | None) -> jax.Array:
 
 
 def _mask(segments: jax.Array) -> jax.Array:
-    """What each token sees, bool [B, 1, T, T]: those before it in its segment, and itself."""
+    """Compute the attention mask, bool [B, 1, T, T]: earlier tokens of the segment, and itself."""
     places = jnp.arange(segments.shape[1])
     before = places[:, None] >= places[None, :]
     return ((segments[:, :, None] == segments[:, None, :]) & before[None])[:, None]
 
 
 def _turn(config: DecoderConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines [B, T, 1, D / 2] of the angles by which pairs turn."""
+    """Compute cosines and sines [B, T, 1, D / 2] of the rotary angles."""
     angles = positions[..., None].astype(jnp.float32) * frequencies(config).reshape(1, 1, -1)
     return jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
 
 
 def frequencies(config: DecoderConfig) -> np.ndarray:
-    """Angle per position of each pair of a head's numbers, float32 [D / 2].
+    """Compute the rotary frequency of each pair of a head's numbers, float32 [D / 2].
 
     Args:
       config: of a decoder.
@@ -260,7 +260,7 @@ def frequencies(config: DecoderConfig) -> np.ndarray:
 
 
 def _rotate(x: jax.Array, turn: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Turn the pairs of each head's numbers, [B, T, N, D]."""
+    """Rotate the pairs of each head's numbers, [B, T, N, D]."""
     cos, sin = turn
     first, second = jnp.split(x.astype(_wide(x)), 2, axis=-1)
     turned = (first * cos - second * sin, second * cos + first * sin)

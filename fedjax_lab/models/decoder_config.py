@@ -1,4 +1,4 @@
-"""The configuration of a decoder, as the ``config.json`` of Llama and Qwen2 models states it.
+"""The configuration of a decoder, from the ``config.json`` of Llama and Qwen2 models.
 
 A field that this file does not know might change what the model computes. So a field is either
 read, or known to change no number, or refused.
@@ -93,12 +93,12 @@ class RotaryScaling:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """What a decoder computes; every field changes its numbers or the names of its params.
+    """Configuration of a decoder; every field changes its numbers or the names of its params.
 
     Attributes:
       vocab_size: V, the number of tokens.
       width: F, of the residual stream.
-      num_layers: how many.
+      num_layers: number of layers.
       num_heads: N, of the attention's queries.
       mlp_width: of the gated perceptron.
       num_kv_heads: K, of its keys and values, which divides N; 0: N.
@@ -178,7 +178,7 @@ def read_decoder_config(folder: str | Path) -> DecoderConfig:
     """Read the ``config.json`` of a Llama or Qwen2 model.
 
     Args:
-      folder: where the file is.
+      folder: folder of the file.
 
     Raises:
       FileNotFoundError: there is no such folder or file.
@@ -190,11 +190,11 @@ def read_decoder_config(folder: str | Path) -> DecoderConfig:
 
 
 def parse_decoder_config(fields: Mapping[str, Any], where: str = "config") -> DecoderConfig:
-    """Make a configuration of the fields of a ``config.json``.
+    """Parse the fields of a ``config.json``.
 
     Args:
-      fields: as JSON gives them.
-      where: names the fields in errors.
+      fields: parsed JSON.
+      where: name of the file in errors.
 
     Raises:
       ValueError: as ``read_decoder_config``.
@@ -255,7 +255,7 @@ def parse_decoder_config(fields: Mapping[str, Any], where: str = "config") -> De
 
 
 def _rotary(fields: Mapping[str, Any], where: str) -> tuple[float, RotaryScaling | None]:
-    """(theta, scaling) of the old fields (rope_theta, rope_scaling) or the new rope_parameters."""
+    """Read (theta, scaling) from rope_theta and rope_scaling, or from rope_parameters."""
     given = fields.get("rope_parameters")
     if given is None:
         given = fields.get("rope_scaling")
@@ -289,7 +289,7 @@ def _rotary(fields: Mapping[str, Any], where: str) -> tuple[float, RotaryScaling
 
 
 def config_fields(config: DecoderConfig) -> dict[str, Any]:
-    """The fields of a ``config.json`` that ``transformers`` reads as this configuration.
+    """Return the fields of a ``config.json`` for ``transformers``.
 
     Args:
       config: of a decoder.
@@ -331,7 +331,7 @@ def config_fields(config: DecoderConfig) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object in which no name comes twice.
+    """Read a JSON object without duplicate names.
 
     Args:
       path: of the file.

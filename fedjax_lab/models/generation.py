@@ -1,4 +1,4 @@
-"""Continuing text with a language model, a token at a time."""
+"""Text generation with a language model, one token at a time."""
 
 from typing import Any
 
@@ -30,8 +30,8 @@ def generate(
       params: of the model.
       prompt: int [B, T]; prompts of unequal length as ``Tokens``, padded on the left: the last
         token belongs to each prompt.
-      num_tokens: how many to add.
-      key: typed PRNG key; needed where ``temperature`` is not 0.
+      num_tokens: number of tokens to generate.
+      key: typed PRNG key; required if ``temperature`` is not 0.
       temperature: 0 takes the likeliest token each time; otherwise tokens are drawn from
         softmax(logits / temperature).
 

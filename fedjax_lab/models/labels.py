@@ -1,4 +1,4 @@
-"""Whether a model has a logit for every label, found out without running the model.
+"""Checks that a model has a logit for every label, without running the model.
 
 A label without one has no loss: it is NaN, or another class's. What a loss makes of its examples
 before it compares them with logits (augmentation, other params, frozen weights) does not matter:
@@ -24,7 +24,7 @@ _SEEN: contextvars.ContextVar[Seen | None] = contextvars.ContextVar("labels", de
 
 
 def note_labels(number: int, labels: jax.Array) -> None:
-    """Say which labels a loss compares with logits.
+    """Note which labels a loss compares with logits.
 
     Args:
       number: of logits.
@@ -38,7 +38,7 @@ def note_labels(number: int, labels: jax.Array) -> None:
 def check_labels(
     run: Callable[[PyTree], Any], examples: PyTree, places: np.ndarray, batch_size: int
 ) -> None:
-    """Check that each label has a logit, where ``run`` compares labels with logits.
+    """Check that each label that ``run`` compares with logits has a logit.
 
     ``run`` is traced with one mini-batch; of what it computes, its labels alone are. Nothing is
     checked where they do not come out of its trace, such as from a function that is jitted inside.
@@ -46,7 +46,7 @@ def check_labels(
     Args:
       run: examples [B, ...] -> anything; a loss, or a function that counts.
       examples: pytree [n, ...] of arrays, or of shapes where no label depends on the values.
-      places: int [m], which of them are looked at.
+      places: int [m], the examples to check.
       batch_size: B.
 
     Raises:

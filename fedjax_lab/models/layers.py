@@ -1,4 +1,4 @@
-"""Layers that several models share; channels-last, weights initialised as PyTorch does.
+"""Common layers of the models: channels-last, with PyTorch's initialization.
 
 Axes: B examples, H x W pixels, C channels, F features. The papers' models are PyTorch models:
 every weight and bias of a layer starts uniform in +-1/sqrt(fan_in), scales of a norm at 1 and its
@@ -192,14 +192,14 @@ class DenseBlock(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Blocks one after the other, then a last dense layer: float [B, ...] -> logits [B, C].
+    """A sequence of blocks, then a dense layer: float [B, ...] -> logits [B, C].
 
     Parameters: one entry ``blocks_i`` per block and ``classifier``.
 
     Attributes:
       num_classes: C.
       blocks: modules that map [B, ...] to [B, ...]; may be empty.
-      activation: of the logits; None for logits as they are.
+      activation: activation of the logits; None: none.
 
     Raises:
       TypeError: ``x`` holds integers, where the first layer is one of ours (except at
@@ -261,7 +261,7 @@ def check_norm(norm: str | None) -> str | None:
 
 
 def check_float(x: jax.Array) -> None:
-    """Check that the first layer of a model gets numbers that it can be trained on.
+    """Check that the input of a model's first layer is floating point.
 
     Args:
       x: [B, ...].

@@ -1,4 +1,4 @@
-"""Low-rank adapters: fine-tuning a model by small matrices beside its large ones.
+"""Low-rank adapters (LoRA): small trained matrices beside large frozen kernels.
 
 Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen: LoRA: Low-Rank Adaptation of Large Language
 Models. ICLR 2022, section 4: h = W_0 x + (α / r) B A x, with A random and B = 0 at the start. Here
@@ -25,7 +25,7 @@ Paths = Callable[[str], bool] | str | Sequence[str]
 
 
 class Adapter(NamedTuple):
-    """What is added to a kernel: ``down @ up``, in the kernel's shape."""
+    """A low-rank update ``down @ up`` of a kernel, in the kernel's shape."""
 
     down: jax.Array  # float [m, r]; of stacked kernels [L, m, r]
     up: jax.Array  # float [r, n]; [L, r, n]
@@ -34,7 +34,7 @@ class Adapter(NamedTuple):
 def init_adapters(
     key: Key, params: Params, is_adapted: Paths, rank: int, *, stacked: Paths = ()
 ) -> dict[str, Adapter]:
-    """Adapters that change nothing yet: ``down`` is normal, ``up`` is 0.
+    """Create adapters with no effect yet: ``down`` is normal, ``up`` is 0.
 
     A kernel of more than two axes is taken as a matrix whose rows are its first axes, cut where
     m + n is smallest: an attention's query [F, heads, F/heads] as F x F, a convolution
@@ -78,7 +78,7 @@ def init_adapters(
 
 
 def merge_adapters(params: Params, adapters: Mapping[str, Adapter], scale: float = 1.0) -> Params:
-    """The params with ``scale * down @ up`` added to each adapted kernel, in the kernel's dtype.
+    """Add ``scale * down @ up`` to each adapted kernel, in the kernel's dtype.
 
     Args:
       params: of the model.
@@ -103,7 +103,7 @@ def merge_adapters(params: Params, adapters: Mapping[str, Adapter], scale: float
 
 
 def attach_adapters(params: Params, adapters: Mapping[str, Adapter], scale: float = 1.0) -> Params:
-    """The params with adapters beside their kernels, for a model that reads them there.
+    """Attach adapters beside their kernels, for a model that reads them there.
 
     ``models.decoder`` does: it adds ``scale * (x @ down) @ up`` to ``x @ kernel``, makes no merged
     kernel, and rounds no small product away where kernels are bfloat16 and adapters float32. In
@@ -134,7 +134,7 @@ def attach_adapters(params: Params, adapters: Mapping[str, Adapter], scale: floa
 def split_adapters(
     adapters: Mapping[str, Adapter],
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """The two sides of adapters, to train one and freeze the other: (``down``, ``up``) by path.
+    """Split adapters into (``down``, ``up``) by path, to train one and freeze the other.
 
     FFA-LoRA (Sun, Li, Li, Ding: Improving LoRA in Privacy-preserving Federated Learning. ICLR 2024)
     trains ``up`` alone. The mean of the clients' products is then the product of the means, and a
@@ -153,7 +153,7 @@ def split_adapters(
 
 
 def join_adapters(down: Mapping[str, jax.Array], up: Mapping[str, jax.Array]) -> dict[str, Adapter]:
-    """The inverse of ``split_adapters``.
+    """Join adapters, the inverse of ``split_adapters``.
 
     Args:
       down: {path: float [m, r]}, or [L, m, r].
@@ -203,7 +203,7 @@ def _name(path: tuple) -> str:
 
 
 def _as_matrix(path: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """(m, n) of a kernel as a matrix, with the smallest m + n."""
+    """Return the (m, n) of a kernel as a matrix with the smallest m + n."""
     if len(shape) < 2:
         raise ValueError(f"{path} is adapted, but has the shape {shape}; it must have two axes.")
     cuts = [(int(np.prod(shape[:i])), int(np.prod(shape[i:]))) for i in range(1, len(shape))]

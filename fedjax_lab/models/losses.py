@@ -1,4 +1,4 @@
-"""Per-example losses, to be descended and to be counted: classes, words, and regression.
+"""Per-example losses for training and evaluation: classes, words, and regression.
 
 Axes: B examples, C classes; L words of a sequence, V words of the vocabulary. ``examples`` is
 anything with the fields ``x`` [B, ...] and ``y``: int [B], of sequences [B, L], of a regression
@@ -21,11 +21,13 @@ Preprocess = Callable[[PyTree, Key | None], PyTree]
 
 
 def classification_loss(apply: Apply, preprocess: Preprocess | None = None) -> LossFn:
-    """Cross-entropy of every example, for training: augmentation and dropout are on.
+    """Build the training loss of a classifier: per-example cross-entropy.
+
+    Augmentation and dropout are on.
 
     Args:
       apply: ``(params, x, key) -> logits`` float [B, C], such as ``model.apply``.
-      preprocess: ``(examples, key) -> examples``: scaling, augmentation. None: taken as they are.
+      preprocess: ``(examples, key) -> examples``: scaling, augmentation. None: no preprocessing.
 
     Returns:
       ``loss_fn(params, examples, key) -> float32 [B]`` (float64 of float64 logits). The key is
@@ -47,11 +49,13 @@ def classification_loss(apply: Apply, preprocess: Preprocess | None = None) -> L
 def accuracy_counts(
     apply: Apply, preprocess: Preprocess | None = None
 ) -> Callable[[Params, PyTree], tuple[jax.Array, jax.Array]]:
-    """Correctness and cross-entropy of every example, for evaluation: nothing is random.
+    """Build the evaluation of a classifier: per-example correctness and cross-entropy.
+
+    There is no augmentation and no dropout.
 
     Args:
-      apply: as for ``classification_loss``; gets the key None.
-      preprocess: as for ``classification_loss``; gets the key None.
+      apply: as in ``classification_loss``; called with the key None.
+      preprocess: as in ``classification_loss``; called with the key None.
 
     Returns:
       ``counts(params, examples) -> (correct, loss)``, both float32 [B]; ``correct`` is 1 where
@@ -72,7 +76,9 @@ def accuracy_counts(
 
 
 def language_model_loss(apply: Apply) -> LossFn:
-    """Cross-entropy of the next word, the mean over each sequence, for training: dropout is on.
+    """Build the training loss of a language model: mean cross-entropy of each sequence.
+
+    The loss is that of the next word; dropout is on.
 
     Args:
       apply: ``(params, x, key) -> logits`` float [B, L, V], such as the ``apply`` of
@@ -94,13 +100,15 @@ def language_model_loss(apply: Apply) -> LossFn:
 
 
 def token_counts(apply: Apply) -> Callable[[Params, PyTree], tuple[jax.Array, jax.Array]]:
-    """Share of words foretold and mean cross-entropy of every sequence: nothing is random.
+    """Build the evaluation of a language model: accuracy and cross-entropy of each sequence.
+
+    There is no dropout.
 
     All sequences are of one length, so the means of both over the examples are means over all
     words; the perplexity is the exponential function of the loss's.
 
     Args:
-      apply: as for ``language_model_loss``; gets the key None.
+      apply: as in ``language_model_loss``; called with the key None.
 
     Returns:
       ``counts(params, examples) -> (correct, loss)``, both float32 [B]; ``correct`` is the share of
@@ -121,12 +129,12 @@ def token_counts(apply: Apply) -> Callable[[Params, PyTree], tuple[jax.Array, ja
 
 
 def regression_loss(apply: Apply, preprocess: Preprocess | None = None) -> LossFn:
-    """Squared error of every example, the mean over its outputs, for training.
+    """Build the training loss of a regression: squared error averaged over the outputs.
 
     Args:
       apply: ``(params, x, key) -> predictions`` float, of the targets' shape [B, ...]; of targets
         [B] also [B, 1].
-      preprocess: ``(examples, key) -> examples``. None: taken as they are.
+      preprocess: ``(examples, key) -> examples``. None: no preprocessing.
 
     Returns:
       ``loss_fn(params, examples, key) -> float32 [B]`` (float64 of float64 predictions). The key
@@ -148,13 +156,15 @@ def regression_loss(apply: Apply, preprocess: Preprocess | None = None) -> LossF
 def squared_error_counts(
     apply: Apply, preprocess: Preprocess | None = None
 ) -> Callable[[Params, PyTree], tuple[jax.Array, jax.Array]]:
-    """Squared error of every example, for evaluation: nothing is random.
+    """Build the evaluation of a regression: per-example squared error.
+
+    There is no augmentation and no dropout.
 
     ``build_evaluation`` reports its mean as "mean_squared_error" (and as "test_loss").
 
     Args:
-      apply: as for ``regression_loss``; gets the key None.
-      preprocess: as for ``regression_loss``; gets the key None.
+      apply: as in ``regression_loss``; called with the key None.
+      preprocess: as in ``regression_loss``; called with the key None.
 
     Returns:
       ``counts(params, examples) -> (squared error, loss)``, float32 [B] and the same numbers.

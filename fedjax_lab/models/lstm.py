@@ -45,8 +45,8 @@ def lstm(
       num_classes: the size of the vocabulary, V.
       embedding: E.
       hidden: H, of every layer.
-      layers: how many.
-      dropout: the probability with which a number is dropped, at all three places.
+      layers: number of LSTM layers.
+      dropout: dropout rate at all three places.
       tie: whether the decoder is the transpose of the word vectors, which needs E = H.
 
     Raises:

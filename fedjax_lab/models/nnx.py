@@ -1,4 +1,4 @@
-"""Modules of flax NNX as models."""
+"""Models from flax NNX modules."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from fedjax_lab.types import Key, Params
 
 
 def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
-    """Make a ``Model`` of a function that builds a flax NNX module.
+    """Create a ``Model`` from a function that builds a flax NNX module.
 
     The module's call takes ``x`` [B, ...] and returns logits [B, C]. It trains (``module.train()``)
     where there is a key, which all its streams of random numbers are then seeded with, and

@@ -1,4 +1,4 @@
-"""Max-pooling, on CPU by slices and elsewhere by the place of the maximum.
+"""Max-pooling, on CPU by slices and elsewhere by the position of the maximum.
 
 XLA's window reduction is several times slower on CPU, forward and backward, than the maximum of
 slices. On a TPU, that maximum's gradient is padded and added once for each slice: by the place of
@@ -17,7 +17,7 @@ from fedjax_lab.models.layout import written_out
 
 @jax.named_scope("max_pool")
 def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
-    """The maximum of ``size`` x ``size`` pixels, with stride 2: [B, H, W, C] -> [B, H', W', C].
+    """Max-pool windows of ``size`` x ``size`` with stride 2: [B, H, W, C] -> [B, H', W', C].
 
     H' = floor((H + 2 padding - size) / 2) + 1, which is H // 2 for the default. ``padding`` adds
     pixels of -inf on every side. Equal pixels share the gradient on CPU and where windows overlap;

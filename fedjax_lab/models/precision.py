@@ -1,4 +1,4 @@
-"""Mixed precision: a model that computes in bfloat16, of parameters that stay float32.
+"""Mixed precision: a model that computes in bfloat16 with float32 parameters.
 
 Micikevicius et al.: Mixed Precision Training. ICLR 2018; with bfloat16 (Kalamkar et al.: A Study
 of BFLOAT16 for Deep Learning Training, 2019), whose exponents are float32's, so that losses need
@@ -18,7 +18,7 @@ COMPUTE_DTYPES = ("float32", "bfloat16")
 
 
 def mixed_precision(model: Model, dtype: Any = "bfloat16") -> Model:
-    """A ``Model`` of the same params that computes in ``dtype``.
+    """Create a ``Model`` with the same params that computes in ``dtype``.
 
     Params and float inputs are cast on the way in, and what comes out is cast to float32. So
     losses are float32, and gradients arrive in the params' own dtype: everything that a method
@@ -28,7 +28,7 @@ def mixed_precision(model: Model, dtype: Any = "bfloat16") -> Model:
 
     Args:
       model: any model; ``features``, ``head`` and ``blocks`` are wrapped like ``apply``.
-      dtype: "bfloat16", or "float32" for the model as it is.
+      dtype: "bfloat16", or "float32" for the unchanged model.
 
     Raises:
       ValueError: the dtype is another one.

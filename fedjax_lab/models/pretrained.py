@@ -1,4 +1,4 @@
-"""Weights of others: from their files into a model's params, and back.
+"""Reads and writes pretrained weights.
 
 Everything that can be checked without reading a number (names, shapes, dtypes) is checked first.
 Then each array goes to its devices block by block, so that the host never holds a second copy of
@@ -37,7 +37,7 @@ def load_pretrained(
     remat: bool = False,
     adapter_dropout: float = 0.0,
 ) -> tuple[Model, Params]:
-    """Read a Llama or Qwen2 model as ``transformers`` saves it.
+    """Load a Llama or Qwen2 model from a folder of ``transformers``.
 
     ::
 
@@ -47,7 +47,7 @@ def load_pretrained(
     Nothing is downloaded and nothing unpickled.
 
     Args:
-      folder: has ``config.json``, and ``model.safetensors`` or an index and the files it names.
+      folder: folder with ``config.json``, and ``model.safetensors`` or an index and its files.
       dtype: of the params, such as "bfloat16"; None: that of the files' first array.
       sharding: where params go. None: to the default device. A ``jax.sharding.Sharding``: all of
         them there. Or a function of the params' shapes that returns a pytree of shardings, such as
@@ -80,10 +80,10 @@ def save_pretrained(
     *,
     max_shard_bytes: int = 2**30,
 ) -> None:
-    """Write a decoder as ``transformers`` reads it: ``config.json`` and ``*.safetensors``.
+    """Write a decoder for ``transformers``: ``config.json`` and ``*.safetensors``.
 
     Args:
-      folder: is made; one that is there must be empty.
+      folder: folder to create; an existing one must be empty.
       config: of the decoder.
       params: of ``models.decoder(config)``, without adapters beside kernels: merge them first.
       max_shard_bytes: files are no larger, unless a single array is; about as much of the params

@@ -1,4 +1,4 @@
-"""Losses of rows in which only some tokens are scored: answers, and no padding.
+"""Losses of token rows in which only some tokens are scored, such as answers.
 
 Axes: B rows, T places of a row, V tokens of the vocabulary. ``examples`` has ``x``, which the model
 takes (such as ``Tokens``), and ``y`` int [B, T], the next token of each place or -1 where none is
@@ -19,7 +19,7 @@ from fedjax_lab.types import Key, LossFn, Params, PyTree
 
 
 def answer_loss(apply: Apply, tokens_per_row: float | None = None) -> LossFn:
-    """Cross-entropy of the scored tokens of each row, for training: dropout is on.
+    """Build the training loss: cross-entropy of the scored tokens of each row, with dropout.
 
     Args:
       apply: ``(params, x, key) -> logits`` float [B, T, V], such as the ``apply`` of
@@ -32,7 +32,7 @@ def answer_loss(apply: Apply, tokens_per_row: float | None = None) -> LossFn:
       ``loss_fn(params, examples, key) -> float32 [B]``; 0 of a row in which nothing is scored.
 
     Raises:
-      TypeError: ``apply`` is no function (at construction).
+      TypeError: ``apply`` is not a function (at construction).
       ValueError: ``tokens_per_row`` is out of range; logits are not [B, T, V], or targets not
         integers [B, T] (when traced).
     """
@@ -49,14 +49,16 @@ def answer_loss(apply: Apply, tokens_per_row: float | None = None) -> LossFn:
 def answer_counts(
     apply: Apply, tokens_per_row: float | None = None
 ) -> Callable[[Params, PyTree], tuple[jax.Array, jax.Array]]:
-    """Share of scored tokens foretold and their cross-entropy, of each row: nothing is random.
+    """Build the evaluation: accuracy and cross-entropy of the scored tokens of each row.
+
+    There is no dropout.
 
     The perplexity of a set is exp of its mean loss with ``tokens_per_row`` from
     ``data.scored_per_row``.
 
     Args:
-      apply: as for ``answer_loss``; gets the key None.
-      tokens_per_row: as for ``answer_loss``.
+      apply: as in ``answer_loss``; called with the key None.
+      tokens_per_row: as in ``answer_loss``.
 
     Returns:
       ``counts(params, examples) -> (correct, loss)``, both float32 [B].

@@ -1,4 +1,4 @@
-"""Files of weights in the format safetensors: one, or several with an index.
+"""Weight files in the safetensors format: one file, or several with an index.
 
 The library ``safetensors`` reads and checks each file's header: a file that is damaged, cut off or
 longer than its header says is refused when it is opened. Nothing here unpickles anything. Names,
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
 
 
 class WeightFiles:
-    """Files of weights, whose arrays are read one at a time.
+    """Weight files, whose arrays are read one at a time.
 
     Attributes:
       entries: name of an array -> ``Entry``.
@@ -203,7 +203,7 @@ def write_folder(
     max_shard_bytes: int,
     names: tuple[str, str] = ("config.json", SINGLE),
 ) -> None:
-    """Write the configuration and the arrays, in as few files as may be; whole or not at all.
+    """Write the configuration and the arrays atomically, in as few files as possible.
 
     Args:
       folder: must not exist, or be empty.

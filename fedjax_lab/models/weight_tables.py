@@ -1,4 +1,4 @@
-"""What the arrays of a file are called, and how they lie: tables from our names to others'.
+"""Tables of names and layouts: from our params to the arrays of weight files.
 
 A table says for the path of each leaf, such as "layers/query/kernel", how it is ``Stored``. The
 same table serves for reading and for writing.
@@ -101,7 +101,7 @@ Table = Mapping[str, Stored | str]
 
 
 def decoder_table(config: DecoderConfig) -> dict[str, Stored]:
-    """The names of Llama and Qwen2 models, for the params of ``models.decoder``.
+    """Return the table of Llama and Qwen2 names for the params of ``models.decoder``.
 
     Args:
       config: of the decoder.
@@ -138,7 +138,7 @@ def decoder_table(config: DecoderConfig) -> dict[str, Stored]:
 
 
 def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict[str, Stored]:
-    """The names and orientations of a PyTorch state dict, for a network of this package.
+    """Make the table of a PyTorch state dict for a network of this package.
 
     Convolutions' kernels become [h, w, C, F], dense ones [m, n]. The rows of the first dense kernel
     are put from PyTorch's order of flattened images (C, H, W) into ours (H, W, C); the images are

@@ -1,4 +1,4 @@
-"""From run directories to a report: Markdown tables with intervals over seeds, and figures."""
+"""Reports on run directories: Markdown tables with intervals over seeds, and figures."""
 
 from fedjax_lab.estimates import Estimate, estimate
 from fedjax_lab.report.plot import plot

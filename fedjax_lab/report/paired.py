@@ -1,7 +1,7 @@
-"""Differences between groups over the seeds that both have.
+"""Paired differences between groups, over their common seeds.
 
-Runs of a seed share partition, cohorts and mini-batches, so that the difference of two methods
-varies less than either of them.
+Runs with the same seed share partition, cohorts and mini-batches, so the difference of two methods
+varies less than each of them.
 """
 
 import math
@@ -19,7 +19,7 @@ class Difference(NamedTuple):
 
     Attributes:
       estimate: mean and 95 % interval (Student's t) over the common seeds.
-      p: of the two-sided paired t-test; NaN for a single seed.
+      p: p-value of the two-sided paired t-test; NaN for a single seed.
     """
 
     estimate: Estimate
@@ -35,9 +35,9 @@ class Difference(NamedTuple):
 def paired_difference(
     better: Group, worse: Group, measure: Callable[[Run], float]
 ) -> Difference | None:
-    """``measure`` of the first group minus that of the second, over their common seeds.
+    """Compute ``measure`` of the first group minus that of the second, over common seeds.
 
-    None if they have no seed in common; a seed drawn with another partition is another seed.
+    None if there is no common seed; a seed with another partition counts as another seed.
     """
     first = {_key(run): measure(run) for run in better.runs}
     second = {_key(run): measure(run) for run in worse.runs}
@@ -65,14 +65,14 @@ def _p_value(found: Estimate) -> float:
 
 
 def best_group(groups: Sequence[Group], measure: Callable[[Run], float]) -> Group | None:
-    """The group with the highest mean; None if no mean is a number."""
+    """Return the group with the highest mean; None if no mean is a number."""
     means = [estimate([measure(run) for run in group.runs]).mean for group in groups]
     ranked = [-math.inf if math.isnan(mean) else mean for mean in means]
     return groups[ranked.index(max(ranked))] if max(ranked, default=-math.inf) > -math.inf else None
 
 
 def behind_best(groups: Sequence[Group], measure: Callable[[Run], float]) -> list[list[str]]:
-    """For each group, the cells "behind the best" and "p"."""
+    """Format the cells "behind the best" and "p" of each group."""
     leader = best_group(groups, measure)
 
     def cells(group: Group) -> list[str]:

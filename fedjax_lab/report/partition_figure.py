@@ -13,16 +13,16 @@ _MOST = 100  # clients that can be told apart
 
 
 def partition_figure(histogram: Sequence[Sequence[int]] | np.ndarray, title: str = "") -> Any:
-    """Bubbles, whose area is the number of examples, beside a heat map of each client's shares.
+    """Draw bubbles with the numbers of examples, and a heat map of each client's label shares.
 
-    Of more than 100 clients, 100 are shown, evenly spaced among the clients in order of size.
+    With more than 100 clients, 100 are shown, evenly spaced in the order of size.
 
     Args:
       histogram: examples of each client with each label, int [N, C].
-      title: above both.
+      title: title above both.
 
     Raises:
-      ValueError: the histogram is not of two axes, or is empty.
+      ValueError: the histogram does not have two axes, or is empty.
     """
     counts = np.asarray(histogram, float)
     if counts.ndim != 2 or not counts.size:

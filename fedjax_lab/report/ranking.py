@@ -1,4 +1,4 @@
-"""Figures of one number for each group of runs, its top accuracy."""
+"""Figures of the top accuracy of each group of runs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,14 +22,14 @@ _SPAN = 30.0  # points below the best that a ranking shows
 
 
 def tops(group: Group) -> list[float]:
-    """The highest accuracy of each run, in percent."""
+    """Return the highest accuracy of each run, in percent."""
     return [100 * best(run.values("accuracy")) for run in group.runs]
 
 
 def ranking_figure(groups: Sequence[Group]) -> Any:
-    """Top accuracy of every group, best above: mean, 95 % interval, the single seeds.
+    """Draw the top accuracy of every group, best first: mean, 95 % interval, single seeds.
 
-    What is far below the best is a number at the edge.
+    A value far below the best is a number at the edge.
     """
     found = {group.label: tops(group) for group in groups}
     means = {label: estimate(values).mean for label, values in found.items()}
@@ -64,16 +64,16 @@ def ablation_figure(
     xlabel: str,
     styles: Styles | None = None,
 ) -> Any:
-    """Top accuracy against a hyper-parameter, a panel for each column of a table.
+    """Draw top accuracy against a hyperparameter, with a panel for each column of a table.
 
-    Points are means with 95 % intervals, ticks the single seeds. Groups without a place, which do
-    not have the hyper-parameter, are level lines.
+    Points are means with 95 % intervals; ticks are single seeds. Groups without the hyperparameter
+    are horizontal lines.
 
     Args:
       columns: the column's name -> its groups.
-      place: a group's label -> the hyper-parameter's value, or None.
-      family: a group's label -> the name of the line that it is a point of.
-      xlabel: the hyper-parameter's name.
+      place: label of a group -> value of the hyperparameter, or None.
+      family: label of a group -> name of its line.
+      xlabel: name of the hyperparameter.
       styles: name of a line -> style; None: by their order.
     """
     lines = list(dict.fromkeys(family(g.label) for groups in columns.values() for g in groups))

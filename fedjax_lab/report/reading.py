@@ -1,4 +1,4 @@
-"""The files of a run directory as values whose types are known; what is damaged is named."""
+"""Typed readers of a run directory's files; errors name the damaged file."""
 
 import json
 import math
@@ -30,7 +30,7 @@ def read_config(path: Path) -> dict[str, Any]:
       path: the file.
 
     Raises:
-      ValueError: it cannot be read, or has not what a run's config has.
+      ValueError: it cannot be read, or lacks an entry of a config.
     """
     config = read_json(path, _OPTIONAL)
     for name, kind in _REQUIRED.items():
@@ -45,13 +45,13 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """A run's summary.json; {} if there is none.
+    """Read a run's summary.json; {} if there is none.
 
     Args:
       path: the file.
 
     Raises:
-      ValueError: it cannot be read, or a value is of another kind than a run's.
+      ValueError: it cannot be read, or a value has another type.
     """
     summary = read_json(path, _OF_SUMMARY, missing={})
     for name, value in summary.items():
@@ -61,7 +61,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def read_partition(path: Path) -> dict[str, Any]:
-    """A run's partition.json; {} if there is none.
+    """Read a run's partition.json; {} if there is none.
 
     Args:
       path: the file.
@@ -84,7 +84,7 @@ def read_partition(path: Path) -> dict[str, Any]:
 
 
 def read_landscape(path: Path) -> dict[str, Any]:
-    """A run's landscape.json; {} if there is none.
+    """Read a run's landscape.json; {} if there is none.
 
     Args:
       path: the file.
@@ -105,11 +105,11 @@ def read_json(
 
     Args:
       path: the file.
-      kinds: name -> what its value is where there is one; a dot leads into an object.
-      missing: what is returned where there is no file; None: there must be one.
+      kinds: name -> type of its value, if present; a dot leads into an object.
+      missing: default if there is no file; None: the file is required.
 
     Raises:
-      ValueError: the file cannot be read, or a value is of another kind.
+      ValueError: the file cannot be read, or a value has another type.
     """
     if missing is not None and not path.exists():
         return missing
@@ -130,13 +130,13 @@ def read_json(
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl or times.jsonl; none if there is no file.
+    """Read the rows of metrics.jsonl or times.jsonl; none if there is no file.
 
     Args:
       path: the file.
 
     Raises:
-      ValueError: it cannot be read, a line is no row, or rows are not in the order of their rounds.
+      ValueError: it cannot be read, a line is not a row, or rows are not in the order of rounds.
     """
     if not path.exists():
         return []
@@ -157,13 +157,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(config.json, rows of metrics.jsonl), compared with the last checkpoint, where one is kept.
+    """Read (config.json, rows of metrics.jsonl), and compare them with the last checkpoint.
 
     Args:
       path: the run directory.
 
     Raises:
-      ValueError: a file is damaged, or is not what the checkpoint says.
+      ValueError: a file is damaged, or differs from the checkpoint.
     """
     config = read_config(path / CONFIG)
     try:
@@ -184,7 +184,7 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def _compare(
     path: Path, rows: Sequence[dict[str, Any]], saved: Sequence[dict[str, Any]], round: int
 ) -> None:
-    """Check that rows are those that the checkpoint of ``round`` knows."""
+    """Check that rows equal those of the checkpoint of ``round``."""
     until = [row for row in rows if row["round"] <= round]
     if until == saved:
         return
@@ -205,7 +205,7 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def _check_number(value: Any, what: str) -> None:
-    """Refuse what is no number, null, or list of these."""
+    """Check that a value is a number, null, or a list of these."""
     if isinstance(value, list):
         for part in value:
             _check_number(part, what)

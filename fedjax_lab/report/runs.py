@@ -1,4 +1,4 @@
-"""Reading run directories, and putting those together that differ in the seed only."""
+"""Reads run directories, and groups runs that differ only in their seeds."""
 
 import json
 import os
@@ -44,8 +44,8 @@ class Run(NamedTuple):
       path: the directory.
       algorithm: the method's name.
       seed: the run's seed.
-      settings: name -> value, everything that may change the numbers, except the seeds.
-      rows: metrics.jsonl, a row per evaluation, each with ``seconds`` where they are known.
+      settings: name -> value of everything that may change the numbers, except seeds.
+      rows: metrics.jsonl, a row per evaluation, with ``seconds`` if known.
       config: config.json.
       summary: summary.json; {} if the run did not end.
       partition: partition.json; {} if the run did not end, or was not made by ``runner.run``.
@@ -64,14 +64,14 @@ class Run(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds were run, or as many as ``stop_when`` asked for."""
+        """Whether the run finished all rounds, or ended by ``stop_when``."""
         done = self.rows[-1]["round"]
         enough = self.summary.get("stopped") == "stop_when" and self.summary.get("round") == done
         return (done == self.config["rounds"] or enough) and not self.diverged
 
     @property
     def diverged(self) -> bool:
-        """Whether it ended because the model, or all of a cohort, was not finite."""
+        """Whether the run diverged."""
         return self.summary.get("stopped") == DIVERGED
 
     @property
@@ -85,7 +85,7 @@ class Run(NamedTuple):
         return number(self.rows[-1].get("compile_seconds"))
 
     def values(self, name: str) -> list[float]:
-        """A metric in all rows; NaN where it is null or missing.
+        """Return a metric of all rows; NaN if it is null or missing.
 
         Args:
           name: of the metric.
@@ -94,13 +94,12 @@ class Run(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seeds only, in order of the seed.
+    """Runs that differ only in their seeds, in the order of the seeds.
 
     Attributes:
-      label: the method, and the settings in which it differs from other groups; or, where
-        these are many, a number.
+      label: the method and the settings that differ from other groups; a number if there are many.
       runs: at least one.
-      differs: the settings in which it differs from other groups, such as "client_lr=0.1".
+      differs: settings that differ from other groups, such as "client_lr=0.1".
     """
 
     label: str
@@ -109,20 +108,19 @@ class Group(NamedTuple):
 
 
 def load_runs(directories: Iterable[str | Path]) -> list[Run]:
-    """Read run directories; a directory that is none is searched for those below it.
+    """Read run directories; other directories are searched for runs.
 
-    Of the runs below a directory, those without an evaluation are left out. Left out is also
-    what a pattern such as ``runs/*`` names besides runs: files, the folders of reports, and
-    runs that repeat another one (``rerun``). A run's rows and settings are compared with its last
-    checkpoint, where one is kept.
+    Runs below a directory without an evaluation are skipped. So are other paths that a pattern such
+    as ``runs/*`` matches: files, folders of reports, and runs that repeat another one (``rerun``).
+    A run's rows and settings are compared with its last checkpoint, if there is one.
 
     Args:
-      directories: run directories, or directories that hold some.
+      directories: run directories, or directories that contain some.
 
     Raises:
-      FileNotFoundError: there is no such directory, no run in it, or no run in any.
-      ValueError: a file of a run is damaged, lacks what it must have or was changed; or a run
-        that was named has no evaluation yet.
+      FileNotFoundError: a directory does not exist or has no run, or there is no run at all.
+      ValueError: a file of a run is damaged, lacks an entry or was changed; or a given run has no
+        evaluation yet.
     """
     paths: dict[Path, Path] = {}
     passed_over: list[str] = []
@@ -201,16 +199,16 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """Put runs together that differ in their seeds only.
+    """Group runs that differ only in their seeds.
 
-    A label names the settings that differ between the groups that have them.
+    Labels name the settings that differ between groups.
 
     Args:
       runs: from ``load_runs``.
 
     Raises:
-      ValueError: two runs do not even differ in their seeds, so that an interval over both
-        would be too narrow.
+      ValueError: two runs have the same seed, too, so that an interval over both would be too
+        narrow.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -254,7 +252,7 @@ def _short(value: Any) -> str:
 
 
 def _differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names with more than one value among the settings that have them."""
+    """Return the names of settings with more than one value."""
     values: dict[str, set[str]] = {}
     for one in settings:
         for name, value in one.items():
@@ -263,7 +261,7 @@ def _differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def common_settings(groups: Iterable[Group]) -> dict[str, Any]:
-    """The settings that all groups have, with the same value in each."""
+    """Return the settings with the same value in all groups."""
     settings = [group.runs[0].settings for group in groups]
     differing = _differing(settings)
     return {

@@ -1,4 +1,4 @@
-"""What can be compared: runs of one data set, metric and number of rounds; and their tail."""
+"""Comparable runs: those with the same data set, metric and number of rounds; their tail."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,12 +13,12 @@ _METRICS = {ERROR: "mean squared error", PERPLEXITY: "perplexity", ACCURACY: "ac
 
 
 class Section(NamedTuple):
-    """Groups of runs that a table may compare.
+    """Groups of comparable runs.
 
     Attributes:
-      title: what they share, such as "digits, accuracy, 100 rounds".
-      dataset: the data set's name; "" where a run does not know it.
-      rounds: of all runs.
+      title: common data set, metric and rounds, such as "digits, accuracy, 100 rounds".
+      dataset: name of the data set; "" if unknown.
+      rounds: number of rounds of all runs.
       groups: the best one first.
     """
 
@@ -29,12 +29,12 @@ class Section(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """The last tenth of the rounds, the same for all runs that a table compares.
+    """The last tenth of the rounds, the same for all runs of a table.
 
     Attributes:
-      name: of its mean in a table.
-      rounds: of the evaluations that all runs have there which came to their end.
-      end: the last of all rounds.
+      name: name of its mean in a table.
+      rounds: rounds of the evaluations in the tail that all finished runs have.
+      end: the last round.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Tail(NamedTuple):
     end: int
 
     def mean(self, run: Run, metric: str = ACCURACY) -> float:
-        """The mean of a run's metric over the tail; NaN of a run that did not get there.
+        """Compute the mean of a run's metric over the tail; NaN if the run did not reach it.
 
         Args:
-          run: one of the runs that the tail is of.
-          metric: a name in its rows.
+          run: one of the runs of the tail.
+          metric: name of the metric.
         """
         if run.rows[-1]["round"] != self.end:
             return math.nan
@@ -54,10 +54,10 @@ class Tail(NamedTuple):
 
 
 def tail_of(runs: Iterable[Run]) -> Tail:
-    """The tail that runs share.
+    """Compute the common tail of runs.
 
     Args:
-      runs: of equal numbers of rounds.
+      runs: runs with equal numbers of rounds.
 
     Raises:
       ValueError: the runs cannot be compared.
@@ -74,17 +74,17 @@ def tail_of(runs: Iterable[Run]) -> Tail:
 
 
 def metric_of(runs: Iterable[Run]) -> str:
-    """By what runs are judged: "mean_squared_error", "perplexity", "accuracy", or "".
+    """Return the metric of runs: "mean_squared_error", "perplexity", "accuracy", or "".
 
     Args:
-      runs: what their rows have decides.
+      runs: their rows determine the metric.
     """
     names = {name for run in runs for row in run.rows for name in row}
     return next((metric for metric in _METRICS if metric in names), "")
 
 
 def check_comparable(runs: Sequence[Run]) -> None:
-    """Check that a table may compare runs.
+    """Check that runs are comparable.
 
     Args:
       runs: at least one.
@@ -101,7 +101,7 @@ def check_comparable(runs: Sequence[Run]) -> None:
 
 
 def sections_of(runs: Iterable[Run]) -> list[Section]:
-    """Divide runs into what can be compared, and group each part by settings.
+    """Divide runs into comparable sections, and group each section by settings.
 
     Args:
       runs: from ``load_runs``.
@@ -116,7 +116,7 @@ def sections_of(runs: Iterable[Run]) -> list[Section]:
 
 
 def _divided(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """(title, runs) of each section, in the order of the runs."""
+    """Return (title, runs) of each section, in the order of the runs."""
     found: dict[Any, list[Run]] = {}
     for run in sorted(runs, key=lambda run: not metric_of([run])):  # those without one come last
         data = run.settings.get("data_hash") or _dataset(run)
@@ -147,10 +147,10 @@ def _dataset(run: Run) -> str:
 
 
 def best_first(groups: Iterable[Group]) -> list[Group]:
-    """Groups in the order of their means over the tail, then of their best evaluations.
+    """Sort groups by their means over the tail, then by their best evaluations.
 
     Args:
-      groups: that a table may compare.
+      groups: comparable groups.
 
     Raises:
       ValueError: they cannot be compared.
@@ -169,5 +169,5 @@ def best_first(groups: Iterable[Group]) -> list[Group]:
 
 
 def direction(runs: Iterable[Run]) -> tuple[float, str]:
-    """(1, "accuracy"), or (-1, "mean_squared_error"), of which less is better."""
+    """Return (1, "accuracy"), or (-1, "mean_squared_error") if smaller is better."""
     return (-1.0, ERROR) if metric_of(runs) == ERROR else (1.0, ACCURACY)

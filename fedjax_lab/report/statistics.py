@@ -1,4 +1,4 @@
-"""One number for a run: its last, best or mean value, and when it reaches a target."""
+"""Statistics of a run: last, best or mean value, and when it reaches a target."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,39 +9,39 @@ TAIL = 10  # one part in so many of the rounds, the last one, is a run's tail
 
 
 def number(value: Any) -> float:
-    """A number of a JSON file as a float; null, which stands for NaN, and nothing are NaN."""
+    """Convert a JSON number to a float; null and a missing value are NaN."""
     return math.nan if value is None else float(value)
 
 
 def last(values: Sequence[float]) -> float:
-    """The last value."""
+    """Return the last value."""
     return values[-1]
 
 
 def best(values: Sequence[float]) -> float:
-    """The largest value, NaN left out; NaN if there is nothing else."""
+    """Return the largest value without NaN; NaN if there is no other."""
     return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def lowest(values: Sequence[float]) -> float:
-    """The smallest value, NaN left out; NaN if there is nothing else."""
+    """Return the smallest value without NaN; NaN if there is no other."""
     return -best([-value for value in values])
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; NaN of nothing."""
+    """Return the mean; NaN if there are no values."""
     return math.fsum(values) / len(values) if values else math.nan
 
 
 def tail_start(rounds: int) -> int:
-    """The first round of the last tenth, which has one round at least.
+    """Return the first round of the last tenth, which has at least one round.
 
     Args:
-      rounds: of the whole run.
+      rounds: total number of rounds.
     """
     return rounds - -(-rounds // TAIL) + 1
 
 
 def reach(rows: Sequence[Mapping[str, Any]], target: float) -> Mapping[str, Any] | None:
-    """The first row whose accuracy is at least ``target``; None if there is none."""
+    """Return the first row whose accuracy is at least ``target``, or None."""
     return next((row for row in rows if number(row.get("accuracy")) >= target), None)

@@ -53,7 +53,7 @@ _MEASURED = {
 
 
 def default_target(groups: Iterable[Group]) -> float:
-    """95 % of the best group's best accuracy (the mean over its seeds), cut to 0.001.
+    """Compute 95 % of the best group's best accuracy (mean over its seeds), cut to 0.001.
 
     NaN if no run has an accuracy.
 
@@ -65,25 +65,25 @@ def default_target(groups: Iterable[Group]) -> float:
 
 
 def over_seeds(group: Group, value: Callable[[Run], float]) -> Estimate:
-    """The estimate of a number that each run has."""
+    """Estimate a number of the runs, with its interval over seeds."""
     return estimate([value(run) for run in group.runs])
 
 
 def top(run: Run) -> float:
-    """The highest accuracy of a run."""
+    """Return the highest accuracy of a run."""
     return best(run.values("accuracy"))
 
 
 def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | None = None) -> Rows:
-    """Head and rows: accuracies in percent, and how far each group is behind the best one.
+    """Return header and rows: accuracies in percent, and each group's distance from the best.
 
-    Language models also have a column with the lowest perplexity, private runs one with epsilon;
-    regressions have errors.
+    Language models also have the lowest perplexity, and private runs have epsilon; regressions have
+    errors.
 
     Args:
-      groups: a row for each.
-      measure: by which the best group is found and the others differ from it, over the seeds
-        that both have. None: the mean over the last tenth of the rounds.
+      groups: one row for each group.
+      measure: determines the best group and the paired differences from it. None: the mean over the
+        last tenth of the rounds.
 
     Raises:
       ValueError: the groups differ in data set, metric or number of rounds.
@@ -107,22 +107,23 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
 
 
 def marked(group: Group) -> str:
-    """A group's label, with a mark where quadratic programs of its method were not solved."""
+    """Return a group's label, marked if quadratic programs of its method were not solved."""
     return f"{group.label} {UNSOLVED}" if any(map(worst_residual, group.runs)) else group.label
 
 
 def worst_residual(run: Run) -> float:
-    """The largest mean residual of a run's quadratic programs; 0 where all are within the bound."""
+    """Return the largest mean residual of a run's quadratic programs; 0 if all are within
+    bounds."""
     return max((value for row in run.rows for value in unsolved(row).values()), default=0.0)
 
 
 def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float]]:
-    """What tables show of a run: head of the column -> a run's value.
+    """Return the columns of a table: header -> value of a run.
 
     Args:
-      runs: where one is of a language model, the lowest perplexity is shown, too; where one is a
-        regression, errors in place of accuracies; where one is private, its epsilon.
-      tail: of the runs.
+      runs: language models add the lowest perplexity, regressions have errors in place of
+        accuracies, private runs add epsilon.
+      tail: tail of the runs.
     """
     runs = list(runs)
     spent: dict[str, Callable[[Run], float]] = {}
@@ -153,10 +154,10 @@ def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float
 
 
 def seed_table(runs: Sequence[Run]) -> Rows:
-    """Head and rows: a run in each, and at the end their mean with its interval.
+    """Return header and rows: one row for each run, then their mean with its interval.
 
     Args:
-      runs: of one method with the same settings, at least one.
+      runs: at least one run of one method with the same settings.
     """
     columns = measures(runs, tail_of(runs))
     rows = [
@@ -181,7 +182,7 @@ def _worst(run: Run) -> float:
 
 
 def target_table(groups: Sequence[Group], target: float) -> Rows:
-    """Head and rows: what it takes to reach ``target``; a mean only if all seeds reach it."""
+    """Return header and rows: cost to reach ``target``; a mean only if all seeds reach it."""
     columns: dict[str, tuple[str, float, int]] = {  # the name in a row, a factor, digits
         "rounds": ("round", 1, 0),
         "uplink (MB)": ("bytes_up", 1e-6, 1),
@@ -206,7 +207,7 @@ def target_table(groups: Sequence[Group], target: float) -> Rows:
 
 
 def time_table(groups: Sequence[Group]) -> Rows:
-    """Head and rows: compile and run seconds apart, and rounds per second; means over seeds."""
+    """Return header and rows: compile seconds, run seconds, rounds per second; means over seeds."""
     head = ["method", "compile (s)", "run (s)", "rounds per second"]
 
     def row(group: Group) -> list[str]:
@@ -226,7 +227,7 @@ def _rounds_per_second(run: Run) -> float:
 
 
 def run_table(groups: Sequence[Group]) -> Rows:
-    """Head and rows: every run with its partition's hash and its state."""
+    """Return header and rows: every run with its partition's hash and its state."""
     is_error = metric_of(run for group in groups for run in group.runs) == ERROR
     name, unit, scale = (ERROR, "mean squared error", 1) if is_error else _ACCURACY
     head = ["run", "method", "seed", "partition", "rounds", unit]
@@ -246,10 +247,11 @@ def run_table(groups: Sequence[Group]) -> Rows:
 
 
 def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
-    """The report's text without figures and title, as Markdown.
+    """Format the report's text without figures and title, as Markdown.
 
     Args:
-      groups: from ``group_runs``; a part for each data set, metric and number of rounds.
+      groups: result of ``group_runs``; there is a section for each data set, metric and number of
+        rounds.
       target: accuracy in (0, 1); None: ``default_target``.
     """
     sections = sections_of(run for group in groups for run in group.runs)
@@ -260,12 +262,12 @@ def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
 
 
 def section_text(section: Section, target: float | None = None, level: int = 2) -> str:
-    """The text of what can be compared, as Markdown.
+    """Format the text of a section of comparable runs, as Markdown.
 
     Args:
-      section: from ``sections_of``.
+      section: one of ``sections_of``.
       target: accuracy in (0, 1); None: ``default_target``.
-      level: of its headings.
+      level: level of its headings.
     """
     groups, mark = section.groups, "#" * level
     parts = []
@@ -316,12 +318,12 @@ def _tail_explained(tail: Tail) -> str:
 
 
 def _are_timed(groups: Sequence[Group]) -> bool:
-    """Whether a run counts simulated seconds."""
+    """Whether a run simulates time."""
     return any("simulated_seconds" in run.rows[-1] for group in groups for run in group.runs)
 
 
 def _unfinished(groups: Sequence[Group]) -> str:
-    """A warning if a run has not come to its end."""
+    """Return a warning if a run is unfinished."""
     runs = [run for group in groups for run in group.runs]
     diverged = sum(run.diverged for run in runs)
     open_ = sum(not run.finished for run in runs) - diverged
@@ -337,7 +339,7 @@ def _percent(fraction: float) -> str:
 
 
 def _settings(groups: Sequence[Group]) -> list[str]:
-    """What differs as a table with a row for each group, and below it what is common."""
+    """Format differing settings as a table with a row for each group, then common settings."""
     common = common_settings(groups)
     own = [
         {name: value for name, value in group.runs[0].settings.items() if name not in common}
@@ -367,7 +369,7 @@ def _listed(values: dict[str, Any]) -> str:
 
 
 def _in_columns(values: dict[str, Any], columns: int = 3) -> Rows:
-    """Names and values, several of both in a row, to be read downwards."""
+    """Format names and values in several columns, to be read downwards."""
     cells = [[inert(name), code(format_value(value))] for name, value in sorted(values.items())]
     height = -(-len(cells) // columns)
     cells += [["", ""]] * (-len(cells) % height)

@@ -1,4 +1,4 @@
-"""A report on disk: report.md with its figures, and both as one page, report.html."""
+"""Writes a report: report.md with its figures, and the same as one page, report.html."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -23,14 +23,14 @@ def write_report(
     title: str = "Report",
     figures: str = "png",
 ) -> Path:
-    """Write report.md with its figures beside it, and report.html, which holds them.
+    """Write report.md with its figures, and report.html, which contains them.
 
-    Runs of several data sets, metrics or numbers of rounds have a part each.
+    Runs with different data sets, metrics or numbers of rounds get separate sections.
 
     Args:
-      directories: run directories, or directories that hold some.
-      out: the folder to write to; None: ``default_folder``.
-      target: accuracy in (0, 1) to be reached; None: 95 % of the best method's.
+      directories: run directories, or directories that contain some.
+      out: output folder; None: ``default_folder``.
+      target: target accuracy in (0, 1); None: 95 % of the best method's.
       title: the first line.
       figures: "png"; "pdf" or "svg" writes the figures once more as vectors for a paper, with
         their fonts, as wide as a column (3.4 inches; several panels: 7).
@@ -59,7 +59,7 @@ def write_report(
 
 
 def check_target(target: float | None) -> None:
-    """Check the accuracy to be reached.
+    """Check the target accuracy.
 
     Args:
       target: in (0, 1), or None.
@@ -77,11 +77,11 @@ def report_text(
     target: float | None,
     title: str,
 ) -> str:
-    """report.md: title; for each section its first figure, tables, settings, other figures.
+    """Format report.md: title; for each section main figure, tables, settings, other figures.
 
     Args:
-      sections: from ``sections_of``.
-      figures: of each section, (file name, caption).
+      sections: result of ``sections_of``.
+      figures: for each section, (file name, caption).
       target: accuracy in (0, 1); None: 95 % of the best method's.
       title: the first line.
     """
@@ -97,18 +97,18 @@ def report_text(
 
 
 def show_figures(figures: Iterable[tuple[str, str]]) -> str:
-    """Markdown of figures, each with its caption below: (file name, caption)."""
+    """Format (file name, caption) of figures as Markdown, with captions below."""
     return "\n\n".join(f"![{caption}]({name})\n\n{caption}" for name, caption in figures)
 
 
 def write_page(markdown: str, path: Path) -> None:
-    """Write ``path``, Markdown, and the same as a page beside it that ends in .html."""
+    """Write Markdown to ``path``, and the same as an HTML page next to it."""
     write_text(path, markdown)
     write_text(path.with_suffix(".html"), html_page(markdown, path.parent))
 
 
 def default_folder(runs: list[Run]) -> Path:
-    """The run's own directory if there is one run; else ``report`` beside the runs.
+    """Return the run's directory for a single run, else ``report`` next to the runs.
 
     Args:
       runs: from ``load_runs``.

@@ -1,4 +1,4 @@
-"""What a simulation is given by mistake, told in one sentence before anything is compiled."""
+"""Checks of a simulation's arguments, before anything is compiled."""
 
 import json
 import os
@@ -24,7 +24,7 @@ _OF = {"evaluate": "the params", "diagnose": "the state", "stop_when": "a row"}
 
 
 def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
-    """Check that a method is given, and not its factory.
+    """Check that an argument is a method, and not its factory.
 
     Args:
       algorithm: what was given.
@@ -87,7 +87,7 @@ def check_paths(**paths: Any) -> None:
 
 
 def check_config(config: Any) -> None:
-    """Check what is to stand in config.json beside what the run says itself.
+    """Check the caller's entries of config.json.
 
     Args:
       config: should be a mapping of text to JSON values, or None.
@@ -114,14 +114,14 @@ def check_config(config: Any) -> None:
 def check_simulate(
     algorithm: Any, params: Any, clients: Any, state: Any = None, only_shapes: bool = False
 ) -> None:
-    """Check the kinds of ``simulate``'s first three arguments, and that it starts from something.
+    """Check the types of ``simulate``'s first three arguments, and that there is a start.
 
     Args:
       algorithm: should be an ``Algorithm``.
       params: should be a pytree of arrays.
       clients: should be ``FederatedArrays`` or ``FederatedStream``.
       state: given instead of ``params``, or None.
-      only_shapes: whether nothing is run, so that shapes do in place of arrays.
+      only_shapes: accept shapes in place of arrays, because nothing is run.
 
     Raises:
       TypeError: one of them is something else.
@@ -174,7 +174,7 @@ def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
 
 
 def warn_of_statistics(params: Any) -> None:
-    """Warn of running statistics of flax's own batch normalisation among the params.
+    """Warn if the params contain running statistics of flax's own batch normalization.
 
     Args:
       params: the first server model.
@@ -210,14 +210,14 @@ def check_labels_of(
     batch_size: int,
     places: np.ndarray | None = None,
 ) -> None:
-    """Check the labels that a function of a model and a mini-batch compares with logits.
+    """Check that the labels that a function compares with logits are in range.
 
     Args:
       function: (params, examples [B, ...], frozen) -> anything.
       params, frozen: their shapes count alone.
       examples: pytree [n, ...] of arrays, or of shapes where labels do not depend on the values.
       batch_size: B.
-      places: int [m], the examples that are looked at; None: all.
+      places: int [m], the examples to check; None: all.
 
     Raises:
       ValueError: a label is out of range.
@@ -237,9 +237,9 @@ def check_training_labels(
     clients: FederatedArrays | FederatedStream,
     batch_size: int,
 ) -> None:
-    """Check the labels of all examples that clients hold, as far as the method's loss is known.
+    """Check the labels of all clients' examples, if the method's loss is known.
 
-    Of a stream, the targets alone are read.
+    Only the targets of a stream are read.
 
     Args:
       algorithm: the method.

@@ -1,4 +1,4 @@
-"""The history of a run: its rows, totals and clock, whether it diverged, and why it stopped."""
+"""The history of a run: rows, totals, seconds, divergence and the reason why it stopped."""
 
 import time
 import warnings
@@ -22,21 +22,21 @@ _TIME = "simulated_seconds"  # a total, where rounds say how long they take
 
 
 class SimulationResult(NamedTuple):
-    """What a run leaves.
+    """Result of a run.
 
     Attributes:
-      params: the last server model.
-      state: the method's last state.
-      history: one row per evaluation. ``round`` counts finished rounds; ``bytes_up``,
-        ``bytes_down`` and ``gradients`` (mini-batch gradients taken) are exact totals since
-        round 0; other metrics of the rounds are means over the rounds since the last row;
-        the rest is what ``evaluate`` returned.
-      seconds: time spent in rounds and evaluation, compilation left out; the parts before an
-        interruption are included.
-      compile_seconds: time spent compiling rounds, likewise.
-      stopped: why the run ended before its last round: "interrupt" (Ctrl-C or SIGTERM),
-        "stop_when" or "diverged"; None: it did not.
-      signal: the number of the signal that interrupted it; None: none did, or one that came to
+      params: the final global model.
+      state: the final state of the method.
+      history: one row per evaluation. ``round`` is the number of finished rounds. ``bytes_up``,
+        ``bytes_down`` and ``gradients`` (mini-batch gradients taken) are exact totals since round
+        0. Other metrics of rounds are means over the rounds since the last row. The rest is what
+        ``evaluate`` returned.
+      seconds: time spent in rounds and evaluation without compilation, including the time before an
+        interruption.
+      compile_seconds: time spent compiling rounds, including the time before an interruption.
+      stopped: why the run ended early: "interrupt" (Ctrl-C or SIGTERM), "stop_when" or "diverged";
+        None: it ran to its end.
+      signal: number of the signal that interrupted the run; None: there was none, or it came to
         another process of the run.
     """
 
@@ -58,11 +58,11 @@ class Book:
     """Keeps the history of a run.
 
     Args:
-      run: what is computed.
-      chunks: its state.
-      scores: what it is asked.
-      guarantees: rounds -> what rows say of the method's guarantees.
-      hooks: who is told of each row.
+      run: the computation.
+      chunks: the run's state.
+      scores: the caller's evaluation functions.
+      guarantees: number of rounds -> privacy guarantees for the rows.
+      hooks: functions that receive each row.
       stop_when: as of ``simulate``.
 
     Attributes:
@@ -70,7 +70,7 @@ class Book:
       round: finished rounds.
       seconds: time spent in rounds and evaluation, without compilation.
       diverged: whether the run has to end.
-      enough: whether ``stop_when`` ends it.
+      enough: whether ``stop_when`` ended the run.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Book:
         self.round, self.seconds, self.enough = 0, 0.0, False
 
     def go_on_from(self, history: list[Row], round: int, spent: tuple[float, float]) -> None:
-        """Open the book where an earlier call ended, and tell of the rows from before.
+        """Continue the history of an earlier call, and pass its rows to the hooks.
 
         Args:
-          history: the rows that there are.
+          history: rows of the earlier call.
           round: finished rounds.
-          spent: (seconds, seconds of compilation) of earlier calls.
+          spent: (seconds, compile_seconds) of earlier calls.
         """
         chunks, counts = self._chunks, self._run.in_round == "exclude"
         self.history, self.round = history, round
@@ -109,14 +109,14 @@ class Book:
 
     @property
     def diverged(self) -> bool:
-        """Whether the model, or a whole cohort, was not finite."""
+        """Whether the global model, or all participants of a round, were not finite."""
         return self._watch.diverged
 
     def goes_on(self, interrupted: bool) -> bool:
-        """Whether another chunk is to be run; in all processes the same.
+        """Return whether to run another chunk; the same in all processes.
 
         Args:
-          interrupted: whether a signal came to this one.
+          interrupted: whether a signal came to this process.
         """
         if self.round >= self._run.rounds:
             return False
@@ -125,7 +125,7 @@ class Book:
         return not (interrupted or self.diverged or self.enough)
 
     def look(self, first: int, state: FedState, metrics: Metrics) -> int:
-        """Look at a chunk of rounds, as ``Watch`` does.
+        """Check a chunk of rounds with ``Watch``.
 
         Args:
           first: number of its first round.
@@ -135,7 +135,7 @@ class Book:
         return self._watch.look(first, state, metrics)
 
     def enter(self, length: int, metrics: Metrics) -> Row:
-        """Enter a chunk of rounds and its evaluation; returns its row.
+        """Record a chunk of rounds and its evaluation; returns its row.
 
         Args:
           length: its rounds.
@@ -156,17 +156,17 @@ class Book:
         return row
 
     def tell(self, row: Row) -> None:
-        """Hand a row to the hooks and to ``stop_when``; the hooks' time is not the run's.
+        """Pass a row to the hooks and to ``stop_when``; the hooks' time is not counted.
 
         Args:
-          row: the last one.
+          row: the last row.
         """
         self._began += self._hooks(row)
         self.enough = not self.diverged and is_enough(self._stop_when, row)
 
     @property
     def stopped(self) -> str | None:
-        """Why the run ended early, as of ``SimulationResult``."""
+        """Why the run ended early, as in ``SimulationResult``."""
         if self.diverged:
             return "diverged"
         if self.round >= self._run.rounds:
@@ -174,7 +174,7 @@ class Book:
         return "stop_when" if self.enough else "interrupt"
 
     def summary(self) -> Row:
-        """What summary.json says of the run."""
+        """Return the contents of summary.json."""
         return {
             "round": self.round,
             "seconds": self.seconds,
@@ -184,7 +184,7 @@ class Book:
         }
 
     def result(self, signal: int | None) -> SimulationResult:
-        """What the run returns.
+        """Return the result of the run.
 
         Args:
           signal: the signal that came to this process, or None.
@@ -201,13 +201,13 @@ class Book:
 
 
 class Tally:
-    """Exact totals since round 0, and the rows of a history.
+    """Computes exact totals since round 0 and the rows of a history.
 
     Args:
-      algorithm: the method, which knows what a client sends, receives and computes.
+      algorithm: the method, which determines what a client sends, receives and computes.
       params: the server model.
-      history: rows of the rounds before, if there are any.
-      counts_nonfinite: whether the rounds say how many clients were not finite.
+      history: rows from before an interruption.
+      counts_nonfinite: whether the metrics count clients that are not finite.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Tally:
             self._totals = {name: last[name] for name in known}
 
     def names(self, metrics: Mapping[str, Any]) -> set[str]:
-        """The names of a row, beside those of an evaluation.
+        """Return the names of a row's entries, without those of an evaluation.
 
         Args:
           metrics: of rounds.
@@ -237,7 +237,7 @@ class Tally:
         return {"round", "seconds", "compile_seconds", *metrics, *self._totals, *timed}
 
     def row(self, metrics: Mapping[str, Any]) -> Row:
-        """Means over a chunk's rounds, and the new totals.
+        """Compute the means over a chunk's rounds, and the new totals.
 
         Args:
           metrics: of the rounds, stacked [rounds].
@@ -291,7 +291,7 @@ class Watch:
         self.diverged = False
 
     def look(self, first: int, state: FedState, metrics: Mapping[str, Any]) -> int:
-        """Look at a chunk of rounds; returns how many came before the one that ends the run.
+        """Check a chunk of rounds; returns the number of rounds before the one that ends the run.
 
         Args:
           first: number of its first round, from 0.
@@ -330,7 +330,7 @@ class Watch:
         return len(left)
 
     def _look_at_losses(self, first: int, left: np.ndarray, metrics: Mapping[str, Any]) -> None:
-        """Say so where clients that take part, whose messages are finite, have no finite loss."""
+        """Warn if participating clients with finite messages have no finite loss."""
         losses = np.asarray(metrics.get("loss", left))
         if "nonfinite_clients" not in metrics:  # nobody is left out, and values may be anything
             return

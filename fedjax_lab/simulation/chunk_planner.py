@@ -1,4 +1,4 @@
-"""The client map of a run: the planner is asked about the very program that is going to run."""
+"""Choice of a run's client map: the planner compiles the program that is going to run."""
 
 import dataclasses
 import functools
@@ -28,13 +28,13 @@ from fedjax_lab.types import FedState
 
 
 class ChunkPlanner:
-    """Plans chunks of rounds; what it compiles to find out is not compiled again.
+    """Plans chunks of rounds; programs compiled for planning are reused by the run.
 
     Args:
       run: what is computed.
-      place: where, but for the client map. With the store "host", whose programs take other
-        arguments, what is compiled here is an estimate.
-      state: a state with its frozen weights, or the shapes of it.
+      place: the placement without its client map. With the store "host", whose programs take other
+        arguments, the programs compiled here give an estimate.
+      state: a state with its frozen weights, or its shapes.
       clients: the clients' data, or their shapes.
 
     Attributes:
@@ -51,7 +51,7 @@ class ChunkPlanner:
         self.compile_seconds = 0.0
 
     def plan(self, length: int) -> planner.Plan:
-        """What "auto" means for chunks of so many rounds.
+        """Resolve "auto" for chunks of a given number of rounds.
 
         Args:
           length: rounds.
@@ -77,7 +77,7 @@ class ChunkPlanner:
         )
 
     def table_shares(self, client_map: str) -> int:
-        """Among how many devices a client map divides the clients' rows.
+        """Return the number of devices over which a client map shards the client rows.
 
         Args:
           client_map: a name, "auto" and "measure" excepted.
@@ -85,7 +85,7 @@ class ChunkPlanner:
         return self._place.with_map(client_map).table_shares(self._clients.num_clients)
 
     def round_of(self, client_map: str) -> RoundFn:
-        """The round under a client map.
+        """Build the round under a client map.
 
         Args:
           client_map: a name.
@@ -93,7 +93,7 @@ class ChunkPlanner:
         return build_round(self._run.algorithm, client_map, self._run.in_round, self._target)
 
     def program(self, client_map: str, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A chunk's function under a client map with the shapes of its arguments, and named ones.
+        """Return a chunk's function under a client map, and the shapes of its arguments.
 
         Args:
           client_map: a name, "auto" and "measure" excepted.
@@ -127,12 +127,12 @@ class ChunkPlanner:
         return (run_chunk, state, clients, key, first), {"length": length, "frozen": frozen}
 
     def choose(self, how: str, length: int, progress: bool) -> tuple[str, dict[int, Any]]:
-        """(the client map, its compiled programs by length), for the running machine.
+        """Choose (the client map, its compiled programs by length) for this machine.
 
         Args:
           how: "auto" or "measure".
           length: rounds of a chunk.
-          progress: say the choice on stderr.
+          progress: print the choice on stderr.
         """
         plan = self._plan_for_all() if self._place.team.is_multiprocess else self.plan(length)
         if how == "measure":
@@ -149,10 +149,10 @@ class ChunkPlanner:
         return plan.client_map, {} if program is None else {length: program}
 
     def _plan_for_all(self) -> planner.Plan:
-        """A plan over the devices of all processes, by an estimate of process 0.
+        """Plan over the devices of all processes from an estimate of process 0.
 
-        Compilers are not asked: of several processes one may remember the answer and another not,
-        and what is compiled for all devices is compiled by all processes.
+        The compiler is not asked. One process may have a stored answer and another may not, and a
+        program for all devices must be compiled by all processes.
         """
         alone = dataclasses.replace(here(), devices=())
         found = planner.plan(self.round_of, self._state, self.batch, target=alone)
@@ -165,7 +165,7 @@ class ChunkPlanner:
         return planner.Plan(name, f"{team.size} processes; {reason}")
 
     def compiled(self, client_map: str, length: int) -> Any:
-        """The program of a chunk, if planning compiled it last; else None.
+        """Return the program of a chunk if planning compiled it last, else None.
 
         Args:
           client_map: its name.
@@ -195,7 +195,7 @@ class ChunkPlanner:
         return planner.Plan(chosen, "measured before" if remembered else "measured")
 
     def _seconds(self, client_map: str, length: int = 5) -> float:
-        """Time of a few rounds under a client map."""
+        """Measure the time of a few rounds under a client map."""
         place = self._place.with_map(client_map)
         values = self._state, self._clients, self._run.key
         state, clients, key = place.copies(values)
@@ -212,18 +212,18 @@ class ChunkPlanner:
 def placed_chunks(
     run: Run, asked: Placement, feed: Feed, shapes: FedState, diagnose: Any, progress: bool
 ) -> tuple[Placement, Chunks]:
-    """Choose where a run is computed, and put its state there.
+    """Choose the placement of a run, and put its state there.
 
     Args:
       run: what is computed.
-      asked: as asked for: with "auto", the client map and the client store are chosen.
+      asked: the requested placement; "auto" is resolved.
       feed: the clients' data.
-      shapes: of the state, without frozen weights.
+      shapes: shapes of the state without frozen weights.
       diagnose: as given to ``simulate``.
-      progress: say what is chosen on stderr.
+      progress: print the choice on stderr.
 
     Raises:
-      ValueError: what is asked for cannot be had, or the state fits on no device.
+      ValueError: the request cannot be met, or the state fits on no device.
     """
     team, num_clients = asked.team, feed.clients.num_clients
     on_host = team.first_says(asked.keeps_rows_on_host(shapes))

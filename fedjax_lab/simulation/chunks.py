@@ -1,7 +1,7 @@
-"""The compiled chunks of a run, and the state that goes through them.
+"""The compiled chunks of a run, and the state that they advance.
 
-There is one program for each number of rounds that is asked for. Where a feed has data for fewer
-rounds than a chunk's, the chunk is several programs.
+There is one program for each requested number of rounds. If a feed has data for fewer rounds than a
+chunk has, several programs make up the chunk.
 """
 
 import time
@@ -24,14 +24,14 @@ Action = Callable[[], None]
 
 
 class Chunks:
-    """Owns a run's state, and advances it by chunks of rounds, compiled once each.
+    """Owns a run's state and advances it by compiled chunks of rounds.
 
     Args:
-      run: what is computed.
-      place: where.
+      run: the computation.
+      place: its placement.
       feed: the clients' data.
-      compiled: programs that are there already, by their number of rounds.
-      compile_seconds: what these took.
+      compiled: programs that are already compiled, by their number of rounds.
+      compile_seconds: time spent on these.
 
     Attributes:
       team: the processes that share the state.
@@ -71,30 +71,30 @@ class Chunks:
 
     @property
     def params(self) -> Params:
-        """The server model, as this process has it."""
+        """The global model, as arrays of this process."""
         return self.team.local(self._run.served(self._state))
 
     def is_finite(self) -> bool:
-        """Whether the server model is finite, so that it can be evaluated."""
+        """Whether the global model is finite and can be evaluated."""
         return bool(tree.all_finite(self._run.served(self._state)))
 
     def whole_state(self) -> FedState:
-        """The state with its frozen weights, put together in each process; all call it."""
+        """Gather the state with its frozen weights in each process; all processes call it."""
         return self.team.own(self._run.whole(self._state, self._frozen))
 
     def result(self) -> FedState:
-        """The state that a run returns."""
+        """Return the final state of the run."""
         return self.team.local(self._run.whole(self._state, self._frozen))
 
     def keep_beside(self, run_dir: Any) -> None:
-        """Keep client rows that do not stay on the devices beside a run directory, if any.
+        """Store client rows that are not on the devices beside a run directory, if there is one.
 
         Args:
-          run_dir: as of ``simulate``.
+          run_dir: as in ``simulate``.
         """
 
     def lower(self, length: int) -> jax.stages.Lowered:
-        """The first program of a chunk of so many rounds before it is compiled.
+        """Lower the first program of a chunk without compiling it.
 
         Args:
           length: rounds.
@@ -111,7 +111,7 @@ class Chunks:
         return self._lowered[which]
 
     def _which(self, piece: int, length: int) -> tuple[int, int]:
-        """What tells programs apart; here chunks of any length share theirs."""
+        """Return the key that distinguishes programs of one length; here there is one for all."""
         return piece, 0
 
     def _arguments(self, piece: int, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -120,12 +120,12 @@ class Chunks:
         return arguments, {"length": piece, "frozen": self._frozen}
 
     def prepare(self, length: int, patiently: Callable[[Action], bool] | None = None) -> bool:
-        """Compile the programs of so many rounds; returns whether they are there.
+        """Compile the programs of a chunk; returns whether they are compiled.
 
         Args:
           length: rounds.
-          patiently: runs the compiler, and returns whether it was let finish; None: it is. Of
-            several processes, none gives up alone.
+          patiently: function that runs the compiler and returns whether it finished; None: it
+            always finishes. With several processes, all give up together.
         """
         pieces = {piece for _, piece in self._feed.pieces(0, length)}
         missing = [n for n in pieces if self._which(n, length) not in self._compiled]
@@ -148,15 +148,15 @@ class Chunks:
         return True
 
     def advance(self, first: int, length: int, look: Look) -> tuple[int, Metrics]:
-        """Run a chunk; returns (how many of its rounds count, the metrics of these).
+        """Run a chunk; returns (number of its valid rounds, their metrics).
 
-        Where on_nonfinite is "stop", the state is then that after the rounds that count; elsewhere
-        it is that after the chunk.
+        With ``on_nonfinite="stop"`` the state is then that after the valid rounds; otherwise it is
+        that after the whole chunk.
 
         Args:
           first: number of its first round.
           length: its rounds.
-          look: says how many of them count.
+          look: function of the metrics that returns the number of valid rounds.
         """
         goes_back = self._run.on_nonfinite == "stop"
         before = jax.tree.map(jnp.copy, self._state) if goes_back else None
@@ -174,7 +174,7 @@ class Chunks:
         return good, metrics
 
     def _forward(self, first: int, length: int, **named: Any) -> Metrics:
-        """Run rounds, and return their metrics [length]; the state before them is donated."""
+        """Run rounds and return their metrics [length]; donates the state."""
         self.prepare(length)
         of_pieces = []
         for start, piece in self._feed.pieces(first, length):
@@ -192,24 +192,24 @@ class Chunks:
         return of_pieces[0] if len(of_pieces) == 1 else _joined(of_pieces)
 
     def _look_ahead(self, first: int, length: int) -> None:
-        """Hear which chunk comes next, while one runs."""
+        """Prepare the next chunk while one runs."""
 
     def _keep(self) -> None:
         """Commit the client rows of the last chunk."""
 
     def saved(self) -> FedState:
-        """The state as a checkpoint holds it; of several processes, in the first one alone."""
+        """Return the state for a checkpoint; with several processes, only in process 0."""
         return self.team.gathered(self._state)
 
     def template(self) -> FedState:
-        """The structure, shapes and dtypes of a checkpoint's state."""
+        """Template for restoring a checkpoint: structure, shapes and dtypes."""
         return self._state
 
     def restore(self, saved: FedState) -> None:
-        """Go on from a checkpoint.
+        """Restore the state from a checkpoint.
 
         Args:
-          saved: what ``saved`` returned, in process 0; the other processes' does not count.
+          saved: result of ``saved`` in process 0; ignored in other processes.
         """
         self._state = self.team.put(self._adopted(saved), self._sharding)
 
@@ -219,5 +219,5 @@ class Chunks:
 
 @jax.jit
 def _joined(of_pieces: list[Metrics]) -> Metrics:
-    """Metrics of rounds that follow each other."""
+    """Concatenate the metrics of consecutive programs."""
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *of_pieces)

@@ -1,6 +1,6 @@
-"""What the papers plot beside loss and accuracy, where it takes a pass over all data.
+"""Diagnostics from papers that need a pass over all data.
 
-What costs nothing is among a round's own metrics: ``client_drift`` (mean ||x^i_K - x_t||²) of
+Cheap diagnostics are metrics of the round: ``client_drift`` (mean ||x^i_K - x_t||²) of
 all methods, ``message_sq``, ``change_sq`` and ``error_sq`` of compressed ones (CFedAvg, Figure
 3), active constraints and KKT residual of GradMA.
 
@@ -23,7 +23,7 @@ from fedjax_lab.types import FedState, LossFn, Params, PyTree
 def build_control_error(
     loss_fn: LossFn, clients: FederatedArrays, batch_size: int = 500
 ) -> Callable[[FedState], dict[str, jax.Array]]:
-    """Build ``diagnose(state) -> scalars``: how far control variates are from true gradients.
+    """Build ``diagnose(state) -> scalars``: errors of control variates.
 
     For methods whose server state has ``params`` x and ``control`` c (m in FedMoSWA), and whose
     client rows are the c_i: SCAFFOLD, FedMoSWA, FedMo. With f_i the mean loss of client i
@@ -36,7 +36,7 @@ def build_control_error(
     Args:
       loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B]; called with
         a fixed key.
-      clients: the federation.
+      clients: the clients' data.
       batch_size: examples per step of the pass over the data.
 
     Raises:

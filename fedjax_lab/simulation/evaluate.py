@@ -1,4 +1,4 @@
-"""Evaluation on resident data, jitted once, in batches of fixed size, on all devices."""
+"""Evaluation on resident data: jitted once, in batches of fixed size, on all devices."""
 
 import functools
 import threading
@@ -36,21 +36,20 @@ def build_evaluation(
 
     Args:
       count_fn: (params, examples [B, ...]) -> (correct [B], losses [B]), such as
-        ``fedjax_lab.models.accuracy_counts`` returns. If it has an attribute ``score``, that is
-        reported in place of "accuracy": ``fedjax_lab.models.squared_error_counts`` gives
-        {"mean_squared_error", "test_loss"}. The last batch is padded with other examples: one that
-        compares examples names an argument ``mask``, bool [B], which says what is no padding.
-      test: pytree [n, ...]; copied to the device once, in its storage dtype. Or
-        ``FederatedArrays``: the examples that its clients hold, all together.
+        ``fedjax_lab.models.accuracy_counts`` returns. Its attribute ``score``, if any, replaces the
+        name "accuracy": ``fedjax_lab.models.squared_error_counts`` gives {"mean_squared_error",
+        "test_loss"}. The last batch is padded with other examples. A function that compares
+        examples takes an argument ``mask``, bool [B], True for examples that are not padding.
+      test: pytree [n, ...], copied to the device once in its storage dtype; or ``FederatedArrays``,
+        of which all clients' examples are used together.
       batch_size: examples per step of the evaluation's scan.
-      frozen: pytree of arrays, such as those of ``with_frozen``: ``count_fn`` is then called as
-        (params, examples, frozen), and they are an argument of the program.
+      frozen: pytree of arrays, such as those of ``with_frozen``. ``count_fn`` is then called as
+        (params, examples, frozen), and the arrays are an argument of the program.
 
     Raises:
-      ValueError: ``batch_size`` is below 1, ``test`` holds values that are not finite, or (when
-        it is called first) a label outside the logits.
-      TypeError: ``test`` is a stream, or ``count_fn`` returns something else (when it is called
-        first).
+      ValueError: ``batch_size`` is below 1, ``test`` has values that are not finite, or (at the
+        first call) a label without a logit.
+      TypeError: ``test`` is a stream, or ``count_fn`` returns something else (at the first call).
     """
     check_int("batch_size", batch_size, minimum=1)
     check_resident(test, "build_evaluation")
@@ -74,7 +73,7 @@ def build_evaluation(
 
 
 def _checked_first(evaluate, count_fn, test, frozen, batch_size, held=None):
-    """``evaluate``, which at first looks at what ``count_fn`` makes of the test set."""
+    """Wrap ``evaluate`` so that its first call checks the results of ``count_fn``."""
     checked = threading.Event()  # a list would make the function another one, by its content
 
     def evaluate_checked(params):
@@ -100,12 +99,12 @@ def _check_counts(counts: Any) -> None:
 def with_perplexity(
     evaluate: Callable[[Params], dict[str, jax.Array]],
 ) -> Callable[[Params], dict[str, jax.Array]]:
-    """``evaluate`` with "perplexity" added: exp("test_loss"), of a mean cross-entropy per word.
+    """Add "perplexity" to ``evaluate``: exp("test_loss") of a mean cross-entropy per word.
 
-    It is the size of the vocabulary for a model that finds all words equally probable.
+    For a model that predicts all words with equal probability it is the size of the vocabulary.
 
     Args:
-      evaluate: params -> scalars, "test_loss" among them.
+      evaluate: params -> scalars with "test_loss".
     """
 
     def evaluate_text(params):
@@ -118,18 +117,18 @@ def with_perplexity(
 def with_recomputed_statistics(
     evaluate: Callable[[Params], dict[str, jax.Array]], apply: Apply, x: jax.Array
 ) -> Callable[[Params], dict[str, jax.Array]]:
-    """``evaluate`` with "accuracy_recomputed" added, of a model with batch normalisation.
+    """Add "accuracy_recomputed" to ``evaluate``, for a model with batch normalization.
 
-    That is its accuracy with the running statistics of ``x`` in place of those that the clients'
-    steps and the server made: under label skew these may describe nobody's data.
+    This is the accuracy with running statistics computed from ``x``, in place of those from the
+    clients' steps and the server. Under label skew the latter may describe no client's data.
 
     Args:
-      evaluate: params -> scalars, "accuracy" among them.
-      apply: of the model, ``(params, x, key=None) -> [B, ...]``.
+      evaluate: params -> scalars with "accuracy".
+      apply: the model's function ``(params, x, key=None) -> [B, ...]``.
       x: [B, ...], inputs of training examples, at least two.
 
     Raises:
-      ValueError: the params have no running statistics (when it is called first).
+      ValueError: the params have no running statistics (at the first call).
     """
     recompute = jax.jit(functools.partial(recompute_statistics, apply, key=jax.random.key(0)))
     x = jnp.asarray(x)
@@ -149,10 +148,10 @@ def build_client_evaluation(
     A client without data gets NaN.
 
     Args:
-      count_fn: as of ``build_evaluation``; what is returned is the mean of its first array.
-      clients: the clients' data: those of training, or test examples of their own.
+      count_fn: as in ``build_evaluation``; the result is the mean of its first array.
+      clients: the clients' training data or test data.
       batch_size: examples per step of the evaluation's scan.
-      frozen: as of ``build_evaluation``.
+      frozen: as in ``build_evaluation``.
 
     Raises:
       ValueError: ``batch_size`` is below 1.
@@ -177,12 +176,12 @@ def build_client_evaluation(
 
 
 def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) -> Callable[..., Any]:
-    """``params -> run(params, resident, mesh)``, jitted; the mesh is None on one device.
+    """Jit ``params -> run(params, resident, mesh)``; the mesh is None on one device.
 
-    Batches are dealt out over the mesh's first axis. Params may lie on any device; where devices
-    divide them, it is their mesh, and the frozen weights, the second of ``resident``, are divided
-    as they already are, or else along their longest axes. Inside another program the mesh is None,
-    too: what surrounds the evaluation decides where it runs.
+    Batches are sharded over the mesh's first axis. Params may be on any device. If devices divide
+    them, their mesh is used; the frozen weights, the second of ``resident``, keep their division or
+    are divided along their longest axes. Inside another program the mesh is None, too: the
+    surrounding program decides where the evaluation runs.
     """
     alone = jax.jit(lambda params, resident: run(params, resident, None))
     team, devices = Team.here(), jax.devices()
@@ -225,7 +224,7 @@ def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) ->
 def _count(
     count_fn: CountFn, params: Params, batch: PyTree, frozen: PyTree, real: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """What ``count_fn`` says of a batch; ``real`` [B] is what is no padding, None: nothing is."""
+    """Call ``count_fn`` on a batch; ``real`` [B] is False for padding, None: no padding."""
     third = (frozen,) if jax.tree.leaves(frozen) else ()
     named = {}
     if takes_mask(count_fn):
@@ -235,7 +234,7 @@ def _count(
 
 
 def _per_example(count_fn, params, resident, places, batch_size, mesh):
-    """(correct [m], losses [m]) of the examples at ``places`` [m]; the first ones pad batches."""
+    """Compute (correct [m], losses [m]) of the examples at ``places`` [m]; the first ones pad."""
     total = places.shape[0]
     size = min(batch_size, total)
     batches = -(-total // size)

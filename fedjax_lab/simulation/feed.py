@@ -1,6 +1,6 @@
-"""The data of each chunk of rounds: the same arrays for all, or a stream's examples, one ahead.
+"""The data of each chunk of rounds: resident arrays, or a stream's examples fetched ahead.
 
-Also the time that a method's rounds take the clients.
+It also attaches client times to the clients' data.
 """
 
 import copy
@@ -29,16 +29,16 @@ _NAMED = 10  # examples in a warning
 
 
 class Feed:
-    """Data that lie on the device: every chunk gets the same.
+    """Resident data: every chunk gets the same arrays.
 
     Args:
       clients: the clients' data.
       eval_every: rounds of a chunk.
 
     Attributes:
-      clients: what a program of rounds takes as data, by shapes and placement.
-      index: who holds which example.
-      longest: rounds of a program at most.
+      clients: the data argument of a program of rounds, by shapes and placement.
+      index: the examples of each client.
+      longest: maximum number of rounds of a program.
     """
 
     def __init__(self, clients: FederatedArrays, eval_every: int):
@@ -54,7 +54,7 @@ class Feed:
         self.clients = self.index = place.copies(self.clients)
 
     def pieces(self, first: int, length: int) -> Iterator[tuple[int, int]]:
-        """(first round, rounds) of the programs that make up a chunk.
+        """Yield (first round, number of rounds) of the programs that make up a chunk.
 
         Args:
           first: number of its first round.
@@ -64,7 +64,7 @@ class Feed:
             yield start, min(self.longest, first + length - start)
 
     def take(self, first: int, length: int) -> FederatedArrays:
-        """The data of some rounds; what comes next is fetched while they run.
+        """Return the data of some rounds; the next ones are fetched while these run.
 
         Args:
           first: number of the first round.
@@ -73,41 +73,42 @@ class Feed:
         return self.clients
 
     def ran(self, metrics: Metrics) -> None:
-        """The program on what ``take`` gave is on its way.
+        """Note that the program on the last ``take`` has been dispatched.
 
         Args:
-          metrics: what it returns; they are there when it has run.
+          metrics: its results, which are ready when it has run.
         """
 
     def content(self) -> str:
-        """A hash of examples and index."""
+        """Return a hash of examples and index."""
         return hash_arrays((self.clients.examples, self.clients.indices))
 
     def warn_of_nonfinite(self) -> None:
-        """Warn of examples that are not finite; of a stream, where they are drawn."""
+        """Warn of examples that are not finite; a stream's are checked when they are drawn."""
         warn_of_nonfinite_data(self.clients)
 
     def record(self) -> dict[str, Any]:
-        """What config.json says of it."""
+        """Return the entries of config.json."""
         return {}
 
     def close(self) -> None:
-        """Nothing more is fetched."""
+        """Stop fetching."""
 
 
 class StreamFeed(Feed):
-    """A stream: a chunk gets the examples that it draws, and those of the next one are fetched.
+    """A stream: each chunk gets the examples that it draws; the next chunk's are fetched ahead.
 
-    Drawing the next chunk is put on the device before this chunk's rounds, so that it does not
-    wait for them. A thread gathers what was drawn, waits until the chunk before this one has run,
-    and copies: a device never holds more than two chunks' examples. Of several processes, each
-    gathers what all clients draw, as each device gets it, and nothing is exchanged.
+    The device draws the next chunk before it runs this chunk's rounds, so that the draw does not
+    wait for them. A thread gathers the drawn examples, waits until the previous chunk has run, and
+    copies them. A device therefore never holds more than two chunks' examples. With several
+    processes, each gathers what all clients draw, in the form that each device needs, and nothing
+    is exchanged.
 
     Args:
-      run: its schedule, key and number of rounds count.
+      run: the computation; its schedule, key and number of rounds are used.
       stream: the clients' data.
       team: the processes of the run.
-      progress: say on stderr how large the parts are.
+      progress: print the sizes of the parts on stderr.
 
     Raises:
       ValueError: the examples of a single round do not fit.
@@ -205,7 +206,7 @@ class StreamFeed(Feed):
         self._worker.shutdown()
 
     def _forget(self) -> None:
-        """Let go of what was fetched in vain."""
+        """Drop examples that were fetched but are not needed."""
         if self._ahead is not None and not self._ahead[1].cancel():
             self._ahead[1].exception()
         self._ahead = self._first = None
@@ -216,7 +217,7 @@ class StreamFeed(Feed):
         return self._draw(self._stream.index, self._key, start, length=length)
 
     def _fetch(self, drawn: jax.Array, after: Metrics) -> FederatedArrays:
-        """Gather what was drawn, and copy it to the devices when the rounds before have run."""
+        """Gather the drawn examples, and copy them when the previous rounds have run."""
         rows, window = self._stream.read(np.asarray(drawn), self.count)
         self._look(rows, window)
         jax.block_until_ready(after)
@@ -225,7 +226,7 @@ class StreamFeed(Feed):
         return dataclasses.replace(self.index, examples=rows, window=window)
 
     def _look(self, rows: Any, window: np.ndarray) -> None:
-        """Look for examples that are not finite."""
+        """Check for examples that are not finite."""
         if self._broken is not None:
             return
         broken = np.zeros(len(window), bool)
@@ -244,12 +245,12 @@ class StreamFeed(Feed):
 def feed_of(
     run: Run, clients: FederatedArrays | FederatedStream, team: Team, progress: bool = False
 ) -> Feed:
-    """The feed of a run.
+    """Create the feed of a run.
 
     Args:
       run: what is computed.
       clients: the clients' data, on the device or a stream.
-      team, progress: as of ``StreamFeed``.
+      team, progress: as in ``StreamFeed``.
 
     Raises:
       ValueError: the examples of a single round do not fit.
@@ -260,12 +261,12 @@ def feed_of(
 
 
 def window_shapes(stream: FederatedStream, schedule: Schedule, length: int) -> FederatedArrays:
-    """The shapes of what a program of rounds takes of a stream.
+    """Compute the shapes of the examples that a program of rounds takes from a stream.
 
     Args:
       stream: the clients' data.
-      schedule: how batches are drawn.
-      length: rounds that are asked for; fewer where they do not fit.
+      schedule: client sampling and mini-batches.
+      length: requested number of rounds; fewer if they do not fit.
 
     Raises:
       ValueError: the examples of a single round do not fit.
@@ -274,7 +275,7 @@ def window_shapes(stream: FederatedStream, schedule: Schedule, length: int) -> F
 
 
 def _fit(stream: FederatedStream, schedule: Schedule, eval_every: int) -> tuple[int, int]:
-    """(rounds of a program, a divisor of ``eval_every``; the examples that they draw at most)."""
+    """Compute (rounds of a program, a divisor of ``eval_every``; most examples that they draw)."""
     first = jax.ShapeDtypeStruct((), jnp.int32)
     batch = jax.eval_shape(schedule.draw, stream.index, jax.random.key(0), first)
     numbers = _most(batch)
@@ -297,7 +298,7 @@ def _fit(stream: FederatedStream, schedule: Schedule, eval_every: int) -> tuple[
 
 
 def _drawing(schedule: Schedule) -> Any:
-    """(index, key, first, length) -> the numbers of all examples that the rounds draw."""
+    """Build (index, key, first, length) -> the indices of all examples that the rounds draw."""
 
     def draw(index, key, first, length):
         def one(round):
@@ -309,7 +310,7 @@ def _drawing(schedule: Schedule) -> Any:
 
 
 def _most(batch: CohortBatch) -> Any:
-    """The numbers of a batch's examples, [S, ...]: a client's whole data set holds the rest."""
+    """Return the indices of a batch's examples, [S, ...]; full data sets include the others."""
     return batch.examples if batch.full_examples is None else batch.full_examples
 
 
@@ -322,17 +323,18 @@ def _shapes(tree: Any) -> Any:
 def with_times(
     clients: Any, times: ClientTimes | None, algorithm: Algorithm, params: Params
 ) -> Any:
-    """The clients with ``times``, in which the method's own messages travel.
+    """Attach ``times`` to the clients, with the sizes of the method's messages.
 
     Args:
       clients: the clients' data, on the device or a stream.
-      times: as of ``simulate``; None leaves the clients as they are.
-      algorithm: the method, which knows how many bytes a client sends and receives.
+      times: as in ``simulate``; None leaves the clients unchanged.
+      algorithm: the method, which determines the bytes that a client sends and receives.
       params: the server model, or its shapes.
 
     Raises:
       TypeError: ``times`` is no ``ClientTimes``.
-      ValueError: an array is of another N, or an asynchronous method is to wait for a cohort.
+      ValueError: an array has another N, or an asynchronous method has over-selection or a
+        deadline.
     """
     if times is None:
         return clients
@@ -353,7 +355,7 @@ def with_times(
 
 
 def record_times(clients: FederatedArrays) -> dict[str, Any]:
-    """What config.json says of the clients' time; nothing, where it is not counted.
+    """Return the entries of config.json about client times; empty if time is not simulated.
 
     Args:
       clients: what ``with_times`` returned.

@@ -1,4 +1,4 @@
-"""Chunks of rounds whose client rows stay on the host: a chunk gets those of its own clients."""
+"""Chunks of rounds with client rows on the host: a chunk gets the rows of its own clients."""
 
 import sys
 from typing import Any
@@ -18,17 +18,17 @@ from fedjax_lab.types import FedState, Metrics, Params, PyTree
 
 
 class HostChunks(Chunks):
-    """As ``Chunks``; a state between chunks has one row, which stands for nobody's.
+    """As ``Chunks``, with all rows on the host; between chunks the state has one placeholder row.
 
-    Cohorts depend on the seed and the round alone, so that a chunk's clients are known before it
-    runs. Their rows, [M, ...] for the M clients that it can have at most, go to the device with
-    it. While it runs, those of the next chunk are read from the disk.
+    Cohorts depend only on the seed and the round, so a chunk's clients are known before it runs.
+    Their rows, [M, ...] for at most M clients, are copied to the device with it. While it runs, the
+    rows of the next chunk are read from the disk.
 
     Args:
       run: what is computed.
       place: where; ``shard_map`` divides a chunk's rows over its shares.
       feed: the clients' data.
-      progress: say on stderr how large the table is.
+      progress: print the size of the table on stderr.
 
     Attributes:
       table: the rows of all clients.
@@ -54,7 +54,7 @@ class HostChunks(Chunks):
         return state
 
     def keep_beside(self, run_dir: Any) -> None:
-        """As of ``Chunks``; of several processes, the first one alone."""
+        """As ``Chunks``; with several processes, only process 0 does so."""
         if run_dir is not None and self.team.is_first:
             self.table.folder = run_dir
 
@@ -63,7 +63,7 @@ class HostChunks(Chunks):
         return jax.lax.map(draw, first + jnp.arange(length, dtype=jnp.int32))
 
     def drawn(self, first: int, length: int) -> np.ndarray:
-        """The clients of a chunk, int32 [at most M] in rising order.
+        """Return the clients of a chunk, int32 [at most M], in rising order.
 
         Args:
           first: number of its first round.
@@ -74,7 +74,7 @@ class HostChunks(Chunks):
         return ids[ids < self.table.num_clients]
 
     def window(self, first: int, length: int) -> np.ndarray:
-        """The clients of a chunk, int32 [M] in rising order, with N in places that nobody takes.
+        """Return the clients of a chunk, int32 [M], in rising order, padded with N.
 
         Args:
           first: number of its first round.
@@ -86,7 +86,7 @@ class HostChunks(Chunks):
         return window
 
     def _most(self, length: int) -> int:
-        """M, a multiple of the devices."""
+        """Return M, a multiple of the number of devices."""
         most = min(self.table.num_clients, length * self._run.schedule.slots(self._feed.index))
         return -(-most // self._shares) * self._shares
 
@@ -105,7 +105,7 @@ class HostChunks(Chunks):
         return (state, *others), {**named, "window": jax.ShapeDtypeStruct((most,), jnp.int32)}
 
     def _forward(self, first: int, length: int, **named: Any) -> Metrics:
-        """As of ``Chunks``; the rows are kept by ``_keep``, or forgotten by another chunk."""
+        """As ``Chunks``; ``_keep`` commits the rows, or the next chunk discards them."""
         self.prepare(length)
         nobody = self._state.clients
         if self._ahead is not None and self._ahead[0] == (first, length):
@@ -120,12 +120,12 @@ class HostChunks(Chunks):
         return metrics
 
     def _look_ahead(self, first: int, length: int) -> None:
-        """Read the rows of the next chunk, while one runs."""
+        """Read the rows of the next chunk while one runs."""
         window = self.window(first, length)
         self._ahead = (first, length), window, self.table.read(self._own(window))
 
     def _keep(self) -> None:
-        """Write the rows that the last chunk left; those that were read ahead are renewed."""
+        """Write the last chunk's rows to the table, and update rows that were read ahead."""
         if self._pending is None:
             return
         ids, rows = self._pending
@@ -141,15 +141,15 @@ class HostChunks(Chunks):
                 leaf[again] = new
 
     def _own(self, window: np.ndarray) -> np.ndarray:
-        """The ids of a window whose rows this process keeps; N for places that nobody takes."""
+        """Return the ids of a window whose rows this process keeps; N for padding."""
         return window
 
     def _placed(self, rows: PyTree) -> PyTree:
-        """Rows of a chunk on the devices."""
+        """Copy the rows of a chunk to the devices."""
         return jax.device_put(rows, self._row_sharding)
 
     def _fetched(self, rows: PyTree) -> PyTree:
-        """Rows of a chunk's table on the host."""
+        """Fetch the rows of a chunk to the host."""
         return jax.tree.map(np.asarray, rows)
 
     def result(self) -> FedState:
@@ -157,15 +157,15 @@ class HostChunks(Chunks):
         return super().result()._replace(clients=self.table)
 
     def saved(self) -> FedState:
-        """As of ``Chunks``, with the rows of those who have taken part."""
+        """As ``Chunks``, with the rows of clients that have participated."""
         return self._state._replace(clients=self.table.seen_rows())
 
     def template(self) -> FedState:
-        """As of ``Chunks``, but for the number of rows."""
+        """As ``Chunks``, except for the number of rows."""
         return self._state._replace(clients=self.table.seen_rows())
 
     def _adopted(self, saved: FedState) -> FedState:
-        """Take over the rows of a checkpoint; returns its state with one row."""
+        """Load the rows of a checkpoint into the table; returns its state with one row."""
         saved = self._told(saved)
         assert isinstance(saved.clients, SeenRows)
         self.table.load(saved.clients)
@@ -173,16 +173,16 @@ class HostChunks(Chunks):
         return saved._replace(clients=nobody)
 
     def _told(self, saved: FedState) -> FedState:
-        """A checkpoint's state, with the rows that this process keeps."""
+        """Distribute a checkpoint's state; each process gets the rows that it keeps."""
         return saved
 
 
 class DividedHostChunks(HostChunks):
-    """As ``HostChunks``, with a table in each of several processes.
+    """As ``HostChunks``, with a part of the table in each of several processes.
 
-    Of D devices, in the order of the mesh, device j owns the clients from j N // D on. Their rows
-    stay with its process, and so its part of a chunk's window holds its own clients alone: no row
-    travels between hosts but in a round, as that of any sharded table.
+    Of D devices in the order of the mesh, device j owns the clients from j N // D on, and its
+    process keeps their rows. A device's part of a chunk's window therefore has only its own
+    clients. Rows move between hosts only in a round, as with any sharded table.
     """
 
     def __init__(self, run: Run, place: Placement, feed: Feed, progress: bool = False):
@@ -199,15 +199,15 @@ class DividedHostChunks(HostChunks):
         self.table.owned = owned
 
     def _most(self, length: int) -> int:
-        """M: all clients of a chunk may be those of one device."""
+        """Return M for the case that one device owns all clients of a chunk."""
         largest = -(-self.table.num_clients // self._shares)
         return min(largest, length * self._run.schedule.slots(self._feed.index)) * self._shares
 
     def window(self, first: int, length: int) -> np.ndarray:
-        """The clients of a chunk, int32 [M]: [M / D] of each device, in rising order.
+        """Return the clients of a chunk, int32 [M]: [M / D] of each device, in rising order.
 
-        Places that nobody takes come first in each part, and hold the last id of the part before
-        it, so that the whole does not fall, and each id is found where it stands first.
+        Padding comes first in each part and repeats the last id of the part before it. The ids
+        therefore never decrease, and the first place of each id holds its client.
 
         Args:
           first: number of its first round.
@@ -251,7 +251,7 @@ class DividedHostChunks(HostChunks):
         return jax.tree.map(one, rows)
 
     def saved(self) -> FedState:
-        """As of ``HostChunks``, in process 0; all processes hand it their rows."""
+        """As ``HostChunks``, in process 0; all processes send it their rows."""
         team = self.team
         mine = self.table.seen_rows()
         counts = team.stacked(np.array(len(mine.ids), np.uint32))
@@ -281,17 +281,17 @@ class DividedHostChunks(HostChunks):
 
 
 def _shapes(rows: SeenRows, count: int) -> SeenRows:
-    """Of as many rows."""
+    """Return the shapes with another number of rows."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), rows)
 
 
 def all_rows(table: HostTable) -> PyTree:
-    """The rows of all clients, pytree [N, ...], in the memory of each process.
+    """Gather the rows of all clients, pytree [N, ...], in the memory of each process.
 
     All processes call it.
 
     Args:
-      table: ``result.state.clients`` of a run with the store "host".
+      table: ``result.state.clients`` of a run with ``client_store="host"``.
     """
     team = Team.here()
     if table.owned is None:
@@ -313,16 +313,16 @@ def all_rows(table: HostTable) -> PyTree:
 
 
 def _start(run: Run, num_clients: int, arguments: Any) -> tuple[FedState, HostTable]:
-    """The state before round 0 with one row, which stands for nobody's, and the table.
+    """Compute the state before round 0 with one placeholder row, and create the table.
 
     Args:
       run: what is computed.
       num_clients: N.
-      arguments: of ``run.init``.
+      arguments: arguments of ``run.init``.
 
     Raises:
-      ValueError: the method's clients do not all start with the same row, or its server model
-        depends on all rows, as that of ``with_personal`` does.
+      ValueError: the clients do not all start with the same row, or the global model depends on all
+        rows, as with ``with_personal``.
     """
     repeats = _repeats_one_row(jax.make_jaxpr(lambda *given: run.init(*given).clients)(*arguments))
 
@@ -353,7 +353,7 @@ def _start(run: Run, num_clients: int, arguments: Any) -> tuple[FedState, HostTa
 
 
 def _repeats_one_row(traced: ClosedJaxpr) -> list[bool]:
-    """Of each result, whether it is one row, repeated: the table is not needed to see it."""
+    """Return for each result whether it repeats one row, without computing the table."""
     written = {v: eqn for eqn in traced.jaxpr.eqns for v in eqn.outvars}
 
     def repeats(result):
@@ -366,11 +366,11 @@ def _repeats_one_row(traced: ClosedJaxpr) -> list[bool]:
 
 
 def check_host_store(run: Run, place: Placement, diagnose: Any) -> None:
-    """Refuse what needs the whole table on a device.
+    """Refuse features that need the whole table on a device.
 
     Args:
       run: what is computed.
-      place: as asked for.
+      place: the requested placement.
       diagnose: as given to ``simulate``.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Where else the rows of a history go: hooks of ``simulate(..., on_row=...)``, and three of them.
+"""Hooks that receive the rows of a history, and three loggers that are such hooks.
 
-A hook is any function of one row, a dict of numbers. It is called with every row of the history
-in order; a run that goes on first hands it the rows that it has already. So a hook sees each row
-of a whole run once, and a logger that writes all it sees leaves none out and none twice.
+A hook of ``simulate(..., on_row=...)`` is any function of one row, a dict of numbers. It is called
+with every row of the history in order; a resumed run first passes the rows from before. A hook
+therefore sees each row of a run exactly once.
 """
 
 import csv
@@ -26,7 +26,7 @@ _TENSORBOARD_SUFFIX = ".fedjax_lab"  # of the event files that are ours to repla
 
 
 class Hooks:
-    """Calls hooks with rows; one that fails is left out from then on, and the run goes on.
+    """Calls hooks with rows; a hook that fails is not called again, and the run continues.
 
     Args:
       hooks: a function of a row, or several.
@@ -44,10 +44,10 @@ class Hooks:
                 raise TypeError(f"on_row holds {hook!r}; it must be a function of a row.")
 
     def __call__(self, row: Row) -> float:
-        """Hand each hook a copy of ``row``; returns the seconds that they took.
+        """Pass each hook a copy of ``row``; returns the seconds that they took.
 
         Warns:
-          RuntimeWarning: a hook has failed; it names the error.
+          RuntimeWarning: a hook has failed; the warning names the error.
         """
         began = time.perf_counter()
         for hook in tuple(self._hooks):
@@ -65,12 +65,12 @@ class Hooks:
 
 
 class CsvLogger:
-    """Writes rows to a CSV file with a head; a number that is not finite is an empty cell.
+    """Writes rows to a CSV file with a header; a number that is not finite is an empty cell.
 
-    The file is new with each run, and whole also where a run went on: see the module.
+    Each call of ``simulate`` writes a new file, which is complete for a resumed run, too.
 
     Args:
-      path: the file; its folder is made.
+      path: the file; its folder is created.
     """
 
     def __init__(self, path: str | Path):
@@ -81,7 +81,7 @@ class CsvLogger:
         """Append a row.
 
         Raises:
-          ValueError: the row has a column that the first one has not.
+          ValueError: the row has a column that the first row does not have.
         """
         is_first = not self._columns
         if is_first:
@@ -96,17 +96,17 @@ class CsvLogger:
             writer.writerow({name: value for name, value in row.items() if _is_finite(value)})
 
     def close(self) -> None:
-        """The file is closed after each row; here because loggers have a ``close``."""
+        """Do nothing, because the file is closed after each row."""
 
 
 class TensorBoardLogger:
     """Writes each metric as a scalar over the rounds, for TensorBoard.
 
-    Event files that an earlier logger left in the folder are replaced by one with the same
-    points and the new ones; so each run needs a folder of its own.
+    Event files of an earlier logger in the folder are replaced by one file with the same points and
+    the new ones. Each run therefore needs its own folder.
 
     Args:
-      folder: where the event file goes; it is made.
+      folder: folder of the event file; it is created.
 
     Raises:
       ImportError: tensorboardX is missing.
@@ -138,10 +138,9 @@ class WandbLogger:
     """Sends rows to Weights & Biases, whose step is the round.
 
     Args:
-      folder: where wandb keeps its files, and where the id of its run stands, so that a run that
-        goes on is continued there: rows that it has already are not sent again. None: each
-        logger is a new run.
-      **settings: what else ``wandb.init`` takes, such as project, name and config.
+      folder: folder for wandb's files and the id of its run, so that a resumed run continues there
+        without sending rows again. None: each logger is a new run.
+      **settings: further arguments of ``wandb.init``, such as project, name and config.
 
     Raises:
       ImportError: wandb is missing.
@@ -189,11 +188,11 @@ LOGGERS: dict[str, Callable[[Path, Mapping[str, Any]], Any]] = {
 
 
 def build_loggers(names: Iterable[str], path: Path, record: Mapping[str, Any]) -> list[Any]:
-    """The loggers of a run directory: metrics.csv, tensorboard/, or the project on wandb.
+    """Create the loggers of a run directory: metrics.csv, tensorboard/, or a wandb project.
 
     Args:
       names: keys of ``LOGGERS``.
-      path: the run directory; nothing is written before the first row.
+      path: run directory; nothing is written before the first row.
       record: settings for wandb to show.
 
     Raises:
@@ -219,10 +218,10 @@ def _imported(package: str, extra: str) -> Any:
 
 
 class Progress:
-    """Shows how far a run is; silent if ``enabled`` is False.
+    """Shows the progress of a run; silent if ``enabled`` is False.
 
-    On a terminal it is a bar. Elsewhere it prints at most one line in ten seconds, and the
-    first and the last.
+    On a terminal it is a bar. Elsewhere it prints the first line, the last line, and at most one
+    line in ten seconds.
     """
 
     def __init__(self, name: str, start: int, rounds: int, enabled: bool):
@@ -254,11 +253,11 @@ class Progress:
             self._bar.start()
 
     def go_on_from(self, round: int, finished: bool = False) -> None:
-        """Say that some rounds were done before.
+        """Show the number of rounds that were finished before.
 
         Args:
-          round: how many.
-          finished: whether no more are to come.
+          round: number of rounds.
+          finished: whether the run is finished.
         """
         self._start = round
         if self._bar is not None:
@@ -271,7 +270,7 @@ class Progress:
 
         Args:
           round: finished rounds.
-          values: a few of them to show.
+          values: a few metrics to show.
         """
         now = time.monotonic()
         rate = (round - self._start) / max(now - self._began, 1e-9)
@@ -295,10 +294,10 @@ class Progress:
             )
 
     def start_clock(self) -> None:
-        """Leave the time so far (compilation) out of the rate."""
+        """Exclude the time so far (compilation) from the rate."""
         self._began = self._last_line = time.monotonic()
 
     def close(self) -> None:
-        """Take the bar off the terminal."""
+        """Remove the bar from the terminal."""
         if self._bar is not None:
             self._bar.stop()

@@ -1,18 +1,18 @@
-"""Where a run is computed: the client map, the table of client rows, shardings and processes.
+"""Placement of a run: client map, store of client state, shardings and processes.
 
-Client stores say where the table of client rows stands during a run:
+A client store says where the table of client state is stored during a run:
 
 ===========  ====================================================================================
-``device``   whole on each device that runs clients
-``sharded``  N / D rows on each of D devices; what moves in a round is the cohort's rows
+``device``   a full copy on each device that runs clients
+``sharded``  N / D rows on each of D devices; a round transfers only the cohort's rows
 ``host``     in files on the host; a chunk of rounds gets the rows of its own clients, at most
              ``eval_every`` times ``cohort_size``
-``auto``     ``host`` where the table would fill more than half of a device, or of the D that
-             there are; else ``sharded`` where clients run on several devices and their number
-             divides N; else ``device``
+``auto``     ``host`` if the table would fill more than half of a device, or of the D devices;
+             else ``sharded`` if clients run on several devices whose number divides N; else
+             ``device``
 ===========  ====================================================================================
 
-All give the same bits with the same number of devices.
+With the same number of devices, all stores give the same bits.
 """
 
 import dataclasses
@@ -43,15 +43,15 @@ _HALF = 0.5  # of a device, that a table may fill before "auto" keeps it on the 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where a run is computed.
+    """The devices and processes that compute a run.
 
     Attributes:
       client_map: how clients are mapped to devices.
-      client_store: "device", "sharded" or "host"; what was asked for while it is to be chosen.
+      client_store: "device", "sharded" or "host"; before the choice, the requested store.
       params_sharding: as of ``simulate``.
-      layout: of a model that devices divide; None: it is whole on each device.
+      layout: layout of a model that devices divide; None: each device has a full copy.
       target: the machine; None: the running one.
-      team: the processes that compute it together.
+      team: the processes of the run.
     """
 
     client_map: ClientMap
@@ -70,10 +70,10 @@ class Placement:
         target: Target | None = None,
         team: Team | None = None,
     ) -> "Placement":
-        """A placement by the names of its client map and client store.
+        """Create a placement from the names of a client map and a client store.
 
         Args:
-          client_map, client_store, params_sharding: as of ``simulate``.
+          client_map, client_store, params_sharding: as in ``simulate``.
           target: the machine; None: the running one.
           team: the processes; None: those of the running program.
 
@@ -87,36 +87,36 @@ class Placement:
         return cls(parsed, client_store, params_sharding, None, target, team)
 
     def with_map(self, client_map: str | ClientMap) -> "Placement":
-        """The same with another client map.
+        """Return the same placement with another client map.
 
         Args:
-          client_map: its name.
+          client_map: name of the client map.
         """
         return dataclasses.replace(self, client_map=parse_client_map(client_map, self.target))
 
     def with_layout(self, params: Params, frozen: PyTree) -> "Placement":
-        """The same, with the layout of a model that the client map divides.
+        """Return the same placement with the layout of a divided model.
 
         Args:
           params: the server model, or its shapes.
           frozen: frozen weights, or their shapes.
 
         Raises:
-          TypeError, ValueError: as of ``model_layout``.
+          TypeError, ValueError: as in ``model_layout``.
         """
         layout = model_layout(params, self.client_map.mesh, self.params_sharding, frozen)
         return dataclasses.replace(self, layout=layout)
 
     def with_store(self, shapes: FedState, num_clients: int, name: str) -> "Placement":
-        """The same with the store that is to be had, "device" or "sharded".
+        """Return the same placement with the resolved store, "device" or "sharded".
 
         Args:
           shapes: of the method's state.
           num_clients: N.
-          name: the method's, for errors.
+          name: name of the method, for errors.
 
         Raises:
-          ValueError: "sharded" cannot be had with this client map or N, or the state does not fit
+          ValueError: "sharded" does not work with this client map or N, or the state does not fit
             on a device.
         """
         client_map, asked = self.client_map, self.client_store
@@ -143,7 +143,7 @@ class Placement:
         return found
 
     def keeps_rows_on_host(self, shapes: FedState) -> bool:
-        """Whether the table of client rows stays on the host; one without rows does not.
+        """Return True if the table of client state is kept on the host and is not empty.
 
         Args:
           shapes: of the method's state.
@@ -154,7 +154,7 @@ class Placement:
         return table > 0 and (asked == "host" or (asked == "auto" and too_large))
 
     def table_shares(self, num_clients: int) -> int:
-        """Among how many devices the clients' rows will be divided.
+        """Return the number of devices that will divide the table of client state.
 
         Args:
           num_clients: N.
@@ -165,7 +165,7 @@ class Placement:
         return 1 if num_clients % shares else shares
 
     def record(self) -> dict[str, Any]:
-        """What config.json says of it."""
+        """Return the entries of config.json."""
         return {
             "client_map": self.client_map.name,
             "client_store": self.client_store,
@@ -174,16 +174,16 @@ class Placement:
 
     @property
     def rows(self) -> Rows:
-        """How a round reads and writes client rows."""
+        """The functions by which a round reads and writes client rows."""
         mesh = self.client_map.mesh
         if self.client_store == "device" or not self.client_map.divides_rows or mesh is None:
             return Rows()
         return sharded_rows(mesh)
 
     def copies(self, values: PyTree) -> PyTree:
-        """Copy values to every device that the client map uses, once, before the run.
+        """Copy values to every device of the client map, once, before the run.
 
-        A model that its devices divide stays as it is.
+        A divided model stays divided.
 
         Args:
           values: pytree of arrays.
@@ -196,7 +196,7 @@ class Placement:
         return on_mesh(values, mesh)
 
     def divided(self, values: PyTree) -> PyTree:
-        """Give each device its share of the leading axis.
+        """Shard values along the leading axis.
 
         Args:
           values: pytree of arrays.
@@ -207,7 +207,7 @@ class Placement:
         return self.team.put(values, NamedSharding(mesh, PartitionSpec(AXIS)))
 
     def models(self, params: Params, frozen: PyTree) -> tuple[Params, PyTree]:
-        """Put (params, frozen weights) onto the devices, divided where the client map says so.
+        """Put (params, frozen weights) onto the devices, divided if the client map divides models.
 
         Args:
           params: the first server model.
@@ -220,13 +220,13 @@ class Placement:
         return jax.device_put(params, of_params), jax.device_put(frozen, of_frozen)
 
     def state_sharding(self, shapes: FedState) -> Any:
-        """The placement of a state, as ``jax.jit`` takes it for ``out_shardings``.
+        """Return the shardings of a state, for ``out_shardings`` of ``jax.jit``.
 
         Args:
           shapes: a state, or its shapes.
 
         Returns:
-          A pytree of shardings like the state; None where one device runs everything.
+          A pytree of shardings with the state's structure; None if one device runs everything.
         """
         server = self._shardings(shapes._replace(clients=()), None)
         if server is None:
@@ -235,7 +235,9 @@ class Placement:
         return server._replace(clients=self._shardings(shapes.clients, leading))
 
     def row_sharding(self, rows: PyTree) -> Any:
-        """The placement of a chunk's rows, which ``shard_map`` divides over its shares.
+        """Return the sharding of a chunk's client rows.
+
+        ``shard_map`` divides the rows over its shares.
 
         Args:
           rows: pytree [M, ...], or their shapes.
@@ -243,16 +245,16 @@ class Placement:
         return self._shardings(rows, AXIS if self.client_map.divides_rows else None)
 
     def left_by_programs(self, state: FedState) -> Any:
-        """Where a program has to leave a state: where it was. None: it does so by itself.
+        """Return the shardings in which a program must return a state; None: no need to say.
 
-        It has to be told so of a model that is divided, and of leaves without values, such as the
-        rows of what is never sent: the compiler leaves these anywhere.
+        A program must be told about a divided model, and about leaves without values, such as rows
+        that are never sent: the compiler would place these anywhere.
 
         Args:
           state: the state, or its shapes.
 
         Returns:
-          As ``state_sharding``, without the rows that stay on the host.
+          As ``state_sharding``, without rows that are kept on the host.
         """
         sharding = self.state_sharding(state)
         if self.layout is None and sharding is not None:

@@ -1,4 +1,4 @@
-"""What a round would take on a machine, before it is run, or without having that machine."""
+"""Plan a round on a machine: its memory, traffic and client map, without running it."""
 
 from typing import NamedTuple, Unpack
 
@@ -25,19 +25,19 @@ from fedjax_lab.types import Params
 
 
 class RoundPlan(NamedTuple):
-    """A round on a target: what was chosen, and what is known of its program.
+    """A round on a target: the planner's choices, and figures of its program.
 
     Attributes:
       target: the machine.
-      plan: the client map and why, with its memory.
-      convolution: the lowering of convolutions that leave it to the library.
+      plan: the client map, the reason for it, and its memory.
+      convolution: the lowering of convolutions whose lowering is "auto".
       model_bytes: the bytes of one model, d numbers.
-      flops: of the round's matrix products and convolutions, on all devices together; loops whose
-        length depends on values count once.
-      estimated_bytes: the planner's estimate of a device's memory, without a compiler; as if the
-        devices that divide a model divided all that there is.
-      figures: what the compiler says; None: it is not installed.
-      note: why there are no figures, and how to get them; else None.
+      flops: flops of the round's matrix products and convolutions on all devices together; loops
+        whose length depends on values count once.
+      estimated_bytes: the planner's estimate of a device's memory, without a compiler. It assumes
+        that devices which divide a model divide everything.
+      figures: figures of the compiler; None: it is not installed.
+      note: why figures are missing, and how to get them; else None.
     """
 
     target: Target
@@ -50,7 +50,7 @@ class RoundPlan(NamedTuple):
     note: str | None
 
     def rows(self) -> list[list[str]]:
-        """Rows of (name, value) for a table, the head first."""
+        """Return rows of (name, value) for a table, the header first."""
         target = self.target
         count = f"{target.num_devices} x " if target.num_devices > 1 else ""
         share = self.flops / target.num_devices
@@ -104,19 +104,19 @@ def plan(
     params_sharding: ParamsSharding = None,
     **schedule: Unpack[ScheduleOptions],
 ) -> RoundPlan:
-    """What ``simulate`` would do in a round on ``target``, without running it.
+    """Plan a round of ``simulate`` on ``target`` without running it.
 
-    The target's compiler is asked where it is installed, which needs no accelerator: see
+    If the target's compiler is installed, it gives the figures; this needs no accelerator. See
     ``fedjax_lab.machine.compiler``. Nothing is allocated.
 
     Args:
       algorithm: the method.
       params: the first server model, or its shapes.
-      clients: the clients' data; of a stream, what one round takes of it.
+      clients: the clients' data; a stream counts with the examples of one round.
       target: a machine or its name, such as "here", "v5e:2x2", "h200", "cpu".
-      client_map: as of ``simulate``; "measure" is taken for "auto".
+      client_map: as in ``simulate``; "measure" is treated as "auto".
       on_nonfinite: as of ``simulate``.
-      client_store: as of ``simulate``; "host" is planned with the whole table on the device.
+      client_store: as in ``simulate``; "host" is planned with the whole table on the device.
       params_sharding: as of ``simulate``.
 
     Raises:
@@ -168,7 +168,7 @@ def _mib(count: float) -> str:
 
 
 def _si(count: float) -> str:
-    """A number with three digits and a prefix."""
+    """Format a number with three digits and an SI prefix."""
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {prefix}"
@@ -176,5 +176,5 @@ def _si(count: float) -> str:
 
 
 def _seconds(amount: float, rate: float | None) -> str:
-    """How long it takes at the rate of the data sheet."""
+    """Format the time at the rate of the data sheet."""
     return "" if rate is None else f" ({1e3 * amount / rate:.3g} ms at the device's peak)"

@@ -1,4 +1,4 @@
-"""What a run leaves on disk while it goes on, and what it goes on from."""
+"""Writes a run's rows and checkpoints, and restores them."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -31,23 +31,23 @@ Row = dict[str, Any]
 
 
 class Recorder:
-    """Keeps a run's rows and checkpoints; does nothing without a run directory.
+    """Writes a run's rows and checkpoints; does nothing without a run directory.
 
-    Of several processes the first one writes. It gets what is divided among them put together,
-    so that a run directory is the same thing for any number of processes.
+    With several processes, process 0 writes. It gathers what is sharded over processes, so a run
+    directory does not depend on the number of processes.
 
-    A run becomes longer by another number of ``rounds``: config.json has it first, and from then
-    on checkpoints in the midst of a chunk of the longer run, where a shorter one ended, are none.
+    A larger number of ``rounds`` extends a run. It is written to config.json first. From then on,
+    checkpoints inside a chunk of the longer run, where the shorter one ended, are ignored.
 
     Args:
       run_dir: the directory, or None.
       every: rounds between checkpoints.
-      config: what the directory's config.json has to be, but for the number of ``rounds``.
+      config: the required contents of config.json, except the number of ``rounds``.
       team: the processes of the run.
 
     Raises:
-      FileExistsError: ``run_dir`` holds another run.
-      ValueError: it holds more rounds than the run has.
+      FileExistsError: ``run_dir`` has another run.
+      ValueError: it has more rounds than the run.
       BlockingIOError: another process is writing to it.
     """
 
@@ -83,7 +83,7 @@ class Recorder:
                 raise
 
     def _set_rounds(self, config: Row) -> None:
-        """Note how long the run is now, and which checkpoints a run of that length passes."""
+        """Set the number of rounds, which decides which checkpoints are valid."""
         assert self._path is not None
         rounds, eval_every = config["rounds"], config["eval_every"]
         self._passes = lambda step: step % eval_every == 0 or step == rounds
@@ -103,10 +103,10 @@ class Recorder:
         write_rounds(self._path, config)
 
     def resume(self, chunks: Chunks) -> tuple[list[Row], int, tuple[float, float]]:
-        """Restore the last checkpoint's state, in all processes; process 0 alone reads it.
+        """Restore the last checkpoint's state in all processes; only process 0 reads it.
 
         Args:
-          chunks: gets the state; it is left as it is in round 0.
+          chunks: receive the state; unchanged if there is no checkpoint.
 
         Returns:
           (history, finished rounds, (seconds, compile_seconds) of earlier calls).
@@ -123,7 +123,7 @@ class Recorder:
         return history, round, self.spent
 
     def _begin(self, chunks: Chunks) -> tuple[int, PyTree, list[Row]]:
-        """(round, state, history) to go on from, as the process that writes knows them."""
+        """Return (round, state, history) to resume from, in the process that writes."""
         if self._path is None:
             return 0, None, []
         history: list[Row] = []
@@ -143,7 +143,7 @@ class Recorder:
         return self.saved, state, history
 
     def _compare_rows(self, expected: list[Row]) -> None:
-        """Say so if the file's rows are not those of the checkpoint, which replace them."""
+        """Warn if the file's rows differ from the checkpoint's, which replace them."""
         assert self._path is not None
         file = self._path / METRICS
         found: list[Row] | None = None
@@ -158,7 +158,7 @@ class Recorder:
             )
 
     def row(self, row: Row, seconds: float, compile_seconds: float) -> None:
-        """Append a row; times go to a file of their own: equal runs have equal metrics."""
+        """Append a row. Seconds go to another file, so that equal runs have equal metrics files."""
         if self._path is not None:
             times = {"seconds": seconds, "compile_seconds": compile_seconds}
             self._all_times.append({"round": row["round"], **times})
@@ -167,15 +167,15 @@ class Recorder:
                 self._times.append(self._all_times[-1])
 
     def checkpoint(self, round: int, chunks: Chunks, history: list[Row], *, last: bool) -> None:
-        """Save the state if it is time to; if it must be now (``last``), unless it is saved.
+        """Save the state if a checkpoint is due, or if ``last`` and it is not saved yet.
 
         All processes call it.
 
         Args:
           round: finished rounds.
-          chunks: has the state.
+          chunks: hold the state.
           history: the rows so far.
-          last: whether a longer run would go on here.
+          last: whether the run ends here, so that a longer run would resume here.
         """
         due = round > self.saved if last else round - self.saved >= self._every
         if self._keeps and due:
@@ -198,7 +198,7 @@ class Recorder:
                 write_json(self._path / SUMMARY, summary)
 
     def close(self) -> None:
-        """Close the files, and let others write."""
+        """Close the files and release the lock."""
         for close in self._open:
             with suppress(OSError):  # a full disk was told before
                 close()
@@ -206,14 +206,14 @@ class Recorder:
 
 
 def check_names(recorded: Mapping[str, Any], given: Mapping[str, Any] | None) -> None:
-    """Check that what the caller adds to config.json replaces nothing that the run records.
+    """Check that the caller's entries of config.json replace no entry of the run.
 
     Args:
-      recorded: what the run records.
+      recorded: entries of the run.
       given: the argument ``config``.
 
     Raises:
-      ValueError: a name is in both.
+      ValueError: a name occurs in both.
     """
     for name in given or {}:
         if name in recorded:

@@ -1,4 +1,4 @@
-"""Many rounds as one compiled program: scan over (draw the cohort, run the round)."""
+"""Many rounds as one compiled program: a scan over client sampling and rounds."""
 
 import dataclasses
 import functools
@@ -20,14 +20,14 @@ from fedjax_lab.types import FedState, Metrics
 def build_rounds(run: Run, place: Placement) -> Callable[..., tuple[FedState, Metrics]]:
     """Build ``run_rounds(state, clients, key, first_round, length, frozen=(), window=None)``.
 
-    It returns (state, metrics), the metrics of its rounds stacked [length]; with ``devices`` or
+    It returns (state, metrics) with the metrics of its rounds stacked [length]. With ``devices`` or
     ``clients.times`` they include ``round_seconds``, the simulated time of a round. ``length`` is a
-    Python int, ``frozen`` what the states, which travel without it, have as ``state.frozen``.
-    ``window``, with the store "host", has the ids of the rows that the state holds.
+    Python int. ``frozen`` becomes ``state.frozen``, which states are passed without. With the store
+    "host", ``window`` has the ids of the state's rows.
 
     Args:
-      run: its method, its schedule, and what it does about clients that are not finite.
-      place: its client map and client store.
+      run: the computation; its method, its schedule and its policy for clients that are not finite.
+      place: the placement; its client map and client store.
     """
     schedule = run.schedule
     round_of = functools.partial(
@@ -63,13 +63,13 @@ def build_rounds(run: Run, place: Placement) -> Callable[..., tuple[FedState, Me
 
 
 def build_chunk(run: Run, place: Placement, state_sharding: Any = None) -> jax.stages.Wrapped:
-    """``build_rounds`` as a program: jitted, with the state donated and ``length`` static.
+    """Jit ``build_rounds``, with the state donated and ``length`` static.
 
     The data and the frozen weights are arguments, never constants of the program.
 
     Args:
       run, place: as of ``build_rounds``.
-      state_sharding: where the state's parts are left; None: where the compiler leaves them.
+      state_sharding: shardings of the returned state; None: the compiler chooses.
     """
     options: dict[str, Any] = {"static_argnames": "length", "donate_argnums": 0}
     if state_sharding is not None:

@@ -1,4 +1,4 @@
-"""What a run computes, whatever it is computed on."""
+"""The computation of a run, independent of the devices."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,21 +18,21 @@ from fedjax_lab.wrappers.private_state import guarantees, noted, taken_up
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run computes: a method, how batches are drawn, and from which state.
+    """The computation of a run: a method, a schedule of batches, and an initial state.
 
-    States travel without frozen weights, which no round changes: ``start`` and ``adopt`` take them
-    out of a state, ``whole`` puts them in again.
+    States are passed between chunks without frozen weights, which no round changes. ``start`` and
+    ``adopt`` remove them from a state; ``with_frozen`` inserts them again.
 
     Attributes:
       algorithm: the method.
-      schedule: how batches are drawn.
-      on_nonfinite: as of ``simulate``: "exclude", "keep" or "stop".
-      rounds: of the whole run.
+      schedule: client sampling and mini-batches.
+      on_nonfinite: as in ``simulate``: "exclude", "keep" or "stop".
+      rounds: total number of rounds.
       eval_every: rounds between evaluations.
-      key: of everything random.
-      params: the first server model; None where only programs are made.
-      state: what the run starts from in place of ``params``, checked and without frozen weights;
-        None: a fresh start.
+      key: PRNG key of the run.
+      params: the initial global model; None if only programs are compiled.
+      state: initial state in place of ``params``, checked and without frozen weights; None: a fresh
+        start.
     """
 
     algorithm: Algorithm
@@ -46,32 +46,32 @@ class Run:
 
     @property
     def in_round(self) -> str:
-        """What a round does about clients that are not finite, as of ``build_round``."""
+        """Policy of a round for clients that are not finite, as in ``build_round``."""
         return "exclude" if self.on_nonfinite not in ON_NONFINITE else self.on_nonfinite
 
     @property
     def frozen(self) -> PyTree:
-        """The weights that no round changes."""
+        """The method's frozen weights."""
         return self.algorithm.frozen
 
     def start(self, params: Params, clients: FederatedArrays, key: Key, frozen: PyTree) -> FedState:
-        """The state before round 0; to be jitted.
+        """Compute the state before round 0; jit this function.
 
-        It owns its buffers, because the rounds donate them.
+        The state has its own buffers, because the rounds donate them.
 
         Args:
           params: the first server model.
-          clients: the clients' data; where a method makes no use of a first batch, none is drawn.
-          key: the run's.
+          clients: the clients' data. A first batch is drawn only if the method uses it.
+          key: PRNG key of the run.
           frozen: the method's frozen weights.
         """
         return jax.tree.map(jnp.copy, self.init(params, clients, key, frozen)._replace(frozen=()))
 
     def init(self, params: Params, clients: FederatedArrays, key: Key, frozen: PyTree) -> FedState:
-        """As ``start``, with buffers that may be shared, and with frozen weights.
+        """Compute the state before round 0 with frozen weights; it may share buffers.
 
         Args:
-          params, clients, key, frozen: as of ``start``.
+          params, clients, key, frozen: as in ``start``.
         """
         batch = self.schedule.draw(clients, key, jnp.zeros((), jnp.int32))
         bound = dataclasses.replace(self.algorithm, frozen=frozen)
@@ -79,7 +79,7 @@ class Run:
         return noted(state, self.schedule, clients)
 
     def shapes(self, clients: FederatedArrays) -> FedState:
-        """The shapes of a state.
+        """Compute the shapes of a state without running anything.
 
         Args:
           clients: the clients' data, or their shapes.
@@ -89,16 +89,16 @@ class Run:
         return jax.eval_shape(self.start, self.params, clients, self.key, self.frozen)
 
     def adopt(self, state: Any, clients: FederatedArrays) -> "Run":
-        """The same run from a state that the caller made or kept.
+        """Return the same run with another initial state.
 
         Args:
-          state: should have the structure, shapes and dtypes that ``algorithm.init`` gives.
+          state: initial state, with the structure, shapes and dtypes of ``algorithm.init``.
           clients: the clients' data.
 
         Raises:
           TypeError: it is no ``FedState``.
-          ValueError: it is the state of another method, model or number of clients, or a private
-            one that a run with these settings may not go on from.
+          ValueError: it belongs to another method, model or number of clients, or it is private and
+            these settings may not continue it.
         """
         params_of(self.algorithm, state)
         frozen = jax.tree.map(jnp.asarray, self.frozen)
@@ -125,7 +125,7 @@ class Run:
         return dataclasses.replace(self, state=own, params=self.algorithm.params(own))
 
     def served(self, state: FedState) -> Params:
-        """The server model of a state.
+        """Return the global model of a state.
 
         Args:
           state: with or without frozen weights.
@@ -133,16 +133,16 @@ class Run:
         return self.algorithm.params(state)
 
     def whole(self, state: FedState, frozen: PyTree) -> FedState:
-        """A state with its frozen weights.
+        """Insert the frozen weights into a state.
 
         Args:
-          state: without them.
-          frozen: where they lie.
+          state: state without frozen weights.
+          frozen: the frozen weights, on their devices.
         """
         return state._replace(frozen=frozen)
 
     def chunk_length(self, round: int) -> int:
-        """Rounds of the chunk that comes after so many rounds.
+        """Return the number of rounds of the next chunk.
 
         Args:
           round: finished rounds.
@@ -150,27 +150,28 @@ class Run:
         return min(self.eval_every, self.rounds - round)
 
     def guarantees(self, clients: FederatedArrays) -> Callable[[int], dict[str, Any]]:
-        """rounds -> what the rows of so many rounds say of the method's guarantees, or nothing.
+        """Build a function: number of rounds -> privacy guarantees for the rows (may be empty).
 
         Args:
           clients: the clients' data.
 
         Raises:
-          ValueError: the method counts what uniform cohorts cost, and the run draws its own.
+          ValueError: the method's accounting assumes uniform client sampling, and the run has its
+            own.
         """
         return guarantees(self.algorithm, self.schedule, clients, self.state)
 
 
 def params_of(algorithm: Algorithm, state: Any) -> Params:
-    """The server model's shapes in a state that the caller made or kept.
+    """Compute the shapes of the global model in a state given by the caller.
 
     Args:
       algorithm: the method.
-      state: should be one of it.
+      state: a state of the method.
 
     Raises:
       TypeError: it is no ``FedState``.
-      ValueError: it is the state of another method.
+      ValueError: it belongs to another method.
     """
     if not isinstance(state, FedState):
         raise TypeError(f"state is {type(state).__name__}; it must be a FedState, as result.state.")

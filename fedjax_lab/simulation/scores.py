@@ -1,4 +1,4 @@
-"""What the caller's functions say of a model, as rows hold it, and when they end a run."""
+"""The caller's evaluation functions: their results in rows, and the test that ends a run."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,26 +15,26 @@ from fedjax_lab.types import FedState, Params
 
 
 class Scores(NamedTuple):
-    """What a run is asked at each evaluation.
+    """The functions that evaluate a run.
 
     Attributes:
-      evaluate: the server model -> dict of scalars, or None.
-      diagnose: the state -> dict of scalars, or None.
+      evaluate: global model -> dict of scalars, or None.
+      diagnose: state -> dict of scalars, or None.
     """
 
     evaluate: Callable[[Params], Mapping[str, Any]] | None = None
     diagnose: Callable[[FedState], Mapping[str, Any]] | None = None
 
     def of(self, chunks: Chunks, taken: set[str]) -> Row:
-        """The scores of the present state, as a row holds them; all processes call it.
+        """Compute the scores of the current state for a row; all processes call it.
 
         Args:
-          chunks: the run's.
-          taken: names that rows have already.
+          chunks: hold the state.
+          taken: reserved names.
 
         Raises:
-          TypeError: a function returned no dict, or something in it is no number.
-          ValueError: a name is taken.
+          TypeError: a function did not return a dict of numbers.
+          ValueError: a name is reserved.
         """
         found = _scores("evaluate", self.evaluate, chunks.params, taken)
         if self.diagnose is None:
@@ -42,16 +42,16 @@ class Scores(NamedTuple):
         return found | _scores("diagnose", self.diagnose, chunks.whole_state(), {*taken, *found})
 
     def missing(self, run: Run, chunks: Chunks, history: Sequence[Row], taken: set[str]) -> Row:
-        """NaN under the names of the scores, for a model that is not evaluated.
+        """Return NaN under the names of the scores, for a model that is not evaluated.
 
-        The names are those of the last row. Before the first one, ``evaluate`` says them of the
-        first server model, and ``diagnose`` where JAX can trace it.
+        The names are those of the last row. Before the first row, they come from ``evaluate`` on
+        the initial global model, and from ``diagnose`` if JAX can trace it.
 
         Args:
-          run: has the first server model.
-          chunks: have a state, of which the shapes count.
+          run: has the initial global model.
+          chunks: hold a state, of which only the shapes are used.
           history: the rows so far.
-          taken: names that rows have beside the scores.
+          taken: names of a row besides the scores.
         """
         if history:
             known = {name: value for name, value in history[-1].items() if name not in taken}
@@ -65,7 +65,7 @@ class Scores(NamedTuple):
 
 
 def _scores(argument: str, function: Callable[..., Any] | None, value: Any, taken: set[str]) -> Row:
-    """What ``evaluate`` or ``diagnose`` says, as a row holds it."""
+    """Convert the result of ``evaluate`` or ``diagnose`` for a row."""
     # A tree of its own: whoever puts something else into a dict changes no state of the run.
     found = {} if function is None else function(jax.tree.map(lambda leaf: leaf, value))
     if not isinstance(found, Mapping):
@@ -82,7 +82,7 @@ def _scores(argument: str, function: Callable[..., Any] | None, value: Any, take
 
 
 def as_value(value: Any) -> float | list:
-    """A metric as a row holds it: a number, or a list of an array's numbers.
+    """Convert a metric for a row: a number, or a list of an array's numbers.
 
     Args:
       value: a number or an array.
@@ -92,11 +92,10 @@ def as_value(value: Any) -> float | list:
 
 
 def is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
-    """Whether the run ends after a row; what a file holds as null is NaN, as it was at first.
+    """Return whether the run ends after a row; null in a file is NaN again.
 
     Args:
-      stop_when: as of ``simulate``.
-      row: of the history.
+      stop_when: as in ``simulate``. row: of the history.
 
     Raises:
       TypeError: it returned several values.

@@ -1,8 +1,8 @@
-"""One call runs a whole simulation: chunks of rounds, with evaluation and checkpoints between.
+"""``simulate`` runs a whole simulation: chunks of rounds, evaluation and checkpoints.
 
-All randomness of a run depends on (seed, round, client id). The same seed gives the same bits
-on one kind of machine, whether or not the run was interrupted; other client maps and other
-devices agree up to rounding.
+All randomness of a run depends on (seed, round, client id). On one kind of machine the same seed
+gives the same bits, whether or not the run was interrupted. Other client maps and other devices
+agree up to rounding.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -71,80 +71,84 @@ def simulate(
     on_nonfinite: str = "exclude",
     **schedule: Unpack[ScheduleOptions],
 ) -> SimulationResult:
-    """Run ``rounds`` rounds of a method and return its history.
+    """Run a method for ``rounds`` rounds and return its history.
 
-    With several processes of ``jax.distributed``, each makes the same call and gets the same
-    result; process 0 alone writes, calls ``on_row`` and shows progress. See
+    With several processes of ``jax.distributed``, each process makes the same call and gets the
+    same result. Only process 0 writes files, calls ``on_row`` and shows progress. See
     ``fedjax_lab.simulation.team``.
 
-    With ``run_dir``, metrics and checkpoints are kept there, and a second call with the same
-    arguments goes on where the first one stopped, and with a larger ``rounds`` from its end; the
-    result equals that of an uninterrupted run bit for bit. The directory is bound to its run by
-    content: params or state, frozen weights, data, the compiled rounds, ``evaluate``, ``diagnose``
-    and ``sample_cohort``. Ctrl-C or SIGTERM finishes the running chunk, saves, and returns; a
-    second one stops at once. While the first chunk compiles, one of them ends the run at once.
+    ``run_dir`` receives metrics and checkpoints. A second call with the same arguments resumes
+    where the first one stopped. A larger ``rounds`` continues from its end. The result equals that
+    of an uninterrupted run bit for bit. The directory is bound to the run's content: params or
+    state, frozen weights, data, the compiled rounds, ``evaluate``, ``diagnose`` and
+    ``sample_cohort``.
 
-    A server model that is not finite, or a round in which no participant is, ends the run as
-    "diverged", with a warning: the model is not evaluated (its row has NaN under the names that
-    ``evaluate`` gives), and no checkpoint is written.
+    Ctrl-C or SIGTERM finishes the running chunk, saves, and returns; a second signal stops at once.
+    While the first chunk compiles, the first signal ends the run at once.
+
+    The run ends as "diverged", with a warning, if the global model or all participants of a round
+    are not finite. The model is then not evaluated (its row has NaN under the names that
+    ``evaluate`` returns), and no checkpoint is written.
 
     Args:
       algorithm: the method.
-      params: the first server model; None with ``state``.
+      params: the initial global model; None with ``state``.
       clients: the clients' data, on the device or a stream of examples on the host; see
         ``fedjax_lab.data.stream``.
-      state: what the run starts from in place of ``algorithm.init(params, ...)``, such as
-        ``result.state`` of another run; its rounds are counted from 0. A private one (``with_dp``)
-        goes on to count, and nothing is drawn again that was drawn before. None: a fresh start.
-      rounds: rounds of the whole run.
-      times: who is there, how long clients compute and send, over-selection, a deadline; history
-        then has ``simulated_seconds``, too. None: everybody is there, and time is not counted.
-      seed: of the cohorts, mini-batches and everything random inside a round.
+      state: initial state in place of ``algorithm.init(params, ...)``, such as ``result.state`` of
+        another run. Rounds are counted from 0. A private state (``with_dp``) continues its count of
+        rounds, and no draw is repeated. None: a fresh start.
+      rounds: total number of rounds.
+      times: availability, times for computing and sending, over-selection and a deadline for
+        stragglers. The history then has ``simulated_seconds``. None: all clients are available, and
+        time is not simulated.
+      seed: seed of client sampling, mini-batches and everything random inside a round.
       evaluate: params -> dict of scalars.
       diagnose: state -> dict of scalars, called with each evaluation; such as
         ``fedjax_lab.simulation.diagnostics.build_control_error`` returns.
       eval_every: rounds between evaluations, which are also the compiled chunks.
-      client_map: see ``fedjax_lab.clients.mapping``; "auto" lets the planner choose, "measure"
-        times its two best plans first (a few rounds each) and remembers the answer.
-      client_store: where the table of client rows stands: whole on each "device" that runs
-        clients, "sharded" over them, or on the "host"; "auto" chooses by its size. With "host",
-        ``result.state.clients`` is a ``HostTable``. See ``fedjax_lab.simulation.placement``.
-      params_sharding: with a ``client_map`` of the kind "shard_map:CxM", how M devices divide the
-        params, all that is shaped like them, and frozen weights: a function (path of a leaf such
-        as "dense_0/kernel", leaf) -> ``PartitionSpec`` over the axis "model", or the specs
-        themselves, a prefix of the params' tree (with frozen weights, a pair of prefixes). None:
-        each array along its longest axis that M divides.
-      run_dir: where to keep metrics and checkpoints; None keeps nothing.
+      client_map: how clients are mapped to devices; see ``fedjax_lab.clients.mapping``. "auto" lets
+        the planner choose. "measure" times its two best plans for a few rounds each and remembers
+        the faster one.
+      client_store: where the table of client state is stored: a full copy on each "device" that
+        runs clients, "sharded" over them, or on the "host". "auto" chooses by its size. With
+        "host", ``result.state.clients`` is a ``HostTable``. See
+        ``fedjax_lab.simulation.placement``.
+      params_sharding: with a ``client_map`` such as "shard_map:CxM", how M devices divide the
+        params, everything of their shape, and frozen weights. Either a function (path of a leaf
+        such as "dense_0/kernel", leaf) -> ``PartitionSpec`` over the axis "model", or a prefix tree
+        of specs (with frozen weights, a pair of them). None: each array along its longest axis that
+        M divides.
+      run_dir: directory for metrics and checkpoints. None: nothing is written.
       checkpoint_every: rounds between checkpoints, rounded up to a multiple of
         ``eval_every``; None: a tenth of the run. The last round is always saved.
-      config: written to config.json beside what this function knows.
-      on_row: a function of a row, or several, called with each row of the history, those from
-        before an interruption first; see ``fedjax_lab.simulation.loggers``. One that raises an
-        error is left out from then on, with a warning.
-      stop_when: a function of a row; where it returns something true, the run ends after that row
-        and its checkpoint. It is called after ``on_row``, with the same rows, but not with that
-        of a run that diverged. It does not bind ``run_dir``: the same call returns what there
-        is, and one with another ``stop_when`` goes on. Its errors are the caller's.
-      profile_dir: a folder for a profile of ``eval_every`` rounds, once they are compiled; see
-        ``jax.profiler``. None: no profile.
+      config: additional entries of config.json.
+      on_row: function of a row, or several, called with each row of the history, first with the
+        rows from before an interruption; see ``fedjax_lab.simulation.loggers``. A function that
+        raises an error is not called again, with a warning.
+      stop_when: function of a row. If it returns a true value, the run ends after that row and its
+        checkpoint. It is called after ``on_row`` with the same rows, except the row of a diverged
+        run. ``run_dir`` is not bound to it: the same call returns the existing result, and a call
+        with another ``stop_when`` continues. Its errors are raised.
+      profile_dir: folder for a profile of ``eval_every`` compiled rounds; see ``jax.profiler``.
+        None: no profile.
       progress: show progress on stderr.
-      on_nonfinite: a client whose message or row is not finite is left out of its round
-        ("exclude"; rows have the total ``nonfinite_clients``), ends the run before that round,
-        as diverged ("stop"), or is added up like the others ("keep").
+      on_nonfinite: what to do about a client whose message or row is not finite. "exclude" leaves
+        it out of its round; rows have the total ``nonfinite_clients``. "stop" ends the run before
+        that round, as diverged. "keep" aggregates it like the others.
 
     Raises:
-      ValueError: an argument is out of range, a label has no logit, ``state`` is not the
-        method's, fits on no device
-        or is a private one of whose noise or cost not enough is known, a round's examples do not
-        fit into a stream's memory, ``run_dir`` holds more rounds, all checkpoints are damaged,
-        ``evaluate`` or ``diagnose`` returned a name that rows have, or processes were given unlike
+      ValueError: an argument is out of range; a label has no logit; ``state`` belongs to another
+        method, fits on no device, or is private with unknown noise or cost; a round's examples do
+        not fit into a stream's memory; ``run_dir`` has more rounds; all checkpoints are damaged;
+        ``evaluate`` or ``diagnose`` returned a reserved name; or processes have different
         arguments.
-      FileExistsError: ``run_dir`` holds another run.
+      FileExistsError: ``run_dir`` has another run.
       BlockingIOError: another process is writing to ``run_dir``.
       OSError: the disk is full.
       ConnectionError: another process of the run has ended, or does not answer.
-      RuntimeError: another process of the run has failed, and says why; or a Poisson cohort had
-        more clients than slots, as one in 10^9 has.
+      RuntimeError: another process of the run has failed (the message says why); or a Poisson
+        cohort had more clients than slots, which has a probability of 1e-9.
     """
     check_simulate(algorithm, params, clients, state)
     check_functions(evaluate=evaluate, diagnose=diagnose, stop_when=stop_when)
@@ -239,7 +243,7 @@ def _advance(run, chunks, book, stop, bar, profile) -> tuple[int, Metrics]:
 
 
 def _record(run, feed, place, scores, run_dir, seed) -> dict[str, Any]:
-    """What config.json says of a run, but for its program."""
+    """Collect the entries of config.json, without those of the program."""
     record = run_record(
         run.algorithm,
         run.params,
@@ -273,7 +277,7 @@ def _running(team: Team, *resources: Any) -> Iterator[Any]:
 class Profile:
     """Writes a profile of the first chunk, with ``jax.profiler``.
 
-    It lies in ``folder/plugins/profile/DATE``: a .trace.json.gz, which https://ui.perfetto.dev
+    The profile is in ``folder/plugins/profile/DATE``: a .trace.json.gz, which https://ui.perfetto.dev
     opens in a browser, and a .xplane.pb for ``xprof`` or TensorBoard's plugin of that name.
 
     Args:

@@ -1,4 +1,4 @@
-"""How a run is stopped from outside: Ctrl-C, and the SIGTERM of schedulers."""
+"""Stopping a run with Ctrl-C, or with the SIGTERM of schedulers."""
 
 import contextlib
 import os
@@ -16,11 +16,11 @@ _PATIENCE = 2.0  # seconds that Python gets to react to the second signal
 
 
 class Stop:
-    """Whether the run is to stop.
+    """Records a request to stop.
 
     Attributes:
-      signal: the number of the first signal; None before it.
-      at_once: whether nothing has been computed yet, so that the first signal need not wait.
+      signal: number of the first signal; None before it.
+      at_once: whether nothing has been computed yet, so that the first signal stops at once.
     """
 
     def __init__(self) -> None:
@@ -28,23 +28,23 @@ class Stop:
         self.at_once = True
 
     def is_set(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal has arrived."""
         return self.signal is not None
 
     def unless_set(self, action: Callable[[], None]) -> bool:
-        """Do something slow; return at once if a signal comes while nothing has been computed.
+        """Run a slow action; return at once if a signal arrives before anything was computed.
 
-        A compiler does not listen to signals. So it works in a thread, which goes on until the
+        A compiler ignores signals. It therefore runs in a thread, which continues until the
         compiler is done.
 
         Args:
-          action: what to do.
+          action: the function to run.
 
         Returns:
-          Whether it was done.
+          Whether it finished.
 
         Raises:
-          Exception: the action's own.
+          Exception: the action's own error.
         """
         if not self.at_once or threading.current_thread() is not threading.main_thread():
             action()
@@ -69,20 +69,19 @@ class Stop:
 
 
 def compiles_still() -> bool:
-    """Whether a compiler works on for a run that has been stopped."""
+    """Whether a compiler still works for a run that has been stopped."""
     return any(thread.name == _WORKER for thread in threading.enumerate())
 
 
 @contextlib.contextmanager
 def stop_on_signal() -> Iterator[Stop]:
-    """A ``Stop`` that the first Ctrl-C or SIGTERM sets; the second one interrupts at once.
+    """Yield a ``Stop`` that the first Ctrl-C or SIGTERM sets; a second one interrupts at once.
 
-    Python's handlers wait while a program compiles or runs. The signal is acknowledged on stderr
-    without waiting, by a thread that hears of it through a socket; and where Python does not
-    react to the second one, that thread ends the process. What is on the disk is whole at any
-    time.
+    Python's handlers wait while a program compiles or runs. A thread that receives the signal
+    through a socket acknowledges it on stderr at once. If Python does not react to the second
+    signal, that thread ends the process. The files on disk are complete at any time.
 
-    Outside the main thread, where no signal arrives, nothing is set.
+    Outside the main thread, where no signal arrives, nothing is installed.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -115,7 +114,7 @@ def stop_on_signal() -> Iterator[Stop]:
 
 
 def _acknowledge(hears: socket.socket, over: threading.Event, outer: int, stop: Stop) -> None:
-    """Answer each signal as it comes; ends with the socket."""
+    """Acknowledge each signal; ends when the socket is closed."""
     count = 0
     while numbers := hears.recv(1):
         if outer >= 0:

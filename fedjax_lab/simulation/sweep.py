@@ -1,7 +1,7 @@
-"""Seeds x scalar hyper-parameters as one compiled program.
+"""A grid of seeds and scalar hyperparameters as one compiled program.
 
-Run maps say how the program goes through the runs; they are the client maps of
-``fedjax_lab.clients.mapping``, one level up, and nothing is summed over runs:
+A run map says how the program maps the runs. Run maps are the client maps of
+``fedjax_lab.clients.mapping`` one level up; nothing is summed over runs:
 
 =============  ============================================
 ``vmap``       all runs at once
@@ -13,8 +13,8 @@ Run maps say how the program goes through the runs; they are the client maps of
                on CPU (where batched products over per-run weights are slow), ``vmap`` elsewhere
 =============  ============================================
 
-Where the memory of all runs together does not suffice, groups of equal size run one after the
-other with the same program.
+If all runs together need too much memory, groups of equal size run one after the other with the
+same program.
 """
 
 import functools
@@ -80,28 +80,27 @@ def sweep(
 ) -> SweepResult:
     """Run a method at every point with every seed, all runs in one compiled program.
 
-    A run equals ``simulate`` with that point and that seed up to rounding: its cohorts,
-    mini-batches and everything random depend on its seed alone. Ctrl-C finishes the running
-    chunk and returns what there is; a second Ctrl-C stops at once. Its runs end together and start
-    from params: ``simulate``'s ``stop_when``, ``state`` and ``run_dir`` are of single runs.
+    A run equals ``simulate`` with that point and that seed up to rounding: its client sampling,
+    mini-batches and everything random depend on its seed alone. Ctrl-C finishes the running chunk
+    and returns the results so far; a second Ctrl-C stops at once. All runs end together and start
+    from params, so ``simulate``'s ``stop_when``, ``state`` and ``run_dir`` are not available.
 
     Args:
       build: the point's values as keyword arguments -> the method; it gets traced scalars.
-      params: the first server model of all runs, or a function of ``jax.random.key(seed)`` that
+      params: the initial global model of all runs, or a function of ``jax.random.key(seed)`` that
         makes one for each seed.
       clients: the clients' data.
-      points: name -> floats, of which all combinations are run; or a list of dicts. ``{}`` varies
-        the seed alone.
+      points: name -> floats, for all combinations; or a list of dicts. ``{}`` varies only the seed.
       rounds: rounds of each run.
       times: as in ``simulate``; messages are as large as the first point's.
-      seeds: one run of every point for each.
+      seeds: every point is run once with each seed.
       evaluate: params -> dict of scalars, in operations that JAX can trace.
       eval_every: rounds between evaluations, which are also the compiled chunks.
       run_map: how runs are mapped, see above; or "shard_map:n" for n devices, and
         "shard_map/vmap" for how a device maps its share.
       client_map: how the clients of a run are mapped: "scan", "vmap", "chunk:n"; "auto" is
         ``scan`` on CPU and ``vmap`` elsewhere.
-      max_bytes: memory of one device that the program may use; None: most of what it has.
+      max_bytes: memory of one device that the program may use; None: most of the device.
       progress: show progress on stderr.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The compiled program of a sweep, and the runs that it has in hand."""
+"""The compiled program of a sweep, and the group of runs that it advances."""
 
 import functools
 import time
@@ -29,12 +29,12 @@ Started = tuple[Params, Key, Point]  # first server model, the run's key, hyper-
 
 
 def group_size(num_runs: int, multiple: int, capacity: int) -> int:
-    """How many runs one call of the program takes, so that all groups are of one size.
+    """Choose the number of runs in a group, so that all groups have the same size.
 
     Args:
-      num_runs: runs of the sweep.
+      num_runs: number of runs of the sweep.
       multiple: the size must be a multiple of this.
-      capacity: runs that memory allows at once; less than ``multiple`` counts as ``multiple``.
+      capacity: number of runs that fit into memory; less than ``multiple`` counts as ``multiple``.
     """
     units = -(-num_runs // multiple)
     groups = -(-units // max(1, capacity // multiple))
@@ -111,7 +111,7 @@ class Program:
     def start(
         self, runs: list[Started], leaves: Sequence[Sequence[np.ndarray]] | None = None
     ) -> None:
-        """Take runs in hand. Where they are too few, the last one is repeated.
+        """Start a group of runs. If there are too few, the last one is repeated.
 
         Args:
           runs: at most ``size``.
@@ -133,10 +133,10 @@ class Program:
         self._states = self._compile("start", self.start_runs, (), *arguments)(*arguments)
 
     def leaves(self, count: int) -> list[list[np.ndarray]]:
-        """The arrays of the first runs' states, on the host.
+        """Copy the arrays of the first runs' states to the host.
 
         Args:
-          count: how many runs.
+          count: number of runs.
         """
         stacks = jax.device_get(jax.tree.leaves(self._states))
         return [[np.array(stack[run]) for stack in stacks] for run in range(count)]

@@ -1,4 +1,4 @@
-"""What a sweep varies, points of scalar hyper-parameters and seeds, and what it leaves."""
+"""The points and seeds of a sweep, and its result."""
 
 import dataclasses
 import inspect
@@ -20,7 +20,7 @@ Point = dict[str, float]
 def list_points(
     points: Mapping[str, Sequence[float]] | Sequence[Mapping[str, float]],
 ) -> list[Point]:
-    """All combinations of a mapping's values, the last name varying fastest; or a list's points.
+    """List all combinations of a mapping's values, the last name varying fastest.
 
     Args:
       points: as of ``sweep``.
@@ -47,14 +47,14 @@ def list_points(
 
 
 def check_seeds(seeds: Sequence[int]) -> list[int]:
-    """The seeds as a list.
+    """Check the seeds and return them as a list.
 
     Args:
       seeds: as of ``sweep``.
 
     Raises:
-      TypeError: a seed is no integer.
-      ValueError: there are none, one is out of range, or one comes twice.
+      TypeError: a seed is not an integer.
+      ValueError: there are none, one is out of range, or one occurs twice.
     """
     listed = [check_int("seeds", seed, minimum=0, maximum=LAST_SEED) for seed in seeds]
     if not listed or len(set(listed)) < len(listed):
@@ -63,11 +63,11 @@ def check_seeds(seeds: Sequence[int]) -> list[int]:
 
 
 def build_all(build: Callable[..., Algorithm], points: Sequence[Point]) -> list[Algorithm]:
-    """The method of each point, which checks the names and the values.
+    """Build the method of each point, which checks the names and the values.
 
     Args:
       build: as of ``sweep``.
-      points: what ``list_points`` returned.
+      points: result of ``list_points``.
 
     Raises:
       TypeError: ``build`` returns no ``Algorithm``, or does not take a float where it gets one.
@@ -129,21 +129,21 @@ _BEST = {"max": np.fmax, "min": np.fmin}  # both prefer a number to NaN
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SweepResult:
-    """What a sweep of P points and R seeds leaves after E evaluations; all of it on the host.
+    """Result of a sweep of P points and R seeds with E evaluations; all on the host.
 
     Attributes:
-      points: the hyper-parameters, P dicts.
+      points: the hyperparameters, P dicts.
       seeds: R integers.
       rounds: int64 [E], finished rounds at each evaluation.
-      history: metric -> float64 [P, R, E]; the metrics and what they mean are those of a row of
-        ``simulate``'s history. NaN where an interrupted sweep did not come.
-      params: the last server models, NumPy arrays with leading axes [P, R]; NaN for runs that an
+      history: metric -> float64 [P, R, E]; the metrics are those of a row of ``simulate``'s
+        history. NaN for evaluations that an interrupted sweep did not reach.
+      params: the final global models, NumPy arrays with leading axes [P, R]; NaN for runs that an
         interrupted sweep did not begin.
-      seconds: time spent in rounds and evaluation, compilation left out.
+      seconds: time spent in rounds and evaluation, without compilation.
       compile_seconds: time spent compiling.
       interrupted: whether Ctrl-C ended the sweep early.
-      run_map: how runs were mapped, with ``auto`` resolved.
-      runs_at_once: how many runs one call of the program takes.
+      run_map: the run map, with ``auto`` resolved.
+      runs_at_once: number of runs in one call of the program.
     """
 
     points: list[Point]
@@ -158,9 +158,9 @@ class SweepResult:
     runs_at_once: int
 
     def best(self, metric: str, *, mode: str = "max", at: str = "last") -> Point:
-        """The point with the best mean over the seeds.
+        """Return the point with the best mean over the seeds.
 
-        A point of which a seed has no finite number never wins. Of equal points the first wins.
+        A point with a seed whose value is not finite never wins. Of equal points the first wins.
 
         Args:
           metric: a key of ``history``.
@@ -176,15 +176,16 @@ class SweepResult:
         return self.points[int(np.nanargmax(means) if mode == "max" else np.nanargmin(means))]
 
     def table(self, metric: str, *, mode: str = "max", at: str = "last", digits: int = 4) -> str:
-        """A Markdown table: a line per point, with mean ± 95 % interval (Student's t) over seeds.
+        """Format a Markdown table: a line per point with mean ± 95 % interval over seeds.
 
-        A dash stands where a seed has no finite number; one seed has no interval.
+        The interval is Student's t. A dash means that a seed's value is not finite; one seed has no
+        interval.
 
         Args:
           metric: a key of ``history``.
           mode: with ``at="best"``: "max" or "min", which value of a run is its best.
           at: "last" evaluation or the "best" one of each run.
-          digits: behind the decimal point.
+          digits: digits after the decimal point.
 
         Raises:
           ValueError: an argument is unknown.
@@ -197,7 +198,7 @@ class SweepResult:
         return markdown_table([[*self.points[0], metric], *rows])
 
     def values(self, metric: str, *, mode: str = "max", at: str = "last") -> np.ndarray:
-        """One value of each run: float64 [P, R], finite or NaN.
+        """Return one value of each run: float64 [P, R], finite or NaN.
 
         Args:
           metric: a key of ``history``.

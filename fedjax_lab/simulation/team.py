@@ -1,8 +1,8 @@
-"""What the processes of one run do among themselves, and the plain form of it for one process.
+"""Communication between the processes of one run; with one process, nothing is sent.
 
-With ``jax.distributed`` each process calls ``simulate`` with the same arguments. A value that all
-have is placed on all devices without being sent. What one process alone knows, such as a
-checkpoint or a signal, goes to the others between chunks of rounds.
+With ``jax.distributed`` each process calls ``simulate`` with the same arguments. Values that all
+processes have are placed on all devices without being sent. Values of one process, such as a
+checkpoint or a signal, are sent to the others between chunks of rounds.
 """
 
 import contextlib
@@ -39,15 +39,15 @@ _GONE = ("heartbeat", "Gloo", "Connection", "NCCL", "UNAVAILABLE", "DEADLINE_EXC
 
 
 class ElsewhereError(RuntimeError):
-    """Another process of the run has failed, and this one says why."""
+    """Another process of the run has failed; the message is that of its error."""
 
 
 class Team:
-    """The processes of a run, where there is one: nothing has to be exchanged.
+    """A single process; the base of ``_Processes``.
 
     Attributes:
-      size: how many processes there are.
-      index: the number of this one.
+      size: number of processes.
+      index: index of this process.
     """
 
     size = 1
@@ -55,7 +55,7 @@ class Team:
 
     @staticmethod
     def here() -> "Team":
-        """The team of the running program."""
+        """Return the team of the running program."""
         return Team() if jax.process_count() == 1 else _Processes()
 
     @property
@@ -65,22 +65,22 @@ class Team:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes and speaks for all."""
+        """Whether this is process 0, which writes and prints for all."""
         return self.index == 0
 
     def check_map(self, client_map: ClientMap) -> None:
-        """Check that a client map has work for all processes.
+        """Check that a client map uses the devices of all processes.
 
         Args:
           client_map: as given to ``simulate``.
 
         Raises:
-          ValueError: it leaves devices out, is to be measured, or the processes have unlike numbers
-            of devices.
+          ValueError: it omits devices, it is "measure", or the processes have different numbers of
+            devices.
         """
 
     def put(self, values: PyTree, sharding: Any) -> PyTree:
-        """Put values that each process has onto the devices of all.
+        """Put values that all processes have onto the devices of all.
 
         Args:
           values: pytree of arrays, the same in each process; or arrays that lie on all devices.
@@ -89,7 +89,7 @@ class Team:
         return jax.device_put(values, sharding)
 
     def local(self, values: PyTree) -> PyTree:
-        """A process's own copy of what lies whole on all devices; the rest stays as it is.
+        """Convert replicated arrays to arrays of this process; others stay unchanged.
 
         Args:
           values: pytree of arrays.
@@ -97,7 +97,7 @@ class Team:
         return values
 
     def own(self, values: PyTree) -> PyTree:
-        """A process's own copy of all values, put together where processes share them.
+        """Gather all values into the memory of each process.
 
         All processes call it.
 
@@ -107,13 +107,14 @@ class Team:
         return values
 
     def gathered(self, values: PyTree, everywhere: bool = False) -> PyTree:
-        """Values on the host, those that are divided over processes put together.
+        """Gather values on the host, including those that are sharded over processes.
 
-        All processes call it. With one process the values are returned as they are.
+        All processes call it. With one process the values are returned unchanged.
 
         Args:
           values: pytree of arrays.
-          everywhere: each process gets them; else process 0 alone, and the others None.
+          everywhere: whether all processes get the values; else only process 0 does, and the others
+            get None.
         """
         return values
 
@@ -121,76 +122,77 @@ class Team:
         """Broadcast process 0's arrays to the devices of all processes.
 
         Args:
-          values: pytree of arrays on the host; those of other processes are not looked at.
-          like: arrays on all devices, whose structure, shapes, dtypes and shardings the result has.
+          values: pytree of arrays on the host; ignored in other processes.
+          like: arrays on all devices with the structure, shapes, dtypes and shardings of the
+            result.
         """
         return values
 
     def sent(
         self, values: PyTree, like: PyTree, process: int, wanted: np.ndarray | None = None
     ) -> PyTree:
-        """Send one process's arrays to the host of each, in blocks of the leading axis, n.
+        """Send one process's arrays to the hosts of all processes, in blocks of the leading axis n.
 
         Args:
-          values: pytree of arrays [n, ...]; those of other processes are not looked at.
-          like: of its structure, shapes and dtypes.
-          process: which one sends.
-          wanted: bool [n], the rows that are kept here; None: all.
+          values: pytree of arrays [n, ...]; ignored in other processes.
+          like: template with the structure, shapes and dtypes of ``values``.
+          process: index of the sender.
+          wanted: bool [n], the rows to keep in this process; None: all.
         """
         return values
 
     def stacked(self, values: np.ndarray) -> np.ndarray:
-        """The arrays of all processes, [processes, ...].
+        """Gather the arrays of all processes, [processes, ...].
 
         Args:
-          values: of the same shape in each process.
+          values: array of the same shape in each process.
         """
         return values[None]
 
     def first_says(self, value: Any) -> Any:
-        """Process 0's value.
+        """Return process 0's value.
 
         Args:
-          value: any JSON value; that of the other processes does not count.
+          value: any JSON value; ignored in other processes.
         """
         return value
 
     def any_of(self, *flags: bool) -> tuple[bool, ...]:
-        """Of each flag, whether it is set in any process.
+        """Return for each flag whether it is set in any process.
 
         Args:
-          *flags: as many in each process.
+          *flags: the same number in each process.
         """
         return flags
 
     def meet(self) -> None:
-        """Wait until all processes are here, however much longer one of them compiles."""
+        """Wait until all processes are here; a barrier without JAX's time limit for collectives."""
 
     def agree(self, mine: Mapping[str, Any]) -> None:
-        """Check that all processes have the same.
+        """Check that all processes have the same values.
 
         Args:
           mine: a JSON object.
 
         Raises:
-          ValueError: they have not; all processes say the same, and what differs.
+          ValueError: values differ; the message is the same in all processes and names them.
         """
 
     def together(self, action: Callable[[], Any]) -> Any:
-        """What ``action`` returns here, if it succeeds in all processes.
+        """Run ``action`` in all processes; raise an error everywhere if it fails in one.
 
         Args:
-          action: what may fail in one process; it exchanges nothing.
+          action: function that may fail in one process; it must not communicate.
 
         Raises:
-          Exception: the action's own, where it failed.
+          Exception: the action's own error, in the process where it failed.
           ElsewhereError: it failed in another process.
         """
         return action()
 
     @contextlib.contextmanager
     def reporting_losses(self) -> Iterator[None]:
-        """Say in one sentence that another process is gone, where JAX says so in its own way.
+        """Turn JAX's errors about a lost process into one sentence.
 
         Raises:
           ConnectionError: another process has ended or does not answer.
@@ -359,7 +361,7 @@ class _Processes(Team):
     def _sent_in_blocks(
         self, process: int, value: Any, like: Any, wanted: np.ndarray | None
     ) -> np.ndarray:
-        """The rows of an array [n, ...] that are wanted here."""
+        """Receive the wanted rows of an array [n, ...], block by block."""
         wanted = np.ones(like.shape[0], bool) if wanted is None else wanted
         parts = [np.empty((0, *like.shape[1:]), like.dtype)]
         for block in _blocks(like):
@@ -369,7 +371,7 @@ class _Processes(Team):
         return np.concatenate(parts)
 
     def _bytes_of(self, process: int, value: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array of one process; as bytes, of which a sum with zeros changes none."""
+        """Receive an array of one process; sent as bytes, so that a sum with zeros is exact."""
         dtype = np.dtype(dtype)
         size = int(np.prod(shape)) * dtype.itemsize
         if not size:
@@ -407,7 +409,7 @@ def _wait_at_barrier(name: str) -> None:
 
 
 def _is_loss(error: Exception) -> bool:
-    """Whether an error is about an exchange; one of the user's own may have the same words."""
+    """Whether an error is about communication; a user's own error may contain the same words."""
     own = isinstance(error, ValueError) and not _STATUS.search(str(error))
     return not own and any(word in str(error) for word in _GONE)
 
@@ -422,7 +424,7 @@ def _check_devices() -> None:
 
 
 def _put_together(table: jax.Array, wanted: bool) -> np.ndarray | None:
-    """A table whose rows are divided among the devices; None where it is not wanted."""
+    """Gather a table whose rows are sharded over the devices; None if it is not wanted here."""
     assert isinstance(table.sharding, NamedSharding)
     mesh = table.sharding.mesh
     assert isinstance(mesh, jax.sharding.Mesh)
@@ -439,7 +441,7 @@ def _put_together(table: jax.Array, wanted: bool) -> np.ndarray | None:
 
 
 def _blocks(leaf: Any) -> Iterator[slice]:
-    """Slices of the leading axis, of at most ``_BLOCK`` bytes where a row is not larger."""
+    """Yield slices of the leading axis of at most ``_BLOCK`` bytes, or of one row."""
     count = leaf.shape[0]
     step = max(1, _BLOCK * count // max(1, leaf.size * leaf.dtype.itemsize))
     for start in range(0, count, step):
@@ -453,7 +455,7 @@ def _rows(index: tuple[slice, ...] | None, count: int) -> tuple[int, int]:
 
 
 def _texts(mine: str) -> Sequence[str]:
-    """The texts of all processes."""
+    """Gather a text from all processes."""
     raw = mine.encode()
     longest = multihost_utils.process_allgather(np.array([len(raw)], np.uint32)).ravel()
     size = _LEAST

@@ -1,1 +1,1 @@
-"""What a run leaves on disk: run directories, checkpoints, hashes, compiled programs."""
+"""Files of a run: run directories, checkpoints, hashes, compiled programs."""

@@ -23,18 +23,18 @@ _BESIDE = 2**17  # bytes of a checkpoint's metadata
 
 
 class _DamagedError(ValueError):
-    """A checkpoint that cannot be used, where an older one may be."""
+    """A checkpoint is damaged; an older one may be usable."""
 
 
 _LOOKS = 100  # at a directory in which checkpoints come and go, before a reader gives up
 
 
 class Checkpoints:
-    """The checkpoints of one run, one step per saved round; the last two are kept.
+    """The checkpoints of a run, one for each saved round; the last two are kept.
 
-    A save is atomic: a step appears under its final name when it is complete. Each holds a
-    digest of its arrays and its round, so that damage on the disk, or another name, is noticed and
-    not trained on. The first one that is saved is read back.
+    A save is atomic: a checkpoint gets its final name when it is complete. Each has a digest of its
+    arrays and its round, so that damage or renaming is detected. The first saved checkpoint is read
+    back.
     """
 
     def __init__(self, directory: Path, run_id: str = "", *, read_only: bool = False):
@@ -66,11 +66,11 @@ class Checkpoints:
           round: finished rounds.
           state: pytree of arrays.
           extra: any JSON value.
-          params: the server model, pytree of arrays; kept beside the state, so that it can be
-            read without the method.
+          params: the global model, pytree of arrays; stored separately, so that it can be read
+            without the method.
 
         Raises:
-          OSError: there is no room for it (``errno.ENOSPC``), or what was written is not there.
+          OSError: the disk is full (``errno.ENOSPC``), or the written files are missing.
         """
         if round in self._manager.all_steps():
             return
@@ -108,7 +108,7 @@ class Checkpoints:
             self._reads_back = False
 
     def _read_back(self, round: int, items: list[str]) -> None:
-        """Read what has just been written: a file system may be unlike those that are known."""
+        """Read the new checkpoint back, in case the file system behaves unexpectedly."""
         try:
             for item in items:
                 self._read(round, item)
@@ -121,20 +121,20 @@ class Checkpoints:
             ) from error
 
     def rounds(self) -> list[int]:
-        """The saved rounds, the last one first."""
+        """Return the saved rounds, the last one first."""
         return sorted(self._manager.all_steps(), reverse=True)
 
     def restore(
         self, like: PyTree, is_wanted: Callable[[int], bool] = lambda round: True
     ) -> tuple[int, PyTree, dict[str, Any]]:
-        """The last checkpoint that is wanted and whole: (round, state, extra).
+        """Restore the last valid checkpoint: (round, state, extra).
 
-        One that is damaged is left out with a warning. Later ones are then taken away.
+        A damaged checkpoint is skipped with a warning. Later checkpoints are deleted.
 
         Args:
-          like: a state of the same structure, shapes and dtypes, but for the length of its
+          like: template of the state: structure, shapes and dtypes, except the length of its
             ``SeenRows``.
-          is_wanted: of a number of rounds, whether its checkpoint counts.
+          is_wanted: round -> whether its checkpoint may be used.
 
         Raises:
           ValueError: all checkpoints are damaged, or one belongs to another run.
@@ -163,13 +163,13 @@ class Checkpoints:
         return round, state, meta["extra"]
 
     def restore_params(self) -> tuple[int, list[tuple[list[str | int], np.ndarray]], Any]:
-        """Of the last checkpoint that is whole: (round, [(path, array)], extra).
+        """Restore the params of the last intact checkpoint: (round, [(path, array)], extra).
 
-        Nothing on the disk is changed. A path is a leaf's keys and indices, from the root.
+        No file is changed. A path consists of a leaf's keys and indices, from the root.
 
         Raises:
           ValueError: all checkpoints are damaged, or one belongs to another run.
-          FileNotFoundError: there is no checkpoint, or the last one has no params of its own.
+          FileNotFoundError: there is no checkpoint, or the last one has no separate params.
         """
 
         def read(round: int) -> tuple[PyTree, dict[str, Any]]:
@@ -190,7 +190,7 @@ class Checkpoints:
     def _newest(
         self, read: Callable[[int], Any], is_wanted: Callable[[int], bool] = lambda round: True
     ) -> tuple[int, Any, dict[str, Any]]:
-        """(round, what ``read`` gave, meta) of the last one that is wanted and whole."""
+        """Return (round, result of ``read``, meta) of the last wanted and intact checkpoint."""
         for look in range(_LOOKS):
             rounds = [round for round in self.rounds() if is_wanted(round)]
             if not rounds:
@@ -217,12 +217,12 @@ class Checkpoints:
         )
 
     def _is_out_of_date(self) -> bool:
-        """Whether other checkpoints are there than those that are known: a run goes on."""
+        """Whether the checkpoints on disk have changed, because a run continues."""
         there = {int(path.name) for path in self._directory.iterdir() if path.name.isdecimal()}
         return there != set(self._manager.all_steps())
 
     def _read(self, round: int, item: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """(arrays, meta) of a checkpoint's "state" or "params"."""
+        """Read (arrays, meta) of a checkpoint's "state" or "params"."""
         where = self._directory / str(round)
         items = {item: self._ocp.args.StandardRestore(), "meta": self._ocp.args.JsonRestore()}
         try:
@@ -258,13 +258,13 @@ class Checkpoints:
         return arrays, meta
 
     def close(self) -> None:
-        """Release what orbax holds."""
+        """Release orbax's resources."""
         self._manager.close()
 
 
 @contextlib.contextmanager
 def _raised_not_logged() -> Iterator[None]:
-    """Leave out orbax's log, a page of threads' traces, where it raises the error as well."""
+    """Suppress orbax's log of thread traces where it also raises the error."""
     log = logging.getLogger("absl")
     before, log.disabled = log.disabled, True
     try:
@@ -274,7 +274,7 @@ def _raised_not_logged() -> Iterator[None]:
 
 
 def _listed(look: Callable[[], Any]) -> Any:
-    """What ``look`` gives, which fails where a checkpoint goes while the directory is listed."""
+    """Call ``look`` again if a checkpoint disappears while the directory is listed."""
     for _ in range(_LOOKS - 1):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return look()
@@ -282,7 +282,7 @@ def _listed(look: Callable[[], Any]) -> Any:
 
 
 def _by_name(state: PyTree) -> dict[str, Any]:
-    """Leaves by path. Orbax forgets NamedTuples and empty tuples; paths do not."""
+    """Return leaves by path, because orbax loses NamedTuples and empty tuples."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {
         f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|"): leaf
@@ -291,12 +291,12 @@ def _by_name(state: PyTree) -> dict[str, Any]:
 
 
 def _to_arrays(state: PyTree) -> dict[str, np.ndarray]:
-    """Leaves by path, on the host."""
+    """Return leaves by path, on the host."""
     return {name: np.asarray(leaf) for name, leaf in _by_name(state).items()}
 
 
 def _round_of(meta: dict[str, Any], round: int) -> tuple[int, Any]:
-    """(the round after which a checkpoint was saved, what its digests are about but arrays)."""
+    """Return (round of a checkpoint, the other contents of its digests)."""
     if "round" in meta:
         return meta["round"], [meta["round"], meta["extra"]]
     # Versions before 0.4.0: the last row, which the digest is about, has the round.
@@ -312,7 +312,7 @@ def _with_values(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _empty(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Shapes and dtypes of those without values, as JSON."""
+    """Return shapes and dtypes of leaves without values, as JSON."""
     empty = {name: leaf for name, leaf in arrays.items() if not leaf.size}
     return {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in empty.items()}
 
@@ -324,7 +324,7 @@ def _from_empty(told: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _is_of_any_length(state: PyTree) -> list[int]:
-    """Of each leaf, 1 if the length of its first axis is open, and 0 if not."""
+    """Return for each leaf 1 if the length of its first axis is free, else 0."""
 
     def of(node):
         return jax.tree.map(lambda _: int(isinstance(node, SeenRows)), node)
@@ -333,7 +333,7 @@ def _is_of_any_length(state: PyTree) -> list[int]:
 
 
 def _key(entry: Any) -> str | int:
-    """A level of a leaf's path: a dict's key, a list's index, or an attribute's name."""
+    """Return one level of a leaf's path: a dict key, a list index, or an attribute name."""
     for name in ("key", "idx", "name"):
         if hasattr(entry, name):
             key = getattr(entry, name)

@@ -1,6 +1,6 @@
-"""What a run computes, as hashes: of its arrays, of its compiled program, of its functions.
+"""Hashes of a run's content: its arrays, its compiled program, its functions.
 
-Names do not tell two losses apart that are both called ``loss_fn``; their contents do.
+Two losses may have the same name ``loss_fn``; a hash of their content distinguishes them.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ def add_bits(digest: Any, array: np.ndarray) -> None:
 
 
 def hash_arrays(tree: PyTree) -> str:
-    """A hash of all leaves: paths, shapes, dtypes and bits.
+    """Hash all leaves: paths, shapes, dtypes and bits.
 
     Args:
       tree: pytree of arrays.
@@ -59,7 +59,7 @@ def hash_arrays(tree: PyTree) -> str:
 
 
 def are_the_same(one: PyTree, other: PyTree) -> bool:
-    """Whether two trees hold the same arrays, bit for bit, at the same paths.
+    """Return True if two trees have the same arrays, bit for bit, at the same paths.
 
     Args:
       one, other: pytrees of arrays.
@@ -74,21 +74,21 @@ def are_the_same(one: PyTree, other: PyTree) -> bool:
 
 
 def hash_program(lowered: jax.stages.Lowered) -> str:
-    """A hash of a lowered program: its operations and constants, not where they were written.
+    """Hash a lowered program: its operations and constants, without source locations.
 
     Args:
-      lowered: what ``jax.jit(function).lower(...)`` returns.
+      lowered: result of ``jax.jit(function).lower(...)``.
     """
     return hashlib.sha256(lowered.as_text().encode()).hexdigest()[:_LENGTH]
 
 
 def hash_function(function: Any) -> str | None:
-    """A hash of what a function does: its code and the values that it closes over.
+    """Hash a function's code and the values that it closes over.
 
-    The function is not called. Globals count by which it, or code inside of it (an inner function,
-    a lambda, a generator), has names: data, functions, and the methods of classes. Of a value that
-    is no array, number, text, container, function, class or dataclass, the type's name counts
-    alone.
+    The function is not called. The hash includes the globals that it, or code inside it (an inner
+    function, a lambda, a generator), refers to: data, functions, and the methods of classes. For a
+    value that is not an array, number, text, container, function, class or dataclass, only the
+    type's name is hashed.
 
     Args:
       function: any callable; None gives None.
@@ -101,9 +101,9 @@ def hash_function(function: Any) -> str | None:
 
 
 def _add(digest: Any, value: Any, seen: dict[int, Any]) -> None:
-    """Add a value's content; what was met before (a function in its own closure) is not again.
+    """Add a value's content, unless it was added before (a function in its own closure).
 
-    ``seen`` holds the values, so that no other one gets the id of one that is gone.
+    ``seen`` keeps the values alive, so that no id is reused.
     """
     if id(value) in seen:
         return
@@ -123,7 +123,7 @@ def _add(digest: Any, value: Any, seen: dict[int, Any]) -> None:
 
 
 def _parts(value: Any) -> list[Any]:
-    """What a container, a function or a dataclass consists of."""
+    """Return the parts of a container, a function or a dataclass."""
     if isinstance(value, Mapping):
         return [part for item in value.items() for part in item]
     if isinstance(value, (set, frozenset)):
@@ -170,13 +170,13 @@ def _closure(function: types.FunctionType) -> list[Any]:
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """The names in a function's code and in all code that is nested in it, each once, in order."""
+    """Return the names in a function's code and in nested code, each once, in order."""
     inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
     return list(dict.fromkeys([*code.co_names, *(name for part in inner for name in _names(part))]))
 
 
 def _methods(cls: type) -> list[Any]:
-    """The methods of a class and of those classes of the same package that it inherits from."""
+    """Return the methods of a class and of its base classes in the same package."""
     kinds = (types.FunctionType, staticmethod, classmethod, property)
     return [
         part
@@ -189,11 +189,11 @@ def _methods(cls: type) -> list[Any]:
 
 
 def _root(value: Any) -> str:
-    """The package that a function or a class is of."""
+    """Return the package of a function or a class."""
     return (value.__module__ or "").partition(".")[0]
 
 
 def _is_own(value: Any, root: str) -> bool:
-    """Whether a global is data, or code of the package that uses it."""
+    """Whether a global is data, or code of the same package."""
     module = getattr(value, "__module__", None)
     return module is None or module.partition(".")[0] == root

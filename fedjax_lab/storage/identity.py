@@ -1,4 +1,4 @@
-"""What a run is, by name and by content, as its directory holds it and its processes compare it."""
+"""Identity of a run, by name and by content, for its directory and its processes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,14 +21,14 @@ def run_record(
     schedule: Schedule,
     **settings: Any,
 ) -> dict[str, Any]:
-    """What config.json says of a run, but for its contents; a JSON object.
+    """Collect the entries of config.json except hashes; a JSON object.
 
     Args:
       algorithm: the method.
-      params: the first server model, pytree of arrays or shapes.
+      params: the initial global model, pytree of arrays or shapes.
       clients: the clients' data.
-      schedule: how batches are drawn.
-      **settings: those of ``simulate`` that are written as they are.
+      schedule: client sampling and mini-batches.
+      **settings: settings of ``simulate`` that are written unchanged.
     """
     return {
         "algorithm": algorithm.name,
@@ -49,7 +49,7 @@ def run_contents(
     frozen: PyTree,
     **functions: Callable[..., Any] | None,
 ) -> dict[str, str | None]:
-    """Hashes of what a run is given; that of its program comes when it is lowered.
+    """Hash a run's inputs; its program is hashed when it is lowered.
 
     Args:
       params: the first server model.

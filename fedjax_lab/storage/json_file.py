@@ -1,4 +1,4 @@
-"""JSON in files that others may have written: parsed, or refused."""
+"""JSON in untrusted files: strict parsing."""
 
 import json
 import math
@@ -6,13 +6,13 @@ from typing import Any
 
 
 def parse_json(text: str) -> Any:
-    """Like ``json.loads``, of numbers that are finite alone.
+    """Parse JSON like ``json.loads``, but accept only finite numbers.
 
     Args:
       text: JSON.
 
     Raises:
-      ValueError: it is no JSON, is nested too deeply, or holds NaN or a number beyond a float.
+      ValueError: it is not JSON, is nested too deeply, or has NaN or a number beyond a float.
     """
 
     def refuse(word):

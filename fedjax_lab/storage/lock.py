@@ -17,14 +17,14 @@ LOCK, HOLDER = ".lock", ".lock-holder.json"
 class RunDirLock:
     """An exclusive lock on a run directory, held until ``release`` or the end of the process.
 
-    The operating system takes it from a process that dies, so that a stale file blocks nobody.
+    The operating system releases the lock of a process that dies, so a stale file blocks no one.
 
     Args:
       path: the run directory, which exists.
 
     Raises:
-      BlockingIOError: another process, or another run of this one, holds it.
-      OSError: it is a link, which is not followed.
+      BlockingIOError: another process, or another run of this process, holds it.
+      OSError: the lock file is a link, which is not followed.
     """
 
     def __init__(self, path: Path):
@@ -47,7 +47,7 @@ class RunDirLock:
             json.dump(who, file)
 
     def release(self) -> None:
-        """Let others write."""
+        """Release the lock."""
         with contextlib.suppress(OSError):
             self._holder.unlink(missing_ok=True)
         self._lock.release()

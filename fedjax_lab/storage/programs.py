@@ -1,4 +1,4 @@
-"""Compiled programs outlive the process: the same script starts at once the next time."""
+"""A cache of compiled programs on disk, so that a script does not compile twice."""
 
 import hashlib
 import os
@@ -24,26 +24,26 @@ _to_say: list[tuple[str, Path | None]] = []
 
 
 def keep_programs(folder: str | Path | None = None) -> bool:
-    """Have JAX keep compiled programs on disk and read them back.
+    """Let JAX store compiled programs on disk and read them back.
 
-    At most 1 GiB is kept; what was used longest ago makes room. Several processes may share the
-    folder: a lock is held while a file is read or written, and what a killed process left half
-    written is thrown away here. The files may be deleted at any time.
+    At most 1 GiB is kept; the least recently used programs are deleted. Several processes may share
+    the folder: a lock is held while a file is read or written. Incomplete files of killed processes
+    are deleted here. The files may be deleted at any time.
 
-    Nothing is changed where ``FEDJAX_LAB_PROGRAMS`` is "off", or where a cache has been chosen, or
-    turned off, by JAX's own settings (``JAX_COMPILATION_CACHE_DIR``,
-    ``JAX_ENABLE_COMPILATION_CACHE``, ``jax.config``); its limits, where they are set, stay.
+    Nothing changes if ``FEDJAX_LAB_PROGRAMS`` is "off", or if JAX's own settings
+    (``JAX_COMPILATION_CACHE_DIR``, ``JAX_ENABLE_COMPILATION_CACHE``, ``jax.config``) select a cache
+    or turn it off. JAX's limits, if set, are kept.
 
     Args:
-      folder: where; None: the folder that ``FEDJAX_LAB_PROGRAMS`` names, or else
-        ``fedjax_lab/programs`` in the user's cache folder (``XDG_CACHE_HOME``, or else
-        ``~/.cache``), and there a folder for this kind of processor.
+      folder: folder of the cache. None: the folder in ``FEDJAX_LAB_PROGRAMS``, or else
+        ``fedjax_lab/programs`` in the user's cache folder (``XDG_CACHE_HOME`` or ``~/.cache``); in
+        it, a folder for this kind of processor.
 
     Returns:
-      Whether programs are kept now because of this call.
+      True if this call turned the cache on.
 
     Raises:
-      OSError: the folder cannot be written to, or another process does not let go of it.
+      OSError: the folder is not writable, or another process does not release it.
     """
     config: Any = jax.config  # its attributes are made at run time
     is_chosen = config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache
@@ -61,13 +61,13 @@ def keep_programs(folder: str | Path | None = None) -> bool:
 
 
 def keep_by_default(quiet: bool = False) -> None:
-    """``keep_programs`` once per process; ``say_where`` says so later.
+    """Call ``keep_programs`` once per process; ``say_where`` prints the folder later.
 
     ``simulate``, ``sweep`` and the command line call it. ``FEDJAX_LAB_PROGRAMS=off`` turns it off;
     under pytest it is off unless that variable names a folder.
 
     Args:
-      quiet: ``say_where`` is to say nothing.
+      quiet: whether ``say_where`` prints nothing.
     """
     chosen = _chosen()
     if _tried or chosen == "off" or (chosen is None and "PYTEST_VERSION" in os.environ):
@@ -88,10 +88,10 @@ def keep_by_default(quiet: bool = False) -> None:
 
 
 def say_where() -> None:
-    """Say on stderr where programs are kept: once for each folder, and so for each machine.
+    """Print the folder of the cache on stderr, once for each folder.
 
-    It is called when nothing more can be wrong with what is asked for. That they cannot be kept is
-    said by each process.
+    It is called after all arguments have been checked. A folder that cannot be used is reported by
+    each process.
     """
     while _to_say:
         line, said = _to_say.pop()
@@ -115,9 +115,9 @@ def _default() -> Path:
 
 
 def _processor() -> str:
-    """This kind of processor, of which JAX's own names of programs know too little.
+    """Return the kind of processor, which JAX's own cache keys do not fully include.
 
-    Without it, computers that share a home directory would run each other's instructions.
+    Without it, computers that share a home directory would run programs for another processor.
     """
     told = [platform.machine(), platform.processor()]
     try:
@@ -129,9 +129,9 @@ def _processor() -> str:
 
 
 def _throw_halves_away(path: Path) -> None:
-    """Delete programs without the time of their last use, which JAX writes last.
+    """Delete programs without a time of last use, which JAX writes last.
 
-    It would read them again and again, and not find out what to throw away.
+    JAX could not decide which of them to evict.
     """
     import filelock  # a whole run's; a round is built without it
 

@@ -1,7 +1,7 @@
 """A run directory: config.json, metrics.jsonl, times.jsonl, checkpoints/, summary.json.
 
-Nothing in it is half-written, save the last line of a .jsonl file. Of ``metrics.jsonl`` the
-rows up to the last checkpoint are also in it, and are taken from there.
+No file is half-written, except the last line of a .jsonl file. The last checkpoint also contains
+the rows of ``metrics.jsonl`` up to its round, and they are read from there.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _VERSIONED = ("fedjax_lab", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that decide a run's numbers."""
+    """Return the versions of the packages that determine a run's numbers."""
     from fedjax_lab.version import __version__
 
     found = {name: metadata.version(name) for name in _VERSIONED[1:]}
@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically: whoever reads it finds the old or the new one, whole.
+    """Write a JSON file atomically: a reader sees the old or the new file, never a part.
 
     Args:
       path: the file.
@@ -56,19 +56,19 @@ def write_json(path: Path, value: Any) -> None:
 def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
     """Create the run directory, or check that an existing one belongs to the same config.
 
-    ``versions`` and ``num_devices`` may differ, and what "auto" came to on them; with these the
-    hash of the program; and the number of ``rounds``, which ``write_rounds`` changes; everything
-    else may not.
+    These may differ: ``versions`` and ``num_devices``, the choices of "auto" that depend on them,
+    and then the hash of the program; and the number of ``rounds``, which ``write_rounds`` changes.
+    Everything else must be equal.
 
     Args:
       path: the directory, which exists.
-      config: what the run is; a JSON object.
+      config: identity of the run; a JSON object.
 
     Returns:
-      Whether there was a run before.
+      True if the directory already had this run.
 
     Raises:
-      FileExistsError: the directory holds another run, or something else.
+      FileExistsError: the directory has another run, or other files.
       ValueError: its config.json cannot be read.
     """
     config = json.loads(json.dumps(config))
@@ -111,10 +111,10 @@ _OTHER_ROUNDS = (
 
 
 def write_rounds(path: Path, config: Mapping[str, Any]) -> None:
-    """Note in config.json how many rounds the run has now, if that has changed.
+    """Update the number of rounds in config.json.
 
     Args:
-      path: a directory that ``open_run_dir`` was content with.
+      path: a directory that ``open_run_dir`` accepted.
       config: what ``open_run_dir`` was given.
 
     Raises:
@@ -127,7 +127,7 @@ def write_rounds(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _with_rounds(config: Mapping[str, Any], rounds: int | None) -> dict[str, Any]:
-    """A config with another number of rounds, also among the settings of the command line."""
+    """Return a config with another number of rounds, also in the settings of the command line."""
     changed = {**config, "rounds": rounds}
     settings = config.get("run_config")
     if isinstance(settings, Mapping) and "rounds" in settings:
@@ -136,13 +136,13 @@ def _with_rounds(config: Mapping[str, Any], rounds: int | None) -> dict[str, Any
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A run directory's config.json.
+    """Read a run directory's config.json.
 
     Args:
       path: the directory.
 
     Raises:
-      ValueError: the file cannot be read, or a field of it is of another kind.
+      ValueError: the file cannot be read, or a field has another type.
     """
     file = path / CONFIG
     try:
@@ -165,12 +165,12 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a killed run may have left a file of this name before its config.json."""
+    """Whether a run that was killed before its config.json may have left this file."""
     return name in (LOCK, HOLDER) or name.endswith(".tmp")
 
 
 def _comparable(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """A config without what may differ from the other one's."""
+    """Return a config without the entries that may differ."""
     kept = _on_any_machine(config)
     content = kept.get("content")
     others = any(
@@ -186,7 +186,7 @@ def _comparable(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str
 
 
 def _on_any_machine(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config without its length, its versions, and what depends on the number of devices."""
+    """Return a config without rounds, versions, and entries that depend on the devices."""
     kept = {**_with_rounds(config, None), "versions": None, "num_devices": None}
     if kept.get("client_store") == "sharded":  # whether rows can be divided is up to the devices
         kept["client_store"] = "device"
@@ -195,7 +195,7 @@ def _on_any_machine(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_id(config: Mapping[str, Any]) -> str:
-    """A hash of what makes a run this one, which its checkpoints carry; it may become longer.
+    """Hash the identity of a run, which its checkpoints store; it does not depend on ``rounds``.
 
     Args:
       config: what ``open_run_dir`` was given.
@@ -208,10 +208,10 @@ def run_id(config: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def disk_full_in_one_line(path: Path) -> Iterator[None]:
-    """Turn whatever a full disk makes a library raise into an ``OSError`` that says so.
+    """Turn the errors that libraries raise on a full disk into one clear ``OSError``.
 
     Args:
-      path: what is written to.
+      path: the file or folder that is written.
 
     Raises:
       OSError: with ``errno.ENOSPC``.
@@ -257,12 +257,12 @@ def differences(
     prefix: str = "",
     words: tuple[str, str] = ("there", "now"),
 ) -> list[str]:
-    """What differs between two configs of runs, said once for each innermost value.
+    """Describe the differences between two configs, once for each innermost value.
 
     Args:
       before, now: JSON objects.
-      prefix: of the names that are said.
-      words: what stands before a value of ``before``, and before one of ``now``.
+      prefix: prefix of the printed names.
+      words: words before a value of ``before`` and before a value of ``now``.
     """
     found = []
     for key in sorted({*before, *now}):
@@ -278,13 +278,13 @@ def differences(
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl.
+    """Read the rows of metrics.jsonl.
 
     Args:
       path: the file.
 
     Raises:
-      ValueError: a line is no row (the last one may be cut off and is then ignored).
+      ValueError: a line is not a row (a truncated last line is ignored).
     """
     rows = []
     try:
@@ -347,7 +347,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as JSON can hold it, without NaN and infinities: a diverged run's loss is null.
+    """Convert a row for JSON: NaN and infinities become null.
 
     Args:
       row: {name: number, or list of numbers}.

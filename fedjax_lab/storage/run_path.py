@@ -1,4 +1,4 @@
-"""Where a run directory can lie: what stores the checkpoints takes some paths for other ones."""
+"""Checks of a run directory's path: the checkpoint library misreads some paths."""
 
 import os
 import re
@@ -13,12 +13,12 @@ def check_run_dir(run_dir: Any) -> None:
     """Check that checkpoints can be written to a directory and read again.
 
     Args:
-      run_dir: as given to ``simulate``.
+      run_dir: argument of ``simulate``.
 
     Raises:
-      TypeError: it is no path.
-      ValueError: its name, or that of a folder above it, holds what the storage library of
-        checkpoints takes for something else; or it is an address.
+      TypeError: it is not a path.
+      ValueError: its name, or that of a parent folder, contains characters that the checkpoint
+        library misreads; or it is a URL.
     """
     if run_dir is None:
         return

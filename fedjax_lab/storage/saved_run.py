@@ -1,4 +1,4 @@
-"""What a run directory holds, read without the method that made it; and its params as a file."""
+"""Reads a run directory without the method that wrote it, and exports its params."""
 
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -17,15 +17,15 @@ Leaves = list[tuple[list[str | int], np.ndarray]]  # each with its path
 
 
 class SavedRun(NamedTuple):
-    """A run as its directory keeps it.
+    """Contents of a run directory.
 
     Attributes:
-      params: the server model after the last checkpoint's round, NumPy arrays in nested dicts with
-        the keys of the run's own params; the places of a list are integer keys.
-      history: the rows of the evaluations up to that round, as ``simulate`` returns them, but for
-        None in place of what is not finite.
-      config: config.json; of a run from the command line, ``config["run_config"]`` holds its
-        settings.
+      params: the global model of the last checkpoint, NumPy arrays in nested dicts with the keys of
+        the run's params; lists become dicts with integer keys.
+      history: the rows up to that round, as ``simulate`` returns them, with None for values that
+        are not finite.
+      config: contents of config.json; for a run of the command line, ``config["run_config"]`` has
+        its settings.
       round: finished rounds.
     """
 
@@ -36,15 +36,15 @@ class SavedRun(NamedTuple):
 
 
 def load_run(run_dir: str | Path, *, like: PyTree = None) -> SavedRun:
-    """Read the model, the history and the settings of a run, finished or not.
+    """Read the global model, the history and the settings of a run, finished or not.
 
-    Nothing in the directory is changed. A checkpoint that is damaged gives way to the one before
-    it, with a warning.
+    No file is changed. If the newest checkpoint is damaged, the previous one is used, with a
+    warning.
 
     Args:
-      run_dir: the directory, as given to ``simulate`` or made by the command line.
-      like: params, a pytree of arrays or of ``jax.ShapeDtypeStruct``, of whose structure
-        ``params`` shall be, such as tuples and modules. None: nested dicts.
+      run_dir: directory of ``simulate`` or of the command line.
+      like: template for the structure of ``params``, such as tuples and modules: a pytree of arrays
+        or of ``jax.ShapeDtypeStruct``. None: nested dicts.
 
     Raises:
       FileNotFoundError: there is no such directory, no run in it, or no checkpoint yet.
@@ -69,7 +69,7 @@ def load_run(run_dir: str | Path, *, like: PyTree = None) -> SavedRun:
 
 
 def _nested(leaves: Leaves) -> Params:
-    """Nested dicts; a tree that is one array is that array."""
+    """Build nested dicts; a tree of one array becomes that array."""
     if [path for path, _ in leaves] == [[]]:
         return leaves[0][1]
     tree: dict[str | int, Any] = {}
@@ -99,7 +99,7 @@ def _structured(leaves: Leaves, like: PyTree) -> Params:
 
 
 def named_leaves(tree: PyTree) -> Iterator[tuple[str, Any]]:
-    """The leaves of a tree with names such as "blocks_0/dense/kernel"; of one array "params".
+    """Name the leaves of a tree by path, such as "blocks_0/dense/kernel"; one array is "params".
 
     Args:
       tree: any pytree.
@@ -109,21 +109,21 @@ def named_leaves(tree: PyTree) -> Iterator[tuple[str, Any]]:
 
 
 def export_params(params: Params, file: str | Path) -> dict[str, np.ndarray]:
-    """Write params to a file that other programs read, under names like "blocks_0/dense/kernel".
+    """Write params to a .npz or .safetensors file, named by path, for other programs.
 
-    The file is written under another name first: whoever reads it finds it whole.
+    The file is written atomically.
 
     Args:
       params: pytree of arrays [...].
-      file: ends in .npz (``numpy.load``) or .safetensors (PyTorch, JAX and others). One that
-        exists is replaced.
+      file: path with the suffix .npz (``numpy.load``) or .safetensors (PyTorch, JAX and others). An
+        existing file is replaced.
 
     Returns:
-      What was written: {name: array [...]}.
+      The written arrays: {name: array [...]}.
 
     Raises:
-      ValueError: the file has another ending, two leaves have the same name, or .npz cannot hold
-        a leaf's dtype.
+      ValueError: the file has another suffix, two leaves have the same name, or .npz does not
+        support a leaf's dtype.
       ImportError: the package safetensors is missing.
       FileNotFoundError: the file's folder does not exist.
     """

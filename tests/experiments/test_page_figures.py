@@ -1,0 +1,40 @@
+"""The figures of the pages on speed show the numbers of the page and of the rows."""
+
+import json
+
+import pytest
+
+from experiments.benchmarks import page_figures
+
+PAGE = """
+| workload | next to the better opponent | pfl |
+|---|---|---|
+| W3: MLP 784-10, 100 of 1,000 clients | 6.2 (6.0 to 6.4) | 7.7 |
+| W1s with a flax CNN of the user's own | 2.3 (2.0 to 2.5) | 2.3 |
+| median | 0.99 | 1.16 |
+"""
+
+
+def test_speedups_are_read_from_a_page():
+    assert page_figures.read_speedups(PAGE) == [
+        ("W3: MLP 784-10", 6.2, 6.0, 6.4),
+        ("W1s, your own flax CNN", 2.3, 2.0, 2.5),
+    ]
+    with pytest.raises(ValueError, match="page has no table of workloads"):
+        page_figures.read_speedups("# Speed\n")
+    found = page_figures.read_speedups((page_figures.DOCS / "performance.md").read_text())
+    assert len({speedup.workload for speedup in found}) == len(found) == 7
+
+
+def test_both_figures_show_the_numbers():
+    (axes,) = page_figures.speedup_figure(page_figures.read_speedups(PAGE)).axes
+    (points,) = (line for line in axes.lines if line.get_marker() == "o")
+    assert points.get_xdata().tolist() == [6.2, 2.3]
+    rows = [json.loads(line) for line in page_figures.ROWS.read_text().splitlines()]
+    models = page_figures.read_models(rows)
+    assert {"mlp", "lenet5", "resnet18"} <= set(models)
+    left, right = page_figures.accelerator_figure(models).axes
+    largest = left.get_yticklabels()[-1].get_text()
+    shown = {points.get_label(): points.get_offsets()[-1, 0] for points in right.collections}
+    for chip, label in page_figures.CHIPS.items():
+        assert shown[label] == models[largest][chip]["bytes_accessed"] / 1e9
