@@ -38,6 +38,7 @@ from fedjax_lab.types import Params, PyTree
 # ``longest``, the steps after which all clients of a batch are done, is not batched; or None.
 ClientFn = Callable[[PyTree, PyTree, jax.Array | None], tuple[dict[str, PyTree], PyTree]]
 CLIENT_MAPS = ("auto", "chunk:n", "measure", "pmap", "scan", "shard_map", "vmap")
+ON_SEVERAL = ("pmap", "shard_map")  # devices share the cohort
 PLANNED = ("auto", "measure")
 _COUNTS = f"must be at least 1, and at most {LARGEST_INT}"
 
@@ -176,10 +177,11 @@ def parse_client_map(
     def deal(lengths):
         return _longest_first(lengths).reshape(-1, shares).T.reshape(-1)
 
-    run = on_device.run
-    # In the mesh's order, which on a TPU is not that of `jax.devices`: all programs have that one.
-    spread = _pmapped(run, tuple(mesh.devices.flat)) if kind == "pmap" else _sharded(run, mesh)
-    whole = _same if kind == "pmap" else _collected(mesh)
+    if kind == "pmap":
+        # In the mesh's order, which on a TPU is not that of `jax.devices`, and all programs have.
+        spread, whole = _pmapped(on_device.run, tuple(mesh.devices.flat)), _same
+    else:
+        spread, whole = _sharded(on_device.run, mesh), _collected(mesh)
     return ClientMap(
         client_map,
         kind,
@@ -233,7 +235,7 @@ def _split(client_map: str, argument: str) -> tuple[str, int, int, str]:
     kind, colon, size = whole.partition(":")
     choice = "chunk:n" if kind == "chunk" else kind
     check_choice(argument, choice if colon else whole, CLIENT_MAPS)
-    spreads = kind in ("shard_map", "pmap")
+    spreads = kind in ON_SEVERAL
     parts = "0"
     if kind == "shard_map" and "x" in size:
         size, _, parts = size.partition("x")
@@ -246,7 +248,7 @@ def _split(client_map: str, argument: str) -> tuple[str, int, int, str]:
         raise ValueError(f"{argument} is {client_map!r}; {kind} stands alone.")
     if share and not spreads:
         raise ValueError(f"{argument} is {client_map!r}; only shard_map and pmap have a share.")
-    if share and _split(share, argument)[0] in ("shard_map", "pmap"):
+    if share and _split(share, argument)[0] in ON_SEVERAL:
         raise ValueError(f"{argument} is {client_map!r}; a share is scan, vmap or chunk:n.")
     return kind, int(size or 0), int(parts), share
 

@@ -24,7 +24,7 @@ import jax
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int
-from fedjax_lab.clients.mapping import single_device_map
+from fedjax_lab.clients.mapping import ON_SEVERAL, single_device_map
 from fedjax_lab.clients.resident import flatten_examples
 from fedjax_lab.machine.compiler import abstract, try_compile
 from fedjax_lab.machine.files import write_text
@@ -229,7 +229,7 @@ def at_once(client_map: str, slots: int, target: Target) -> int:
     """
     whole, _, share = client_map.partition("/")
     kind, _, size = whole.partition(":")
-    if kind in ("shard_map", "pmap"):
+    if kind in ON_SEVERAL:
         slots = -(-slots // int(size.partition("x")[0] or target.num_devices))
         share = share or single_device_map(target)
         kind, _, size = share.partition(":")
@@ -248,7 +248,7 @@ def alternatives(planned: str, slots: int, target: Target | None = None) -> tupl
     half = max(slots // 2, 1)
     if share.startswith("chunk") or whole.startswith("chunk"):
         half = max(int(planned.rpartition(":")[2]) // 2, 1)
-    if whole.startswith(("shard_map", "pmap")):
+    if whole.startswith(ON_SEVERAL):
         return planned, f"{whole}/chunk:{max(half // target.num_devices, 1)}"
     return planned, f"chunk:{half}"
 

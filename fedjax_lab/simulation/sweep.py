@@ -29,6 +29,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_int
 from fedjax_lab.clients.mapping import (
+    ON_SEVERAL,
     ClientMap,
     check_client_map,
     parse_client_map,
@@ -235,7 +236,7 @@ def _resolve_client_map(client_map: str) -> ClientMap:
     if client_map == "auto":
         return parse_client_map(single_device_map())
     check_client_map(client_map)
-    if client_map.startswith(("measure", "pmap", "shard_map")):
+    if client_map.startswith(("measure", *ON_SEVERAL)):
         raise ValueError(
             f"client_map is {client_map!r}; within a sweep it must be auto, chunk:n, scan or vmap. "
             "Devices share the runs (run_map), not the clients of a run."
