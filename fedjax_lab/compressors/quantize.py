@@ -22,6 +22,7 @@ from fedjax_lab.compressors.base import (
     relative_to_largest,
     size_of,
 )
+from fedjax_lab.signatures import suggest_keywords
 
 
 @jax.tree_util.register_dataclass
@@ -42,6 +43,7 @@ class Codes:
     d: int = dataclasses.field(metadata=STATIC)
 
 
+@suggest_keywords
 def sign() -> Compressor:
     """Send the sign of each coordinate, and mean |v| as the size of all.
 
@@ -57,6 +59,7 @@ def sign() -> Compressor:
     return _coded("sign", {}, 1, encode, lambda d: 1 - 1 / d, step=2)
 
 
+@suggest_keywords
 def qsgd(levels: int = 15, *, scaled: bool = False) -> Compressor:
     """Round |v_i| / ||v|| at random to a neighbouring multiple of 1/levels, without bias.
 
@@ -87,6 +90,7 @@ def qsgd(levels: int = 15, *, scaled: bool = False) -> Compressor:
     return _coded("qsgd", options, levels, encode, variance, unbiased=True, scaled=scaled)
 
 
+@suggest_keywords
 def terngrad(*, scaled: bool = False) -> Compressor:
     """Send 0 or +-max |v|, with probability |v_i| / max |v| of not 0, without bias.
 
@@ -108,6 +112,7 @@ def terngrad(*, scaled: bool = False) -> Compressor:
     return _coded("terngrad", options, 1, encode, variance, unbiased=True, scaled=scaled)
 
 
+@suggest_keywords
 def int8() -> Compressor:
     """Round each coordinate to the nearest multiple of max |v| / 127.
 

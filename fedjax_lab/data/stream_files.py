@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.signatures import suggest_keywords
 
 DESCRIPTION = "stream.json"
 _VERSION = 1
@@ -33,6 +34,7 @@ _DAMAGES = (
 _PIECE = 2**26  # bytes that are written or converted at once
 
 
+@suggest_keywords
 def write_stream(folder: str | Path, examples: Any) -> Path:
     """Write examples to files that ``stream`` reads, one for each leaf.
 
@@ -74,6 +76,7 @@ def write_stream(folder: str | Path, examples: Any) -> Path:
     return folder
 
 
+@suggest_keywords
 def open_stream(folder: str | Path) -> Any:
     """The examples that ``write_stream`` wrote, mapped into memory: nothing is read yet.
 

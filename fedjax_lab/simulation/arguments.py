@@ -15,28 +15,11 @@ from fedjax_lab.clients.metrics import apply_loss
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
 from fedjax_lab.models.labels import check_labels
-from fedjax_lab.round import Algorithm
+from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.types import Params, PyTree
 
 _NAMED = 10  # clients in a warning
 _OF = {"evaluate": "the params", "diagnose": "the state", "stop_when": "a row"}
-
-
-def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
-    """Check that a method is given, and not its factory.
-
-    Args:
-      algorithm: what was given.
-      argument: the argument's name, for the error.
-
-    Raises:
-      TypeError: it is something else.
-    """
-    if isinstance(algorithm, Algorithm):
-        return
-    name = getattr(algorithm, "__name__", type(algorithm).__name__)
-    hint = f"call {name}(loss_fn, client_lr=...) first" if callable(algorithm) else "see algorithms"
-    raise TypeError(f"{argument} is {name}, not an Algorithm; {hint}.")
 
 
 def check_functions(**functions: Any) -> None:
@@ -152,7 +135,7 @@ def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
         f"{broken.sum()} examples of the clients {', '.join(map(str, named[:_NAMED]))}{more} hold "
         "values that are not finite; where they are drawn, on_nonfinite decides.",
         UserWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
 
 
@@ -173,7 +156,7 @@ def warn_of_statistics(params: Any) -> None:
             "made for: they would not follow the data. fedjax_lab.models.batch_norm.BatchNorm has "
             "some that do.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -9,6 +9,7 @@ from typing import IO, Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.storage.checkpoint import Checkpoints
 from fedjax_lab.storage.json_file import new_file
 from fedjax_lab.storage.run_dir import CHECKPOINTS, CONFIG, read_config, run_id
@@ -36,6 +37,7 @@ class SavedRun(NamedTuple):
     round: int
 
 
+@suggest_keywords
 def load_run(run_dir: str | Path, *, like: PyTree = None) -> SavedRun:
     """Read the model, the history and the settings of a run, finished or not.
 
