@@ -84,20 +84,26 @@ def from_table(
 
 
 def read_columns(
-    table: Table, x: Columns, y: Columns, categories: Mapping[str, Sequence[str]] | None = None
+    table: Table,
+    x: Columns,
+    y: Columns,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    names: tuple[str, str] = ("x", "y"),
 ) -> tuple[Examples, dict[str, tuple[str, ...]]]:
     """Inputs and targets of a table, and what stands for the numbers of columns of text.
 
     Args:
       table: what is read.
       x, y, categories: as of ``from_table``.
+      names: what x and y are called in errors.
 
     Raises:
       ValueError: as ``from_table``.
     """
     given = dict(categories or {})
     used: dict[str, tuple[str, ...]] = {}
-    examples = Examples(*(_numbers(table, *pair, given, used) for pair in (("x", x), ("y", y))))
+    named = zip(names, (x, y), strict=True)
+    examples = Examples(*(_numbers(table, *pair, given, used) for pair in named))
     for name in given:
         if name not in used:
             raise ValueError(f"categories names {name!r}; it must be columns of text in x or y.")
