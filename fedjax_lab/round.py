@@ -29,6 +29,7 @@ from fedjax_lab.clients.returned import check_kept, check_message
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.target import Target
 from fedjax_lab.models.convolution import convolutions_for
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import (
     ClientBatch,
     Cohort,
@@ -199,6 +200,24 @@ class Algorithm:
         return sum(p.broadcast_bytes(r, params) for p, r in zip(counted, received, strict=True))
 
 
+def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
+    """Check that a method is given, and not its factory.
+
+    Args:
+      algorithm: what was given.
+      argument: the argument's name, for the error.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    if isinstance(algorithm, Algorithm):
+        return
+    name = getattr(algorithm, "__name__", type(algorithm).__name__)
+    hint = f"call {name}(loss_fn, client_lr=...) first" if callable(algorithm) else "see algorithms"
+    raise TypeError(f"{argument} is {name}, not an Algorithm; {hint}.")
+
+
+@suggest_keywords
 def build_round(
     algorithm: Algorithm,
     client_map: str | ClientMap = "auto",
@@ -229,10 +248,12 @@ def build_round(
       params_sharding: as of ``simulate``; what the round is given is to be placed by it.
 
     Raises:
+      TypeError: ``algorithm`` is something else, such as a factory that was not called.
       ValueError: the client map is unknown, or "measure", which is for ``simulate``;
         ``on_nonfinite`` is unknown; or ``params_sharding`` does not fit the client map, or the
         params (when the round is traced).
     """
+    check_algorithm(algorithm)
     exclude = check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE) == "exclude"
     asked = parse_client_map(client_map, target)
     if asked.name == "measure":

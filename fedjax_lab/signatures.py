@@ -5,11 +5,37 @@ docstring describes each of them under ``Attributes``.
 """
 
 import difflib
+import functools
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# What other libraries and papers call an argument -> what it may be called here.
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("lr", "learning_rate", "step_size"), ("client_lr",)),
+    **dict.fromkeys(("local_lr", "lr_local", "client_learning_rate"), ("client_lr",)),
+    **dict.fromkeys(("global_lr", "lr_global", "server_learning_rate"), ("server_lr",)),
+    **dict.fromkeys(("num_rounds", "n_rounds", "global_rounds", "comm_rounds"), ("rounds",)),
+    **dict.fromkeys(("clients_per_round", "num_participants", "fraction_fit"), ("cohort_size",)),
+    **dict.fromkeys(("epochs", "num_epochs"), ("local_epochs",)),
+    **dict.fromkeys(("steps", "num_steps", "local_updates"), ("local_steps",)),
+    **dict.fromkeys(("random_state", "random_seed", "rng", "key"), ("seed", "seeds")),
+    **dict.fromkeys(("n_clients", "client_num", "num_users"), ("num_clients",)),
+    **dict.fromkeys(("sigma", "noise", "noise_scale"), ("noise_multiplier",)),
+    **dict.fromkeys(("max_grad_norm", "l2_norm_clip", "clip"), ("clip_norm", "example_clip")),
+    **dict.fromkeys(("user", "user_id", "client_id", "client_column", "by"), ("client",)),
+    **dict.fromkeys(("features", "inputs", "input"), ("x",)),
+    **dict.fromkeys(("target", "targets", "label", "labels"), ("y",)),
+    **dict.fromkeys(("eval_fn", "test_fn"), ("evaluate",)),
+    **dict.fromkeys(("optimizer", "server_opt"), ("server_optimizer",)),
+    **dict.fromkeys(("classes", "n_classes", "output_dim"), ("num_classes",)),
+    **dict.fromkeys(("k", "ratio", "sparsity", "fraction"), ("comp", "fraction")),
+    **dict.fromkeys(("path", "save_dir", "output_dir", "log_dir"), ("run_dir",)),
+}
 
 
 def spell_out(
@@ -86,17 +112,50 @@ def described(options: Any) -> dict[str, str]:
     return _entries(_sections(inspect.getdoc(options) or "").get("Attributes", ""))
 
 
-def unknown(function: str, name: str, allowed: Iterable[str]) -> TypeError:
+def unknown(function: str, name: str, allowed: Iterable[str], hint: str | None = None) -> TypeError:
     """The error for an unknown keyword argument, with the nearest known one.
 
     Args:
       function: whose argument it is meant to be.
       name: what was given.
       allowed: the names that the function takes.
+      hint: what to say instead of the nearest name.
     """
-    near = difflib.get_close_matches(name, list(allowed), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+    names = list(allowed)
+    near = [known for known in SYNONYMS.get(name, ()) if known in names]
+    near = near or difflib.get_close_matches(name, names, n=2)
+    if hint is None and near:
+        hint = f"did you mean {' or '.join(map(repr, near))}?"
+    return TypeError(
+        f"{function}() got an unexpected keyword argument {name!r}{f'; {hint}' if hint else '.'} "
+        f"It takes {', '.join(names) or 'no keyword'}."
+    )
+
+
+def suggest_keywords(function: Function) -> Function:
+    """Make a function, or the construction of a class, answer an unknown keyword with the known.
+
+    Args:
+      function: its signature says what it takes.
+    """
+    if inspect.isclass(function):
+        function.__init__ = suggest_keywords(function.__init__)  # type: ignore[misc]
+        return function
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs.keys() - known.keys():
+            raise unknown(shown, name, known)
+        return function(*args, **kwargs)
+
+    signature = inspect.signature(function)
+    of_class = function.__name__ == "__init__"
+    shown = function.__qualname__.split(".")[-2] if of_class else function.__name__
+    known = dict(list(signature.parameters.items())[of_class:])
+    kinds = {parameter.kind for parameter in known.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        raise TypeError(f"{shown} takes any keyword.")
+    return checked  # type: ignore[return-value]
 
 
 def _sections(doc: str) -> dict[str, str]:

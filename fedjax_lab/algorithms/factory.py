@@ -13,7 +13,7 @@ and recorded hyper-parameters follow.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Required, TypedDict, TypeVar
 
 import jax
@@ -22,10 +22,13 @@ import optax
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.hyper import (
+    Symbol,
     at_round,
     check_example_privacy,
     check_lrs,
     check_transform,
+    meant_by,
+    read_symbols,
 )
 from fedjax_lab.checks import is_traced
 from fedjax_lab.clients.local import (
@@ -36,9 +39,12 @@ from fedjax_lab.clients.local import (
     StepReport,
     local_steps,
 )
+from fedjax_lab.clients.metrics import takes_mask
 from fedjax_lab.compressors import Compressor
+from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.models.base import Model
 from fedjax_lab.models.losses import classification_loss
-from fedjax_lab.signatures import complete_doc, described, show, spell_out
+from fedjax_lab.signatures import SYNONYMS, complete_doc, described, show, spell_out, unknown
 from fedjax_lab.types import ClientBatch, LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -179,14 +185,19 @@ def factory(build: Factory) -> Factory:
     own = inspect.signature(build)
     takes_common = "common" in own.parameters
     signature = _with_common(own) if takes_common else own
+    symbols = read_symbols(getattr(inspect.getmodule(build), "__doc__", None), signature.parameters)
 
     @functools.wraps(build)
     def wrapper(*args, **kwargs):
+        for name in kwargs.keys() - signature.parameters.keys():
+            raise _unknown(build.__name__, name, signature, symbols)
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{build.__name__}() {error}") from None
         given.apply_defaults()
+        for argument in {"loss_fn", "model"} & given.arguments.keys():
+            _check_subject(build.__name__, argument, given.arguments[argument])
         if takes_common:
             rates = ("client_lr", "server_lr")
             check_lrs(**{name: given.arguments[name] for name in rates if name in given.arguments})
@@ -214,6 +225,77 @@ def factory(build: Factory) -> Factory:
         if build.__doc__:
             wrapper.__doc__ = _with_shared(build.__doc__, signature)
     return wrapper  # type: ignore[return-value]
+
+
+# Arguments of a run, which a method is often given.
+_OF_A_RUN = (*Schedule._fields, "rounds", "seed", "evaluate", "eval_every", "num_clients")
+_OF_A_STEP = {
+    "clip_norm": "gradient_transform=optax.clip_by_global_norm(...)",
+    "weight_decay": "gradient_transform=optax.add_decayed_weights(...)",
+}
+
+
+def _unknown(
+    method: str, name: str, signature: inspect.Signature, symbols: Iterable[Symbol]
+) -> TypeError:
+    """The error for a keyword that a factory does not take, with what was meant."""
+    known = list(signature.parameters)
+    run_names = {name, *SYNONYMS.get(name, ())} & set(_OF_A_RUN)
+    meant, hint = meant_by(name, symbols, method), None
+    if meant:
+        of = [f"the paper's {s.text} is {s.argument!r}" for s in meant]
+        hint = f"{', '.join(of)} here."
+    elif name in ("eta", "eta_l", "eta_c", "gamma_l"):
+        hint = "the learning rate of the local steps is 'client_lr' here."
+    elif name == "eta_g" and "server_lr" in known:
+        hint = "the learning rate of the server is 'server_lr' here."
+    elif name in _OF_A_STEP:
+        hint = f"give {_OF_A_STEP[name]}."
+    elif run_names:
+        hint = f"{min(run_names)!r} is an argument of simulate, not of a method."
+    return unknown(method, name, known, hint)
+
+
+def _check_subject(method: str, argument: str, given: Any) -> None:
+    """Refuse a model where a loss function is due, and the other way round."""
+    is_model = isinstance(given, Model)
+    if argument == "loss_fn" and (is_model or not callable(given) or _is_network(given)):
+        what = "a Model" if is_model else f"a {type(given).__name__}"
+        raise TypeError(
+            f"loss_fn of {method} is {what}; it must be a function (params, examples, key) -> "
+            "losses [B]: models.classification_loss(model.apply) makes one of a model, "
+            "models.regression_loss(model.apply) one of numbers."
+        )
+    if argument == "loss_fn" and (found := _other_arguments(given)):
+        raise TypeError(
+            f"loss_fn of {method} takes ({found}); it must take (params, examples, key), and may "
+            "name a further argument mask."
+        )
+    if argument == "model" and not is_model:
+        what = getattr(given, "__name__", type(given).__name__)
+        raise TypeError(
+            f"model of {method} is {what}; it must be a Model, such as models.mlp() or "
+            "models.from_linen(module): the method looks inside it, and has a loss of its own."
+        )
+
+
+def _other_arguments(loss_fn: Callable[..., Any]) -> str | None:
+    """The arguments of a function that cannot be called as a loss; None where it can."""
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return None
+    mask = {"mask": None} if takes_mask(loss_fn) else {}
+    try:
+        signature.bind(None, None, None, **mask)
+    except TypeError:
+        return ", ".join(str(p).partition(":")[0] for p in signature.parameters.values())
+    return None
+
+
+def _is_network(given: Any) -> bool:
+    """Whether something that can be called is a module of flax, haiku or equinox."""
+    return hasattr(given, "apply") and hasattr(given, "init")
 
 
 def _with_common(own: inspect.Signature) -> inspect.Signature:

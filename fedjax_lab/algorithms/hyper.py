@@ -1,6 +1,9 @@
-"""Hyper-parameters that may be numbers, traced scalars, or schedules of the round."""
+"""Hyper-parameters: numbers, traced scalars or schedules of the round; the symbols of papers."""
 
-from typing import Any
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -103,3 +106,76 @@ def _turns_round(transform: optax.GradientTransformation) -> bool:
             return turned
         except Exception:  # made for params of another structure
             return False
+
+
+class Symbol(NamedTuple):
+    """A row of a symbol table that names an argument.
+
+    Attributes:
+      text: the paper's symbol, such as "1/λ" or "β_1".
+      argument: what it is here.
+      paper: whose symbol it is where the table says so, such as "FedDyn", or "".
+    """
+
+    text: str
+    argument: str
+    paper: str
+
+
+_GREEK = re.compile(r"[\u0370-\u03ff]")
+_SYMBOL = re.compile(r"(?:1/)?([^\W\d_]+)((?:[_^]\S+)?)\Z")
+# As Python names them: `lambda` is a word of the language.
+_LAMBDA = re.compile(r"^lam(?:bda|bd|b|da)?(?=\d|$)")
+
+
+def read_symbols(doc: str | None, arguments: Iterable[str]) -> list[Symbol]:
+    """The symbols of a module's table, "paper | here", that stand for arguments of a method.
+
+    Symbols and names of a row belong together in their order; a single name is that of all of the
+    row's symbols.
+
+    Args:
+      doc: the module's docstring.
+      arguments: of the method.
+    """
+    rows = re.split(r"^=+ +=+ *$", doc or "", flags=re.M)
+    if len(rows) != 4:
+        return []
+    names, found = set(arguments), []
+    for row in rows[2].strip().splitlines():
+        left, _, right = row.partition("  ")
+        if left.startswith("1 - ") and right.strip().startswith("1 - "):
+            left = left.removeprefix("1 - ")
+        here = re.findall(r"``(\w+)``", right)
+        symbols, paper = [], ""
+        for part in reversed(re.split(r", (?![^(]*\))", left.strip())):
+            text, _, of = part.partition(" (")
+            paper = of.rstrip(")") or paper
+            symbols.insert(0, (text, paper))
+        if len(here) != len(symbols):
+            here = here[:1] * len(symbols) if len(set(here)) == 1 else []
+        found += [Symbol(t, name, of) for (t, of), name in zip(symbols, here, strict=False)]
+    return [symbol for symbol in found if symbol.argument in names and _SYMBOL.match(symbol.text)]
+
+
+def meant_by(word: str, symbols: Iterable[Symbol], method: str) -> list[Symbol]:
+    """The symbols that a keyword such as "mu", "lam" or "beta_1" spells, the likeliest ones.
+
+    Args:
+      word: what was given as a keyword.
+      symbols: those of the method's papers.
+      method: its name, which decides between the papers of a file.
+    """
+    wanted = _spelled(word)
+    exact = [s for s in symbols if wanted == _spelled(s.text)]
+    close = exact or [s for s in symbols if wanted == _spelled(s.text, subscript=False)]
+    own = [s for s in close if s.paper and _spelled(s.paper) in _spelled(method)]
+    return list({s.argument: s for s in own or close}.values())
+
+
+def _spelled(symbol: str, subscript: bool = True) -> str:
+    """A symbol in small Latin letters and digits: "β_1" is "beta1"; without subscript, "beta"."""
+    match = _SYMBOL.match(symbol)
+    letters = symbol if match is None else match[1] + match[2] * subscript
+    names = _GREEK.sub(lambda letter: unicodedata.name(letter[0]).split()[-1], letters)
+    return _LAMBDA.sub("lambda", re.sub(r"[\W_]", "", names.lower()))

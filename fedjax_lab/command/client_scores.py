@@ -32,12 +32,13 @@ def build_own_tests(
     count_fn: CountFn,
     clients: data.FederatedArrays,
     test: data.Examples,
+    own: data.FederatedArrays | None = None,
 ) -> Callable[[FedState], Mapping[str, Any]] | None:
     """Build state -> personal scores for rows; None for methods with one global model.
 
     The test set is divided among the clients by their label distributions (``data.divide_like``),
-    and each client's model is scored on its own part. ``personal_scores`` describes the results,
-    such as ``personal_accuracy``.
+    if they have no test examples of their own, and each client's model is scored on its own part.
+    ``personal_scores`` describes the results, such as ``personal_accuracy``.
 
     Args:
       config: the settings, resolved.
@@ -45,13 +46,18 @@ def build_own_tests(
       count_fn: what is counted of each example.
       clients: the clients' training data.
       test: the test set.
+      own: the clients with test examples of their own, where there are such.
     """
     if algorithm.personal is None:
         return None
     labels, why = labels_of(test), None
-    if labels is None or labels.ndim > 1:
+    if config.client is not None and own is None:
+        why = f"test_split is {config.test_split!r}, of other clients; examples:0.2 is of these"
+    elif own is not None:
+        labels = None
+    elif labels is None or labels.ndim > 1:
         why = f"{config.dataset} has no class labels by which to divide the test set"
-    elif config.client_store == "host":
+    if why is None and config.client_store == "host":
         why = "client_store is 'host', where no device holds all clients' models"
     if why is not None:
         warnings.warn(
@@ -59,7 +65,7 @@ def build_own_tests(
         )
         return None
     seed = config.seed if config.partition_seed is None else config.partition_seed
-    tests = data.divide_like(clients, test, seed=seed)
+    tests = own or data.divide_like(clients, test, seed=seed)
     score = getattr(count_fn, "score", ACCURACY)
     models = client_models(algorithm, clients, config.batch_size, config.seed)
     score_clients = build_personal_evaluation(count_fn, models, tests)

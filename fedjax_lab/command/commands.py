@@ -13,6 +13,7 @@ import tyro
 from fedjax_lab.command import catalogue, listings
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import NATURAL
+from fedjax_lab.command.flags import Settings, with_defaults
 from fedjax_lab.data import DATASETS, PARTITIONS
 
 PROG = "fedjax-lab"
@@ -22,7 +23,7 @@ PROG = "fedjax-lab"
 class RunCommand:
     """Run a simulation, or resume it with the same command."""
 
-    settings: tyro.conf.UseAppendAction[RunConfig]
+    settings: Settings
 
     seeds: tuple[int, ...] = ()
     """Run once for each, one after the other, in place of seed. With run_dir: in RUN_DIR/seedN."""
@@ -63,7 +64,7 @@ class PlanCommand:
     If the machine's compiler is installed, it gives the figures; this needs no accelerator.
     """
 
-    settings: tyro.conf.UseAppendAction[RunConfig]
+    settings: Settings
 
     target: str = "here"
     """here, a chip (v4, v5e, v5p, v6e, a100, h100, h200), several of them (v5e:2x2, v4:2x2x1,
@@ -83,7 +84,7 @@ class SweepCommand:
     All runs share one partition, that of partition_seed (or seed). Only the table is kept.
     """
 
-    settings: tyro.conf.UseAppendAction[RunConfig]
+    settings: Settings
 
     point: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Values of a hyper-parameter as name=value,value: client_lr, server_lr, clip_norm,
@@ -115,7 +116,7 @@ class TuneCommand:
     All methods spend the same number of gradients; the test set is not read.
     """
 
-    settings: tyro.conf.UseAppendAction[RunConfig]
+    settings: Settings
 
     methods: tuple[str, ...] = ()
     """The methods. None: algorithm."""
@@ -262,7 +263,7 @@ class DatasetsCommand:
 
     def text(self) -> str:
         """What is printed."""
-        return listings.pairs(DATASETS)
+        return listings.pairs({**DATASETS, **listings.TABLES})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,12 +302,10 @@ def parse(argv: list[str]) -> Any:
     with_settings = bool(argv) and argv[0] in _WITH_SETTINGS
     file = first.parse_known_args(argv)[0].config if with_settings else None
     settings = RunConfig() if file is None else RunConfig.from_file(file)
+    with_defaults(settings)
     commands: list[Any] = [
-        Annotated[kind, tyro.conf.subcommand(name, default=kind(settings))]
-        for name, kind in _WITH_SETTINGS.items()
-    ]
-    commands += [
-        Annotated[kind, tyro.conf.subcommand(name)] for name, kind in _WITHOUT_SETTINGS.items()
+        Annotated[kind, tyro.conf.subcommand(name)]
+        for name, kind in {**_WITH_SETTINGS, **_WITHOUT_SETTINGS}.items()
     ]
     union: Any = functools.reduce(operator.or_, commands)
     return tyro.cli(

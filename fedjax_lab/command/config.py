@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.command.config_checks import check_config, is_natural
+from fedjax_lab.command.config_checks import NATURAL_SCHEME, check_config, is_natural
 from fedjax_lab.command.config_file import convert, read_settings
 from fedjax_lab.command.guards import GUARDS
 from fedjax_lab.command.options import (
@@ -30,6 +30,8 @@ from fedjax_lab.data import ClientTimes, Devices
 # Where a run keeps its files, and which: the result does not depend on them.
 _NOT_RECORDED = ("data_dir", "run_dir", "checkpoint_every", "log", "profile_dir")
 _NUM_CLIENTS = 20
+# Not recorded where they are as by default: runs from before there were these are the same runs.
+_NEW = (*GUARDS, "sampling", "client", "x", "target", "task", "test_split")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +107,24 @@ class RunConfig:
     """Let a share of clients attack: NAME:SHARE[:STRENGTH] or label_flip:SHARE:CLASSES."""
 
     dataset: str = "digits"
-    """Data set, such as digits, fashion_mnist, idx:FOLDER, npz:FILE or text:FILE_OR_FOLDER."""
+    """Data set, such as digits, fashion_mnist, idx:FOLDER, npz:FILE, csv:FILE, parquet:FILE or
+    text:FILE_OR_FOLDER."""
+
+    client: str | None = None
+    """Of a table: the column of the clients' ids. None: partition divides the rows."""
+
+    x: tuple[str, ...] = ()
+    """Of a table: the columns of inputs; text becomes integers. None: all but client and target."""
+
+    target: tuple[str, ...] = ()
+    """Of a table: the column that is foretold, or several."""
+
+    task: str | None = None
+    """Of a table: regression or classification. None: floats are a regression."""
+
+    test_split: str = "clients:0.2"
+    """Of a table, what tests: a share of the clients, all of whose rows training never sees;
+    examples:0.2, a share of each client's rows; or another file .csv or .parquet."""
 
     data_dir: str | None = None
     """Folder with the data set's files, where it is not found by itself."""
@@ -118,7 +137,7 @@ class RunConfig:
 
     partition: str = "dirichlet:0.1"
     """How the data are divided among the clients: iid, classes_per_client:2, contiguous, ..., or
-    natural:ARRAY, the clients' ids in an array [n] of npz:FILE."""
+    natural:ARRAY, the clients' ids in an array [n] of npz:FILE. With client: by that column."""
 
     num_clients: int | None = None
     """Clients, N. None: 20, which suits digits (1,442 training images; 100 is usual for
@@ -281,7 +300,7 @@ class RunConfig:
                 option: list(value) if isinstance(value, tuple) else value
                 for option, value in parse_options(values[name], name).items()
             }
-        return {**values, "log": list(self.log)}
+        return {**values, **{name: list(values[name]) for name in ("x", "target", "log")}}
 
     def record(self) -> dict[str, Any]:
         """Return the settings for config.json: ``to_dict`` without paths.
@@ -293,7 +312,7 @@ class RunConfig:
             name: value
             for name, value in self.to_dict().items()
             if name not in _NOT_RECORDED
-            and not (name in (*GUARDS, "sampling") and value == _DEFAULTS[name])
+            and not (name in _NEW and getattr(self, name) == _DEFAULTS[name])
         }
 
     def resolve(self) -> "RunConfig":
@@ -305,6 +324,8 @@ class RunConfig:
         Raises:
           ValueError, TypeError: a setting is unknown, out of range, or missing.
         """
+        if self.client is not None and self.partition != f"{NATURAL_SCHEME}:{self.client}":
+            return self._by_column().resolve()
         natural = is_natural(self.partition)
         if self.num_clients is None and not natural:
             return dataclasses.replace(self, num_clients=_NUM_CLIENTS).resolve()
@@ -333,6 +354,15 @@ class RunConfig:
             local_steps=steps,
             run_dir=self.run_dir or str(Path("runs") / self.run_name()),
         )
+
+    def _by_column(self) -> "RunConfig":
+        """The same, divided by the column of the clients' ids."""
+        if self.partition != _DEFAULTS["partition"]:
+            raise ValueError(
+                f"partition is {self.partition!r} and client {self.client!r}; the column says who "
+                "holds which row: leave partition out."
+            )
+        return dataclasses.replace(self, partition=f"{NATURAL_SCHEME}:{self.client}")
 
     def devices(self) -> Devices | None:
         """Build the clients' devices; None if all clients take all steps and time is not

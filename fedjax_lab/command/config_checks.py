@@ -8,9 +8,10 @@ from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int, c
 from fedjax_lab.clients.mapping import check_client_map
 from fedjax_lab.command.guards import check_guards
 from fedjax_lab.command.options import check_clip, client_schedule
+from fedjax_lab.command.table_data import check_table, is_table
 from fedjax_lab.compressors import as_compressor
 from fedjax_lab.data import DATASETS, PARTITIONS, ClientTimes
-from fedjax_lab.data.sources import SCHEMES
+from fedjax_lab.data.sources import SCHEMES, TABLES
 from fedjax_lab.data.times import check_devices
 from fedjax_lab.models import COMPUTE_DTYPES, MODELS
 from fedjax_lab.round import ON_NONFINITE
@@ -20,7 +21,7 @@ from fedjax_lab.storage.run_path import check_run_dir
 
 # A partition of the command line alone: in Python, ids are an array.
 NATURAL = "natural:ARRAY"
-_SCHEME = "natural"
+NATURAL_SCHEME = "natural"
 
 
 def is_natural(partition: str) -> bool:
@@ -29,7 +30,7 @@ def is_natural(partition: str) -> bool:
     Args:
       partition: as in ``RunConfig``.
     """
-    return partition.partition(":")[0] == _SCHEME
+    return partition.partition(":")[0] == NATURAL_SCHEME
 
 
 def check_config(config: Any) -> None:
@@ -45,7 +46,8 @@ def check_config(config: Any) -> None:
     check_run_dir(config.run_dir)
     check_choice("algorithm", config.algorithm, ALGORITHMS)
     check_choice("model", config.model, MODELS)
-    if config.dataset.partition(":")[0] not in SCHEMES:
+    check_table(config)
+    if config.dataset.partition(":")[0] not in (*SCHEMES, *TABLES):
         check_choice("dataset", config.dataset, DATASETS)
     _check_clients(config)
     check_choice("compute_dtype", config.compute_dtype, COMPUTE_DTYPES)
@@ -109,18 +111,24 @@ def _check_times(config: Any) -> None:
 def _check_clients(config: Any) -> None:
     """Check the clients, their number, and the cohort size."""
     scheme, _, column = config.partition.partition(":")
-    check_choice("partition", scheme, [*(form.partition(":")[0] for form in PARTITIONS), _SCHEME])
-    if scheme == _SCHEME:
+    schemes = (form.partition(":")[0] for form in PARTITIONS)
+    check_choice("partition", scheme, (*schemes, NATURAL_SCHEME))
+    if scheme == NATURAL_SCHEME:
         if not column:
             raise ValueError(
                 f"partition is {config.partition!r}; it must be {NATURAL}, with the name of an "
                 "array of ids in the data's .npz file."
             )
-        if config.dataset.partition(":")[0] != "npz":
+        if is_table(config.dataset) and config.client is None:
+            raise ValueError(
+                f"partition is {config.partition!r} and dataset {config.dataset!r}; say with "
+                f"--client {column} which column has the clients' ids."
+            )
+        if config.dataset.partition(":")[0] not in ("npz", *TABLES):
             raise ValueError(
                 f"partition is {config.partition!r} and dataset {config.dataset!r}; clients' ids "
-                "are read from npz:FILE. Of other data, give them in Python: data.partition(train, "
-                "ids), data.from_table, data.from_tfds."
+                "are read from npz:FILE, csv:FILE and parquet:FILE. Of other data, give them in "
+                "Python: data.partition(train, ids), data.from_table, data.from_tfds."
             )
         if config.num_clients is not None:
             raise ValueError(

@@ -84,7 +84,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     if value is None and types.NoneType in kinds:
         return None
     if typing.get_origin(kinds[0]) is tuple:
-        options = name != "log"
+        options = name.endswith("option")
         if isinstance(value, Mapping) and options:
             return format_options(value)
         if isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value):

@@ -16,6 +16,11 @@ from fedjax_lab.command.options import (
 from fedjax_lab.compressors.catalogue import COMPRESSORS, describe
 from fedjax_lab.models import MODELS
 
+TABLES = {
+    "csv:FILE": "a table, with --target and --client, the columns of targets and of clients' ids",
+    "parquet:FILE": "the same of a Parquet file",
+}
+
 
 def algorithms() -> str:
     """List every method: paper, traffic, client state, gradients, options and defaults."""

@@ -24,6 +24,7 @@ from fedjax_lab.command.client_scores import (
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import is_natural
 from fedjax_lab.command.options import defaults_of, parse_options
+from fedjax_lab.command.table_data import is_table, load_table
 from fedjax_lab.data.files import read_npz
 from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.models.losses import Preprocess
@@ -102,18 +103,16 @@ def build(
       FileNotFoundError, ImportError: the data set, or what reads it, is not there.
     """
     config = config.resolve()
-    train, test = examples or load(config)
+    table = load_table(config) if examples is None and is_table(config.dataset) else None
+    train, test = examples or (load(config) if table is None else (table.train, table.test))
     is_regression = train.y.dtype.kind == "f"
     is_text = train.y.ndim > 1 and not is_regression
-    outputs = _outputs(config, train) if is_regression else data.num_classes(train)
+    if is_regression:
+        outputs = _outputs(config, train)
+    else:
+        outputs = (table and table.classes) or data.num_classes(train)
     _check_model(config, is_text)
-    clients = data.partition(
-        train,
-        _owners(config, train) if is_natural(config.partition) else config.partition,
-        num_clients=config.num_clients,
-        seed=config.seed if config.partition_seed is None else config.partition_seed,
-        min_size=config.min_client_size,
-    )
+    clients = (table and table.clients) or _clients(config, train)
     _warn_of_outliers(clients)
     model_options = parse_options(config.model_option, "model_option")
     if is_regression:  # one output is enough
@@ -154,7 +153,7 @@ def build(
         evaluate,
         count_fn,
         build_client_evaluation(count_fn, clients, evaluated),
-        build_own_tests(config, algorithm, count_fn, clients, test),
+        build_own_tests(config, algorithm, count_fn, clients, test, table and table.tests),
         {
             "train": len(train.y),
             "test": len(test.y),
@@ -209,6 +208,16 @@ def _outputs(config: RunConfig, train: data.Examples) -> int:
             f"{config.dataset} is a regression (its y are floats)."
         )
     return train.y.shape[1] if train.y.ndim > 1 else 1
+
+
+def _clients(config: RunConfig, train: data.Examples) -> data.FederatedArrays:
+    return data.partition(
+        train,
+        _owners(config, train) if is_natural(config.partition) else config.partition,
+        num_clients=config.num_clients,
+        seed=config.seed if config.partition_seed is None else config.partition_seed,
+        min_size=config.min_client_size,
+    )
 
 
 def _owners(config: RunConfig, train: data.Examples) -> np.ndarray:

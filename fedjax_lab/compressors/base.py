@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.compressors import wire
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Key
 
 Packed = bytes
@@ -151,11 +152,13 @@ def relative_to_largest(v: jax.Array) -> tuple[jax.Array, jax.Array]:
     return largest, tree.safe_divide(v, jnp.broadcast_to(largest, v.shape))
 
 
+@suggest_keywords
 def identity() -> Compressor:
     """Send the vector unchanged."""
     return _dense("identity", lambda dtype: jnp.dtype(dtype), lambda d: 0.0, unbiased=True)
 
 
+@suggest_keywords
 def bfloat16() -> Compressor:
     """Round every coordinate to bfloat16: 16 bits, 8 of them significant."""
     return _dense("bfloat16", lambda dtype: jnp.dtype(jnp.bfloat16), lambda d: 257.0**-2)

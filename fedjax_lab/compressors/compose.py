@@ -10,8 +10,10 @@ import jax
 
 from fedjax_lab.compressors import wire
 from fedjax_lab.compressors.base import Compressor
+from fedjax_lab.signatures import suggest_keywords
 
 
+@suggest_keywords
 def compose(sparsifier: Compressor, quantiser: Compressor) -> Compressor:
     """Quantize the coordinates that a sparsifier keeps.
 

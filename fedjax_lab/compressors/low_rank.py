@@ -23,6 +23,7 @@ from fedjax_lab.compressors.base import (
     relative_to_largest,
     size_of,
 )
+from fedjax_lab.signatures import suggest_keywords
 
 
 @jax.tree_util.register_dataclass
@@ -43,6 +44,7 @@ class Factors:
     d: int = dataclasses.field(metadata=STATIC)
 
 
+@suggest_keywords
 def low_rank(rank: int) -> Compressor:
     """Project the vector, as an n x m matrix M, onto the range of M G, G random [m, rank].
 

@@ -23,6 +23,7 @@ from fedjax_lab.compressors.base import (
     relative_to_largest,
     size_of,
 )
+from fedjax_lab.signatures import suggest_keywords
 
 
 @jax.tree_util.register_dataclass
@@ -66,6 +67,7 @@ class Codebook:
         return jnp.int8 if self.levels < 128 else jnp.int16
 
 
+@suggest_keywords
 def sign() -> Compressor:
     """Send the sign of each coordinate, and mean |v| as the size of all.
 
@@ -81,6 +83,7 @@ def sign() -> Compressor:
     return _coded("sign", {}, Codebook(1, step=2), encode, lambda d: 1 - 1 / d)
 
 
+@suggest_keywords
 def qsgd(levels: int = 15, *, scaled: bool = False) -> Compressor:
     """Round |v_i| / ||v|| at random to a neighbouring multiple of 1/levels, without bias.
 
@@ -111,6 +114,7 @@ def qsgd(levels: int = 15, *, scaled: bool = False) -> Compressor:
     return _coded("qsgd", options, Codebook(levels), encode, variance, unbiased=True, scaled=scaled)
 
 
+@suggest_keywords
 def terngrad(*, scaled: bool = False) -> Compressor:
     """Send 0 or +-max |v|, with probability |v_i| / max |v| of not 0, without bias.
 
@@ -132,6 +136,7 @@ def terngrad(*, scaled: bool = False) -> Compressor:
     return _coded("terngrad", options, Codebook(1), encode, variance, unbiased=True, scaled=scaled)
 
 
+@suggest_keywords
 def int8() -> Compressor:
     """Round each coordinate to the nearest multiple of max |v| / 127.
 

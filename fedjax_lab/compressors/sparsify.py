@@ -15,6 +15,7 @@ import numpy as np
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.compressors import wire
 from fedjax_lab.compressors.base import STATIC, Array, Compressor, Positions, size_of
+from fedjax_lab.signatures import suggest_keywords
 
 _SEED_BYTES = 4
 _WORD = 32  # coordinates of a mask that are counted together
@@ -70,6 +71,7 @@ def _kept(comp: float):
     return lambda d: max(1, round((1 - comp) * d))
 
 
+@suggest_keywords
 def top_k(comp: float, *, selection: str = "bisection") -> Compressor:
     """Keep the k largest magnitudes; of equal ones, those with the lowest indices.
 
@@ -124,6 +126,7 @@ def top_k(comp: float, *, selection: str = "bisection") -> Compressor:
     return dataclasses.replace(compressor, direct=direct, direct_parts=direct_parts)
 
 
+@suggest_keywords
 def random_k(comp: float, *, rescale: bool = False) -> Compressor:
     """Keep k random coordinates, drawn without replacement from a seed in the message.
 
@@ -195,6 +198,7 @@ def _fixed_size(name, options, compress, decompress, positions, unbiased=False) 
     )
 
 
+@suggest_keywords
 def random_drop(comp: float, *, rescale: bool = False) -> Compressor:
     """Keep each coordinate with probability 1 - comp, drawn from a seed in the message.
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.signatures import suggest_keywords
 
 _CHUNK = 4096
 
@@ -57,6 +58,7 @@ def normalization(train: Any, scale: float | None = None) -> Normalization:
     return Normalization(mean / scale, np.where(std > 0, std, 1.0), scale)
 
 
+@suggest_keywords
 def preprocess(
     mean: Any = None,
     std: Any = None,

@@ -20,6 +20,7 @@ from fedjax_lab.data.clients import from_clients
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.packing import Sentence, pack
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.signatures import suggest_keywords
 
 Records = str | Path | Iterable[Mapping[str, Any]]
 ROLES = ("system", "user", "assistant")
@@ -76,6 +77,7 @@ def load_tokenizer(file: str | Path) -> Any:
         raise ValueError(f"{path} is no tokenizer: {error}") from error
 
 
+@suggest_keywords
 def from_chats(
     records: Records,
     tokenizer: Any,
@@ -129,6 +131,7 @@ def from_chats(
     return from_clients(packed, min_size=min_size)
 
 
+@suggest_keywords
 def pack_chats(
     records: Records,
     tokenizer: Any,

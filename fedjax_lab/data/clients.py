@@ -16,6 +16,7 @@ from fedjax_lab.data.federated import FederatedArrays, as_examples, from_partiti
 from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.data.partition import Partition
 from fedjax_lab.data.streams import FederatedStream
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import PyTree
 
 Clients = TypeVar("Clients", FederatedArrays, FederatedStream)
@@ -23,6 +24,7 @@ Clients = TypeVar("Clients", FederatedArrays, FederatedStream)
 _MOST_EXAMPLES = np.iinfo(np.int32).max
 
 
+@suggest_keywords
 def from_clients(clients: Mapping[Any, PyTree], *, min_size: int = 1) -> FederatedArrays:
     """Put data that come with their clients on the device.
 
@@ -106,6 +108,7 @@ def _check_alike(name: str, tree: PyTree, first_name: str, first: PyTree) -> Non
             )
 
 
+@suggest_keywords
 def split_clients(clients: Clients, held_out: float, seed: int = 0) -> tuple[Clients, Clients]:
     """Hold out clients from training.
 
@@ -147,6 +150,7 @@ def split_clients(clients: Clients, held_out: float, seed: int = 0) -> tuple[Cli
     return part(seen), part(unseen)
 
 
+@suggest_keywords
 def split_examples(clients: Clients, fraction: float, seed: int = 0) -> tuple[Clients, Clients]:
     """Give every client training examples and test examples of its own.
 
@@ -198,6 +202,7 @@ def _share(
     return clients.share(host, names)
 
 
+@suggest_keywords
 def divide_like(
     clients: FederatedArrays | FederatedStream, test: PyTree, seed: int = 0
 ) -> FederatedArrays:

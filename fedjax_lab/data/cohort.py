@@ -30,7 +30,14 @@ from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.order import shuffled
 from fedjax_lab.data.poisson import poisson_slots
 from fedjax_lab.data.times import check_devices
-from fedjax_lab.signatures import complete_doc, described, show, spell_out, unknown
+from fedjax_lab.signatures import (
+    complete_doc,
+    described,
+    show,
+    spell_out,
+    suggest_keywords,
+    unknown,
+)
 from fedjax_lab.types import CohortBatch, Key
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -158,7 +165,7 @@ class Schedule(NamedTuple):
 
 
 def scheduled(function: Function) -> Function:
-    """Show ``ScheduleOptions`` in the signature and the help of a function.
+    """Show ``ScheduleOptions`` in the signature and the help of a function, and in its errors.
 
     Args:
       function: takes ``**schedule: Unpack[ScheduleOptions]``.
@@ -168,7 +175,7 @@ def scheduled(function: Function) -> Function:
     if function.__doc__:
         function.__doc__ = complete_doc(function.__doc__, signature, described(ScheduleOptions))
     show(function, signature)
-    return function
+    return suggest_keywords(function)
 
 
 @scheduled

@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Key
 
 # Folded into the run's key, apart from the numbers of rounds.
 _SPEED, _STEPS = jnp.iinfo(jnp.uint32).max, jnp.iinfo(jnp.uint32).max - 1
 
 
+@suggest_keywords
 @dataclasses.dataclass(frozen=True)
 class Devices:
     """Numbers of local steps K_i and dropouts of the clients, applied in this order.

@@ -25,6 +25,7 @@ from fedjax_lab.data.partition import split_indices as _split_indices
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.data.stream_files import stored_dtype
 from fedjax_lab.data.times import RoundTimes
+from fedjax_lab.signatures import suggest_keywords
 
 # More clients than this cannot be told apart in a figure, and more names not read.
 _MAX_PLOTTED = 100
@@ -170,6 +171,7 @@ class FederatedArrays:
         return Partition(np.asarray(self.indices), np.asarray(self.sizes), info.spec, info.seed)
 
 
+@suggest_keywords
 def partition(
     train: Any,
     spec: str | np.ndarray,
@@ -228,6 +230,11 @@ def divide(
     names = None
     if min_size is None:
         min_size = 2 if isinstance(spec, str) else 1
+    if isinstance(spec, str) and num_clients is None:
+        raise TypeError(
+            f"num_clients is None; it must be the number of clients that {spec!r} makes, an "
+            "integer. Only an array of ids says itself how many there are."
+        )
     if not isinstance(spec, str) and num_clients is None:
         names, spec = number_owners(spec, check_int("min_size", min_size, minimum=0))
         num_clients = len(names)

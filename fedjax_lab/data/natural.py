@@ -20,6 +20,7 @@ from fedjax_lab.data.federated import FederatedArrays, partition
 from fedjax_lab.data.partition import number_owners
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.data.tables import Table, as_codes
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import PyTree
 
 # The name of a column, or of several that are to stand side by side.
@@ -29,6 +30,7 @@ _CONVERT = "convert is None, so that x and y must be numbers of one shape; found
 _EXACT = 2**24  # up to here float32 holds all integers
 
 
+@suggest_keywords
 def from_table(
     table: Any,
     *,
@@ -70,12 +72,7 @@ def from_table(
     """
     read = Table(table)
     names, owners = number_owners(read.column("client", client), min_size, f"client={client!r}")
-    given = dict(categories or {})
-    used: dict[str, tuple[str, ...]] = {}
-    train = Examples(*(_numbers(read, *pair, given, used) for pair in (("x", x), ("y", y))))
-    for name in given:
-        if name not in used:
-            raise ValueError(f"categories names {name!r}; it must be columns of text in x or y.")
+    train, used = read_columns(read, x, y, categories)
     for argument, array in zip(("x", "y"), train, strict=True):
         if array.shape[:1] != owners.shape:
             raise ValueError(
@@ -84,6 +81,33 @@ def from_table(
             )
     clients = partition(train, owners, len(names), min_size=min_size)
     return dataclasses.replace(clients, names=names, categories=tuple(used.items()))
+
+
+def read_columns(
+    table: Table,
+    x: Columns,
+    y: Columns,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    names: tuple[str, str] = ("x", "y"),
+) -> tuple[Examples, dict[str, tuple[str, ...]]]:
+    """Inputs and targets of a table, and what stands for the numbers of columns of text.
+
+    Args:
+      table: what is read.
+      x, y, categories: as of ``from_table``.
+      names: what x and y are called in errors.
+
+    Raises:
+      ValueError: as ``from_table``.
+    """
+    given = dict(categories or {})
+    used: dict[str, tuple[str, ...]] = {}
+    named = zip(names, (x, y), strict=True)
+    examples = Examples(*(_numbers(table, *pair, given, used) for pair in named))
+    for name in given:
+        if name not in used:
+            raise ValueError(f"categories names {name!r}; it must be columns of text in x or y.")
+    return examples, used
 
 
 def _numbers(
@@ -125,6 +149,7 @@ def _numbers(
     return np.stack(parts, axis=1).astype(np.float32)
 
 
+@suggest_keywords
 def from_tfds(
     name: str,
     *,
@@ -156,6 +181,7 @@ def from_tfds(
     return from_table(table, client=client, x=x, y=y, min_size=min_size)
 
 
+@suggest_keywords
 def load_leaf(
     folder: str | Path,
     *,
@@ -230,6 +256,7 @@ def _leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:
     return found
 
 
+@suggest_keywords
 def load_fedjax(
     path: str | Path,
     *,

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.signatures import suggest_keywords
 
 NOT_SCORED = -1
 TOO_LONG = ("error", "cut", "leave_out")
@@ -42,6 +43,7 @@ class Sentence(NamedTuple):
     scored: Sequence[bool]
 
 
+@suggest_keywords
 def pack(
     sequences: Iterable[Sentence | tuple[Sequence[int], Sequence[bool]]],
     length: int,

@@ -5,6 +5,7 @@ text is a sequence of L words.
 """
 
 import importlib.resources
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.data import files, text, tfds
+from fedjax_lab.signatures import suggest_keywords
 
 # Where Debian's package dataset-fashion-mnist puts its files.
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -33,6 +35,9 @@ DATASETS = {
 # What may stand before a colon.
 SCHEMES = tuple(form.partition(":")[0] for form in DATASETS if ":" in form)
 
+# Tables, which the command line divides into (train, test), and ``from_table`` reads.
+TABLES = ("csv", "parquet")
+
 _TFDS_ALIASES = ("mnist", "cifar10", "cifar100")
 
 
@@ -50,6 +55,7 @@ class Examples(NamedTuple):
     y: Any
 
 
+@suggest_keywords
 def load(
     name: str,
     *,
@@ -84,12 +90,16 @@ def load(
         if not rest:
             raise ValueError(f"name is {name!r}; something must follow the colon, as in DATASETS.")
         if scheme == "idx":
-            return _checked_splits(name, files.read_idx_folder(Path(rest), name))
+            return checked_splits(name, files.read_idx_folder(Path(rest), name))
         if scheme == "npz":
-            return _checked_splits(rest, files.read_npz(Path(rest), name))
+            return checked_splits(rest, files.read_npz(Path(rest), name))
         if scheme == "tfds":
             return _load_tfds(rest, data_dir)
         return _load_text(name, data_dir, sequence_length, vocabulary_size)
+    if scheme in TABLES:
+        raise ValueError(
+            f"name is {name!r}; data.from_table({rest!r}, client=..., x=..., y=...) reads a table."
+        )
     check_choice("name", name, DATASETS)
     if name in _TFDS_ALIASES:
         return _load_tfds(name, data_dir)
@@ -97,7 +107,7 @@ def load(
         with importlib.resources.as_file(
             importlib.resources.files("fedjax_lab.data") / "digits.npz"
         ) as path:
-            return _checked_splits(name, files.read_npz(path, name))
+            return checked_splits(name, files.read_npz(path, name))
     if name == "fashion_mnist":
         return _load_fashion_mnist(data_dir)
     raise ValueError(f"name is {name!r}; replace the capitals: {DATASETS[name]}.")
@@ -131,7 +141,7 @@ def _load_fashion_mnist(data_dir: str | Path | None) -> tuple[Examples, Examples
     for folder in (data_dir, DEBIAN_FASHION_MNIST):
         if folder is not None and files.has_idx(Path(folder)):
             arrays = files.read_idx_folder(Path(folder), "fashion_mnist")
-            return _checked_splits("fashion_mnist", arrays)
+            return checked_splits("fashion_mnist", arrays)
     try:
         return _load_tfds("fashion_mnist", data_dir)
     except (ImportError, FileNotFoundError) as error:
@@ -145,7 +155,7 @@ def _load_fashion_mnist(data_dir: str | Path | None) -> tuple[Examples, Examples
 
 def _load_tfds(name: str, data_dir: str | Path | None) -> tuple[Examples, Examples]:
     arrays, classes = tfds.read_images(name, data_dir)
-    return _checked_splits(f"tfds:{name}", arrays, classes)
+    return checked_splits(f"tfds:{name}", arrays, classes)
 
 
 def _load_text(
@@ -162,9 +172,19 @@ def _load_text(
     return Examples(*corpus.train), Examples(*corpus.test)
 
 
-def _checked_splits(
-    name: str, arrays: dict[str, np.ndarray], classes: int | None = None
+def checked_splits(
+    name: str, arrays: Mapping[str, np.ndarray], classes: int | None = None
 ) -> tuple[Examples, Examples]:
+    """(train, test) of arrays, checked and in the dtypes in which they are stored.
+
+    Args:
+      name: of the data set, for errors.
+      arrays: x_train, y_train, x_test and y_test.
+      classes: how many there are; None: as many as the training labels have.
+
+    Raises:
+      ValueError: arrays are inconsistent, not finite or labelled out of range.
+    """
     train = _checked(f"{name}, train", arrays["x_train"], arrays["y_train"], classes)
     if classes is None and train.y.dtype.kind != "f":
         classes = num_classes(train)

@@ -22,6 +22,7 @@ import numpy as np
 
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.files import new_folder, write_text
+from fedjax_lab.signatures import suggest_keywords
 
 DESCRIPTION = "stream.json"
 _VERSION = 1
@@ -33,6 +34,7 @@ _DAMAGES = (
 _PIECE = 2**26  # bytes that are written or converted at once
 
 
+@suggest_keywords
 def write_stream(folder: str | Path, examples: Any) -> Path:
     """Write examples to files for ``stream``, one for each leaf.
 
@@ -68,6 +70,7 @@ def write_stream(folder: str | Path, examples: Any) -> Path:
     return folder
 
 
+@suggest_keywords
 def open_stream(folder: str | Path) -> Any:
     """Memory-map the examples that ``write_stream`` wrote, without reading them.
 

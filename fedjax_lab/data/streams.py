@@ -30,6 +30,7 @@ from fedjax_lab.data.partition import Partition
 from fedjax_lab.data.records import open_records
 from fedjax_lab.data.stream_files import content_of, map_file, open_stream, stored_dtype
 from fedjax_lab.machine.memory import device_memory
+from fedjax_lab.signatures import suggest_keywords
 
 _SHARE = 0.25  # of a device's memory, that a stream may take
 NOBODY = np.iinfo(np.int32).max  # in a window's places without an example
@@ -283,6 +284,7 @@ class FederatedStream:
         return FederatedStream(self.examples, host, names, self.memory)
 
 
+@suggest_keywords
 def stream(
     train: Any,
     spec: str | np.ndarray,

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.signatures import suggest_keywords
 
 
 class Problem(NamedTuple):
@@ -35,6 +36,7 @@ class Problem(NamedTuple):
     loss_fn: Callable[[jax.Array, Examples, jax.Array | None], jax.Array]
 
 
+@suggest_keywords
 def quadratics(
     num_clients: int,
     dim: int,
@@ -83,6 +85,7 @@ def quadratics(
     return Problem(Examples(x, client_ids), client_ids, optimum, minimum, _quadratic_loss)
 
 
+@suggest_keywords
 def logistic_regression(
     num_clients: int,
     dim: int,
@@ -136,6 +139,7 @@ def logistic_regression(
     return Problem(Examples(x, labels), client_ids, optimum, minimum, loss_fn)
 
 
+@suggest_keywords
 def noise_images(
     n: int, shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, seed: int = 0
 ) -> Examples:

@@ -23,12 +23,14 @@ import numpy as np
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.files import read_npz
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Key
 
 _OF_CLIENTS = ("step_seconds", "download", "upload", "latency")
 _PRESENT, _ORDER = 0, 1  # folded into a round's key of cohorts
 
 
+@suggest_keywords
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClientTimes:
     """Client times, and how long the server waits; for ``simulate(times=...)``.
@@ -327,6 +329,7 @@ def check_devices(times: ClientTimes | RoundTimes | None, devices: Devices | Non
             )
 
 
+@suggest_keywords
 def diurnal_availability(
     num_clients: int, periods: int = 24, seed: int = 0, *, low: float = 0.1, high: float = 0.9
 ) -> np.ndarray:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab.models.base import Apply
+from fedjax_lab.models.base import Apply, Model
 from fedjax_lab.models.labels import note_labels
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
@@ -290,8 +290,8 @@ def check_functions(apply: Any, preprocess: Any) -> None:
     """
     if not callable(apply):
         raise TypeError(
-            f"apply is {apply!r}; it must be a function (params, x, key) -> logits [B, C], such "
-            "as model.apply."
+            f"apply is {'a Model' if isinstance(apply, Model) else repr(apply)}; it must be a "
+            "function (params, x, key) -> logits [B, C], such as model.apply."
         )
     if preprocess is not None and not callable(preprocess):
         raise TypeError(

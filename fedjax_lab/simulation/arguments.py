@@ -16,28 +16,11 @@ from fedjax_lab.clients.metrics import apply_loss
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
 from fedjax_lab.models.labels import check_labels
-from fedjax_lab.round import Algorithm
+from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.types import Params, PyTree
 
 _NAMED = 10  # clients in a warning
 _OF = {"evaluate": "the params", "diagnose": "the state", "stop_when": "a row"}
-
-
-def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
-    """Check that an argument is a method, and not its factory.
-
-    Args:
-      algorithm: what was given.
-      argument: the argument's name, for the error.
-
-    Raises:
-      TypeError: it is something else.
-    """
-    if isinstance(algorithm, Algorithm):
-        return
-    name = getattr(algorithm, "__name__", type(algorithm).__name__)
-    hint = f"call {name}(loss_fn, client_lr=...) first" if callable(algorithm) else "see algorithms"
-    raise TypeError(f"{argument} is {name}, not an Algorithm; {hint}.")
 
 
 def check_lengths(rounds: int, eval_every: int, checkpoint_every: int | None) -> int:

@@ -357,4 +357,4 @@ class Watch:
         return False
 
     def _warn(self, text: str) -> None:
-        warnings.warn(text, UserWarning, stacklevel=4)
+        warnings.warn(text, UserWarning, stacklevel=5)

@@ -19,6 +19,7 @@ from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.simulation.arguments import check_labels_of
 from fedjax_lab.simulation.team import Team
 from fedjax_lab.types import Params, PyTree
@@ -29,6 +30,7 @@ from fedjax_lab.types import Params, PyTree
 CountFn = Callable[..., tuple[jax.Array, jax.Array]]
 
 
+@suggest_keywords
 def build_evaluation(
     count_fn: CountFn, test: PyTree, batch_size: int = 1000, frozen: PyTree = ()
 ) -> Callable[[Params], dict[str, jax.Array]]:
@@ -51,6 +53,11 @@ def build_evaluation(
         first call) a label without a logit.
       TypeError: ``test`` is a stream, or ``count_fn`` returns something else (at the first call).
     """
+    if not callable(count_fn):
+        raise TypeError(
+            f"count_fn is {count_fn!r}; it must be a function, such as "
+            "models.accuracy_counts(model.apply)."
+        )
     check_int("batch_size", batch_size, minimum=1)
     check_resident(test, "build_evaluation")
     if isinstance(test, FederatedArrays):

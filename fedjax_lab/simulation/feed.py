@@ -169,7 +169,7 @@ class StreamFeed(Feed):
         self._first = self._ahead = None
         if self._broken is not None and not self._warned:
             self._warned = True
-            warnings.warn(self._broken, UserWarning, stacklevel=4)
+            warnings.warn(self._broken, UserWarning, stacklevel=5)
         self.clients = dataclasses.replace(
             found, examples=_shapes(found.examples), window=_shapes(found.window)
         )

@@ -154,7 +154,7 @@ class Recorder:
                 f"{file} did not hold the {len(expected)} rows that the checkpoint of round "
                 f"{self.saved} knows; they were written again from it.",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def row(self, row: Row, seconds: float, compile_seconds: float) -> None:

@@ -99,7 +99,7 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
             f"come run on {now}: they add up in another order, and agree with an uninterrupted "
             "run's to rounding.",
             UserWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
     return True
 

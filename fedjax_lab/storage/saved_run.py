@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_lab.machine.files import write_atomically
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.storage.checkpoint import Checkpoints
 from fedjax_lab.storage.run_dir import CHECKPOINTS, CONFIG, read_config, run_id
 from fedjax_lab.types import Params, PyTree
@@ -35,6 +36,7 @@ class SavedRun(NamedTuple):
     round: int
 
 
+@suggest_keywords
 def load_run(run_dir: str | Path, *, like: PyTree = None) -> SavedRun:
     """Read the global model, the history and the settings of a run, finished or not.
 

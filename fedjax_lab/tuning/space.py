@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_lab.checks import check_number
 from fedjax_lab.round import Algorithm
 from fedjax_lab.signatures import unknown
 from fedjax_lab.simulation.sweep_result import Point
@@ -71,7 +72,11 @@ def read_space(space: Mapping[str, Any], builds: Mapping[str, Build]) -> dict[st
     accepted = {name: _accepted(build) for name, build in builds.items()}
     for name in shared:
         if not any(names is None or name in names for names in accepted.values()):
-            raise ValueError(f"space has {name!r}, which none of {', '.join(builds)} takes.")
+            known = dict.fromkeys(n for names in accepted.values() for n in names or ())
+            raise ValueError(
+                f"space has {name!r}, which none of {', '.join(builds)} takes; they take "
+                f"{', '.join(known)}."
+            )
     found: dict[str, Space] = {}
     for method, names in accepted.items():
         mine = own.get(method, {})
@@ -87,6 +92,29 @@ def read_space(space: Mapping[str, Any], builds: Mapping[str, Build]) -> dict[st
         if not found[method]:
             raise ValueError(f"space says nothing for {method!r}; it must have a range or a list.")
     return found
+
+
+def check_tune(methods: Any, validation: Any) -> None:
+    """Check that ``methods`` names functions that make methods, and that a share is one.
+
+    Args:
+      methods, validation: as of ``tune``.
+
+    Raises:
+      TypeError: ``methods`` is something else, such as a method.
+      ValueError: ``validation`` is a number that is no share.
+    """
+    if isinstance(validation, float):
+        check_number("validation", validation, minimum=0, exclusive_minimum=True)
+        check_number("validation", validation, maximum=1, exclusive_maximum=True)
+    if not isinstance(methods, Mapping) or any(
+        isinstance(build, Algorithm) or not callable(build) for build in methods.values()
+    ):
+        raise TypeError(
+            f"methods is of the type {type(methods).__name__}; it must be a mapping from a name to "
+            "a function that makes an Algorithm, such as "
+            '{"fedavg": functools.partial(algorithms.fedavg, loss_fn)}.'
+        )
 
 
 def spread(space: Space, count: int, seed: int) -> list[Point]:

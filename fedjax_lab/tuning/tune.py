@@ -24,8 +24,7 @@ from fedjax_lab.data import FederatedArrays, split_clients, split_examples
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.files import write_atomically
-from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.arguments import check_algorithm
+from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.sweep_program import Program
@@ -35,7 +34,7 @@ from fedjax_lab.storage.programs import keep_by_default
 from fedjax_lab.storage.run_dir import versions, write_json
 from fedjax_lab.tuning.found import Found, Trial
 from fedjax_lab.tuning.halving import Rungs, best_first, equal_budgets
-from fedjax_lab.tuning.space import Build, Range, Space, read_space, spread
+from fedjax_lab.tuning.space import Build, Range, Space, check_tune, read_space, spread
 from fedjax_lab.types import Params, PyTree
 
 TRIALS = "trials.json"
@@ -101,6 +100,7 @@ def tune(
       FileExistsError: ``run_dir`` holds another search.
       RuntimeError: all points of a method diverged.
     """
+    check_tune(methods, validation)
     check_int("rounds", rounds, minimum=1)
     check_int("budget", budget, minimum=1)
     check_int("finalists", finalists, minimum=1, maximum=budget)

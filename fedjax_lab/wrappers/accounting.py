@@ -37,6 +37,7 @@ import numpy as np
 from fedjax_lab.checks import MOST_ROUNDS, check_choice, check_int, check_number
 from fedjax_lab.data.client_sampling import SAMPLINGS
 from fedjax_lab.data.cyclic import turns
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.wrappers.correlated import sensitivity
 
 ACCOUNTANTS = ("pld", "rdp")
@@ -45,6 +46,7 @@ _NO_NOISE = 1e-100  # multiplier, of which the accountants cannot take the squar
 _MOST_BANDS = 10_000  # each but the first is a model in the server's state
 
 
+@suggest_keywords
 def epsilon(
     noise_multiplier: float,
     delta: float,
@@ -87,7 +89,7 @@ def epsilon(
             f"delta is {delta} with {num_clients:,} clients; it should be well below "
             f"{1 / num_clients:g}: to publish one client, drawn at random, would cost no more.",
             UserWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     first = exchanges if first_exchanges is None else first_exchanges
     check_int("first_exchanges", first, minimum=1)
@@ -116,6 +118,7 @@ def epsilon(
     return _by_renyi_divergence(parts, cohort_size, num_clients, sampling, delta)
 
 
+@suggest_keywords
 def noise_multiplier(
     epsilon: float,
     delta: float,

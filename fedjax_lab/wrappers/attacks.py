@@ -20,6 +20,7 @@ from jax.scipy.special import ndtri
 from fedjax_lab import tree
 from fedjax_lab.checks import LAST_SEED, check_choice, check_int, check_number, is_traced
 from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import ClientBatch, Cohort, Key, Params, PyTree, Scalar
 from fedjax_lab.wrappers.order import (
     check_order,
@@ -81,6 +82,7 @@ def _count(num_clients: int, share: Scalar) -> Any:
     return (jnp if is_traced(share) else np).floor(share * num_clients + 0.5)
 
 
+@suggest_keywords
 def with_attack(
     algorithm: Algorithm,
     attack: str,

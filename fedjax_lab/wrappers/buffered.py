@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice, check_int, check_number
 from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, FedState, PyTree
 from fedjax_lab.wrappers.order import check_order, reduce_messages, refuse_stacks, stack_all
 
@@ -76,6 +77,7 @@ class BufferedServer(NamedTuple):
     started: jax.Array
 
 
+@suggest_keywords
 def with_buffered_aggregation(
     algorithm: Algorithm,
     buffer_size: int,

@@ -3,7 +3,7 @@
 import dataclasses
 
 from fedjax_lab.clients.metrics import OWN_METRICS, Measure, measure_steps
-from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.round import Algorithm, Phase, check_algorithm
 
 
 def with_client_metrics(algorithm: Algorithm, **measures: Measure) -> Algorithm:
@@ -24,10 +24,11 @@ def with_client_metrics(algorithm: Algorithm, **measures: Measure) -> Algorithm:
         after it.
 
     Raises:
-      TypeError: a measure is no function.
+      TypeError: ``algorithm`` is none, or a measure is no function.
       ValueError: there is none, or its name is one of the library's; or (when a round is traced) it
         returns no scalar, or the loss has a metric of that name.
     """
+    check_algorithm(algorithm)
     if not measures:
         raise ValueError("measures is empty; give at least one, such as gradient_norm=....")
     for name, measure in measures.items():

@@ -27,6 +27,7 @@ from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.compressors.base import Compressor
 from fedjax_lab.compressors.catalogue import as_compressor
 from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Key, Params, PyTree
 from fedjax_lab.wrappers.order import check_order
 
@@ -73,6 +74,7 @@ def message_key(client_key: Key, field: int) -> Key:
     return jax.random.fold_in(jax.random.fold_in(client_key, _MESSAGES), field)
 
 
+@suggest_keywords
 def with_compression(
     algorithm: Algorithm,
     compressor: Compressor | str,

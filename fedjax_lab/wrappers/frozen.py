@@ -16,12 +16,14 @@ import numpy as np
 from fedjax_lab.clients.frozen import held_frozen
 from fedjax_lab.clients.metrics import takes_mask
 from fedjax_lab.round import Algorithm
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
 # (params, examples [B, ...], key, frozen) -> what a ``LossFn`` returns; it may name ``mask``
 FrozenLossFn = Callable[..., Any]
 
 
+@suggest_keywords
 def with_frozen(
     build: Callable[[LossFn], Algorithm], loss_fn: FrozenLossFn, frozen: PyTree
 ) -> Algorithm:
@@ -55,7 +57,10 @@ def with_frozen(
     for name, function in (("build", build), ("loss_fn", loss_fn)):
         if not callable(function) or isinstance(function, Algorithm):
             kind = type(function).__name__
-            raise TypeError(f"{name} is of the type {kind}; it must be a function.")
+            what = (
+                "(loss_fn) -> Algorithm" if name == "build" else "(params, examples, key, frozen)"
+            )
+            raise TypeError(f"{name} is of the type {kind}; it must be a function {what}.")
     if _first_parameter(build) == "model":
         raise TypeError(
             "build takes a model and makes a loss of its own, as moon and fedmlb do; with_frozen "

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.round import Algorithm, Phase, check_algorithm
 from fedjax_lab.types import Cohort, Params, PyTree
 
 _PERSONAL_FIRST = (
@@ -83,8 +83,10 @@ def check_order(algorithm: Algorithm, outer: str) -> tuple[str, ...]:
         "buffered".
 
     Raises:
+      TypeError: ``algorithm`` is something else.
       ValueError: the composition has no meaning, or the method sends nothing.
     """
+    check_algorithm(algorithm)
     if not any(phase.reduce for phase in algorithm.phases):
         raise ValueError(
             f"algorithm is {algorithm.name}, whose clients send nothing: there are no messages for "

@@ -10,6 +10,7 @@ whose local steps first move the head alone, then the body alone (``personal_fir
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from fedjax_lab.checks import check_int
 from fedjax_lab.clients.local import watch_local_steps
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import FedState, Params, Personal, PyTree
 from fedjax_lab.wrappers.order import check_order
 
@@ -59,6 +61,19 @@ class _Plan(NamedTuple):
     kept: list[bool]
 
 
+def _check_predicate(is_personal: Any) -> None:
+    allowed = "it must be a function of a leaf's path, such as lambda path: path.startswith('head')"
+    if not callable(is_personal):
+        raise TypeError(f"is_personal is {is_personal!r}; {allowed}.")
+    try:
+        inspect.signature(is_personal).bind("path")
+    except TypeError as error:
+        raise TypeError(f"is_personal takes other arguments ({error}); {allowed}.") from None
+    except ValueError:  # some built-in functions have no signature
+        return
+
+
+@suggest_keywords
 def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
     """The same method, in which some leaves of the model never leave their client.
 
@@ -75,10 +90,12 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
       is_personal: path of a leaf, such as "blocks_0/dense/kernel" -> whether it is personal.
 
     Raises:
+      TypeError: ``is_personal`` is no function of a path.
       ValueError: the method has several exchanges, another wrapper or a model for each client; or
         (when it is started) no leaf is personal, or all are: ``algorithms.local_only``.
     """
     wrappers = check_order(algorithm, "personal")
+    _check_predicate(is_personal)
     phase = _only_phase(algorithm)
     plans: dict[Any, _Plan] = {}
 

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.checks import check_number, is_traced
 from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, Key, Params, PyTree, Scalar
 from fedjax_lab.wrappers.accounting import check_bands, epsilon
 from fedjax_lab.wrappers.accounting import noise_multiplier as noise_multiplier
@@ -63,6 +64,7 @@ class DPServer(NamedTuple):
     released: Released
 
 
+@suggest_keywords
 def with_dp(
     algorithm: Algorithm,
     clip_norm: Scalar,

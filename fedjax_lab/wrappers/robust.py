@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
 from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, PyTree
 from fedjax_lab.wrappers.order import (
     check_order,
@@ -28,6 +29,7 @@ RuleFn = Callable[[dict[str, PyTree], jax.Array], dict[str, PyTree]]
 SCOPES = ("global", "per_field", "per_leaf")
 
 
+@suggest_keywords
 def with_robust_aggregation(
     algorithm: Algorithm, rule: str | RuleFn, *, scope: str = "global"
 ) -> Algorithm:

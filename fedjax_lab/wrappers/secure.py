@@ -26,6 +26,7 @@ import numpy as np
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.round import Algorithm, Phase
+from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, Key, PyTree
 from fedjax_lab.wrappers.order import (
     check_order,
@@ -40,6 +41,7 @@ _MASKS = tag(6)  # folded into a round's key
 _RING = tag(1)  # into that of its masks; ids of clients are smaller
 
 
+@suggest_keywords
 def with_secure_aggregation(
     algorithm: Algorithm, bits: int, clip: float, neighbours: int | None = None
 ) -> Algorithm:

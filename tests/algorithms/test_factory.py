@@ -32,6 +32,10 @@ def required(name):
     return {p.name: None for p in parameters if p.default is EMPTY}
 
 
+def no_loss(params, examples, key):
+    raise AssertionError("a factory calls no loss")
+
+
 def method(loss_fn, *, server_lr=0.5, decay=0.9, **common: Unpack[Common]) -> Algorithm:
     """A method.
 
@@ -132,13 +136,13 @@ def test_docstrings_of_other_shapes():
 def test_learning_rates_are_checked():
     for name in ("client_lr", "server_lr"):
         with pytest.raises(ValueError, match=f"{name} is -1"):
-            factory(method)(None, **({"client_lr": 0.1} | {name: -1}))
+            factory(method)(no_loss, **({"client_lr": 0.1} | {name: -1}))
     with pytest.raises(ValueError, match="client_lr is -1"):
         LocalTraining(None, client_lr=-1)
 
 
 def test_arguments_are_recorded():
-    made = factory(method)(None, client_lr=optax.constant_schedule(0.1), decay=jnp.ones(()))
+    made = factory(method)(no_loss, client_lr=optax.constant_schedule(0.1), decay=jnp.ones(()))
     recorded = [name for name in OPTIONAL if not name.startswith("example_")]
     assert list(made.hyperparameters) == ["client_lr", "server_lr", "decay", *recorded]
     assert made.hyperparameters["client_lr"].startswith("function constant_schedule")
@@ -164,6 +168,6 @@ def test_arguments_may_be_written_out():
     assert made.__doc__ == "Short."
     assert inspect.signature(made) == inspect.signature(written)
     recorded = {"client_lr": 0.1, "server_lr": None, "gradient_transform": None}
-    assert made(None, client_lr=0.1).hyperparameters == recorded
+    assert made(no_loss, client_lr=0.1).hyperparameters == recorded
     with pytest.raises(TypeError, match=r"written\(\) missing .*'client_lr'"):
-        made(None)
+        made(no_loss)

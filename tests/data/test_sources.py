@@ -248,7 +248,9 @@ def test_unknown_names():
     with pytest.raises(ValueError, match="must follow the colon"):
         data.load("npz:")
     with pytest.raises(ValueError, match="must be one of"):
-        data.load("csv:file")
+        data.load("zip:file")
+    with pytest.raises(ValueError, match=r"data.from_table\('a.csv', client="):
+        data.load("csv:a.csv")
 
 
 def test_fashion_mnist_says_how_to_get_it(tmp_path, monkeypatch):

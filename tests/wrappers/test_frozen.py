@@ -333,7 +333,7 @@ def test_personal_leaves_and_compression_go_inside_and_around(inside, x64):
 def test_mistakes_are_named():
     build, frozen = functools.partial(algorithms.fedavg, client_lr=0.1), {"w": np.ones(2)}
     for wrong, message in (
-        ((build(loss_fn), loss_fn, frozen), "build is of the type Algorithm; it must be a"),
+        ((fedavg(), loss_fn, frozen), "build is of the type Algorithm; it must be a"),
         ((build, None, frozen), "loss_fn is of the type NoneType"),
         ((lambda loss: None, loss_fn, frozen), "build returned a NoneType"),
         ((build, loss_fn, {"w": 1.0}), r"frozen\['w'\] is of the type float, not an array"),

@@ -1,0 +1,139 @@
+"""The settings of a run as flags, in groups: what ``--help`` shows under which head."""
+
+import ast
+import contextvars
+import dataclasses
+import functools
+import inspect
+import textwrap
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import tyro
+
+from fedjax_lab.command.config import RunConfig
+
+# Group -> (what it is about, its settings); every setting is in one of them.
+GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "method": (
+        "What is trained, and how. Lists: `fedjax-lab algorithms | models | compressors`.",
+        (
+            *("algorithm", "option", "client_lr", "client_lr_schedule", "server_lr"),
+            *("weights", "as_published", "clip_norm", "weight_decay", "clip", "compressor"),
+            *("error_feedback", "downlink_compressor", "model", "model_option"),
+        ),
+    ),
+    "data": (
+        "What is trained on, and who holds it. Lists: `fedjax-lab datasets | partitions`.",
+        (
+            *(
+                "dataset",
+                "data_dir",
+                "client",
+                "x",
+                "target",
+                "task",
+                "test_split",
+                "partition",
+                "num_clients",
+                "min_client_size",
+            ),
+            *("partition_seed", "flip", "crop", "sequence_length", "vocabulary_size"),
+        ),
+    ),
+    "local work": (
+        "Rounds, the clients of a round, and what each of them does.",
+        (
+            *("rounds", "cohort_size", "sampling", "local_steps", "local_epochs", "batch_size"),
+            *("replace", "full_examples", "seed", "init_seed", "min_local_steps"),
+            *("time_budget", "step_time", "step_time_spread", "dropout", "times"),
+            *("over_selection", "deadline", "concurrency"),
+        ),
+    ),
+    "privacy and robustness": (
+        "What protects the clients, and what protects the model from some of them.",
+        (
+            *("dp_clip", "dp_noise", "dp_delta", "dp_adaptive_quantile", "dp_noise_bands"),
+            *("secure_bits", "secure_clip", "secure_neighbours"),
+            *("robust_rule", "attack", "on_nonfinite"),
+        ),
+    ),
+    "machine": (
+        "Where it is computed.",
+        ("client_map", "client_store", "compute_dtype", "profile_dir"),
+    ),
+    "output": (
+        "What is kept.",
+        ("run_dir", "checkpoint_every", "eval_every", "log"),
+    ),
+}
+_REPEATABLE = ("option", "model_option", "log")  # given several times
+_DEFAULTS: contextvars.ContextVar[RunConfig] = contextvars.ContextVar("settings")
+
+
+def with_defaults(settings: RunConfig) -> contextvars.Token[RunConfig]:
+    """Set what flags mean that are not given.
+
+    Args:
+      settings: such as those of a file.
+    """
+    return _DEFAULTS.set(settings)
+
+
+def _from_groups() -> Callable[..., RunConfig]:
+    """The function from groups of settings to a ``RunConfig``, whose arguments become flags."""
+    defaults = _DEFAULTS.get(RunConfig())
+
+    def settings(**groups: Any) -> RunConfig:
+        values: dict[str, Any] = {}
+        for group in groups.values():
+            values |= {
+                field.name: getattr(group, field.name) for field in dataclasses.fields(group)
+            }
+        return RunConfig(**values)
+
+    parameters = []
+    for title, (about, names) in GROUPS.items():
+        group = _group(title, about, names, defaults)
+        kind = Annotated[group, tyro.conf.arg(name=title)]  # type: ignore[valid-type]
+        parameters.append(
+            inspect.Parameter(
+                title.replace(" ", "_"), inspect.Parameter.KEYWORD_ONLY, annotation=kind
+            )
+        )
+    settings.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    settings.__annotations__ = {p.name: p.annotation for p in parameters}
+    settings.__doc__ = None
+    return settings
+
+
+def _group(title: str, about: str, names: tuple[str, ...], defaults: RunConfig) -> type:
+    """A dataclass of some settings, described as those of ``RunConfig`` are."""
+    hints, texts = typing.get_type_hints(RunConfig), descriptions()
+    fields: list[Any] = []
+    for name in names:
+        kind = Annotated[hints[name], tyro.conf.arg(help=texts[name])]
+        if name in _REPEATABLE:
+            kind = tyro.conf.UseAppendAction[kind]  # type: ignore[valid-type]
+        fields.append((name, kind, dataclasses.field(default=getattr(defaults, name))))
+    made = dataclasses.make_dataclass(title.title().replace(" ", ""), fields, frozen=True)
+    made.__doc__ = about
+    return made
+
+
+@functools.cache
+def descriptions() -> dict[str, str]:
+    """Setting -> the text below it in ``RunConfig``."""
+    (found,) = ast.parse(textwrap.dedent(inspect.getsource(RunConfig))).body
+    assert isinstance(found, ast.ClassDef)
+    texts = {}
+    for field, text in zip(found.body, found.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            assert isinstance(field.target, ast.Name)
+            texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    return texts
+
+
+# Settings as an argument of a command.
+Settings = Annotated[RunConfig, tyro.conf.arg(name="", constructor_factory=_from_groups)]

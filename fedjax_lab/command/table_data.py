@@ -1,0 +1,246 @@
+"""Tables as data sets of the command line: columns, held-out clients or examples.
+
+Axes: n rows, N clients.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_lab import data
+from fedjax_lab.checks import check_choice
+from fedjax_lab.data.federated import from_partition
+from fedjax_lab.data.natural import read_columns
+from fedjax_lab.data.partition import Partition, number_owners
+from fedjax_lab.data.sources import TABLES, checked_splits
+from fedjax_lab.data.tables import Table
+
+TASKS = ("classification", "regression")
+SPLITS = ("clients", "examples")
+_FORMS = "clients:SHARE, examples:SHARE, or another file .csv or .parquet"
+
+
+class TableData(NamedTuple):
+    """A table, divided.
+
+    Attributes:
+      train, test: examples.
+      clients: who holds the training examples; None where no column says so.
+      tests: the same clients with test examples of their own; None where there are none.
+      classes: how many there are; None of a regression.
+    """
+
+    train: data.Examples
+    test: data.Examples
+    clients: data.FederatedArrays | None
+    tests: data.FederatedArrays | None
+    classes: int | None
+
+
+def is_table(dataset: str) -> bool:
+    """Whether a data set is a table.
+
+    Args:
+      dataset: as of ``RunConfig``.
+    """
+    return dataset.partition(":")[0] in TABLES
+
+
+def check_table(config: Any) -> None:
+    """Check what a ``RunConfig`` says of columns, and of the test set.
+
+    Args:
+      config: the settings.
+
+    Raises:
+      ValueError: a setting is missing, or of another form, or the data set is no table.
+    """
+    if config.task is not None:
+        check_choice("task", config.task, TASKS)
+    if not is_table(config.dataset):
+        for name in ("client", "x", "target", "task"):
+            if getattr(config, name):
+                raise ValueError(
+                    f"{name} is {getattr(config, name)!r} and dataset {config.dataset!r}; columns "
+                    "are those of csv:FILE and parquet:FILE."
+                )
+        return
+    scheme, _, path = config.dataset.partition(":")
+    if Path(path).suffix != f".{scheme}":
+        raise ValueError(f"dataset is {config.dataset!r}; the file must end in .{scheme}.")
+    if not config.target:
+        raise ValueError(
+            f"target is missing; dataset {config.dataset!r} is a table: say with --target which "
+            "column is foretold, and with --client which one has the clients' ids."
+        )
+    kind, share = _split(config.test_split)
+    if kind == "clients" and share is not None and config.client is None:
+        raise ValueError(
+            f"test_split is {config.test_split!r} and client None; to set clients aside, say with "
+            "--client which column has their ids, or give --test-split examples:0.2."
+        )
+
+
+def _split(text: str) -> tuple[str, float | int | None]:
+    """("clients" or "examples", how much), or (path of a file, None)."""
+    kind, _, amount = text.partition(":")
+    if Path(text).suffix in (".csv", ".parquet"):
+        return text, None
+    try:
+        check_choice("test_split", kind, SPLITS)
+        share = float(amount)
+        whole = kind == "clients" and share >= 1 and share == int(share)
+        if not (0 < share < 1 or whole):
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"test_split is {text!r}; it must be {_FORMS}, such as clients:0.2 (a fifth of the "
+            "clients), clients:3 or examples:0.2."
+        ) from None
+    return kind, int(share) if whole else share
+
+
+def load_table(config: Any) -> TableData:
+    """Read the table that a config names, and divide it into training and test examples.
+
+    Args:
+      config: a resolved ``RunConfig``.
+
+    Raises:
+      ValueError: a column is not there, is not as long as the others, or lacks values; a client has
+        too few rows, or labels are out of range.
+      FileNotFoundError: there is no such file.
+      ImportError: narwhals or pyarrow is missing.
+    """
+    table = Table(config.dataset.partition(":")[2])
+    inputs = config.x or tuple(
+        name for name in table.columns if name not in (config.client, *config.target)
+    )
+    if not inputs:
+        raise ValueError(f"x is empty; {config.dataset} has no column but client and target.")
+    (x, y), categories = _read(table, inputs, config)
+    owners = names = None
+    if config.client is not None:
+        column = table.column("client", config.client)
+        names, owners = number_owners(column, config.min_client_size, f"client={config.client!r}")
+    kind, share = _split(config.test_split)
+    if share is None:
+        return _with_file(config, kind, inputs, (x, y, names, owners), categories)
+    seed = config.seed if config.partition_seed is None else config.partition_seed
+    if owners is None or names is None:
+        order = np.random.default_rng(seed).permutation(len(y))
+        held = max(1, round(share * len(y)))
+        parts = np.sort(order[held:]), np.sort(order[:held])
+        return _divided(config, (x, y), parts, categories)
+    rows = data.partition(np.arange(len(y), dtype=np.int32), owners, len(names), min_size=1)
+    rows = rows.share(rows.host_partition(), names)
+    if kind == "clients":
+        seen, unseen = data.split_clients(rows, share, seed)
+        return _divided(config, (x, y), _indices(seen, unseen), categories, seen)
+    seen, own = data.split_examples(rows, share, seed)
+    return _divided(config, (x, y), _indices(seen, own), categories, seen, own)
+
+
+def _read(
+    table: Table,
+    inputs: Sequence[str],
+    config: Any,
+    categories: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[data.Examples, dict[str, tuple[str, ...]]]:
+    """Inputs [n, ...] and targets of the table, as the task wants them."""
+    nested = len(inputs) == 1 and table.column("x", inputs[0]).ndim > 1
+    target = config.target[0] if len(config.target) == 1 else config.target
+    found, used = read_columns(
+        table, inputs[0] if nested else inputs, target, categories, ("x", "target")
+    )
+    y = found.y
+    if config.task == "regression" or (config.task is None and y.dtype.kind == "f"):
+        if any(name in used for name in config.target):
+            raise ValueError(
+                f"task is 'regression' and target {config.target}, a column of text; it must be "
+                "numbers."
+            )
+        y = y.astype(np.float32)
+    elif y.dtype.kind == "f":
+        raise ValueError(
+            f"task is 'classification' and target {config.target} holds floats; it must be one "
+            "column of integers from 0, or of text."
+        )
+    elif y.dtype.kind == "b":
+        y = y.astype(np.int32)
+    return data.Examples(found.x, y), used
+
+
+def _indices(*parts: data.FederatedArrays) -> tuple[np.ndarray, ...]:
+    return tuple(np.asarray(part.indices) for part in parts)
+
+
+def _divided(
+    config: Any,
+    examples: tuple[np.ndarray, np.ndarray],
+    rows: Sequence[np.ndarray],
+    categories: Mapping[str, Sequence[str]],
+    seen: data.FederatedArrays | None = None,
+    own: data.FederatedArrays | None = None,
+) -> TableData:
+    """Training and test examples by their rows, client after client."""
+    x, y = examples
+    arrays = {"x_train": x[rows[0]], "y_train": y[rows[0]]}
+    return _checked(config, arrays | {"x_test": x[rows[1]], "y_test": y[rows[1]]}, y, seen, own)
+
+
+def _checked(
+    config: Any,
+    arrays: Mapping[str, np.ndarray],
+    y: np.ndarray,
+    seen: data.FederatedArrays | None,
+    own: data.FederatedArrays | None,
+) -> TableData:
+    classes = None if y.dtype.kind == "f" else int(y.max()) + 1
+    train, test = checked_splits(config.dataset, arrays, classes)
+    clients, tests = (
+        None if part is None else _in_order(examples, part)
+        for examples, part in ((train, seen), (test, own))
+    )
+    return TableData(train, test, clients, tests, classes)
+
+
+def _in_order(examples: data.Examples, part: data.FederatedArrays) -> data.FederatedArrays:
+    """The clients of a part, of examples that stand client after client."""
+    rows, sizes = np.arange(len(examples.y), dtype=np.int32), np.asarray(part.sizes)
+    return from_partition(examples, Partition(rows, sizes, "natural", 0), part.names)
+
+
+def _with_file(
+    config: Any,
+    path: str,
+    inputs: Sequence[str],
+    of_training: tuple[np.ndarray, np.ndarray, Any, Any],
+    categories: Mapping[str, Sequence[str]],
+) -> TableData:
+    """The test set of another file, whose rows are of clients where it says so, too."""
+    x, y, names, owners = of_training
+    table = Table(path)
+    (x_test, y_test), _ = _read(table, inputs, config, categories or None)
+    seen = own = None
+    if names is not None:
+        order, sizes = np.argsort(owners, kind="stable"), np.bincount(owners)
+        seen = _parts(sizes, names)
+        x, y = x[order], y[order]
+    if names is not None and config.client in table.columns:
+        ids = table.column("client", config.client)
+        places = {name: place for place, name in enumerate(names)}
+        of = np.array([places.get(str(name), len(names)) for name in ids.tolist()])
+        order = np.argsort(of, kind="stable")
+        x_test, y_test = x_test[order], y_test[order]  # those of other clients come last
+        counts = np.bincount(of, minlength=len(names) + 1)[:-1]
+        own = _parts(counts, names) if counts.sum() else None
+    arrays = {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
+    return _checked(config, arrays, np.concatenate([y, y_test]), seen, own)
+
+
+def _parts(sizes: np.ndarray, names: tuple[str, ...]) -> data.FederatedArrays:
+    rows = np.arange(sizes.sum(), dtype=np.int32)
+    return from_partition(rows, Partition(rows, sizes.astype(np.int32), "natural", 0), names)

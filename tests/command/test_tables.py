@@ -1,0 +1,187 @@
+"""The command line on tables: columns by name, clients that training never sees, categories."""
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_lab import load_run
+from fedjax_lab.command import cli
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.runner import build
+from fedjax_lab.command.table_data import load_table
+
+pytest.importorskip("narwhals", reason="tables need narwhals")
+parquet = pytest.importorskip("pyarrow.parquet", reason="tables need pyarrow")
+
+QUICK = ["--rounds", "4", "--eval-every", "2", "--cohort-size", "3", "--batch-size", "4"]
+QUICK += ["--client-map", "scan", "--model", "linear"]
+COLUMNS = ["user", "age", "dose", "sex", "response", "group"]
+
+
+def rows_of(seed, users, count):
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        age, dose = rng.normal(size=2).round(3)
+        sex = ["f", "m"][rng.integers(2)]
+        response = round(age - 2 * dose + (sex == "m") + 0.1 * rng.normal(), 4)
+        group = ["low", "high", "mid"][rng.integers(3)]
+        yield [users[rng.integers(len(users))], age, dose, sex, response, group]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Ten users with text ids; a second file with rows of two of them and of a third."""
+    monkeypatch.chdir(tmp_path)
+    users = [f"user {i}" for i in range(10)]
+    for name, rows in (
+        ("users.csv", rows_of(0, users, 120)),
+        ("later.csv", rows_of(1, ["user 3", "user 7", "nobody"], 30)),
+    ):
+        with open(name, "w", newline="") as file:
+            csv.writer(file).writerows([COLUMNS, *rows])
+    from pyarrow import csv as arrow
+
+    parquet.write_table(arrow.read_csv("users.csv"), "users.parquet")
+    return tmp_path
+
+
+def read(name="users.csv"):
+    with open(name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def run(*words):
+    return cli.main(["run", *QUICK, *words])
+
+
+TABLE = ["--dataset", "csv:users.csv", "--client", "user"]
+OF_NUMBERS = [*TABLE, "--x", "age", "dose", "sex", "--target", "response"]
+
+
+def test_a_regression_with_users_that_training_never_sees(folder, capsys):
+    assert run(*OF_NUMBERS, "--run-dir", "runs/one") == 0
+    said = capsys.readouterr()
+    assert "8 clients" in said.err
+    assert "mean squared error, last" in said.out
+    rows, names = read(), json.loads(Path("runs/one/partition.json").read_text())["names"]
+    users = sorted({row["user"] for row in rows})
+    assert len(names) == 8
+    assert set(names) < set(users)
+
+    def arrays(of):
+        chosen = [row for row in rows if (row["user"] in names) == of]
+        x = [[float(r["age"]), float(r["dose"]), float(r["sex"] == "m")] for r in chosen]
+        return np.array(x), np.array([float(row["response"]) for row in chosen])
+
+    (x, _), (x_test, y_test) = arrays(True), arrays(False)
+    saved = load_run("runs/one")
+    bias, kernel = sorted((np.asarray(v) for v in jax.tree.leaves(saved.params)), key=np.ndim)
+    foretold = ((x_test - x.mean(0)) / x.std(0) @ kernel + bias)[:, 0]
+    expected = np.square(foretold - y_test).mean()
+    assert saved.history[-1]["mean_squared_error"] == pytest.approx(expected, rel=1e-3)
+    # The run goes on, and is repeated, like any other.
+    assert run(*OF_NUMBERS, "--run-dir", "runs/one") == 0
+    assert cli.main(["rerun", "runs/one", "--quiet"]) == 0
+    other = [*TABLE, "--x", "age", "dose", "--target", "response", "--run-dir", "runs/one"]
+    assert run(*other) == 2
+    assert "x" in capsys.readouterr().err
+
+
+def table_of(**settings):
+    settings = {"dataset": "csv:users.csv", "client": "user", "target": ("response",)} | settings
+    return load_table(RunConfig(**settings, cohort_size=2).resolve())
+
+
+def test_the_seed_of_the_partition_decides_who_is_held_out(folder):
+    parts = [table_of(**{"seed": 0} | about).clients.names for about in SEEDS]
+    assert parts[0] == parts[1]
+    assert parts[0] != parts[2]
+
+
+SEEDS = ({}, {"seed": 5, "partition_seed": 0}, {"seed": 5})
+
+
+def test_all_other_columns_are_inputs(folder):
+    found = table_of(test_split="clients:3")
+    assert found.train.x.shape[1] == 4  # age, dose, sex, group
+    assert found.clients.num_clients == 7
+    assert found.tests is None
+    assert len(found.train.y) + len(found.test.y) == 120
+
+
+def test_a_share_of_each_users_rows(folder):
+    found = table_of(test_split="examples:0.25")
+    assert found.clients.names == found.tests.names == tuple(f"user {i}" for i in range(10))
+    rows = read()
+    for i, name in enumerate(found.clients.names):
+        own = sorted(float(row["response"]) for row in rows if row["user"] == name)
+        parts = []
+        for federation in (found.clients, found.tests):
+            start, size = int(federation.starts[i]), int(federation.sizes[i])
+            held = np.asarray(federation.indices)[start : start + size]
+            parts.append(np.asarray(federation.examples.y)[held])
+        assert len(parts[1]) == max(1, round(0.25 * len(own)))
+        np.testing.assert_allclose(np.sort(np.concatenate(parts)), own, rtol=1e-6)
+
+
+def test_another_file_tests(folder):
+    found = table_of(test_split="later.csv")
+    assert found.clients.num_clients == 10
+    assert len(found.train.y) == 120
+    assert len(found.test.y) == 30
+    counts = dict(zip(found.tests.names, np.asarray(found.tests.sizes).tolist(), strict=True))
+    later = [row["user"] for row in read("later.csv")]
+    assert counts == {name: later.count(name) for name in found.clients.names}
+
+
+def test_classes_of_text_from_parquet(folder, capsys):
+    words = ["--dataset", "parquet:users.parquet", "--client", "user", "--target", "group"]
+    words += ["--x", "age", "dose", "--test-split", "examples:0.3", "--run-dir", "runs/classes"]
+    assert run(*words, "--algorithm", "ditto") == 0
+    said = capsys.readouterr()
+    assert "3 classes" in said.err
+    assert "own models, mean over clients" in said.out
+    assert "10 clients" in said.err
+
+
+def test_personal_methods_say_why_unseen_clients_have_no_model(folder):
+    config = RunConfig(dataset="csv:users.csv", client="user", target=("group",), x=("age",))
+    config = dataclasses.replace(config, algorithm="fedper", cohort_size=2)
+    with pytest.warns(UserWarning, match=r"of other clients; examples:0.2 is of these"):
+        assert build(config).diagnose is None
+
+
+def test_rows_without_clients_are_divided_by_a_scheme(folder, capsys):
+    words = ["--dataset", "csv:users.csv", "--target", "response", "--x", "age", "dose"]
+    words += ["--test-split", "examples:0.1", "--partition", "iid", "--num-clients", "4"]
+    assert run(*words, "--run-dir", "runs/iid") == 0
+    assert "108 + 12 examples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (TABLE, "target is missing"),
+        ([*TABLE, "--target", "reponse"], "target is 'reponse'; it must be one of"),
+        ([*TABLE, "--target", "response", "--x", "weight"], "x is 'weight'; it must be one of"),
+        (["--dataset", "csv:users.csv", "--target", "response"], "to set clients aside, say with"),
+        (["--dataset", "csv:none.csv", "--client", "u", "--target", "y"], "there is no such file"),
+        (["--dataset", "csv:users.parquet"], "the file must end in .csv"),
+        (["--client", "user"], "dataset 'digits'; columns are those of csv:FILE"),
+        ([*OF_NUMBERS, "--partition", "iid"], "partition is 'iid' and client 'user'"),
+        ([*OF_NUMBERS, "--test-split", "clients:2.5"], "test_split is 'clients:2.5'; it must be"),
+        ([*OF_NUMBERS, "--test-split", "users:0.2"], "test_split is 'users:0.2'; it must be"),
+        ([*OF_NUMBERS, "--test-split", "clients:10"], "held_out is 10; it must be between"),
+        ([*OF_NUMBERS, "--task", "classify"], "task is 'classify'; it must be one of"),
+        ([*OF_NUMBERS, "--task", "classification"], "holds floats; it must be one"),
+        ([*TABLE, "--target", "group", "--task", "regression"], "a column of text; it must be"),
+    ],
+)
+def test_mistakes(words, message, folder, capsys):
+    assert run(*words) == 2
+    assert message in capsys.readouterr().err
