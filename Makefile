@@ -9,7 +9,7 @@ STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: demo check test test-methods test-pretrained test-all test-newest faults fuzz lint smoke docs notebooks wheel-check release qp-accuracy clean
 .PHONY: accelerator-check
-.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives bench-links bench-same-bits bench-bits
+.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives bench-links bench-same-bits bench-bits bench-latency
 .PHONY: $(STUDIES:%=%-study) studies-report
 
 demo: $(VENV)/.runtime
@@ -103,6 +103,11 @@ bench-maps: $(VENV)/.runtime
 
 bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-collectives bench-links: bench-%: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.$*
+
+# Processor seconds up to the first row of README's quick start, and what each part of it compiles to.
+bench-latency: $(VENV)/.runtime
+	$(BIN)/python -m experiments.benchmarks.latency --parts \
+	  $(if $(wildcard $(OPPONENTS)/.installed),--torch-python $(OPPONENTS)/bin/python)
 
 # Seven methods on eight CPU devices in one, two and four processes, with each store of client rows:
 # fails if they do not end with the same bits.

@@ -15,6 +15,7 @@ from fedjax_lab.checks import check_int, is_traced
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.poisson import sample_poisson
 from fedjax_lab.data.times import RoundTimes
+from fedjax_lab.machine.keys import plain
 from fedjax_lab.types import Key
 
 SAMPLINGS = ("cyclic", "poisson", "without_replacement")
@@ -161,7 +162,7 @@ def _own_cohort(sample_cohort, clients, key, round, cohort_size):
     """What ``sample_cohort`` returns, int32 [S], checked as far as it is known."""
     available = clients.num_available
     cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
-    ids = jnp.asarray(sample_cohort(key, round))
+    ids = jnp.asarray(sample_cohort(plain(key), round))
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"sample_cohort returned {ids.dtype}; client ids must be integers.")
     if ids.shape != (cohort_size,):

@@ -30,6 +30,7 @@ from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.order import shuffled
 from fedjax_lab.data.poisson import poisson_slots
 from fedjax_lab.data.times import check_devices
+from fedjax_lab.machine.keys import compact, plain
 from fedjax_lab.signatures import (
     complete_doc,
     described,
@@ -161,7 +162,7 @@ class Schedule(NamedTuple):
         assert batch.num_steps is not None
         steps, reports = batch.num_steps, batch.participates
         reports = jnp.ones(batch.client_ids.shape, bool) if reports is None else reports
-        return self.devices.round_seconds(key, batch.client_ids, steps, reports)
+        return self.devices.round_seconds(compact(key), batch.client_ids, steps, reports)
 
 
 def scheduled(function: Function) -> Function:
@@ -221,7 +222,7 @@ def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: Any) ->
     if not is_traced(round) and not isinstance(round, jax.Array):
         check_int("round", round, minimum=0)
     batch_size, num_steps, equal_steps, full = _checked_steps(schedule, clients)
-    round = jnp.asarray(round, jnp.int32)
+    round, key = jnp.asarray(round, jnp.int32), compact(key)
     cohort_key, order_key, client_key, report_key = round_keys(key, round)
     expected: jax.Array | None = None
     measured: dict[str, jax.Array] = {}
@@ -274,7 +275,7 @@ def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: Any) ->
     return CohortBatch(
         client_ids=ids,
         examples=_held(clients, starts[:, None, None] + places),
-        key=client_key,
+        key=plain(client_key),
         round=round,
         full_examples=everything,
         full_mask=every_real,
@@ -313,22 +314,24 @@ def _checked_steps(schedule: Schedule, clients: FederatedArrays) -> tuple[int, i
 
 def _positions(order_key, ids, sizes, steps, batch_size, replace):
     """Places in the clients' lists of their mini-batches, [S, K, B], and which of them are real."""
+    fold = jax.vmap(jax.random.fold_in, (None, 0))
+    own_keys = fold(order_key, ids)
+    if replace:
 
-    def positions(client_id, size):  # [K, B] places in the client's data, and which are real
-        own_key = jax.random.fold_in(order_key, client_id)
-        if replace:
-            step_keys = jax.vmap(jax.random.fold_in, (None, 0))(own_key, steps)
-            draw = lambda k: jax.random.randint(k, (batch_size,), 0, size, jnp.int32)  # noqa: E731
-            drawn = jax.vmap(draw)(step_keys)
-            return drawn, jnp.ones(drawn.shape, bool)
-        per_pass = (size + batch_size - 1) // batch_size
-        first = (steps % per_pass) * batch_size
-        place = first[:, None] + jnp.arange(batch_size, dtype=jnp.int32)[None, :]
-        real = place < size
-        pass_keys = jax.vmap(jax.random.fold_in, (None, 0))(own_key, steps // per_pass)
-        return shuffled(pass_keys, jnp.where(real, place, 0), size), real
+        def draw(key, size):
+            return jax.random.randint(key, (batch_size,), 0, size, jnp.int32)
 
-    return jax.vmap(positions)(ids, sizes)
+        step_keys = jax.vmap(fold, (0, None))(own_keys, steps)
+        drawn = jax.vmap(jax.vmap(draw, (0, None)))(step_keys, sizes)
+        return drawn, jnp.ones(drawn.shape, bool)
+    per_pass = ((sizes + batch_size - 1) // batch_size)[:, None]
+    steps, per_pass = jnp.broadcast_arrays(steps[None], per_pass)
+    passes = jax.lax.div(steps, per_pass)
+    first = (steps - passes * per_pass) * batch_size
+    place = first[..., None] + jnp.arange(batch_size, dtype=jnp.int32)[None, None]
+    real = place < sizes[:, None, None]
+    pass_keys = jax.vmap(fold)(own_keys, passes)
+    return shuffled(pass_keys, jnp.where(real, place, 0), sizes), real
 
 
 def _held(clients: FederatedArrays, places: jax.Array) -> jax.Array:

@@ -11,7 +11,6 @@ from fedjax_lab.types import Key
 # Feistel rounds of the pseudo-random order. Large clients need fewer; of 6 examples, 6 rounds
 # give some orders ten times as often as others, 16 give all to within about 2 percent.
 _ROUNDS = 16
-_UNROLLED = 4  # of them in a program, which repeats them: written out they take long to compile
 
 
 def shuffled(keys: Key, positions: jax.Array, size: jax.Array) -> jax.Array:
@@ -23,14 +22,17 @@ def shuffled(keys: Key, positions: jax.Array, size: jax.Array) -> jax.Array:
     it looks random is empirical, not proven, and it is not cryptographic.
 
     Args:
-      keys: typed PRNG keys [K], one permutation each.
-      positions: int32 [K, B] in [0, size).
-      size: int32 scalar, at least 1.
+      keys: typed PRNG keys [..., K], one permutation each; consumed.
+      positions: int32 [..., K, B] in [0, size).
+      size: int32 [...], at least 1.
 
     Returns:
-      int32 [K, B] in [0, size).
+      int32 [..., K, B] in [0, size).
     """
-    subkeys = jax.vmap(lambda key: jax.random.bits(key, (_ROUNDS,), jnp.uint32))(keys)
+    # Batched here: under vmap, a loop chooses anew at every turn which of its values to keep.
+    draw = jax.vmap(lambda key: jax.random.bits(key, (_ROUNDS,), jnp.uint32))
+    subkeys = draw(keys.reshape(-1)).reshape(*keys.shape, 1, _ROUNDS)
+    size = size[..., None, None]
     n = size.astype(jnp.uint32)
     # Ceiling of the square root in integers: float roundings differ between devices.
     root = jnp.sqrt(size.astype(jnp.float32)).astype(jnp.uint32)
@@ -39,23 +41,18 @@ def shuffled(keys: Key, positions: jax.Array, size: jax.Array) -> jax.Array:
     b = (n + a - 1) // a
     b = b + (a & b & 1)  # with both odd, only even permutations could come out
 
-    def mix(i, halves):
-        left, right = halves
-        for r in range(0, _UNROLLED, 2):
-            even = jax.lax.dynamic_index_in_dim(subkeys, i * _UNROLLED + r, axis=1)
-            odd = jax.lax.dynamic_index_in_dim(subkeys, i * _UNROLLED + r + 1, axis=1)
-            left = _add_mod(left, _hash(right ^ even), a)
-            right = _add_mod(right, _hash(left ^ odd), b)
-        return left, right
-
     def permute(value):
-        halves = value // b, value % b
-        left, right = jax.lax.fori_loop(0, _ROUNDS // _UNROLLED, mix, halves)
+        left = value // b
+        right = value - left * b
+        for r in range(0, _ROUNDS, 2):
+            left = _add_mod(left, _hash(right ^ subkeys[..., r]), a)
+            right = _add_mod(right, _hash(left ^ subkeys[..., r + 1]), b)
         return left * b + right
 
     def step(carry):  # the values, and which of them are still to be mapped
         values, pending = carry
-        values = jnp.where(pending, permute(values), values)
+        # A barrier, or else the network would be compiled for both results.
+        values = jax.lax.optimization_barrier(jnp.where(pending, permute(values), values))
         return values, values >= n
 
     values, _ = jax.lax.while_loop(

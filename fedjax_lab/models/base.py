@@ -1,7 +1,6 @@
 """The model interface: pure functions on a pytree of parameters, from any library.
 
-Axes: B examples, C classes, F features; L words of a sequence. Imports nothing of ours but the
-shared types.
+Axes: B examples, C classes, F features; L words of a sequence.
 """
 
 import inspect
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import flax.linen as nn
 import jax
 
+from fedjax_lab.machine.keys import compact
 from fedjax_lab.types import Key, Params
 
 
@@ -71,7 +71,7 @@ def from_linen(module: nn.Module) -> Model:
     @jax.jit  # the forward pass, whose result nobody reads, is then never computed
     def init_variables(key: Key, x: jax.Array) -> dict[str, Any]:
         mode: dict[str, Any] = _mode(type(module).__call__, training=False)
-        return dict(module.init({"params": key}, x, **mode))
+        return dict(module.init({"params": compact(key)}, x, **mode))
 
     def init(key: Key, example_x: jax.Array) -> Params:
         variables = init_variables(key, example_x)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks import __main__ as benchmark
-from experiments.benchmarks import compare, memory, systems
+from experiments.benchmarks import compare, latency, memory, systems
 from experiments.benchmarks.workloads import WORKLOADS, flop_per_example, multiplications
 from fedjax_lab import models
 
@@ -161,6 +161,16 @@ def test_systems_are_set_next_to_their_gradients(small, capsys):
     systems.main(["--workload", "W3", "--methods", "fedspeed", "--rounds", "1", "--repeats", "2"])
     *_, row = capsys.readouterr().out.splitlines()
     assert row.startswith("| fedspeed | 2 | ")
+
+
+def test_the_programs_of_a_first_round_stay_small(capsys):
+    latency.main(["--measure", "parts", "fedavg"])
+    found = json.loads(capsys.readouterr().out)
+    (*_, drawn, fusions), (*_, in_round, _), (*_, together, _) = found.values()
+    assert fusions <= 40
+    assert max(drawn, in_round) < together < 1.1 * (drawn + in_round)
+    seconds = dict(zip(latency.STAGES, (1.25, 0.5, 0.25, 3.0), strict=True))
+    assert latency.row("x", seconds) == "| x | 1.2 | 0.5 | 0.2 | 3.0 | 5.0 |"
 
 
 @pytest.mark.slow

@@ -1,0 +1,210 @@
+"""Processor seconds from the start of a process to the first round's row, and where they go.
+
+README's quick start (an MLP on digits, 20 clients, cohort 5, 5 steps of 16), each method in a
+process of its own: cold, without any compiled program, and once more with the programs that the
+first process kept. Processor seconds are those of all threads, on which other processes weigh
+little. Beside them a PyTorch loop of FedAvg, if there is PyTorch.
+
+    python -m experiments.benchmarks.latency [--methods M ...] [--torch-python PATH] [--parts]
+
+``--parts`` adds what the compiler makes of each part: of drawing a batch, of the round, and of a
+chunk of rounds with both, as XLA's instructions and fusions. This file imports neither jax nor
+torch before it is asked to measure one of them.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+METHODS = {
+    "fedavg": {},
+    "scaffold": {},
+    "gradma": {"memory_size": 20},
+    "fafed": {"momentum": 0.1, "second_moment_decay": 0.9},
+    "fedspeed": {},
+    "cfedavg": {"compressor": "top_k:0.99"},
+}
+STAGES = ("import", "data", "model", "simulate")
+CLIENTS, RATE, ROUNDS = 20, 0.1, 10
+PLAN = {"cohort_size": 5, "local_steps": 5, "batch_size": 16}
+_DIGITS = Path(__file__).parents[2] / "fedjax_lab" / "data" / "digits.npz"
+
+
+class Clock:
+    """Processor seconds of this process, stage by stage, from its start."""
+
+    def __init__(self):
+        self.seconds = {}
+        self._before = 0.0
+
+    def stop(self, stage):
+        """The stage is over."""
+        now = time.process_time()
+        self.seconds[stage] = now - self._before
+        self._before = now
+
+
+def quick_start(method):
+    """(algorithm, params, clients) of README's ten lines, and the clock."""
+    clock = Clock()
+    import jax
+
+    from fedjax_lab import algorithms, data, models
+
+    clock.stop("import")
+    train, _ = data.load("digits")
+    clients = data.partition(train, "dirichlet:0.1", num_clients=CLIENTS, seed=0)
+    clock.stop("data")
+    preprocess = data.preprocess(scale=16)
+    model = models.build("mlp", num_classes=10)
+    loss_fn = models.classification_loss(model.apply, preprocess)
+    params = jax.block_until_ready(model.init(jax.random.key(0), train.x[:1]))
+    clock.stop("model")
+    algorithm = algorithms.ALGORITHMS[method](loss_fn, client_lr=RATE, **METHODS[method])
+    return algorithm, params, clients, clock
+
+
+def first_row(method):
+    """Processor seconds of each stage up to the first row of ``simulate``."""
+    algorithm, params, clients, clock = quick_start(method)
+    import fedjax_lab
+
+    fedjax_lab.simulate(algorithm, params, clients, rounds=ROUNDS, eval_every=ROUNDS, **PLAN)
+    clock.stop("simulate")
+    return clock.seconds
+
+
+def parts(method):
+    """{part: (seconds of lowering, of compilation, instructions, fusions)}."""
+    algorithm, params, clients, _ = quick_start(method)
+    import jax
+    import jax.numpy as jnp
+
+    from fedjax_lab.data.cohort import Schedule
+    from fedjax_lab.simulation.placement import Placement
+    from fedjax_lab.simulation.rounds import build_chunk
+    from fedjax_lab.simulation.run import Run
+
+    schedule, key, first = Schedule(**PLAN), jax.random.key(0), jnp.int32(0)
+    jax.jit(lambda x: x + 1)(first)  # what the first program of a process costs
+    run = Run(algorithm, schedule)
+    batch = jax.eval_shape(schedule.draw, clients, key, first)
+    state = jax.eval_shape(run.start, params, clients, key, ())
+    chunk = build_chunk(run, Placement.of("scan"))
+    return {
+        "draw": _compiled(jax.jit(schedule.draw).lower, clients, key, first),
+        "round": _compiled(jax.jit(algorithm.round_fn).lower, state, batch),
+        "chunk": _compiled(chunk.lower, state, clients, key, first, length=ROUNDS),
+    }
+
+
+def _compiled(lower, *arguments, **options):
+    clock = Clock()
+    clock.stop("before")
+    lowered = lower(*arguments, **options)
+    clock.stop("lower")
+    program = lowered.compile()
+    clock.stop("compile")
+    text = program.as_text()
+    sizes = text.count(" = "), text.count(" fusion(")
+    return clock.seconds["lower"], clock.seconds["compile"], *sizes
+
+
+def torch_loop(_):
+    """The same stages of a PyTorch loop of FedAvg, iid clients of equal size."""
+    clock = Clock()
+    import numpy as np
+    import torch
+
+    clock.stop("import")
+    with np.load(_DIGITS) as file:
+        images = torch.from_numpy(file["x_train"].reshape(-1, 64) / np.float32(16))
+        labels = torch.from_numpy(file["y_train"].astype(np.int64))
+    owned = torch.randperm(len(images)).tensor_split(CLIENTS)
+    clock.stop("data")
+    layers = [torch.nn.Linear(64, 200), torch.nn.Linear(200, 100), torch.nn.Linear(100, 10)]
+    relu = torch.nn.ReLU()
+    model = torch.nn.Sequential(layers[0], relu, layers[1], relu, layers[2])
+    params = list(model.parameters())
+    shared = [param.detach().clone() for param in params]
+    clock.stop("model")
+    for _ in range(ROUNDS):
+        total = [torch.zeros_like(param) for param in shared]
+        for client in torch.randperm(CLIENTS)[: PLAN["cohort_size"]].tolist():
+            with torch.no_grad():
+                torch._foreach_copy_(params, shared)
+            for _ in range(PLAN["local_steps"]):
+                rows = owned[client][torch.randint(len(owned[client]), (PLAN["batch_size"],))]
+                loss = torch.nn.functional.cross_entropy(model(images[rows]), labels[rows])
+                with torch.no_grad():
+                    torch._foreach_sub_(params, torch.autograd.grad(loss, params), alpha=RATE)
+            torch._foreach_add_(total, [param.detach() for param in params])
+        shared = [value / PLAN["cohort_size"] for value in total]
+    clock.stop("simulate")
+    return clock.seconds
+
+
+MEASURES = {"first_row": first_row, "parts": parts, "torch": torch_loop}
+
+
+def in_a_process(python, measure, method, programs):
+    """What a measure says in a process of its own; None if it fails, whose error is shown."""
+    environment = {**os.environ, "FEDJAX_LAB_PROGRAMS": programs}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    command = [python, "-m", "experiments.benchmarks.latency", "--measure", measure, method]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+
+
+def row(name, seconds):
+    """A row of the first table."""
+    if seconds is None:
+        return f"| {name} | " + " | ".join(["failed"] * (len(STAGES) + 1)) + " |"
+    numbers = [*(seconds[stage] for stage in STAGES), sum(seconds.values())]
+    return f"| {name} | " + " | ".join(f"{number:.1f}" for number in numbers) + " |"
+
+
+def main(arguments=None):
+    """Print one or two Markdown tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--torch-python", default=sys.executable, help="interpreter with PyTorch")
+    parser.add_argument("--parts", action="store_true", help="what compilers make of each part")
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.measure:
+        measure, method = given.measure
+        print(json.dumps(MEASURES[measure](method)))
+        return
+    torch_python = shutil.which(given.torch_python)
+    if not torch_python:
+        parser.error(f"--torch-python is {given.torch_python!r}, which cannot be run")
+    print("| processor seconds | import | data | model | to the first row | together |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for method in given.methods:
+        with tempfile.TemporaryDirectory() as folder:
+            for name in (f"{method}, cold", f"{method}, programs kept"):
+                found = in_a_process(sys.executable, "first_row", method, folder)
+                print(row(name, found), flush=True)
+    search = [torch_python, "-c", "import torch"]
+    if subprocess.run(search, capture_output=True).returncode == 0:
+        print(row("PyTorch, FedAvg", in_a_process(torch_python, "torch", "fedavg", "off")))
+    if not given.parts:
+        return
+    print("\n| part | lowering s | compilation s | instructions | fusions |")
+    print("|---|---:|---:|---:|---:|")
+    for method in given.methods:
+        found = in_a_process(sys.executable, "parts", method, "off") or {}
+        for part, (lowering, compilation, instructions, fusions) in found.items():
+            times = f"{lowering:.2f} | {compilation:.2f}"
+            print(f"| {method}, {part} | {times} | {instructions} | {fusions} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Random keys whose programs compile in a fraction of the time, and whose draws have the same bits.
+
+JAX draws with the Threefry hash. On CPU it writes the hash as a loop, of which the compiler makes
+ten kernels for each draw and each fold. ``compact`` hands a key to an implementation that writes
+all rounds out, which is one kernel. A barrier behind each derived key has it computed once: without
+it, the compiler copies the hashes of a chain of keys into every kernel that uses the last one.
+
+Source: Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3. SC 2011.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.random import define_prng_impl
+
+from fedjax_lab.types import Key
+
+_NAME = "threefry2x32"  # JAX's own
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+_GROUPS = 5  # of four rounds each, with a key added behind each group
+_MOST = 2**32  # numbers of a draw, which 32 bits count
+
+
+def compact(key: Key) -> Key:
+    """The same key, for programs that compile in less time.
+
+    What ``jax.random`` draws with it, and the keys that it derives from it, have the same bits as
+    with ``key``. It has another dtype: ``plain`` gives JAX's own again, for what a user's function
+    sees.
+
+    Args:
+      key: typed PRNG keys [...], or any other key, which is returned as it is; so are all keys if
+        ``jax_threefry_partitionable`` is off.
+    """
+    is_typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    partitionable: Any = jax.config  # its attributes are made at run time
+    if not is_typed or not partitionable.jax_threefry_partitionable:
+        return key
+    if jax.random.key_impl(key) != _NAME:
+        return key
+    return jax.random.wrap_key_data(jax.random.key_data(key), impl=_COMPACT)
+
+
+def plain(key: Key) -> Key:
+    """JAX's own key with the bits of a compact one.
+
+    Args:
+      key: typed PRNG keys [...]; other than compact ones are returned as they are.
+    """
+    if jax.random.key_impl(key) != _COMPACT:
+        return key
+    return jax.random.wrap_key_data(jax.random.key_data(key), impl=_NAME)
+
+
+def _threefry(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The hash of counters, two uint32 [...], under a key, uint32 [2]."""
+    keys = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(_PARITY))
+    high, low = high + keys[0], low + keys[1]
+    for group in range(_GROUPS):
+        for bits in _ROTATIONS[group % 2]:
+            high = high + low
+            low = high ^ ((low << np.uint32(bits)) | (low >> np.uint32(32 - bits)))
+        high = high + keys[(group + 1) % 3]
+        low = low + keys[(group + 2) % 3] + np.uint32(group + 1)
+    return high, low
+
+
+def _counters(shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """The places of an array's elements, as two halves uint32 [...]."""
+    # Axis by axis, so that a compiler can divide them over devices without an exchange.
+    places = jnp.zeros(shape, jnp.uint32)
+    for axis in range(len(shape)):
+        stride = np.uint32(math.prod(shape[axis + 1 :]))
+        places = places + stride * jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    return jnp.zeros(shape, jnp.uint32), places
+
+
+def _derived(halves: tuple[jax.Array, jax.Array]) -> jax.Array:
+    return jax.lax.optimization_barrier(jnp.stack(halves, axis=-1))
+
+
+def _seed(seed: jax.Array) -> jax.Array:
+    return jax.random.key_data(jax.random.key(seed, impl=_NAME))
+
+
+def _split(key: jax.Array, shape: Sequence[int]) -> jax.Array:
+    return _derived(_threefry(key, *_counters(shape)))
+
+
+def _fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
+    low = jnp.asarray(data, jnp.uint32)
+    return _derived(_threefry(key, jnp.zeros_like(low), low))
+
+
+def _random_bits(key: jax.Array, bit_width: int, shape: Sequence[int]) -> jax.Array:
+    if math.prod(shape) >= _MOST:
+        own = jax.random.wrap_key_data(key, impl=_NAME)
+        return jax.random.bits(own, tuple(shape), f"uint{bit_width}")
+    high, low = _threefry(key, *_counters(shape))
+    if bit_width == 64:
+        return (high.astype(jnp.uint64) << np.uint64(32)) | low.astype(jnp.uint64)
+    return (high ^ low).astype(f"uint{bit_width}")
+
+
+_COMPACT: Any = define_prng_impl(
+    key_shape=(2,),
+    seed=_seed,
+    split=_split,
+    random_bits=_random_bits,
+    fold_in=_fold_in,
+    name="compact_threefry2x32",
+    tag="fryc",
+)

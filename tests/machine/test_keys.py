@@ -1,0 +1,87 @@
+"""Compact keys draw JAX's own bits, by programs with fewer kernels."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import models
+from fedjax_lab.machine.keys import compact, plain
+
+KEY = jax.random.key(2**32 - 3)
+
+DRAWS = {
+    "bits8": lambda key: jax.random.bits(key, (3, 5), jnp.uint8),
+    "bits16": lambda key: jax.random.bits(key, (7,), jnp.uint16),
+    "bits32": lambda key: jax.random.bits(key, (2, 3, 4)),
+    "scalar": lambda key: jax.random.bits(key),
+    "nothing": lambda key: jax.random.bits(key, (0, 3)),
+    "uniform": lambda key: jax.random.uniform(key, (64, 33), jnp.float32, -0.1, 0.1),
+    "normal": lambda key: jax.random.normal(key, (1000,)),
+    "integers": lambda key: jax.random.randint(key, (100,), -7, 1000, jnp.int32),
+    "permutation": lambda key: jax.random.permutation(key, 5000),
+    "split": lambda key: jax.random.key_data(jax.random.split(key, (2, 3))),
+    "fold": lambda key: jax.random.key_data(jax.random.fold_in(key, np.uint32(2**32 - 1))),
+    "chain": lambda key: jax.random.uniform(jax.random.split(jax.random.fold_in(key, 3))[1], (9,)),
+    "batched": lambda key: jax.vmap(lambda k, i: jax.random.bits(jax.random.fold_in(k, i), (6,)))(
+        jax.random.split(key, 4), jnp.arange(4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_have_the_bits_of_jax(name):
+    draw = DRAWS[name]
+    expected = np.asarray(draw(KEY))
+    np.testing.assert_array_equal(jax.jit(lambda key: draw(compact(key)))(KEY), expected)
+    np.testing.assert_array_equal(draw(compact(KEY)), expected)
+
+
+def test_draws_of_64_bits_have_the_bits_of_jax(x64):
+    del x64
+    for draw in (
+        lambda key: jax.random.bits(key, (5,), jnp.uint64),
+        lambda key: jax.random.normal(key, (5,), jnp.float64),
+        lambda key: jax.random.randint(key, (5,), 0, 2**40),
+        lambda key: jax.random.key_data(jax.random.fold_in(key, jnp.int64(7))),
+    ):
+        np.testing.assert_array_equal(draw(compact(KEY)), draw(KEY))
+
+
+def test_a_key_goes_there_and_back():
+    there = compact(KEY)
+    assert there.dtype != KEY.dtype
+    assert compact(there).dtype == there.dtype
+    assert plain(there).dtype == KEY.dtype == plain(KEY).dtype
+    np.testing.assert_array_equal(*map(jax.random.key_data, (plain(there), KEY)))
+    seeded = jax.random.key(7, impl=jax.random.key_impl(there))
+    np.testing.assert_array_equal(*map(jax.random.key_data, (seeded, jax.random.key(7))))
+
+
+def test_other_keys_stay_as_they_are():
+    for key in (jax.random.key(0, impl="rbg"), jax.random.PRNGKey(0)):
+        assert compact(key) is key
+    with jax.threefry_partitionable(False):
+        assert compact(KEY) is KEY
+
+
+def test_a_draw_is_one_kernel():
+    def kernels(draw):
+        return jax.jit(draw).lower(KEY).compile().as_text().count(" fusion(")
+
+    uniform = DRAWS["uniform"]
+    assert kernels(lambda key: uniform(compact(key))) == 1 < kernels(uniform)
+
+
+def test_draws_that_32_bits_cannot_count_are_left_to_jax():
+    many = jax.eval_shape(lambda: jax.random.bits(compact(KEY), (2**17, 2**16), jnp.uint8))
+    assert many.shape == (2**17, 2**16)
+
+
+def test_a_model_starts_with_the_values_of_jax(monkeypatch):
+    def start():
+        return models.build("mlp", num_classes=3, hidden=(4,)).init(KEY, jnp.zeros((1, 5)))
+
+    params = start()
+    monkeypatch.setattr("fedjax_lab.models.base.compact", lambda key: key)
+    jax.tree.map(np.testing.assert_array_equal, params, start())
