@@ -15,7 +15,7 @@ from fedjax_lab import tree, types
 from fedjax_lab.checks import check_choice, check_int, is_traced
 from fedjax_lab.clients.batch import complete_batch
 from fedjax_lab.clients.finite import is_finite, run_until_finite
-from fedjax_lab.clients.frozen import hold_frozen
+from fedjax_lab.clients.local import metrics_of
 from fedjax_lab.clients.mapping import ClientMap, parse_client_map, single_device_map
 from fedjax_lab.clients.model_axis import (
     ParamsSharding,
@@ -58,7 +58,7 @@ class Phase(NamedTuple):
       broadcast: (server, round) -> what clients may see of the server.
       client_update: (received, row, ``ClientBatch``) -> (message, new row, report), for one
         client. A message is a dict of trees; a report is a dict name -> (total, weight), as
-        ``local_steps`` gives it.
+        ``local_steps`` gives it, with the local params for wrappers (``LOCAL_PARAMS``).
       server_update: (server, messages, ``Cohort``) -> (new server, metrics).
       reduce: field of the message -> how it is aggregated on its way to the server: "mean"
         (with the aggregation weights), "sum" (over those who take part, unweighted) or "stack"
@@ -128,7 +128,8 @@ class Algorithm:
       params: state -> the server model; by default the server state's ``params``.
       gradients_per_step: gradients that a client takes in one local step.
       hyperparameters: what the factory was called with, as plain values for a run's config.
-      loss_fn: what its clients minimize, or a loss with the same labels; None: that is not known.
+      loss_fn: what its clients minimize, or a loss with the same labels; with ``frozen`` it takes
+        that as well, as (params, examples, key, frozen). None: it is not known.
       frozen: pytree of arrays that its loss reads beside the params (see ``with_frozen``); ().
       wrappers: what has been put around it, from the inside out (``fedjax_lab.wrappers``).
       spent: (rounds, cohort size, clients that may be drawn, sampling) -> what rows say of so many
@@ -170,8 +171,8 @@ class Algorithm:
                 where = jax.tree_util.keystr(path)
                 raise TypeError(f"params{where} has dtype {leaf.dtype}; it must be floating-point.")
         frozen = jax.tree.map(jnp.asarray, self.frozen)
-        with hold_frozen(frozen):
-            server, clients = self.start(params, num_clients, batch)
+        batch = None if batch is None else batch._replace(frozen=frozen)
+        server, clients = self.start(params, num_clients, batch)
         return FedState(server, clients, jnp.asarray(num_clients, jnp.int32), frozen)
 
     @functools.cached_property
@@ -280,6 +281,7 @@ def build_round(
         if asked.is_planned:
             planned = plan_round(algorithm, state, batch, target).client_map
             cohort_map = parse_client_map(planned, target)
+        how = _How(cohort_map, rows, exclude)
         batch = _known_to_all(cohort_map, batch)
         cohort, mapped = complete_batch(batch, state.num_clients, cohort_map.multiple)
         cohort = _known_to_all(cohort_map, cohort)
@@ -291,7 +293,7 @@ def build_round(
             received = phase.broadcast(server, cohort.round)
             shared = (received, cohort.round, batch.source, state.frozen)
             messages, clients, report, cohort = _run_clients(
-                phase, params, cohort_map, rows, shared, clients, cohort, mapped, key, exclude
+                phase, params, how, shared, clients, (cohort, mapped), key
             )
             server, server_metrics = phase.server_update(server, messages, cohort)
             if twice := report.keys() & server_metrics.keys():
@@ -336,8 +338,27 @@ def plan_round(
     return plan(round_of, state, batch, target=target)
 
 
-def _run_clients(phase, params, cohort_map, table, shared, clients, cohort, mapped, key, exclude):
-    """Run the cohort: the messages as the server receives them, rows, report, who is left."""
+class _How(NamedTuple):
+    """How the clients of a round are run.
+
+    Attributes:
+      client_map: onto which devices, how many at once.
+      table: how their rows are read and written.
+      exclude: whether one that is not finite is left out.
+    """
+
+    client_map: ClientMap
+    table: Rows
+    exclude: bool
+
+
+def _run_clients(phase, params, how, shared, clients, drawn, key):
+    """Run the cohort: the messages as the server receives them, rows, report, who is left.
+
+    ``drawn`` is what ``complete_batch`` returns.
+    """
+    cohort_map, table, exclude = how
+    cohort, mapped = drawn
     slots = cohort.client_ids.shape[0]
     extra = -slots % cohort_map.multiple
 
@@ -367,9 +388,9 @@ def _run_clients(phase, params, cohort_map, table, shared, clients, cohort, mapp
     def one_client(shared, client, longest):
         (received, round, source, frozen), look = shared
         row, fields, counts, weighs = client
-        batch = ClientBatch(**fields, round=round, source=source, longest=longest)
-        with hold_frozen(frozen):
-            message, row, report = phase.client_update(received, row, batch)
+        batch = ClientBatch(**fields, round=round, source=source, longest=longest, frozen=frozen)
+        message, row, report = phase.client_update(received, row, batch)
+        report = metrics_of(report)
         if (layout := held_layout()) is not None:
             message, row = layout.constrain((message, row))
         if look is not None:

@@ -46,6 +46,8 @@ class CohortBatch(NamedTuple):
         None: the size of the cohort is no matter of chance.
       seconds: float [S], simulated seconds until each client is done; None: time is not counted.
       measured: scalars that are known when the batch is drawn, for the round's metrics; or None.
+      frozen: what the loss reads beside the params where ``Algorithm.init`` takes first estimates
+        from this batch; ``init`` sets it. A round has it in its state. () if there is nothing.
     """
 
     client_ids: jax.Array
@@ -62,6 +64,7 @@ class CohortBatch(NamedTuple):
     expected_size: jax.Array | None = None
     seconds: jax.Array | None = None
     measured: Metrics | None = None
+    frozen: PyTree = ()
 
 
 class Cohort(NamedTuple):
@@ -118,6 +121,10 @@ class ClientBatch(NamedTuple):
       source: resident examples shared by all clients, or None.
       longest: int32 scalar, after how many steps all clients that run together are done; steps
         beyond it are not computed even where clients are batched. None: nobody waits.
+      frozen: pytree of arrays that the loss reads beside the params (see ``with_frozen``); () if
+        there are none.
+      measures: what is reported of each gradient besides its loss, a ``clients.metrics.Measures``
+        (see ``with_client_metrics``); None: nothing.
     """
 
     examples: PyTree
@@ -130,6 +137,8 @@ class ClientBatch(NamedTuple):
     full_mask: jax.Array | None
     source: PyTree
     longest: jax.Array | None = None
+    frozen: PyTree = ()
+    measures: Any = None
 
     @property
     def max_steps(self) -> int:

@@ -247,7 +247,7 @@ def sweep(target, rates=4, seeds=3, **options):
     def build(client_lr):
         return algorithms.fedavg(loss_fn, client_lr=client_lr)
 
-    program = SweepProgram(build, schedule, vmap, Placement(vmap), None, clients)
+    program = SweepProgram(build, schedule, vmap, Placement(vmap), None, (clients, ()))
     runs = (
         jax.eval_shape(lambda p: jax.tree.map(lambda leaf: jnp.stack([leaf] * count), p), params),
         jax.random.split(jax.random.key(0), count),

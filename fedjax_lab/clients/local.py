@@ -3,11 +3,9 @@
 Axes: K local steps, B examples of a mini-batch, M examples of a client.
 """
 
-import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +14,13 @@ import optax
 
 from fedjax_lab import tree
 from fedjax_lab.clients.examples import clipped_gradient
-from fedjax_lab.clients.metrics import apply_loss, measured
+from fedjax_lab.clients.metrics import Measures, apply_loss
 from fedjax_lab.clients.resident import gather
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
 
-# Where the local params go that ``watch_local_steps`` is to see.
-_SEEN: contextvars.ContextVar[list | None] = contextvars.ContextVar("seen", default=None)
+# The entry of a client's report that is no metric: the local params after its last step. A wrapper
+# sees of a client's half its message, its row and its report.
+LOCAL_PARAMS = "local_params"
 # Folded into a client's key for its full gradient; local steps fold in 0, 1, 2, ...
 _FULL_GRADIENT = np.uint32(2**32 - 1)
 
@@ -35,6 +34,7 @@ class Step(NamedTuple):
       key: the step's PRNG key, shared by all gradients of the step.
       memory: what the method carries from step to step (see ``local_steps``).
       transform_state: state of the gradient transform.
+      measures: what is reported of each gradient besides its loss; None: nothing.
     """
 
     examples: PyTree
@@ -42,6 +42,7 @@ class Step(NamedTuple):
     key: Key
     memory: PyTree
     transform_state: PyTree
+    measures: Measures | None = None
 
 
 class StepReport(NamedTuple):
@@ -120,7 +121,8 @@ class Gradient:
             grads, loss, num_examples, per_step, *rest = clipped_gradient(
                 self.loss_fn, *of_step, self.example_clip, self.example_noise
             )
-        per_step |= measured(params, grads, loss, {*per_step, *rest[0]})
+        if step.measures is not None:
+            per_step |= step.measures.of(params, grads, loss, {*per_step, *rest[0]})
         carried = (step.memory, step.transform_state)
         return grads, StepReport(loss, num_examples, *carried, per_step, *rest)
 
@@ -192,28 +194,23 @@ class LocalResult(NamedTuple):
       params: the local params after K_i steps.
       memory: the method's memory after the last step.
       lr_sum: sum over the steps taken of the learning rate; K_i * lr where it is constant.
-      report: name -> (total, weight); a round's metric is sum(total) / sum(weight).
+      report: name -> (total, weight); a round's metric is sum(total) / sum(weight). Its entry
+        ``LOCAL_PARAMS`` is ``params``, for wrappers, and no metric.
     """
 
     params: Params
     memory: PyTree
     lr_sum: jax.Array
-    report: dict[str, tuple[jax.Array, jax.Array]]
+    report: dict[str, Any]
 
 
-@contextlib.contextmanager
-def watch_local_steps() -> Iterator[list[Params]]:
-    """The local params with which each call of ``local_steps`` inside ends.
+def metrics_of(report: dict[str, Any]) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """A client's report without its local params: name -> (total, weight), float scalars.
 
-    For wrappers, which see of a client's half its message and its row alone. Only calls in the
-    same trace may be watched: not from outside of a vmap or a scan.
+    Args:
+      report: as ``client_update`` returns it.
     """
-    seen: list[Params] = []
-    token = _SEEN.set(seen)
-    try:
-        yield seen
-    finally:
-        _SEEN.reset(token)
+    return {name: value for name, value in report.items() if name != LOCAL_PARAMS}
 
 
 def _fill(examples: PyTree, mask: jax.Array | None) -> PyTree:
@@ -256,7 +253,7 @@ def local_steps(
     def take(carry, step_index, examples, mask):
         y, carried, transform_state, descent_state, taken_before = carry
         key = jax.random.fold_in(batch.key, step_index)
-        step = Step(examples, mask, key, carried, transform_state)
+        step = Step(examples, mask, key, carried, transform_state, batch.measures)
         descent, report = direction(y, step)
         if transform is not None:
             descent, descent_state = transform.update(descent, descent_state, y)
@@ -292,14 +289,12 @@ def local_steps(
     descent_state = () if transform is None else transform.init(params)
     carry = (params, memory, gradient.init(params), descent_state, jnp.zeros((), jnp.int32))
     (y, memory, *_), totals = jax.lax.scan(body, carry, xs)
-    seen = _SEEN.get()
-    if seen is not None:
-        seen.append(y)
     totals = jax.tree.map(lambda total: total.sum(0), totals)
     loss, examples, lr_sum, metrics, example_metrics = totals
     one = jnp.ones_like(lr_sum)
     steps = batch.num_steps.astype(lr_sum.dtype)
     report = {
+        LOCAL_PARAMS: y,
         "loss": (loss, examples),
         "local_steps": (steps, one),
         "client_drift": (tree.norm(tree.subtract(y, params), squared=True), one),

@@ -3,12 +3,10 @@
 Axes: B examples of a mini-batch.
 """
 
-import contextlib
-import contextvars
+import dataclasses
 import functools
 import inspect
-import types
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import jax
@@ -16,14 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import errors
 
-from fedjax_lab.types import Key, LossFn, Metrics, Params, PyTree
+from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree
 
 # (params, gradient) -> scalar
 Measure = Callable[[Params, PyTree], Any]
-# What ``measure_steps`` adds to the metrics of a step.
-_MEASURES: contextvars.ContextVar[Mapping[str, Measure]] = contextvars.ContextVar(
-    "measures", default=types.MappingProxyType({})
-)
 # What rounds and rows call their own; a loss's metrics have other names.
 OWN_METRICS = frozenset(
     {
@@ -132,43 +126,61 @@ def _metric(name: Any, value: Any, losses: jax.Array) -> jax.Array:
     return jnp.asarray(value, losses.dtype)
 
 
-@contextlib.contextmanager
-def measure_steps(measures: Mapping[str, Measure]) -> Iterator[None]:
-    """Each gradient that is taken inside reports these, too; see ``with_client_metrics``.
-
-    As for ``watch_local_steps``, what counts is what is traced inside.
+def with_frozen_weights(loss_fn: LossFn, frozen: PyTree) -> LossFn:
+    """The loss of an ``Algorithm`` as a function of (params, examples, key).
 
     Args:
-      measures: name -> (params, gradient) -> scalar; those of an outer call stay.
+      loss_fn: ``algorithm.loss_fn``.
+      frozen: the frozen weights that it reads; () if there are none.
     """
-    token = _MEASURES.set({**_MEASURES.get(), **measures})
-    try:
-        yield
-    finally:
-        _MEASURES.reset(token)
+    return functools.partial(loss_fn, frozen=frozen) if jax.tree.leaves(frozen) else loss_fn
 
 
-def measured(params: Params, grads: PyTree, loss: jax.Array, taken: Set[str]) -> Metrics:
-    """The measures of one gradient, in the loss's dtype.
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Measures:
+    """What is reported of each gradient of a client besides its loss.
+
+    They travel from ``ClientBatch`` to ``Step``. As part of a pytree they have no leaves.
+
+    Attributes:
+      named: pairs of a metric's name and its measure, (params, gradient) -> scalar.
+    """
+
+    named: tuple[tuple[str, Measure], ...]
+
+    def of(self, params: Params, grads: PyTree, loss: jax.Array, taken: Set[str]) -> Metrics:
+        """The measures of one gradient, in the loss's dtype.
+
+        Args:
+          params: where it was taken.
+          grads: the raw gradient.
+          loss: its mean loss, a scalar.
+          taken: names of the loss's own metrics.
+
+        Raises:
+          ValueError: a name is taken, or a measure is no scalar.
+        """
+        found: Metrics = {}
+        for name, measure in self.named:
+            if name in taken:
+                raise ValueError(f"loss_fn and measures both have a metric called {name!r}.")
+            value = measure(params, grads)
+            if jnp.shape(value) != ():
+                raise ValueError(
+                    f"the measure {name!r} returned an array of shape {jnp.shape(value)}; it must "
+                    "return a scalar."
+                )
+            found[name] = jnp.asarray(value, loss.dtype)
+        return found
+
+
+def add_measures(batch: ClientBatch, measures: Mapping[str, Measure]) -> ClientBatch:
+    """The batch with more measures; of one name, the last that is added counts.
 
     Args:
-      params: where it was taken.
-      grads: the raw gradient.
-      loss: its mean loss, a scalar.
-      taken: names of the loss's own metrics.
-
-    Raises:
-      ValueError: a name is taken, or a measure is no scalar.
+      batch: a client's.
+      measures: name -> measure.
     """
-    found: Metrics = {}
-    for name, measure in _MEASURES.get().items():
-        if name in taken:
-            raise ValueError(f"loss_fn and measures both have a metric called {name!r}.")
-        value = measure(params, grads)
-        if jnp.shape(value) != ():
-            raise ValueError(
-                f"the measure {name!r} returned an array of shape {jnp.shape(value)}; it must "
-                "return a scalar."
-            )
-        found[name] = jnp.asarray(value, loss.dtype)
-    return found
+    known = {} if batch.measures is None else dict(batch.measures.named)
+    return batch._replace(measures=Measures(tuple({**known, **measures}.items())))

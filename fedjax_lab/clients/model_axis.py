@@ -262,6 +262,8 @@ def bytes_of_a_device(values: PyTree, shardings: PyTree) -> int:
 
 # --- the layout of the round that is traced
 
+# It belongs to the devices, not to the mathematics: what asks for it (a table's rows, the Gram
+# matrix of a QP) lies below methods whose halves, also users' own, know of no devices.
 _HELD: contextvars.ContextVar[ModelLayout | None] = contextvars.ContextVar("layout", default=None)
 
 

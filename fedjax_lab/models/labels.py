@@ -20,6 +20,8 @@ from jax.extend.core import jaxpr_as_fun
 from fedjax_lab.types import PyTree
 
 Seen = list[tuple[int, jax.Array]]  # number of logits, labels
+# Between the check and ``cross_entropy`` lies the user's loss, a function of params, examples and
+# key: it hands no value on, and to mark labels in what it is given would change what it computes.
 _SEEN: contextvars.ContextVar[Seen | None] = contextvars.ContextVar("labels", default=None)
 
 

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import MOST_ROUNDS, check_int
-from fedjax_lab.clients.frozen import hold_frozen
-from fedjax_lab.clients.metrics import apply_loss
+from fedjax_lab.clients.metrics import apply_loss, with_frozen_weights
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
 from fedjax_lab.models.labels import check_labels
@@ -246,8 +245,7 @@ def check_training_labels(
         examples = clients.examples
 
     def run(params, batch, frozen):
-        with hold_frozen(frozen):
-            return apply_loss(loss_fn, params, batch, jax.random.key(0))
+        return apply_loss(with_frozen_weights(loss_fn, frozen), params, batch, jax.random.key(0))
 
     held = np.asarray(clients.indices)
     check_labels_of(run, params, algorithm.frozen, examples, batch_size, held)

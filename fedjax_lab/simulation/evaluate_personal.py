@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.checks import LAST_SEED, check_int
-from fedjax_lab.clients.frozen import hold_frozen
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.round import Algorithm
@@ -73,9 +72,9 @@ def client_models(
             full_examples=None,
             full_mask=None,
             source=train.examples,
+            frozen=state.frozen,
         )
-        with hold_frozen(state.frozen):
-            return tune(personal.params(state, client_id), batch)
+        return tune(personal.params(state, client_id), batch)
 
     return model_of
 

@@ -141,7 +141,7 @@ def sweep(
     book = _Book(tallies, _spent_at(algorithms, seeds, how, clients), len(lengths))
     served: list[Params] = []  # group by group
     frozen = jax.tree.map(jnp.asarray, algorithms[0].frozen)
-    program = Program(build, how, clients_by, Placement(runs_by), evaluate, clients, frozen)
+    program = Program(build, how, clients_by, Placement(runs_by), evaluate, (clients, frozen))
     program.fit(runs, lengths[0], max_bytes)
     say_where()
     began = time.perf_counter() - program.compile_seconds

@@ -42,7 +42,10 @@ def group_size(num_runs: int, multiple: int, capacity: int) -> int:
 
 
 class Program:
-    """What runs of one size are compiled to: their start, a chunk of rounds, the served models."""
+    """What runs of one size are compiled to: their start, a chunk of rounds, the served models.
+
+    ``data`` is what all runs share: the clients' data and the frozen weights, or ().
+    """
 
     def __init__(
         self,
@@ -51,12 +54,11 @@ class Program:
         client_map: ClientMap,
         place: Placement,
         evaluate: Callable[[Params], Mapping[str, Any]] | None,
-        clients: FederatedArrays,
-        frozen: PyTree = (),
+        data: tuple[FederatedArrays, PyTree],
     ):
         self._build, self._schedule, self._client_map = build, schedule, client_map
         self._place, self._run_map, self._evaluate = place, place.client_map, evaluate
-        self._clients, self._frozen = place.copies((clients, frozen))
+        self._data = place.copies(data)
         self._resident: PyTree = ()  # what ``evaluate`` reads beside the params
         self._score: Callable[[PyTree, Params], PyTree] = lambda resident, params: {}
         self._compiled: dict[Any, Any] = {}
@@ -69,13 +71,13 @@ class Program:
         The states decide the first guess, what the compiled program says it needs the answer.
         """
         one_run = (runs[0][0], runs[0][1], _as_arrays(runs[0][2]))
-        state = jax.eval_shape(self._start_one, (self._clients, self._frozen), one_run, None)[1]
+        state = jax.eval_shape(self._start_one, self._data, one_run, None)[1]
         self._structure = jax.tree.structure(state)
         algorithm = self._build(**runs[0][2])
         self._trace_evaluation(jax.eval_shape(algorithm.params, state))
         multiple, num_devices = self._run_map.multiple, max(1, len(self._run_map.devices))
         budget = max_bytes or int(_SHARE_OF_MEMORY * device_memory())
-        shared = tree.nbytes((self._clients, self._frozen, self._resident))
+        shared = tree.nbytes((self._data, self._resident))
 
         def size_for(capacity):
             return group_size(len(runs), multiple, capacity)
@@ -129,7 +131,7 @@ class Program:
             states = jax.tree.unflatten(self._structure, map(jnp.asarray, stacks))
             self._states = self._place.divided(states)
             return
-        arguments = ((self._clients, self._frozen), (models, *self._runs))
+        arguments = (self._data, (models, *self._runs))
         self._states = self._compile("start", self.start_runs, (), *arguments)(*arguments)
 
     def leaves(self, count: int) -> list[list[np.ndarray]]:
@@ -160,7 +162,7 @@ class Program:
         return (
             self._states,
             self._runs,
-            (self._clients, self._frozen, self._resident, jnp.asarray(first, jnp.int32)),
+            (*self._data, self._resident, jnp.asarray(first, jnp.int32)),
         )
 
     def _chunk(self, first, length):

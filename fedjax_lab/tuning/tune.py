@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_choice, check_int
-from fedjax_lab.clients.frozen import hold_frozen
 from fedjax_lab.clients.mapping import parse_client_map, single_device_map
+from fedjax_lab.clients.metrics import with_frozen_weights
 from fedjax_lab.data import FederatedArrays, split_clients, split_examples
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
@@ -151,12 +151,12 @@ def _score_of(algorithm: Algorithm, score: ScoreFn | None) -> Callable[..., Any]
         raise ValueError(f"{algorithm.name} takes a model and no loss; give score to tune it by.")
 
     def count(params, examples):
-        with hold_frozen(algorithm.frozen):
-            if score is not None:
-                values = score(params, examples)
-            else:
-                assert loss_fn is not None
-                values = loss_fn(params, examples, jax.random.key(0))
+        if score is not None:
+            values = score(params, examples)
+        else:
+            assert loss_fn is not None
+            loss = with_frozen_weights(loss_fn, algorithm.frozen)
+            values = loss(params, examples, jax.random.key(0))
         values = values[0] if isinstance(values, tuple) else values
         return values.astype(jnp.float32), values.astype(jnp.float32)
 
@@ -222,7 +222,7 @@ class Lanes:
         place = Placement(parse_client_map(many))
         frozen = jax.tree.map(jnp.asarray, first.frozen)
         client_map = parse_client_map(kind)
-        self._program = Program(build, how, client_map, place, evaluate, clients, frozen)
+        self._program = Program(build, how, client_map, place, evaluate, (clients, frozen))
         self._one_by_one = kind == "scan"
 
     def advance(self, lanes: Sequence[Lane], rounds: int) -> None:

@@ -8,7 +8,6 @@ Koyejo, Gupta: Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product
 UAI 2019.
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -21,14 +20,9 @@ from fedjax_lab import tree
 from fedjax_lab.checks import LAST_SEED, check_choice, check_int, check_number, is_traced
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
-from fedjax_lab.types import ClientBatch, Cohort, Key, Params, PyTree, Scalar
-from fedjax_lab.wrappers.order import (
-    check_order,
-    reduce_messages,
-    select,
-    stack_all,
-    tag,
-)
+from fedjax_lab.types import ClientBatch, Cohort, Key, PyTree, Scalar
+from fedjax_lab.wrappers.frame import Frame, State, recorded, sends, tag, with_field
+from fedjax_lab.wrappers.stacked import along, reduce_messages, select, stack_all
 
 # Attack -> its strength by default; None: computed, or there is none.
 ATTACKS = {
@@ -131,7 +125,7 @@ def with_attack(
         the round is traced) examples have no integer labels ``y``, or (when the method is started)
         the share is less than half a client, but not 0.
     """
-    wrappers = check_order(algorithm, "attack")
+    frame = Frame(algorithm, "attack")
     check_choice("attack", attack, ATTACKS)
     check_number("share", share, minimum=0.0, maximum=1.0)
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
@@ -146,43 +140,32 @@ def with_attack(
         check_number("strength", strength, minimum=0.0)
     strength = ATTACKS[attack] if strength is None else strength
 
-    def start(params, num_clients, batch):
+    def around(params, num_clients, server, rows):
         if not is_traced(share) and share > 0 and _count(num_clients, share) == 0:
             raise ValueError(
                 f"share is {share}; of {num_clients} clients that is nobody: it must be 0, or "
                 f"{1 / (2 * num_clients):g} at least."
             )
-        server, rows = algorithm.start(params, num_clients, None)
         attacks = jnp.asarray(_turns(num_clients, seed) < _count(num_clients, share))
         return server, AttackedRow(rows, attacks)
 
-    def inner(state):
-        return state._replace(clients=state.clients.inner)
+    def change(phase, place):
+        if attack not in _SEES_ALL:
+            return _alter(phase, attack, strength, num_classes)
+        return _replace(phase, attack, strength) if sends(phase) else phase
 
-    if attack in _SEES_ALL:
-        phases = [_replace(phase, attack, strength) for phase in algorithm.phases]
-    else:
-        phases = [_alter(phase, attack, strength, num_classes) for phase in algorithm.phases]
-    return dataclasses.replace(
-        algorithm,
-        name=f"{algorithm.name}+{attack}",
-        start=start,
-        phases=tuple(phases),
-        params=lambda state: algorithm.params(inner(state)),
-        personal=algorithm.personal and algorithm.personal.inside(inner),
+    return frame.wrap(
+        attack,
+        change,
+        of=lambda phase: True,
+        state=State(around, row=AttackedRow),
         hyperparameters={
-            **algorithm.hyperparameters,
             "attack": attack,
-            "attack_share": _number(share),
+            "attack_share": recorded(share),
             "attack_seed": seed,
-            "attack_strength": None if strength is None else _number(strength),
+            "attack_strength": None if strength is None else recorded(strength),
         },
-        wrappers=wrappers,
     )
-
-
-def _number(value: Scalar) -> float | str:
-    return "traced" if is_traced(value) else float(value)
 
 
 def _alter(phase: Phase, attack: str, strength: Any, num_classes: int | None) -> Phase:
@@ -191,14 +174,14 @@ def _alter(phase: Phase, attack: str, strength: Any, num_classes: int | None) ->
     def client_update(received, row, batch):
         if attack == "label_flip":
             batch = _flip_labels(batch, row.attacks, num_classes)
-        message, inner, report = phase.client_update(received, row.inner, batch)
+        message, row, report = phase.client_update(received, row, batch)
         if attack == "sign_flip":
             lie = tree.scale(message, -jnp.asarray(strength))
         elif attack == "gaussian":
             lie = tree.scale(_normal(jax.random.fold_in(batch.key, _NOISE), message), strength)
         else:
             lie = message
-        return tree.where(row.attacks, lie, message), row._replace(inner=inner), report
+        return tree.where(row.attacks, lie, message), row, report
 
     return phase._replace(client_update=client_update)
 
@@ -207,10 +190,8 @@ def _replace(phase: Phase, attack: str, strength: Any) -> Phase:
     """The phase with attackers that know what the honest clients send."""
 
     def client_update(received, row, batch):
-        message, inner, report = phase.client_update(received, row.inner, batch)
-        if phase.reduce:
-            message = {**message, _FLAG: row.attacks}
-        return message, row._replace(inner=inner), report
+        message, row, report = phase.client_update(received, row, batch)
+        return {**message, _FLAG: row.attacks}, row, report
 
     def server_update(server, messages, cohort):
         messages = dict(messages)
@@ -220,28 +201,13 @@ def _replace(phase: Phase, attack: str, strength: Any) -> Phase:
         lie = _lie(attack, strength, messages, honest, cohort)
 
         def put(leaf, made_up):
-            mask = attacks.reshape(-1, *[1] * (leaf.ndim - 1))
-            return jnp.where(mask, made_up[None], leaf)
+            return jnp.where(along(attacks, leaf), made_up[None], leaf)
 
         messages = jax.tree.map(put, messages, lie)
         return phase.server_update(server, reduce_messages(phase.reduce, messages, cohort), cohort)
 
-    if not phase.reduce:
-        return phase._replace(client_update=client_update)
-    stacked = stack_all(phase)
-    return stacked._replace(
-        client_update=client_update,
-        server_update=server_update,
-        reduce={**stacked.reduce, _FLAG: "stack"},
-        message=lambda params: _with_flag(phase, params),
-        derived=(*phase.derived, _FLAG),
-    )
-
-
-def _with_flag(phase: Phase, params: Params) -> dict[str, PyTree]:
-    shapes = phase.message_like(params)
-    message = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return {**message, _FLAG: jnp.zeros((), bool)}
+    flagged = with_field(stack_all(phase), _FLAG, bool, "stack")
+    return flagged._replace(client_update=client_update, server_update=server_update)
 
 
 def _lie(attack: str, strength: Any, messages: dict, honest: jax.Array, cohort: Cohort) -> dict:

@@ -20,7 +20,6 @@ params; in the paper each is filled as soon as its client is done. Up to K - 1 o
 for the step, and all clients that start together have the same version.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -31,8 +30,9 @@ from fedjax_lab import tree
 from fedjax_lab.checks import check_choice, check_int, check_number
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
-from fedjax_lab.types import Cohort, FedState, PyTree
-from fedjax_lab.wrappers.order import check_order, reduce_messages, refuse_stacks, stack_all
+from fedjax_lab.types import Cohort, PyTree
+from fedjax_lab.wrappers.frame import Frame, State
+from fedjax_lab.wrappers.stacked import along, reduce_messages, stack_all
 
 # Server steps since each client started, float [K] -> factors of the messages [K].
 Staleness = Callable[[jax.Array], jax.Array]
@@ -125,7 +125,7 @@ def with_buffered_aggregation(
         has no meaning; by ``init``: its clients keep rows; or, when a round is traced, the cohort
         is not of ``buffer_size``.
     """
-    wrappers = check_order(algorithm, "buffered")
+    frame = Frame(algorithm, "buffered")
     buffer_size = check_int("buffer_size", buffer_size, minimum=1)
     concurrency = check_int("concurrency", concurrency, minimum=buffer_size)
     if concurrency % buffer_size:
@@ -133,16 +133,33 @@ def with_buffered_aggregation(
             f"concurrency is {concurrency}; it must be a multiple of buffer_size, {buffer_size}."
         )
     factor, text = _parse_staleness(staleness)
-    phase = _only_phase(algorithm)
+    like = frame.only_phase(
+        "the server does not stay as it is between a client's first exchange and its second"
+    ).message_like
+    if "robust" not in algorithm.wrappers:
+        frame.refuse_stacks("the messages of a step come from clients of several rounds")
     waiting = concurrency - buffer_size
 
-    def start(params, num_clients, batch):
-        server, rows = algorithm.start(params, num_clients, batch)
+    def around(params, num_clients, server, rows):
         _refuse_rows(algorithm, rows)
-        like = phase.message_like(params)
-        messages = jax.tree.map(lambda s: jnp.zeros((waiting, *s.shape), s.dtype), like)
+        messages = jax.tree.map(lambda s: jnp.zeros((waiting, *s.shape), s.dtype), like(params))
         zero = jnp.zeros((), jnp.int32)
         return BufferedServer(server, _nobody(waiting, num_clients), messages, zero, zero), rows
+
+    return frame.wrap(
+        "buffered",
+        lambda phase, place: _buffer(phase, buffer_size, waiting, factor),
+        state=State(around, server=BufferedServer, first_batch=True),
+        hyperparameters={
+            "buffer_size": buffer_size,
+            "concurrency": concurrency,
+            "staleness": text,
+        },
+    )
+
+
+def _buffer(phase: Phase, buffer_size: int, waiting: int, factor: Staleness) -> Phase:
+    """The phase whose server half takes the messages that are done first."""
 
     def server_update(state, messages, cohort):
         _check_slots(cohort, buffer_size)
@@ -159,10 +176,10 @@ def with_buffered_aggregation(
             phase.reduce, cohort, done, _take(state.messages, messages, first), factor(age)
         )
         steps = waits & taken.participates.any()
-        server, metrics = phase.server_update(state.server, combined, taken)
+        stepped, metrics = phase.server_update(state, combined, taken)
         waited = jnp.where(waits, done.seconds.max(), 0)
 
-        is_done = jnp.zeros(concurrency, bool).at[first].set(waits)
+        is_done = jnp.zeros(buffer_size + waiting, bool).at[first].set(waits)
         place = jnp.arange(waiting)
         fresh = (place >= state.started) & (place < state.started + buffer_size)
         free = jnp.where(waits, is_done[:waiting], fresh)
@@ -177,50 +194,14 @@ def with_buffered_aggregation(
             metrics["round_seconds"] = waited
         started = state.started + jnp.where(anybody & ~waits, buffer_size, 0)
         return BufferedServer(
-            tree.where(steps, server, state.server),
+            tree.where(steps, stepped.server, state.server),
             in_flight._replace(seconds=in_flight.seconds - waited),
             kept,
             state.version + steps,
             started.astype(jnp.int32),
         ), metrics
 
-    buffered = stack_all(phase)._replace(
-        broadcast=lambda state, round: phase.broadcast(state.server, round),
-        server_update=server_update,
-        if_nobody="unchanged",
-    )
-    return dataclasses.replace(
-        algorithm,
-        name=f"{algorithm.name}+buffered",
-        start=start,
-        phases=(buffered,),
-        params=lambda state: algorithm.params(_inner(state)),
-        personal=algorithm.personal and algorithm.personal.inside(_inner),
-        hyperparameters={
-            **algorithm.hyperparameters,
-            "buffer_size": buffer_size,
-            "concurrency": concurrency,
-            "staleness": text,
-        },
-        wrappers=wrappers,
-    )
-
-
-def _inner(state: FedState) -> FedState:
-    return state._replace(server=state.server.server)
-
-
-def _only_phase(algorithm: Algorithm) -> Phase:
-    if len(algorithm.phases) != 1:
-        raise ValueError(
-            f"algorithm is {algorithm.name}, which has {len(algorithm.phases)} exchanges in a "
-            "round; with_buffered_aggregation takes methods of one, since the server does not stay "
-            "as it is between a client's first exchange and its second."
-        )
-    if "robust" not in algorithm.wrappers:
-        why = "the messages of a step come from clients of several rounds"
-        refuse_stacks(algorithm, "with_buffered_aggregation", why)
-    return algorithm.phases[0]
+    return stack_all(phase)._replace(server_update=server_update, if_nobody="unchanged")
 
 
 def _check_slots(cohort: Cohort, buffer_size: int) -> None:
@@ -290,8 +271,7 @@ def _take(old: dict[str, PyTree], new: dict[str, PyTree], places: jax.Array) -> 
         rows = new.at[places - count].get(mode="clip")
         if not count:
             return rows
-        is_new = (places >= count).reshape(-1, *(1,) * (new.ndim - 1))
-        return jnp.where(is_new, rows, old.at[places].get(mode="clip"))
+        return jnp.where(along(places >= count, rows), rows, old.at[places].get(mode="clip"))
 
     return jax.tree.map(take, old, new)
 
@@ -312,7 +292,6 @@ def _buffered(reduce, cohort, done: InFlight, messages, factors) -> tuple[dict, 
         total_weight=weights.sum(),
         seconds=done.seconds,
     )
-
     return reduce_messages(reduce, tree.scale_rows(messages, factors), taken), taken
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedjax_lab.clients.metrics import OWN_METRICS, Measure, measure_steps
+from fedjax_lab.clients.metrics import OWN_METRICS, Measure, add_measures
 from fedjax_lab.round import Algorithm, Phase, check_algorithm
 
 
@@ -42,8 +42,7 @@ def with_client_metrics(algorithm: Algorithm, **measures: Measure) -> Algorithm:
 
     def measured(phase: Phase) -> Phase:
         def client_update(received, row, batch):
-            with measure_steps(measures):
-                return phase.client_update(received, row, batch)
+            return phase.client_update(received, row, add_measures(batch, measures))
 
         return phase._replace(client_update=client_update)
 

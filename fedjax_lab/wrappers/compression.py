@@ -12,13 +12,11 @@ C(Δ̄_i + e_i)               Δ_i, what the server receives
 =========================  ==========================================
 """
 
-import dataclasses
 import warnings
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedjax_lab import tree
@@ -29,11 +27,9 @@ from fedjax_lab.compressors.catalogue import as_compressor
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Key, Params, PyTree
-from fedjax_lab.wrappers.order import check_order
+from fedjax_lab.wrappers.frame import Frame, Place, State, add_metrics, tag
 
-# Folded into a client's key for its messages; local steps fold in 0, 1, 2, ... and the full
-# gradient 2**32 - 1.
-_MESSAGES = np.uint32(2**32 - 2)
+_MESSAGES = tag(2)  # folded into a client's key
 _SQUARES = ("message_sq", "error_sq", "change_sq")
 
 
@@ -124,15 +120,14 @@ def with_compression(
         clipped, masked or attacked already, or (when it is started) a field of a message holds
         other numbers than floats.
     """
-    wrappers = check_order(algorithm, "compression")
+    frame = Frame(algorithm, "compression")
     up = as_compressor("compressor", compressor)
     down = None if downlink is None else as_compressor("downlink", downlink)
     check_choice("scope", scope, ("global", "per_leaf"))
-    compressed = [phase for phase in algorithm.phases if not phase.once]
+    compressed = list(filter(_is_compressed, algorithm.phases))
 
-    def start(params, num_clients, batch):
+    def around(params, num_clients, server, rows):
         _check_floats(algorithm.name, compressed, params)
-        server, rows = algorithm.start(params, num_clients, batch)
         residuals = tuple(
             zero_row_per_client(phase.message_like(params), num_clients)
             for phase in compressed
@@ -147,37 +142,28 @@ def with_compression(
             server = CompressedServer(server, jax.tree.map(jnp.copy, tuple(held)))
         return server, CompressedRow(rows, residuals, squares)
 
-    def inner(state):
-        server = state.server if down is None else state.server.inner
-        return state._replace(server=server, clients=state.clients.inner)
+    def change(phase, place):
+        phase = _compress_messages(phase, place, up, error_feedback, scope)
+        return phase if down is None else _compress_broadcast(phase, place.index, down, scope)
 
-    phases: list[Phase] = []
-    index = 0  # among the compressed ones
-    for phase in algorithm.phases:
-        if phase.once:
-            wrapped = _pass_on(phase)
-        else:
-            wrapped = _compress_messages(phase, index, len(compressed), up, error_feedback, scope)
-        if down is not None:
-            wrapped = _compress_broadcast(wrapped, index, down, scope)
-        phases.append(wrapped)
-        index += not phase.once
-    return dataclasses.replace(
-        algorithm,
-        name=f"{algorithm.name}+{up.name}",
-        start=start,
-        phases=tuple(phases),
-        params=lambda state: algorithm.params(inner(state)),
-        personal=algorithm.personal and algorithm.personal.inside(inner),
+    return frame.wrap(
+        up.name,
+        change,
+        of=_is_compressed,
+        state=State(
+            around, None if down is None else CompressedServer, CompressedRow, first_batch=True
+        ),
         hyperparameters={
-            **algorithm.hyperparameters,
             "compressor": str(up),
             "error_feedback": error_feedback,
             "downlink": None if down is None else str(down),
             "scope": scope,
         },
-        wrappers=wrappers,
     )
+
+
+def _is_compressed(phase: Phase) -> bool:
+    return not phase.once
 
 
 def _check_floats(name: str, compressed: list[Phase], params: Params) -> None:
@@ -208,21 +194,12 @@ def _warn_if_larger(
         )
 
 
-def _pass_on(phase: Phase) -> Phase:
-    """A phase that is not compressed, on the rows of one that is."""
-
-    def client_update(received, row, batch):
-        message, inner, report = phase.client_update(received, row.inner, batch)
-        return message, row._replace(inner=inner), report
-
-    return phase._replace(client_update=client_update)
-
-
-def _compress_messages(phase, index, num_phases, up, error_feedback, scope) -> Phase:
+def _compress_messages(phase: Phase, place: Place, up, error_feedback, scope) -> Phase:
     """The phase with compressed messages."""
+    index = place.index
 
     def client_update(received, row, batch):
-        message, inner, report = phase.client_update(received, row.inner, batch)
+        message, row, report = phase.client_update(received, row, batch)
         sent, errors = dict(message), {}
         is_finite = tree.all_finite(message)  # of a NaN, some compressors make a number
         for field, name in enumerate(phase.reduce):
@@ -239,13 +216,14 @@ def _compress_messages(phase, index, num_phases, up, error_feedback, scope) -> P
         residuals = row.residuals
         if error_feedback:
             residuals = (*residuals[:index], errors, *residuals[index + 1 :])
-        row = row._replace(inner=inner, residuals=residuals)
-        if num_phases > 1:
+        row = row._replace(residuals=residuals)
+        if place.count > 1:
             squares = squares if index == 0 else row.squares + squares
             row = row._replace(squares=squares.astype(row.squares.dtype))
-        if index == num_phases - 1:
+        if place.is_last:
             one = jnp.ones((), squares.dtype)
-            report = {**report, **{name: (squares[i], one) for i, name in enumerate(_SQUARES)}}
+            own = {name: (squares[i], one) for i, name in enumerate(_SQUARES)}
+            report = add_metrics(report, own)
         return sent, row, report
 
     def message_bytes(message):
@@ -255,13 +233,13 @@ def _compress_messages(phase, index, num_phases, up, error_feedback, scope) -> P
 
 
 def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) -> Phase:
-    """The phase with a compressed broadcast, on the state of one: ``CompressedServer``."""
+    """The phase with a compressed broadcast."""
 
     def heard(server, round):
         """What the clients hold once they have this round's broadcast."""
         held = server.held[index]
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), round), index)
-        vectors = _vectors(phase.broadcast(server.inner, round), held[0]) if held else []
+        vectors = _vectors(phase.broadcast(server, round), held[0]) if held else []
         changes = [
             _through(down, jax.random.fold_in(key, i), tree.subtract(x, h), scope)
             for i, (x, h) in enumerate(zip(vectors, held, strict=True))
@@ -269,29 +247,20 @@ def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) 
         return [tree.add(h, change) for h, change in zip(held, changes, strict=True)]
 
     def broadcast(server, round):
-        received = phase.broadcast(server.inner, round)
+        received = phase.broadcast(server, round)
         new = heard(server, round)
         return _replace_vectors(received, new) if new else received
 
     def server_update(server, messages, cohort):
-        held = (
-            server.held
-            if phase.once
-            else (*server.held[:index], heard(server, cohort.round), *server.held[index + 1 :])
-        )
-        inner, metrics = phase.server_update(server.inner, messages, cohort)
-        return CompressedServer(inner, held), metrics
+        held = (*server.held[:index], heard(server, cohort.round), *server.held[index + 1 :])
+        server, metrics = phase.server_update(server, messages, cohort)
+        return server._replace(held=held), metrics
 
     def broadcast_bytes(received, params):
         vectors = _vectors(received, params)
         packed = sum(_packed_bytes(down, vector, scope) for vector in vectors)
         return packed + phase.broadcast_bytes(received, params) - tree.nbytes(vectors)
 
-    if phase.once:
-        return phase._replace(
-            broadcast=lambda server, round: phase.broadcast(server.inner, round),
-            server_update=server_update,
-        )
     # What the clients hold would change in a round of nobody, whatever the method sees to itself.
     return phase._replace(
         broadcast=broadcast,

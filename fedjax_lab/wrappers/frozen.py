@@ -13,11 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_lab.clients.frozen import held_frozen
-from fedjax_lab.clients.metrics import takes_mask
-from fedjax_lab.round import Algorithm
+from fedjax_lab.clients.metrics import apply_loss, takes_mask
+from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
-from fedjax_lab.types import Key, LossFn, Params, PyTree
+from fedjax_lab.types import ClientBatch, CohortBatch, Key, LossFn, Params, Personal, PyTree
 
 # (params, examples [B, ...], key, frozen) -> what a ``LossFn`` returns; it may name ``mask``
 FrozenLossFn = Callable[..., Any]
@@ -44,7 +43,8 @@ def with_frozen(
     Args:
       build: loss function of (params, examples, key) -> the method, such as
         ``functools.partial(algorithms.scaffold, client_lr=0.1)``. Methods that take a model in
-        place of a loss (MOON, FedMLB) have no such function.
+        place of a loss (MOON, FedMLB) have no such function. It is called anew wherever a client's
+        half is traced, with a loss that has the traced weights in hand.
       loss_fn: (params, examples [B, ...], key, frozen) -> per-example losses, float [B], or
         (losses, metrics). One that names an argument ``mask`` gets bool [B]: which are real.
       frozen: pytree of arrays of any dtype; or their shapes, for ``fedjax_lab.plan`` alone.
@@ -74,13 +74,18 @@ def with_frozen(
             where = jax.tree_util.keystr(path)
             raise TypeError(f"frozen{where} is of the type {type(leaf).__name__}, not an array.")
 
-    def bound(params: Params, examples: PyTree, key: Key) -> Any:
-        return loss_fn(params, examples, key, held_frozen())
+    def method(weights: PyTree) -> Any:
+        """The method around a loss that has the weights in hand."""
 
-    def bound_with_mask(params: Params, examples: PyTree, key: Key, mask: jax.Array) -> Any:
-        return loss_fn(params, examples, key, held_frozen(), mask=mask)
+        def bound(params: Params, examples: PyTree, key: Key) -> Any:
+            return loss_fn(params, examples, key, weights)
 
-    algorithm = build(bound_with_mask if takes_mask(loss_fn) else bound)
+        def bound_with_mask(params: Params, examples: PyTree, key: Key, mask: jax.Array) -> Any:
+            return loss_fn(params, examples, key, weights, mask=mask)
+
+        return build(bound_with_mask if takes_mask(loss_fn) else bound)
+
+    algorithm = method(frozen)
     if not isinstance(algorithm, Algorithm):
         raise TypeError(
             f"build returned a {type(algorithm).__name__}; it must return an Algorithm."
@@ -90,7 +95,55 @@ def with_frozen(
             f"build returned {algorithm.name}, which has frozen weights already; give all of them "
             "to one with_frozen."
         )
-    return dataclasses.replace(algorithm, name=f"{algorithm.name}+frozen", frozen=frozen)
+
+    def start(params, num_clients, batch):
+        # Without a batch there is no loss to take, and nothing is frozen.
+        inner = algorithm if batch is None else method(_held(batch))
+        return inner.start(params, num_clients, batch)
+
+    def loss(params: Params, examples: PyTree, key: Key, frozen: PyTree) -> Any:
+        return apply_loss(method(frozen).loss_fn, params, examples, key)
+
+    phases = (_given(method, number, phase) for number, phase in enumerate(algorithm.phases))
+    return dataclasses.replace(
+        algorithm,
+        name=f"{algorithm.name}+frozen",
+        start=start,
+        phases=tuple(phases),
+        personal=_tuned_with(method, algorithm.personal),
+        loss_fn=None if algorithm.loss_fn is None else loss,
+        frozen=frozen,
+    )
+
+
+def _given(method: Callable[[PyTree], Any], number: int, phase: Phase) -> Phase:
+    """The phase whose clients find the frozen weights in their batch."""
+
+    def client_update(received, row, batch):
+        inner = method(_held(batch))
+        return inner.phases[number].client_update(received, row, batch)
+
+    return phase._replace(client_update=client_update)
+
+
+def _tuned_with(method: Callable[[PyTree], Any], personal: Personal | None) -> Personal | None:
+    """The same models of clients, fine-tuned with the frozen weights of the client's batch."""
+    if personal is None or personal.fine_tune is None:
+        return personal
+
+    def fine_tune(params, batch):
+        return method(_held(batch)).personal.fine_tune(params, batch)
+
+    return personal._replace(fine_tune=fine_tune)
+
+
+def _held(batch: ClientBatch | CohortBatch) -> PyTree:
+    if not jax.tree.leaves(batch.frozen):
+        raise RuntimeError(
+            "the loss of with_frozen has no weights to read: its method was called with a state "
+            "whose field ``frozen`` is (); algorithm.init and result.state have it."
+        )
+    return batch.frozen
 
 
 def _first_parameter(function: Callable[..., Any]) -> str | None:

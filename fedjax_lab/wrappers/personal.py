@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab.checks import check_int
-from fedjax_lab.clients.local import watch_local_steps
+from fedjax_lab.clients.local import LOCAL_PARAMS
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import FedState, Params, Personal, PyTree
-from fedjax_lab.wrappers.order import check_order
+from fedjax_lab.wrappers.frame import Frame, State
 
 IsPersonal = Callable[[str], bool]
 _CLIENTS = 4096  # for a method that is looked at before it is started
@@ -43,22 +43,22 @@ class PersonalRow(NamedTuple):
     personal: tuple[jax.Array, ...]
 
 
-class _Plan(NamedTuple):
-    """What is known of a method once the structure of the params is.
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is known of a method once the structure of the params is; it has no leaves.
 
     Attributes:
       structure: of the params.
       is_own: of each leaf, whether it is personal.
-      received: the structure of the broadcast: another model's may hold this one's as a part.
       heard: of each vector of the broadcast, whether it is a model (else a correction).
       kept: of each vector of a row, likewise.
     """
 
     structure: Any
-    is_own: list[bool]
-    received: Any
-    heard: list[bool]
-    kept: list[bool]
+    is_own: tuple[bool, ...]
+    heard: tuple[bool, ...] = ()
+    kept: tuple[bool, ...] = ()
 
 
 def _check_predicate(is_personal: Any) -> None:
@@ -94,9 +94,9 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
       ValueError: the method has several exchanges, another wrapper or a model for each client; or
         (when it is started) no leaf is personal, or all are: ``algorithms.local_only``.
     """
-    wrappers = check_order(algorithm, "personal")
+    frame = Frame(algorithm, "personal")
     _check_predicate(is_personal)
-    phase = _only_phase(algorithm)
+    phase = _only_phase(frame)
     plans: dict[Any, _Plan] = {}
 
     def plan_of(params: Params, num_clients: int = _CLIENTS) -> _Plan:
@@ -105,13 +105,12 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
             plans[structure] = _plan(algorithm, phase, is_personal, structure, num_clients)
         return plans[structure]
 
-    def start(params, num_clients, batch):
-        plan = plan_of(params, num_clients)
-        server, rows = algorithm.start(params, num_clients, batch)
-        return server, PersonalRow(rows, one_row_per_client(_own(plan, params), num_clients))
+    def around(params, num_clients, server, rows):
+        own = _own(plan_of(params, num_clients), params)
+        return server, PersonalRow(rows, one_row_per_client(own, num_clients))
 
     def params_of(state):
-        params = algorithm.params(state._replace(clients=state.clients.inner))
+        params = wrapped.params(state)
         means = (own.mean(0).astype(own.dtype) for own in state.clients.personal)
         return _with_own(plan_of(params), params, tuple(means))
 
@@ -119,34 +118,38 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
         own = jax.tree.map(lambda table: table[client][None], state.clients.personal)
         return params_of(state._replace(clients=state.clients._replace(personal=own)))
 
+    def change(phase, place):
+        return _personal(phase, algorithm, plan_of)
+
+    wrapped = frame.wrap("personal", change, state=State(around, row=PersonalRow, first_batch=True))
+    return dataclasses.replace(wrapped, params=params_of, personal=Personal(params_of_client))
+
+
+def _personal(phase: Phase, algorithm: Algorithm, plan_of: Callable[[Params], _Plan]) -> Phase:
+    """The phase without personal leaves in what is broadcast and sent."""
+
     def broadcast(server, round):
-        received = phase.broadcast(server, round)
         plan = plan_of(_server_params(algorithm, server))
-        return _each_vector(plan, received, lambda _, v: _without_own(plan, v))
+        received = phase.broadcast(server, round)
+        return plan, _each_vector(plan, received, lambda _, v: _without_own(plan, v))
 
     def client_update(received, row, batch):
-        structure = jax.tree.structure(received)
-        plan = next(plan for plan in plans.values() if plan.received == structure)
+        plan, received = received
         nothing = jax.tree.map(jnp.zeros_like, row.personal)
+        before = _vectors(plan, row.inner)
 
         def complete(index, vector):
             return _with_own(plan, vector, row.personal if plan.heard[index] else nothing)
 
-        with watch_local_steps() as ends:
-            message, inner, report = phase.client_update(
-                _each_vector(plan, received, complete), row.inner, batch
-            )
-        _check_once(algorithm, len(ends))
-        before = _vectors(plan, row.inner)
-
         def keep(index, vector):
-            return _with_own(
-                plan, vector, _own(plan, vector if plan.kept[index] else before[index])
-            )
+            of = vector if plan.kept[index] else before[index]
+            return _with_own(plan, vector, _own(plan, of))
 
-        inner = _each_vector(plan, inner, keep)
+        received = _each_vector(plan, received, complete)
+        message, new_row, report = phase.client_update(received, row, batch)
+        inner = _each_vector(plan, new_row.inner, keep)
         message = _each_vector(plan, message, lambda _, v: _without_own(plan, v))
-        return message, PersonalRow(inner, _own(plan, ends[0])), report
+        return message, PersonalRow(inner, _own(plan, _local_params(algorithm, report))), report
 
     def server_update(server, messages, cohort):
         params = _server_params(algorithm, server)
@@ -162,16 +165,12 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
     def message(params):
         return _shared_zeros(plan_of(params), phase.message_like(params))
 
+    def broadcast_bytes(received, params):
+        return phase.broadcast_bytes(received[1], params)
+
     halves: dict[str, Any] = {"client_update": client_update, "server_update": server_update}
-    wrapped = phase._replace(broadcast=broadcast, message=message, **halves)
-    return dataclasses.replace(
-        algorithm,
-        name=f"{algorithm.name}+personal",
-        start=start,
-        phases=(wrapped,),
-        params=params_of,
-        personal=Personal(params_of_client),
-        wrappers=wrappers,
+    return phase._replace(
+        broadcast=broadcast, message=message, broadcast_bytes=broadcast_bytes, **halves
     )
 
 
@@ -181,26 +180,25 @@ def _shared_zeros(plan: _Plan, shapes: PyTree) -> PyTree:
     return _each_vector(plan, fields, lambda _, v: _without_own(plan, v))
 
 
-def _only_phase(algorithm: Algorithm) -> Phase:
-    if algorithm.personal is not None and "personal" not in algorithm.wrappers:
+def _only_phase(frame: Frame) -> Phase:
+    algorithm = frame.algorithm
+    if algorithm.personal is not None:
         raise ValueError(
             f"algorithm is {algorithm.name}, whose clients have models of their own already; "
             "with_personal takes methods of one model for all."
         )
-    if len(algorithm.phases) != 1:
-        raise ValueError(
-            f"algorithm is {algorithm.name}, which has {len(algorithm.phases)} exchanges a round; "
-            "with_personal takes methods of one."
-        )
-    return algorithm.phases[0]
+    return frame.only_phase()
 
 
-def _check_once(algorithm: Algorithm, times: int) -> None:
-    if times != 1:
+def _local_params(algorithm: Algorithm, report: dict[str, Any]) -> Params:
+    """What a client's local steps end with, as its report hands it on."""
+    if LOCAL_PARAMS not in report:
         raise ValueError(
-            f"algorithm is {algorithm.name}, whose clients take local steps {times} times "
-            "a round; with_personal takes methods that do so once."
+            f"algorithm is {algorithm.name}, whose clients' report has no entry {LOCAL_PARAMS!r}; "
+            "with_personal takes methods whose client_update returns the report of local_steps, "
+            "with more in it or not."
         )
+    return report[LOCAL_PARAMS]
 
 
 def _filled(plan: _Plan, params: Params, field: PyTree, axes: tuple[int, ...]) -> PyTree:
@@ -266,31 +264,27 @@ def _plan(algorithm, phase, is_personal, structure, num_clients) -> _Plan:
     """Look at a method on params of single numbers; a model is what changes with them."""
     ones = jax.tree.unflatten(structure, [1.0] * structure.num_leaves)
     paths = [_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(ones)]
-    is_own = [bool(is_personal(path)) for path in paths]
+    is_own = tuple(bool(is_personal(path)) for path in paths)
     if all(is_own) or not any(is_own):
         raise ValueError(
             f"is_personal holds for {'all' if all(is_own) else 'no'} leaves of the params; some "
             f"must be personal and some shared. They are: {', '.join(paths)}."
         )
-    plan = _Plan(structure, is_own, None, [], [])
-
-    def start(params):
-        server, rows = algorithm.start(params, num_clients, None)
-        return phase.broadcast(server, jnp.zeros((), jnp.int32)), rows
+    plan = _Plan(structure, is_own)
 
     def look(params):
-        received, rows = start(params)
+        server, rows = algorithm.start(params, num_clients, None)
+        received = phase.broadcast(server, jnp.zeros((), jnp.int32))
         return _vectors(plan, received), _vectors(plan, rows)
 
     with jax.ensure_compile_time_eval():
         ones = jax.tree.map(jnp.asarray, ones)
         _, changes = jax.jvp(look, (ones,), (ones,))
         heard, kept = (
-            [any(bool(leaf.any()) for leaf in jax.tree.leaves(vector)) for vector in vectors]
+            tuple(any(bool(leaf.any()) for leaf in jax.tree.leaves(v)) for v in vectors)
             for vectors in changes
         )
-        received = jax.tree.structure(jax.eval_shape(start, ones)[0])
-    return plan._replace(received=received, heard=heard, kept=kept)
+    return dataclasses.replace(plan, heard=heard, kept=kept)
 
 
 def _server_params(algorithm: Algorithm, server: PyTree) -> Params:

@@ -22,20 +22,30 @@ What it costs: ``fedjax_lab.wrappers.accounting``.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_number, is_traced
+from fedjax_lab.clients.local import metrics_of
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
-from fedjax_lab.types import Cohort, Key, Params, PyTree, Scalar
+from fedjax_lab.types import Cohort, Key, PyTree, Scalar
 from fedjax_lab.wrappers.accounting import check_bands, epsilon
 from fedjax_lab.wrappers.accounting import noise_multiplier as noise_multiplier
 from fedjax_lab.wrappers.correlated import correlate, no_noise_yet
-from fedjax_lab.wrappers.order import check_order, refuse_stacks, refuse_step_counts, tag
+from fedjax_lab.wrappers.frame import (
+    Frame,
+    Place,
+    State,
+    add_metrics,
+    recorded,
+    sends,
+    tag,
+    with_field,
+)
 from fedjax_lab.wrappers.released import Released, noise_index, nothing_released, one_more
 from fedjax_lab.wrappers.rules import clip_factors
 
@@ -139,16 +149,14 @@ def with_dp(
         run starts) not cyclic.
       ImportError: ``delta`` is given and dp-accounting is not installed (when a row is made).
     """
-    wrappers = check_order(algorithm, "dp")
+    frame = Frame(algorithm, "dp")
     _check_numbers(clip_norm, noise_multiplier, delta, adaptive_quantile, noise_bands)
-    why = "noise hides a client in a sum, not a message by itself"
-    refuse_stacks(algorithm, "with_dp", why)
-    sending = [phase for phase in algorithm.phases if phase.reduce]
+    frame.refuse_stacks("noise hides a client in a sum, not a message by itself")
+    sending = list(filter(sends, algorithm.phases))
     adaptive = None if adaptive_quantile is None else float(adaptive_quantile)
 
-    def start(params, num_clients, batch):
-        server, rows = algorithm.start(params, num_clients, None)
-        refuse_step_counts(algorithm, "with_dp", params, server)
+    def around(params, num_clients, server, rows):
+        frame.refuse_step_counts(params, server)
         clip = jnp.full(len(sending), clip_norm, jnp.result_type(float))
         likes = [(phase, phase.message_like(params)) for phase in sending]
         noise = tuple(
@@ -156,9 +164,6 @@ def with_dp(
             for phase, like in likes
         )
         return DPServer(server, clip, noise, nothing_released(noise_multiplier)), rows
-
-    def inner_state(state):
-        return state._replace(server=state.server.inner)
 
     def spent(
         rounds: int, cohort_size: int, num_clients: int, sampling: str
@@ -181,37 +186,26 @@ def with_dp(
         )
         return {"epsilon": value}
 
-    phases: list[Phase] = []
-    index = 0  # among those in which messages are sent
-    for phase in algorithm.phases:
-        if phase.reduce:
-            place = index, len(sending)
-            bands = _bands(phase, noise_bands)
-            phases.append(_private(phase, place, algorithm, noise_multiplier, adaptive, bands))
-            index += 1
-        else:
-            phases.append(_pass_on(phase))
-    return dataclasses.replace(
-        algorithm,
-        name=f"{algorithm.name}+dp",
-        start=start,
-        phases=tuple(phases),
-        params=lambda state: algorithm.params(inner_state(state)),
-        personal=algorithm.personal and algorithm.personal.inside(inner_state),
+    def change(phase, place):
+        bands = _bands(phase, noise_bands)
+        return _private(phase, place, algorithm.name, noise_multiplier, adaptive, bands)
+
+    wrapped = frame.wrap(
+        "dp",
+        change,
+        otherwise=_unless_nobody,
+        state=State(around, server=DPServer),
         hyperparameters={
-            **algorithm.hyperparameters,
-            "dp_clip_norm": _plain(clip_norm),
-            "dp_noise_multiplier": _plain(noise_multiplier),
+            "dp_clip_norm": recorded(clip_norm),
+            "dp_noise_multiplier": recorded(noise_multiplier),
             "dp_delta": delta,
             "dp_adaptive_quantile": adaptive,
             **({"dp_noise_bands": noise_bands} if noise_bands > 1 else {}),
         },
-        wrappers=wrappers,
-        # Of a sweep's traced numbers nothing can be counted, and its points count for themselves.
-        spent=None
-        if (delta is None and noise_bands == 1) or is_traced(noise_multiplier)
-        else spent,
     )
+    # Of a sweep's traced numbers nothing can be counted, and its points count for themselves.
+    uncounted = (delta is None and noise_bands == 1) or is_traced(noise_multiplier)
+    return dataclasses.replace(wrapped, spent=None if uncounted else spent)
 
 
 def _check_numbers(clip_norm, noise_multiplier, delta, adaptive_quantile, noise_bands) -> None:
@@ -233,22 +227,14 @@ def _bands(phase: Phase, noise_bands: int) -> int:
     return 1 if phase.once else noise_bands
 
 
-def _plain(value: Scalar) -> float | str:
-    return "traced" if is_traced(value) else float(value)
-
-
-def _pass_on(phase: Phase) -> Phase:
-    """A phase in which nothing is sent, on the server state of one that is private."""
+def _unless_nobody(phase: Phase) -> Phase:
+    """A phase in which nothing is sent; if nobody comes, the server stays as it is."""
 
     def server_update(server, messages, cohort):
-        inner, metrics = phase.server_update(server.inner, messages, cohort)
-        return _unless_empty(cohort, server._replace(inner=inner), server), metrics
+        new, metrics = phase.server_update(server, messages, cohort)
+        return _unless_empty(cohort, new, server), metrics
 
-    return phase._replace(
-        broadcast=lambda server, round: phase.broadcast(server.inner, round),
-        server_update=server_update,
-        if_nobody="updated",
-    )
+    return phase._replace(server_update=server_update, if_nobody="updated")
 
 
 def _unless_empty(cohort: Cohort, new: PyTree, old: PyTree) -> PyTree:
@@ -258,28 +244,27 @@ def _unless_empty(cohort: Cohort, new: PyTree, old: PyTree) -> PyTree:
     return tree.where(cohort.participates.any(), new, old)
 
 
-def _private(phase: Phase, place: tuple[int, int], algorithm, multiplier, quantile, bands) -> Phase:
-    """The phase with clipped messages and noised sums; place: its number among how many."""
-    index, exchanges = place
-    is_last = index == exchanges - 1
+def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands) -> Phase:
+    """The phase with clipped messages and noised sums."""
+    index, is_last = place.index, place.is_last
 
     def client_update(received, row, batch):
         received, clip = received
         message, new_row, report = phase.client_update(received, row, batch)
         finite = tree.all_finite((message, new_row))
-        message, report = tree.zero_unless(finite, (message, report))
+        message, report = tree.zero_unless(finite, (message, metrics_of(report)))
         message, within = _clip(message, clip)
         kept = jnp.where(finite & within, 1.0, 0.0)
         if quantile is not None:
             message[_WITHIN] = kept
         if is_last:
-            report = {**report, "clipped_clients": (1 - kept, jnp.ones_like(kept))}
+            report = add_metrics(report, {"clipped_clients": (1 - kept, jnp.ones_like(kept))})
         return message, tree.where(finite, new_row, row), report
 
     def server_update(server, messages, cohort):
         if not cohort.equal_weights:
             raise ValueError(
-                f"the batch has weights; {algorithm.name} under with_dp counts every client once, "
+                f"the batch has weights; {name} under with_dp counts every client once, "
                 "as its noise is meant for a sum to which each adds clip_norm at most. Leave them "
                 "out (weights='uniform')."
             )
@@ -288,7 +273,7 @@ def _private(phase: Phase, place: tuple[int, int], algorithm, multiplier, quanti
         clip = server.clip[index]
         came = cohort.participates.sum(dtype=clip.dtype)
         n = came if cohort.expected_size is None else cohort.expected_size.astype(clip.dtype)
-        number = noise_index(server.released, index, exchanges, cohort.round)
+        number = noise_index(server.released, index, place.count, cohort.round)
         key, count_key = jax.random.split(
             jax.random.fold_in(jax.random.fold_in(cohort.key, _NOISE), number)
         )
@@ -308,35 +293,32 @@ def _private(phase: Phase, place: tuple[int, int], algorithm, multiplier, quanti
             else field
             for name, field in sums.items()
         }
-        inner, metrics = phase.server_update(server.inner, received, cohort)
+        new, metrics = phase.server_update(server, received, cohort)
         if is_last:
             metrics = {**metrics, "clip_norm": clip}
-        new = _unless_empty(cohort, server._replace(inner=inner, clip=new_clips), server)
+        new = _unless_empty(cohort, new._replace(clip=new_clips), server)
         # Rounds to which nobody came count, or clients would come back sooner than they do.
         released = one_more(server.released, multiplier) if is_last else server.released
         return new._replace(noise=noise, released=released), metrics
 
+    def broadcast(server, round):
+        return phase.broadcast(server, round), server.clip[index]
+
+    def broadcast_bytes(received, params):
+        adaptive = quantile is not None
+        return phase.broadcast_bytes(received[0], params) + _NUMBER_BYTES * adaptive
+
     wrapped = phase._replace(
-        broadcast=lambda server, round: (
-            phase.broadcast(server.inner, round),
-            server.clip[index],
-        ),
+        broadcast=broadcast,
         client_update=client_update,
         server_update=server_update,
         reduce=dict.fromkeys(phase.reduce, "sum"),
-        broadcast_bytes=lambda received, params: (
-            phase.broadcast_bytes(received[0], params) + _NUMBER_BYTES * (quantile is not None)
-        ),
+        broadcast_bytes=broadcast_bytes,
         if_nobody="updated",
     )
     if quantile is None:
         return wrapped
-    return wrapped._replace(
-        reduce={**wrapped.reduce, _WITHIN: "sum"},
-        message=lambda params: _with_count(phase, params),
-        derived=(*phase.derived, _WITHIN),
-        extra_bytes=phase.extra_bytes + _NUMBER_BYTES,
-    )
+    return with_field(wrapped, _WITHIN, float, "sum", _NUMBER_BYTES)
 
 
 def _adapted(clip, z, quantile, count, n, key) -> tuple[jax.Array, jax.Array]:
@@ -372,9 +354,3 @@ def _draw(key: Key, like: dict[str, PyTree]) -> dict[str, PyTree]:
 def _add_noise(deviation: jax.Array, total: jax.Array, drawn: jax.Array) -> jax.Array:
     noised = total.astype(drawn.dtype) + deviation.astype(drawn.dtype) * drawn
     return noised.astype(total.dtype)
-
-
-def _with_count(phase: Phase, params: Params) -> dict[str, Any]:
-    shapes = phase.message_like(params)
-    message = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return {**message, _WITHIN: jnp.zeros(())}

@@ -3,7 +3,6 @@
 The rules and their papers: ``fedjax_lab.wrappers.rules``.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -14,15 +13,9 @@ from fedjax_lab.checks import check_choice
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, PyTree
-from fedjax_lab.wrappers.order import (
-    check_order,
-    reduce_messages,
-    refuse_stacks,
-    select,
-    stack_all,
-    who_counts,
-)
+from fedjax_lab.wrappers.frame import Frame
 from fedjax_lab.wrappers.rules import Rule, parse_rule
+from fedjax_lab.wrappers.stacked import reduce_messages, select, stack_all, who_counts
 
 # (messages, field -> pytree [S, ...]; weights [S]) -> the message that stands for all of them
 RuleFn = Callable[[dict[str, PyTree], jax.Array], dict[str, PyTree]]
@@ -83,31 +76,22 @@ def with_robust_aggregation(
         method's server works with single messages, or the wrappers' order has no meaning; or,
         when the round is traced, the cohort is too small for the rule.
     """
-    wrappers = check_order(algorithm, "robust")
+    frame = Frame(algorithm, "robust")
     check_choice("scope", scope, SCOPES)
     chosen = rule if callable(rule) else parse_rule(rule)
     if not (isinstance(chosen, Rule) and chosen.factors):
-        why = "what stands for all of them cannot stand for each"
-        refuse_stacks(algorithm, "with_robust_aggregation", why)
+        frame.refuse_stacks("what stands for all of them cannot stand for each")
     text = chosen.text if isinstance(chosen, Rule) else getattr(rule, "__qualname__", "function")
 
-    def start(params, num_clients, batch):
-        return algorithm.start(params, num_clients, None)
-
-    return dataclasses.replace(
-        algorithm,
-        name=f"{algorithm.name}+{text.split(':')[0]}",
-        start=start,
-        phases=tuple(_robust(algorithm.name, p, chosen, scope) for p in algorithm.phases),
-        hyperparameters={**algorithm.hyperparameters, "rule": text, "rule_scope": scope},
-        wrappers=wrappers,
+    return frame.wrap(
+        text.split(":")[0],
+        lambda phase, place: _robust(algorithm.name, phase, chosen, scope),
+        hyperparameters={"rule": text, "rule_scope": scope},
     )
 
 
 def _robust(name: str, phase: Phase, rule: Rule | RuleFn, scope: str) -> Phase:
     """The phase with another aggregation."""
-    if not phase.reduce:
-        return phase
 
     def server_update(server, messages, cohort):
         messages = {field: messages[field] for field in phase.reduce}

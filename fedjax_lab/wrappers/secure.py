@@ -16,7 +16,6 @@ k of Bell et al.           ``neighbours``, in a Harary graph over the clients in
 =========================  ==========================================
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -28,14 +27,8 @@ from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, Key, PyTree
-from fedjax_lab.wrappers.order import (
-    check_order,
-    refuse_stacks,
-    refuse_step_counts,
-    select,
-    stack_all,
-    tag,
-)
+from fedjax_lab.wrappers.frame import Frame, Place, State, tag
+from fedjax_lab.wrappers.stacked import select, stack_all
 
 _MASKS = tag(6)  # folded into a round's key
 _RING = tag(1)  # into that of its masks; ids of clients are smaller
@@ -89,7 +82,7 @@ def with_secure_aggregation(
         (when it is made or started), or the wrappers' order has no meaning; or, when the round is
         traced, ``bits`` are too few for the cohort.
     """
-    wrappers = check_order(algorithm, "secure")
+    frame = Frame(algorithm, "secure")
     check_int("bits", bits, minimum=2, maximum=32)
     check_number("clip", clip, minimum=0.0, exclusive_minimum=True)
     if neighbours is not None:
@@ -100,30 +93,21 @@ def with_secure_aggregation(
             "number that clip does not fit; with_secure_aggregation takes with_dp without "
             "adaptive_quantile."
         )
-    why = "the server sees no message by itself"
-    refuse_stacks(algorithm, "with_secure_aggregation", why)
+    frame.refuse_stacks("the server sees no message by itself")
 
-    def start(params, num_clients, batch):
-        server, rows = algorithm.start(params, num_clients, None)
-        refuse_step_counts(algorithm, "with_secure_aggregation", params, server)
+    def around(params, num_clients, server, rows):
+        frame.refuse_step_counts(params, server)
         return server, rows
 
-    last = max(i for i, phase in enumerate(algorithm.phases) if phase.reduce)
-    return dataclasses.replace(
-        algorithm,
-        name=f"{algorithm.name}+secure",
-        start=start,
-        phases=tuple(
-            _secure(algorithm.name, phase, number, bits, float(clip), neighbours, number == last)
-            for number, phase in enumerate(algorithm.phases)
-        ),
+    return frame.wrap(
+        "secure",
+        lambda phase, place: _secure(algorithm.name, phase, place, bits, float(clip), neighbours),
+        state=State(around),
         hyperparameters={
-            **algorithm.hyperparameters,
             "secure_bits": bits,
             "secure_clip": float(clip),
             **({} if neighbours is None else {"secure_neighbours": neighbours}),
         },
-        wrappers=wrappers,
     )
 
 
@@ -249,17 +233,9 @@ def mask(
 
 
 def _secure(
-    name: str,
-    phase: Phase,
-    number: int,
-    bits: int,
-    clip: float,
-    neighbours: int | None,
-    is_last: bool,
+    name: str, phase: Phase, place: Place, bits: int, clip: float, neighbours: int | None
 ) -> Phase:
     """The phase whose server half gets what comes of the masked sum."""
-    if not phase.reduce:
-        return phase
 
     def server_update(server, messages, cohort):
         messages = {field: messages[field] for field in phase.reduce}
@@ -275,7 +251,7 @@ def _secure(
             for field, value in messages.items()
             for how in [phase.reduce[field]]
         }
-        total = _masked_total(tree.flatten(encoded, 1), number, cohort, neighbours)
+        total = _masked_total(tree.flatten(encoded, 1), place.number, cohort, neighbours)
         shapes = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], jnp.uint32), encoded)
         sums = tree.unflatten(total, shapes)
         decoded = jax.tree.map(
@@ -286,7 +262,7 @@ def _secure(
             for field, value in decoded.items()
         }
         inner, metrics = phase.server_update(server, received, cohort)
-        if is_last:
+        if place.is_last:
             metrics = {**metrics, **_losses(messages, encoded, clip, cohort)}
         return inner, metrics
 

@@ -29,7 +29,7 @@ WRAP = {
 }
 # Outer -> what it may go around.
 MAY = {
-    "personal": {"personal"},
+    "personal": set(),
     "compression": {"personal", "compression", "robust"},
     "dp": {"personal", "compression"},
     "robust": {"personal", "compression"},

@@ -1,5 +1,6 @@
 """Personal leaves: against NumPy, at the edges, and in what is sent and kept."""
 
+import dataclasses
 import functools
 
 import jax
@@ -225,6 +226,21 @@ def test_it_goes_into_compression_and_not_over_it():
         np.testing.assert_allclose(one, other, atol=1e-6)
     with pytest.raises(ValueError, match=r"with_compression\(with_personal"):
         with_personal(with_compression(method, "sign"), is_bias).init(initial_params(), N)
+
+
+def test_what_lacks_the_local_model_is_refused():
+    method = algorithms.fedavg(loss_fn, client_lr=RATE)
+    (phase,) = method.phases
+
+    def client_update(received, row, batch):
+        message, row, report = phase.client_update(received, row, batch)
+        return message, row, {"loss": report["loss"]}
+
+    reports_less = dataclasses.replace(
+        method, phases=(phase._replace(client_update=client_update),)
+    )
+    with pytest.raises(ValueError, match="report has no entry 'local_params'; with_personal takes"):
+        run(with_personal(reports_less, is_bias), rounds(1))
 
 
 def test_a_run_counts_shared_leaves_alone():
