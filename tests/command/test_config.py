@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import CohortBatch
+from fedjax_lab.command import flags
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import format_settings
@@ -69,6 +70,12 @@ def test_a_run_directorys_config_is_read_as_settings(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"algorithm": "gradma", "run_config": CONFIG.record()}))
     assert RunConfig.from_file(file) == CONFIG
+
+
+def test_every_setting_is_a_flag_of_one_group():
+    names = [name for _, group in flags.GROUPS.values() for name in group]
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(RunConfig))
+    assert flags.descriptions().keys() == set(names)
 
 
 def test_the_record_leaves_places_on_the_disk_out():
