@@ -139,7 +139,7 @@ def suggest_keywords(function: Function) -> Function:
       function: its signature says what it takes.
     """
     if inspect.isclass(function):
-        function.__init__ = suggest_keywords(function.__init__)  # type: ignore[misc]
+        function.__init__ = suggest_keywords(function.__init__)  # type: ignore[method-assign]
         return function
 
     @functools.wraps(function)

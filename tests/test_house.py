@@ -25,7 +25,7 @@ ORDER = (
         "algorithms",
         "method",
     ),
-    *("storage", "simulation", "tuning", "report", "command", "__init__", "__main__"),
+    *("storage", "simulation", "tuning", "report", "command", "__init__", "recipes", "__main__"),
 )
 
 

@@ -36,6 +36,10 @@ def fedavg(
 ) -> Algorithm:
     """FedAvg: x_{t+1} = x_t - server_lr * mean_i (x_t - x^i_K).
 
+    The mean is plain by default: every client of the cohort counts once, as in most papers of the
+    catalogue. McMahan et al. weight each client by its number of examples, n_k / n:
+    ``simulate(..., weights="examples")``.
+
     Args:
       server_lr: server learning rate, or a schedule of the round; 1 is plain averaging.
     """

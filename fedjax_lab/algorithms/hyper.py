@@ -147,7 +147,8 @@ def read_symbols(doc: str | None, arguments: Iterable[str]) -> list[Symbol]:
         if left.startswith("1 - ") and right.strip().startswith("1 - "):
             left = left.removeprefix("1 - ")
         here = re.findall(r"``(\w+)``", right)
-        symbols, paper = [], ""
+        symbols: list[tuple[str, str]] = []
+        paper = ""
         for part in reversed(re.split(r", (?![^(]*\))", left.strip())):
             text, _, of = part.partition(" (")
             paper = of.rstrip(")") or paper

@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_lab.algorithms import ALGORITHMS, as_published
+from fedjax_lab.algorithms import as_published
 from fedjax_lab.algorithms.published import clip_and_decay
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.guards import with_guards
@@ -13,17 +14,20 @@ from fedjax_lab.command.options import (
     CLIPS,
     SERVER_OPTIMIZERS,
     client_schedule,
-    defaults_of,
     parse_options,
 )
+from fedjax_lab.command.own_code import find
 from fedjax_lab.models import Model
 from fedjax_lab.models.losses import Preprocess
-from fedjax_lab.round import Algorithm
+from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.types import LossFn
 from fedjax_lab.wrappers.compression import with_compression
 
 # Settings that a sweep may vary, beside the method's own hyper-parameters.
-VARIED = ("client_lr", "server_lr", "clip_norm", "weight_decay", "dp_clip", "dp_noise")
+VARIED = (
+    *("client_lr", "server_lr", "clip_norm", "weight_decay"),
+    *("dp_clip_norm", "dp_noise_multiplier"),
+)
 
 
 def build_algorithm(
@@ -40,7 +44,7 @@ def build_algorithm(
       loss_fn: loss function, for most methods.
       model, preprocess: for methods such as MOON, which look inside the model.
       changed: hyperparameters that replace the config's and may be traced: client_lr,
-        server_lr, clip_norm, weight_decay, dp_clip, dp_noise, or the method's own.
+        server_lr, clip_norm, weight_decay, dp_clip_norm, dp_noise_multiplier, or the method's own.
 
     Raises:
       ValueError, TypeError: a hyper-parameter is out of range or has the wrong type.
@@ -54,19 +58,23 @@ def build_algorithm(
         arguments = {"server_optimizer": optimizer(config.server_lr, **arguments)}
     elif config.server_lr is not None:
         arguments["server_lr"] = config.server_lr
-    factory = ALGORITHMS[config.algorithm]
+    factory = find("algorithm", config.algorithm)
+    takes = inspect.signature(factory).parameters
     clip_norm, decay = config.clip_norm, config.weight_decay
     if config.as_published:
         arguments |= {"clip_norm": clip_norm, "weight_decay": decay}
         factory = functools.partial(as_published, config.algorithm)
     else:
         clipping = clip_and_decay(clip_norm, 0.0 if decay is None else decay)
-        arguments[CLIPS[config.clip or "gradient"]] = clipping
+        place = CLIPS[config.clip or "gradient"]
+        if clipping is not None or place in takes:  # a method of one's own may take none
+            arguments[place] = clipping
     subject: Any = loss_fn
-    if "model" in defaults_of(ALGORITHMS[config.algorithm], leave_out=()):
+    if "model" in takes:
         subject, arguments["preprocess"] = model, preprocess
     rate = client_schedule(config.client_lr_schedule, config.client_lr, config.rounds)
     algorithm = factory(subject, client_lr=rate, **arguments)
+    check_algorithm(algorithm, f"what {config.algorithm} returns")
     if config.compressor is not None or config.downlink_compressor is not None:
         algorithm = with_compression(
             algorithm,

@@ -14,14 +14,21 @@ from fedjax_lab.command import catalogue, listings
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import NATURAL
 from fedjax_lab.command.flags import Settings, with_defaults
-from fedjax_lab.data import DATASETS, PARTITIONS
+from fedjax_lab.data import PARTITIONS
 
 PROG = "fedjax-lab"
 
 
 @dataclasses.dataclass(frozen=True)
 class RunCommand:
-    """Run a simulation, or resume it with the same command."""
+    """Run a simulation, or resume it with the same command.
+
+    For example:
+
+      fedjax-lab run --algorithm scaffold --partition dirichlet:0.3 --rounds 200
+
+      fedjax-lab run --dataset csv:users.csv --client user_id --target response --model linear
+    """
 
     settings: Settings
 
@@ -240,6 +247,20 @@ class AlgorithmsCommand:
 
 
 @dataclasses.dataclass(frozen=True)
+class RecipeCommand:
+    """Print a whole program of one screen, to start from: recipe ditto > mine.py; or list all."""
+
+    name: Annotated[str | None, tyro.conf.arg(metavar="NAME"), tyro.conf.Positional] = None
+    """Which one. None: the list."""
+
+    def text(self) -> str:
+        """What is printed."""
+        if self.name is None:
+            return listings.recipes()
+        return listings.recipe(self.name).removesuffix("\n")
+
+
+@dataclasses.dataclass(frozen=True)
 class PublishedCommand:
     """List the methods that --as-published knows, and how their codes run them."""
 
@@ -263,7 +284,7 @@ class DatasetsCommand:
 
     def text(self) -> str:
         """What is printed."""
-        return listings.pairs({**DATASETS, **listings.TABLES})
+        return listings.datasets()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,6 +349,7 @@ _WITHOUT_SETTINGS: dict[str, type] = {
     "report": ReportCommand,
     "export": ExportCommand,
     "rerun": RerunCommand,
+    "recipe": RecipeCommand,
     "algorithms": AlgorithmsCommand,
     "published": PublishedCommand,
     "compressors": CompressorsCommand,

@@ -21,17 +21,20 @@ from fedjax_lab.command.options import (
     derived_options,
     did_you_mean,
     format_options,
-    model_defaults,
     parse_options,
     published_settings,
+    typed_options,
 )
+from fedjax_lab.command.own_code import check_hints, find
 from fedjax_lab.data import ClientTimes, Devices
+from fedjax_lab.storage.run_dir import renamed_settings
 
 # Where a run keeps its files, and which: the result does not depend on them.
 _NOT_RECORDED = ("data_dir", "run_dir", "checkpoint_every", "log", "profile_dir")
+_OPTIONS = ("option", "model_option", "dataset_option")
 _NUM_CLIENTS = 20
 # Not recorded where they are as by default: runs from before there were these are the same runs.
-_NEW = (*GUARDS, "sampling", "client", "x", "target", "task", "test_split")
+_NEW = (*GUARDS, "sampling", "client", "x", "target", "task", "test_split", "dataset_option")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +42,7 @@ class RunConfig:
     """Settings of one run. Lists: `fedjax-lab algorithms | datasets | partitions | models`."""
 
     algorithm: str = "fedavg"
-    """Method, such as fedavg, scaffold or gradma."""
+    """Method, such as fedavg, scaffold or gradma, or a factory of your own, package.module:name."""
 
     option: tuple[str, ...] = ()
     """Hyper-parameter as name=value. memory_size (gradma, gradma_s): num_clients, at most 100."""
@@ -79,20 +82,20 @@ class RunConfig:
     robust_rule: str | None = None
     """Combine messages by a rule that bears attackers, such as median or trimmed_mean:0.1."""
 
-    dp_clip: float | None = None
+    dp_clip_norm: float | None = None
     """Differential privacy of each client: shorten its message to this norm. None: none."""
 
-    dp_noise: float | None = None
-    """With dp_clip: standard deviation of the noise on the sum of the messages, in clip norms."""
+    dp_noise_multiplier: float | None = None
+    """With dp_clip_norm: standard deviation of the noise on the messages' sum, in clip norms."""
 
     dp_delta: float | None = None
-    """With dp_clip: count the epsilon of (epsilon, delta) (needs dp-accounting)."""
+    """With dp_clip_norm: count the epsilon of (epsilon, delta) (needs dp-accounting)."""
 
     dp_adaptive_quantile: float | None = None
-    """With dp_clip: let the norm follow this quantile of the clients' norms."""
+    """With dp_clip_norm: let the norm follow this quantile of the clients' norms."""
 
     dp_noise_bands: int | None = None
-    """With dp_clip: correlate the noise of so many rounds (DP-FTRL); sampling must be cyclic."""
+    """With dp_clip_norm: correlate the noise of so many rounds (DP-FTRL); needs cyclic sampling."""
 
     secure_bits: int | None = None
     """Secure aggregation in integers of so many bits; with secure_clip."""
@@ -108,7 +111,10 @@ class RunConfig:
 
     dataset: str = "digits"
     """Data set, such as digits, fashion_mnist, idx:FOLDER, npz:FILE, csv:FILE, parquet:FILE or
-    text:FILE_OR_FOLDER."""
+    text:FILE_OR_FOLDER; or a function of your own, package.module:name."""
+
+    dataset_option: tuple[str, ...] = ()
+    """An argument of a data set of your own as name=value."""
 
     client: str | None = None
     """Of a table: the column of the clients' ids. None: partition divides the rows."""
@@ -153,7 +159,8 @@ class RunConfig:
     """Shift training images by up to this many pixels at random."""
 
     model: str = "mlp"
-    """Model, such as linear, mlp, cnn (images of 16x16 or more) or lstm (text)."""
+    """Model, such as linear, mlp, cnn (images of 16x16 or more) or lstm (text), or a factory of
+    your own, package.module:name."""
 
     model_option: tuple[str, ...] = ()
     """An option of the model as name=value, such as hidden=64,32."""
@@ -266,7 +273,7 @@ class RunConfig:
           ValueError: a key is unknown.
           TypeError: a value has the wrong type.
         """
-        hints = typing.get_type_hints(cls)
+        hints, values = typing.get_type_hints(cls), renamed_settings(values)
         for key in values:
             if key not in hints:
                 raise ValueError(
@@ -295,7 +302,7 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Convert all settings to plain values of JSON and YAML, the inverse of ``from_dict``."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name in ("option", "model_option"):
+        for name in _OPTIONS:
             values[name] = {
                 option: list(value) if isinstance(value, tuple) else value
                 for option, value in parse_options(values[name], name).items()
@@ -308,12 +315,9 @@ class RunConfig:
         Wrappers that are not used are omitted. Seeds that follow ``seed`` stay None, so that the
         record can be run with another seed.
         """
-        return {
-            name: value
-            for name, value in self.to_dict().items()
-            if name not in _NOT_RECORDED
-            and not (name in _NEW and getattr(self, name) == _DEFAULTS[name])
-        }
+        default = [name for name in _NEW if getattr(self, name) == _DEFAULTS[name]]
+        left_out = (*_NOT_RECORDED, *default)
+        return {name: value for name, value in self.to_dict().items() if name not in left_out}
 
     def resolve(self) -> "RunConfig":
         """Check all settings, and fill in settings that depend on others.
@@ -342,15 +346,15 @@ class RunConfig:
         check_option_names(self.algorithm, options, allowed)
         options = convert_options(self.algorithm, options, allowed)
         check_server_lr(self.algorithm, self.server_lr)
-        model_options = parse_options(self.model_option, "model_option")
-        allowed = model_defaults(self.model)
-        check_option_names(f"the model {self.model}", model_options, allowed)
-        model_options = convert_options(f"the model {self.model}", model_options, allowed)
+        check_hints(self.algorithm, find("algorithm", self.algorithm), options)
+        model_options = typed_options("model", self.model, self.model_option)
+        dataset_options = typed_options("dataset", self.dataset, self.dataset_option)
         steps = 5 if self.local_steps is None and self.local_epochs is None else self.local_steps
         return dataclasses.replace(
             self,
             option=format_options(options),
             model_option=format_options(model_options),
+            dataset_option=format_options(dataset_options),
             local_steps=steps,
             run_dir=self.run_dir or str(Path("runs") / self.run_name()),
         )
@@ -411,7 +415,8 @@ class RunConfig:
             for name in (*_METHOD_SETTINGS, *_DEVICE_SETTINGS)
             if getattr(self, name) != _DEFAULTS[name]
         ]
-        parts = [self.algorithm, dataset, self.partition, *given, *self.option, *self.model_option]
+        method = self.algorithm.rpartition(":")[2]
+        parts = [method, dataset, self.partition, *given, *self.option, *self.model_option]
         name = "-".join([*(part.rstrip(",") for part in parts), f"seed{self.seed}"])
         return re.sub(r"[^\w.,-]", "", name)
 

@@ -3,17 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int, check_number
 from fedjax_lab.clients.mapping import check_client_map
 from fedjax_lab.command.guards import check_guards
 from fedjax_lab.command.options import check_clip, client_schedule
+from fedjax_lab.command.own_code import check_known, is_own
 from fedjax_lab.command.table_data import check_table, is_table
 from fedjax_lab.compressors import as_compressor
-from fedjax_lab.data import DATASETS, PARTITIONS, ClientTimes
+from fedjax_lab.data import PARTITIONS, ClientTimes
 from fedjax_lab.data.sources import SCHEMES, TABLES
 from fedjax_lab.data.times import check_devices
-from fedjax_lab.models import COMPUTE_DTYPES, MODELS
+from fedjax_lab.models import COMPUTE_DTYPES
 from fedjax_lab.round import ON_NONFINITE
 from fedjax_lab.simulation.loggers import LOGGERS
 from fedjax_lab.simulation.placement import CLIENT_STORES
@@ -44,11 +44,11 @@ def check_config(config: Any) -> None:
       FileNotFoundError: ``data_dir`` is not a directory.
     """
     check_run_dir(config.run_dir)
-    check_choice("algorithm", config.algorithm, ALGORITHMS)
-    check_choice("model", config.model, MODELS)
+    check_known("algorithm", config.algorithm)
+    check_known("model", config.model)
     check_table(config)
     if config.dataset.partition(":")[0] not in (*SCHEMES, *TABLES):
-        check_choice("dataset", config.dataset, DATASETS)
+        check_known("dataset", config.dataset)
     _check_clients(config)
     check_choice("compute_dtype", config.compute_dtype, COMPUTE_DTYPES)
     check_choice("weights", config.weights, ("uniform", "examples"))
@@ -114,7 +114,13 @@ def _check_clients(config: Any) -> None:
     schemes = (form.partition(":")[0] for form in PARTITIONS)
     check_choice("partition", scheme, (*schemes, NATURAL_SCHEME))
     if scheme == NATURAL_SCHEME:
-        if not column:
+        own = is_own("dataset", config.dataset)
+        if own and column:
+            raise ValueError(
+                f"partition is {config.partition!r} and dataset {config.dataset!r}; a data set of "
+                "your own that comes with its clients takes --partition natural."
+            )
+        if not (column or own):
             raise ValueError(
                 f"partition is {config.partition!r}; it must be {NATURAL}, with the name of an "
                 "array of ids in the data's .npz file."
@@ -124,7 +130,7 @@ def _check_clients(config: Any) -> None:
                 f"partition is {config.partition!r} and dataset {config.dataset!r}; say with "
                 f"--client {column} which column has the clients' ids."
             )
-        if config.dataset.partition(":")[0] not in ("npz", *TABLES):
+        if not own and config.dataset.partition(":")[0] not in ("npz", *TABLES):
             raise ValueError(
                 f"partition is {config.partition!r} and dataset {config.dataset!r}; clients' ids "
                 "are read from npz:FILE, csv:FILE and parquet:FILE. Of other data, give them in "

@@ -29,6 +29,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             *(
                 "dataset",
+                "dataset_option",
                 "data_dir",
                 "client",
                 "x",
@@ -54,7 +55,13 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "privacy and robustness": (
         "What protects the clients, and what protects the model from some of them.",
         (
-            *("dp_clip", "dp_noise", "dp_delta", "dp_adaptive_quantile", "dp_noise_bands"),
+            *(
+                "dp_clip_norm",
+                "dp_noise_multiplier",
+                "dp_delta",
+                "dp_adaptive_quantile",
+                "dp_noise_bands",
+            ),
             *("secure_bits", "secure_clip", "secure_neighbours"),
             *("robust_rule", "attack", "on_nonfinite"),
         ),
@@ -68,7 +75,9 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("run_dir", "checkpoint_every", "eval_every", "log"),
     ),
 }
-_REPEATABLE = ("option", "model_option", "log")  # given several times
+# As they were called before version 0.4.0.
+_ALIASES = {"dp_clip_norm": ("--dp-clip",), "dp_noise_multiplier": ("--dp-noise",)}
+_REPEATABLE = ("option", "model_option", "dataset_option", "log")  # given several times
 _DEFAULTS: contextvars.ContextVar[RunConfig] = contextvars.ContextVar("settings")
 
 
@@ -113,9 +122,10 @@ def _group(title: str, about: str, names: tuple[str, ...], defaults: RunConfig) 
     hints, texts = typing.get_type_hints(RunConfig), descriptions()
     fields: list[Any] = []
     for name in names:
-        kind = Annotated[hints[name], tyro.conf.arg(help=texts[name])]
+        about_flag = tyro.conf.arg(help=texts[name], aliases=_ALIASES.get(name))
+        kind: Any = Annotated[hints[name], about_flag]
         if name in _REPEATABLE:
-            kind = tyro.conf.UseAppendAction[kind]  # type: ignore[valid-type]
+            kind = tyro.conf.UseAppendAction[kind]  # type: ignore[misc]
         fields.append((name, kind, dataclasses.field(default=getattr(defaults, name))))
     made = dataclasses.make_dataclass(title.title().replace(" ", ""), fields, frozen=True)
     made.__doc__ = about

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.checks import check_choice
 from fedjax_lab.command.build import VARIED
 from fedjax_lab.command.commands import PROG, SweepCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.launch import INTERRUPTED, start
 from fedjax_lab.command.options import float_options, parse_options, server_lr_of
+from fedjax_lab.command.own_code import check_known
 from fedjax_lab.command.screen import print_rows, show_warning
 from fedjax_lab.estimates import Rows, estimate, format_estimate
 from fedjax_lab.simulation.sweep_result import Point, SweepResult, check_seeds, list_points
@@ -160,7 +160,7 @@ def may_vary(settings: RunConfig) -> list[str]:
     Raises:
       ValueError: the algorithm is unknown.
     """
-    check_choice("algorithm", settings.algorithm, ALGORITHMS)
+    check_known("algorithm", settings.algorithm)
     optimizer = parse_options(settings.option, "option").get("server_optimizer")
     names = [*VARIED, *float_options(settings.algorithm, optimizer)]
     takes_none = server_lr_of(settings.algorithm) == "none taken"

@@ -14,17 +14,24 @@ from fedjax_lab.wrappers.rules import parse_rule
 from fedjax_lab.wrappers.secure import check_neighbours, with_secure_aggregation
 
 GUARDS = (
-    *("robust_rule", "dp_clip", "dp_noise", "dp_delta", "dp_adaptive_quantile", "dp_noise_bands"),
+    *(
+        "robust_rule",
+        "dp_clip_norm",
+        "dp_noise_multiplier",
+        "dp_delta",
+        "dp_adaptive_quantile",
+        "dp_noise_bands",
+    ),
     *("secure_bits", "secure_clip", "secure_neighbours", "attack"),
 )
 _FORM = "NAME:SHARE or NAME:SHARE:STRENGTH (label_flip:SHARE:CLASSES)"
 # Of two settings, the first one needs the second.
 _NEEDS = (
-    ("dp_clip", "dp_noise"),
-    ("dp_noise", "dp_clip"),
-    ("dp_delta", "dp_clip"),
-    ("dp_adaptive_quantile", "dp_clip"),
-    ("dp_noise_bands", "dp_clip"),
+    ("dp_clip_norm", "dp_noise_multiplier"),
+    ("dp_noise_multiplier", "dp_clip_norm"),
+    ("dp_delta", "dp_clip_norm"),
+    ("dp_adaptive_quantile", "dp_clip_norm"),
+    ("dp_noise_bands", "dp_clip_norm"),
     ("secure_bits", "secure_clip"),
     ("secure_clip", "secure_bits"),
     ("secure_neighbours", "secure_bits"),
@@ -45,7 +52,7 @@ def check_guards(config: Any) -> None:
         if getattr(config, name) is not None and getattr(config, other) is None:
             raise ValueError(f"{name} is {getattr(config, name)}; give {other} with it.")
     for name, minimum, maximum in (
-        ("dp_clip", 0.0, float("inf")),
+        ("dp_clip_norm", 0.0, float("inf")),
         ("dp_delta", 0.0, 1.0),
         ("dp_adaptive_quantile", 0.0, 1.0),
         ("secure_clip", 0.0, float("inf")),
@@ -54,12 +61,12 @@ def check_guards(config: Any) -> None:
         if value is not None:
             check_number(name, value, minimum=minimum, exclusive_minimum=True)
             check_number(name, value, maximum=maximum, exclusive_maximum=maximum == 1.0)
-    if config.dp_noise is not None:
-        check_number("dp_noise", config.dp_noise, minimum=0.0)
+    if config.dp_noise_multiplier is not None:
+        check_number("dp_noise_multiplier", config.dp_noise_multiplier, minimum=0.0)
         if config.weights != "uniform":
             raise ValueError(
-                f"weights is {config.weights!r} and dp_clip {config.dp_clip}; with privacy every "
-                "client counts once: weights must be 'uniform'."
+                f"weights is {config.weights!r} and dp_clip_norm {config.dp_clip_norm}; with "
+                "privacy every client counts once: weights must be 'uniform'."
             )
     if config.dp_noise_bands is not None:
         check_bands(config.dp_noise_bands, config.sampling)
@@ -104,18 +111,19 @@ def with_guards(algorithm: Algorithm, config: Any) -> Algorithm:
 
     Args:
       algorithm: the method, with its compression.
-      config: a resolved ``RunConfig``, of which ``dp_clip`` and ``dp_noise`` may be traced.
+      config: a resolved ``RunConfig``, of which ``dp_clip_norm`` and ``dp_noise_multiplier`` may
+        be traced.
 
     Raises:
       TypeError, ValueError: as the wrappers.
     """
     if config.robust_rule is not None:
         algorithm = with_robust_aggregation(algorithm, config.robust_rule)
-    if config.dp_clip is not None:
+    if config.dp_clip_norm is not None:
         algorithm = with_dp(
             algorithm,
-            config.dp_clip,
-            config.dp_noise,
+            config.dp_clip_norm,
+            config.dp_noise_multiplier,
             config.dp_delta,
             config.dp_adaptive_quantile,
             config.dp_noise_bands or 1,

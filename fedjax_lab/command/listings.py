@@ -1,19 +1,26 @@
 """The lists that the command line prints: methods, compressors, models and others."""
 
+import importlib.resources
 import inspect
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from fedjax_lab.algorithms import ALGORITHMS, PUBLISHED
+from fedjax_lab.algorithms.factory import Common
+from fedjax_lab.checks import check_choice
 from fedjax_lab.command import catalogue
 from fedjax_lab.command.options import (
     SERVER_OPTIMIZERS,
+    defaults_of,
     describe_options,
     model_defaults,
     server_lr_of,
 )
+from fedjax_lab.command.own_code import describe_offered
 from fedjax_lab.compressors.catalogue import COMPRESSORS, describe
+from fedjax_lab.data import DATASETS
 from fedjax_lab.models import MODELS
 
 TABLES = {
@@ -42,7 +49,8 @@ def algorithms() -> str:
             names = ", ".join(SERVER_OPTIMIZERS)
             lines += [f"server_optimizer: {names}; the other options are those of the optimizer"]
         entries.append(_entry(name, factory, *lines))
-    return "\n".join(entries)
+    leave_out = ("loss_fn", "model", *Common.__annotations__)
+    return "\n".join([*entries, *_offered("algorithm", leave_out)])
 
 
 def published() -> str:
@@ -67,21 +75,72 @@ def compressors() -> str:
 
 def models() -> str:
     """List every model with its options and their defaults."""
-    return "\n".join(
+    entries = [
         _entry(name, factory, f"options: {describe_options(model_defaults(name)) or 'none'}")
         for name, factory in MODELS.items()
-    )
+    ]
+    return "\n".join([*entries, *_offered("model", ("num_classes",))])
+
+
+def datasets() -> str:
+    """Every data set, those of installed packages last."""
+    rows = {**DATASETS, **TABLES}
+    for name, where, function in describe_offered("dataset"):
+        rows[name] = where if function is None else f"{_first_line(function)} ({where})"
+    return pairs(rows)
+
+
+def _offered(setting: str, leave_out: Iterable[str]) -> list[str]:
+    """What installed packages add to a list."""
+    entries = []
+    for name, where, factory in describe_offered(setting):
+        if factory is None:
+            entries.append(f"{name}\n    {where}")
+            continue
+        options = describe_options(defaults_of(factory, leave_out=(*leave_out, "preprocess")))
+        entries.append(_entry(name, factory, f"from: {where}", f"options: {options or 'none'}"))
+    return entries
+
+
+def _first_line(function: Any) -> str:
+    """The first sentence of a docstring, or more of it up to an empty line."""
+    text = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+    return text.replace("``", "")
 
 
 def _entry(name: str, factory: Any, *lines: str) -> str:
     """Format a name with the first sentence of its docstring, and further lines below it."""
-    first = (inspect.getdoc(factory) or "").split("\n\n")[0].replace("\n", " ")
-    first = first.replace("``", "")
-    text = [textwrap.fill(first, 96, initial_indent="    ", subsequent_indent="    ")]
+    text = [
+        textwrap.fill(_first_line(factory), 96, initial_indent="    ", subsequent_indent="    ")
+    ]
     text += [
         textwrap.fill(line, 96, initial_indent="    ", subsequent_indent=" " * 8) for line in lines
     ]
     return "\n".join([name, *text])
+
+
+def recipe(name: str) -> str:
+    """The source of a recipe.
+
+    Args:
+      name: of its module in ``fedjax_lab.recipes``.
+
+    Raises:
+      ValueError: there is no such recipe.
+    """
+    found = _recipes()
+    return found[check_choice("name", name, found)].read_text(encoding="utf-8")
+
+
+def recipes() -> str:
+    """Every recipe, with the first line of its docstring."""
+    return pairs({name: recipe(name).partition("\n")[0].strip('"') for name in _recipes()})
+
+
+def _recipes() -> dict[str, Traversable]:
+    folder = importlib.resources.files("fedjax_lab") / "recipes"
+    names = {file.name.removesuffix(".py"): file for file in folder.iterdir()}
+    return {name: names[name] for name in sorted(names) if not name.startswith("__")}
 
 
 def pairs(descriptions: Mapping[str, str]) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 
 import optax
 
-from fedjax_lab.algorithms import ALGORITHMS, PUBLISHED
+from fedjax_lab.algorithms import PUBLISHED
 from fedjax_lab.algorithms.factory import Common
 from fedjax_lab.checks import check_choice, check_number
+from fedjax_lab.command.own_code import check_hints, check_known, find, is_own
 from fedjax_lab.estimates import format_value
-from fedjax_lab.models import MODELS
 from fedjax_lab.types import ScalarOrSchedule
 
 REQUIRED = inspect.Parameter.empty
@@ -82,7 +82,8 @@ def algorithm_options(algorithm: str, server_optimizer: Any = None) -> dict[str,
     Raises:
       ValueError: one of the names is unknown.
     """
-    factory = ALGORITHMS[check_choice("algorithm", algorithm, ALGORITHMS)]
+    check_known("algorithm", algorithm)
+    factory = find("algorithm", algorithm)
     options = defaults_of(factory, leave_out=_NOT_OPTIONS)
     if "server_optimizer" in options:
         name = DEFAULT_OPTIMIZER if server_optimizer is None else server_optimizer
@@ -103,7 +104,7 @@ def float_options(algorithm: str, server_optimizer: Any = None) -> list[str]:
       ValueError: one of the names is unknown.
     """
     options = algorithm_options(algorithm, server_optimizer)
-    parameters = inspect.signature(ALGORITHMS[algorithm]).parameters
+    parameters = inspect.signature(find("algorithm", algorithm)).parameters
 
     def is_float(name: str, default: Any) -> bool:
         if name not in parameters:  # the server optimizer's own
@@ -118,23 +119,49 @@ def model_defaults(model: str) -> dict[str, Any]:
     """Return the options of a model and their defaults.
 
     Args:
-      model: a key of ``MODELS``.
+      model: a model.
 
     Raises:
       ValueError: no model has this name.
     """
-    factory = MODELS[check_choice("model", model, MODELS)]
-    return defaults_of(factory, leave_out=("num_classes",))
+    check_known("model", model)
+    return defaults_of(find("model", model), leave_out=("num_classes",))
+
+
+def typed_options(setting: str, name: str, given: Iterable[str]) -> dict[str, Any]:
+    """The options of a model or a data set, checked against what its function takes.
+
+    Args:
+      setting: "model" or "dataset".
+      name: its value.
+      given: such as "hidden=64,32".
+
+    Raises:
+      ValueError: an option is unknown, missing, or of another type.
+    """
+    options, owner = parse_options(given, f"{setting}_option"), f"the {setting} {name}"
+    own = is_own(setting, name)
+    if setting == "dataset" and not own:
+        check_option_names(owner, options, {})
+        return {}
+    function = find(setting, name)
+    left_out = ("num_classes",) if setting == "model" else ()
+    allowed = defaults_of(function, leave_out=left_out)
+    check_option_names(owner, options, allowed, setting)
+    options = convert_options(owner, options, allowed)
+    if own:
+        check_hints(owner, function, options)
+    return options
 
 
 def derived_options(algorithm: str, num_clients: int | None) -> dict[str, Any]:
     """Return defaults for required arguments of a factory, if there is a suggestion.
 
     Args:
-      algorithm: a key of ``ALGORITHMS``.
+      algorithm: a method.
       num_clients: N; None: not known yet.
     """
-    options = defaults_of(ALGORITHMS[algorithm], leave_out=())
+    options = defaults_of(find("algorithm", algorithm), leave_out=())
     derived: dict[str, Any] = {}
     if options.get("memory_size", 0) is REQUIRED and num_clients is not None:
         derived["memory_size"] = min(num_clients, _MAX_MEMORY)
@@ -151,7 +178,12 @@ def defaults_of(function: Callable[..., Any], leave_out: Iterable[str]) -> dict[
       leave_out: arguments to omit.
     """
     parameters = inspect.signature(function).parameters
-    return {name: p.default for name, p in parameters.items() if name not in leave_out}
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {
+        name: p.default
+        for name, p in parameters.items()
+        if name not in leave_out and p.kind not in several
+    }
 
 
 def _momentum(learning_rate: float, momentum: float = 0.9, nesterov: bool = False):
@@ -173,13 +205,16 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 }
 
 
-def check_option_names(owner: str, given: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:
+def check_option_names(
+    owner: str, given: Mapping[str, Any], allowed: Mapping[str, Any], setting: str = ""
+) -> None:
     """Check that given options exist and that required options are given.
 
     Args:
       owner: whose options they are, for the error.
       given: {name: value}.
       allowed: {name: default}, ``REQUIRED`` where there is none.
+      setting: whose flag --SETTING-option gives them; "": --option.
 
     Raises:
       ValueError: an option is unknown or missing.
@@ -193,7 +228,8 @@ def check_option_names(owner: str, given: Mapping[str, Any], allowed: Mapping[st
     missing = [name for name, default in allowed.items() if default is REQUIRED]
     missing = [name for name in missing if name not in given]
     if missing:
-        raise ValueError(f"{owner} needs {missing[0]}: give --option {missing[0]}=VALUE.")
+        flag = f"--{setting}-option" if setting else "--option"
+        raise ValueError(f"{owner} needs {missing[0]}: give {flag} {missing[0]}=VALUE.")
 
 
 def convert_options(
@@ -242,9 +278,9 @@ def server_lr_of(algorithm: str) -> str:
     """Return a method's default server learning rate, or "required", or "none taken".
 
     Args:
-      algorithm: a key of ``ALGORITHMS``.
+      algorithm: a method.
     """
-    parameters = inspect.signature(ALGORITHMS[algorithm]).parameters
+    parameters = inspect.signature(find("algorithm", algorithm)).parameters
     if algorithm == "fedopt":
         return "required"
     if "server_lr" not in parameters:
@@ -276,7 +312,7 @@ def published_settings(algorithm: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the ({setting: value}, {option: value}) of a method's published code.
 
     Args:
-      algorithm: a key of ``ALGORITHMS``.
+      algorithm: a method.
 
     Raises:
       ValueError: the method has no known published code.

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from fedjax_lab import data, models
-from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.client_scores import (
     ACCURACY,
@@ -23,8 +22,10 @@ from fedjax_lab.command.client_scores import (
 )
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import is_natural
+from fedjax_lab.command.loading import load_divided
 from fedjax_lab.command.options import defaults_of, parse_options
-from fedjax_lab.command.table_data import is_table, load_table
+from fedjax_lab.command.own_code import build_model, find, is_own, own_sources
+from fedjax_lab.command.table_data import TableData
 from fedjax_lab.data.files import read_npz
 from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.models.losses import Preprocess
@@ -103,20 +104,18 @@ def build(
       FileNotFoundError, ImportError: the data set, or what reads it, is not there.
     """
     config = config.resolve()
-    table = load_table(config) if examples is None and is_table(config.dataset) else None
-    train, test = examples or (load(config) if table is None else (table.train, table.test))
+    given = load_divided(config) if examples is None else TableData(*examples, None, None, None)
+    train, test = given.train, given.test
     is_regression = train.y.dtype.kind == "f"
     is_text = train.y.ndim > 1 and not is_regression
-    if is_regression:
-        outputs = _outputs(config, train)
-    else:
-        outputs = (table and table.classes) or data.num_classes(train)
+    classes = 0 if is_regression else given.classes or data.num_classes(train)
+    outputs = classes or _outputs(config, train)
     _check_model(config, is_text)
-    clients = (table and table.clients) or _clients(config, train)
+    clients = given.clients or _clients(config, train)
     _warn_of_outliers(clients)
     model_options = parse_options(config.model_option, "model_option")
-    if is_regression:  # one output is enough
-        model = models.MODELS[config.model](outputs, **model_options)
+    if is_regression or is_own("model", config.model):  # one output is enough
+        model = build_model(config.model, outputs, model_options)
     else:
         model = models.build(config.model, outputs, **model_options)
     model = models.mixed_precision(model, config.compute_dtype)
@@ -153,7 +152,7 @@ def build(
         evaluate,
         count_fn,
         build_client_evaluation(count_fn, clients, evaluated),
-        build_own_tests(config, algorithm, count_fn, clients, test, table and table.tests),
+        build_own_tests(config, algorithm, count_fn, clients, test, given.tests),
         {
             "train": len(train.y),
             "test": len(test.y),
@@ -173,17 +172,12 @@ def load(config: RunConfig) -> tuple[data.Examples, data.Examples]:
     Raises:
       ValueError, FileNotFoundError, ImportError: the data set, or what reads it, is not there.
     """
-    return data.load(
-        config.dataset,
-        data_dir=config.data_dir,
-        sequence_length=config.sequence_length,
-        vocabulary_size=config.vocabulary_size,
-    )
+    return load_divided(config)[:2]
 
 
 def _check_model(config: RunConfig, is_text: bool) -> None:
     allowed = [name for name in models.MODELS if (name in models.LANGUAGE_MODELS) == is_text]
-    if config.model not in allowed:
+    if config.model not in allowed and not is_own("model", config.model):
         raise ValueError(
             f"model is {config.model!r}; {config.dataset} is {'text' if is_text else 'no text'}: "
             f"it must be one of {', '.join(allowed)}."
@@ -202,7 +196,7 @@ def _outputs(config: RunConfig, train: data.Examples) -> int:
             f"{config.dataset}: targets of shape {train.y.shape}; the models of a regression "
             "foretell numbers [n] or [n, how many]. In Python, models.regression_loss takes any."
         )
-    if "model" in defaults_of(ALGORITHMS[config.algorithm], leave_out=()):
+    if "model" in defaults_of(find("algorithm", config.algorithm), leave_out=()):
         raise ValueError(
             f"algorithm is {config.algorithm!r}, which compares what a classifier says of classes; "
             f"{config.dataset} is a regression (its y are floats)."
@@ -311,6 +305,7 @@ def run(
     loggers = build_loggers(config.log if team.is_first else (), path, config.record())
     schedule = config.schedule()
     setup = build(config, examples, wrap)
+    bound = _ends(config) | own_sources(config, path)
     if progress and team.is_first:
         print(_describe(config, setup, path), file=sys.stderr, flush=True)
     # Compiled here, so that the time of the rounds does not include it.
@@ -331,7 +326,7 @@ def run(
             on_nonfinite=config.on_nonfinite,
             run_dir=path,
             checkpoint_every=config.checkpoint_every,
-            config={"run_config": config.record(), "data": setup.data, **_ends(config)},
+            config={"run_config": config.record(), "data": setup.data, **bound},
             on_row=[*hooks, *loggers],
             profile_dir=config.profile_dir,
             progress=progress,

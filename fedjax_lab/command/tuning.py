@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.checks import check_choice
 from fedjax_lab.command.commands import TuneCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.grid import at_point, may_vary
 from fedjax_lab.command.launch import start
+from fedjax_lab.command.own_code import check_known
 from fedjax_lab.command.screen import show_warning
 from fedjax_lab.tuning.found import Found
 
@@ -29,7 +29,7 @@ def tune_command(command: TuneCommand) -> int:
     """
     methods = command.methods or (command.settings.algorithm,)
     for name in methods:
-        check_choice("methods", name, ALGORITHMS)
+        check_known("algorithm", name, "methods")
     spaces = {name: space_of(command.space, name, methods) for name in methods}
     out = None if command.out is None else Path(command.out)
     if out is not None and not out.parent.is_dir():

@@ -179,7 +179,7 @@ def checked_splits(
 
     Args:
       name: of the data set, for errors.
-      arrays: x_train, y_train, x_test and y_test.
+      arrays: x_train and x_test [n, ...], y_train and y_test [n] or, of a regression, [n, ...].
       classes: how many there are; None: as many as the training labels have.
 
     Raises:

@@ -161,7 +161,22 @@ def read_config(path: Path) -> dict[str, Any]:
                 f"{file} is damaged: {name} is {repr(value)[:60]}, and must be {_WORDS[kind]}. Put "
                 "a copy of it back, or choose another run_dir."
             )
+    settings = config.get("run_config")
+    if isinstance(settings, dict):
+        config["run_config"] = renamed_settings(settings)
     return config
+
+
+def renamed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the command line under the names that they have now.
+
+    Args:
+      settings: by name, those of before version 0.4.0 among them.
+    """
+    return {_RENAMED.get(name, name): value for name, value in settings.items()}
+
+
+_RENAMED = {"dp_clip": "dp_clip_norm", "dp_noise": "dp_noise_multiplier"}
 
 
 def _is_ours(name: str) -> bool:

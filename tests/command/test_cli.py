@@ -78,6 +78,9 @@ def test_help_shows_the_commands_and_all_settings(capsys):
     shown = capsys.readouterr().out
     for flag in ("--algorithm", "--option", "--config", "--partition-seed", "--cpu-devices"):
         assert flag in shown
+    for group in ("method", "data", "local work", "privacy and robustness", "machine", "output"):
+        assert f" {group} options " in shown
+    assert shown.count("fedjax-lab run --") == 2  # examples
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import CohortBatch
+from fedjax_lab.command import flags
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import format_settings
@@ -71,10 +72,17 @@ def test_a_run_directorys_config_is_read_as_settings(tmp_path):
     assert RunConfig.from_file(file) == CONFIG
 
 
+def test_every_setting_is_a_flag_of_one_group():
+    names = [name for _, group in flags.GROUPS.values() for name in group]
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(RunConfig))
+    assert flags.descriptions().keys() == set(names)
+
+
 def test_the_record_leaves_places_on_the_disk_out():
     config = dataclasses.replace(CONFIG, run_dir="a", data_dir="b", checkpoint_every=3)
     assert config.record() == CONFIG.record()
     not_asked_for = {*GUARDS, "sampling", "client", "x", "target", "task", "test_split"}
+    not_asked_for.add("dataset_option")
     assert set(config.to_dict()) - set(config.record()) - not_asked_for == {
         "run_dir",
         "data_dir",

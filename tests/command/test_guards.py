@@ -7,15 +7,20 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_lab.command.build import build_algorithm
+from fedjax_lab.command.commands import parse
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.guards import GUARDS
 from fedjax_lab.report.sections import Tail
 from fedjax_lab.report.tables import measures
+from fedjax_lab.storage.run_dir import read_config
 from fedjax_lab.wrappers import with_attack, with_dp, with_secure_aggregation
 
 
 def loss_fn(params, examples, key):
     return jnp.square(params["w"][None] - examples.x).sum(-1)
+
+
+CLIPPED = {"dp_clip_norm": 1.0, "dp_noise_multiplier": 1.0}
 
 
 def built(**settings):
@@ -26,7 +31,12 @@ def test_settings_become_wrappers():
     """The same names and arguments as by hand, the attack around everything else."""
     plain = built()
     assert built(robust_rule="krum:1").name == "fedavg+krum"
-    settings = {"dp_clip": 0.5, "dp_noise": 0.8, "secure_bits": 24, "secure_clip": 0.5}
+    settings = {
+        "dp_clip_norm": 0.5,
+        "dp_noise_multiplier": 0.8,
+        "secure_bits": 24,
+        "secure_clip": 0.5,
+    }
     given = built(**settings, attack="sign_flip:0.2:5", compressor="sign", seed=3)
     assert given.wrappers == ("compression", "dp", "secure", "attack")
     by_hand = with_secure_aggregation(with_dp(plain, 0.5, 0.8), 24, 0.5)
@@ -35,7 +45,12 @@ def test_settings_become_wrappers():
     few = built(**settings, secure_neighbours=4).hyperparameters
     by_hand = with_secure_aggregation(with_dp(plain, 0.5, 0.8), 24, 0.5, neighbours=4)
     assert few == by_hand.hyperparameters
-    banded = {"dp_clip": 0.5, "dp_noise": 0.8, "dp_noise_bands": 3, "sampling": "cyclic"}
+    banded = {
+        "dp_clip_norm": 0.5,
+        "dp_noise_multiplier": 0.8,
+        "dp_noise_bands": 3,
+        "sampling": "cyclic",
+    }
     by_hand = with_dp(plain, 0.5, 0.8, noise_bands=3)
     assert by_hand.hyperparameters == built(**banded).hyperparameters
     flipped = built(attack="label_flip:0.2:10")
@@ -44,11 +59,13 @@ def test_settings_become_wrappers():
 
 def test_the_noise_may_be_traced():
     """Then nothing counts epsilon."""
-    config = RunConfig(dp_clip=1.0, dp_noise=1.0, dp_delta=1e-3).resolve()
+    config = RunConfig(dp_clip_norm=1.0, dp_noise_multiplier=1.0, dp_delta=1e-3).resolve()
     assert build_algorithm(config, loss_fn).spent is not None
 
     def spent(noise):
-        return build_algorithm(config, loss_fn, changed={"dp_noise": noise}).spent is None
+        return (
+            build_algorithm(config, loss_fn, changed={"dp_noise_multiplier": noise}).spent is None
+        )
 
     assert jax.eval_shape(lambda z: jnp.asarray(spent(z)), 1.0).shape == ()
     seen = []
@@ -69,15 +86,24 @@ def test_a_run_without_them_is_recorded_as_before():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dp_clip": 1.0}, "dp_clip is 1.0; give dp_noise with it"),
-        ({"dp_noise": 1.0}, "dp_noise is 1.0; give dp_clip with it"),
-        ({"dp_delta": 0.1}, "dp_delta is 0.1; give dp_clip with it"),
-        ({"dp_clip": 0.0, "dp_noise": 1.0}, "dp_clip is 0.0; it must be finite and greater"),
-        ({"dp_clip": 1.0, "dp_noise": 1.0, "dp_delta": 1.0}, "dp_delta is 1.0; .* less than 1"),
-        ({"dp_clip": 1.0, "dp_noise": 1.0, "weights": "examples"}, "weights must be 'uniform'"),
-        ({"dp_noise_bands": 3}, "dp_noise_bands is 3; give dp_clip with it"),
+        ({"dp_clip_norm": 1.0}, "dp_clip_norm is 1.0; give dp_noise_multiplier with it"),
+        ({"dp_noise_multiplier": 1.0}, "dp_noise_multiplier is 1.0; give dp_clip_norm with it"),
+        ({"dp_delta": 0.1}, "dp_delta is 0.1; give dp_clip_norm with it"),
         (
-            {"dp_clip": 1.0, "dp_noise": 1.0, "dp_noise_bands": 3},
+            {"dp_clip_norm": 0.0, "dp_noise_multiplier": 1.0},
+            "dp_clip_norm is 0.0; it must be",
+        ),
+        (
+            CLIPPED | {"dp_delta": 1.0},
+            "dp_delta is 1.0; .* less than 1",
+        ),
+        (
+            CLIPPED | {"weights": "examples"},
+            "weights must be 'uniform'",
+        ),
+        ({"dp_noise_bands": 3}, "dp_noise_bands is 3; give dp_clip_norm with it"),
+        (
+            CLIPPED | {"dp_noise_bands": 3},
             "noise_bands is 3 and sampling 'without_replacement'; .*'cyclic' alone",
         ),
         ({"secure_bits": 16}, "secure_bits is 16; give secure_clip with it"),
@@ -102,7 +128,7 @@ def test_wrong_settings(settings, message):
 
 def test_what_has_no_meaning_together():
     with pytest.raises(ValueError, match="with_dp does not go around"):
-        built(robust_rule="median", dp_clip=1.0, dp_noise=1.0)
+        built(robust_rule="median", dp_clip_norm=1.0, dp_noise_multiplier=1.0)
 
 
 def test_tables_show_epsilon():
@@ -123,10 +149,22 @@ def test_a_private_run_from_the_command_line(tmp_path, capsys, monkeypatch):
     from fedjax_lab.command.cli import main
 
     monkeypatch.chdir(tmp_path)
-    words = "run --rounds 2 --eval-every 1 --num-clients 20 --dp-clip 0.5 --dp-noise 2 --run-dir r"
+    words = "run --rounds 2 --eval-every 1 --num-clients 20 --dp-clip-norm 0.5 --run-dir r"
+    words += " --dp-noise-multiplier 2"
     assert main([*words.split(), "--dp-delta", "1e-3", "--sampling", "poisson"]) == 0
     assert "epsilon" in capsys.readouterr().err
     rows = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
     assert 0 < rows[0]["epsilon"] < rows[1]["epsilon"]
     assert main(["report", "r", "--format", "csv", "--out", "table.csv"]) == 0
     assert "epsilon" in (tmp_path / "table.csv").read_text()
+
+
+def test_the_names_of_before_are_understood(tmp_path):
+    old = {"dp_clip": 0.5, "dp_noise": 2.0}
+    config = RunConfig.from_dict(old)
+    assert (config.dp_clip_norm, config.dp_noise_multiplier) == (0.5, 2.0)
+    words = ["run", "--dp-clip", "0.5", "--dp-noise", "2"]
+    assert parse(words).settings == config
+    assert parse(["run", "--dp-clip-norm", "0.5", "--dp-noise-multiplier", "2"]).settings == config
+    (tmp_path / "config.json").write_text(json.dumps({"run_config": old}))
+    assert read_config(tmp_path)["run_config"] == {"dp_clip_norm": 0.5, "dp_noise_multiplier": 2.0}

@@ -5,6 +5,7 @@ One of them does so in every run of the tests, the others with the documentation
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,41 @@ def test_an_algorithm():
         assert not np.array_equal(average, last)
     with pytest.raises(ValueError, match="decay is 2"):
         namespace["averaged"](namespace["loss_fn"], client_lr=0.1, decay=2)
+
+
+@pytest.mark.example
+def test_a_method_of_ones_own(tmp_path, capsys, monkeypatch):
+    """Every command of the page, with few rounds, in an empty folder."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    page = DOCS / "guides" / "your_own_method.md"
+    (tmp_path / "my_data.py").write_text(blocks(page, "python")[0])
+    lines = "\n".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
+    for line in filter(str.strip, lines):
+        words, _, file = line.partition(" > ")
+        program, *arguments = shlex.split(words.replace("--rounds 60", "--rounds 2"))
+        if program == "fedjax-lab":
+            assert cli.main(arguments) == 0, line
+            shown = capsys.readouterr().out
+            if file:
+                Path(file).write_text(shown)
+        elif program == "python":  # what the recipes' own test runs
+            compile(Path(arguments[0]).read_text(), arguments[0], "exec")
+    assert len([line for line in lines if line.startswith("fedjax-lab")]) == 6
+    names = {path.parent.name for path in tmp_path.glob("**/config.json")}
+    assert names == {"seed0", "seed1", "seed2", "rings"}
+    capsys.readouterr()
+    assert cli.main(["report", "runs", "--format", "csv"]) == 0
+    shown = capsys.readouterr().out
+    assert "limited" in shown
+    assert "fedavg" in shown
+    file = tmp_path / "own_method.py"
+    file.write_text(file.read_text() + "# changed\n")
+    del sys.modules["own_method"]
+    run = ["run", "--algorithm", "own_method:limited", "--option", "limit=0.5", "--rounds", "2"]
+    assert cli.main([*run, "--seeds", "0", "--run-dir", "runs/limited"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    expected = page.read_text().split("    run_dir is")[1].split("\n\n")[0]
+    assert " ".join(expected.split()) in error
 
 
 @pytest.mark.example

@@ -1,6 +1,6 @@
 """Rounds that wait, rounds that wait for the first to finish, and FedBuff: by the clients' clock.
 
-python -m experiments.recipes.fedbuff
+python -m fedjax_lab.recipes.fedbuff
 """
 
 import jax

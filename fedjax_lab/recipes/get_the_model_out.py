@@ -1,6 +1,6 @@
 """Train, read the run back from its directory, and export the model for other programs.
 
-python -m experiments.recipes.get_the_model_out
+python -m fedjax_lab.recipes.get_the_model_out
 """
 
 import tempfile

@@ -1,6 +1,6 @@
 """A run of 20 rounds becomes one of 40, and equals a run that had 40 from the start.
 
-python -m experiments.recipes.more_rounds
+python -m fedjax_lab.recipes.more_rounds
 """
 
 import tempfile

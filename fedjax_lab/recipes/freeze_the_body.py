@@ -1,6 +1,6 @@
 """Train a model, then freeze its body and let other clients train its head alone.
 
-python -m experiments.recipes.freeze_the_body
+python -m fedjax_lab.recipes.freeze_the_body
 """
 
 import functools

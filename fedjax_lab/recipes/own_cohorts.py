@@ -1,6 +1,6 @@
 """Cohorts of one's own: by size, and by the hour at which clients are awake.
 
-python -m experiments.recipes.own_cohorts
+python -m fedjax_lab.recipes.own_cohorts
 """
 
 import jax

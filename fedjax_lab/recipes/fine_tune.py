@@ -1,6 +1,6 @@
 """Fine-tune the common model on each client's own data before it is evaluated there.
 
-python -m experiments.recipes.fine_tune
+python -m fedjax_lab.recipes.fine_tune
 """
 
 import jax

@@ -1,6 +1,6 @@
 """A run ends when it is good enough, and its last state starts another one.
 
-python -m experiments.recipes.stop_early
+python -m fedjax_lab.recipes.stop_early
 """
 
 import jax

@@ -1,6 +1,6 @@
 """Clients by a column of ids: arrays, a dict of columns, and a table of Hugging Face's.
 
-    python -m experiments.recipes.ids_from_a_column
+    python -m fedjax_lab.recipes.ids_from_a_column
 
 The last one needs ``pip install datasets`` and is left out without it.
 """

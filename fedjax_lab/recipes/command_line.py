@@ -1,6 +1,6 @@
 """From runs to a paper's table without a line of Python: each call is a command, printed first.
 
-    python -m experiments.recipes.command_line
+    python -m fedjax_lab.recipes.command_line
 
 ``fedjax-lab`` is ``python -m fedjax_lab``. The last two are one's own data: an .npz file with
 clients' ids and float targets, which make it a regression.

@@ -1,6 +1,6 @@
 """Two methods, two seeds each, and the table as a paper prints it: LaTeX with intervals.
 
-    python -m experiments.recipes.table_for_a_paper
+    python -m fedjax_lab.recipes.table_for_a_paper
 
 The same on the command line, for each method and then for all:
 ``run --algorithm NAME --seeds 0 1`` and ``report runs --format latex --out table.tex``.

@@ -4,9 +4,9 @@ Each of 100 clients has two classes, and about 14 images. Models are scored on t
 of the test set; means over five seeds with 95 % intervals, each seed with a partition, first model
 and cohorts of its own, and the same ones for all methods.
 
-    python -m experiments.recipes.personal_methods           (a minute: four methods, two seeds)
-    python -m experiments.recipes.personal_methods all       (ten methods, five seeds, 100 rounds)
-    python -m experiments.recipes.personal_methods all 5     (five classes a client)
+    python -m fedjax_lab.recipes.personal_methods           (a minute: four methods, two seeds)
+    python -m fedjax_lab.recipes.personal_methods all       (ten methods, five seeds, 100 rounds)
+    python -m fedjax_lab.recipes.personal_methods all 5     (five classes a client)
 
 What came out, accuracy in percent and, in brackets, above that of FedAvg, fine-tuned, at the same
 seeds; learning rates and weights are not tuned:

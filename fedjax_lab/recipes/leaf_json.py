@@ -1,6 +1,6 @@
 """LEAF's files: one JSON for training and one for testing, with the users of each.
 
-    python -m experiments.recipes.leaf_json
+    python -m fedjax_lab.recipes.leaf_json
 
 The folders here are written first, with 12 writers of digits; with LEAF's own, such as
 ``leaf/data/femnist/data``, leave that out. ``convert`` is for sets whose x is text.

@@ -1,6 +1,6 @@
 """Federated sets of other libraries: FedJAX's SQLite files, and TensorFlow Federated's HDF5.
 
-    python -m experiments.recipes.federated_files
+    python -m fedjax_lab.recipes.federated_files
 
 The files here are written first, with 12 writers of digits. HDF5 needs ``pip install h5py`` and is
 left out without it.

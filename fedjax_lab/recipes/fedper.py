@@ -1,6 +1,6 @@
 """FedPer, LG-FedAvg and FedRep: some layers of the model stay with their client.
 
-python -m experiments.recipes.fedper
+python -m fedjax_lab.recipes.fedper
 """
 
 import jax

@@ -1,6 +1,6 @@
 """What a loss knows besides its value: accuracy and confidence on the clients.
 
-python -m experiments.recipes.loss_metrics
+python -m fedjax_lab.recipes.loss_metrics
 """
 
 import jax

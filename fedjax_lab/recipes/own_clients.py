@@ -1,6 +1,6 @@
 """Users of your own: a dict with their ids, a regression, and users that training never sees.
 
-    python -m experiments.recipes.own_clients
+    python -m fedjax_lab.recipes.own_clients
 
 Each of 40 users has some points of a line of its own, near a common one. Some users are set aside;
 the others keep a quarter of their points for testing.

@@ -1,6 +1,6 @@
 """A set of tensorflow-datasets with a feature that says whose each example is.
 
-    python -m experiments.recipes.tfds_ids
+    python -m fedjax_lab.recipes.tfds_ids
 
 It needs ``pip install 'fedjax-lab[data]'``. A small set of ratings is prepared first, without
 TensorFlow; with one of TFDS's own, such as movielens, that is ``download_and_prepare`` once.

@@ -1,6 +1,6 @@
 """What each local step does, around any method: norms of gradients and of weights, in one line.
 
-python -m experiments.recipes.client_metrics
+python -m fedjax_lab.recipes.client_metrics
 """
 
 import jax

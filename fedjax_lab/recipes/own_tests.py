@@ -1,6 +1,6 @@
 """A test set that came apart from the training data, divided so that clients know its labels.
 
-python -m experiments.recipes.own_tests
+python -m fedjax_lab.recipes.own_tests
 """
 
 import jax

@@ -1,6 +1,6 @@
 """Adapters for a transformer that no device holds: four devices have a part of it each.
 
-FEDJAX_LAB_CPU_DEVICES=8 python -m experiments.recipes.divided_model
+FEDJAX_LAB_CPU_DEVICES=8 python -m fedjax_lab.recipes.divided_model
 """
 
 import functools

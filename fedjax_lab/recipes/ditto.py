@@ -1,6 +1,6 @@
 """Ditto: each client keeps a model of its own, drawn to the one that all train together.
 
-python -m experiments.recipes.ditto
+python -m fedjax_lab.recipes.ditto
 """
 
 import jax

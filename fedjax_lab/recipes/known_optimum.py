@@ -1,6 +1,6 @@
 """How far from the optimum do methods end? On problems whose optimum is known.
 
-python -m experiments.recipes.known_optimum
+python -m fedjax_lab.recipes.known_optimum
 """
 
 import jax.numpy as jnp

@@ -1,0 +1,82 @@
+"""The data set of a ``RunConfig``: by name, a table, or from a function of one's own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_lab import data
+from fedjax_lab.command.config_checks import is_natural
+from fedjax_lab.command.options import parse_options
+from fedjax_lab.command.own_code import find, is_own
+from fedjax_lab.command.table_data import TableData, is_table, load_table
+from fedjax_lab.data.sources import checked_splits
+
+_FORMS = (
+    "it must return (train, test): two pairs (x, y), or in place of train a mapping from the id of "
+    "a client to its pair"
+)
+
+
+def load_divided(config: Any) -> TableData:
+    """Training and test examples, and who holds them where the data say so.
+
+    Args:
+      config: a ``RunConfig``, resolved or not.
+
+    Raises:
+      ValueError, FileNotFoundError, ImportError: the data set, or what reads it, is not there.
+      TypeError: a function of one's own returns something else than two sets of examples.
+    """
+    if is_table(config.dataset):
+        return load_table(config)
+    if is_own("dataset", config.dataset):
+        return _load_own(config)
+    found = data.load(
+        config.dataset,
+        data_dir=config.data_dir,
+        sequence_length=config.sequence_length,
+        vocabulary_size=config.vocabulary_size,
+    )
+    return TableData(found[0], found[1], None, None, None)
+
+
+def _load_own(config: Any) -> TableData:
+    returned = find("dataset", config.dataset)(
+        **parse_options(config.dataset_option, "dataset_option")
+    )
+    owner = f"dataset is {config.dataset!r}"
+    try:
+        train, test = returned
+        of_clients = isinstance(train, Mapping)
+        names = list(train) if of_clients else []
+        parts = [train[name] for name in names] if of_clients else [train]
+        x, y = (np.concatenate([np.asarray(part[i]) for part in parts]) for i in (0, 1))
+        arrays = {"x_train": x, "y_train": y}
+        arrays |= {"x_test": np.asarray(test[0]), "y_test": np.asarray(test[1])}
+    except (TypeError, ValueError, LookupError) as error:
+        raise TypeError(
+            f"{owner}, which returned a {type(returned).__name__}; {_FORMS} ({error})."
+        ) from error
+    if of_clients != is_natural(config.partition):
+        comes, flag = ("with its", "natural") if of_clients else ("without", "iid or another one")
+        raise ValueError(
+            f"partition is {config.partition!r}; {config.dataset} comes {comes} clients: give "
+            f"--partition {flag}."
+        )
+    labels = [y for name, y in arrays.items() if name.startswith("y")]
+    classes = None
+    if y.ndim == 1 and y.dtype.kind in "iu":
+        classes = 1 + max(int(part.max()) for part in labels)
+    if y.ndim > 1 and y.dtype.kind in "iu":  # words; checked as those of a text are
+        pairs = ((arrays["x_train"], y), (arrays["x_test"], arrays["y_test"]))
+        train, test = (data.Examples(*(a.astype(np.int32) for a in pair)) for pair in pairs)
+    else:
+        train, test = checked_splits(config.dataset, arrays, classes)
+    clients = None
+    if of_clients:
+        ends = np.cumsum([0, *(len(part[1]) for part in parts)])
+        bounds = zip(names, ends, ends[1:], strict=False)
+        held = {name: (train.x[a:b], train.y[a:b]) for name, a, b in bounds}
+        clients = data.from_clients(held, min_size=config.min_client_size or 1)
+    return TableData(train, test, clients, None, classes)

@@ -1,0 +1,278 @@
+"""Methods, models and data sets by name: those of the package, of installed ones, and one's own.
+
+``package.module:name`` is imported, from the current folder, too. An installed package offers names
+by entry points of the groups in ``ENTRY_POINTS``.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import flax.linen as nn
+
+from fedjax_lab.algorithms import ALGORITHMS
+from fedjax_lab.checks import check_choice
+from fedjax_lab.data import DATASETS
+from fedjax_lab.data.sources import SCHEMES, TABLES
+from fedjax_lab.models import MODELS, Model, from_linen
+from fedjax_lab.storage.run_dir import CONFIG, read_config
+
+# Setting -> the group of entry points with more names for it.
+ENTRY_POINTS = {
+    "algorithm": "fedjax_lab.algorithms",
+    "model": "fedjax_lab.models",
+    "dataset": "fedjax_lab.datasets",
+}
+_BUILT_IN: dict[str, Mapping[str, Any]] = {
+    "algorithm": ALGORITHMS,
+    "model": MODELS,
+    "dataset": DATASETS,
+}
+_LENGTH = 16  # hexadecimal digits of a hash
+
+
+def is_own(setting: str, name: str) -> bool:
+    """Whether a name is of code outside of the package.
+
+    Args:
+      setting: a key of ``ENTRY_POINTS``.
+      name: its value.
+    """
+    if name in _BUILT_IN[setting]:
+        return False
+    if setting == "dataset" and name.partition(":")[0] in (*SCHEMES, *TABLES):
+        return False
+    return _is_path(name) or name in offered(setting)
+
+
+def _is_path(name: str) -> bool:
+    module, colon, attribute = name.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), attribute))
+
+
+@functools.cache
+def offered(setting: str) -> dict[str, metadata.EntryPoint]:
+    """Name -> entry point, of the packages that are installed.
+
+    Args:
+      setting: a key of ``ENTRY_POINTS``.
+    """
+    return {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS[setting])}
+
+
+def check_known(setting: str, name: str, argument: str | None = None) -> None:
+    """Check that there is something of that name, and import it where it is not the package's.
+
+    Args:
+      setting: a key of ``ENTRY_POINTS``.
+      name: its value.
+      argument: what it is called in an error; None: ``setting``.
+
+    Raises:
+      ValueError: no method, model or data set is called so.
+      ImportError: it cannot be imported.
+      TypeError: it is no function.
+    """
+    if is_own(setting, name):
+        find(setting, name)
+        return
+    check_choice(argument or setting, name, (*_BUILT_IN[setting], *offered(setting)))
+
+
+def find(setting: str, name: str) -> Callable[..., Any]:
+    """The factory of a method or a model, or the function that loads a data set.
+
+    Args:
+      setting: a key of ``ENTRY_POINTS``.
+      name: its value, one that ``check_known`` knows.
+
+    Raises:
+      ImportError, TypeError: as ``check_known``.
+    """
+    built_in: Any = _BUILT_IN[setting].get(name)
+    if callable(built_in):
+        return built_in
+    point = offered(setting).get(name)
+    found = _imported(setting, name) if point is None else point.load()
+    if not callable(found):
+        raise TypeError(
+            f"{setting} is {name!r}, which is a {type(found).__name__}; it must be a function."
+        )
+    return found
+
+
+def _imported(setting: str, name: str) -> Any:
+    path, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:  # an installed program does not look there
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(path)
+    except ImportError as error:
+        raise ImportError(
+            f"{setting} is {name!r}; the module {path} cannot be imported ({error}). It must be "
+            f"installed, or below {os.getcwd()}."
+        ) from error
+    if not hasattr(module, attribute):
+        functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise ImportError(
+            f"{setting} is {name!r}; {path} has no {attribute}. It has "
+            f"{', '.join(sorted(functions)) or 'no function'}."
+        )
+    return getattr(module, attribute)
+
+
+def build_model(name: str, outputs: int, options: Mapping[str, Any]) -> Model:
+    """Make a model, of whatever the factory returns.
+
+    Args:
+      name: a value of the setting ``model``.
+      outputs: how many numbers it gives for an example; passed as ``num_classes`` where the factory
+        takes that.
+      options: its other arguments.
+
+    Raises:
+      TypeError: it returns neither a ``Model`` nor a module of flax linen.
+    """
+    factory = find("model", name)
+    taken = inspect.signature(factory).parameters
+    made = factory(**({"num_classes": outputs} if "num_classes" in taken else {}), **options)
+    if isinstance(made, nn.Module):
+        made = from_linen(made)
+    if not isinstance(made, Model):
+        raise TypeError(
+            f"model is {name!r}, which returned a {type(made).__name__}; it must return a "
+            "models.Model or a flax.linen.Module."
+        )
+    return made
+
+
+def check_hints(owner: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Check options against the annotations of a function of one's own.
+
+    Args:
+      owner: whose options they are, for the error.
+      function: with annotations; those that are no plain types are not looked at.
+      options: {name: value}.
+
+    Raises:
+      ValueError: a value has another type.
+    """
+    try:
+        hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    except (NameError, TypeError):  # of names that are there for type checkers only
+        return
+    words = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+    for name, value in options.items():
+        kinds = [k for k in (hints.get(name), *typing.get_args(hints.get(name))) if k in words]
+        allowed = tuple(kinds) + ((int,) if float in kinds else ())
+        optional = type(None) in typing.get_args(hints.get(name))
+        if not kinds or (value is None and optional):
+            continue
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in kinds):
+            allowed_words = " or ".join(words[kind] for kind in kinds)
+            raise ValueError(f"{name} of {owner} is {value!r}; it must be {allowed_words}.")
+
+
+def sources(config: Any) -> dict[str, str]:
+    """File -> hash of its content, of the code of one's own that a config names.
+
+    These are the modules with the named functions and, of the same package (or, of a single file,
+    of the same folder), those that they import.
+
+    Args:
+      config: a ``RunConfig``.
+    """
+    found: dict[str, str] = {}
+    for setting in ENTRY_POINTS:
+        name = getattr(config, setting)
+        if is_own(setting, name):
+            module = sys.modules[find(setting, name).__module__]
+            found |= {
+                shown: hashlib.sha256(file.read_bytes()).hexdigest()[:_LENGTH]
+                for shown, file in _files(module)
+            }
+    return dict(sorted(found.items()))
+
+
+def own_sources(config: Any, path: Path) -> dict[str, Any]:
+    """What config.json says of the sources of one's own code, compared with what it said before.
+
+    Args:
+      config: a ``RunConfig``.
+      path: the run directory, which may be new.
+
+    Raises:
+      FileExistsError: the directory was begun with other sources.
+    """
+    now = sources(config)
+    if not now:
+        return {}
+    if (path / CONFIG).exists():
+        before = read_config(path).get("own_code", {})
+        changed = sorted(n for n in now.keys() | before.keys() if now.get(n) != before.get(n))
+        if before and changed:
+            raise FileExistsError(
+                f"run_dir is {str(path)!r}, which was begun with another content of "
+                f"{', '.join(changed)}. Choose another directory, or put back what was there."
+            )
+    return {"own_code": now}
+
+
+def _files(module: ModuleType) -> Iterator[tuple[str, Path]]:
+    """(name, file) of a module and, of its package or folder, of all that it imports."""
+    root = module.__name__.partition(".")[0]
+    package = hasattr(sys.modules[root], "__path__")
+    folder = None if module.__file__ is None else Path(module.__file__).parent
+    waiting, met = [module.__name__], set()
+    while waiting:
+        name = waiting.pop()
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if name in met or file is None or not Path(file).is_file():
+            continue
+        met.add(name)
+        if name.partition(".")[0] != root if package else Path(file).parent != folder:
+            continue
+        yield f"{name.replace('.', '/')}{Path(file).suffix}", Path(file)
+        waiting += [name.rpartition(".")[0], *_imports(sys.modules[name], Path(file))]
+
+
+def _imports(module: ModuleType, file: Path) -> Iterator[str]:
+    """The names of the modules that a file may import."""
+    if file.suffix != ".py":
+        return
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            if node.level:
+                base = importlib.util.resolve_name(base, module.__package__)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def describe_offered(setting: str) -> list[tuple[str, str, Callable[..., Any] | None]]:
+    """(name, where it comes from, function) of what installed packages offer.
+
+    Args:
+      setting: a key of ``ENTRY_POINTS``.
+    """
+    rows: list[tuple[str, str, Callable[..., Any] | None]] = []
+    for name, point in sorted(offered(setting).items()):
+        where = f"{point.value}, of {point.dist.name}" if point.dist else point.value
+        try:
+            rows.append((name, where, find(setting, name)))
+        except Exception as error:  # a package that is broken hides no other
+            rows.append((name, f"{where}: cannot be imported ({error})", None))
+    return rows
