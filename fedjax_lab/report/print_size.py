@@ -1,11 +1,10 @@
 """Figures as papers print them: vectors with their fonts inside, at the width of a column."""
 
-import io
-import os
 import textwrap
 from pathlib import Path
 from typing import Any
 
+from fedjax_lab.machine.files import write_atomically
 from fedjax_lab.report.style import legend_of
 
 FORMS = ("png", "pdf", "svg")
@@ -14,7 +13,7 @@ _TEXT, _SMALL = 8, 7  # points
 _LETTER = 0.62  # of a letter's size, its width
 _LINES = 0.8  # of the widths on a screen
 # Of a PDF, TrueType fonts, which journals ask for; of an SVG, letters as outlines.
-_SETTINGS = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fedjax_lab"}
+_SETTINGS: Any = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fedjax_lab"}
 
 
 def at_print_size(figure: Any, width: float | None = None) -> Any:
@@ -60,9 +59,5 @@ def save_vectors(figure: Any, path: Path) -> None:
 
     form = path.suffix[1:]
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}[form]
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(_SETTINGS):
-        figure.savefig(buffer, format=form, metadata=undated)
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_bytes(buffer.getvalue())
-    os.replace(scratch, path)
+    with matplotlib.rc_context(_SETTINGS), write_atomically(path, "wb") as file:
+        figure.savefig(file, format=form, metadata=undated)
