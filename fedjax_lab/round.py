@@ -26,6 +26,7 @@ from fedjax_lab.clients.model_axis import (
 )
 from fedjax_lab.clients.planner import Plan, plan
 from fedjax_lab.clients.store import Rows
+from fedjax_lab.machine.keys import fold_in
 from fedjax_lab.machine.target import Target
 from fedjax_lab.models.convolution import convolutions_for
 from fedjax_lab.types import (
@@ -238,7 +239,7 @@ def build_round(
         params, expected = algorithm.params(state), cohort.participates
         metrics: Metrics = {}
         for index, phase in enumerate(algorithm.phases):
-            key = jax.random.fold_in(batch.key, index)
+            key = fold_in(batch.key, index)
             received = phase.broadcast(server, cohort.round)
             shared = (received, cohort.round, batch.source, state.frozen)
             messages, clients, report, cohort = _run_clients(
@@ -302,7 +303,7 @@ def _run_clients(phase, params, cohort_map, table, shared, clients, cohort, mapp
     }
     weighs = None if exclude else coefficients["mean"] > 0
     mapped = jax.tree.map(pad, mapped)
-    mapped["key"] = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)
+    mapped["key"] = jax.vmap(fold_in, in_axes=(None, 0))(key, ids)
     lengths = order = None
     if mapped["step_mask"] is not None:
         numbers = jnp.arange(1, mapped["step_mask"].shape[1] + 1)

@@ -18,6 +18,7 @@ from fedjax_lab import tree
 from fedjax_lab.clients.examples import clipped_gradient
 from fedjax_lab.clients.metrics import apply_loss, measured
 from fedjax_lab.clients.resident import gather
+from fedjax_lab.machine.keys import fold_in
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
 
 # Where the local params go that ``watch_local_steps`` is to see.
@@ -167,7 +168,7 @@ class Gradient:
                 mask = mask & batch.step_mask[:, None]
             mask = mask.reshape(-1)
         examples = gather(_fill(examples, mask), batch.source)
-        key = jax.random.fold_in(batch.key, _FULL_GRADIENT)
+        key = fold_in(batch.key, _FULL_GRADIENT)
         return self(params, Step(examples, mask, key, (), self.init(params)))[0]
 
     def _mean_loss(self, params, examples, mask, key):
@@ -255,7 +256,7 @@ def local_steps(
 
     def take(carry, step_index, examples, mask):
         y, carried, transform_state, descent_state, taken_before = carry
-        key = jax.random.fold_in(batch.key, step_index)
+        key = fold_in(batch.key, step_index)
         step = Step(examples, mask, key, carried, transform_state)
         descent, report = direction(y, step)
         if transform is not None:
