@@ -105,7 +105,7 @@ def _split(key: jax.Array, shape: Sequence[int]) -> jax.Array:
     return _derived(_threefry(key, *_counters(shape)))
 
 
-def _fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
+def _fold_in(key: jax.Array, data: Any) -> jax.Array:
     low = jnp.asarray(data, jnp.uint32)
     return _derived(_threefry(key, jnp.zeros_like(low), low))
 
