@@ -27,6 +27,7 @@ from fedjax_lab.clients.model_axis import (
 from fedjax_lab.clients.planner import Plan, plan
 from fedjax_lab.clients.returned import check_kept, check_message
 from fedjax_lab.clients.store import Rows
+from fedjax_lab.machine.keys import fold_in
 from fedjax_lab.machine.target import Target
 from fedjax_lab.models.convolution import convolutions_for
 from fedjax_lab.signatures import suggest_keywords
@@ -289,7 +290,7 @@ def build_round(
         params, expected = algorithm.params(state), cohort.participates
         metrics: Metrics = {}
         for index, phase in enumerate(_checked(phase, params) for phase in algorithm.phases):
-            key = jax.random.fold_in(batch.key, index)
+            key = fold_in(batch.key, index)
             received = phase.broadcast(server, cohort.round)
             shared = (received, cohort.round, batch.source, state.frozen)
             messages, clients, report, cohort = _run_clients(
@@ -374,7 +375,7 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
     }
     weighs = None if exclude else coefficients["mean"] > 0
     mapped = jax.tree.map(pad, mapped)
-    mapped["key"] = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)
+    mapped["key"] = jax.vmap(fold_in, in_axes=(None, 0))(key, ids)
     lengths = order = None
     if mapped["step_mask"] is not None:
         numbers = jnp.arange(1, mapped["step_mask"].shape[1] + 1)

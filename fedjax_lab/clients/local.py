@@ -16,6 +16,7 @@ from fedjax_lab import tree
 from fedjax_lab.clients.examples import clipped_gradient
 from fedjax_lab.clients.metrics import Measures, apply_loss
 from fedjax_lab.clients.resident import gather
+from fedjax_lab.machine.keys import fold_in
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
 
 # The entry of a client's report that is no metric: the local params after its last step. A wrapper
@@ -169,7 +170,7 @@ class Gradient:
                 mask = mask & batch.step_mask[:, None]
             mask = mask.reshape(-1)
         examples = gather(_fill(examples, mask), batch.source)
-        key = jax.random.fold_in(batch.key, _FULL_GRADIENT)
+        key = fold_in(batch.key, _FULL_GRADIENT)
         return self(params, Step(examples, mask, key, (), self.init(params)))[0]
 
     def _mean_loss(self, params, examples, mask, key):
@@ -252,7 +253,7 @@ def local_steps(
 
     def take(carry, step_index, examples, mask):
         y, carried, transform_state, descent_state, taken_before = carry
-        key = jax.random.fold_in(batch.key, step_index)
+        key = fold_in(batch.key, step_index)
         step = Step(examples, mask, key, carried, transform_state, batch.measures)
         descent, report = direction(y, step)
         if transform is not None:

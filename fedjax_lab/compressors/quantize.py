@@ -23,6 +23,7 @@ from fedjax_lab.compressors.base import (
     relative_to_largest,
     size_of,
 )
+from fedjax_lab.machine.keys import compact
 from fedjax_lab.signatures import suggest_keywords
 
 
@@ -153,7 +154,7 @@ def int8() -> Compressor:
 def _round_at_random(key, exact: jax.Array, levels: int) -> jax.Array:
     """floor(exact) or the next integer, with mean ``exact``, at most ``levels``."""
     below = jnp.floor(exact)
-    up = jax.random.uniform(key, exact.shape, exact.dtype) < exact - below
+    up = jax.random.uniform(compact(key), exact.shape, exact.dtype) < exact - below
     return jnp.minimum(below + up, levels)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.compressors import wire
 from fedjax_lab.compressors.base import STATIC, Array, Compressor, Positions, size_of
+from fedjax_lab.machine.keys import compact
 from fedjax_lab.signatures import suggest_keywords
 
 _SEED_BYTES = 4
@@ -150,7 +151,7 @@ def random_k(comp: float, *, rescale: bool = False) -> Compressor:
 
     def compress(key, v):
         d = size_of(v)
-        seed = jax.random.bits(key, (), jnp.uint32)
+        seed = jax.random.bits(compact(key), (), jnp.uint32)
         return Seeded(v[_places(are_kept(seed, d), kept(d))] * factor(v), seed, d)
 
     def decompress(message):
@@ -159,7 +160,7 @@ def random_k(comp: float, *, rescale: bool = False) -> Compressor:
         return zeros.at[where].set(message.values, unique_indices=True)
 
     def direct(key, v):
-        seed = jax.random.bits(key, (), jnp.uint32)
+        seed = jax.random.bits(compact(key), (), jnp.uint32)
         return jnp.where(are_kept(seed, size_of(v)), v * factor(v), 0)
 
     positions = Positions(
@@ -221,7 +222,7 @@ def random_drop(comp: float, *, rescale: bool = False) -> Compressor:
 
     def compress(key, v):
         d = size_of(v)
-        seed = jax.random.bits(key, (), jnp.uint32)
+        seed = jax.random.bits(compact(key), (), jnp.uint32)
         factor = 1 / (1 - comp) if rescale else 1.0
         return Seeded(jnp.where(is_kept(seed, d), v * jnp.asarray(factor, v.dtype), 0), seed, d)
 
@@ -264,7 +265,7 @@ def _drawn(seed: jax.Array, d: int, k: int) -> jax.Array:
 
 def _drawn_key(seed: jax.Array):
     """Make the key of a message's seed, of a kind whose bits do not depend on vmap."""
-    return jax.random.key(seed, impl="threefry2x32")
+    return compact(jax.random.key(seed, impl="threefry2x32"))
 
 
 def _sort(magnitudes: jax.Array, k: int) -> jax.Array:

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.machine.keys import compact
 from fedjax_lab.signatures import suggest_keywords
 
 _CHUNK = 4096
@@ -104,7 +105,7 @@ def preprocess(
                     f"examples.x has shape {x.shape}; flip and crop need images [..., H, W, C]."
                 )
             images = x.reshape(-1, *x.shape[-3:])
-            crop_key, flip_key = jax.random.split(key)
+            crop_key, flip_key = jax.random.split(compact(key))
             if crop:
                 check_int("crop", crop, minimum=0, maximum=min(images.shape[-3:-1]))
                 images = _random_crop(crop_key, images, crop)

@@ -2,8 +2,9 @@
 
 JAX draws with the Threefry hash. On CPU it writes the hash as a loop, of which the compiler makes
 ten kernels for each draw and each fold. ``compact`` hands a key to an implementation that writes
-all rounds out, which is one kernel. A barrier behind each derived key has it computed once: without
-it, the compiler copies the hashes of a chain of keys into every kernel that uses the last one.
+all rounds out: that is one kernel, and draws three to five times as fast. A barrier behind each
+derived key has it computed once: without it, the compiler copies the hashes of a chain of keys into
+every kernel that uses the last one.
 
 Source: Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3. SC 2011.
 """
@@ -37,11 +38,8 @@ def compact(key: Key) -> Key:
       key: typed PRNG keys [...], or any other key, which is returned as it is; so are all keys if
         ``jax_threefry_partitionable`` is off.
     """
-    is_typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    partitionable: Any = jax.config  # its attributes are made at run time
-    if not is_typed or not partitionable.jax_threefry_partitionable:
-        return key
-    if jax.random.key_impl(key) != _NAME:
+    config: Any = jax.config  # its attributes are made at run time
+    if _implementation(key) != _NAME or not config.jax_threefry_partitionable:
         return key
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=_COMPACT)
 
@@ -52,9 +50,24 @@ def plain(key: Key) -> Key:
     Args:
       key: typed PRNG keys [...]; other than compact ones are returned as they are.
     """
-    if jax.random.key_impl(key) != _COMPACT:
+    if _implementation(key) != _COMPACT:
         return key
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=_NAME)
+
+
+def fold_in(key: Key, data: Any) -> Key:
+    """``jax.random.fold_in``, compact inside: the same bits, and JAX's own key.
+
+    Args:
+      key: a PRNG key.
+      data: an integer scalar.
+    """
+    return plain(jax.random.fold_in(compact(key), data))
+
+
+def _implementation(key: Key) -> Any:
+    is_typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return jax.random.key_impl(key) if is_typed else None
 
 
 def _threefry(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -92,7 +105,7 @@ def _split(key: jax.Array, shape: Sequence[int]) -> jax.Array:
     return _derived(_threefry(key, *_counters(shape)))
 
 
-def _fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
+def _fold_in(key: jax.Array, data: Any) -> jax.Array:
     low = jnp.asarray(data, jnp.uint32)
     return _derived(_threefry(key, jnp.zeros_like(low), low))
 

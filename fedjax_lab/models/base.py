@@ -89,7 +89,7 @@ def from_linen(module: nn.Module) -> Model:
 
         def run(params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
             mode: dict[str, Any] = _mode(function, training=key is not None)
-            rngs = None if key is None else {"dropout": key}
+            rngs = None if key is None else {"dropout": compact(key)}
             outputs: Any = module.apply({"params": params}, x, rngs=rngs, method=call, **mode)
             return outputs
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_lab.machine.keys import compact, plain
 from fedjax_lab.models.base import Apply, Model
 from fedjax_lab.models.labels import note_labels
 from fedjax_lab.types import Key, LossFn, Params, PyTree
@@ -206,7 +207,7 @@ def training_inputs(
       examples: with ``x`` [B, ...] and ``y`` [B].
       key: typed PRNG key; consumed.
     """
-    augmentation_key, dropout_key = jax.random.split(key)
+    augmentation_key, dropout_key = plain(jax.random.split(compact(key)))
     return *_inputs(preprocess, examples, augmentation_key), dropout_key
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_lab import models
-from fedjax_lab.machine.keys import compact, plain
+from fedjax_lab.machine.keys import compact, fold_in, plain
+from fedjax_lab.models import from_linen
+from fedjax_lab.models.layers import Classifier, DenseBlock
 
 KEY = jax.random.key(2**32 - 3)
 
@@ -85,3 +87,24 @@ def test_a_model_starts_with_the_values_of_jax(monkeypatch):
     params = start()
     monkeypatch.setattr("fedjax_lab.models.base.compact", lambda key: key)
     jax.tree.map(np.testing.assert_array_equal, params, start())
+
+
+def test_folds_stay_jax_keys():
+    for key in (KEY, jax.random.key(0, impl="rbg"), jax.random.PRNGKey(0)):
+        folded, expected = fold_in(key, 5), jax.random.fold_in(key, 5)
+        assert folded.dtype == expected.dtype
+        np.testing.assert_array_equal(*map(jax.random.key_data, (folded, expected)))
+
+
+def test_dropout_has_the_bits_of_jax(monkeypatch):
+    x = jnp.ones((4, 5))
+
+    def run():
+        model = from_linen(Classifier(3, (DenseBlock(8, dropout=0.5),)))
+        params = model.init(KEY, x)
+        return model.apply(params, x, KEY), model.apply(params, x)
+
+    compacted, without = run()
+    monkeypatch.setattr("fedjax_lab.models.base.compact", lambda key: key)
+    np.testing.assert_array_equal(compacted, run()[0])
+    assert (compacted != without).any()
