@@ -125,7 +125,7 @@ _COMPACT: Any = define_prng_impl(
     seed=_seed,
     split=_split,
     random_bits=_random_bits,
-    fold_in=_fold_in,  # type: ignore[arg-type]  # JAX hands it an array
+    fold_in=_fold_in,
     name="compact_threefry2x32",
     tag="fryc",
 )
