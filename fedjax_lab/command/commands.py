@@ -13,7 +13,7 @@ import tyro
 from fedjax_lab.command import catalogue, listings
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import NATURAL
-from fedjax_lab.command.flags import Settings, with_defaults
+from fedjax_lab.command.flags import PlanSettings, Settings, with_defaults
 from fedjax_lab.data import PARTITIONS
 
 PROG = "fedjax-lab"
@@ -71,7 +71,7 @@ class PlanCommand:
     If the machine's compiler is installed, it gives the figures; this needs no accelerator.
     """
 
-    settings: Settings
+    settings: PlanSettings
 
     target: str = "here"
     """here, a chip (v4, v5e, v5p, v6e, a100, h100, h200), several of them (v5e:2x2, v4:2x2x1,

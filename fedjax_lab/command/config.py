@@ -277,8 +277,8 @@ class RunConfig:
         for key in values:
             if key not in hints:
                 raise ValueError(
-                    f"{key} is no setting of a run.{did_you_mean(key, hints)} "
-                    f"There are: {', '.join(hints)}."
+                    f"{key} is not a setting of a run.{did_you_mean(key, hints)} Settings: "
+                    f"{', '.join(hints)}."
                 )
         return cls(**{key: convert(key, value, hints[key]) for key, value in values.items()})
 

@@ -138,8 +138,8 @@ def _check_clients(config: Any) -> None:
             )
         if config.num_clients is not None:
             raise ValueError(
-                f"num_clients is {config.num_clients}; with {config.partition} the ids say how "
-                "many clients there are: leave it out."
+                f"num_clients is {config.num_clients}; with {config.partition} the ids determine "
+                "the number of clients: omit num_clients."
             )
     if config.num_clients is not None:
         check_int("num_clients", config.num_clients, minimum=1)

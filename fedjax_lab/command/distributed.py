@@ -42,7 +42,7 @@ def join(command: RunCommand) -> None:
         for name, value in given.items():
             if value is not None:
                 flag = _SETTINGS[name][0]
-                raise ValueError(f"{name} is {value!r}; {flag} goes with --distributed.")
+                raise ValueError(f"{name} is {value!r}; {flag} requires --distributed.")
         return
     found = {name: _found(name, value) for name, value in given.items()}
     _check(found)
@@ -65,8 +65,8 @@ def join(command: RunCommand) -> None:
         if not missing:
             raise
         raise ValueError(
-            f"distributed: {', '.join(missing)} is missing; only on a TPU pod, and under SLURM, "
-            "Open MPI or Kubernetes, does the machine say it."
+            f"distributed: {', '.join(missing)} is missing; it is detected only on a TPU pod, "
+            "and under SLURM, Open MPI or Kubernetes."
         ) from error
 
 
@@ -108,5 +108,5 @@ def _check(found: dict[str, Any]) -> None:
         check_int("process_id", place, minimum=0)
         if count is not None and place >= count:
             raise ValueError(
-                f"process_id is {place}; of {count} processes the last is {count - 1}."
+                f"process_id is {place}; with {count} processes it must be at most {count - 1}."
             )

@@ -7,7 +7,8 @@ import functools
 import inspect
 import textwrap
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import tyro
@@ -90,8 +91,12 @@ def with_defaults(settings: RunConfig) -> contextvars.Token[RunConfig]:
     return _DEFAULTS.set(settings)
 
 
-def _from_groups() -> Callable[..., RunConfig]:
-    """The function from groups of settings to a ``RunConfig``, whose arguments become flags."""
+def _from_groups(names: Mapping[str, str] = MappingProxyType({})) -> Callable[..., RunConfig]:
+    """The function from groups of settings to a ``RunConfig``, whose arguments become flags.
+
+    Args:
+      names: setting -> its flag, where the flag is not called as the setting is.
+    """
     defaults = _DEFAULTS.get(RunConfig())
 
     def settings(**groups: Any) -> RunConfig:
@@ -103,8 +108,8 @@ def _from_groups() -> Callable[..., RunConfig]:
         return RunConfig(**values)
 
     parameters = []
-    for title, (about, names) in GROUPS.items():
-        group = _group(title, about, names, defaults)
+    for title, (about, members) in GROUPS.items():
+        group = _group(title, about, members, defaults, names)
         kind = Annotated[group, tyro.conf.arg(name=title)]  # type: ignore[valid-type]
         parameters.append(
             inspect.Parameter(
@@ -117,12 +122,20 @@ def _from_groups() -> Callable[..., RunConfig]:
     return settings
 
 
-def _group(title: str, about: str, names: tuple[str, ...], defaults: RunConfig) -> type:
+def _group(
+    title: str,
+    about: str,
+    members: tuple[str, ...],
+    defaults: RunConfig,
+    names: Mapping[str, str],
+) -> type:
     """A dataclass of some settings, described as those of ``RunConfig`` are."""
     hints, texts = typing.get_type_hints(RunConfig), descriptions()
     fields: list[Any] = []
-    for name in names:
-        about_flag = tyro.conf.arg(help=texts[name], aliases=_ALIASES.get(name))
+    for name in members:
+        about_flag = tyro.conf.arg(
+            name=names.get(name), help=texts[name], aliases=_ALIASES.get(name)
+        )
         kind: Any = Annotated[hints[name], about_flag]
         if name in _REPEATABLE:
             kind = tyro.conf.UseAppendAction[kind]  # type: ignore[misc]
@@ -147,3 +160,11 @@ def descriptions() -> dict[str, str]:
 
 # Settings as an argument of a command.
 Settings = Annotated[RunConfig, tyro.conf.arg(name="", constructor_factory=_from_groups)]
+# The same for `plan`, whose --target is a machine.
+PlanSettings = Annotated[
+    RunConfig,
+    tyro.conf.arg(
+        name="",
+        constructor_factory=functools.partial(_from_groups, {"target": "target-column"}),
+    ),
+]

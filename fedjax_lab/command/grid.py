@@ -64,7 +64,10 @@ def sweep_command(command: SweepCommand) -> int:
         write_format(sweep_csv(result), out)
         print(f"\n{out}")
     if result.interrupted:
-        print(f"{PROG}: stopped early; what was not reached has no number.", file=sys.stderr)
+        print(
+            f"{PROG}: stopped early; evaluations that were not reached have no value.",
+            file=sys.stderr,
+        )
         return INTERRUPTED
     return 0
 
@@ -92,8 +95,8 @@ def run_grid(
     setup = build(config)
     if setup.algorithm.personal is not None:
         warnings.warn(
-            f"a sweep evaluates the server's model alone, and {config.algorithm} has one for each "
-            "client: personal_accuracy is in the rows of run.",
+            f"a sweep evaluates only the global model, and {config.algorithm} has a model for "
+            "each client: use run, whose rows have personal_accuracy.",
             UserWarning,
             stacklevel=2,
         )
@@ -126,8 +129,8 @@ def grid(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point], RunCon
     for name in _NOT_IN_SWEEPS:
         if getattr(settings, name) != getattr(RunConfig, name):
             raise ValueError(
-                f"{name} is {getattr(settings, name)!r}; a sweep keeps no run and treats values "
-                "that are not finite its own way: leave it out, or use run."
+                f"{name} is {getattr(settings, name)!r}; a sweep keeps no run directory and has "
+                "its own policy for values that are not finite: omit it, or use run."
             )
     axes: dict[str, list[float]] = {}
     for text in texts:

@@ -50,7 +50,7 @@ def check_guards(config: Any) -> None:
     check_choice("sampling", config.sampling, SAMPLINGS)
     for name, other in _NEEDS:
         if getattr(config, name) is not None and getattr(config, other) is None:
-            raise ValueError(f"{name} is {getattr(config, name)}; give {other} with it.")
+            raise ValueError(f"{name} is {getattr(config, name)}; it requires {other}.")
     for name, minimum, maximum in (
         ("dp_clip_norm", 0.0, float("inf")),
         ("dp_delta", 0.0, 1.0),

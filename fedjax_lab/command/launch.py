@@ -121,8 +121,7 @@ def _run_one(command: RunCommand, config: RunConfig) -> int:
     if result.interrupted:
         done = result.history[-1]["round"] if result.history else 0
         print(
-            f"{PROG}: stopped after round {done} of {config.rounds}; the same command goes on "
-            "from there.",
+            f"{PROG}: stopped after round {done} of {config.rounds}; the same command resumes it.",
             file=sys.stderr,
         )
         status = INTERRUPTED if result.signal is None else 128 + result.signal

@@ -222,8 +222,8 @@ def check_option_names(
     for name in given:
         if name not in allowed:
             raise ValueError(
-                f"{name} is no option of {owner}.{did_you_mean(name, allowed)} "
-                f"Allowed: {describe_options(allowed) or 'none'}."
+                f"{name} is not an option of {owner}.{did_you_mean(name, allowed)} Allowed: "
+                f"{describe_options(allowed) or 'none'}."
             )
     missing = [name for name, default in allowed.items() if default is REQUIRED]
     missing = [name for name in missing if name not in given]
@@ -343,7 +343,8 @@ def check_clip(clip: str, as_published: bool, has_effect: bool) -> None:
         raise ValueError(f"clip is {clip!r}; with as_published, the published code decides that.")
     if not has_effect:
         raise ValueError(
-            f"clip is {clip!r}; it says what clip_norm and weight_decay act on: give one of them."
+            f"clip is {clip!r} without clip_norm or weight_decay; give one of them, which clip "
+            "applies to."
         )
 
 

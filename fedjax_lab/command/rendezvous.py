@@ -87,7 +87,7 @@ class _Wait:
         if passed > self._seconds:
             raise _TooLateError(
                 f"process {self._place} has waited for {missing} for {passed:.0f} seconds, and "
-                f"ends. Look at what these have said; {_LIMIT} is how long is waited."
+                f"ends. Look at their output; {_LIMIT} sets the time limit."
             )
         if passed > self._next:
             self._next = passed + _AGAIN

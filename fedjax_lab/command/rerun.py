@@ -44,8 +44,8 @@ def rerun_command(command: RerunCommand) -> int:
     before = load_run(old)
     if not _ended(old):
         raise ValueError(
-            f"run_dir is {str(old)!r}, a run that did not end (round {before.round} of "
-            f"{before.config.get('rounds')}); go on with it first."
+            f"run_dir is {str(old)!r}, an unfinished run (round {before.round} of "
+            f"{before.config.get('rounds')}); resume it first."
         )
     if "run_config" not in before.config:
         raise ValueError(
@@ -54,7 +54,7 @@ def rerun_command(command: RerunCommand) -> int:
         )
     if old.resolve() == new.resolve() or _ended(new):
         raise FileExistsError(
-            f"out is {str(new)!r}, which holds a finished run; take it away, or give another --out."
+            f"out is {str(new)!r}, which has a finished run; delete it, or give another --out."
         )
     start(quiet=command.quiet)
     config = dataclasses.replace(

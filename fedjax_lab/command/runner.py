@@ -194,12 +194,13 @@ def _outputs(config: RunConfig, train: data.Examples) -> int:
     if train.y.ndim > 2:
         raise ValueError(
             f"{config.dataset}: targets of shape {train.y.shape}; the models of a regression "
-            "foretell numbers [n] or [n, how many]. In Python, models.regression_loss takes any."
+            "predict targets [n] or [n, outputs]. In Python, models.regression_loss accepts "
+            "any."
         )
     if "model" in defaults_of(find("algorithm", config.algorithm), leave_out=()):
         raise ValueError(
-            f"algorithm is {config.algorithm!r}, which compares what a classifier says of classes; "
-            f"{config.dataset} is a regression (its y are floats)."
+            f"algorithm is {config.algorithm!r}, which compares class probabilities; "
+            f"{config.dataset} is a regression (float y)."
         )
     return train.y.shape[1] if train.y.ndim > 1 else 1
 
@@ -240,9 +241,9 @@ def _warn_of_outliers(clients: data.FederatedArrays) -> None:
     if len(far):
         named = ", ".join(map(str, far[:10])) + (" ..." if len(far) > 10 else "")
         warnings.warn(
-            f"the clients {named} hold values up to {largest.max():.3g}, more than {_OUTLIER} "
-            f"times those of the median client ({typical:.3g}); the mean and the standard "
-            "deviation by which all inputs are normalised are theirs.",
+            f"the clients {named} have values up to {largest.max():.3g}, more than {_OUTLIER} "
+            f"times those of the median client ({typical:.3g}); they dominate the mean and the "
+            "standard deviation that normalize all inputs.",
             UserWarning,
             stacklevel=2,
         )

@@ -245,7 +245,7 @@ def _check_natural(owners: np.ndarray, n: int, num_clients: int, min_size: int) 
     if owners.min() < 0 or owners.max() >= num_clients:
         raise ValueError(
             f"spec has client ids between {owners.min()} and {owners.max()}; they must lie in "
-            f"[0, {num_clients}). Without num_clients, they are any that there are."
+            f"[0, {num_clients}). Without num_clients, any ids are allowed."
         )
     sizes = np.bincount(owners, minlength=num_clients)
     if sizes.min() < min_size:

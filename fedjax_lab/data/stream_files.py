@@ -347,8 +347,8 @@ def hash_of_file(path: Path, skip: int = 0) -> str:
         _keep_hash(path, found)
     except OSError as error:
         warnings.warn(
-            f"the hash of {path} cannot be kept beside it, so that every run reads the file once "
-            f"more: {error}",
+            f"the hash of {path} cannot be stored next to it, so every run reads the whole file "
+            f"again: {error}",
             UserWarning,
             stacklevel=2,
         )

@@ -101,9 +101,9 @@ def with_devices(target: Target) -> Target:
             devices = find(target)
         except (RuntimeError, NotImplementedError, ImportError, ValueError) as error:
             raise ImportError(
-                f"target is {target.name!r}, whose compiler does not answer; it comes with "
-                f"`pip install {package}`, needs no accelerator, and has an environment of its "
-                f"own best. ({' '.join(str(error).split())[:200]})"
+                f"target is {target.name!r}, whose compiler is not available; install it with "
+                f"`pip install {package}`, best in an environment of its own. It needs no "
+                f"accelerator. ({' '.join(str(error).split())[:200]})"
             ) from error
     return dataclasses.replace(target, devices=tuple(devices))
 

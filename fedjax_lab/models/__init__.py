@@ -152,7 +152,7 @@ def build(name: str, num_classes: int, **options: Any) -> Model:
     for option in options:
         if option not in allowed:
             raise TypeError(
-                f"{option} is no option of the model {name!r}; allowed: "
+                f"{option} is not an option of the model {name!r}; allowed: "
                 f"{', '.join(allowed) or 'none'}."
             )
     return factory(check_int("num_classes", num_classes, minimum=2), **options)

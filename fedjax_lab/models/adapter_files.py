@@ -133,8 +133,8 @@ def load_adapters(folder: str | Path, config: DecoderConfig) -> tuple[dict[str, 
             raise ValueError(f"{where}: {name} is {value!r}; it must be {_PLAIN[name][0]!r}.")
         if name not in _PLAIN and name not in _NEUTRAL and value not in (None, False):
             raise ValueError(
-                f"{where}: the field {name!r} (here {value!r}) is not known. It might change what "
-                "an adapter adds, so it is not left out."
+                f"{where}: the field {name!r} (here {value!r}) is not known. It might change "
+                "what an adapter adds, so it is not ignored."
             )
     rank, alpha, targets = (fields.get(name) for name in ("r", "lora_alpha", "target_modules"))
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):

@@ -212,8 +212,8 @@ def parse_decoder_config(fields: Mapping[str, Any], where: str = "config") -> De
                 )
         elif name not in _NEUTRAL and name not in _SIZES and name not in _OPTIONAL:
             raise ValueError(
-                f"{where}: the field {name!r} (here {value!r}) is not known. It might change what "
-                "the model computes, so it is not left out."
+                f"{where}: the field {name!r} (here {value!r}) is not known. It might change "
+                "what the model computes, so it is not ignored."
             )
     layers = fields.get("layer_types")
     if layers is not None and layers != ["full_attention"] * len(layers):

@@ -62,7 +62,7 @@ def init_adapters(
     chosen = {path: leaf for path, leaf in leaves.items() if adapted(path)}
     if not chosen:
         raise ValueError(
-            f"is_adapted holds for no leaf of the params. They are: {', '.join(leaves)}."
+            f"is_adapted matches no leaf of the params. The leaves are: {', '.join(leaves)}."
         )
     adapters = {}
     for number, (path, leaf) in enumerate(chosen.items()):

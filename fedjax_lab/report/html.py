@@ -169,7 +169,7 @@ def _mark_text(tokens: Sequence[Any]) -> None:
 
 def _data_uri(source: str, folder: Path) -> str:
     if re.match(r"[a-z][a-z0-9+.-]*:|//", source, re.IGNORECASE):
-        raise ValueError(f"the image {source!r} is an address; it must be a file's path.")
+        raise ValueError(f"the image {source!r} is a URL; it must be the path of a file.")
     path = folder / unquote(source)
     kind = _TYPES.get(path.suffix.lower())
     if kind is None:

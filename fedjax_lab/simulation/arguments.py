@@ -115,7 +115,7 @@ def check_simulate(
         hint = "it comes after params" if swapped else "see fedjax_lab.data.partition"
         raise TypeError(f"clients is {type(clients).__name__}, not FederatedArrays; {hint}.")
     if params is None and state is None:
-        raise TypeError("params is None; give the first server model, or a state.")
+        raise TypeError("params is None; pass the initial global model, or a state.")
     if params is not None and state is not None:
         raise ValueError("params and state are both given; with a state, params must be None.")
     shapes = (jax.ShapeDtypeStruct,) if only_shapes else ()
@@ -125,8 +125,9 @@ def check_simulate(
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, *shapes)):
             where = jax.tree_util.keystr(path)
             raise TypeError(
-                f"params{where} is {type(leaf).__name__}, not an array; params is the first server "
-                "model, such as model.init(key, x) gives. A number becomes one by jnp.asarray."
+                f"params{where} is {type(leaf).__name__}, not an array; params is the initial "
+                "global model, such as model.init(key, x) gives. A number becomes one by "
+                "jnp.asarray."
             )
 
 
@@ -148,8 +149,9 @@ def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
     named = ids if clients.names is None else [clients.names[i] for i in ids]
     more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
     warnings.warn(
-        f"{broken.sum()} examples of the clients {', '.join(map(str, named[:_NAMED]))}{more} hold "
-        "values that are not finite; where they are drawn, on_nonfinite decides.",
+        f"{broken.sum()} examples of the clients {', '.join(map(str, named[:_NAMED]))}{more} "
+        "have values that are not finite; on_nonfinite decides what happens in a round that "
+        "uses them.",
         UserWarning,
         stacklevel=5,
     )
@@ -168,9 +170,9 @@ def warn_of_statistics(params: Any) -> None:
     ]
     if found:
         warnings.warn(
-            f"params holds running statistics ({', '.join(found[:_NAMED])}), which no gradient is "
-            "made for: they would not follow the data. fedjax_lab.models.batch_norm.BatchNorm has "
-            "some that do.",
+            f"params holds running statistics ({', '.join(found[:_NAMED])}), which have no "
+            "gradient and would not follow the data. Use "
+            "fedjax_lab.models.batch_norm.BatchNorm, whose statistics do.",
             UserWarning,
             stacklevel=4,
         )

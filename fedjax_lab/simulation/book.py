@@ -267,8 +267,8 @@ class Tally:
 def _check_overflow(overflow: Any) -> None:
     if np.any(overflow):
         raise RuntimeError(
-            "more clients came to a Poisson cohort than it has slots for, which one round in 10^9 "
-            "does; the run cannot go on: take another seed."
+            "a Poisson cohort has more clients than slots, which has a probability of 1e-9 in a "
+            "round; choose another seed."
         )
 
 

@@ -65,7 +65,7 @@ def build_evaluation(
         test = jax.tree.map(lambda leaf: leaf[held], test.examples)
     test = jax.tree.map(jnp.asarray, test)
     if not tree.all_finite(test):
-        raise ValueError("test holds values that are not finite; a score on them means nothing.")
+        raise ValueError("test has values that are not finite, so a score would be meaningless.")
     score = getattr(count_fn, "score", "accuracy")
 
     frozen = jax.tree.map(jnp.asarray, frozen)

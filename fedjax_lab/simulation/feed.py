@@ -290,10 +290,10 @@ def _fit(stream: FederatedStream, schedule: Schedule, eval_every: int) -> tuple[
         if size <= room:
             return rounds, count
     raise ValueError(
-        f"memory is {stream.memory:,} bytes, of which the index takes {stream.index_bytes:,}; a "
-        f"round of {schedule.cohort_size} clients draws up to {count:,} examples, and those of two "
-        f"rounds, the one that runs and the next, take {size:,} with their numbers. Raise memory, "
-        "or take a smaller cohort, fewer or smaller mini-batches."
+        f"memory is {stream.memory:,} bytes, of which the indices take {stream.index_bytes:,}. A "
+        f"round of {schedule.cohort_size} clients draws up to {count:,} examples; two rounds, "
+        f"the running one and the next, take {size:,} bytes. Raise memory, or choose a smaller "
+        "cohort, fewer local steps or smaller mini-batches."
     )
 
 
@@ -344,7 +344,7 @@ def with_times(
     if waits and "buffered" in algorithm.wrappers:
         raise ValueError(
             f"times have over_selection {times.over_selection:g} and deadline {times.deadline}; "
-            f"the server of {algorithm.name} waits for no cohort: leave both out."
+            f"{algorithm.name} is asynchronous and has no cohort to wait for: omit both."
         )
     if isinstance(clients, FederatedStream):
         timed = copy.copy(clients)

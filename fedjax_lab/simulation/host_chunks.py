@@ -338,14 +338,14 @@ def _start(run: Run, num_clients: int, arguments: Any) -> tuple[FedState, HostTa
     name = run.algorithm.name
     if not all(map(bool, alike)):
         raise ValueError(
-            f"client_store is 'host', but the clients of {name} start with unlike rows; choose "
-            "another store."
+            f"client_store is 'host', but the clients of {name} start with different rows; "
+            "choose another store."
         )
     one = state._replace(clients=jax.tree.map(lambda leaf: leaf[None], first))
     other = one._replace(clients=jax.tree.map(_another, one.clients))
     if not _equal(run.served(one), run.served(other)):
         raise ValueError(
-            f"client_store is 'host', but the server model of {name} depends on the rows of all "
+            f"client_store is 'host', but the global model of {name} depends on the rows of all "
             "clients; choose another store."
         )
     table = HostTable(first, num_clients)
@@ -383,8 +383,8 @@ def check_host_store(run: Run, place: Placement, diagnose: Any) -> None:
     ):
         if wrong:
             raise ValueError(
-                f"client_store is 'host', where no device holds all client rows; {what} needs "
-                "them. Choose another store, or do without."
+                f"client_store is 'host', with which no device has all client rows; {what} needs "
+                "them. Choose another store, or omit it."
             )
 
 

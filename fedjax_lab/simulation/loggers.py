@@ -57,7 +57,7 @@ class Hooks:
                 self._hooks.remove(hook)
                 warnings.warn(
                     f"on_row: {hook!r} failed after round {row['round']} with "
-                    f"{type(error).__name__}: {error}. The run goes on without it.",
+                    f"{type(error).__name__}: {error}. The run continues without it.",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -263,7 +263,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=round)
         if self._enabled and (finished or round >= self._rounds):
-            print(f"{self._name}: finished already, nothing run", file=sys.stderr, flush=True)
+            print(f"{self._name}: already finished, nothing to run", file=sys.stderr, flush=True)
 
     def update(self, round: int, values: dict[str, Any]) -> None:
         """Report progress.

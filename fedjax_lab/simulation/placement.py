@@ -123,9 +123,9 @@ class Placement:
         can_shard = client_map.kind == "shard_map" and num_clients % client_map.shares == 0
         if asked == "sharded" and not can_shard:
             raise ValueError(
-                f"client_store is 'sharded' with client_map {client_map.name!r} and {num_clients} "
-                "clients; it takes shard_map, and a number of devices that divides the number of "
-                "clients."
+                f"client_store is 'sharded' with client_map {client_map.name!r} and "
+                f"{num_clients} clients; it requires shard_map, and a number of devices that "
+                "divides the number of clients."
             )
         shard = can_shard and client_map.shares > 1 and asked != "device"
         found = dataclasses.replace(self, client_store="sharded" if shard else "device")

@@ -151,8 +151,8 @@ class Recorder:
             found = [row for row in read_metrics(file) if row["round"] <= self.saved]
         if found != expected:
             warnings.warn(
-                f"{file} did not hold the {len(expected)} rows that the checkpoint of round "
-                f"{self.saved} knows; they were written again from it.",
+                f"{file} lacked some of the {len(expected)} rows that the checkpoint of round "
+                f"{self.saved}; they were restored from the checkpoint.",
                 UserWarning,
                 stacklevel=5,
             )
@@ -217,4 +217,4 @@ def check_names(recorded: Mapping[str, Any], given: Mapping[str, Any] | None) ->
     """
     for name in given or {}:
         if name in recorded:
-            raise ValueError(f"config has the name {name!r}, which the run records itself.")
+            raise ValueError(f"config has the name {name!r}, which is reserved for the run.")

@@ -95,7 +95,8 @@ def build_all(build: Callable[..., Algorithm], points: Sequence[Point]) -> list[
             )
         if not are_the_same(algorithm.frozen, algorithms[0].frozen):
             raise ValueError(
-                "build gave two points other frozen weights; all runs of a sweep share them."
+                "build returned different frozen weights for two points; all runs of a sweep "
+                "share them."
             )
     return algorithms
 

@@ -327,7 +327,9 @@ class _Processes(Team):
             for i, theirs in enumerate(others, start=1)
             if theirs != first
         ]
-        raise ValueError(f"all processes must be given the same, but {'. '.join(told[:_NAMED])}.")
+        raise ValueError(
+            f"all processes must have the same arguments, but {'. '.join(told[:_NAMED])}."
+        )
 
     def together(self, action: Callable[[], Any]) -> Any:
         failed, result = None, None
@@ -351,9 +353,9 @@ class _Processes(Team):
             if not _is_loss(error):
                 raise
             told = (
-                f"process {self.index} of {self.size}: another process has ended or "
-                "does not answer, so that the run cannot go on. What the last checkpoint holds is "
-                "whole; the same call, with as many processes or others, goes on from there."
+                f"process {self.index} of {self.size}: another process has ended or does not "
+                "answer, so the run cannot continue. The last checkpoint is intact; the same "
+                "call resumes from it, with any number of processes."
             )
             print(f"fedjax_lab: {told}", file=sys.stderr, flush=True)  # before JAX ends the process
             raise ConnectionError(told) from error

@@ -212,8 +212,8 @@ class Checkpoints:
                 break
             _listed(self._manager.reload)
         raise ValueError(
-            f"{damage} No other one is whole: delete {self._directory} to begin again, or choose "
-            "another run_dir."
+            f"{damage} No other checkpoint is intact: delete {self._directory} to begin again, "
+            "or choose another run_dir."
         )
 
     def _is_out_of_date(self) -> bool:

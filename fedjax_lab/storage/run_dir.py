@@ -95,9 +95,9 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
     devices, now = (found.get("num_devices") for found in (before, config))
     if devices != now:
         warnings.warn(
-            f"run_dir is {str(path)!r}, whose first rounds ran on {devices} devices, and those to "
-            f"come run on {now}: they add up in another order, and agree with an uninterrupted "
-            "run's to rounding.",
+            f"run_dir is {str(path)!r}, whose first rounds ran on {devices} devices, and the "
+            f"next ones run on {now}: sums are added in another order, so results agree with an "
+            "uninterrupted run only to rounding.",
             UserWarning,
             stacklevel=6,
         )
@@ -153,7 +153,7 @@ def read_config(path: Path) -> dict[str, Any]:
             "another run_dir."
         ) from error
     if not isinstance(config, dict):
-        raise ValueError(f"{file} is damaged: it holds no JSON object. Choose another run_dir.")
+        raise ValueError(f"{file} is damaged: it has no JSON object. Choose another run_dir.")
     for name, kind in _KINDS.items():
         value = config.get(name)
         if name in config and (not isinstance(value, kind) or isinstance(value, bool)):
@@ -305,7 +305,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: it is no text ({error}).") from error
+        raise ValueError(f"{path} is damaged: it is not text ({error}).") from error
     for number, line in enumerate(lines, start=1):
         try:
             row = parse_json(line)

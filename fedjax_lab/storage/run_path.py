@@ -27,7 +27,7 @@ def check_run_dir(run_dir: Any) -> None:
     told = f"run_dir is {os.fspath(run_dir)!r}"
     if _ADDRESS.match(str(run_dir)):
         raise ValueError(
-            f"{told}, an address; it must be a directory of this machine's file system. Mount the "
+            f"{told}, a URL; it must be a directory of this machine's file system. Mount the "
             "storage, or copy the directory there once the run has ended."
         )
     path = str(Path(run_dir).absolute())

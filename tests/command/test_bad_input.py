@@ -140,7 +140,7 @@ FILES = {
     "half.json": ('{"rounds": ', "not valid JSON"),
     "tab.yaml": ("rounds:\n\t1", "not valid YAML"),
     "key.yaml": ("1: 2\n", "holds no YAML object"),
-    "unknown.yaml": ("round: 2\n", "round is no setting of a run. Did you mean 'rounds'"),
+    "unknown.yaml": ("round: 2\n", "round is not a setting of a run. Did you mean 'rounds'"),
     "type.yaml": ("rounds: yes\n", "rounds is True; it must be an integer"),
     "option.yaml": ("option: 7\n", "option is 7; it must be"),
     "bytes.json": (b"\xff\xfe\x00", "not valid JSON"),

@@ -215,7 +215,7 @@ def test_after_a_signal_the_same_command_goes_on(
         assert run(directory, "--quiet") == status
     said = capfd.readouterr().err
     assert "finishing this chunk of rounds, then saving; again to stop now" in said
-    assert "stopped after round 2 of 6; the same command goes on" in said
+    assert "stopped after round 2 of 6; the same command resumes it" in said
     assert read(directory / "summary.json")["interrupted"]
     part = read(directory / "summary.json")["seconds"]
 
@@ -310,7 +310,7 @@ def test_a_config_file_with_an_unknown_key(tmp_path, capsys):
     file.write_text('{"roundz": 3}')
     assert main(["run", "--config", str(file)]) == 2
     message = capsys.readouterr().err
-    assert f"{file}: roundz is no setting of a run. Did you mean 'rounds'" in message
+    assert f"{file}: roundz is not a setting of a run. Did you mean 'rounds'" in message
     file.write_text("{")
     assert main(["run", "--config", str(file)]) == 2
     assert "is not valid JSON" in capsys.readouterr().err
@@ -318,7 +318,7 @@ def test_a_config_file_with_an_unknown_key(tmp_path, capsys):
     file.write_text("rounds: 3\nclient_lrr: 1e-3\n")
     assert main(["run", "--config", str(file)]) == 2
     message = capsys.readouterr().err
-    assert f"{file}: client_lrr is no setting of a run. Did you mean 'client_lr'" in message
+    assert f"{file}: client_lrr is not a setting of a run. Did you mean 'client_lr'" in message
     file.write_text("rounds: [3")
     assert main(["run", "--config", str(file)]) == 2
     assert "is not valid YAML" in capsys.readouterr().err

@@ -170,7 +170,7 @@ def test_a_run_repeated_has_equal_bits(finished, tmp_path, capsys):
     assert read(tmp_path / "old-rerun" / "rerun.json")["equal"]
     assert [run.path.name for run in load_runs([tmp_path])] == ["old"]
     assert main(["rerun", str(old), "--quiet"]) == 2
-    assert "old-rerun', which holds a finished run" in capsys.readouterr().err
+    assert "old-rerun', which has a finished run" in capsys.readouterr().err
 
     # Another number in the old metrics, and other versions.
     rows = (old / "metrics.jsonl").read_text().splitlines()
@@ -204,7 +204,7 @@ def test_a_run_that_did_not_end_is_not_repeated(finished, tmp_path, capsys):
     shutil.copytree(finished[0] / "seed0", old)
     (old / "summary.json").unlink()
     assert main(["rerun", str(old)]) == 2
-    assert "a run that did not end (round 6 of 6)" in capsys.readouterr().err
+    assert "an unfinished run (round 6 of 6)" in capsys.readouterr().err
     assert not (tmp_path / "old-rerun").exists()
 
 
@@ -226,7 +226,7 @@ def test_the_formats_of_a_report(tmp_path, capsys):
     assert main(["report", *runs, "--format", "csv", "--out", str(out / "t.csv")]) == 0
     assert main(["report", *runs, "--format", "markdown"]) == 0
     markdown = capsys.readouterr().out
-    assert markdown.startswith("# Report\n\n## Settings\n")
+    assert markdown.startswith("# Report\n\n## Accuracy\n")
     assert "](" not in markdown  # no images
     lines = list(csv.DictReader(io.StringIO((out / "t.csv").read_text())))
     found = {(x["method"], x["metric"]): (x["mean"], x["half_width"], x["n"]) for x in lines}

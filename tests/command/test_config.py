@@ -95,7 +95,11 @@ def test_the_record_leaves_places_on_the_disk_out():
 @pytest.mark.parametrize(
     ("values", "error", "parts"),
     [
-        ({"roundz": 3}, ValueError, ["roundz is no setting", "Did you mean 'rounds'", "client_lr"]),
+        (
+            {"roundz": 3},
+            ValueError,
+            ["roundz is not a setting", "Did you mean 'rounds'", "client_lr"],
+        ),
         ({"rounds": "3"}, TypeError, ["rounds is '3'; it must be an integer"]),
         ({"rounds": True}, TypeError, ["rounds is True; it must be an integer"]),
         ({"flip": 1}, TypeError, ["flip is 1; it must be true or false"]),
@@ -149,7 +153,7 @@ def test_a_client_that_spoils_the_normalisation_is_named():
     clients = build(config, (train, test)).clients  # without a word
     x = x.copy()
     x[np.asarray(clients.indices)[-1]] = 1e6  # of the last client
-    with pytest.warns(UserWarning, match=r"the clients 3 hold values up to 1e\+06, more than 1000"):
+    with pytest.warns(UserWarning, match=r"the clients 3 have values up to 1e\+06, more than 1000"):
         build(config, (Examples(x, y), test))
 
 
@@ -205,13 +209,13 @@ def test_run_names_are_readable_and_safe():
         (
             {"algorithm": "gradma", "option": ("memory_sise=3",)},
             [
-                "memory_sise is no option of gradma. Did you mean 'memory_size'",
+                "memory_sise is not an option of gradma. Did you mean 'memory_size'",
                 "server_momentum=0.9",
                 "memory_size (num_clients, at most 100)",
             ],
         ),
-        ({"option": ("momentum=0.5",)}, ["momentum is no option of fedavg", "Allowed: none"]),
-        ({"model_option": ("hiden=3",)}, ["hiden is no option of the model mlp", "'hidden'"]),
+        ({"option": ("momentum=0.5",)}, ["momentum is not an option of fedavg", "Allowed: none"]),
+        ({"model_option": ("hiden=3",)}, ["hiden is not an option of the model mlp", "'hidden'"]),
         ({"algorithm": "fedadam"}, ["fedadam needs a server learning rate: give --server-lr"]),
         ({"algorithm": "fedopt"}, ["fedopt needs a server learning rate"]),
         (
@@ -220,7 +224,7 @@ def test_run_names_are_readable_and_safe():
         ),
         (
             {"algorithm": "fedopt", "server_lr": 0.1, "option": ("momentum=0.5",)},
-            ["momentum is no option of fedopt", "b1=0.9"],
+            ["momentum is not an option of fedopt", "b1=0.9"],
         ),
     ],
 )

@@ -64,7 +64,8 @@ def test_without_the_flag_nobody_is_joined(asked):
         (
             {},
             "distributed: --coordinator (or JAX_COORDINATOR_ADDRESS), --num-processes (or "
-            "JAX_NUM_PROCESSES), --process-id (or JAX_PROCESS_ID) is missing; only on a TPU pod",
+            "JAX_NUM_PROCESSES), --process-id (or JAX_PROCESS_ID) is missing; it is detected only "
+            "on a TPU pod",
         ),
         (
             {"coordinator": "host:1", "num_processes": 2},
@@ -72,7 +73,10 @@ def test_without_the_flag_nobody_is_joined(asked):
         ),
         ({"coordinator": "host"}, "coordinator is 'host'; it must be HOST:PORT"),
         ({"num_processes": 0}, "num_processes is 0; it must be at least 1"),
-        ({"num_processes": 2, "process_id": 2}, "process_id is 2; of 2 processes the last is 1"),
+        (
+            {"num_processes": 2, "process_id": 2},
+            "process_id is 2; with 2 processes it must be at most 1",
+        ),
         ({"process_id": -1}, "process_id is -1; it must be at least 0"),
     ],
 )
@@ -90,7 +94,7 @@ def test_a_number_in_the_environment_is_one(asked, monkeypatch):
 def test_the_flags_of_a_process_go_with_distributed(capsys, tmp_path):
     arguments = ["--run-dir", str(tmp_path / "run"), "--quiet"]
     assert main(["run", *arguments, "--num-processes", "2"]) == 2
-    assert "num_processes is 2; --num-processes goes with --distributed" in capsys.readouterr().err
+    assert "num_processes is 2; --num-processes requires --distributed" in capsys.readouterr().err
 
 
 RUN = ["--model", "linear", "--rounds", "1", "--eval-every", "1", "--cohort-size", "4", "--run-dir"]

@@ -86,9 +86,9 @@ def test_a_run_without_them_is_recorded_as_before():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dp_clip_norm": 1.0}, "dp_clip_norm is 1.0; give dp_noise_multiplier with it"),
-        ({"dp_noise_multiplier": 1.0}, "dp_noise_multiplier is 1.0; give dp_clip_norm with it"),
-        ({"dp_delta": 0.1}, "dp_delta is 0.1; give dp_clip_norm with it"),
+        ({"dp_clip_norm": 1.0}, "dp_clip_norm is 1.0; it requires dp_noise_multiplier"),
+        ({"dp_noise_multiplier": 1.0}, "dp_noise_multiplier is 1.0; it requires dp_clip_norm"),
+        ({"dp_delta": 0.1}, "dp_delta is 0.1; it requires dp_clip_norm"),
         (
             {"dp_clip_norm": 0.0, "dp_noise_multiplier": 1.0},
             "dp_clip_norm is 0.0; it must be",
@@ -101,13 +101,13 @@ def test_a_run_without_them_is_recorded_as_before():
             CLIPPED | {"weights": "examples"},
             "weights must be 'uniform'",
         ),
-        ({"dp_noise_bands": 3}, "dp_noise_bands is 3; give dp_clip_norm with it"),
+        ({"dp_noise_bands": 3}, "dp_noise_bands is 3; it requires dp_clip_norm"),
         (
             CLIPPED | {"dp_noise_bands": 3},
             "noise_bands is 3 and sampling 'without_replacement'; .*'cyclic' alone",
         ),
-        ({"secure_bits": 16}, "secure_bits is 16; give secure_clip with it"),
-        ({"secure_neighbours": 4}, "secure_neighbours is 4; give secure_bits with it"),
+        ({"secure_bits": 16}, "secure_bits is 16; it requires secure_clip"),
+        ({"secure_neighbours": 4}, "secure_neighbours is 4; it requires secure_bits"),
         (
             {"secure_bits": 16, "secure_clip": 1.0, "secure_neighbours": 3},
             "secure_neighbours is 3; it must be even",

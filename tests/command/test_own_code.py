@@ -164,12 +164,15 @@ def test_data_that_come_with_their_clients(package, capsys):
         (["--algorithm", "own_pkg.methods:halve_it"], "own_pkg.methods has no halve_it. It has"),
         (["--algorithm", "own_pkg.methods:number"], "which is a int; it must be a function"),
         (["--algorithm", "own_pkg.methods:nothing"], "returns is NoneType, not an Algorithm"),
-        ([*OWN, "--option", "sare=1"], "sare is no option of own_pkg.methods:halved. Did you"),
+        ([*OWN, "--option", "sare=1"], "sare is not an option of own_pkg.methods:halved. Did you"),
         ([*OWN, "--option", "share=much"], "it must be a number"),
         ([*OWN, "--option", "flag=3"], "it must be true or false"),
-        ([*OWN, "--model-option", "depth=3"], "depth is no option of the model own_pkg.models:net"),
+        (
+            [*OWN, "--model-option", "depth=3"],
+            "depth is not an option of the model own_pkg.models:net",
+        ),
         ([*OWN, "--dataset-option", "count=1.5"], "count of the dataset own_pkg.data:load is 1.5"),
-        (["--dataset-option", "count=3"], "count is no option of the dataset digits"),
+        (["--dataset-option", "count=3"], "count is not an option of the dataset digits"),
         ([*OWN, "--partition", "natural"], "num_clients is 4; with natural"),
         (
             ["--dataset", "own_pkg.data:of_clients", "--partition", "iid"],

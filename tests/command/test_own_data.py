@@ -107,7 +107,7 @@ def test_owners_are_of_any_kind_of_data(file, capsys):
         (["--dataset", "npz:line.npz", "--partition", "natural:short"], "shape (9,); it must have"),
         (
             ["--dataset", "npz:line.npz", "--partition", "natural:hospital", "--num-clients", "5"],
-            "num_clients is 5; with natural:hospital the ids say",
+            "num_clients is 5; with natural:hospital the ids determine",
         ),
         (
             [
@@ -118,9 +118,9 @@ def test_owners_are_of_any_kind_of_data(file, capsys):
         ),
         (
             ["--dataset", "npz:line.npz", "--partition", "iid", "--algorithm", "moon"],
-            "algorithm is 'moon', which compares what a classifier says",
+            "algorithm is 'moon', which compares class probabilities",
         ),
-        (["--dataset", "npz:cube.npz", "--partition", "iid"], "foretell numbers [n] or [n, how"),
+        (["--dataset", "npz:cube.npz", "--partition", "iid"], "predict targets [n] or [n, outputs"),
         (
             [
                 *["--dataset", "npz:line.npz", "--partition", "natural:hospital"],

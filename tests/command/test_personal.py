@@ -109,7 +109,7 @@ def test_a_leaf_that_does_not_exist_is_named(capsys, tmp_path):
 @pytest.mark.methods
 def test_a_sweep_says_what_it_does_not_see():
     config = RunConfig.from_dict({**SETTING, "algorithm": "local_only"}).resolve()
-    with pytest.warns(UserWarning, match="a sweep evaluates the server's model alone"):
+    with pytest.warns(UserWarning, match="a sweep evaluates only the global model"):
         run_grid(config, [{"client_lr": 0.1}], [0])
 
 

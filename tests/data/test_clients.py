@@ -249,5 +249,5 @@ def test_test_data_that_cannot_follow():
 
 def test_values_that_are_not_finite_are_reported_by_name():
     broken = {**MINE, "bob": (np.full((1, 3), np.nan), np.zeros(1))}
-    with pytest.warns(UserWarning, match="1 examples of the clients bob hold values"):
+    with pytest.warns(UserWarning, match="1 examples of the clients bob have values"):
         warn_of_nonfinite_data(data.from_clients(broken))

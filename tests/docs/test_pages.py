@@ -98,7 +98,7 @@ def test_an_algorithm():
 def test_a_method_of_ones_own(tmp_path, capsys, monkeypatch):
     """Every command of the page, with few rounds, in an empty folder."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    page = DOCS / "guides" / "your_own_method.md"
+    page = DOCS / "guides/your_own_method.md"
     (tmp_path / "my_data.py").write_text(blocks(page, "python")[0])
     lines = "\n".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
     for line in filter(str.strip, lines):

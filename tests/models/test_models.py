@@ -399,9 +399,13 @@ def test_build_names_what_is_wrong():
         models.build("lenet", 10)
     with pytest.raises(ValueError, match="num_classes is 1; it must be at least 2"):
         models.build("mlp", 1)
-    with pytest.raises(TypeError, match="widths is no option of the model 'mlp'; allowed: hidden"):
+    with pytest.raises(
+        TypeError, match="widths is not an option of the model 'mlp'; allowed: hidden"
+    ):
         models.build("mlp", 10, widths=(3,))
-    with pytest.raises(TypeError, match="norm is no option of the model 'linear'; allowed: none"):
+    with pytest.raises(
+        TypeError, match="norm is not an option of the model 'linear'; allowed: none"
+    ):
         models.build("linear", 10, norm="group")
     with pytest.raises(ValueError, match="hidden is 0; it must be at least 1"):
         models.build("mlp", 10, hidden=(3, 0))

@@ -299,5 +299,7 @@ def test_a_state_that_is_not_the_methods_is_refused():
             simulate_from(algorithm, given)
     with pytest.raises(ValueError, match="params and state are both given"):
         simulate_from(SCAFFOLD, state, first_params())
-    with pytest.raises(TypeError, match="params is None; give the first server model, or a state"):
+    with pytest.raises(
+        TypeError, match="params is None; pass the initial global model, or a state"
+    ):
         simulate_from(SCAFFOLD, None)

@@ -98,7 +98,7 @@ def test_a_sweep_has_the_same_cohorts():
 def test_too_many_clients_end_the_run(monkeypatch):
     for module in ("fedjax_lab.data.poisson", "fedjax_lab.data.cohort"):
         monkeypatch.setattr(f"{module}.poisson_slots", lambda expected, available: 3)
-    with pytest.raises(RuntimeError, match="more clients came to a Poisson cohort than it has"):
+    with pytest.raises(RuntimeError, match="a Poisson cohort has more clients than slots"):
         run("fedavg", client_map="scan")
 
 

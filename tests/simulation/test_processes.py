@@ -44,7 +44,7 @@ def test_two_processes_give_the_same_bits_as_one(said):
 def test_arguments_that_differ_are_told_in_every_process(said):
     one, other = said[1]
     assert one == other
-    assert one["error"].startswith("ValueError: all processes must be given the same, but")
+    assert one["error"].startswith("ValueError: all processes must have the same arguments, but")
     assert (
         "process 1: rounds (process 0 has 6, it has 9); seed (process 0 has 0, it has 7)"
         in (one["error"])
@@ -150,7 +150,7 @@ def test_a_run_goes_on_with_fewer_devices_to_rounding(tmp_path):
     [[one, other]] = answers(2, 1, [job])
     assert one["hash"] == other["hash"]
     assert one["rounds"] == 9
-    assert "whose first rounds ran on 4 devices, and those to come run on 2" in one["warnings"][0]
+    assert "whose first rounds ran on 4 devices, and the next ones run on 2" in one["warnings"][0]
     rows = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
     expected = test_stores.run("scaffold", evaluate=evaluate, rounds=9, client_map="scan").history
     assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in expected], 1e-5)
@@ -225,7 +225,7 @@ def test_ctrl_c_in_one_process_or_in_all_stops_all_after_the_same_chunk(tmp_path
         children[process].send_signal(signal.SIGINT)
     statuses, errors = finish(children)
     assert statuses == [130] * 3, errors
-    assert "the same command goes on" in errors[0]
+    assert "the same command resumes it" in errors[0]
     summary = json.loads((tmp_path / SUMMARY).read_text())
     rows = (tmp_path / METRICS).read_text().splitlines()
     assert summary["stopped"] == "interrupt"

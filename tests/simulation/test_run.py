@@ -238,7 +238,7 @@ def test_of_damaged_checkpoints_the_one_before_is_taken_or_none(tmp_path, damage
     assert whole.history == again.history
     harm("2")
     harm("4")
-    with pytest.raises(ValueError, match=r"checkpoint .*4 .* No other one is whole"):
+    with pytest.raises(ValueError, match=r"checkpoint .*4 .* No other checkpoint is intact"):
         run(run_dir=tmp_path, rounds=4)
     gc.collect()
 
@@ -408,7 +408,7 @@ def test_an_evaluation_that_means_nothing_is_refused():
     counts = models.accuracy_counts(apply)
     with pytest.raises(ValueError, match=r"labels from 0 to 3; the model has 3 logits, for 0 to 2"):
         build_evaluation(counts, data.Examples(x, y))(first_params())
-    with pytest.raises(ValueError, match="test holds values that are not finite"):
+    with pytest.raises(ValueError, match="test has values that are not finite"):
         build_evaluation(counts, data.Examples(x * np.nan, y))
     with pytest.raises(TypeError, match=r"must return \(correct \[B\], losses \[B\]\)"):
         build_evaluation(lambda p, e: apply(p, e.x, None), data.Examples(x, y))(first_params())

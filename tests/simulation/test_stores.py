@@ -196,13 +196,13 @@ def test_rows_that_differ_somewhere_are_refused_on_the_host():
     # The first and the last client are honest, so that their rows are alike.
     seed = next(s for s in range(99) if not {0, CLIENTS - 1} & set(attackers(CLIENTS, 0.2, s)))
     attacked = with_attack(METHODS["scaffold"], "sign_flip", share=0.2, seed=seed)
-    with pytest.raises(ValueError, match=r"the clients of .* start with unlike rows"):
+    with pytest.raises(ValueError, match=r"the clients of .* start with different rows"):
         simulate(attacked, PARAMS, make_clients(), client_store="host", **SETTINGS)
 
 
 def test_what_needs_all_rows_is_refused_on_the_host():
     personal = with_personal(METHODS["fedavg"], lambda path: path == "b")
-    with pytest.raises(ValueError, match=r"the server model of .* depends on the rows of all"):
+    with pytest.raises(ValueError, match=r"the global model of .* depends on the rows of all"):
         simulate(personal, PARAMS, make_clients(), client_store="host", **SETTINGS)
     with pytest.raises(ValueError, match=r"client_store is 'host', .* diagnose needs them"):
         run("scaffold", client_store="host", diagnose=lambda state: {})

@@ -162,7 +162,7 @@ def test_a_sweep_equals_its_runs():
 
 def test_what_does_not_go_together_is_refused():
     for wrong in ({"over_selection": 1.5}, {"deadline": 9.0}):
-        with pytest.raises(ValueError, match=r"fedavg\+buffered waits for no cohort"):
+        with pytest.raises(ValueError, match=r"fedavg\+buffered is asynchronous"):
             run(BUFFERED, times=times(**wrong))
     with pytest.raises(TypeError, match=r"times is Devices; it must be a data\.ClientTimes"):
         run(FEDAVG, times=Devices())

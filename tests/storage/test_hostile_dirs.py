@@ -34,7 +34,7 @@ def test_paths_that_the_storage_library_reads_otherwise_are_refused(tmp_path, na
 
 
 def test_what_is_no_path_of_a_directory_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"'gs://bucket/run', an address; it must be a directory"):
+    with pytest.raises(ValueError, match=r"'gs://bucket/run', a URL; it must be a directory"):
         run(**SHORT, run_dir="gs://bucket/run")
     with pytest.raises(ValueError, match="whose path is no UTF-8 text"):
         run(**SHORT, run_dir=os.fsdecode(bytes(tmp_path) + b"/\xff"))
@@ -55,7 +55,7 @@ def test_one_damaged_letter_in_a_row_is_mended_from_the_checkpoint(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     text = metrics.read_text()
     metrics.write_text(text.replace('"round"', '"roune"'))
-    with pytest.warns(UserWarning, match=r"metrics.jsonl did not hold the 1 rows"):
+    with pytest.warns(UserWarning, match=r"metrics.jsonl lacked some of the 1 rows"):
         assert run(**SHORT, run_dir=tmp_path).history == whole.history
     assert metrics.read_text() == text
 

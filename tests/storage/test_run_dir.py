@@ -310,7 +310,7 @@ def test_rows_that_are_not_the_checkpoints_are_written_again(tmp_path, harm):
     metrics = tmp_path / "metrics.jsonl"
     text = metrics.read_text()
     metrics.write_text(harm(text))
-    with pytest.warns(UserWarning, match=r"metrics.jsonl did not hold the 4 rows"):
+    with pytest.warns(UserWarning, match=r"metrics.jsonl lacked some of the 4 rows"):
         again = run(run_dir=tmp_path, algorithm=FEDAVG)
     assert again.history == whole.history
     assert metrics.read_text() == text
@@ -350,7 +350,7 @@ def test_what_auto_comes_to_does_not_bind_a_directory(tmp_path, monkeypatch):
         if rounds == 2:
             run(rounds=2, **settings)
         else:
-            with pytest.warns(UserWarning, match="ran on 2 devices, and those to come run on 3"):
+            with pytest.warns(UserWarning, match="ran on 2 devices, and the next ones run on 3"):
                 result = run(rounds=4, **settings)
     alone = run(rounds=4, algorithm=FEDAVG)
     np.testing.assert_allclose(result.params["w"], alone.params["w"], atol=1e-5)
@@ -378,7 +378,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path, monkeypatch, code):
 def test_a_finished_run_says_so(tmp_path, capsys):
     run(**SHORT, run_dir=tmp_path)
     run(**SHORT, run_dir=tmp_path, progress=True)
-    assert "fedavg: finished already, nothing run" in capsys.readouterr().err
+    assert "fedavg: already finished, nothing to run" in capsys.readouterr().err
 
 
 def test_vectors_stay_vectors_in_the_history(tmp_path):
@@ -415,7 +415,7 @@ def test_clients_with_broken_data_are_named():
     x[3, 1], x[8, 0] = np.nan, np.inf
     examples = data.Examples(x, np.zeros(2 * N, np.int32))
     clients = data.partition(examples, np.repeat(np.arange(N), 2), N)
-    with pytest.warns(UserWarning, match="2 examples of the clients 1, 4 hold values"):
+    with pytest.warns(UserWarning, match="2 examples of the clients 1, 4 have values"):
         test_run.simulate(
             FEDAVG, first_params(), clients, rounds=1, cohort_size=2, batch_size=2, local_steps=1
         )

@@ -267,7 +267,7 @@ def test_the_runs_of_a_sweep_share_them():
     def other_weights(client_lr):
         return fedavg(client_lr, {"body": frozen["body"] * client_lr})
 
-    with pytest.raises(ValueError, match="build gave two points other frozen weights"):
+    with pytest.raises(ValueError, match="build returned different frozen weights for two points"):
         sweep(other_weights, params, clients, points={"client_lr": [0.1, 0.3]}, **arguments)
 
 
