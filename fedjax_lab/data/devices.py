@@ -25,9 +25,9 @@ class Devices:
 
     1. The schedule asks for K steps, or for E passes over the client's data.
     2. With ``min_local_steps`` the client takes a uniformly drawn number between that and the
-    number of step 1.
+       number of step 1.
     3. With ``time_budget`` a straggler takes only the steps that it finishes in time. A local step
-    takes ``step_time * exp(step_time_spread * z_i)`` seconds, z_i standard normal, the same in
+       takes ``step_time * exp(step_time_spread * z_i)`` seconds, z_i standard normal, the same in
        every round. A client that finishes no step (K_i = 0) does not participate.
     4. With probability ``dropout`` a sampled client fails and does not participate.
 
