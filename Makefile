@@ -193,7 +193,7 @@ wheel-check:
 # The documentation, as HTML in build/docs; a warning is an error. Its examples are run, too.
 docs: $(VENV)/.docs $(VENV)/.test
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/docs
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m example tests/docs tests/experiments
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m example tests/docs tests/experiments tests/recipes
 
 # The wheel and the source archive of a tag, into dist/; HOME_URL is where the repository lives.
 release:

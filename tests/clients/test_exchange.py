@@ -66,6 +66,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.methods
 @pytest.mark.parametrize("cohort_size", [8, 6])
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_a_round_exchanges_its_sum_and_who_was_finite(kind, cohort_size):

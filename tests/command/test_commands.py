@@ -37,6 +37,7 @@ def finished(tmp_path_factory):
     return folder, alone
 
 
+@pytest.mark.methods
 def test_an_exported_model_is_that_of_the_run_bit_for_bit(finished, tmp_path, capsys):
     folder, alone = finished
     file = tmp_path / "model.npz"

@@ -117,6 +117,7 @@ OWN = ["--algorithm", "own_pkg.methods:halved", "--model", "own_pkg.models:net"]
 OWN += ["--dataset", "own_pkg.data:load", "--partition", "iid", "--num-clients", "4"]
 
 
+@pytest.mark.methods
 def test_a_method_a_model_and_data(package, capsys):
     options = ["--option", "share=2", "--model-option", "width=5", "--dataset-option", "count=50"]
     assert run(*OWN, *options, "--run-dir", "runs/own") == 0
@@ -133,6 +134,7 @@ def test_a_method_a_model_and_data(package, capsys):
     assert cli.main(["rerun", "runs/own", "--quiet"]) == 0
 
 
+@pytest.mark.methods
 def test_a_changed_source_is_refused(package, capsys):
     assert run(*OWN, "--run-dir", "runs/own") == 0
     config = json.loads(Path("runs/own/config.json").read_text())

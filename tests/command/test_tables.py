@@ -63,6 +63,7 @@ TABLE = ["--dataset", "csv:users.csv", "--client", "user"]
 OF_NUMBERS = [*TABLE, "--x", "age", "dose", "sex", "--target", "response"]
 
 
+@pytest.mark.methods
 def test_a_regression_with_users_that_training_never_sees(folder, capsys):
     assert run(*OF_NUMBERS, "--run-dir", "runs/one") == 0
     said = capsys.readouterr()

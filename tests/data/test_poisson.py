@@ -69,6 +69,7 @@ def test_a_coin_depends_on_seed_round_and_client_alone():
     assert (present(cohorts(federation(np.full(N, 2)), 200, seed=1)[0]) != few).any()
 
 
+@pytest.mark.methods
 def test_batches_have_padded_slots():
     """They take no part; the others' mini-batches are those of any other cohort."""
     clients = federation(np.full(N, 4))

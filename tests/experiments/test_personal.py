@@ -49,6 +49,7 @@ def accuracies(params_of, clients, tests):
     return np.array(found)
 
 
+@pytest.mark.methods
 @pytest.mark.parametrize("name", [pytest.param("FedAvg", marks=pytest.mark.slow), "Ditto"])
 def test_each_client_is_scored_on_its_own_test_images(name, problem, tmp_path):
     method, point = METHODS[name], {"client_lr": 0.1}

@@ -134,6 +134,7 @@ def test_final_runs_are_those_of_simulate_on_all_training_data(problem, runs):
     assert not (folder / "checkpoints").exists()
 
 
+@pytest.mark.methods
 def test_tuning_scores_held_out_training_images(problem, runs):
     found = tuning_of(runs)  # ``runs`` tunes without a test set
     assert found["tried"].keys() == {json.dumps({"client_lr": lr}) for lr in (0.01, 0.3, BROKEN)}

@@ -125,6 +125,7 @@ def test_a_plan_without_a_compiler_says_how_to_get_one():
     assert here.estimated_bytes > 0
 
 
+@pytest.mark.methods
 def test_each_device_has_its_share_of_the_rows():
     loss_fn, params, clients = problem()
     scaffold = algorithms.scaffold(loss_fn, client_lr=0.1)

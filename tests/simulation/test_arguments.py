@@ -76,6 +76,7 @@ def test_a_client_map_may_be_large():
     assert check_client_map("chunk:2147483647")
 
 
+@pytest.mark.methods
 def test_a_batch_may_be_a_constant_of_a_program():
     key, round_fn = jax.random.key(0), build_round(FEDAVG, "scan")
     batch = data.draw_batch(

@@ -37,6 +37,7 @@ def drawn_labels(rounds, **changes):
 EPOCHS = {"local_steps": None, "local_epochs": 1, "replace": False}
 
 
+@pytest.mark.methods
 @pytest.mark.parametrize(
     ("client_map", "drawing"),
     [

@@ -34,6 +34,7 @@ def said():
     return answers(2, 2, jobs)
 
 
+@pytest.mark.methods
 def test_two_processes_give_the_same_bits_as_one(said):
     one, other = said[0]
     assert one == other

@@ -342,6 +342,7 @@ def test_a_run_of_another_version_goes_on_though_its_program_is_written_otherwis
     assert run(**SHORT, run_dir=tmp_path).history == whole.history
 
 
+@pytest.mark.methods
 def test_what_auto_comes_to_does_not_bind_a_directory(tmp_path, monkeypatch):
     """As a run that two devices began and eight go on with."""
     settings = {"algorithm": FEDAVG, "client_map": "auto", "run_dir": tmp_path}

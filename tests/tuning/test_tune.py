@@ -53,6 +53,7 @@ def found():
     return search({"fedavg": FEDAVG}, {"client_lr": (1e-3, 0.3)}, budget=9)
 
 
+@pytest.mark.methods
 def test_finalists_are_whole_runs_on_the_training_part(found):
     train, held = data.split_examples(make_clients(), 0.2, 0)
     finals = [trial for trial in found.trials if trial.rounds == SETTINGS["rounds"]]

@@ -145,6 +145,7 @@ def size_on_disk(folder):
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
+@pytest.mark.methods
 def test_a_run_neither_copies_nor_counts_nor_keeps_them(tmp_path):
     _, test, frozen, params = toy()
     evaluate = build_evaluation(counts, test, frozen=frozen)

@@ -473,6 +473,7 @@ def digits():
 SETTINGS = {"cohort_size": 5, "local_steps": 1, "batch_size": 8, "client_map": "scan"}
 
 
+@pytest.mark.methods
 def test_rows_have_epsilon(monkeypatch):
     """That of the rounds so far, from the number of clients and the cohort's size."""
     loss, clients, start = digits()
