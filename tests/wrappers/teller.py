@@ -27,7 +27,12 @@ def teller(reduce=None, stateful=False):
 
     def start(params, num_clients, batch):
         row = jnp.zeros(num_clients) if stateful else ()
-        return {"params": params, "got": dict.fromkeys(reduce, tree.zeros_like(params))}, row
+        zeros = {
+            "mean": tree.zeros_like(params),
+            "sum": tree.zeros_like(params),
+            "stack": jax.tree.map(lambda x: jnp.zeros((num_clients, *x.shape)), params),
+        }
+        return {"params": params, "got": {name: zeros[how] for name, how in reduce.items()}}, row
 
     def client_update(received, row, batch):
         said = batch.examples[0, 0]  # [2, D]
