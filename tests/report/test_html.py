@@ -65,7 +65,7 @@ def test_a_page_holds_what_the_markdown_shows(tmp_path):
 
 def test_images_that_cannot_be_put_inside_are_named(tmp_path):
     for source in ("https://example.org/a.png", "//example.org/a.png", "data:image/png;base64,"):
-        with pytest.raises(ValueError, match=f"'{source}' is an address"):
+        with pytest.raises(ValueError, match=f"'{source}' is a URL"):
             html_page(f"![]({source})", tmp_path)
     with pytest.raises(ValueError, match=r"'a\.pdf' is none of \.png"):
         html_page("![](a.pdf)", tmp_path)
