@@ -1,4 +1,4 @@
-"""The environment of the tests has what they need, so that none is skipped for want of a package."""
+"""The environment of the tests has what they need, so that none is skipped for lack of a package."""
 
 import importlib.metadata
 import re
