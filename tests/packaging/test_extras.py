@@ -1,4 +1,4 @@
-"""The environment of the tests has what they need, so that none is skipped for lack of a package."""
+"""The environment of the tests has what they need, so that no package is missing in CI."""
 
 import importlib.metadata
 import re
