@@ -20,6 +20,7 @@ from jax.extend.core import jaxpr_as_fun
 from fedjax_lab.types import PyTree
 
 Seen = list[tuple[int, jax.Array]]  # number of logits, labels
+Range = tuple[Any, Any]  # the least and the largest label
 # Between the check and ``cross_entropy`` lies the user's loss, a function of params, examples and
 # key: it hands no value on, and to mark labels in what it is given would change what it computes.
 _SEEN: contextvars.ContextVar[Seen | None] = contextvars.ContextVar("labels", default=None)
@@ -56,7 +57,6 @@ def check_labels(
     """
     size = min(batch_size, len(places))
     rows = np.resize(places, (-(-len(places) // size), size)).astype(np.int32)
-    given = [not isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(examples)]
     numbers: list[int] = []
 
     def labels_of(batch):
@@ -74,7 +74,54 @@ def check_labels(
         return
     if not numbers or traced.effects:
         return
+    arrays = jax.tree.leaves(examples)
+    found = _ranges_of_inputs(traced.jaxpr, arrays, places)
+    if found is None:
+        try:
+            found = _computed_ranges(_needed(traced), arrays, rows)
+        except jax.errors.UnexpectedTracerError:  # labels of an inner vmap
+            return
+    for number, (lowest, highest) in zip(numbers, found, strict=True):
+        if not 0 <= lowest <= highest < number:
+            raise ValueError(
+                f"examples.y has labels from {lowest} to {highest}; the model has "
+                f"{number} logits, for 0 to {number - 1}."
+            )
+
+
+def _ranges_of_inputs(jaxpr: Any, arrays: list[Any], places: np.ndarray) -> list[Range] | None:
+    """The ranges of labels that are examples as they are, without a program; None of others."""
+    inputs = {id(variable): array for variable, array in zip(jaxpr.invars, arrays, strict=True)}
+    labels = [inputs.get(id(variable)) for variable in jaxpr.outvars]
+    if not all(_is_at_hand(array) for array in labels):
+        return None
+    held = [np.asarray(array)[places] for array in labels]
+    return [(array.min(), array.max()) for array in held]
+
+
+def _is_at_hand(array: Any) -> bool:
+    """Whether NumPy can read it: no shape, no tracer, and no array of several processes."""
+    if isinstance(array, jax.Array):
+        return not isinstance(array, jax.core.Tracer) and array.is_fully_addressable
+    return isinstance(array, np.ndarray)
+
+
+def _needed(traced: Any) -> Any:
+    """A program without the operations that its results do not need."""
+    needed = {id(variable) for variable in traced.jaxpr.outvars}
+    kept = []
+    for operation in reversed(traced.jaxpr.eqns):
+        if any(id(variable) in needed for variable in operation.outvars):
+            kept.append(operation)
+            needed.update(id(variable) for variable in operation.invars)
+    return traced.replace(jaxpr=traced.jaxpr.replace(eqns=kept[::-1]))
+
+
+def _computed_ranges(traced: Any, leaves: list[Any], rows: np.ndarray) -> list[Range]:
+    """The ranges of labels that a program computes from mini-batches of examples."""
     labels_from = jaxpr_as_fun(traced)
+    given = [not isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
+    size = rows.shape[1]
 
     @jax.jit
     def ranges(arrays, rows):
@@ -83,24 +130,16 @@ def check_labels(
         def of_batch(rows):
             batch = [
                 next(known)[rows] if is_given else jnp.zeros((size, *leaf.shape[1:]), leaf.dtype)
-                for leaf, is_given in zip(jax.tree.leaves(examples), given, strict=True)
+                for leaf, is_given in zip(leaves, given, strict=True)
             ]
             return [(labels.min(), labels.max()) for labels in labels_from(*batch)]
 
         return jax.lax.map(of_batch, rows)
 
-    arrays = [leaf for leaf, known in zip(jax.tree.leaves(examples), given, strict=True) if known]
-    try:
-        with jax.ensure_compile_time_eval():
-            found = jax.device_get(ranges(arrays, rows))
-    except jax.errors.UnexpectedTracerError:  # labels of an inner vmap
-        return
-    for number, (lowest, highest) in zip(numbers, found, strict=True):
-        if not 0 <= lowest.min() <= highest.max() < number:
-            raise ValueError(
-                f"examples.y has labels from {lowest.min()} to {highest.max()}; the model has "
-                f"{number} logits, for 0 to {number - 1}."
-            )
+    arrays = [leaf for leaf, known in zip(leaves, given, strict=True) if known]
+    with jax.ensure_compile_time_eval():
+        found = jax.device_get(ranges(arrays, rows))
+    return [(lowest.min(), highest.max()) for lowest, highest in found]
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_lab import algorithms, data, models, simulate, sweep, with_frozen
 from fedjax_lab.models.losses import cross_entropy
+from fedjax_lab.simulation.arguments import check_training_labels
 from fedjax_lab.simulation.evaluate import build_client_evaluation
 
 X = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
@@ -63,6 +64,21 @@ def test_refused_before_the_first_round(monkeypatch, name, wrong):
     message = f"labels from {low} to {high}; the model has 3 logits, for 0 to 2"
     with pytest.raises(ValueError, match=message):
         simulate(METHODS[name], PARAMS, clients(wrong), **RUN)
+
+
+def test_the_check_of_labels_as_they_are_compiles_nothing():
+    compiled = []
+
+    def listen(event, seconds, **_):
+        compiled.append(event == "/jax/core/compile/backend_compile_duration")
+
+    on_device = clients()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        check_training_labels(METHODS["plain"], PARAMS, on_device, batch_size=4)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not any(compiled)
 
 
 def test_a_stream_and_a_sweep_refuse_them(tmp_path):
