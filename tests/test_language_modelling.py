@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_lab import data, models
 from fedjax_lab.command.cli import main
-from fedjax_lab.simulation.evaluate import build_evaluation, with_perplexity
+from fedjax_lab.simulation.evaluate import build_evaluation
 
 LINES = ["the cat sat on the mat", "a dog ran to the red barn", "we all saw her"] * 60
 VOCABULARY = 17  # 15 words, <unk> and <eos>
@@ -35,10 +35,28 @@ def test_the_perplexity_of_equally_probable_words_is_their_number(text):
     train, test = data.load(f"text:{text}", sequence_length=6)
     assert data.num_classes(train) == VOCABULARY
     counts = models.token_counts(lambda params, x, key: jnp.zeros((*x.shape, VOCABULARY)))
-    scores = with_perplexity(build_evaluation(counts, test, 7))(None)
+    scores = build_evaluation(counts, test, 7)(None)
     np.testing.assert_allclose(scores["perplexity"], VOCABULARY, rtol=1e-5)
     # Equal logits: the first word, <unk>, is foretold, and it does not occur.
     assert scores["accuracy"] == 0
+
+
+def test_bytes_and_a_transformer_on_the_command_line(text, tmp_path, capsys):
+    directory = tmp_path / "run"
+    words = ["--dataset", f"text:{text}", "--tokens", "bytes", "--model", "transformer"]
+    words += ["--model-option", "width=16", "--model-option", "depth=1", "--client-lr", "1"]
+    words += ["--model-option", "num_heads=2", "--run-dir", str(directory)]
+    assert main(["run", *SETTINGS, *words, "--rounds", "2", "--eval-every", "2"]) == 0
+    shown = capsys.readouterr()
+    length = len("\n".join(LINES)) + 1
+    train, test = ((part - 1) // 6 for part in (length - length // 10, length // 10))
+    assert f"{train} + {test} examples 6, 256 bytes" in shown.err
+    config = json.loads((directory / "config.json").read_text())
+    assert config["data"]["classes"] == 256
+    assert config["run_config"]["tokens"] == "bytes"
+    row = json.loads((directory / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["perplexity"] == pytest.approx(np.exp(row["test_loss"]), rel=1e-5)
+    assert row["perplexity"] < 250
 
 
 @pytest.mark.slow
@@ -68,6 +86,11 @@ def test_perplexity_falls_from_end_to_end(text, tmp_path, capsys):
         ([], "model is 'mlp'; text:"),
         ([*LSTM, "--partition", "dirichlet:0.1"], "Give iid, contiguous, quantity:A"),
         ([*LSTM, "--flip"], "flip is True and crop 0; they need images"),
+        (
+            ["--tokens", "letters"],
+            "tokens is 'letters'; it must be one of bytes, characters, words",
+        ),
+        ([*LSTM, "--tokens", "bytes", "--vocabulary-size", "9"], "there are 256 bytes: leave"),
         (["--vocabulary-size", "1"], "vocabulary_size is 1; it must be at least 2"),
         ([*LSTM, "--sequence-length", "5000"], "sequence_length is 5000, which takes 5001 words"),
         (["--dataset", "text:missing.txt"], "there is no file or folder missing.txt"),

@@ -34,7 +34,10 @@ _NOT_RECORDED = ("data_dir", "run_dir", "checkpoint_every", "log", "profile_dir"
 _OPTIONS = ("option", "model_option", "dataset_option")
 _NUM_CLIENTS = 20
 # Not recorded where they are as by default: runs from before there were these are the same runs.
-_NEW = (*GUARDS, "sampling", "client", "x", "target", "task", "test_split", "dataset_option")
+_NEW = (
+    *(*GUARDS, "sampling", "client", "x", "target", "task", "test_split"),
+    *("dataset_option", "tokens"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,11 +138,14 @@ class RunConfig:
     data_dir: str | None = None
     """Folder with the data set's files, where it is not found by itself."""
 
+    tokens: str = "words"
+    """What a text is cut into: words, characters or bytes."""
+
     sequence_length: int = 35
-    """Words of an example of text, L."""
+    """Tokens of an example of text, L."""
 
     vocabulary_size: int | None = None
-    """Tell at most this many words of a text apart, the most frequent ones. None: all."""
+    """Tell at most this many tokens of a text apart, the most frequent ones. None: all."""
 
     partition: str = "dirichlet:0.1"
     """How the data are divided among the clients: iid, classes_per_client:2, contiguous, ..., or
@@ -159,8 +165,8 @@ class RunConfig:
     """Shift training images by up to this many pixels at random."""
 
     model: str = "mlp"
-    """Model, such as linear, mlp, cnn (images of 16x16 or more) or lstm (text), or a factory of
-    your own, package.module:name."""
+    """Model, such as linear, mlp, cnn (images of 16x16 or more), lstm or transformer (text), or a
+    factory of your own, package.module:name."""
 
     model_option: tuple[str, ...] = ()
     """An option of the model as name=value, such as hidden=64,32."""

@@ -12,6 +12,7 @@ from fedjax_lab.command.table_data import check_table, is_table
 from fedjax_lab.compressors import as_compressor
 from fedjax_lab.data import PARTITIONS, ClientTimes
 from fedjax_lab.data.sources import SCHEMES, TABLES
+from fedjax_lab.data.text import TOKENS
 from fedjax_lab.data.times import check_devices
 from fedjax_lab.models import COMPUTE_DTYPES
 from fedjax_lab.round import ON_NONFINITE
@@ -74,6 +75,7 @@ def check_config(config: Any) -> None:
         check_clip(config.clip, config.as_published, bool(config.clip_norm or config.weight_decay))
     for name in ("rounds", "batch_size", "eval_every", "sequence_length"):
         check_int(name, getattr(config, name), minimum=1, maximum=MOST_ROUNDS)
+    check_choice("tokens", config.tokens, TOKENS)
     if config.vocabulary_size is not None:
         check_int("vocabulary_size", config.vocabulary_size, minimum=2)
     for name in ("local_steps", "local_epochs", "checkpoint_every"):

@@ -41,7 +41,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
                 "num_clients",
                 "min_client_size",
             ),
-            *("partition_seed", "flip", "crop", "sequence_length", "vocabulary_size"),
+            *("partition_seed", "flip", "crop", "tokens", "sequence_length", "vocabulary_size"),
         ),
     ),
     "local work": (

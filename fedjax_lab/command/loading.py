@@ -11,6 +11,7 @@ from fedjax_lab.command.options import parse_options
 from fedjax_lab.command.own_code import find, is_own
 from fedjax_lab.command.table_data import TableData, is_table, load_table
 from fedjax_lab.data.sources import checked_splits
+from fedjax_lab.data.text import NUM_BYTES
 
 _FORMS = (
     "it must return (train, test): two pairs (x, y), or in place of train a mapping from the id of "
@@ -37,8 +38,10 @@ def load_divided(config: Any) -> TableData:
         data_dir=config.data_dir,
         sequence_length=config.sequence_length,
         vocabulary_size=config.vocabulary_size,
+        tokens=config.tokens,
     )
-    return TableData(found[0], found[1], None, None, None)
+    of_bytes = found[0].y.ndim > 1 and config.tokens == "bytes"
+    return TableData(found[0], found[1], None, None, NUM_BYTES if of_bytes else None)
 
 
 def _load_own(config: Any) -> TableData:

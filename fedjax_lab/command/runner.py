@@ -35,7 +35,6 @@ from fedjax_lab.simulation.evaluate import (
     CountFn,
     build_client_evaluation,
     build_evaluation,
-    with_perplexity,
     with_recomputed_statistics,
 )
 from fedjax_lab.simulation.loggers import Hook, build_loggers
@@ -63,7 +62,7 @@ class Setup(NamedTuple):
       init: key -> an initial global model; ``params`` is the one for ``init_seed``.
       clients: the clients' training data, on the device.
       evaluate: params -> {"accuracy", "test_loss"} on the test set. For text also "perplexity", and
-        the accuracy is that of next words. For a regression {"mean_squared_error", "test_loss"}.
+        the accuracy is that of next tokens. For a regression {"mean_squared_error", "test_loss"}.
       count_fn: the function of ``build_evaluation`` that scores each example.
       evaluate_clients: params -> accuracy, or mean squared error, [N] on each client's own
         training data.
@@ -130,9 +129,7 @@ def build(
         return model.init(key, first_x)
 
     params = init(init_key)
-    if is_text:
-        evaluate = with_perplexity(evaluate)
-    elif prepare and not is_regression and any(jax.tree.leaves(models.running_statistics(params))):
+    if prepare and not is_regression and any(jax.tree.leaves(models.running_statistics(params))):
         shown = np.linspace(0, len(train.y) - 1, min(_STATISTICS_OF, len(train.y)), dtype=int)
         sample = prepare(data.Examples(train.x[shown], train.y[shown]), None).x
         evaluate = with_recomputed_statistics(evaluate, model.apply, sample)
@@ -377,7 +374,7 @@ def _describe(config: RunConfig, setup: Setup, path: Path) -> str:
     verb = "going on with" if (path / CONFIG).exists() else "new run in"
     size = models.count_params(setup.params)
     shape = "x".join(map(str, setup.data["shape"]))
-    kind = "words" if config.model in models.LANGUAGE_MODELS else "classes"
+    kind = config.tokens if config.model in models.LANGUAGE_MODELS else "classes"
     kind = "outputs" if "outputs" in setup.data else kind
     return "\n".join(
         [

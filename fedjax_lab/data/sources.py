@@ -28,7 +28,7 @@ DATASETS = {
     "idx:FOLDER": "a folder with MNIST's four file names, .gz or not",
     "npz:FILE": "a file with the arrays x_train, y_train, x_test, y_test; y floats: a regression",
     "tfds:NAME": "any prepared image-classification set of tensorflow-datasets",
-    "text:PATH": "a UTF-8 file, or a folder with train.txt and test.txt (or valid.txt); by words",
+    "text:PATH": "a UTF-8 file, or a folder with train.txt and test.txt (or valid.txt)",
     "tfds_text:NAME": "any prepared text of tensorflow-datasets, such as lm1b",
 }
 
@@ -46,9 +46,9 @@ class Examples(NamedTuple):
 
     Attributes:
       x: [n, ...] in its storage dtype (uint8 for images); images are [n, H, W, C], sequences of
-        words int32 [n, L].
-      y: int32 [n], class labels counted from 0; of sequences int32 [n, L], the word that follows
-        each word of x; or any numbers [n, ...], the targets of a regression.
+        tokens int32 [n, L].
+      y: int32 [n], class labels counted from 0; of sequences int32 [n, L], the token that follows
+        each token of x; or any numbers [n, ...], the targets of a regression.
     """
 
     x: Any
@@ -62,6 +62,7 @@ def load(
     data_dir: str | Path | None = None,
     sequence_length: int = 35,
     vocabulary_size: int | None = None,
+    tokens: str = "words",
 ) -> tuple[Examples, Examples]:
     """Load a data set as host (NumPy) arrays.
 
@@ -70,9 +71,10 @@ def load(
         followed by a folder, a file or a TFDS name.
       data_dir: for ``fashion_mnist`` the IDX folder or the TFDS directory; for TFDS names
         the TFDS directory (default: TFDS's own).
-      sequence_length: for text, the number of words of an example, L. See ``text.build_corpus``,
+      sequence_length: for text, the number of tokens of an example, L. See ``text.build_corpus``,
         which also describes the vocabulary.
-      vocabulary_size: for text, the largest size of the vocabulary; None: all words.
+      vocabulary_size: for text, the largest size of the vocabulary; None: all tokens.
+      tokens: for text, "words", "characters" or "bytes".
 
     Returns:
       (train, test). ``x`` and the targets of a regression keep their storage dtype, except that
@@ -95,7 +97,13 @@ def load(
             return checked_splits(rest, files.read_npz(Path(rest), name))
         if scheme == "tfds":
             return _load_tfds(rest, data_dir)
-        return _load_text(name, data_dir, sequence_length, vocabulary_size)
+        return _load_text(
+            name,
+            data_dir,
+            sequence_length=sequence_length,
+            vocabulary_size=vocabulary_size,
+            tokens=tokens,
+        )
     if scheme in TABLES:
         raise ValueError(
             f"name is {name!r}; data.from_table({rest!r}, client=..., x=..., y=...) reads a table."
@@ -116,8 +124,8 @@ def load(
 def num_classes(train: Any) -> int:
     """Number of classes: the largest label plus one.
 
-    For sequences it is the size of the vocabulary: the largest word in ``x`` or ``y`` plus one, at
-    least 2 (``<unk>`` and ``<eos>``).
+    For sequences it is the size of the vocabulary: the largest token in ``x`` or ``y`` plus one, at
+    least 2 (``<unk>`` and ``<eos>``). Of bytes, which are 256, some may not occur.
 
     Args:
       train: ``Examples``, or anything with ``y``: integers [n], or with ``x`` and ``y`` [n, L].
@@ -159,14 +167,12 @@ def _load_tfds(name: str, data_dir: str | Path | None) -> tuple[Examples, Exampl
 
 
 def _load_text(
-    name: str, data_dir: str | Path | None, sequence_length: int, vocabulary_size: int | None
+    name: str, data_dir: str | Path | None, **corpus_options: Any
 ) -> tuple[Examples, Examples]:
     scheme, _, rest = name.partition(":")
     lines = text.read_lines(Path(rest)) if scheme == "text" else tfds.read_lines(name, data_dir)
     try:
-        corpus = text.build_corpus(
-            *lines, sequence_length=sequence_length, vocabulary_size=vocabulary_size
-        )
+        corpus = text.build_corpus(*lines, **corpus_options)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     return Examples(*corpus.train), Examples(*corpus.test)

@@ -1,10 +1,15 @@
-"""Text as integers: words, a vocabulary, and sequences for next-word prediction.
+"""Text as integers: tokens, a vocabulary, and sequences for next-token prediction.
 
-Words are separated by white space, and every line ends with the word ``<eos>``. A word's number is
-its place in the vocabulary. 0 is ``<unk>`` and 1 is ``<eos>``. The words of the training text
-follow in the order of their frequency, and of their first occurrence for equal frequencies.
+Tokens are words, characters or bytes:
 
-Axes: n sequences, L words of a sequence, T words of a text, V words of the vocabulary.
+- Words are separated by white space, and every line ends with the word ``<eos>``. A word's number
+  is its place in the vocabulary. 0 is ``<unk>`` and 1 is ``<eos>``. The words of the training text
+  follow in the order of their frequency, and of their first occurrence for equal frequencies.
+- Characters are numbered like words; 1 is the newline, with which every line ends.
+- Bytes are those of the text in UTF-8, with a newline after each line. A byte's number is its
+  value, so the vocabulary is the same for all texts.
+
+Axes: n sequences, L tokens of a sequence, T tokens of a text, V tokens of the vocabulary.
 """
 
 from array import array
@@ -14,9 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.checks import check_int
+from fedjax_lab.checks import check_choice, check_int
 
 UNKNOWN, END = "<unk>", "<eos>"
+TOKENS = ("words", "characters", "bytes")
+NUM_BYTES = 256
 
 # In a folder: the names of WikiText's own archive are taken too.
 _FILES = {
@@ -29,10 +36,10 @@ class Corpus(NamedTuple):
     """A text cut into sequences.
 
     Attributes:
-      train: (inputs, targets), both int32 [n, L]: sequence j has the words jL to jL + L - 1 of the
-        text as inputs, and the words one place further on as targets.
+      train: (inputs, targets), both int32 [n, L]: sequence j has the tokens jL to jL + L - 1 of the
+        text as inputs, and the tokens one place further on as targets.
       test: the same of the held-out text.
-      vocabulary: V words; a word's number is its place.
+      vocabulary: V tokens; a token's number is its place. The byte b is ``chr(b)`` here.
     """
 
     train: tuple[np.ndarray, np.ndarray]
@@ -46,75 +53,93 @@ def build_corpus(
     *,
     sequence_length: int = 35,
     vocabulary_size: int | None = None,
+    tokens: str = "words",
 ) -> Corpus:
-    """Number the words of a text and cut it into sequences.
+    """Number the tokens of a text and cut it into sequences.
 
-    The vocabulary comes from the training sequences; other words of the test text are ``<unk>``.
-    Words at the end of a text that do not fill a sequence are dropped before counting, so that
-    every word of the vocabulary occurs (except possibly ``<unk>`` and ``<eos>``).
+    The vocabulary comes from the training sequences; other words or characters of the test text are
+    ``<unk>``. Tokens at the end of a text that do not fill a sequence are dropped before counting,
+    so that every word of the vocabulary occurs (except possibly ``<unk>`` and ``<eos>``).
 
     Args:
       train: lines.
-      test: lines; None: the last tenth of the words of ``train`` is held out.
+      test: lines; None: the last tenth of the tokens of ``train`` is held out.
       sequence_length: L.
-      vocabulary_size: the most words that the vocabulary may have, ``<unk>`` and ``<eos>``
-        included, at least 2; None: all.
+      vocabulary_size: the most tokens that the vocabulary may have, 0 and 1 included, at least 2;
+        None: all. Bytes take none: they are 256.
+      tokens: "words", "characters" or "bytes".
 
     Raises:
       TypeError: a number is not an integer.
-      ValueError: a number is out of range, or a text has too few words for one sequence.
+      ValueError: a number is out of range, ``tokens`` is unknown, or a text has too few tokens for
+        one sequence.
     """
+    check_choice("tokens", tokens, TOKENS)
     length = check_int("sequence_length", sequence_length, minimum=1)
     if vocabulary_size is not None:
         check_int("vocabulary_size", vocabulary_size, minimum=2)
-    index = {UNKNOWN: 0, END: 1}
-    numbers = {"train": number_words(train, index)}
+        if tokens == "bytes":
+            raise ValueError(
+                f"vocabulary_size is {vocabulary_size} and tokens 'bytes'; there are {NUM_BYTES} "
+                "bytes: leave vocabulary_size out."
+            )
+    index = {UNKNOWN: 0, END if tokens == "words" else "\n": 1}
+    numbers = {"train": number_tokens(train, index, tokens)}
     if test is None:
         whole = numbers["train"]
         held_out = len(whole) // 10
         numbers = {"train": whole[: len(whole) - held_out], "test": whole[len(whole) - held_out :]}
     else:
-        numbers["test"] = number_words(test, index)
+        numbers["test"] = number_tokens(test, index, tokens)
+    end = ord("\n") if tokens == "bytes" else 1
     for part, found in numbers.items():
-        if not (found != index[END]).any():
-            raise ValueError(f"the {part} text is empty: it has no words.")
+        if not (found != end).any():
+            raise ValueError(f"the {part} text is empty: it has no {tokens}.")
         if len(found) <= length:
+            ends = "one <eos>" if tokens == "words" else "a newline"
             raise ValueError(
-                f"sequence_length is {length}, which takes {length + 1} words; the {part} text has "
-                f"{len(found)} (with one {END} per line). Give a longer text or shorter sequences."
+                f"sequence_length is {length}, which takes {length + 1} {tokens}; the {part} text "
+                f"has {len(found)} (with {ends} per line). Give a longer text or shorter sequences."
             )
         numbers[part] = found[: (len(found) - 1) // length * length + 1]
-    kept = most_frequent(numbers["train"], len(index), vocabulary_size)
-    places = np.zeros(len(index), np.int32)
-    places[kept] = np.arange(len(kept))
-    words = list(index)
+    if tokens == "bytes":
+        places, vocabulary = np.arange(NUM_BYTES, dtype=np.int32), map(chr, range(NUM_BYTES))
+    else:
+        kept = most_frequent(numbers["train"], len(index), vocabulary_size)
+        places = np.zeros(len(index), np.int32)
+        places[kept] = np.arange(len(kept))
+        words = list(index)
+        vocabulary = (words[number] for number in kept)
     return Corpus(
         _sequences(places[numbers["train"]], length),
         _sequences(places[numbers["test"]], length),
-        tuple(words[number] for number in kept),
+        tuple(vocabulary),
     )
 
 
-def number_words(lines: Iterable[str], index: dict[str, int]) -> np.ndarray:
-    """Number words in the order in which they first occur.
+def number_tokens(lines: Iterable[str], index: dict[str, int], tokens: str) -> np.ndarray:
+    """Number tokens in the order in which they first occur, bytes by their values.
 
     Args:
-      lines: the text; ``<eos>`` follows each line.
-      index: word -> number, of the words seen before; new words are added to it.
+      lines: the text; ``<eos>`` or a newline follows each line.
+      index: token -> number, of the tokens seen before; new tokens are added to it, but no bytes.
+      tokens: "words", "characters" or "bytes".
 
     Returns:
       int32 [T].
     """
+    if tokens == "bytes":
+        whole = b"".join(line.rstrip("\n").encode() + b"\n" for line in lines)
+        return np.frombuffer(whole, np.uint8).astype(np.int32)
     numbers = array("i")
     for line in lines:
-        for word in line.split():
-            numbers.append(index.setdefault(word, len(index)))
-        numbers.append(index.setdefault(END, len(index)))
+        found = [*line.split(), END] if tokens == "words" else line.rstrip("\n") + "\n"
+        numbers.extend(index.setdefault(token, len(index)) for token in found)
     return np.array(numbers, np.int32)
 
 
 def most_frequent(numbers: np.ndarray, total: int, size: int | None) -> np.ndarray:
-    """Select the vocabulary from the numbers of ``number_words``: int64 [V], V <= ``size``.
+    """Select the vocabulary from the numbers of ``number_tokens``: int64 [V], V <= ``size``.
 
     Args:
       numbers: int32 [T], the training text, in which 0 is ``<unk>`` and 1 is ``<eos>``.

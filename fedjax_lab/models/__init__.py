@@ -49,6 +49,7 @@ from fedjax_lab.models.precision import COMPUTE_DTYPES, mixed_precision
 from fedjax_lab.models.pretrained import load_pretrained, load_safetensors, save_pretrained
 from fedjax_lab.models.resnet import resnet18, resnet20
 from fedjax_lab.models.token_losses import answer_counts, answer_loss
+from fedjax_lab.models.transformer import transformer
 from fedjax_lab.models.vgg import vgg11
 from fedjax_lab.models.vit import vit, vit_base
 from fedjax_lab.models.weight_tables import Stored, decoder_table, torch_table
@@ -106,6 +107,7 @@ __all__ = [
     "squared_error_counts",
     "token_counts",
     "torch_table",
+    "transformer",
     "vgg11",
     "vit",
     "vit_base",
@@ -127,10 +129,11 @@ MODELS: dict[str, Callable[..., Model]] = {
     "vit": vit,
     "vit_base": vit_base,
     "lstm": lstm,
+    "transformer": transformer,
 }
 
-# Those that map sequences of words to logits of the next word; the others are classifiers.
-LANGUAGE_MODELS = ("lstm",)
+# Those that map sequences of tokens to logits of the next token; the others are classifiers.
+LANGUAGE_MODELS = ("lstm", "transformer")
 
 
 def build(name: str, num_classes: int, **options: Any) -> Model:

@@ -106,7 +106,7 @@ def token_counts(apply: Apply) -> Callable[[Params, PyTree], tuple[jax.Array, ja
     There is no dropout.
 
     All sequences are of one length, so the means of both over the examples are means over all
-    words; the perplexity is the exponential function of the loss's.
+    tokens. ``build_evaluation`` adds "perplexity", the exponential function of the loss's mean.
 
     Args:
       apply: as in ``language_model_loss``; called with the key None.
@@ -126,6 +126,7 @@ def token_counts(apply: Apply) -> Callable[[Params, PyTree], tuple[jax.Array, ja
         correct = (jnp.argmax(logits, axis=-1) == examples.y).astype(jnp.float32)
         return correct.mean(axis=1), losses.mean(axis=1)
 
+    counts.perplexity = True  # type: ignore[attr-defined]
     return counts
 
 

@@ -53,8 +53,8 @@ def answer_counts(
 
     There is no dropout.
 
-    The perplexity of a set is exp of its mean loss with ``tokens_per_row`` from
-    ``data.scored_per_row``.
+    With ``tokens_per_row`` from ``data.scored_per_row``, the mean loss of a set is one over its
+    tokens, and ``build_evaluation`` adds its exponential function as "perplexity".
 
     Args:
       apply: as in ``answer_loss``; called with the key None.
@@ -86,6 +86,7 @@ def answer_counts(
             )
 
     counts.check = check  # type: ignore[attr-defined]
+    counts.perplexity = tokens_per_row is not None  # type: ignore[attr-defined]
     return counts
 
 

@@ -40,8 +40,10 @@ def build_evaluation(
       count_fn: (params, examples [B, ...]) -> (correct [B], losses [B]), such as
         ``fedjax_lab.models.accuracy_counts`` returns. Its attribute ``score``, if any, replaces the
         name "accuracy": ``fedjax_lab.models.squared_error_counts`` gives {"mean_squared_error",
-        "test_loss"}. The last batch is padded with other examples. A function that compares
-        examples takes an argument ``mask``, bool [B], True for examples that are not padding.
+        "test_loss"}. If its attribute ``perplexity`` is true, as it is for
+        ``fedjax_lab.models.token_counts``, "perplexity" is exp("test_loss"). The last batch is
+        padded with other examples. A function that compares examples takes an argument ``mask``,
+        bool [B], True for examples that are not padding.
       test: pytree [n, ...], copied to the device once in its storage dtype; or ``FederatedArrays``,
         of which all clients' examples are used together.
       batch_size: examples per step of the evaluation's scan.
@@ -74,7 +76,10 @@ def build_evaluation(
         test, _ = resident
         places = jnp.arange(jax.tree.leaves(test)[0].shape[0])
         scores, losses = _per_example(count_fn, params, resident, places, batch_size, mesh)
-        return {score: scores.mean(), "test_loss": losses.mean()}
+        found = {score: scores.mean(), "test_loss": losses.mean()}
+        if getattr(count_fn, "perplexity", False):
+            found["perplexity"] = jnp.exp(found["test_loss"])
+        return found
 
     return _checked_first(_on_all_devices(run, (test, frozen)), count_fn, test, frozen, batch_size)
 
@@ -101,24 +106,6 @@ def _check_counts(counts: Any) -> None:
             f"count_fn returned {type(counts).__name__}; it must return (correct [B], losses [B]), "
             "such as models.accuracy_counts(model.apply) does."
         )
-
-
-def with_perplexity(
-    evaluate: Callable[[Params], dict[str, jax.Array]],
-) -> Callable[[Params], dict[str, jax.Array]]:
-    """Add "perplexity" to ``evaluate``: exp("test_loss") of a mean cross-entropy per word.
-
-    For a model that predicts all words with equal probability it is the size of the vocabulary.
-
-    Args:
-      evaluate: params -> scalars with "test_loss".
-    """
-
-    def evaluate_text(params):
-        scores = evaluate(params)
-        return {**scores, "perplexity": jnp.exp(scores["test_loss"])}
-
-    return evaluate_text
 
 
 def with_recomputed_statistics(

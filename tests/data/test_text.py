@@ -29,6 +29,28 @@ def test_the_vocabulary_is_ordered_by_frequency_then_first_occurrence():
     assert decode(corpus.test[1], corpus.vocabulary) == [["<unk>", "b", "<eos>", "d"]]
 
 
+def test_characters_are_numbered_like_words_and_lines_end_with_a_newline():
+    # b, space, a, newline; a, b, newline
+    corpus = build_corpus(["b a\n", "ab"], ["ax"], sequence_length=2, tokens="characters")
+    assert corpus.vocabulary == ("<unk>", "\n", "b", "a", " ")
+    np.testing.assert_array_equal(corpus.train[0], [[2, 4], [3, 1], [3, 2]])
+    np.testing.assert_array_equal(corpus.train[1], [[4, 3], [1, 3], [2, 1]])
+    np.testing.assert_array_equal(corpus.test[1], [[0, 1]])
+
+
+def test_bytes_have_their_own_numbers(tmp_path):
+    lines = ["näh\n", "\n", "ö"]
+    corpus = build_corpus(lines, ["zz"], sequence_length=2, tokens="bytes")
+    expected = np.frombuffer("näh\n\nö\n".encode(), np.uint8)
+    assert len(expected) == 9
+    np.testing.assert_array_equal(corpus.train[0].ravel(), expected[:8])
+    np.testing.assert_array_equal(corpus.train[1].ravel(), expected[1:])
+    assert len(corpus.vocabulary) == 256
+    assert "".join(corpus.vocabulary[b] for b in corpus.train[0].ravel()) == "nÃ¤h\n\nÃ¶"
+    with pytest.raises(ValueError, match="vocabulary_size is 9 and tokens 'bytes'"):
+        build_corpus(lines, None, vocabulary_size=9, tokens="bytes")
+
+
 def test_rare_words_become_unknown():
     corpus = build_corpus(TRAIN, TEST, sequence_length=4, vocabulary_size=4)
     assert corpus.vocabulary == ("<unk>", "<eos>", "b", "a")

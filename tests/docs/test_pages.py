@@ -95,6 +95,20 @@ def test_an_algorithm():
 
 
 @pytest.mark.example
+def test_language_models(tmp_path, capsys):
+    """The Python of the page, and its commands with a small text, small models and few rounds."""
+    page = execute("guides/language_models.md")
+    row = page["result"].history[-1]
+    assert row["perplexity"] == pytest.approx(np.exp(row["test_loss"]), rel=1e-5)
+    assert page["tokens"].shape == (1, 20)
+    Path("book.txt").write_text("\n".join(page["speakers"].values()))
+    small = ["--rounds", "2", "--client-map", "scan", "--sequence-length", "8"]
+    for *words, last in commands(DOCS / "guides/language_models.md"):
+        assert cli.main([*words, last, *(small if words[0] == "run" else [])]) == 0
+    assert "perplexity" in (tmp_path / "runs/report/report.md").read_text()
+
+
+@pytest.mark.example
 def test_a_method_of_ones_own(tmp_path, capsys, monkeypatch):
     """Every command of the page, with few rounds, in an empty folder."""
     monkeypatch.setattr(sys, "path", list(sys.path))
