@@ -3,17 +3,18 @@
 Nearly all of the tests' time goes into compiling small programs. So they are compiled without
 LLVM's optimisations and without XLA's own code generator for fused loops, which takes four times
 as long, and without the lines of code that each operation comes from; and a program that another
-test or worker has compiled is read from a cache that lives as long as the test run.
-FEDJAX_LAB_TEST_OPTIMIZED=1 compiles as users do.
+test, another worker or an earlier run has compiled is read from a cache (``tests.kept_programs``).
+FEDJAX_LAB_TEST_OPTIMIZED=1 compiles as users do, FEDJAX_LAB_TEST_PROGRAMS=off keeps no programs.
 """
 
 import gc
 import itertools
 import os
-import tempfile
 
 import jax
 import pytest
+
+from tests.kept_programs import KeptPrograms, common_folder, use_programs
 
 os.environ.setdefault("MPLBACKEND", "agg")
 FAST_TO_COMPILE = [
@@ -26,10 +27,9 @@ if jax.__version_info__ < (0, 11):  # no flag since then, and an unknown one end
 if "FEDJAX_LAB_TEST_OPTIMIZED" not in os.environ:
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FAST_TO_COMPILE]).strip()
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    _CACHE = tempfile.TemporaryDirectory(prefix="fedjax-lab-tests-", ignore_cleanup_errors=True)
-    os.environ["FEDJAX_LAB_TEST_CACHE"] = _CACHE.name  # workers inherit it
-jax.config.update("jax_compilation_cache_dir", os.environ["FEDJAX_LAB_TEST_CACHE"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    _KEPT = KeptPrograms(common_folder())
+    os.environ["FEDJAX_LAB_TEST_CACHE"] = str(_KEPT.folder)  # workers inherit it
+use_programs(os.environ["FEDJAX_LAB_TEST_CACHE"])
 jax.config.update("jax_traceback_in_locations_limit", 0)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -55,6 +55,11 @@ def _forget_programs():
     yield
     if next(_MODULES) % 6 == 0:
         jax.clear_caches()
+
+
+def pytest_unconfigure():
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        _KEPT.close()
 
 
 def pytest_collection_finish():

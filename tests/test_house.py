@@ -179,10 +179,6 @@ def many_arguments(text, limit):
                 yield node.name
 
 
-# Private functions that may take more arguments for now.
-MANY = {("fedjax_lab.round", "_run_clients")}
-
-
 def test_private_functions_take_few_arguments():
     """More of them belong together in a value with a name of the field."""
     found = {
@@ -190,7 +186,7 @@ def test_private_functions_take_few_arguments():
         for name, path in modules(ROOT).items()
         for function in many_arguments(path.read_text(encoding="utf-8"), 7)
     }
-    assert found - MANY == set()
+    assert found == set()
 
 
 def test_arguments_are_counted():

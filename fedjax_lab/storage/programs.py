@@ -111,10 +111,10 @@ def _chosen() -> str | None:
 
 def _default() -> Path:
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches) / "fedjax_lab" / "programs" / _processor()
+    return Path(caches) / "fedjax_lab" / "programs" / processor()
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the kind of processor, which JAX's own cache keys do not fully include.
 
     Without it, computers that share a home directory would run programs for another processor.

@@ -19,10 +19,11 @@ import warnings
 import jax
 import numpy as np
 
+from tests.kept_programs import use_programs
+
 
 def start(processes, process, port, devices):
-    jax.config.update("jax_compilation_cache_dir", os.environ["FEDJAX_LAB_TEST_CACHE"])
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    use_programs(os.environ["FEDJAX_LAB_TEST_CACHE"])
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_numpy_rank_promotion", "raise")
