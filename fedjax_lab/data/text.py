@@ -109,7 +109,7 @@ def build_corpus(
         places = np.zeros(len(index), np.int32)
         places[kept] = np.arange(len(kept))
         words = list(index)
-        vocabulary = (words[number] for number in kept)
+        vocabulary = map(words.__getitem__, kept)
     return Corpus(
         _sequences(places[numbers["train"]], length),
         _sequences(places[numbers["test"]], length),
