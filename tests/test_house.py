@@ -189,6 +189,23 @@ def test_private_functions_take_few_arguments():
     assert found == set()
 
 
+def context_variables(text):
+    """How many values a file hands on beside arguments and results."""
+    made = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    names = [f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in made]
+    return sum(name in ("ContextVar", "make_user_context") for name in names)
+
+
+def test_two_values_are_handed_on_by_context():
+    """The layout of a model that devices divide, and the convolutions of the target."""
+    found = {name: context_variables(path.read_text()) for name, path in modules(ROOT).items()}
+    assert {name.split(".")[-1] for name, number in found.items() if number} == {
+        "model_axis",
+        "convolution",
+    }
+    assert sum(found.values()) == 2
+
+
 def test_arguments_are_counted():
     text = "class A:\n    def _f(self, a, /, b, *c, d=1, **e): ...\n\ndef g(a, b): ...\n"
     assert list(many_arguments(text, 4)) == ["_f"]

@@ -49,8 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in argv
     try:
         command = parse(argv)
-        if type(command) in _ACTIONS:
-            return _ACTIONS[type(command)](command)
+        for kind, action in _ACTIONS.items():
+            if isinstance(command, kind):
+                return action(command)
         print(command.text())
         return 0
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ import tyro
 from fedjax_lab.command import catalogue, listings
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import NATURAL
-from fedjax_lab.command.flags import PlanSettings, Settings, with_defaults
+from fedjax_lab.command.flags import with_settings
 from fedjax_lab.data import PARTITIONS
 
 PROG = "fedjax-lab"
@@ -30,7 +30,7 @@ class RunCommand:
       fedjax-lab run --dataset csv:users.csv --client user_id --target response --model linear
     """
 
-    settings: Settings
+    settings: RunConfig
 
     seeds: tuple[int, ...] = ()
     """Run once for each, one after the other, in place of seed. With run_dir: in RUN_DIR/seedN."""
@@ -71,7 +71,7 @@ class PlanCommand:
     If the machine's compiler is installed, it gives the figures; this needs no accelerator.
     """
 
-    settings: PlanSettings
+    settings: RunConfig
 
     target: str = "here"
     """here, a chip (v4, v5e, v5p, v6e, a100, h100, h200), several of them (v5e:2x2, v4:2x2x1,
@@ -91,7 +91,7 @@ class SweepCommand:
     All runs share one partition, that of partition_seed (or seed). Only the table is kept.
     """
 
-    settings: Settings
+    settings: RunConfig
 
     point: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Values of a hyper-parameter as name=value,value: client_lr, server_lr, clip_norm,
@@ -123,7 +123,7 @@ class TuneCommand:
     All methods spend the same number of gradients; the test set is not read.
     """
 
-    settings: Settings
+    settings: RunConfig
 
     methods: tuple[str, ...] = ()
     """The methods. None: algorithm."""
@@ -320,13 +320,16 @@ def parse(argv: list[str]) -> Any:
     tyro._experimental_options["ansi_codes"] = not plain
     first = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="?")
-    with_settings = bool(argv) and argv[0] in _WITH_SETTINGS
-    file = first.parse_known_args(argv)[0].config if with_settings else None
-    settings = RunConfig() if file is None else RunConfig.from_file(file)
-    with_defaults(settings)
+    has_settings = bool(argv) and argv[0] in _WITH_SETTINGS
+    file = first.parse_known_args(argv)[0].config if has_settings else None
+    defaults = RunConfig() if file is None else RunConfig.from_file(file)
+    kinds = {
+        name: with_settings(kind, defaults, **_RENAMED.get(name, {}))
+        for name, kind in _WITH_SETTINGS.items()
+    }
     commands: list[Any] = [
         Annotated[kind, tyro.conf.subcommand(name)]
-        for name, kind in {**_WITH_SETTINGS, **_WITHOUT_SETTINGS}.items()
+        for name, kind in {**kinds, **_WITHOUT_SETTINGS}.items()
     ]
     union: Any = functools.reduce(operator.or_, commands)
     return tyro.cli(
@@ -345,6 +348,8 @@ _WITH_SETTINGS: dict[str, Any] = {
     "sweep": SweepCommand,
     "tune": TuneCommand,
 }
+# Settings whose flags are not called as they are: the --target of `plan` is a machine.
+_RENAMED = {"plan": {"target": "target-column"}}
 _WITHOUT_SETTINGS: dict[str, type] = {
     "report": ReportCommand,
     "export": ExportCommand,

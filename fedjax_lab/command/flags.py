@@ -1,14 +1,12 @@
 """The settings of a run as flags, in groups: what ``--help`` shows under which head."""
 
 import ast
-import contextvars
 import dataclasses
 import functools
 import inspect
 import textwrap
 import typing
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import tyro
@@ -79,25 +77,27 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
 # As they were called before version 0.4.0.
 _ALIASES = {"dp_clip_norm": ("--dp-clip",), "dp_noise_multiplier": ("--dp-noise",)}
 _REPEATABLE = ("option", "model_option", "dataset_option", "log")  # given several times
-_DEFAULTS: contextvars.ContextVar[RunConfig] = contextvars.ContextVar("settings")
 
 
-def with_defaults(settings: RunConfig) -> contextvars.Token[RunConfig]:
-    """Set what flags mean that are not given.
-
-    Args:
-      settings: such as those of a file.
-    """
-    return _DEFAULTS.set(settings)
-
-
-def _from_groups(names: Mapping[str, str] = MappingProxyType({})) -> Callable[..., RunConfig]:
-    """The function from groups of settings to a ``RunConfig``, whose arguments become flags.
+def with_settings(command: type, defaults: RunConfig, **names: str) -> type:
+    """A command whose field ``settings`` is parsed from a flag for each setting.
 
     Args:
-      names: setting -> its flag, where the flag is not called as the setting is.
+      command: a dataclass with the field ``settings``.
+      defaults: what flags mean that are not given, such as the settings of a file.
+      **names: setting -> its flag, where the flag is not called as the setting is.
     """
-    defaults = _DEFAULTS.get(RunConfig())
+    factory = functools.partial(_from_groups, defaults, names)
+    parsed: Any = Annotated[RunConfig, tyro.conf.arg(name="", constructor_factory=factory)]
+    made = dataclasses.make_dataclass(
+        command.__name__, [("settings", parsed)], bases=(command,), frozen=True
+    )
+    made.__doc__ = command.__doc__
+    return made
+
+
+def _from_groups(defaults: RunConfig, names: Mapping[str, str]) -> Callable[..., RunConfig]:
+    """The function from groups of settings to a ``RunConfig``, whose arguments become flags."""
 
     def settings(**groups: Any) -> RunConfig:
         values: dict[str, Any] = {}
@@ -156,15 +156,3 @@ def descriptions() -> dict[str, str]:
             assert isinstance(field.target, ast.Name)
             texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())
     return texts
-
-
-# Settings as an argument of a command.
-Settings = Annotated[RunConfig, tyro.conf.arg(name="", constructor_factory=_from_groups)]
-# The same for `plan`, whose --target is a machine.
-PlanSettings = Annotated[
-    RunConfig,
-    tyro.conf.arg(
-        name="",
-        constructor_factory=functools.partial(_from_groups, {"target": "target-column"}),
-    ),
-]

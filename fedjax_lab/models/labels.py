@@ -7,35 +7,29 @@ its labels are those that ``cross_entropy`` is called with.
 Axes: n examples, B examples of a mini-batch.
 """
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import jaxpr_as_fun
 
 from fedjax_lab.types import PyTree
 
-Seen = list[tuple[int, jax.Array]]  # number of logits, labels
 Range = tuple[Any, Any]  # the least and the largest label
-# Between the check and ``cross_entropy`` lies the user's loss, a function of params, examples and
-# key: it hands no value on, and to mark labels in what it is given would change what it computes.
-_SEEN: contextvars.ContextVar[Seen | None] = contextvars.ContextVar("labels", default=None)
+_MARK = "labels, of so many logits: "
 
 
-def note_labels(number: int, labels: jax.Array) -> None:
-    """Note which labels a loss compares with logits.
+def mark_labels(number: int, labels: jax.Array) -> jax.Array:
+    """Mark the labels that a loss compares with logits; the compiled program stays the same.
 
     Args:
       number: of logits.
       labels: integers of any shape.
     """
-    seen = _SEEN.get()
-    if seen is not None:
-        seen.append((number, labels))
+    return checkpoint_name(labels, f"{_MARK}{number}")
 
 
 def check_labels(
@@ -43,8 +37,8 @@ def check_labels(
 ) -> None:
     """Check that each label that ``run`` compares with logits has a logit.
 
-    ``run`` is traced with one mini-batch; of what it computes, its labels alone are. Nothing is
-    checked where they do not come out of its trace, such as from a function that is jitted inside.
+    ``run`` is traced with one mini-batch; of what it computes, its labels alone are. Labels that
+    are marked inside another program, such as a function that is jitted inside, are not checked.
 
     Args:
       run: examples [B, ...] -> anything; a loss, or a function that counts.
@@ -57,31 +51,26 @@ def check_labels(
     """
     size = min(batch_size, len(places))
     rows = np.resize(places, (-(-len(places) // size), size)).astype(np.int32)
-    numbers: list[int] = []
-
-    def labels_of(batch):
-        with _watched() as seen:
-            run(batch)
-        numbers.extend(number for number, _ in seen)
-        return [labels for _, labels in seen]
 
     def one(leaf):
         return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
 
-    try:
-        traced = jax.make_jaxpr(labels_of)(jax.tree.map(one, examples))
-    except jax.errors.UnexpectedTracerError:
+    traced = jax.make_jaxpr(run)(jax.tree.map(one, examples))
+    marks = [
+        operation
+        for operation in traced.jaxpr.eqns
+        if operation.primitive.name == "name" and operation.params["name"].startswith(_MARK)
+    ]
+    if not marks or traced.effects:
         return
-    if not numbers or traced.effects:
-        return
+    labels = [mark.invars[0] for mark in marks]
+    traced = traced.replace(jaxpr=traced.jaxpr.replace(outvars=labels))
     arrays = jax.tree.leaves(examples)
     found = _ranges_of_inputs(traced.jaxpr, arrays, places)
     if found is None:
-        try:
-            found = _computed_ranges(_needed(traced), arrays, rows)
-        except jax.errors.UnexpectedTracerError:  # labels of an inner vmap
-            return
-    for number, (lowest, highest) in zip(numbers, found, strict=True):
+        found = _computed_ranges(_needed(traced), arrays, rows)
+    for mark, (lowest, highest) in zip(marks, found, strict=True):
+        number = int(mark.params["name"].removeprefix(_MARK))
         if not 0 <= lowest <= highest < number:
             raise ValueError(
                 f"examples.y has labels from {lowest} to {highest}; the model has "
@@ -140,13 +129,3 @@ def _computed_ranges(traced: Any, leaves: list[Any], rows: np.ndarray) -> list[R
     with jax.ensure_compile_time_eval():
         found = jax.device_get(ranges(arrays, rows))
     return [(lowest.min(), highest.max()) for lowest, highest in found]
-
-
-@contextlib.contextmanager
-def _watched() -> Iterator[Seen]:
-    seen: Seen = []
-    token = _SEEN.set(seen)
-    try:
-        yield seen
-    finally:
-        _SEEN.reset(token)

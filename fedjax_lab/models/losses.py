@@ -14,7 +14,7 @@ import optax
 
 from fedjax_lab.machine.keys import compact, plain
 from fedjax_lab.models.base import Apply, Model
-from fedjax_lab.models.labels import note_labels
+from fedjax_lab.models.labels import mark_labels
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
 # (examples, key) -> examples of the same length; key None: evaluation, so no augmentation
@@ -264,7 +264,7 @@ def _word_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
 def _losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Cross-entropy [...] of logits [..., C]; NaN of a label that has no logit."""
     number = logits.shape[-1]
-    note_labels(number, labels)
+    labels = mark_labels(number, labels)
     if jnp.issubdtype(labels.dtype, jnp.signedinteger):  # -1 would be the last class
         labels = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
         labels = jnp.where(labels < 0, number, labels)

@@ -50,6 +50,11 @@ METHODS = {
         fedavg, lambda p, e, key, frozen: loss_fn({"w": p["w"] + frozen}, e, key), jnp.ones((4, 3))
     ),
     "shifted": fedavg(SHIFTED),
+    "each": fedavg(
+        lambda params, examples, key: jax.vmap(
+            lambda x, y: loss_fn(params, data.Examples(x[None], y[None]), key)[0]
+        )(examples.x, examples.y)
+    ),
     "moon": algorithms.moon(MODEL, client_lr=0.1),
 }
 
@@ -104,8 +109,7 @@ def test_what_nobody_holds_is_not_looked_at():
 @pytest.mark.parametrize("wrong", [-1, 3])
 def test_an_unknown_loss_that_is_nan_is_said(wrong):
     def hidden(params, examples, key):  # its labels cannot leave the inner function
-        one = jax.vmap(lambda x, y: loss_fn(params, data.Examples(x[None], y[None]), key)[0])
-        return one(examples.x, examples.y)
+        return jax.jit(loss_fn)(params, examples, key)
 
     everybody = {**RUN, "cohort_size": 4, "local_steps": 2}
     with pytest.warns(UserWarning, match="in round 0 of fedavg the loss is nan, although"):
