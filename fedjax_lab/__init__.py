@@ -23,6 +23,7 @@ from fedjax_lab.wrappers import (
     with_dp,
     with_frozen,
     with_personal,
+    with_ranks,
     with_robust_aggregation,
     with_secure_aggregation,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "with_dp",
     "with_frozen",
     "with_personal",
+    "with_ranks",
     "with_robust_aggregation",
     "with_secure_aggregation",
 ]

@@ -42,7 +42,7 @@ from fedjax_lab.types import (
     PyTree,
 )
 
-_MANY = 2**20  # clients, where only shapes count and no shape depends on their number
+MANY_CLIENTS = 2**20  # clients, where only shapes count and no shape depends on their number
 
 # What becomes of a client whose message or row is not finite.
 ON_NONFINITE = ("exclude", "keep")
@@ -138,6 +138,8 @@ class Algorithm:
       personal: the model of each client; None: that of the server.
       communicates: ``Cohort`` -> bool scalar, whether anything travels in its round; the metric
         ``communicated`` says so. None: it always does.
+      message_parts: (n, ``Cohort`` -> int32 [S]), how many n-th parts of ``uplink`` and
+        ``downlink`` each client sends and receives; None: all of them.
     """
 
     name: str
@@ -152,6 +154,7 @@ class Algorithm:
     spent: Callable[[int, int, int, str], Mapping[str, float]] | None = None
     personal: types.Personal | None = None
     communicates: Callable[[Cohort], jax.Array] | None = None
+    message_parts: tuple[int, Callable[[Cohort], jax.Array]] | None = None
 
     def init(self, params: Params, num_clients: int, batch: CohortBatch | None = None) -> FedState:
         """The state before round 0.
@@ -195,7 +198,7 @@ class Algorithm:
         Args:
           params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
         """
-        server, _ = jax.eval_shape(lambda params: self.start(params, _MANY, None), params)
+        server, _ = jax.eval_shape(lambda params: self.start(params, MANY_CLIENTS, None), params)
         round = jax.ShapeDtypeStruct((), jnp.int32)
         counted = [phase for phase in self.phases if not phase.once]
         received = [jax.eval_shape(phase.broadcast, server, round) for phase in counted]
@@ -307,6 +310,11 @@ def build_round(
         if algorithm.communicates is not None:
             metrics["communicated"] = algorithm.communicates(cohort).astype(participants.dtype)
         senders = participants * metrics.get("communicated", 1)
+        if algorithm.message_parts is not None:
+            whole, parts_of = algorithm.message_parts
+            parts = jnp.where(cohort.participates, parts_of(cohort), 0).sum()
+            metrics["message_parts"] = parts.astype(participants.dtype)
+            senders = metrics["message_parts"] * metrics.get("communicated", 1) / whole
         if exclude:
             left_out = expected & ~cohort.participates
             nobody = left_out.any() & (participants == 0)

@@ -218,6 +218,7 @@ class Tally:
         counts_nonfinite: bool = True,
     ):
         self._bytes_up, self._bytes_down = algorithm.uplink(params), algorithm.downlink(params)
+        self._parts = 1 if algorithm.message_parts is None else algorithm.message_parts[0]
         self._gradients_per_step = algorithm.gradients_per_step
         self._totals: dict[str, float] = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
         if counts_nonfinite:
@@ -249,9 +250,10 @@ class Tally:
         _check_overflow(metrics.pop("overflow", False))
         participants = metrics.pop("participants")
         steps = metrics.pop("local_steps")
-        senders = round((participants * metrics.get("communicated", 1)).sum())
-        self._totals["bytes_up"] += senders * self._bytes_up
-        self._totals["bytes_down"] += senders * self._bytes_down
+        parts = metrics.pop("message_parts", participants)  # of messages, which are integers
+        sent = round((parts * metrics.get("communicated", 1)).sum())
+        self._totals["bytes_up"] += sent * self._bytes_up // self._parts
+        self._totals["bytes_down"] += sent * self._bytes_down // self._parts
         self._totals["gradients"] += round((participants * steps).sum()) * self._gradients_per_step
         for name in ("bytes_up", "bytes_down"):
             metrics.pop(name)

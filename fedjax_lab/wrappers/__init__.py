@@ -7,6 +7,7 @@ from fedjax_lab.wrappers.compression import with_compression
 from fedjax_lab.wrappers.frozen import with_frozen
 from fedjax_lab.wrappers.personal import client_params, personal_first, with_personal
 from fedjax_lab.wrappers.privacy import with_dp
+from fedjax_lab.wrappers.ranks import with_ranks
 from fedjax_lab.wrappers.robust import with_robust_aggregation
 from fedjax_lab.wrappers.secure import with_secure_aggregation
 
@@ -20,6 +21,7 @@ __all__ = [
     "with_dp",
     "with_frozen",
     "with_personal",
+    "with_ranks",
     "with_robust_aggregation",
     "with_secure_aggregation",
 ]

@@ -159,6 +159,7 @@ def with_compression(
             "downlink": None if down is None else str(down),
             "scope": scope,
         },
+        whole_messages=True,
     )
 
 

@@ -149,6 +149,7 @@ class Frame:
         otherwise: Callable[[Phase], Phase] = lambda phase: phase,
         state: State = STATELESS,
         hyperparameters: Mapping[str, Any] | None = None,
+        whole_messages: bool = False,
     ) -> Algorithm:
         """The wrapped method.
 
@@ -160,6 +161,8 @@ class Frame:
           otherwise: what becomes of the others.
           state: what the wrapper keeps.
           hyperparameters: those of the wrapper.
+          whole_messages: whether its messages are as long for every client, whatever part of one
+            the method would send.
         """
         algorithm = self.algorithm
 
@@ -184,6 +187,7 @@ class Frame:
             personal=algorithm.personal and algorithm.personal.inside(state.inside),
             hyperparameters={**algorithm.hyperparameters, **(hyperparameters or {})},
             wrappers=(*algorithm.wrappers, self.wrapper),
+            message_parts=None if whole_messages else algorithm.message_parts,
         )
 
     def only_phase(self, why: str = "") -> Phase:

@@ -24,7 +24,13 @@ _NAMES = {
     "robust": "with_robust_aggregation",
     "secure": "with_secure_aggregation",
     "buffered": "with_buffered_aggregation",
+    "padded_ranks": "with_ranks",
 }
+_RANKS = ("ranks", "padded_ranks")
+_PADDED_IN_SECRET = (
+    "what the server pads depends on who took part, and no noise hides that: "
+    "with_ranks(..., padded='changes')"
+)
 _ANY = "any other"
 # (inner, outer) -> why not; what is said of two wrappers goes before what is said of all others.
 _WHY = {
@@ -33,6 +39,19 @@ _WHY = {
         for name, one in (("dp", "the sum that noise is meant for"), ("secure", "a mask"))
         for pair in ((name, "buffered"), ("buffered", name))
     },
+    **{
+        pair: why
+        for ranks in _RANKS
+        for pair, why in {
+            ("personal", ranks): "ranks are those of adapters that all clients share",
+            ("buffered", ranks): _SEVERAL_ROUNDS.format(one="what clients do not hold"),
+            (ranks, "buffered"): _SEVERAL_ROUNDS.format(one="what clients do not hold"),
+            ("secure", ranks): "a mask that is truncated cancels nothing: truncate first",
+            **{(inner, ranks): "clients have a rank already" for inner in _RANKS},
+        }.items()
+    },
+    ("dp", "padded_ranks"): _PADDED_IN_SECRET,
+    ("padded_ranks", "dp"): _PADDED_IN_SECRET,
     ("personal", "personal"): "give one is_personal that holds for all leaves that are to stay",
     ("personal", "buffered"): "what clients keep from round to round has no order in flight",
     ("buffered", "compression"): (

@@ -108,6 +108,7 @@ def with_secure_aggregation(
             "secure_clip": float(clip),
             **({} if neighbours is None else {"secure_neighbours": neighbours}),
         },
+        whole_messages=True,
     )
 
 

@@ -2,6 +2,8 @@
 
 import functools
 import json
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from fedjax_lab import (
     with_compression,
     with_dp,
     with_frozen,
+    with_ranks,
 )
 from fedjax_lab.simulation.evaluate import build_evaluation
 from tests.models.test_decoder import CONFIGS
@@ -63,10 +66,10 @@ class Linear:
         return tuple(np.mean(sides, axis=0) for sides in zip(*ends, strict=True)), ends
 
 
-def run_round(loss, trained, frozen):
-    algorithm = with_frozen(functools.partial(algorithms.fedavg, client_lr=LR), loss, frozen)
+def run_round(loss, trained, frozen, wrap=lambda a: a, client_map="vmap"):
+    algorithm = wrap(with_frozen(functools.partial(algorithms.fedavg, client_lr=LR), loss, frozen))
     state = algorithm.init(trained, S)
-    state, metrics = jax.jit(build_round(algorithm, "vmap"))(state, Linear.batch())
+    state, metrics = jax.jit(build_round(algorithm, client_map))(state, Linear.batch())
     return algorithm.params(state), metrics
 
 
@@ -100,31 +103,118 @@ def test_ffa_lora_is_the_twins_and_averages_products(x64):
         models.join_adapters(downs, {"a": ups["kernel"]})
 
 
+@pytest.mark.parametrize("padded", ["adapters", "changes"])
+def test_clients_of_lower_ranks_are_the_twins(padded, x64):
+    """Clients of ranks 1, 2, 1 in NumPy on cut matrices; zeros stand for what they do not hold."""
+    ranks = np.array([1, 2, 1])
+    ends, starts = [], []
+    for client, rank in enumerate(ranks):
+        cut = type("Cut", (Linear,), {"down": Linear.down[:, :rank], "up": Linear.up[:rank]})
+        down, up = cut.twin(train_down=True)[1][client]
+        ends.append(
+            [np.pad(down, ((0, 0), (0, RANK - rank))), np.pad(up, ((0, RANK - rank), (0, 0)))]
+        )
+        held = np.arange(RANK) < rank
+        starts.append([Linear.down * held, Linear.up * held[:, None]])
+    expected = [np.mean(sides, axis=0) for sides in zip(*ends, strict=True)]
+    if padded == "changes":
+        before = [np.mean(sides, axis=0) for sides in zip(*starts, strict=True)]
+        expected = [
+            server + end - start
+            for server, end, start in zip((Linear.down, Linear.up), expected, before, strict=True)
+        ]
+
+    def loss(adapters, examples, key, frozen):
+        return Linear.loss(models.merge_adapters(frozen, adapters, SCALE), examples, key)
+
+    adapters = {"kernel": models.lora.Adapter(jnp.asarray(Linear.down), jnp.asarray(Linear.up))}
+
+    def wrap(algorithm):
+        return with_ranks(algorithm, ranks, padded=padded)
+
+    for client_map in ("vmap", "scan"):
+        found, metrics = run_round(loss, adapters, {"kernel": Linear.kernel}, wrap, client_map)
+        np.testing.assert_allclose(found["kernel"].down, expected[0], rtol=0, atol=1e-9)
+        np.testing.assert_allclose(found["kernel"].up, expected[1], rtol=0, atol=1e-9)
+        assert float(metrics["bytes_up"]) == 8 * ranks.sum() * (M + N)
+        assert float(metrics["bytes_down"]) == 8 * ranks.sum() * (M + N)
+
+
+def test_ranks_that_do_not_fit():
+    def of(ranks, adapters=None, wrap=lambda a: a, method=algorithms.fedavg):
+        algorithm = with_ranks(wrap(method(Linear.loss, client_lr=0.1)), ranks)
+        algorithm.init(
+            adapters or {"kernel": models.lora.Adapter(np.ones((4, 2)), np.ones((2, 3)))}, 3
+        )
+
+    of([1, 2, 2])
+    for wrong, error, message in (
+        (lambda: of([1, 1, 1]), ValueError, r"ranks \[2\]; they must have one, .* 1"),
+        (lambda: of([1, 2]), ValueError, "ranks has 2 entries; there are 3 clients"),
+        (lambda: of([0, 2, 2]), ValueError, "each must be at least 1"),
+        (lambda: of([1.0, 2.0, 2.0]), TypeError, "must be integers, one for each client"),
+        (lambda: of([1, 2, 2], {"w": np.ones((2, 2))}), ValueError, "leaves that are no adapters"),
+        (lambda: of([1, 2, 2], method=algorithms.mifa), ValueError, "takes methods whose clients"),
+        (
+            lambda: of([1, 2, 2], wrap=lambda a: with_dp(a, 1.0, 1.0)),
+            ValueError,
+            r"with_ranks\(..., padded='changes'\)",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            wrong()
+
+
 # --- a decoder that a federation fine-tunes
 
 CONFIG = models.DecoderConfig(
-    vocab_size=16, width=64, num_layers=2, num_heads=2, num_kv_heads=1, mlp_width=128, init_std=0.3
+    vocab_size=16, width=64, num_layers=2, num_heads=2, num_kv_heads=1, mlp_width=256, init_std=0.3
 )
+FEDAVG = functools.partial(algorithms.fedavg, client_lr=0.3)
+SCAFFOLD = functools.partial(algorithms.scaffold, client_lr=0.3)
+FEDADAM = functools.partial(algorithms.fedadam, client_lr=0.3, server_lr=0.03)
+FEDPROX = functools.partial(algorithms.fedprox, client_lr=0.3, prox_weight=0.1)
+RANKS = [1, 2, 4, 4]
+
+
+def top_k(algorithm):
+    return with_compression(algorithm, "top_k:0.75")
+
+
+def private(algorithm):
+    return with_dp(algorithm, clip_norm=1.0, noise_multiplier=0.01)
+
+
+def ranked(algorithm, padded="changes"):
+    return with_ranks(algorithm, RANKS, padded=padded)
+
+
+class Case(NamedTuple):
+    """A method, what is around it, and the vectors of a message (None: a quarter of one)."""
+
+    build: Callable
+    wrap: Callable = lambda algorithm: algorithm
+    vectors: int | None = 1
+    share: float = 1.0  # of a message that clients of lower ranks send on average
+    fixed: bool = False  # whether ``down`` is: FFA-LoRA
+
+
 METHODS = {
-    "fedavg": (functools.partial(algorithms.fedavg, client_lr=0.3), lambda a: a, 1),
-    "scaffold": (functools.partial(algorithms.scaffold, client_lr=0.3), lambda a: a, 2),
-    "fedadam": (
-        functools.partial(algorithms.fedadam, client_lr=0.3, server_lr=0.03), lambda a: a, 1
-    ),
-    "fedprox": (
-        functools.partial(algorithms.fedprox, client_lr=0.3, prox_weight=0.1), lambda a: a, 1
-    ),
-    "top_k": (
-        functools.partial(algorithms.fedavg, client_lr=0.3),
-        lambda a: with_compression(a, "top_k:0.75"),
-        None,
-    ),
-    "dp": (
-        functools.partial(algorithms.fedavg, client_lr=0.3),
-        lambda a: with_dp(a, clip_norm=1.0, noise_multiplier=0.01),
-        1,
-    ),
-}  # fmt: skip
+    "fedavg": Case(FEDAVG),
+    "scaffold": Case(SCAFFOLD, vectors=2),
+    "fedadam": Case(FEDADAM),
+    "fedprox": Case(FEDPROX),
+    "top_k": Case(FEDAVG, top_k, None),
+    "dp": Case(FEDAVG, private),
+    "ffa, scaffold": Case(SCAFFOLD, vectors=2, fixed=True),
+    "ffa, dp": Case(FEDAVG, private, fixed=True),
+    "ranks, scaffold": Case(SCAFFOLD, ranked, 2, 11 / 16),
+    "ranks, fedadam": Case(FEDADAM, lambda a: ranked(a, "adapters"), 1, 11 / 16),
+    "ranks, fedprox": Case(FEDPROX, ranked, 1, 11 / 16),
+    "ranks, dp": Case(FEDAVG, lambda a: private(ranked(a)), 1, 11 / 16),
+    "top_k in ranks": Case(FEDAVG, lambda a: ranked(top_k(a)), None),
+    "ranks in top_k": Case(FEDAVG, lambda a: top_k(ranked(a)), None),
+}
 
 
 @functools.cache
@@ -134,7 +224,7 @@ def federation():
     for client, step in enumerate((1, 2, -1, 3)):
         texts = [(np.arange(start, start + 6 * step, step) % 16) for start in range(16)]
         clients[client] = data.pack([(text, np.arange(6) > 1) for text in texts], 10)
-    model = models.decoder(CONFIG, dtype="bfloat16")
+    model = models.decoder(CONFIG, dtype="bfloat16", remat=True, adapter_dropout=0.05)
     params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 1), np.int32))
     adapters = models.init_adapters(
         jax.random.key(1), params, ("layers/query/kernel", "layers/down/kernel"), 4,
@@ -148,26 +238,33 @@ def federation():
 def test_a_federation_fine_tunes_a_decoder(name, tmp_path):
     """One copy of bfloat16 weights, in no checkpoint or program; float32 adapters; exact bytes."""
     clients, model, params, adapters = federation()
-    build, wrap, fields = METHODS[name]
+    case = METHODS[name]
     loss = models.answer_loss
     counts = models.answer_counts
+    down, up = models.split_adapters(adapters)
+    frozen = {"weights": params, "down": down if case.fixed else {}}
+    adapters = up if case.fixed else adapters
 
     def applied(frozen):
-        return lambda adapters, x, key: model.apply(
-            models.attach_adapters(frozen, adapters, 2.0), x, key
-        )
+        def apply(adapters, x, key):
+            if case.fixed:
+                adapters = models.join_adapters(frozen["down"], adapters)
+            whole = models.attach_adapters(frozen["weights"], adapters, 2.0)
+            return model.apply(whole, x, key)
 
-    algorithm = wrap(
+        return apply
+
+    algorithm = case.wrap(
         with_frozen(
-            build,
+            case.build,
             lambda adapters, examples, key, frozen: loss(applied(frozen))(adapters, examples, key),
-            params,
+            frozen,
         )
     )
     per_row = data.scored_per_row(clients.examples)
     evaluate = build_evaluation(
         lambda adapters, examples, frozen: counts(applied(frozen), per_row)(adapters, examples),
-        clients.examples, frozen=params,
+        clients.examples, frozen=frozen,
     )  # fmt: skip
     before = evaluate(adapters)
     result = simulate(
@@ -178,15 +275,15 @@ def test_a_federation_fine_tunes_a_decoder(name, tmp_path):
     assert row["test_loss"] < before["test_loss"] - 0.1
     trained = sum(leaf.size for leaf in jax.tree.leaves(adapters))
     assert {leaf.dtype.name for leaf in jax.tree.leaves(result.params)} == {"float32"}
-    if fields is None:  # a quarter of the numbers, each with its place
+    if case.vectors is None:  # a quarter of the numbers, each with its place
         kept, bits = trained // 4, int(np.ceil(np.log2(trained)))
         assert row["bytes_up"] == 6 * 4 * (4 * kept + -(-kept * bits // 8))
     else:
-        assert row["bytes_up"] == 6 * 4 * fields * 4 * trained
-    assert algorithm.uplink(adapters) * 24 == row["bytes_up"]
+        assert row["bytes_up"] == 6 * 4 * case.vectors * 4 * trained * case.share
+    assert algorithm.uplink(adapters) * 24 * case.share == row["bytes_up"]
     # One copy, the caller's own, and none on disk.
     body = params["layers"]["gate"]["kernel"]
-    assert result.state.frozen["layers"]["gate"]["kernel"] is body
+    assert result.state.frozen["weights"]["layers"]["gate"]["kernel"] is body
     assert not body.is_deleted()
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     on_disk = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
