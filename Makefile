@@ -186,7 +186,7 @@ notebooks: $(VENV)/.notebooks
 	$(BIN)/python -m experiments.notebooks.run
 	$(BIN)/python -m experiments.notebooks.run --devices 8 quick_start_tpu
 
-# The wheel's content, and its first commands in a new environment outside the checkout.
+# The wheel's content, its first commands, and ten tasks, in a new environment outside the checkout.
 wheel-check:
 	$(PYTHON) tests/packaging/check_wheel.py
 

@@ -36,7 +36,7 @@ def normalization(train: Any, scale: float | None = None) -> Normalization:
     """Mean and standard deviation of each channel over all training examples and pixels.
 
     Computed in float64 and in pieces, so the images are never held as floats at once. Use as
-    ``mean, std, scale = normalization(train)``, then ``preprocess(mean, std, scale=scale)``.
+    ``preprocess(*normalization(train))``.
 
     Args:
       train: ``Examples`` with ``x`` [n, ..., C]; x of rank 1 counts as one channel.
@@ -63,8 +63,8 @@ def normalization(train: Any, scale: float | None = None) -> Normalization:
 def preprocess(
     mean: Any = None,
     std: Any = None,
-    *,
     scale: float | None = None,
+    *,
     flip: bool = False,
     crop: int = 0,
 ) -> Callable[[Examples, jax.Array | None], Examples]:

@@ -1,11 +1,11 @@
-"""The wheel as a stranger gets it: what is inside, and whether its first commands work.
+"""The wheel as a stranger gets it: what is inside, whether its first commands work, and ten tasks.
 
     python tests/packaging/check_wheel.py
 
 All in a temporary directory: a copy of the checkout is built (a build leaves files behind, and
 picks up those that earlier ones left), the wheel is installed into a new virtual environment with
 the versions of constraints.txt, and two commands run in an empty home with no other settings.
-It needs Python, pip and a package index; a minute or two.
+Then follow the tasks of ten_tasks.py. It needs Python, pip and a package index; minutes.
 """
 
 import os
@@ -17,6 +17,10 @@ import time
 import zipfile
 from pathlib import Path
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+import ten_tasks
+
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "runs", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
@@ -25,7 +29,7 @@ DATA_FILES = {"fedjax_lab/py.typed", "fedjax_lab/data/digits.npz"}
 METADATA = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 EXTRAS = "pretrained,privacy,report,safetensors,tables,tensorboard,wandb"
-EXTRA = "report"  # the report draws figures
+EXTRA = "report,tables"  # the report draws figures; two tasks read a CSV file
 
 
 def main() -> None:
@@ -39,6 +43,7 @@ def main() -> None:
         check_pythons(wheel)
         bin = install(wheel, folder / "venv")
         check_commands(bin, folder, version)
+        ten_tasks.main([], bin / "python", bin)
     print(f"wheel-check: all is well after {time.monotonic() - began:.0f} s")
 
 
