@@ -1,7 +1,7 @@
 """Argument checks: each error names the argument, the value, and what is allowed.
 
 Checks run on concrete Python and NumPy values, at construction or trace time. A traced
-value passes through: its value is not known before the program runs.
+value is not checked, because it is unknown before the program runs.
 """
 
 import difflib
@@ -17,7 +17,7 @@ MOST_ROUNDS = LARGEST_INT = 2**31 - 1  # what an int32 counts
 
 
 def is_traced(value: Any) -> bool:
-    """Whether ``value`` (or a leaf of it) is a tracer, so that its numbers are unknown now.
+    """Return True if ``value`` or one of its leaves is a tracer, whose numbers are not known yet.
 
     Args:
       value: any pytree.
@@ -90,7 +90,7 @@ def check_number(
     """
     if is_traced(value):
         return value
-    # Text, True and [0.1] have a float, too, and are mistakes.
+    # float() would also accept text, True and [0.1], which are mistakes.
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
     try:
         if is_bool or isinstance(value, (str, bytes)) or np.ndim(value):
@@ -114,9 +114,9 @@ def check_number(
 def check_scalar_or_schedule(
     argument: str, value: Any, *, minimum: float = 0.0, maximum: float = math.inf
 ) -> Any:
-    """Check a hyper-parameter that may be a number, a traced scalar, or a schedule.
+    """Check a hyperparameter that may be a number, a traced scalar, or a schedule.
 
-    A schedule (any callable of the round, such as optax's) is returned as it is.
+    A schedule (any function of the round, such as optax's) is returned unchecked.
 
     Args:
       argument: the argument's name, for the error.

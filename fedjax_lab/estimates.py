@@ -26,10 +26,10 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and 95 % interval of independent values: mean ± t(0.975, n - 1) s / sqrt(n).
+    """Compute the mean and 95 % interval of independent values: mean ± t(0.975, n - 1) s / sqrt(n).
 
     Args:
-      values: one for each seed; NaN makes the estimate NaN.
+      values: one value for each seed; a NaN makes the estimate NaN.
 
     Raises:
       ValueError: there are no values.
@@ -40,18 +40,18 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean = math.fsum(values) / n
     if n == 1:
         return Estimate(mean, None, 1)
-    from scipy import stats  # jax brings it; only a report needs it
+    from scipy import stats  # a dependency of jax; only reports need it
 
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     return Estimate(mean, float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n), n)
 
 
 def format_estimate(value: Estimate, digits: int) -> str:
-    """Such as "95.12 ± 0.31"; a dash for NaN.
+    """Format an estimate, such as "95.12 ± 0.31"; NaN becomes a dash.
 
     Args:
       value: mean and half-width.
-      digits: after the decimal point.
+      digits: digits after the decimal point.
     """
     if math.isnan(value.mean):
         return NOTHING
@@ -62,11 +62,11 @@ def format_estimate(value: Estimate, digits: int) -> str:
 
 
 def markdown_table(rows: Rows, *, text: bool = False) -> str:
-    """Rows, the first of which is the head, as a Markdown table.
+    """Format rows as a Markdown table; the first row is the header.
 
     Args:
       rows: lists of texts of equal length.
-      text: columns are aligned to the left; else those from the second on to the right.
+      text: align all columns left; otherwise all but the first are aligned right.
     """
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
@@ -84,20 +84,20 @@ def markdown_table(rows: Rows, *, text: bool = False) -> str:
 
 
 def inert(text: str) -> str:
-    """A text from a file as Markdown that shows it: no link, no image, no tag.
+    """Escape a text from a file so that Markdown shows it literally: no link, no image, no tag.
 
     Args:
-      text: of one line; it stays as it is where it holds nothing that Markdown reads.
+      text: one line. It is unchanged if it contains no Markdown syntax.
     """
     text = printable(text)
     return code(text) if _ACTIVE.search(text) else text
 
 
 def code(text: str) -> str:
-    """A text as a code span of Markdown, in which nothing is read.
+    """Format a text as a Markdown code span, which contains no other syntax.
 
     Args:
-      text: of one line.
+      text: one line.
     """
     text = printable(text)
     longest = max(map(len, re.findall("`+", text)), default=0)
@@ -107,16 +107,16 @@ def code(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text without line breaks and other characters that steer what shows it.
+    """Remove line breaks and other control characters from a text.
 
     Args:
-      text: any.
+      text: any text.
     """
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def format_value(value: Any) -> str:
-    """A value as it is written after ``name=``.
+    """Format a value for display after ``name=``.
 
     Args:
       value: a number, a bool, None, text, or a tuple of these.

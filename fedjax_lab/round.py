@@ -1,4 +1,4 @@
-"""One round of any method: the paper's two halves, and the plumbing between them.
+"""One communication round of any method: the paper's two halves, and the code that joins them.
 
 Axes: N clients, S slots of the cohort, K local steps, B examples of a mini-batch.
 """
@@ -42,42 +42,46 @@ from fedjax_lab.types import (
     PyTree,
 )
 
-MANY_CLIENTS = 2**20  # clients, where only shapes count and no shape depends on their number
+MANY_CLIENTS = 2**20  # number of clients for computing shapes; no shape depends on it
 
-# What becomes of a client whose message or row is not finite.
+# Policies for clients whose message or row is not finite.
 ON_NONFINITE = ("exclude", "keep")
-# What becomes of the server in a round in which nobody takes part.
+# The server state after a round in which no client participates.
 IF_NOBODY = ("restored", "unchanged", "updated")
 
 RoundFn = Callable[[FedState, CohortBatch], tuple[FedState, Metrics]]
 
 
 class Phase(NamedTuple):
-    """One exchange between server and cohort. Nearly every method has just one.
+    """One exchange between the server and the cohort; nearly every method has a single phase.
 
     Attributes:
-      broadcast: (server, round) -> what clients may see of the server.
-      client_update: (received, row, ``ClientBatch``) -> (message, new row, report), for one
-        client. A message is a dict of trees; a report is a dict name -> (total, weight), as
-        ``local_steps`` gives it, with the local params for wrappers (``LOCAL_PARAMS``).
-      server_update: (server, messages, ``Cohort``) -> (new server, metrics).
-      reduce: field of the message -> how it is aggregated on its way to the server: "mean"
-        (with the aggregation weights), "sum" (over those who take part, unweighted) or "stack"
-        ([S, ...]; rows of slots that did not take part are to be ignored).
-      message: params -> the shapes of a message. None: each of its fields is shaped like the
-        params.
-      message_bytes: the fields that are sent -> their bytes, as a wrapper codes them; by default
-        those of the arrays.
-      broadcast_bytes: (what is broadcast, params) -> the bytes that a client receives.
-      once: whether it sends anything in one round of a run only (first estimates); then
-        ``uplink`` and ``downlink``, which are those of every round, leave it out.
-      if_nobody: what becomes of the server in a round in which nobody takes part. "restored":
-        ``build_round`` puts back the server as it was. "unchanged": ``server_update`` returns it as
-        it was, and ``build_round`` need not read all of it once more, which is too much for a table
-        of a hundred models. "updated": it is what ``server_update`` returns, such as noise.
+      broadcast: (server state, round) -> the part of the server state that the clients receive.
+      client_update: (received, row, ``ClientBatch``) -> (message, new row, report), for one client.
+        A message is a dict of pytrees. A report is a dict name -> (total, weight), as in
+        ``LocalResult.report``; its entry ``LOCAL_PARAMS`` has the local params, for wrappers.
+      server_update: (server state, aggregated messages, ``Cohort``) -> (new server state, metrics).
+      reduce: field of the message -> how the clients' fields are aggregated:
+
+        - "mean": mean with the aggregation weights;
+        - "sum": unweighted sum over the clients that participate;
+        - "stack": [S, ...], not aggregated; ignore the rows of slots that do not participate.
+      message: params -> a message, of which only the shapes are used. None: every field has the
+        shapes of the params.
+      message_bytes: fields that a client sends -> their size in bytes; by default, the size of the
+        arrays. Wrappers with an encoding of their own replace it.
+      broadcast_bytes: (what ``broadcast`` returns, params) -> bytes that a client receives.
+      once: True if the phase sends something in only one round of a run, such as first estimates.
+        ``uplink`` and ``downlink`` then do not count it, because they are bytes of every round.
+      if_nobody: the server state after a round in which no client participates:
+
+        - "restored": ``build_round`` restores the state from before the round.
+        - "unchanged": ``server_update`` itself returns its state unchanged. ``build_round`` then
+          does not read the state again, which matters for a server that stores a hundred models.
+        - "updated": the result of ``server_update`` is used, such as added noise.
       derived: fields of the message that the server can compute from the others. They cost no
-        bytes, but a compressor compresses them like any other.
-      extra_bytes: what a client sends besides the fields of its message.
+        bytes, but a compressor compresses them like any other field.
+      extra_bytes: bytes that a client sends in addition to the fields of its message.
     """
 
     broadcast: Callable[[PyTree, jax.Array], PyTree]
@@ -93,7 +97,7 @@ class Phase(NamedTuple):
     extra_bytes: int = 0
 
     def message_like(self, params: Params) -> dict[str, PyTree]:
-        """The shapes of a message.
+        """Compute the shapes of a message.
 
         Args:
           params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
@@ -103,13 +107,13 @@ class Phase(NamedTuple):
         return dict.fromkeys(self.reduce, jax.eval_shape(lambda: params))
 
     def sent_bytes(self, params: Params) -> int:
-        """Bytes that one client sends in this exchange.
+        """Compute the number of bytes that one client sends in this phase.
 
         Args:
           params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
 
         Raises:
-          ValueError: ``derived`` names no field of the message.
+          ValueError: ``derived`` has a name that is no field of the message.
         """
         message = self.message_like(params)
         if unknown := sorted(set(self.derived) - message.keys()):
@@ -120,26 +124,30 @@ class Phase(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """A federated method: how it starts, what a round does, which model it serves.
+    """A federated method: its initial state, the phases of a round, and its global model.
 
     Attributes:
-      name: the factory's name.
+      name: name of the factory.
       start: (params, N, batch or None) -> (server state, client rows [N, ...] or ()).
-      phases: the exchanges of a round, in order.
-      params: state -> the server model; by default the server state's ``params``.
-      gradients_per_step: gradients that a client takes in one local step.
-      hyperparameters: what the factory was called with, as plain values for a run's config.
-      loss_fn: what its clients minimize, or a loss with the same labels; with ``frozen`` it takes
-        that as well, as (params, examples, key, frozen). None: it is not known.
-      frozen: pytree of arrays that its loss reads beside the params (see ``with_frozen``); ().
-      wrappers: what has been put around it, from the inside out (``fedjax_lab.wrappers``).
-      spent: (rounds, cohort size, clients that may be drawn, sampling) -> what rows say of so many
-        rounds of a state beside their metrics, such as ``epsilon``; sampling is as of ``simulate``.
-      personal: the model of each client; None: that of the server.
-      communicates: ``Cohort`` -> bool scalar, whether anything travels in its round; the metric
-        ``communicated`` says so. None: it always does.
-      message_parts: (n, ``Cohort`` -> int32 [S]), how many n-th parts of ``uplink`` and
-        ``downlink`` each client sends and receives; None: all of them.
+      phases: the phases of a round, in order.
+      params: state -> the global model; by default the server state's ``params``.
+      gradients_per_step: gradients that a client computes in one local step.
+      hyperparameters: arguments of the factory, as plain values for a run's config.
+      loss_fn: the loss that clients minimize, or one with the same labels. With frozen weights it
+        is called as (params, examples, key, frozen). None: unknown.
+      frozen: pytree of arrays that the loss reads in addition to the params (see ``with_frozen``);
+        () if there are none.
+      wrappers: names of the wrappers around the method, the innermost first; see
+        ``fedjax_lab.wrappers``.
+      spent: (rounds, cohort size, number of clients that may be sampled, sampling) -> additional
+        entries of a row after that many rounds, such as ``epsilon``. ``sampling`` is as in
+        ``simulate``. None: no entries.
+      personal: how the method makes a model for each client; None: all clients use the global
+        model.
+      communicates: ``Cohort`` -> bool scalar, True if messages are sent in the round; reported as
+        the metric ``communicated``. None: every round communicates.
+      message_parts: (n, ``Cohort`` -> int32 [S]); each client sends and receives this number of
+        n-th parts of ``uplink`` and ``downlink``. None: whole messages.
     """
 
     name: str
@@ -157,12 +165,12 @@ class Algorithm:
     message_parts: tuple[int, Callable[[Cohort], jax.Array]] | None = None
 
     def init(self, params: Params, num_clients: int, batch: CohortBatch | None = None) -> FedState:
-        """The state before round 0.
+        """Create the state before round 0.
 
         Args:
-          params: the first server model, a pytree of floating-point arrays.
+          params: the initial global model, a pytree of floating-point arrays.
           num_clients: N.
-          batch: round 0's batch, for methods that begin with a first estimate.
+          batch: the batch of round 0, for methods that start from a first estimate.
 
         Raises:
           TypeError: a leaf of ``params`` is not a floating-point array.
@@ -181,11 +189,11 @@ class Algorithm:
 
     @functools.cached_property
     def round_fn(self) -> RoundFn:
-        """``(state, batch) -> (state, metrics)``, pure, for one device."""
+        """The round on one device: a pure function ``(state, batch) -> (state, metrics)``."""
         return build_round(self, single_device_map())
 
     def uplink(self, params: Params) -> int:
-        """Bytes that one client sends in a round.
+        """Compute the number of bytes that one client sends in a round.
 
         Args:
           params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
@@ -193,7 +201,7 @@ class Algorithm:
         return sum(phase.sent_bytes(params) for phase in self.phases if not phase.once)
 
     def downlink(self, params: Params) -> int:
-        """Bytes that one client receives in a round.
+        """Compute the number of bytes that one client receives in a round.
 
         Args:
           params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
@@ -206,14 +214,14 @@ class Algorithm:
 
 
 def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
-    """Check that a method is given, and not its factory.
+    """Check that a value is an ``Algorithm``, and not its factory.
 
     Args:
-      algorithm: what was given.
-      argument: the argument's name, for the error.
+      algorithm: the value to check.
+      argument: name of the argument, for the error.
 
     Raises:
-      TypeError: it is something else.
+      TypeError: it is no ``Algorithm``.
     """
     if isinstance(algorithm, Algorithm):
         return
@@ -231,32 +239,35 @@ def build_round(
     rows: Rows | None = None,
     params_sharding: ParamsSharding = None,
 ) -> RoundFn:
-    """Build ``round_fn(state, batch) -> (state, metrics)`` for one way of mapping clients.
+    """Build the communication round of a method: ``round_fn(state, batch) -> (state, metrics)``.
 
-    The result is pure: jit, vmap and scan go through it. Each client's randomness comes from
-    the batch's key, the phase and the client's id, never from its slot or device. A client
-    without a valid step (K_i = 0) takes no part, and a round in which nobody takes part
-    leaves the state as it was.
+    The result is a pure function, so it can be transformed by ``jit``, ``vmap`` and ``scan``.
 
-    What padded slots, masked examples and absent clients hold reaches no sum, whatever it is.
+    - Each client's randomness depends on the batch's key, the phase and the client's id, never on
+      its slot or device.
+    - A client without a valid step (K_i = 0) does not participate. A round without participants
+      leaves the state unchanged.
+    - Values in padded slots, masked examples and absent clients never enter a sum, even if they
+      are NaN.
 
     Args:
       algorithm: the method.
-      on_nonfinite: "exclude": a client whose message or new row holds a NaN or an infinity is
-        treated as one that did not take part, from that phase on, and the metric
-        ``nonfinite_clients`` counts it; "keep": it is added up like the others.
-      client_map: "vmap", "scan", "chunk:n", "pmap", "shard_map" (see
-        ``fedjax_lab.clients.mapping``), or "auto": the planner chooses when the round is traced.
-      target: the machine that the round is for; None: the running one.
-      rows: how client rows are read and written, such as ``sharded_rows``; None: the table stands
-        whole where the clients run.
-      params_sharding: as of ``simulate``; what the round is given is to be placed by it.
+      on_nonfinite: policy for clients whose message or new row has a NaN or an infinity. "exclude"
+        leaves such a client out of this phase and the later ones of the round; the metric
+        ``nonfinite_clients`` counts these clients. "keep" aggregates it like the others.
+      client_map: how clients are mapped to devices: "vmap", "scan", "chunk:n", "pmap", "shard_map"
+        (see ``fedjax_lab.clients.mapping``). With "auto" the planner chooses when the round is
+        traced.
+      target: the machine that the round is for; None: the current machine.
+      rows: how client rows are read and written, such as ``sharded_rows``. None: each device that
+        runs clients has the full table.
+      params_sharding: as in ``simulate``; place the state accordingly before you call the round.
 
     Raises:
-      TypeError: ``algorithm`` is something else, such as a factory that was not called.
-      ValueError: the client map is unknown, or "measure", which is for ``simulate``;
-        ``on_nonfinite`` is unknown; or ``params_sharding`` does not fit the client map, or the
-        params (when the round is traced).
+      TypeError: ``algorithm`` is no ``Algorithm``, such as a factory that was not called.
+      ValueError: ``client_map`` is unknown, or "measure", which only ``simulate`` accepts;
+        ``on_nonfinite`` is unknown; or ``params_sharding`` does not fit the client map or (when the
+        round is traced) the params.
     """
     check_algorithm(algorithm)
     exclude = check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE) == "exclude"
@@ -318,7 +329,7 @@ def build_round(
         if exclude:
             left_out = expected & ~cohort.participates
             nobody = left_out.any() & (participants == 0)
-            for name in ("loss", "delta_norm"):  # not 0, as where nobody came
+            for name in ("loss", "delta_norm"):  # NaN, unlike the 0 of a round without clients
                 if name in metrics:
                     metrics[name] = jnp.where(nobody, jnp.nan, metrics[name])
             metrics["nonfinite_clients"] = left_out.sum(dtype=participants.dtype)
@@ -335,13 +346,13 @@ def build_round(
 def plan_round(
     algorithm: Algorithm, state: FedState, batch: CohortBatch, target: Target | None = None
 ) -> Plan:
-    """What the planner chooses for a state and a batch, of which only the shapes count.
+    """Choose the client map of a round; only the shapes of state and batch are used.
 
     Args:
       algorithm: the method.
-      state: its state, or the shapes of it.
-      batch: a round's batch, or the shapes of it.
-      target: the machine; None: the running one.
+      state: state of the method, or its shapes.
+      batch: batch of a round, or its shapes.
+      target: the machine; None: the current machine.
     """
     round_of = functools.partial(build_round, algorithm, target=target)
     return plan(round_of, state, batch, target=target)
@@ -351,9 +362,9 @@ class _How(NamedTuple):
     """How the clients of a round are run.
 
     Attributes:
-      client_map: onto which devices, how many at once.
-      table: how their rows are read and written.
-      exclude: whether one that is not finite is left out.
+      client_map: the devices, and the number of concurrent clients.
+      table: how client rows are read and written.
+      exclude: whether clients that are not finite are left out.
     """
 
     client_map: ClientMap
@@ -362,9 +373,9 @@ class _How(NamedTuple):
 
 
 def _run_clients(phase, params, how, shared, clients, drawn, key):
-    """Run the cohort: the messages as the server receives them, rows, report, who is left.
+    """Run the cohort; returns (aggregated messages, client rows, report, remaining cohort).
 
-    ``drawn`` is what ``complete_batch`` returns.
+    ``drawn`` is the result of ``complete_batch``.
     """
     cohort_map, table, exclude = how
     cohort, mapped = drawn
@@ -440,21 +451,21 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
 
 
 def _known_to_all(cohort_map, drawn):
-    """A batch or a cohort that each device draws, and counts, for itself.
+    """Make each device sample a batch or a cohort by itself, without communication.
 
-    A compiler that divides it over the devices has them exchange sums of S numbers, and wait for
-    each other in the loop that draws.
+    Otherwise the compiler divides the work: the devices then exchange sums of S numbers, and wait
+    for each other in the loop that samples.
     """
-    if not is_traced(drawn.client_ids):  # nobody compiles it
+    if not is_traced(drawn.client_ids):  # already computed
         return drawn
     names = ["client_ids", "participates", "weights", "num_steps"]
-    if getattr(drawn, "source", None) is not None:  # then examples are numbers
+    if getattr(drawn, "source", None) is not None:  # examples are indices
         names += ["examples", "example_mask", "full_examples", "full_mask"]
     return drawn._replace(**cohort_map.whole({name: getattr(drawn, name) for name in names}))
 
 
 def _without(cohort: Cohort, counts: jax.Array) -> tuple[Cohort, jax.Array]:
-    """The cohort of those who count, and the sum of their weights: exactly 1 if all do."""
+    """Return (cohort of the clients that count, sum of their weights); exactly 1 if all count."""
     weights = jnp.where(counts, cohort.weights, 0)
     rest = jnp.where((counts == cohort.participates).all(), 1, weights.sum())
     cohort = cohort._replace(
@@ -467,7 +478,7 @@ def _without(cohort: Cohort, counts: jax.Array) -> tuple[Cohort, jax.Array]:
 
 
 def _checked(phase: Phase, params: Params) -> Phase:
-    """The phase whose two halves are checked when they are traced."""
+    """Wrap a phase so that tracing checks the results of its two halves."""
 
     def client_update(received, row, batch):
         message, new_row, report = phase.client_update(received, row, batch)
@@ -480,7 +491,7 @@ def _checked(phase: Phase, params: Params) -> Phase:
         check_kept("server_update", "server state", new_server, server)
         if "communicated" in metrics:
             raise ValueError(
-                "server_update reports communicated, which is the round's own metric; say it by "
+                "server_update reports communicated, a metric that the round computes itself; use "
                 "Algorithm(communicates=...), a function of the cohort."
             )
         return new_server, metrics

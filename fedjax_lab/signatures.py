@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# What other libraries and papers call an argument -> what it may be called here.
+# Names of arguments in other libraries and papers -> their names here.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("lr", "learning_rate", "step_size"), ("client_lr",)),
     **dict.fromkeys(("local_lr", "lr_local", "client_learning_rate"), ("client_lr",)),
@@ -41,13 +41,13 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 def spell_out(
     own: inspect.Signature, name: str, options: Any, defaults: Mapping[str, Any]
 ) -> inspect.Signature:
-    """Replace ``**name`` of a signature by the options: required ones first, the others last.
+    """Replace ``**name`` in a signature by the options: required ones first, the others last.
 
     Args:
       own: a signature with a parameter ``**name``.
-      name: of that parameter.
+      name: name of that parameter.
       options: a ``TypedDict``.
-      defaults: of the options that have one.
+      defaults: option -> its default; options without a default are required.
     """
     keyword, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     shared = [
@@ -66,11 +66,11 @@ def spell_out(
 
 
 def show(function: Callable[..., Any], signature: inspect.Signature) -> None:
-    """Make ``help`` and type hints show a signature.
+    """Set the signature that ``help`` and type hints show for a function.
 
     Args:
-      function: what is shown.
-      signature: with annotations.
+      function: the function.
+      signature: the signature, with annotations.
     """
     function.__signature__ = signature  # type: ignore[attr-defined]
     hints = {name: p.annotation for name, p in signature.parameters.items()}
@@ -84,17 +84,17 @@ def complete_doc(
     shared: Mapping[str, str],
     raises: str | None = None,
 ) -> str:
-    """Describe all arguments of a signature in a docstring, in their order.
+    """Complete the section ``Args`` of a docstring with all arguments of a signature, in order.
 
     Args:
-      doc: the docstring; what it says of an argument replaces the shared text.
-      signature: says which arguments there are.
+      doc: the docstring; its own description of an argument takes precedence over the shared one.
+      signature: the arguments.
       shared: argument -> its lines under ``Args``.
-      raises: the section ``Raises`` of a docstring that has none.
+      raises: the section ``Raises`` for a docstring that has none.
     """
     sections = _sections(inspect.cleandoc(doc))
     entries = {**shared, **_entries(sections.pop("Args", ""))}
-    # Once where an entry describes several arguments.
+    # One entry may describe several arguments; it appears once.
     args = dict.fromkeys(entries[name] for name in signature.parameters if name in entries)
     text = sections.pop("")
     if raises is not None:
@@ -104,7 +104,7 @@ def complete_doc(
 
 
 def described(options: Any) -> dict[str, str]:
-    """Option -> its lines in the docstring of a ``TypedDict``.
+    """Return option -> its lines in the docstring of a ``TypedDict``.
 
     Args:
       options: the ``TypedDict``.
@@ -113,13 +113,13 @@ def described(options: Any) -> dict[str, str]:
 
 
 def unknown(function: str, name: str, allowed: Iterable[str], hint: str | None = None) -> TypeError:
-    """The error for an unknown keyword argument, with the nearest known one.
+    """Create the error for an unknown keyword argument; it suggests the nearest known one.
 
     Args:
-      function: whose argument it is meant to be.
-      name: what was given.
-      allowed: the names that the function takes.
-      hint: what to say instead of the nearest name.
+      function: name of the function that was called.
+      name: the unknown keyword.
+      allowed: keywords that the function accepts.
+      hint: text to use in place of the nearest name.
     """
     names = list(allowed)
     near = [known for known in SYNONYMS.get(name, ()) if known in names]
@@ -133,10 +133,10 @@ def unknown(function: str, name: str, allowed: Iterable[str], hint: str | None =
 
 
 def suggest_keywords(function: Function) -> Function:
-    """Make a function, or the construction of a class, answer an unknown keyword with the known.
+    """Make a function or a class reject an unknown keyword with a list of the known ones.
 
     Args:
-      function: its signature says what it takes.
+      function: a function or a class with an inspectable signature.
     """
     if inspect.isclass(function):
         function.__init__ = suggest_keywords(function.__init__)  # type: ignore[method-assign]
@@ -159,13 +159,13 @@ def suggest_keywords(function: Function) -> Function:
 
 
 def _sections(doc: str) -> dict[str, str]:
-    """Title -> text of a docstring's sections; the title of what stands before them is ""."""
+    """Return title -> text of a docstring's sections; the text before them has the title ""."""
     text, *parts = re.split(r"\n\n([A-Z]\w*):\n", doc)
     return {"": text, **dict(zip(parts[::2], parts[1::2], strict=True))}
 
 
 def _entries(section: str) -> dict[str, str]:
-    """Name -> its lines in a section, without their indentation."""
+    """Return name -> its lines in a section, without indentation."""
     entries = {}
     for entry in re.split(r"\n+(?=\w)", textwrap.dedent(section).strip()):
         names = entry.partition(":")[0].split(",")

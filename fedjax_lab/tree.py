@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees that keeps each leaf's dtype, whatever the scalar's."""
+"""Arithmetic on pytrees that keeps each leaf's dtype, whatever the dtype of the scalar."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ _TINY = 1e-12  # a vector of a smaller norm has no direction
 
 
 def add_scaled(tree: PyTree, scalar: Scalar, other: PyTree) -> PyTree:
-    """``tree + scalar * other``, leaf by leaf, in the dtype of ``tree``.
+    """Compute ``tree + scalar * other`` leaf by leaf, in the dtype of ``tree``.
 
     Args:
       tree: pytree of arrays.
@@ -27,7 +27,7 @@ def add_scaled(tree: PyTree, scalar: Scalar, other: PyTree) -> PyTree:
 
 
 def descend(params: PyTree, rate: Scalar, direction: PyTree) -> PyTree:
-    """One step against ``direction``: ``params - rate * direction``.
+    """Take a step against ``direction``: ``params - rate * direction``.
 
     Args:
       params: pytree of arrays.
@@ -38,7 +38,7 @@ def descend(params: PyTree, rate: Scalar, direction: PyTree) -> PyTree:
 
 
 def scale(tree: PyTree, scalar: Scalar) -> PyTree:
-    """``scalar * tree``, in the dtype of ``tree``.
+    """Compute ``scalar * tree`` in the dtype of ``tree``.
 
     Args:
       tree: pytree of arrays.
@@ -62,7 +62,7 @@ def scale_rows(stacked: PyTree, factors: jax.Array) -> PyTree:
 
 
 def where(condition: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
-    """Choose ``tree`` where the scalar ``condition`` holds, ``other`` elsewhere.
+    """Return ``tree`` if the scalar ``condition`` is true, else ``other``.
 
     Args:
       condition: bool scalar.
@@ -73,7 +73,7 @@ def where(condition: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
 
 
 def zero_unless(condition: jax.Array, tree: PyTree) -> PyTree:
-    """``tree`` where the scalar ``condition`` holds, else zeros: NaN times 0 would stay NaN.
+    """Return ``tree`` if the scalar ``condition`` is true, else zeros, even for NaN values.
 
     Args:
       condition: bool scalar.
@@ -83,7 +83,7 @@ def zero_unless(condition: jax.Array, tree: PyTree) -> PyTree:
 
 
 def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """sum_i weights[i] * stacked[i] over the leading axis, a matrix product per leaf.
+    """Compute sum_i weights[i] * stacked[i] over the leading axis, a matrix product per leaf.
 
     Args:
       stacked: pytree of arrays [S, ...].
@@ -98,18 +98,18 @@ def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
 
 
 def all_finite(tree: PyTree) -> jax.Array:
-    """Whether all floating-point numbers of a tree are finite; a bool scalar.
+    """Return a bool scalar: whether all floating-point numbers of a tree are finite.
 
     Args:
       tree: pytree of arrays.
     """
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
-    # Of a number that is not finite, 0 times it is NaN. A sum takes half as long as isfinite.
+    # 0 * x is NaN if x is not finite. Adding these products takes half as long as isfinite.
     return sum((leaf * 0).sum() for leaf in leaves) == 0 if leaves else jnp.asarray(True)
 
 
 def stack(trees: list[PyTree]) -> PyTree:
-    """Stack trees of one structure along a new leading axis.
+    """Stack trees of the same structure along a new leading axis.
 
     Args:
       trees: S pytrees of equal shapes.
@@ -121,22 +121,22 @@ def stack(trees: list[PyTree]) -> PyTree:
 
 
 def flatten(tree: PyTree, leading: int = 0) -> jax.Array:
-    """All numbers of a tree in one array [..., d]; the first ``leading`` axes stay.
+    """Concatenate all numbers of a tree into one array [..., d], keeping ``leading`` axes.
 
     Args:
       tree: pytree of arrays.
-      leading: axes that all leaves share.
+      leading: number of leading axes that all leaves share.
     """
     leaves = jax.tree.leaves(tree)
     return jnp.concatenate([leaf.reshape(*leaf.shape[:leading], -1) for leaf in leaves], axis=-1)
 
 
 def unflatten(vector: jax.Array, like: PyTree) -> PyTree:
-    """What ``flatten`` made of a tree with the structure, shapes and dtypes of ``like``.
+    """Reverse ``flatten`` for a tree with the structure, shapes and dtypes of ``like``.
 
     Args:
       vector: [d].
-      like: pytree of arrays, d numbers together.
+      like: pytree of arrays with d numbers in total.
     """
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([leaf.size for leaf in leaves])
@@ -148,7 +148,7 @@ def unflatten(vector: jax.Array, like: PyTree) -> PyTree:
 
 
 def unit(tree: PyTree) -> PyTree:
-    """``tree`` divided by its norm; 0, also in its derivative, where that is below 1e-12.
+    """Divide ``tree`` by its norm; the result and its derivative are 0 for a norm below 1e-12.
 
     Args:
       tree: pytree of arrays.
@@ -160,7 +160,7 @@ def unit(tree: PyTree) -> PyTree:
 
 
 def nbytes(tree: PyTree) -> int:
-    """Bytes of all leaves; works on arrays and on ``jax.ShapeDtypeStruct``.
+    """Compute the size of all leaves in bytes.
 
     Args:
       tree: pytree of arrays or of ``jax.ShapeDtypeStruct``.
@@ -169,7 +169,7 @@ def nbytes(tree: PyTree) -> int:
 
 
 def safe_divide(numerator: Scalar, denominator: jax.Array) -> jax.Array:
-    """``numerator / denominator``, and 0 where the denominator is 0.
+    """Compute ``numerator / denominator``; the result is 0 where the denominator is 0.
 
     Args:
       numerator: a number, or an array [...].

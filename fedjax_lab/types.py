@@ -1,8 +1,8 @@
-"""The values that travel through a round. This file imports nothing of ours.
+"""Types of the values in a communication round. This file imports no other file of the package.
 
 Axes: N clients, S slots of the cohort, K local steps, B examples of a mini-batch,
-M examples of a client. A slot is a place in the cohort's arrays: it holds a client, or is padding.
-A client's row is what it keeps from round to round, in a table with one row for each client.
+M examples of a client. A slot is a place in the cohort's arrays: it holds a client or padding.
+A row is the state of one client between rounds, in a table with one row for each client.
 """
 
 from collections.abc import Callable
@@ -17,37 +17,38 @@ Scalar = float | jax.Array
 # A schedule is a function of the round, such as optax's.
 ScalarOrSchedule = Scalar | Callable[[jax.Array], jax.Array]
 Metrics = dict[str, jax.Array]
-# (params, examples [B, ...], key) -> per-example losses, float [B]; or these and a dict of metrics,
-# name -> float [B] or scalar. With an argument named ``mask`` it also gets bool [B]: which examples
-# are real, and not padding that repeats one of them.
+# (params, examples [B, ...], key) -> per-example losses, float [B]; or (losses, metrics), where
+# metrics is a dict name -> float [B] or scalar. A loss with an argument named ``mask`` also gets
+# bool [B], False for padding, which repeats one of the real examples.
 LossFn = Callable[..., Any]
 
 
 class CohortBatch(NamedTuple):
-    """Everything drawn for one round.
+    """The cohort of a round and its mini-batches.
 
     Attributes:
       client_ids: int32 [S], distinct; a padded slot has id N.
       examples: pytree [S, K, B, ...]. With ``source``, int32 indices [S, K, B] into it.
-      key: the round's PRNG key; every client folds its own id into it.
+      key: PRNG key of the round; each client folds its own id into it.
       round: int32 scalar, counted from 0; schedules are functions of it.
-      full_examples: pytree [S, M, ...], each client's whole data set (indices with
-        ``source``), for methods that take a full local gradient. Where it is None they take
-        the round's own examples.
+      full_examples: pytree [S, M, ...], the whole data set of each client (indices with
+        ``source``), for methods that use full local gradients. None: such methods use the examples
+        of the round.
       full_mask: bool [S, M], which of ``full_examples`` are real.
       example_mask: bool [S, K, B], which examples are real; None: all.
       num_steps: int32 [S], the local steps K_i <= K of each client; None: K for all.
       weights: float [S], aggregation weights, not normalised; None: equal.
-      participates: bool [S], whether a slot takes part; None: all but padded slots.
-      source: pytree [n, ...] of resident examples. Each local step gathers its own
-        mini-batch from it, so that memory does not grow with K.
-      expected_size: float scalar, of a cohort in which each client is by a coin of its own: how
-        many are expected. NaN: more came than there are slots, and the batch is not to be used.
-        None: the size of the cohort is no matter of chance.
-      seconds: float [S], simulated seconds until each client is done; None: time is not counted.
-      measured: scalars that are known when the batch is drawn, for the round's metrics; or None.
-      frozen: what the loss reads beside the params where ``Algorithm.init`` takes first estimates
-        from this batch; ``init`` sets it. A round has it in its state. () if there is nothing.
+      participates: bool [S], whether a slot participates; None: all but padded slots.
+      source: pytree [n, ...] of resident examples. Each local step gathers its own mini-batch from
+        it, so that memory does not grow with K.
+      expected_size: float scalar, the expected number of clients under Poisson sampling. NaN: more
+        clients were sampled than there are slots, and the batch must not be used. None: the size of
+        the cohort is not random.
+      seconds: float [S], simulated seconds until each client finishes; None: time is not simulated.
+      measured: additional metrics of the round, scalars that are known when the batch is drawn;
+        None: no such metrics.
+      frozen: frozen weights, for first estimates that ``Algorithm.init`` computes from this batch;
+        ``init`` sets it. () if there are none. During a round they are in the state.
     """
 
     client_ids: jax.Array
@@ -68,23 +69,23 @@ class CohortBatch(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """Who took part in a round, as the server sees it.
+    """The cohort of a round, as the server sees it.
 
     Attributes:
       client_ids: int32 [S]; a padded slot has id N.
-      participates: bool [S], whether the slot took part.
-      weights: float [S], aggregation weights, adding up to 1 over those who took part.
+      participates: bool [S], whether the slot participates.
+      weights: float [S], aggregation weights; they add up to 1 over the participating clients.
       round: int32 scalar.
       num_clients: int32 scalar N.
       max_steps: K, the local steps of a round; a client takes K_i <= K of them.
       num_steps: int32 [S], K_i.
-      key: the round's PRNG key; the clients' keys are folded from it with the number of the
-        phase, so that a server's own draws fold in something else.
-      equal_weights: whether the batch leaves all weights equal by giving none.
-      expected_size: as of the batch.
-      total_weight: what the weights of those who took part added up to in the batch; a server that
-        combines clients of several rounds needs it.
-      seconds: float [S], as of ``CohortBatch``.
+      key: PRNG key of the round. The clients' keys are derived by folding in the number of the
+        phase, so a server that draws numbers must fold in something else.
+      equal_weights: whether all weights are equal because the batch has none.
+      expected_size: as in ``CohortBatch``.
+      total_weight: sum of the participating clients' weights before they were normalised, for
+        servers that combine clients of several rounds.
+      seconds: float [S], as in ``CohortBatch``.
     """
 
     client_ids: jax.Array
@@ -102,29 +103,29 @@ class Cohort(NamedTuple):
 
     @property
     def client_share(self) -> jax.Array:
-        """1 / N, float scalar: what one client weighs in a mean over all of them."""
+        """1 / N, float scalar: the weight of one client in a mean over all clients."""
         return 1 / self.num_clients.astype(self.weights.dtype)
 
 
 class ClientBatch(NamedTuple):
-    """One client's slice of the round: a ``CohortBatch`` without its leading axis S.
+    """The batch of one client in a round: a ``CohortBatch`` without its leading axis S.
 
     Attributes:
       examples: pytree [K, B, ...]; indices [K, B] with ``source``.
       example_mask: bool [K, B] or None (all examples are real).
       step_mask: bool [K] or None (all K steps are taken).
-      num_steps: int32 scalar K_i, the number of steps that are taken.
-      key: this client's key of this round.
+      num_steps: int32 scalar K_i, the number of local steps.
+      key: PRNG key of this client in this round and phase.
       round: int32 scalar.
       full_examples: pytree [M, ...], or None.
       full_mask: bool [M], or None.
       source: resident examples shared by all clients, or None.
-      longest: int32 scalar, after how many steps all clients that run together are done; steps
-        beyond it are not computed even where clients are batched. None: nobody waits.
-      frozen: pytree of arrays that the loss reads beside the params (see ``with_frozen``); () if
-        there are none.
-      measures: what is reported of each gradient besides its loss, a ``clients.metrics.Measures``
-        (see ``with_client_metrics``); None: nothing.
+      longest: int32 scalar, the number of steps after which all clients of a batched group have
+        finished; later steps are not computed. None: clients are not batched.
+      frozen: pytree of arrays that the loss reads in addition to the params (see ``with_frozen``);
+        () if there are none.
+      measures: metrics of each gradient in addition to its loss, a ``clients.metrics.Measures``
+        (see ``with_client_metrics``); None: no such metrics.
     """
 
     examples: PyTree
@@ -142,17 +143,17 @@ class ClientBatch(NamedTuple):
 
     @property
     def max_steps(self) -> int:
-        """K, of which this client takes K_i."""
+        """K, the maximum number of local steps; this client takes K_i of them."""
         return jax.tree.leaves(self.examples)[0].shape[0]
 
 
 class FedState(NamedTuple):
-    """What a method carries from round to round.
+    """The state of a method between rounds.
 
     Attributes:
-      server: the method's own NamedTuple.
-      clients: pytree with leading axis N, one row per client; ``()`` if clients keep nothing.
-      num_clients: int32 scalar N, by which a padded slot (id N) is recognised.
+      server: the server state, a NamedTuple of the method.
+      clients: pytree with leading axis N, one row per client; ``()`` if clients are stateless.
+      num_clients: int32 scalar N; a padded slot has this id.
       frozen: pytree of arrays that the loss reads and no round changes (see ``with_frozen``); ()
         if there are none.
     """
@@ -164,14 +165,14 @@ class FedState(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """How a method makes the model that each client has of its own.
+    """How a method makes a model for each client.
 
     Attributes:
-      params: (state, int32 id) -> that client's params, for the state of the method as it is
-        wrapped; both may be traced.
-      fine_tune: (these params, ``ClientBatch`` of the client's own data) -> the params with which
-        it is evaluated; None: as they are.
-      steps: mini-batches that ``fine_tune`` takes, K.
+      params: (state, int32 id) -> that client's params. The state is the one of the method with all
+        its wrappers. Both arguments may be traced.
+      fine_tune: (these params, ``ClientBatch`` of the client's own data) -> fine-tuned params for
+        its evaluation; None: no fine-tuning.
+      steps: K, the number of mini-batches for ``fine_tune``.
     """
 
     params: Callable[[FedState, jax.Array], Params]
@@ -179,9 +180,9 @@ class Personal(NamedTuple):
     steps: int = 0
 
     def inside(self, unwrap: Callable[[FedState], FedState]) -> "Personal":
-        """The same for a wrapped method.
+        """Return the same for a wrapped method.
 
         Args:
-          unwrap: the wrapped method's state -> the state of the method inside.
+          unwrap: state of the wrapped method -> state of the method inside the wrapper.
         """
         return self._replace(params=lambda state, client: self.params(unwrap(state), client))

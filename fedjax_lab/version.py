@@ -1,3 +1,3 @@
-"""The version of the package, for whoever writes it into a file."""
+"""The version of the package."""
 
 __version__ = "0.4.0.dev0"

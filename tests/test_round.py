@@ -96,8 +96,8 @@ def test_a_compressed_message_keeps_its_shape():
 @pytest.mark.parametrize(
     ("declared", "said"),
     [
-        ({}, r"message\['head'\] holds .*float32\[3\].* what the params hold"),
-        ({"message": lambda params: shapes(params) | {"size": params["b"]}}, r"\['size'\] holds"),
+        ({}, r"message\['head'\] is .*float32\[3\].* as the params"),
+        ({"message": lambda params: shapes(params) | {"size": params["b"]}}, r"\['size'\] is"),
     ],
 )
 def test_a_message_of_another_shape_than_declared(declared, said):
@@ -155,7 +155,7 @@ def with_round_metric(server, messages, cohort):
         ),
         (
             {"client_update": with_other_message},
-            r"message\['delta'\]\['b'\] holds float16\[3\]; .* must hold float32\[3\]",
+            r"message\['delta'\]\['b'\] is float16\[3\]; it must be float32\[3\]",
         ),
         (
             {"server_update": with_other_dtype},

@@ -47,7 +47,7 @@ def empty_memory(params: Params, size: int, inner_products: InnerProducts) -> Me
     """A memory that holds nobody.
 
     Args:
-      params: the server model.
+      params: the global model.
       size: m, at least 1.
       inner_products: of the rows with other rows.
     """

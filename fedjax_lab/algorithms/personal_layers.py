@@ -93,7 +93,7 @@ def lg_fedavg(
     """LG-FedAvg: FedAvg on the last layer, over representations that stay with their clients.
 
     Args:
-      personal: leaves that stay, as of ``fedper``.
+      personal: leaves that stay, as in ``fedper``.
 
     Raises:
       TypeError: ``personal`` is of another type.
@@ -113,7 +113,7 @@ def fedbn(
     """FedBN: FedAvg on all but the normalisation layers, which stay with their clients.
 
     Args:
-      personal: leaves that stay, as of ``fedper``: parameters and running statistics of layers
+      personal: leaves that stay, as in ``fedper``: parameters and running statistics of layers
         that are called norm, batch_norm, LayerNorm_0 and the like.
 
     Raises:
@@ -135,7 +135,7 @@ def fedrep(
     """FedRep: local steps first move the client's own head alone, then the shared body alone.
 
     Args:
-      personal: leaves that stay, as of ``fedper``.
+      personal: leaves that stay, as in ``fedper``.
       head_steps: how many steps of a round move them, below K. None: half of K. 0: they stay as
         they are.
 

@@ -55,7 +55,7 @@ class ServerSGD:
         """The server state's ``momentum`` before round 0: zeros, or () without momentum.
 
         Args:
-          params: the first server model.
+          params: the initial global model.
         """
         return () if self.momentum is None else tree.zeros_like(params)
 

@@ -1,1 +1,1 @@
-"""What clients do, and how a cohort of them is run."""
+"""Local training on a client, and the mapping of a cohort's clients to devices."""

@@ -1,4 +1,4 @@
-"""A round's batch: checked, and completed with who takes part.
+"""Checks of a round's batch, and the participation that follows from it.
 
 Axes: N clients, S slots of the cohort, K local steps, B examples of a mini-batch.
 """
@@ -15,13 +15,12 @@ from fedjax_lab.types import Cohort, CohortBatch, PyTree
 def complete_batch(
     batch: CohortBatch, num_clients: jax.Array, multiple: int
 ) -> tuple[Cohort, dict[str, PyTree]]:
-    """Check a batch, and say who takes part.
+    """Check a batch, and determine which clients participate.
 
-    Where it is known that all steps are taken there is no step mask, and no step is wrapped in a
-    condition.
+    If all steps are known to be taken, there is no step mask, and local steps need no condition.
 
     Args:
-      batch: a round's batch; what is traced of it is checked by its shape alone.
+      batch: the batch of a round; only the shapes of traced fields are checked.
       num_clients: int32 scalar N.
       multiple: slots are padded to a multiple of this (see ``ClientMap``).
 
@@ -29,7 +28,7 @@ def complete_batch(
       The ``Cohort``, and the fields of a ``ClientBatch`` with leading axis S.
 
     Raises:
-      ValueError: a field's shape disagrees with the others', or a number is out of range.
+      ValueError: a field's shape does not match the other fields, or a number is out of range.
     """
     slots, max_steps = _batch_shape(batch)
     _check_concrete(batch, num_clients, max_steps)
@@ -77,7 +76,7 @@ def complete_batch(
 
 
 def _batch_shape(batch: CohortBatch) -> tuple[int, int]:
-    """(S, K), after checking every field's shape against them."""
+    """Check the shapes of all fields; returns (S, K)."""
     leaves = jax.tree.leaves(batch.examples)
     if not leaves or any(leaf.ndim < 3 for leaf in leaves):
         raise ValueError("examples must be a pytree of arrays [S, K, B, ...].")
@@ -112,9 +111,9 @@ def _batch_shape(batch: CohortBatch) -> tuple[int, int]:
 
 
 def _check_concrete(batch: CohortBatch, num_clients, max_steps: int) -> None:
-    """Check the numbers that are known: client ids, step counts, weights."""
+    """Check the client ids, step counts and weights that are not traced."""
     if not is_traced((batch.client_ids, num_clients)):
-        # NumPy's: what is known inside of a jitted function is still traced where JAX compares.
+        # NumPy, because inside a jitted function JAX would trace even a comparison of constants.
         ids, count = np.asarray(batch.client_ids), int(np.asarray(num_clients))
         if ids.min() < 0 or ids.max() > count:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Gradients in which each example counts for no more than a clip norm: DP-SGD.
+"""DP-SGD: mini-batch gradients with per-example clipping and noise.
 
 Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: Deep Learning with Differential Privacy.
 CCS 2016, Algorithm 1.
@@ -26,19 +26,20 @@ def clipped_gradient(
     clip: Scalar,
     noise: Scalar | None,
 ) -> tuple[PyTree, jax.Array, jax.Array, Metrics, Metrics]:
-    """The mean over the valid examples of their gradients, each shortened to ``clip``, with noise.
+    """Compute the mean of per-example gradients, each clipped to norm ``clip``, with noise.
 
-    Each example is given to the loss alone, with a key of its own. B gradients are held at once.
-    One whose norm is not finite counts as zeros.
+    The loss gets each example alone, with a key of its own. All B gradients are in memory at once.
+    A gradient whose norm is not finite is replaced by zeros.
 
     Args:
       loss_fn: (params, examples [1, ...], key) -> losses [1], or (losses, metrics).
       params: where the gradient is taken.
       examples: pytree [B, ...].
       mask: bool [B], which examples are real; None: all.
-      key: of the step.
-      clip: largest norm of an example's gradient, all leaves as one vector.
-      noise: standard deviation of the noise on the sum of the gradients, in clips; None: none.
+      key: PRNG key of the step.
+      clip: maximum norm of an example's gradient, over all leaves.
+      noise: standard deviation of the noise on the sum of the gradients, as a multiple of ``clip``;
+        None: no noise.
 
     Returns:
       (gradient, mean loss, number of valid examples, scalar metrics, per-example metrics), the
@@ -58,7 +59,7 @@ def clipped_gradient(
         (loss, metrics), grads = jax.value_and_grad(one, has_aux=True)(params, example, key, counts)
         norm = tree.norm(grads)
         grads = tree.scale(grads, jnp.where(norm > clip, clip / norm, 1))
-        # One that is not finite would tell of itself in whatever it is added to.
+        # A gradient that is not finite would be visible in any sum.
         grads = tree.zero_unless(jnp.isfinite(norm), grads)
         return tree.zero_unless(counts, (grads, loss, metrics))
 

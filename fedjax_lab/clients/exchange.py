@@ -1,9 +1,9 @@
-"""Sums over the devices of a client map, added in one order.
+"""Sums over the devices of a client map in a fixed order of addition.
 
-How an all-reduce adds depends on what lies between the devices: between processes its order is
-another one than within a process. Here each device gets a share of every device's values, adds
-them in the order of the devices, and hands the sums to all. That moves as many bytes as a ring
-all-reduce, and gives the same bits however the devices are divided among processes.
+The order in which an all-reduce adds depends on the connection between the devices; between
+processes it differs from the order within a process. Here each device gets a share of every
+device's values, adds them in the order of the devices, and sends the sums to all devices. This
+moves as many bytes as a ring all-reduce, and gives the same bits for any number of processes.
 """
 
 import itertools
@@ -14,16 +14,16 @@ import jax.numpy as jnp
 
 from fedjax_lab.types import PyTree
 
-SMALL = 2**12  # elements: such leaves travel together, whole
+SMALL = 2**12  # elements; smaller leaves are sent together and not divided
 
 
 def sum_in_order(values: PyTree, axis: str, devices: int) -> PyTree:
-    """Sums over a mesh axis, on each of its devices; called inside of ``jax.shard_map``.
+    """Sum arrays over a mesh axis; call it inside ``jax.shard_map``.
 
     Args:
-      values: pytree of arrays of one shape on all devices.
+      values: pytree of arrays; each leaf has the same shape on all devices.
       axis: the mesh axis.
-      devices: its size.
+      devices: number of devices along the axis.
     """
     if devices == 1:
         return values
@@ -42,7 +42,7 @@ def sum_in_order(values: PyTree, axis: str, devices: int) -> PyTree:
 
 
 def _sum_large(leaf: jax.Array, axis: str, devices: int) -> jax.Array:
-    """The longest axis is divided, so that no other one has to lie in one piece."""
+    """Sum a leaf in shares of its longest axis, so that its layout need not change."""
     along = max(range(leaf.ndim), key=lambda i: leaf.shape[i])
     length = leaf.shape[along]
     share = -(-length // devices)

@@ -1,8 +1,8 @@
-"""Leaving out the clients that are not finite, at the cost of looking at the sums alone.
+"""Leaves out clients that are not finite, and normally checks only the cohort's sums.
 
-To look at every client's message takes a pass over it, a tenth of a round of a small model. But
-as long as a cohort's sums are finite, so is each of its clients. Only a cohort whose sums are not
-is run once more, client by client looked at.
+Checking every client's message takes a tenth of the time of a round for a small model. If the sums
+over the cohort are finite, every client is. Only if they are not, the cohort is run a second time,
+with a check of each client.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,14 @@ from fedjax_lab.types import PyTree
 def run_until_finite(
     run: Callable[[jax.Array], PyTree], looked_at: Callable[[PyTree], PyTree]
 ) -> PyTree:
-    """``run(False)`` if what is looked at in it is finite, else ``run(True)``.
+    """Return ``run(False)`` if its results are finite, else ``run(True)``.
 
-    The program has ``run`` once. Where several runs are batched, all are run again if one must.
+    The program contains ``run`` only once. If several runs are batched and one has to be repeated,
+    all are.
 
     Args:
-      run: whether to look at each client -> the cohort's results.
-      looked_at: results -> the part of them that has to be finite.
+      run: whether to check each client -> results of the cohort.
+      looked_at: results -> the part that must be finite.
     """
     traced, shapes = jax.make_jaxpr(run, return_shape=True)(jnp.asarray(False))
     structure = jax.tree.structure(shapes)
@@ -47,11 +48,11 @@ def run_until_finite(
 
 
 def is_finite(values: PyTree, look: jax.Array) -> jax.Array:
-    """Whether all of ``values`` are finite; without a look, they are taken to be.
+    """Return whether all values are finite; without a check, return True.
 
     Args:
       values: pytree of arrays.
-      look: bool scalar, the same for all clients.
+      look: bool scalar, whether to check; the same for all clients.
     """
     return jax.lax.cond(look, tree.all_finite, lambda _: jnp.asarray(True), values)
 

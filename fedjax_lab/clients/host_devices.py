@@ -1,7 +1,7 @@
-"""One CPU device for each core, so that a cohort's clients run on all of them.
+"""Creates one CPU device for each core, so that a cohort's clients run on all cores.
 
-XLA runs one program of one CPU device mostly on one core where its matrices are small, as those
-of local steps are. It starts with one CPU device unless told otherwise before its first use.
+With the small matrices of local steps, XLA runs the program of one CPU device mostly on one core.
+It has a single CPU device by default; the number can only be set before its first use.
 """
 
 import contextlib
@@ -15,25 +15,25 @@ _XLA_FLAG = "xla_force_host_platform_device_count"
 
 
 def divide_cpu(count: int | None = None) -> None:
-    """Make JAX's CPU backend ``count`` devices, if it has not started yet.
+    """Set the number of JAX's CPU devices, if the backend has not started yet.
 
-    Called when the package is imported; it changes nothing where the number has been chosen
-    already: by ``jax.config.update("jax_num_cpu_devices", n)``, by XLA's flag, or by an earlier
-    use of JAX. GPUs and TPUs are not concerned.
+    Importing the package calls this function. It has no effect if the number is already fixed, by
+    ``jax.config.update("jax_num_cpu_devices", n)``, by XLA's flag, or by an earlier use of JAX.
+    GPUs and TPUs are not affected.
 
     Args:
-      count: devices; None: the environment variable ``FEDJAX_LAB_CPU_DEVICES``, or else the
-        cores that this process may use.
+      count: number of devices. None: the environment variable ``FEDJAX_LAB_CPU_DEVICES`` if it is
+        set, else the number of cores that this process may use.
 
     Raises:
       ValueError: the number is no positive integer.
     """
-    config: Any = jax.config  # its attributes are made at run time
+    config: Any = jax.config  # attributes are created at run time
     if config.jax_num_cpu_devices > 0 or _XLA_FLAG in os.environ.get("XLA_FLAGS", ""):
         return
     if count is None:
         count = _chosen() or _cores()
-    with contextlib.suppress(RuntimeError):  # the backend has started; it stays as it is
+    with contextlib.suppress(RuntimeError):  # the backend has started already
         config.update("jax_num_cpu_devices", count)
 
 

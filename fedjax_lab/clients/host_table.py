@@ -1,4 +1,4 @@
-"""Client rows on the host: a table that need not fit on a device."""
+"""Client state on the host, in a table that need not fit on a device."""
 
 import errno
 import math
@@ -18,10 +18,10 @@ PREFIX = "client-rows-"
 
 
 class SeenRows(NamedTuple):
-    """What a checkpoint has of a ``HostTable``: the rows of clients that have been there.
+    """The rows of a ``HostTable`` that are stored in a checkpoint.
 
     Attributes:
-      ids: int32 [n], in rising order.
+      ids: int32 [n], the clients that have participated, in ascending order.
       rows: pytree [n, ...].
     """
 
@@ -30,22 +30,22 @@ class SeenRows(NamedTuple):
 
 
 class HostTable:
-    """One row per client in files that are mapped into memory.
+    """A table with one row per client, in memory-mapped files.
 
-    A row exists from the moment when its client has been written; until then it is the first one,
-    with which every client starts. Rows lie in the files in the order in which they came: of
-    373 GiB, only what was written takes room. The files are gone with the table; what lasts is a
-    checkpoint.
+    All clients start with the same row. A client's own row is stored when it is first written. Rows
+    are stored in the order in which they are written, so a table of 373 GiB takes only the disk
+    space of the rows that were written. The files are deleted with the table; checkpoints remain.
 
     Args:
-      first: the row with which each client starts, pytree of arrays [...].
+      first: the initial row of every client, pytree of arrays [...].
       num_clients: N.
-      folder: where the files lie, of this table alone; None: the system's folder for such files.
+      folder: folder of the files, for this table only; None: the system's temporary folder.
 
     Attributes:
       num_clients: N.
-      folder: where the files lie, or are to lie when the first row is written.
-      owned: bool [N], whose rows it keeps, where several processes share them; None: all.
+      folder: folder of the files, which are created when the first row is written.
+      owned: bool [N], the clients whose rows this process stores, if several processes share the
+        table; None: all.
     """
 
     def __init__(self, first: PyTree, num_clients: int, folder: str | Path | None = None):
@@ -55,24 +55,24 @@ class HostTable:
         self.num_clients, self.folder = num_clients, folder
         self.owned: np.ndarray | None = None
         self._count = 0
-        self._places = np.full(num_clients, -1, np.int32)  # in the files
+        self._places = np.full(num_clients, -1, np.int32)  # positions in the files
 
     @property
     def seen(self) -> np.ndarray:
-        """bool [N], whose rows have been written."""
+        """bool [N], the clients whose rows have been written."""
         return self._places >= 0
 
     def _open(self) -> list[np.memmap]:
-        """The files, made before the first row is written."""
+        """Create the files, before the first row is written."""
         if self._files is not None:
             return self._files
-        if self.folder is not None:  # what a process that was killed has left
+        if self.folder is not None:  # a killed process may have left files
             for left in Path(self.folder).glob(f"{PREFIX}*"):
                 shutil.rmtree(left, ignore_errors=True)
         self.folder = tempfile.mkdtemp(prefix=PREFIX, dir=self.folder)
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         sizes = [leaf.nbytes for leaf in jax.tree.leaves(self._first) if leaf.nbytes]
-        # As bytes: a file knows no bfloat16.
+        # As bytes, because NumPy's files have no bfloat16.
         self._files = [
             np.memmap(
                 Path(self.folder) / f"{number}.bin", np.uint8, "w+", shape=(self.num_clients, size)
@@ -82,7 +82,7 @@ class HostTable:
         return self._files
 
     def __repr__(self) -> str:
-        """In one line: how many rows, how many of them seen."""
+        """Describe the table in one line: clients, rows written, size."""
         size = self._row_bytes * self.num_clients
         return (
             f"HostTable({self.num_clients:,} clients, {self._count:,} of them seen, "
@@ -90,19 +90,19 @@ class HostTable:
         )
 
     def read(self, ids: Any) -> PyTree:
-        """Rows, a pytree of NumPy arrays [M, ...].
+        """Read rows: a pytree of NumPy arrays [M, ...].
 
         Args:
-          ids: integers [M] in [0, N), or N for a place that nobody takes: it reads the first row.
+          ids: integers [M] in [0, N), or N for padding, which reads the initial row.
 
         Raises:
-          ValueError: another process keeps one of them.
+          ValueError: a row is stored by another process.
         """
         ids = np.asarray(ids)
         if self.owned is not None and not self.owned[ids[ids < self.num_clients]].all():
             raise ValueError(
-                "ids holds clients whose rows another process keeps; owned says whose are here, "
-                "and fedjax_lab.simulation.host_chunks.all_rows puts all together."
+                "ids has clients whose rows another process stores; the attribute owned says which "
+                "rows are here. fedjax_lab.simulation.host_chunks.all_rows gathers all rows."
             )
         places = np.where(
             ids < self.num_clients, self._places[np.minimum(ids, self.num_clients - 1)], -1
@@ -119,24 +119,24 @@ class HostTable:
         return jax.tree.map(one, self._first)
 
     def write(self, ids: Any, rows: PyTree) -> None:
-        """Replace rows.
+        """Write rows.
 
         Args:
-          ids: distinct integers [M] in [0, N), or N for what is not to be written.
+          ids: distinct integers [M] in [0, N), or N for padding, which is not written.
           rows: pytree of arrays [M, ...].
 
         Raises:
-          OSError: there is no room for them on the disk (``errno.ENOSPC``).
+          OSError: the disk is full (``errno.ENOSPC``).
         """
         ids = np.asarray(ids)
         real = ids < self.num_clients
         own = ids[real]
-        if not len(own):  # nobody came to a chunk, or nobody whose rows are here
+        if not len(own):  # no participants, or none whose rows are here
             return
         files = self._open()
         places = self._places[own]
         new = places < 0
-        # Where a mapped file finds no room the process is killed.
+        # Checked before, because a full disk behind a mapped file kills the process.
         if shutil.disk_usage(str(self.folder)).free < int(new.sum()) * self._row_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(rows)]
@@ -148,15 +148,15 @@ class HostTable:
         self._count += int(new.sum())
 
     def seen_rows(self) -> SeenRows:
-        """The rows of clients that have been there, in memory."""
+        """Return the rows of all clients that have participated, in memory."""
         ids = np.flatnonzero(self.seen).astype(np.int32)
         return SeenRows(ids, self.read(ids))
 
     def load(self, saved: SeenRows) -> None:
-        """Take over what ``seen_rows`` gave; nobody else has been seen then.
+        """Restore the result of ``seen_rows``; all other rows become the initial row.
 
         Args:
-          saved: of a table of the same N and rows.
+          saved: rows of a table with the same N and the same shapes.
         """
         self._places[:], self._count = -1, 0
         self.write(saved.ids, saved.rows)

@@ -1,4 +1,4 @@
-"""What one client does with its mini-batches: masked gradients and masked local steps.
+"""Local training on one client: gradients and local steps, both with masks.
 
 Axes: K local steps, B examples of a mini-batch, M examples of a client.
 """
@@ -19,23 +19,23 @@ from fedjax_lab.clients.resident import gather
 from fedjax_lab.machine.keys import fold_in
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
 
-# The entry of a client's report that is no metric: the local params after its last step. A wrapper
-# sees of a client's half its message, its row and its report.
+# The entry of a client's report that is no metric: the local params after the last step. Wrappers
+# have access to a client's message, row and report only.
 LOCAL_PARAMS = "local_params"
 # Folded into a client's key for its full gradient; local steps fold in 0, 1, 2, ...
 _FULL_GRADIENT = np.uint32(2**32 - 1)
 
 
 class Step(NamedTuple):
-    """What one local step sees.
+    """Input of one local step.
 
     Attributes:
       examples: pytree [B, ...].
       mask: bool [B], which examples are real; None: all.
-      key: the step's PRNG key, shared by all gradients of the step.
-      memory: what the method carries from step to step (see ``local_steps``).
+      key: PRNG key of the step, shared by all its gradients.
+      memory: values that the method carries from step to step (see ``local_steps``).
       transform_state: state of the gradient transform.
-      measures: what is reported of each gradient besides its loss; None: nothing.
+      measures: metrics of each gradient in addition to its loss; None: no such metrics.
     """
 
     examples: PyTree
@@ -47,15 +47,15 @@ class Step(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """What a gradient hands on: a direction returns the report of its first gradient.
+    """Report of a gradient. A direction returns the report of its first gradient.
 
     Attributes:
       loss: mean loss over the valid examples at the point of the gradient.
-      num_examples: how many examples were valid.
-      memory: what the next step finds in ``step.memory``; change it with ``_replace``.
-      transform_state: the gradient transform's state after its update.
-      metrics: scalars to be averaged over the client's steps.
-      example_metrics: means over the valid examples, to be averaged like the loss.
+      num_examples: number of valid examples.
+      memory: ``step.memory`` of the next step; change it with ``_replace``.
+      transform_state: state of the gradient transform after its update.
+      metrics: scalars to average over the client's steps.
+      example_metrics: means over the valid examples, averaged over steps like the loss.
     """
 
     loss: jax.Array
@@ -72,17 +72,18 @@ Direction = Callable[[Params, Step], tuple[PyTree, StepReport]]
 
 @dataclasses.dataclass(frozen=True)
 class Gradient:
-    """Gradient of the masked mean loss, after an optional gradient transform.
+    """Gradient of the masked mean loss, with an optional gradient transform.
 
-    ``gradient(params, step)`` is itself a ``Direction``: plain SGD descends it.
+    ``gradient(params, step)`` is itself a ``Direction``, the one of plain SGD.
 
     Attributes:
-      loss_fn: (params, examples [B, ...], key) -> losses, float [B]; or (losses, metrics); with an
-        argument ``mask``, if it wants that: see ``apply_loss``.
-      transform: optax transformation of the raw gradient, such as clipping and weight
-        decay; its state is new in every round. None: the raw gradient.
-      example_clip: largest norm of each example's gradient in the mean; None: any.
-      example_noise: with it, standard deviation of the noise on their sum, in clips; None: none.
+      loss_fn: (params, examples [B, ...], key) -> losses, float [B]; or (losses, metrics). It may
+        have an argument ``mask``; see ``apply_loss``.
+      transform: optax transformation of the raw gradient, such as clipping and weight decay. Its
+        state is initialised in every round. None: the raw gradient.
+      example_clip: maximum norm of each example's gradient in the mean; None: no clipping.
+      example_noise: with ``example_clip``, standard deviation of the noise on the sum of these
+        gradients, as a multiple of ``example_clip``; None: no noise.
     """
 
     loss_fn: LossFn
@@ -91,7 +92,7 @@ class Gradient:
     example_noise: Scalar | None = None
 
     def init(self, params: Params) -> PyTree:
-        """State of the transform at the start of a round.
+        """Initialise the state of the transform at the start of a round.
 
         Args:
           params: the local params before the first step.
@@ -99,15 +100,17 @@ class Gradient:
         return () if self.transform is None else self.transform.init(params)
 
     def __call__(self, params: Params, step: Step) -> tuple[PyTree, StepReport]:
-        """Gradient at ``params`` of the step's mean loss, and the report."""
+        """Compute (gradient of the step's mean loss at ``params``, report)."""
         grads, report = self.raw(params, step)
         return self.transformed(grads, params, report)
 
     def raw(self, params: Params, step: Step) -> tuple[PyTree, StepReport]:
-        """The gradient before its transform, for methods that take it at one point for another.
+        """Compute the gradient without the transform.
+
+        For methods that evaluate a gradient at one point and apply it at another one.
 
         Args:
-          params: where the gradient is taken.
+          params: the point at which to compute the gradient.
           step: the mini-batch, its mask and its key.
 
         Returns:
@@ -130,12 +133,12 @@ class Gradient:
     def transformed(
         self, grads: PyTree, params: Params, report: StepReport
     ) -> tuple[PyTree, StepReport]:
-        """Transform raw ``grads``, with any decay taken at ``params``; the report has the state.
+        """Apply the transform to a raw gradient; the returned report has the transform's new state.
 
         Args:
-          grads: raw gradient, shaped like ``params``.
-          params: where any decay is taken.
-          report: of the raw gradient; holds the transform's state.
+          grads: raw gradient, with the structure of ``params``.
+          params: params for the transform, such as for weight decay.
+          report: report of the raw gradient, with the transform's state.
         """
         if self.transform is None:
             return grads, report
@@ -143,24 +146,26 @@ class Gradient:
         return grads, report._replace(transform_state=state)
 
     def full(self, params: Params, batch: ClientBatch) -> PyTree:
-        """Gradient over all of the client's examples: one masked mean, transformed afresh.
+        """Compute the gradient over all examples of the client, with a fresh transform state.
 
-        Takes ``batch.full_examples``, or the valid examples of the steps that are taken. These may
-        hold an example several times, and would add it as often under one noise.
+        The examples are ``batch.full_examples`` or, without them, the valid examples of the
+        client's steps. The latter may contain an example several times, which the noise for one
+        occurrence would not cover. They are therefore refused with ``example_noise``.
 
         Args:
-          params: where the gradient is taken.
-          batch: the client's slice of the round.
+          params: the point at which to compute the gradient.
+          batch: the client's batch of the round.
 
         Raises:
-          ValueError: there is ``example_noise``, and the batch has no ``full_examples``.
+          ValueError: ``example_noise`` is set, and the batch has no ``full_examples``.
         """
         examples, mask = batch.full_examples, batch.full_mask
         if examples is None and self.example_noise is not None:
             raise ValueError(
-                f"example_noise is {self.example_noise} and full_examples not given; among the "
-                "round's mini-batches an example may be once for each pass, and a full gradient "
-                "has noise for one. Give full_examples=True, and count that gradient as a pass."
+                f"example_noise is {self.example_noise}, but the batch has no full_examples. The "
+                "round's mini-batches contain an example once for each pass, and the noise of a "
+                "full gradient covers one. Use full_examples=True, and count that gradient as a "
+                "pass."
             )
         if examples is None:
             shape = jax.tree.leaves(batch.examples)[0].shape[:2]
@@ -181,7 +186,7 @@ class Gradient:
         def mean(values):
             if mask is None:
                 return values.mean()
-            # Not values * mask: an infinite loss on padding must not become NaN.
+            # Not values * mask: for an infinite loss on padding, this would be NaN.
             return jnp.where(mask, values, 0).sum() / jnp.maximum(count, 1)
 
         per_example = {name: mean(v) for name, v in metrics.items() if name not in per_step}
@@ -189,14 +194,14 @@ class Gradient:
 
 
 class LocalResult(NamedTuple):
-    """What a client's local steps leave.
+    """Result of a client's local steps.
 
     Attributes:
       params: the local params after K_i steps.
       memory: the method's memory after the last step.
-      lr_sum: sum over the steps taken of the learning rate; K_i * lr where it is constant.
-      report: name -> (total, weight); a round's metric is sum(total) / sum(weight). Its entry
-        ``LOCAL_PARAMS`` is ``params``, for wrappers, and no metric.
+      lr_sum: sum of the learning rates of all steps; K_i * lr for a constant learning rate.
+      report: name -> (total, weight); a metric of the round is sum(total) / sum(weight). The entry
+        ``LOCAL_PARAMS`` is no metric; it has ``params``, for wrappers.
     """
 
     params: Params
@@ -206,19 +211,16 @@ class LocalResult(NamedTuple):
 
 
 def metrics_of(report: dict[str, Any]) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """A client's report without its local params: name -> (total, weight), float scalars.
+    """Return a client's report without the local params: name -> (total, weight), float scalars.
 
     Args:
-      report: as ``client_update`` returns it.
+      report: report that ``client_update`` returned.
     """
     return {name: value for name, value in report.items() if name != LOCAL_PARAMS}
 
 
 def _fill(examples: PyTree, mask: jax.Array | None) -> PyTree:
-    """Put the first valid example into the masked places.
-
-    Else the gradient of a masked NaN, times 0, would be NaN.
-    """
+    """Replace masked examples by the first valid one; a NaN in them would survive a factor 0."""
     if mask is None:
         return examples
     place = jnp.where(mask, jnp.arange(mask.shape[0]), jnp.argmax(mask))
@@ -236,19 +238,19 @@ def local_steps(
 ) -> LocalResult:
     """Take the client's K_i local steps ``y <- y - lr * direction(y, step)``.
 
-    A masked step is an exact no-op, for the params and for everything carried along. It is
-    not computed where clients are mapped one by one; where several are batched, steps are
-    computed until the longest of them is done.
+    A masked step leaves the params and all carried values exactly unchanged. If clients run one
+    after the other, masked steps are not computed. If clients are batched, steps are computed until
+    the client with the most steps has finished.
 
     Args:
-      direction: what a step descends; takes the step's gradients itself.
-      gradient: gives the transform its initial state.
-      params: where the client starts.
+      direction: (y, step) -> (direction of descent, report); it computes the gradients of the step.
+      gradient: creates the initial state of the gradient transform.
+      params: the client's initial params.
       batch: the client's mini-batches, with examples [K, B, ...].
-      lr: learning rate, or a function of (k, K_i), where k counts the steps taken before.
+      lr: learning rate, or a function of (k, K_i), where k is the number of earlier steps.
       memory: initial ``step.memory``; () if the method carries nothing.
-      transform: optax transformation of the whole direction, with any decay taken at y; its
-        state is new for every call. None: the direction as it is.
+      transform: optax transformation of the direction, with weight decay at y. Its state is
+        initialised in every call. None: no transformation.
     """
 
     def take(carry, step_index, examples, mask):
@@ -268,7 +270,7 @@ def local_steps(
 
     def body(carry, xs):
         step_index, examples, mask, taken = xs
-        # Not inside a choice: batched, that would have a copy of the source for each client.
+        # Not inside the condition: batched, it would copy the source for each client.
         examples = gather(_fill(examples, mask), batch.source)
         if taken is None:
             return take(carry, step_index, examples, mask)

@@ -1,4 +1,6 @@
-"""Client maps: how one client's function is run over a cohort of S slots.
+"""Client maps: how the clients of a cohort are mapped to devices.
+
+A client map runs the function of one client over the S slots of a cohort:
 
 =======================  ============================================
 ``vmap``                 all clients at once, as one batched program
@@ -7,15 +9,16 @@
 ``shard_map``, ``pmap``  an equal share of the cohort on each device
 ``shard_map:n``          the same on n devices
 ``shard_map:CxM``        C equal shares, each on M devices that divide the model; see ``model_axis``
-``shard_map/chunk:8``    the same, saying how a device maps its share (else ``scan`` on CPU and
-                         ``vmap`` elsewhere)
+``shard_map/chunk:8``    the same, with ``chunk:8`` for the share of a device (default: ``scan`` on
+                         CPU, ``vmap`` elsewhere)
 =======================  ============================================
 
-``auto`` and ``measure`` leave the choice to the planner (see ``fedjax_lab.clients.planner``).
-Where clients take unequal numbers of steps, ``chunk:n`` puts clients of like length together,
-and the maps over devices deal them out in order of length. All maps give the same sums up to
-rounding. Weighted sums over the cohort are accumulated inside the map, so that memory is that
-of a chunk and not of the cohort.
+With ``auto`` and ``measure`` the planner chooses (see ``fedjax_lab.clients.planner``).
+
+All maps give the same sums up to rounding. Weighted sums over the cohort are accumulated inside the
+map, so that memory grows with a chunk and not with the cohort. If clients take unequal numbers of
+steps, ``chunk:n`` groups clients with similar numbers, and the maps over several devices distribute
+the clients to them in order of this number.
 """
 
 import dataclasses
@@ -34,11 +37,11 @@ from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.machine.target import Target, platform_of
 from fedjax_lab.types import Params, PyTree
 
-# (shared, one client, longest) -> ({rule: tree to be summed with that rule's coefficients}, kept)
-# ``longest``, the steps after which all clients of a batch are done, is not batched; or None.
+# (shared, one client, longest) -> ({rule: tree to sum with that rule's coefficients}, unsummed)
+# ``longest`` is the number of steps after which all batched clients have finished, or None.
 ClientFn = Callable[[PyTree, PyTree, jax.Array | None], tuple[dict[str, PyTree], PyTree]]
 CLIENT_MAPS = ("auto", "chunk:n", "measure", "pmap", "scan", "shard_map", "vmap")
-ON_SEVERAL = ("pmap", "shard_map")  # devices share the cohort
+ON_SEVERAL = ("pmap", "shard_map")  # the devices divide the cohort
 PLANNED = ("auto", "measure")
 _COUNTS = f"must be at least 1, and at most {LARGEST_INT}"
 
@@ -53,25 +56,26 @@ def _undecided(*arguments: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class ClientMap:
-    """A way to run a ``ClientFn`` over the cohort, as ``parse_client_map`` makes it of a name.
+    """A mapping of a cohort's clients to devices; ``parse_client_map`` creates it from a name.
 
     Attributes:
-      name: as given.
-      kind: the name's first word, such as "chunk" or "shard_map".
-      multiple: the cohort is padded to a multiple of this many slots.
+      name: the full name.
+      kind: first word of the name, such as "chunk" or "shard_map".
+      multiple: the cohort is padded to a multiple of this number of slots.
       run: (fn, shared, clients [S, ...], coefficients {rule: [S]}, lengths int32 [S] or None)
-        -> (sums, kept [S, ...]). ``lengths``: after how many steps a client is done. An error
-        while the planner has to choose, or where the devices of a target are not at hand.
-      shares: into how many shares the cohort is divided, one for each device or group of devices.
-      parts: over how many devices a model is divided.
-      devices: the devices that share the cohort; empty for a single-device map, and where the
-        devices of a target are not at hand.
-      sort: lengths [S] -> the order of slots in which the cohort is run best; None: any.
-      mesh: of the devices, with the axis ``clients``, and of ``shard_map:CxM`` also ``model``; None
-        where there are no devices.
-      collect: kept [S, ...] -> the same on all devices, before the server reads it; where devices
-        divide a model, as it is.
-      whole: traced values -> the same, of which each device is to work out all by itself.
+        -> (sums, unsummed results [S, ...]). ``lengths`` has the number of steps after which each
+        client has finished. Calling it is an error before the planner has chosen, and for a target
+        without devices.
+      shares: number of shares of the cohort, one for each device or group of devices.
+      parts: number of devices that divide a model.
+      devices: the devices that divide the cohort; empty for a single-device map, and for a target
+        without devices.
+      sort: lengths [S] -> the best order of the slots; None: any order.
+      mesh: mesh of the devices with the axis ``clients``, and for ``shard_map:CxM`` also ``model``;
+        None if there are no devices.
+      collect: unsummed results [S, ...] -> copies on all devices, for the server. If devices divide
+        a model, the results are returned unchanged.
+      whole: traced values -> the same values, computed by each device for itself.
     """
 
     name: str
@@ -88,33 +92,33 @@ class ClientMap:
 
     @property
     def is_planned(self) -> bool:
-        """Whether the planner has to choose first."""
+        """Whether the planner still has to choose a client map."""
         return self.kind in PLANNED
 
     @property
     def divides_rows(self) -> bool:
-        """Whether the devices can share the table of client rows."""
+        """Whether the table of client rows can be sharded over the devices."""
         return self.kind == "shard_map" and self.shares > 1
 
 
 def single_device_map(target: Target | None = None) -> str:
-    """The map for one device: ``scan`` on CPU, ``vmap`` elsewhere.
+    """Return the client map for one device: ``scan`` on CPU, ``vmap`` elsewhere.
 
     Args:
-      target: a machine; None: the running one.
+      target: a machine; None: the current machine.
     """
     return "scan" if platform_of(target) == "cpu" else "vmap"
 
 
 def check_client_map(client_map: str, argument: str = "client_map") -> str:
-    """Return ``client_map`` if it is the name of a client map, whatever devices there are.
+    """Check that a text is the name of a client map, for any number of devices, and return it.
 
     Args:
-      client_map: what was given.
-      argument: the argument's name, for the error.
+      client_map: the text.
+      argument: name of the argument, for the error.
 
     Raises:
-      TypeError: it is no text.
+      TypeError: it is not a string.
       ValueError: the name is unknown, or a number in it is no positive integer.
     """
     if not isinstance(client_map, str):
@@ -127,17 +131,17 @@ def check_client_map(client_map: str, argument: str = "client_map") -> str:
 def parse_client_map(
     client_map: str | ClientMap, target: Target | None = None, argument: str = "client_map"
 ) -> ClientMap:
-    """Turn a client map's name into a ``ClientMap``; one that is parsed already stays as it is.
+    """Create a ``ClientMap`` from its name; a ``ClientMap`` is returned unchanged.
 
     Args:
       client_map: such as "scan", "chunk:8", "shard_map:2/vmap" or "auto".
-      target: the machine whose devices it uses; None: the running one.
-      argument: the argument's name, for errors.
+      target: the machine whose devices it uses; None: the current machine.
+      argument: name of the argument, for errors.
 
     Raises:
-      TypeError: it is no text.
-      ValueError: the name is unknown, a number in it is no positive integer, or it wants more
-        devices than there are.
+      TypeError: it is not a string.
+      ValueError: the name is unknown, a number in it is no positive integer, or it needs more
+        devices than the machine has.
     """
     if isinstance(client_map, ClientMap):
         return client_map
@@ -159,13 +163,13 @@ def parse_client_map(
         raise ValueError(
             f"{argument} is {client_map!r}; there are {number} {platform_of(target)} devices."
         )
-    if not devices:  # of a target that is described only
+    if not devices:  # a target without devices
         shares = count or number // max(parts, 1)
 
         def run(*arguments: Any) -> Any:
             raise ValueError(
-                f"client_map is {client_map!r} of a {platform_of(target)} that is only described: "
-                "it has no devices to run on."
+                f"client_map is {client_map!r}, and the target is a {platform_of(target)} that is "
+                "only described: it has no devices to run on."
             )
 
         return ClientMap(client_map, kind, 1, run, shares, max(parts, 1))
@@ -178,7 +182,7 @@ def parse_client_map(
         return _longest_first(lengths).reshape(-1, shares).T.reshape(-1)
 
     if kind == "pmap":
-        # In the mesh's order, which on a TPU is not that of `jax.devices`, and all programs have.
+        # In the order of the mesh, which all programs use; on a TPU, `jax.devices` differs.
         spread, whole = _pmapped(on_device.run, tuple(mesh.devices.flat)), _same
     else:
         spread, whole = _sharded(on_device.run, mesh), _collected(mesh)
@@ -203,23 +207,25 @@ def model_shardings(
     params_sharding: ParamsSharding = None,
     target: Target | None = None,
 ) -> PyTree:
-    """Where ``simulate`` puts a model, to make or to load it in parts.
+    """Return the shardings with which ``simulate`` divides a model over devices.
 
-    ``jax.jit(init, out_shardings=model_shardings(...))`` makes each part on its own device, and
-    ``jax.device_put(frozen, model_shardings(...))`` sends it there. Frozen weights that have been
-    placed so are evaluated where they lie.
+    Use them to create or load a model that does not fit on one device:
+    ``jax.jit(init, out_shardings=model_shardings(...))`` creates each part on its own device, and
+    ``jax.device_put(frozen, model_shardings(...))`` copies each part there. An evaluation leaves
+    frozen weights that are placed in this way on their devices.
 
     Args:
       params: a model or frozen weights, or their shapes.
       client_map: "shard_map:CxM".
-      params_sharding: as of ``simulate``: a function, or a prefix of the tree of ``params``.
-      target: the machine; None: the running one.
+      params_sharding: as in ``simulate``: a function, or a prefix of the tree of ``params``.
+      target: the machine; None: the current machine.
 
     Returns:
-      A pytree of ``NamedSharding``, like ``params``.
+      A pytree of ``NamedSharding`` with the structure of ``params``.
 
     Raises:
-      ValueError, TypeError: the client map divides no models, or ``params_sharding`` does not fit.
+      ValueError, TypeError: the client map does not divide models, or ``params_sharding`` does not
+        fit.
     """
     layout = model_layout(params, parse_client_map(client_map, target).mesh, params_sharding)
     if layout is None:
@@ -228,7 +234,7 @@ def model_shardings(
 
 
 def _split(client_map: str, argument: str) -> tuple[str, int, int, str]:
-    """(kind, the number behind it or 0, that behind its x or 0, a device's share or "")."""
+    """Split a name into (kind, n or C or 0, M or 0, map of a device's share or "")."""
     if not isinstance(client_map, str):
         raise TypeError(f"{argument} is {client_map!r}; it must be text, such as 'auto'.")
     whole, _, share = client_map.partition("/")
@@ -245,7 +251,7 @@ def _split(client_map: str, argument: str) -> tuple[str, int, int, str]:
         if not _is_count(size):
             raise ValueError(f"{argument} is {client_map!r}; n in {kind}:n {_COUNTS}.")
     elif colon or kind in PLANNED:
-        raise ValueError(f"{argument} is {client_map!r}; {kind} stands alone.")
+        raise ValueError(f"{argument} is {client_map!r}; {kind} takes no number and no share.")
     if share and not spreads:
         raise ValueError(f"{argument} is {client_map!r}; only shard_map and pmap have a share.")
     if share and _split(share, argument)[0] in ON_SEVERAL:
@@ -261,7 +267,7 @@ def _longest_first(lengths):
     return jnp.argsort(-lengths, stable=True)
 
 
-# A -1 among the lengths has no answer for an array of size 0.
+# Sizes are computed, because reshape cannot infer -1 for an array of size 0.
 
 
 def _parts(leaf, count):
@@ -303,7 +309,7 @@ def _chunked(size: int):
         if size > 1:
             chunks = jax.tree.map(lambda leaf: _parts(leaf, leaf.shape[0] // size), chunks)
         first = jax.tree.map(lambda leaf: leaf[0], chunks)
-        # Where nothing is summed, a second trace would find nothing.
+        # If nothing is summed, there is no need to trace a second time.
         shapes = jax.eval_shape(one_chunk, *first)[0] if coefficients else {}
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         sums, kept = jax.lax.scan(body, zeros, chunks)
@@ -331,7 +337,7 @@ def _pmapped(share, devices):
 
 
 def _sharded(share, mesh):
-    divided = MODEL in mesh.axis_names  # the compiler adds what devices hold parts of
+    divided = MODEL in mesh.axis_names  # the compiler adds divided arrays
 
     def run(fn: ClientFn, shared, clients, coefficients, lengths):
         def on_device(shared, clients, coefficients, lengths):
@@ -347,7 +353,7 @@ def _sharded(share, mesh):
             in_specs=(same, split, split, split),
             out_specs=(split if divided else same, split),
             axis_names={AXIS},
-            check_vma=False,  # the carries of `share` start as constants, equal on all devices
+            check_vma=False,  # the carries of `share` start as equal constants
         )(shared, clients, coefficients, lengths)
         return jax.tree.map(lambda leaf: leaf.sum(0), sums) if divided else sums, kept
 
@@ -355,6 +361,6 @@ def _sharded(share, mesh):
 
 
 def _collected(mesh):
-    """Copies on all devices: what is added up then is added up on each of them in one order."""
+    """Copy to all devices, so that each device adds the values in the same order."""
     whole = NamedSharding(mesh, PartitionSpec())
     return lambda kept: jax.lax.with_sharding_constraint(kept, whole)

@@ -1,4 +1,4 @@
-"""What is reported of a local step besides its loss: metrics of the loss, and measures.
+"""Metrics of a local step in addition to its loss: metrics of the loss function, and measures.
 
 Axes: B examples of a mini-batch.
 """
@@ -18,7 +18,7 @@ from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree
 
 # (params, gradient) -> scalar
 Measure = Callable[[Params, PyTree], Any]
-# What rounds and rows call their own; a loss's metrics have other names.
+# Reserved names of metrics, which a loss function may not use.
 OWN_METRICS = frozenset(
     {
         *("round", "seconds", "compile_seconds", "round_seconds", "simulated_seconds"),
@@ -41,7 +41,7 @@ OWN_METRICS = frozenset(
     }
 )
 _OWN = ", ".join(sorted(OWN_METRICS))
-# What flax says where a module changes, or lacks, variables that are no parameters.
+# Parts of flax's messages about variables that are no parameters.
 _OF_FLAX = (
     errors.ScopeCollectionNotFound,
     errors.ModifyScopeVariableError,
@@ -50,10 +50,10 @@ _OF_FLAX = (
 
 
 def takes_mask(function: Callable[..., Any]) -> bool:
-    """Whether a loss, or a function that counts, names an argument ``mask``.
+    """Return True if a function has an argument named ``mask``.
 
     Args:
-      function: what is to be called.
+      function: a loss or another function of examples.
     """
     if isinstance(function, functools.partial) and "mask" in function.keywords:
         return False  # the caller gives one already
@@ -67,23 +67,23 @@ def takes_mask(function: Callable[..., Any]) -> bool:
 def apply_loss(
     loss_fn: LossFn, params: Params, examples: PyTree, key: Key, mask: jax.Array | None = None
 ) -> tuple[jax.Array, Metrics]:
-    """(losses [B], metrics) of a loss that returns losses, or both, checked.
+    """Call a loss function and check its result; returns (losses [B], metrics).
 
-    A metric is a number for each example, averaged over examples like the loss, or one for the
-    whole mini-batch, averaged over steps. It has the losses' dtype.
+    A metric is either a number for each example, averaged over examples like the loss, or one
+    number for the mini-batch, averaged over steps. It is converted to the dtype of the losses.
 
     Args:
-      loss_fn: (params, examples, key) -> losses, float [B], or (losses, {name: [B] or scalar}). One
-        that names an argument ``mask`` gets bool [B]: which examples are real.
-      params: where the loss is taken.
+      loss_fn: (params, examples, key) -> losses, float [B], or (losses, {name: [B] or scalar}). If
+        it has an argument named ``mask``, it gets bool [B], True for real examples.
+      params: params of the model.
       examples: pytree [B, ...].
-      key: of its randomness.
-      mask: bool [B]; None: all are real. What is averaged is the caller's business.
+      key: PRNG key of the loss.
+      mask: bool [B], passed to the loss; None: all examples are real. Losses are not masked here.
 
     Raises:
-      TypeError: it returned something else.
-      ValueError: it returned arrays of other shapes, or a metric with a name of the library's; or
-        a flax module in it has variables besides its parameters.
+      TypeError: the result has the wrong type.
+      ValueError: an array has the wrong shape, a metric has a reserved name, or a flax module has
+        variables in addition to its parameters.
     """
     size = jax.tree.leaves(examples)[0].shape[0]
     named = {}
@@ -94,10 +94,10 @@ def apply_loss(
     except _OF_FLAX as error:
         said = str(error).partition(" (http")[0].rstrip(".")
         raise ValueError(
-            f"loss_fn: {said}. Running statistics, such as those of flax's own BatchNorm, are no "
-            "parameters; fedjax_lab.models.batch_norm.BatchNorm keeps them among the parameters, "
-            "and GroupNorm has none. A module of flax NNX is to be made of its parameters inside "
-            "of loss_fn, as fedjax_lab.models.nnx.from_nnx does."
+            f"loss_fn: {said}. The running statistics of flax's own BatchNorm are not among the "
+            "parameters. Use fedjax_lab.models.batch_norm.BatchNorm, which stores them there, or "
+            "GroupNorm, which has none. A module of flax NNX must be built from its parameters "
+            "inside loss_fn, as fedjax_lab.models.nnx.from_nnx does."
         ) from error
     metrics: Mapping[str, Any] = {}
     if isinstance(losses, tuple) and len(losses) == 2 and isinstance(losses[1], Mapping):
@@ -112,7 +112,7 @@ def apply_loss(
     if jnp.shape(losses) != (size,):
         raise ValueError(
             f"loss_fn returned an array of shape {jnp.shape(losses)}; it must return one loss "
-            f"per example, shape ({size},). Leave the mean to the library."
+            f"per example, shape ({size},). The library computes the mean."
         )
     losses = jnp.asarray(losses)
     return losses, {name: _metric(name, value, losses) for name, value in metrics.items()}
@@ -123,8 +123,8 @@ def _metric(name: Any, value: Any, losses: jax.Array) -> jax.Array:
         raise TypeError(f"loss_fn returned a metric called {name!r}; a name must be a string.")
     if name in OWN_METRICS:
         raise ValueError(
-            f"loss_fn returned a metric called {name!r}; the library has {_OWN} "
-            "itself. Choose another name."
+            f"loss_fn returned a metric called {name!r}; this name is reserved, like {_OWN}. "
+            "Choose another name."
         )
     if jnp.shape(value) not in ((), losses.shape):
         raise ValueError(
@@ -135,11 +135,11 @@ def _metric(name: Any, value: Any, losses: jax.Array) -> jax.Array:
 
 
 def with_frozen_weights(loss_fn: LossFn, frozen: PyTree) -> LossFn:
-    """The loss of an ``Algorithm`` as a function of (params, examples, key).
+    """Convert the loss of an ``Algorithm`` to a function of (params, examples, key).
 
     Args:
       loss_fn: ``algorithm.loss_fn``.
-      frozen: the frozen weights that it reads; () if there are none.
+      frozen: frozen weights for the loss; () if there are none.
     """
     return functools.partial(loss_fn, frozen=frozen) if jax.tree.leaves(frozen) else loss_fn
 
@@ -147,27 +147,27 @@ def with_frozen_weights(loss_fn: LossFn, frozen: PyTree) -> LossFn:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Measures:
-    """What is reported of each gradient of a client besides its loss.
+    """Metrics of each gradient of a client, in addition to its loss.
 
-    They travel from ``ClientBatch`` to ``Step``. As part of a pytree they have no leaves.
+    They are passed from ``ClientBatch`` to ``Step``. In a pytree they have no leaves.
 
     Attributes:
-      named: pairs of a metric's name and its measure, (params, gradient) -> scalar.
+      named: pairs (name of the metric, function (params, gradient) -> scalar).
     """
 
     named: tuple[tuple[str, Measure], ...]
 
     def of(self, params: Params, grads: PyTree, loss: jax.Array, taken: Set[str]) -> Metrics:
-        """The measures of one gradient, in the loss's dtype.
+        """Compute the measures of one gradient, in the dtype of the loss.
 
         Args:
-          params: where it was taken.
+          params: the point of the gradient.
           grads: the raw gradient.
-          loss: its mean loss, a scalar.
-          taken: names of the loss's own metrics.
+          loss: the mean loss, a scalar.
+          taken: names of the loss function's own metrics.
 
         Raises:
-          ValueError: a name is taken, or a measure is no scalar.
+          ValueError: a name is in ``taken``, or a measure is no scalar.
         """
         found: Metrics = {}
         for name, measure in self.named:
@@ -184,10 +184,10 @@ class Measures:
 
 
 def add_measures(batch: ClientBatch, measures: Mapping[str, Measure]) -> ClientBatch:
-    """The batch with more measures; of one name, the last that is added counts.
+    """Add measures to a batch; a measure replaces an earlier one of the same name.
 
     Args:
-      batch: a client's.
+      batch: batch of a client.
       measures: name -> measure.
     """
     known = {} if batch.measures is None else dict(batch.measures.named)

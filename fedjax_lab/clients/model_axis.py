@@ -1,12 +1,12 @@
-"""The mesh axis ``model``: how a model, and all that is shaped like it, is divided over devices.
+"""The mesh axis ``model``: how a model and arrays of its shape are divided over devices.
 
-With the client map ``shard_map:CxM`` each of C shares of a cohort has M devices, and each of these
-holds a part of every large array. What belongs to a leaf of the params (its update, its momentum,
-its row in a client's state) is found by its path, which ends like that of the leaf, and lies like
-it; the axes in front of the leaf's own are those of clients or of a memory.
+With the client map ``shard_map:CxM`` a cohort has C shares with M devices each, and each device
+stores a part of every large array. Arrays that belong to a leaf of the params (its update, its
+momentum, a client's state) are divided like the leaf. They are recognised by the end of their path,
+which is the path of the leaf. Their additional leading axes are those of clients or of a memory.
 
-Manual in a round is the axis ``clients`` alone. The products and sums within a model are divided
-by the compiler, who needs to be told where the results lie and nothing else.
+Only the axis ``clients`` is manual in a round. The compiler divides products and sums within a
+model; it only needs the shardings of the results.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ from fedjax_lab.types import Params, PyTree
 
 MODEL = "model"  # the name of the axis
 
-# (path of a leaf, such as "dense_0/kernel", the leaf or its shape) -> how it is divided
+# (path of a leaf, such as "dense_0/kernel", the leaf or its shape) -> its ``PartitionSpec``
 SpecOf = Callable[[str, Any], PartitionSpec]
-# That; or the specs themselves, a prefix of the params' tree; None: ``shard_largest``.
+# Such a function, or a prefix tree of specs; None: ``shard_largest``.
 ParamsSharding = SpecOf | PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelLayout:
-    """Where the leaves of a model lie.
+    """The division of a model over devices.
 
     Attributes:
-      mesh: with the axes ``clients`` and ``model``.
-      leaves: path of each leaf -> its shape and how it is divided.
-      frozen: the specs of the frozen weights, a tree like theirs; ().
+      mesh: mesh with the axes ``clients`` and ``model``.
+      leaves: path of each leaf -> (shape, spec).
+      frozen: specs of the frozen weights, with their tree structure; () without frozen weights.
     """
 
     mesh: Mesh
@@ -45,12 +45,12 @@ class ModelLayout:
     frozen: PyTree = ()
 
     def specs(self, values: PyTree, leading: Any = None) -> PyTree:
-        """How ``values`` are divided, those that belong to a leaf of the params like that leaf.
+        """Return the specs of a pytree; arrays that belong to a leaf are divided like the leaf.
 
         Args:
           values: pytree of arrays or of shapes, such as a state.
-          leading: an axis' name, or None, for the first of the axes in front of a leaf's own; or
-            ``PartitionSpec.UNCONSTRAINED``, for all of them, where the compiler is to choose.
+          leading: name of a mesh axis, or None, for the first additional leading axis; or
+            ``PartitionSpec.UNCONSTRAINED``: the compiler chooses for all leading axes.
         """
         follows = leading is PartitionSpec.UNCONSTRAINED
 
@@ -63,12 +63,12 @@ class ModelLayout:
         return jax.tree_util.tree_map_with_path(spec, values)
 
     def constrain(self, values: PyTree) -> PyTree:
-        """``values``, traced, whose parts of a model are divided like it; all else is left alone.
+        """Constrain traced values that belong to the model to its division; others are unchanged.
 
         Args:
           values: pytree of arrays.
         """
-        around = jax.sharding.get_abstract_mesh()  # within a client map ``clients`` is manual
+        around = jax.sharding.get_abstract_mesh()  # ``clients`` is manual
         mesh = self.mesh if around.empty else around
         specs = self.specs(values, PartitionSpec.UNCONSTRAINED)
 
@@ -80,7 +80,7 @@ class ModelLayout:
         return jax.tree.map(constrain, specs, values, is_leaf=_is_spec)
 
     def shardings(self, specs: PyTree) -> PyTree:
-        """The same as placements.
+        """Convert specs to shardings on the mesh.
 
         Args:
           specs: pytree of ``PartitionSpec``.
@@ -88,7 +88,7 @@ class ModelLayout:
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=_is_spec)
 
     def _of(self, path: tuple[Any, ...], shape: tuple[int, ...]):
-        """(axes, spec) of the leaf that a path belongs to; None: of none."""
+        """Return (axes, spec) of the leaf that a path belongs to; None if there is none."""
         for start in range(len(path) + 1):
             found = self.leaves.get(path[start:])
             if found is not None and shape[len(shape) - len(found[0]) :] == found[0]:
@@ -99,19 +99,19 @@ class ModelLayout:
 def model_layout(
     params: Params, mesh: Mesh | None, params_sharding: ParamsSharding = None, frozen: PyTree = ()
 ) -> ModelLayout | None:
-    """Where a model lies; None if the mesh has no axis ``model``.
+    """Compute how a model is divided; None if the mesh has no axis ``model``.
 
     Args:
-      params: the server model, or its shapes.
-      mesh: of the client map; None: it has none.
-      params_sharding: as of ``simulate``.
+      params: the global model, or its shapes.
+      mesh: mesh of the client map, or None.
+      params_sharding: as in ``simulate``.
       frozen: frozen weights, or their shapes.
 
     Raises:
-      TypeError: ``params_sharding`` gives something else than a ``PartitionSpec``.
-      ValueError: ``params_sharding`` is given where there is no axis ``model``, its structure is
-        not that of the params, or a spec has too many axes, another name than ``model``, or an
-        axis whose length the devices do not divide.
+      TypeError: ``params_sharding`` contains or returns something other than a ``PartitionSpec``.
+      ValueError: ``params_sharding`` is used without an axis ``model``, its structure differs from
+        the params, or a spec has too many axes, a name other than ``model``, or an axis whose
+        length is no multiple of the number of devices.
     """
     if mesh is None or not divides_models(mesh, params_sharding):
         return None
@@ -121,8 +121,8 @@ def model_layout(
     elif not (params_sharding is None or callable(params_sharding)):
         if not (isinstance(params_sharding, tuple) and len(params_sharding) == 2):
             raise ValueError(
-                "params_sharding is no function, and the method has frozen weights; it must be a "
-                "pair (of the params, of the frozen weights)."
+                "params_sharding is a tree, and the method has frozen weights; it must be a pair "
+                "of trees (for the params, for the frozen weights)."
             )
         of_params, of_frozen = params_sharding
     size = mesh.shape[MODEL]
@@ -134,32 +134,33 @@ def model_layout(
 
 
 def divides_models(mesh: Mesh | None, params_sharding: ParamsSharding = None) -> bool:
-    """Whether a mesh has the axis ``model``.
+    """Return True if a mesh has the axis ``model``.
 
     Args:
-      mesh: of the client map; None: it has none.
-      params_sharding: as of ``simulate``.
+      mesh: mesh of the client map, or None.
+      params_sharding: as in ``simulate``.
 
     Raises:
-      ValueError: it has not, and ``params_sharding`` is given.
+      ValueError: the mesh has no such axis, but ``params_sharding`` is not None.
     """
     divides = mesh is not None and MODEL in mesh.axis_names
     if params_sharding is not None and not divides:
         raise ValueError(
-            "params_sharding is given, but the client map has no devices for a part of a model; "
+            "params_sharding is set, but the client map does not divide models over devices; "
             "client_map must be 'shard_map:CxM', such as 'shard_map:2x4'."
         )
     return divides
 
 
 def shard_largest(leaf: Any, devices: int) -> PartitionSpec:
-    """Divide an array along its longest axis that ``devices`` divide, the last of several.
+    """Divide an array along its longest axis that is a multiple of ``devices``.
 
-    An array without such an axis is whole on each device.
+    Of several such axes, the last one is divided. An array without such an axis is copied to each
+    device.
 
     Args:
       leaf: an array, or its shape.
-      devices: of the axis ``model``.
+      devices: number of devices along the axis ``model``.
     """
     shape = tuple(leaf.shape)
     fits = [axis for axis, length in enumerate(shape) if length and length % devices == 0]
@@ -198,12 +199,12 @@ def _checked(name: str, leaf: Any, spec: Any, size: int) -> PartitionSpec:
         if axis == MODEL and length % size:
             raise ValueError(f"{told}; {size} devices do not divide {length}.")
     if list(spec).count(MODEL) > 1:
-        raise ValueError(f"{told}; {MODEL!r} must be in one place.")
+        raise ValueError(f"{told}; {MODEL!r} must occur only once.")
     return spec
 
 
 def are_divided(specs: PyTree) -> list[bool]:
-    """Of each leaf, whether devices divide it.
+    """Return for each leaf whether devices divide it.
 
     Args:
       specs: pytree of ``PartitionSpec``.
@@ -212,10 +213,10 @@ def are_divided(specs: PyTree) -> list[bool]:
 
 
 def divided_over(values: PyTree) -> Mesh | None:
-    """The mesh with the axis ``model`` on which arrays lie; None: on another, or on none.
+    """Return the mesh with the axis ``model`` on which arrays are placed, or None.
 
     Args:
-      values: pytree of arrays, of which the first that lies on such a mesh counts.
+      values: pytree of arrays; the first one that is placed on such a mesh determines the result.
     """
     for leaf in jax.tree.leaves(values):
         mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
@@ -227,12 +228,13 @@ def divided_over(values: PyTree) -> Mesh | None:
 def on_mesh(
     values: PyTree, mesh: Mesh, place: Callable[[Any, int], PartitionSpec] | None = None
 ) -> PyTree:
-    """``values`` on the devices of a mesh; what lies there divided over ``model`` stays as it is.
+    """Place arrays on the devices of a mesh; arrays that ``model`` already divides stay in place.
 
     Args:
       values: pytree of arrays.
       mesh: the mesh.
-      place: (leaf, length of the axis ``model``) -> where the others go; None: a copy to each.
+      place: (leaf, length of the axis ``model``) -> spec of the other arrays; None: a copy on each
+        device.
     """
 
     def where(leaf):
@@ -246,11 +248,11 @@ def on_mesh(
 
 
 def bytes_of_a_device(values: PyTree, shardings: PyTree) -> int:
-    """What one device holds of ``values``.
+    """Compute the bytes of an array tree that one device stores.
 
     Args:
       values: pytree of arrays or of shapes.
-      shardings: pytree like it, of placements.
+      shardings: shardings, with the same structure.
     """
     parts = jax.tree.map(
         lambda leaf, place: math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize,
@@ -260,19 +262,19 @@ def bytes_of_a_device(values: PyTree, shardings: PyTree) -> int:
     return sum(jax.tree.leaves(parts))
 
 
-# --- the layout of the round that is traced
+# --- the layout of the round that is being traced
 
-# It belongs to the devices, not to the mathematics: what asks for it (a table's rows, the Gram
-# matrix of a QP) lies below methods whose halves, also users' own, know of no devices.
+# It is a context variable because it concerns the devices, not the mathematics: the code that needs
+# it (rows of a table, the Gram matrix of a QP) is called by methods, which know nothing of devices.
 _HELD: contextvars.ContextVar[ModelLayout | None] = contextvars.ContextVar("layout", default=None)
 
 
 @contextlib.contextmanager
 def hold_layout(layout: ModelLayout | None) -> Iterator[None]:
-    """Inside, ``held_layout`` returns ``layout``.
+    """Set the layout that ``held_layout`` returns inside the context.
 
     Args:
-      layout: of the round that is traced; None: its models are whole.
+      layout: layout of the round that is traced; None: models are not divided.
     """
     token = _HELD.set(layout)
     try:
@@ -284,12 +286,12 @@ def hold_layout(layout: ModelLayout | None) -> Iterator[None]:
 def on_each_part(
     function: Callable[..., PyTree], layout: ModelLayout, in_specs: PyTree, out_specs: PyTree
 ) -> Callable[..., PyTree]:
-    """``function`` of the parts that one device has, with the axis ``model`` to be summed over.
+    """Apply a function to the parts on each device; it can sum over the axis ``model``.
 
     Args:
-      function: of traced arrays.
-      layout: of the round that is traced.
-      in_specs, out_specs: of its arguments and results, as ``ModelLayout.specs`` gives them.
+      function: function of traced arrays.
+      layout: layout of the round that is traced.
+      in_specs, out_specs: specs of its arguments and results, from ``ModelLayout.specs``.
     """
     around = jax.sharding.get_abstract_mesh()
     return jax.shard_map(
@@ -303,7 +305,7 @@ def on_each_part(
 
 
 def held_layout() -> ModelLayout | None:
-    """The layout of the round that is traced; None: models are whole on each device."""
+    """Return the layout of the round that is traced; None if models are not divided."""
     return _HELD.get()
 
 

@@ -1,13 +1,13 @@
-"""The planner: which client map fits the machine, the method, the model and the cohort.
+"""The planner chooses a client map for a machine, a method, a model and a cohort.
 
-- CPU: clients one after the other on each of as many devices (cores) as shorten the round. A
-  batched matrix product over weights that differ from client to client is slow there.
-- GPU and TPU: as many clients at once as memory allows, on every device. The device's compiler is
-  asked what the program needs, before anything is allocated, and its answer is remembered. For a
-  target without a compiler, what a client needs is estimated on the traced round.
+- CPU: each device (core) runs its clients one after the other, because batched matrix products with
+  different weights for each client are slow there. It uses as many devices as shorten the round.
+- GPU and TPU: every device runs as many clients at once as its memory allows. The device's compiler
+  reports the memory that the program needs, before anything is allocated; the answer is stored. For
+  a target without a compiler, the memory is estimated from the traced round.
 
-Convolutions choose their lowering by the same target (``fedjax_lab.models.convolution``).
-``simulate(client_map="measure")`` times the two best plans instead and remembers the winner.
+Convolutions choose their lowering for the same target (``fedjax_lab.models.convolution``).
+``simulate(client_map="measure")`` times the two best plans and stores the faster one.
 """
 
 import hashlib
@@ -31,32 +31,31 @@ from fedjax_lab.machine.files import write_text
 from fedjax_lab.machine.liveness import count_large, peak_bytes, tiled_bytes
 from fedjax_lab.machine.target import Target, here
 
-# Of a device's memory, what a plan may fill: by an estimate; by the compiler's own figure, where
-# the rest is for what lies there besides (the test set, a copy of the state).
+# Shares of a device's memory that a plan may use: with an estimate, and with the compiler's figure.
+# The rest is for other data, such as the test set and a copy of the state.
 _SHARE_OF_MEMORY = 0.6
 _SHARE_WHEN_ASKED = 0.9
-# What an estimate is multiplied by: what a compiler was seen to need beside what is alive
-# (docs/accelerators.md).
+# Factors for an estimate of live values: compilers need that much more (docs/accelerators.md).
 _MARGIN = {"tpu": 1.4, "gpu": 1.25}
-# What the code of an operation on more than a few numbers takes on a TPU, 5 to 17 KiB.
+# Code size of an operation on more than a few numbers; 5 to 17 KiB on a TPU.
 _CODE_BYTES = {"tpu": 11 * 2**10}
-# Of a TPU's vector memory, what holds the values of a local step: half of it.
+# Half of a TPU's vector memory, which stores the values of a local step.
 _NEAR_BYTES = {"TPU v4": 2**23, "TPU v5 lite": 2**26, "TPU v5": 2**25, "TPU v6 lite": 2**26}
 
 # client map -> the round's function (state, batch) -> (state, metrics)
 RoundOf = Callable[[str], Callable[..., Any]]
-# client map -> bytes that its compiled program needs of one device
+# client map -> bytes that its compiled program needs on one device
 Needs = Callable[[str], int]
 
 
 class Plan(NamedTuple):
-    """A client map, and why.
+    """A client map and the reason for its choice.
 
     Attributes:
-      client_map: its name, for ``build_round``.
-      reason: in words.
-      memory_bytes: what it needs of one device; None: nobody asked.
-      asked: whether that is the compiler's figure, in place of an estimate.
+      client_map: name of the client map, for ``build_round``.
+      reason: the reason, in words.
+      memory_bytes: memory that it needs on one device; None: not determined.
+      asked: whether ``memory_bytes`` is the compiler's figure and not an estimate.
     """
 
     client_map: str
@@ -65,7 +64,7 @@ class Plan(NamedTuple):
     asked: bool = False
 
     def __str__(self) -> str:
-        """One line."""
+        """Format the plan in one line."""
         return f"{self.client_map} ({self.reason})"
 
 
@@ -84,21 +83,22 @@ def plan(
     """Choose the client map of a round.
 
     Args:
-      round_of: client map -> round function for ``target``; only traced, and compiled where
-        ``needs`` is None.
-      state: the method's state, or its shapes.
+      round_of: client map -> round function for ``target``. The function is only traced; it is
+        compiled if ``needs`` is None.
+      state: state of the method, or its shapes.
       batch: a ``CohortBatch``, or its shapes.
-      max_bytes: memory of one device; None: the target's.
-      target: the machine; None: the running one.
-      needs: asks the compiler; None: it is asked about the round, if the target has devices.
-        Not called for a CPU.
-      also: what its answer depends on beside the round, the memory and the device, as JSON.
-      cache: folder of the remembered answers; None: ``plan_cache()``.
-      table_shares: client map -> among how many devices it divides the clients' rows.
+      max_bytes: memory of one device; None: memory of a device of ``target``.
+      target: the machine; None: the current machine.
+      needs: client map -> bytes of its program, from the compiler; not called for a CPU. None: if
+        the target has devices, their compiler is asked about the round.
+      also: other values that the compiler's answer depends on, as JSON, in addition to the round,
+        the memory and the device.
+      cache: folder of stored answers; None: ``plan_cache()``.
+      table_shares: client map -> number of devices over which the client rows are sharded.
 
     Raises:
       ValueError: ``max_bytes`` is below 1.
-      OSError: neither ``max_bytes`` nor the target says how much memory there is.
+      OSError: ``max_bytes`` is None, and the target's memory is unknown.
     """
     if max_bytes is not None:
         check_int("max_bytes", max_bytes, minimum=1)
@@ -112,7 +112,7 @@ def plan(
         return Plan(spread or "scan", f"{where}; clients one after the other on each")
     memory = max_bytes or target.memory_bytes
     if memory is None:
-        raise OSError(f"the memory of {target.device_kind} is unknown; give max_bytes.")
+        raise OSError(f"the memory of {target.device_kind} is unknown; pass max_bytes.")
     share = -(-slots // devices)
 
     def map_of(many: int) -> str:
@@ -148,7 +148,7 @@ def plan(
 
 
 def _asking(round_of: RoundOf, state: Any, batch: Any, target: Target) -> Needs:
-    """Compile the round alone, under one client map or another."""
+    """Build a function: client map -> bytes that the compiled round needs."""
 
     def needs(client_map: str) -> int:
         kind, _, count = client_map.partition("/")[0].partition(":")
@@ -162,13 +162,13 @@ def _asking(round_of: RoundOf, state: Any, batch: Any, target: Target) -> Needs:
 def _most_at_once(
     needs: Needs, map_of: Callable[[int], str], share: int, limit: int
 ) -> tuple[int, int]:
-    """(clients that one device may run at once, bytes): all, or fewer until they fit."""
-    many, before = share, (0, 0)  # nobody needs nothing: the first guess
+    """Return (clients that one device may run at once, bytes): all clients, or as many as fit."""
+    many, before = share, (0, 0)  # first guess: no client needs no memory
     while True:
         wanted = needs(map_of(many))
         if wanted <= limit or many == 1:
             return many, wanted
-        # What is needed grows linearly with the clients.
+        # The memory grows linearly with the number of clients.
         each = max((before[1] - wanted) / (before[0] - many), 1)
         fewer = min(max(int(many - (wanted - limit) / each), 1), many - 1)
         before = many, wanted
@@ -176,13 +176,13 @@ def _most_at_once(
 
 
 def useful_devices(slots: int, available: int) -> int:
-    """The smallest number of devices on which the longest share is as short as can be."""
+    """Return the smallest number of devices for which the longest share is as short as possible."""
     share = -(-slots // available)
     return -(-slots // share)
 
 
 def _clients_at_once(one: int, each: int, share: int, limit: int) -> tuple[int, int]:
-    """(clients that one device may run at once, bytes that they need), by an estimate."""
+    """Estimate (clients that one device may run at once, bytes that they need)."""
     most = min(1 + max(limit - one, 0) // each, share)
     at_once = share if most == share else -(-share // -(-share // most))
     return at_once, one + (at_once - 1) * each
@@ -191,14 +191,14 @@ def _clients_at_once(one: int, each: int, share: int, limit: int) -> tuple[int, 
 def estimate(
     round_of: RoundOf, state: Any, batch: Any, target: Target, table_shares: int = 1
 ) -> tuple[int, int]:
-    """(bytes of a round that runs one client after the other, bytes of each other one at once).
+    """Estimate (bytes of a round with one client at a time, bytes of each further client at once).
 
     Args:
       round_of: client map -> round function for ``target``; only traced.
-      state: the method's state, or its shapes.
+      state: state of the method, or its shapes.
       batch: a ``CohortBatch``, or its shapes.
       target: the machine.
-      table_shares: among how many devices the clients' rows are divided.
+      table_shares: number of devices over which the client rows are sharded.
     """
     slots, margin = batch.client_ids.shape[0], _MARGIN.get(target.platform, 1.0)
     near = _NEAR_BYTES.get(target.device_kind, 0)
@@ -212,7 +212,7 @@ def estimate(
     one = peak("scan")
     each = max((peak("vmap") - one) // max(slots - 1, 1), 1)
     table = tree.nbytes(state.clients)
-    if target.platform == "tpu":  # while examples are made flat there are two copies of them
+    if target.platform == "tpu":  # two copies of the examples exist while they are flattened
         flat = jax.eval_shape(flatten_examples, batch.source)
         one += int(margin * 2 * sum(map(tiled_bytes, jax.tree.leaves(flat))))
         table = sum(map(tiled_bytes, jax.tree.leaves(state.clients)))
@@ -220,10 +220,10 @@ def estimate(
 
 
 def at_once(client_map: str, slots: int, target: Target) -> int:
-    """How many clients a device runs at once under a client map.
+    """Return the number of clients that a device runs at once under a client map.
 
     Args:
-      client_map: a name, "auto" and "measure" excepted.
+      client_map: name of a client map, except "auto" and "measure".
       slots: clients of the cohort, S.
       target: the machine.
     """
@@ -236,11 +236,11 @@ def at_once(client_map: str, slots: int, target: Target) -> int:
     return slots if kind == "vmap" else min(int(size or 1), slots)
 
 
-# --- the measured mode
+# --- client_map="measure"
 
 
 def alternatives(planned: str, slots: int, target: Target | None = None) -> tuple[str, str]:
-    """The plan, and the client map that is most likely to beat it."""
+    """Return the plan and the client map that is most likely to be faster."""
     target = here() if target is None else target
     whole, _, share = planned.partition("/")
     if target.platform == "cpu":
@@ -259,13 +259,13 @@ def fastest(
     key: Any,
     cache: Path | None = None,
 ) -> tuple[str, bool]:
-    """(the fastest client map, whether the answer was remembered).
+    """Find the fastest client map; returns (client map, whether the answer was stored before).
 
     Args:
-      candidates: client maps, the expected best one first.
-      seconds_of: times one of them.
-      key: what decides the answer, as a JSON value: method, shapes, machine, versions.
-      cache: folder of the answers; None: ``plan_cache()``.
+      candidates: client maps, the one that is expected to be the fastest first.
+      seconds_of: client map -> measured seconds.
+      key: values that the answer depends on, as JSON: method, shapes, machine, versions.
+      cache: folder of stored answers; None: ``plan_cache()``.
     """
     measured: dict[str, float] = {}
 
@@ -284,7 +284,7 @@ def _recalled(
     is_answer: Callable[[Any], bool] = lambda answer: True,
     beside: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What ``find`` says, or said when the same was asked before; ``beside`` is kept with it."""
+    """Return the stored answer to ``key``, or compute it with ``find`` and store it."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
     file = (cache or plan_cache()) / f"{digest[:32]}.json"
     try:
@@ -292,15 +292,14 @@ def _recalled(
         if is_answer(found):
             return found
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # no answer yet, or one that cannot be read: found again
+        pass  # no answer yet, or one that cannot be read
     answer = find()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps({"answer": answer, **(beside or {})}))
     except OSError as error:
         warnings.warn(
-            f"the plan cannot be remembered in {file.parent} ({error}); the next run finds it "
-            "again.",
+            f"the plan cannot be stored in {file.parent} ({error}); the next run will plan again.",
             UserWarning,
             stacklevel=3,
         )
@@ -308,13 +307,13 @@ def _recalled(
 
 
 def plan_cache() -> Path:
-    """The folder in which plans are remembered: below ``XDG_CACHE_HOME``."""
+    """Return the folder in which plans are stored, below ``XDG_CACHE_HOME``."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "fedjax_lab" / "plans"
 
 
 def timed(run: Callable[[], Any]) -> float:
-    """Seconds of the second of two calls; the first one warms up."""
+    """Measure the seconds of the second of two calls; the first one is a warm-up."""
     jax.block_until_ready(run())
     began = time.perf_counter()
     jax.block_until_ready(run())

@@ -14,11 +14,11 @@ from fedjax_lab.types import PyTree
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["shape"])
 @dataclasses.dataclass(frozen=True)
 class FlatExamples:
-    """Resident examples of which each is one row.
+    """Resident examples, each flattened to one row.
 
     Attributes:
       rows: [n, F].
-      shape: of an example.
+      shape: shape of an example.
     """
 
     rows: jax.Array
@@ -26,9 +26,9 @@ class FlatExamples:
 
 
 def flatten_examples(source: PyTree) -> PyTree:
-    """``source`` with each example of two axes or more as one row, for ``gather``.
+    """Flatten each example with at least two axes to one row, for ``gather``.
 
-    A TPU gathers from tiles of 8 x 128, in which small images are mostly padding.
+    On a TPU arrays have tiles of 8 x 128, so small images would be mostly padding.
 
     Args:
       source: pytree [n, ...] of resident examples.
@@ -43,12 +43,11 @@ def flatten_examples(source: PyTree) -> PyTree:
 
 
 def gather(examples: PyTree, source: PyTree) -> PyTree:
-    """The examples themselves: rows of ``source`` where ``examples`` are indices into it.
+    """Gather examples from ``source``; without a source, ``examples`` are returned.
 
     Args:
       examples: pytree [..., B, ...]; with ``source``, integer indices into it.
-      source: pytree [n, ...] of resident examples, as they are or as ``flatten_examples`` makes
-        them; or None.
+      source: pytree [n, ...] of resident examples, or the result of ``flatten_examples``; or None.
     """
 
     def rows(leaf):

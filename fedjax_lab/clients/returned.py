@@ -1,4 +1,4 @@
-"""What the two halves of a method return, checked when a round is traced."""
+"""Checks of the results of a method's two halves, when a round is traced."""
 
 import chex
 import jax
@@ -8,11 +8,11 @@ from fedjax_lab.types import PyTree
 
 
 def check_kept(function: str, what: str, new: PyTree, old: PyTree) -> None:
-    """Check that what is carried from round to round keeps its structure, shapes and dtypes.
+    """Check that a carried value keeps its structure, shapes and dtypes.
 
     Args:
-      function: the name of the function that returned it.
-      what: its name, for the error.
+      function: name of the function that returned the new value, for the error.
+      what: name of the value, for the error.
       new, old: pytrees of arrays.
 
     Raises:
@@ -26,12 +26,12 @@ def check_kept(function: str, what: str, new: PyTree, old: PyTree) -> None:
 
 
 def check_message(message: dict, expected: dict, reduce: dict[str, str]) -> None:
-    """Check a message's fields, shapes and dtypes against what its phase says of them.
+    """Check the fields, shapes and dtypes of a message.
 
     Args:
       message: field -> pytree of arrays.
       expected: field -> pytree of ``jax.ShapeDtypeStruct``.
-      reduce: as of the phase; its keys are the fields.
+      reduce: as in ``Phase``; its keys are the fields.
 
     Raises:
       ValueError: they differ; the error names the field and the leaf.
@@ -43,13 +43,13 @@ def check_message(message: dict, expected: dict, reduce: dict[str, str]) -> None
         if sent != said:
             where, sent, said = _first_difference(f"message[{name!r}]", sent, said)
             raise ValueError(
-                f"{where} holds {sent}; by the phase's ``message`` it must hold {said} "
-                "(without one, what the params hold)."
+                f"{where} is {sent}; it must be {said}, as the phase's ``message`` specifies "
+                "(default: as the params)."
             )
 
 
 def _first_difference(name: str, tree: PyTree, other: PyTree) -> tuple[str, PyTree, PyTree]:
-    """(where, what the trees hold there); the trees themselves where their structures differ."""
+    """Find the first difference (path, leaves); the whole trees if their structures differ."""
     leaves, others = (jax.tree_util.tree_leaves_with_path(each) for each in (tree, other))
     if [path for path, _ in leaves] != [path for path, _ in others]:
         return name, tree, other

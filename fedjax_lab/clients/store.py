@@ -1,8 +1,8 @@
-"""Per-client state: a pytree with leading axis N, one row per client, and how rounds reach it.
+"""Client state: a table, pytree [N, ...], with one row per client, and how a round accesses it.
 
-``device``: the table stands whole where the clients run, on every device that they use.
-``sharded``: each device holds N / D rows, D devices; see ``sharded_rows``.
-``host``: the table stays on the host, and a chunk of rounds gets the rows of its clients; see
+``device``: every device that runs clients has a full copy of the table.
+``sharded``: each of D devices stores N / D rows; see ``sharded_rows``.
+``host``: the table is on the host, and a chunk of rounds gets the rows of its clients; see
 ``window_rows``.
 """
 
@@ -17,11 +17,11 @@ from fedjax_lab.clients.model_axis import MODEL, held_layout
 from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.types import Params, PyTree
 
-AXIS = "clients"  # of the mesh of devices that share a cohort
+AXIS = "clients"  # mesh axis of the devices that divide a cohort
 
 
 def one_row_per_client(row: PyTree, num_clients: int) -> PyTree:
-    """A table [N, ...] whose rows all equal ``row``.
+    """Create a table [N, ...] whose rows all equal ``row``.
 
     Args:
       row: pytree of arrays [...].
@@ -31,17 +31,17 @@ def one_row_per_client(row: PyTree, num_clients: int) -> PyTree:
 
 
 def zero_row_per_client(params: Params, num_clients: int) -> PyTree:
-    """A table [N, ...] of zeros, one row shaped like ``params`` per client.
+    """Create a table [N, ...] of zeros, with the shapes of ``params`` for each client.
 
     Args:
-      params: pytree of arrays [...]; only shapes and dtypes count.
+      params: pytree of arrays [...]; only shapes and dtypes are used.
       num_clients: N.
     """
     return jax.tree.map(lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), params)
 
 
 def take_clients(clients: PyTree, client_ids: jax.Array) -> PyTree:
-    """Rows [S, ...] of the cohort; a padded slot (id N) reads the last row.
+    """Read the rows [S, ...] of the cohort; a padded slot (id N) reads the last row.
 
     Args:
       clients: table, pytree [N, ...].
@@ -53,7 +53,7 @@ def take_clients(clients: PyTree, client_ids: jax.Array) -> PyTree:
 def put_clients(
     clients: PyTree, client_ids: jax.Array, rows: PyTree, participates: jax.Array
 ) -> PyTree:
-    """Write back the rows of those who took part; all others stay bit for bit.
+    """Write the rows of participating clients; all other rows keep their bits.
 
     Args:
       clients: table, pytree [N, ...].
@@ -71,11 +71,11 @@ def put_clients(
 
 
 def client_mesh(devices: Sequence[Any], parts: int = 0) -> Mesh:
-    """The mesh of the devices that share a cohort, with the axis ``clients``.
+    """Create the mesh of the devices that divide a cohort, with the axis ``clients``.
 
     Args:
-      devices: JAX devices, in the order in which they get their shares.
-      parts: the length of a second axis ``model``; 0: there is none.
+      devices: JAX devices, in the order of their shares.
+      parts: length of a second axis ``model``; 0: no second axis.
     """
     return mesh_of(tuple(devices), AXIS, **({MODEL: parts} if parts else {}))
 
@@ -93,26 +93,26 @@ class Rows(NamedTuple):
 
 
 def sharded_rows(mesh: Mesh) -> Rows:
-    """Rows of a table that is sharded over the mesh axis ``clients``.
+    """Build the access to a table that is sharded over the mesh axis ``clients``.
 
-    The owner of a row hands it to the device that runs its client, and writes back its own: what
-    moves is the cohort's rows, S d values each way, whatever N is. They travel as bits, so that a
-    round gives the same bits as with the whole table on each device.
+    The device that owns a row sends it to the device that runs the client, and later writes the new
+    row. Only the cohort's rows are sent, S d values in each direction, independent of N. They are
+    sent as bits, so that a round gives the same bits as with a full table on each device.
 
     Args:
-      mesh: with the axis ``clients``, whose length divides N and the number of slots. Another
-        axis divides the rows themselves, as it does the model.
+      mesh: mesh with the axis ``clients``, whose length divides N and the number of slots. A second
+        axis divides the rows themselves, like the model.
     """
     split, same = PartitionSpec(AXIS), PartitionSpec()
 
     def own(ids, table):
-        """(places in this device's share, which of the ids lie there)."""
+        """Return (positions in this device's share, which ids are there)."""
         share = table.shape[0]
         place = ids - jax.lax.axis_index(AXIS) * share
         return place, (place >= 0) & (place < share)
 
     def divided(table):
-        """How a table, or rows, are divided; a collective over an axis that is not would gather."""
+        """Return the specs of a table or of rows; an unmentioned axis would be gathered."""
         layout = held_layout()
         return split if layout is None else layout.specs(table, AXIS)
 
@@ -160,10 +160,10 @@ def sharded_rows(mesh: Mesh) -> Rows:
 
 
 def window_rows(window: jax.Array, rows: Rows) -> Rows:
-    """Rows of a table that holds some of the clients alone.
+    """Build the access to a table that has only the rows of some clients.
 
     Args:
-      window: int32 [M], their ids in rising order; N for places that nobody takes.
+      window: int32 [M], ids of these clients in ascending order; N for padding.
       rows: how a table [M, ...] is read and written.
     """
 
@@ -177,7 +177,7 @@ def window_rows(window: jax.Array, rows: Rows) -> Rows:
 
 
 def _bits(leaf: jax.Array) -> jax.Array:
-    """A leaf as unsigned integers of its width, which a sum with zeros leaves as they are."""
+    """Reinterpret a leaf as unsigned integers; adding zeros to these is exact."""
     if jnp.issubdtype(leaf.dtype, jnp.bool_):
         return leaf.astype(jnp.uint8)
     return jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}"))

@@ -43,7 +43,7 @@ def is_table(dataset: str) -> bool:
     """Whether a data set is a table.
 
     Args:
-      dataset: as of ``RunConfig``.
+      dataset: as in ``RunConfig``.
     """
     return dataset.partition(":")[0] in TABLES
 

@@ -24,7 +24,7 @@ class Normalization(NamedTuple):
     Attributes:
       mean: float64 [C].
       std: float64 [C]; 1 for a channel that is constant.
-      scale: what stored values are divided by first.
+      scale: divisor of the stored values, applied first.
     """
 
     mean: np.ndarray
@@ -33,10 +33,10 @@ class Normalization(NamedTuple):
 
 
 def normalization(train: Any, scale: float | None = None) -> Normalization:
-    """Mean and standard deviation of each channel over all training examples and pixels.
+    """Compute mean and standard deviation of each channel over all training examples and pixels.
 
-    Computed in float64 and in pieces, so the images are never held as floats at once. Use as
-    ``preprocess(*normalization(train))``.
+    The computation is in float64 and in pieces, so that the images are never all in memory as
+    floats. Use it as ``preprocess(*normalization(train))``.
 
     Args:
       train: ``Examples`` with ``x`` [n, ..., C]; x of rank 1 counts as one channel.
@@ -78,13 +78,13 @@ def preprocess(
       std: scalar or [C], positive; None: 1.
       scale: positive; None: 255 for uint8, 1 for other dtypes.
       flip: whether each image is mirrored left to right with probability 1/2.
-      crop: each image is padded by this many pixels on each side and cut back to its size at
-        a random place; 0: not.
+      crop: number of pixels by which each image is padded on each side before it is cropped to its
+        size at a random place; 0: no crop.
 
     Returns:
-      ``function(examples, key)``: ``examples.x`` [B, H, W, C] (more or fewer leading axes are
-      allowed) becomes float32, or stays as wide as it is if it is floating point; the rest
-      is unchanged. With key=None nothing is augmented, as for evaluation.
+      ``function(examples, key)``. ``examples.x`` [B, H, W, C], with any leading axes, becomes
+      float32, or keeps its dtype if it is floating-point. Other fields are unchanged. With key=None
+      there is no augmentation, as for evaluation.
 
     Raises:
       TypeError, ValueError: an argument has the wrong type, shape or range.

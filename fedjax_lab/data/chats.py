@@ -1,13 +1,13 @@
 """Instructions and chats: from JSON lines or a table of records to the rows of each client.
 
-A record is a conversation in one of these forms, with any fields besides:
+A record is a conversation in one of these forms; other fields are ignored:
 
-- ``messages``: a list of {"role": ..., "content": ...}, as chat data sets have it;
-- ``instruction``, ``input`` (may be missing or empty) and ``output``, as Alpaca's;
+- ``messages``: a list of {"role": ..., "content": ...}, as in chat data sets;
+- ``instruction``, ``input`` (may be missing or empty) and ``output``, as in Alpaca;
 - ``prompt`` and ``completion`` (or ``response``);
-- ``text``: plain text, of which every token is scored.
+- ``text``: plain text, in which every token is scored.
 
-Except for ``text``, only the assistant's messages are scored, with the token that ends them.
+In the other forms, only the assistant's messages and the tokens that end them are scored.
 """
 
 import json
@@ -30,10 +30,10 @@ class Template(NamedTuple):
     """The special tokens around messages.
 
     Attributes:
-      start: before a conversation.
-      before: before each message; "{role}" in it is the role.
-      end: after each message; scored if the message is.
-      gap: between messages.
+      start: text before a conversation.
+      before: text before each message; "{role}" is replaced by the role.
+      end: text after each message; it is scored if the message is.
+      gap: text between messages.
     """
 
     start: str

@@ -1,7 +1,7 @@
-"""Client sampling: who takes part in a round, inside jit.
+"""Client sampling: the cohort of a round, drawn inside jit.
 
-The cohort is a function of (key, round) alone: it does not depend on the devices, nor on what the
-clients compute.
+The cohort is a function of (key, round). It does not depend on the devices or on the results of the
+clients.
 """
 
 from collections.abc import Callable
@@ -19,27 +19,27 @@ from fedjax_lab.machine.keys import plain
 from fedjax_lab.types import Key
 
 SAMPLINGS = ("cyclic", "poisson", "without_replacement")
-_FEW = 4096  # clients, that a sort puts into random order in no time
-_LOOKED_AT = 10  # first cohorts of a sampler of the caller's own
+_FEW = 4096  # clients; a random permutation of so few takes no noticeable time
+_LOOKED_AT = 10  # number of cohorts for which a custom sampler is checked
 
 # (key, round) -> distinct ids of clients with data, int32 [S], in operations that JAX can trace
 CohortSampler = Callable[[Key, jax.Array], Any]
 
 
 def sample_clients(key: Key, clients: FederatedArrays, cohort_size: int) -> jax.Array:
-    """Draw distinct clients, every subset of the clients with data being equally likely.
+    """Sample clients uniformly without replacement from the clients with data.
 
-    The cost depends on S and not on N, but for cohorts of more than half of the clients, which are
-    the start of a random permutation; so are those beyond 4 sqrt(N) of at most 4,096 clients. All
-    clients together come in the order of their ids.
+    The cost depends on S and not on N, with two exceptions: cohorts of more than half of the
+    clients, and cohorts of more than 4 sqrt(N) of at most 4,096 clients. These are the start of a
+    random permutation.
 
     Args:
       key: typed PRNG key; consumed.
-      clients: the federation; clients without data are never drawn.
+      clients: the federation; clients without data are never sampled.
       cohort_size: S, static.
 
     Returns:
-      int32 [S], client ids, in random order unless they are all.
+      int32 [S], client ids in random order; in ascending order if all clients are sampled.
 
     Raises:
       TypeError: ``cohort_size`` is no integer, or ``key`` no typed key.
@@ -62,19 +62,19 @@ def sample_clients(key: Key, clients: FederatedArrays, cohort_size: int) -> jax.
 def check_cohorts(
     sample_cohort: CohortSampler, clients: FederatedArrays, key: Key, cohort_size: int, rounds: int
 ) -> None:
-    """Check the first cohorts of a sampler of the caller's own, at most ten.
+    """Check the first cohorts of a custom sampler, at most ten.
 
     Args:
-      sample_cohort: as of ``draw_batch``.
+      sample_cohort: as in ``draw_batch``.
       clients: the federation.
-      key: the run's key.
+      key: PRNG key of the run.
       cohort_size: S.
-      rounds: of the run.
+      rounds: number of rounds of the run.
 
     Raises:
-      TypeError: it cannot be called, or returns no integers.
-      ValueError: it returns another number of ids, or ids that come twice, are out of range, or
-        are those of clients without data.
+      TypeError: the sampler cannot be called, or does not return integers.
+      ValueError: a cohort has not ``cohort_size`` ids, or an id occurs twice, is out of range, or
+        belongs to a client without data.
     """
     if not callable(sample_cohort):
         raise TypeError(f"sample_cohort is {sample_cohort!r}; it must be a function (key, round).")
@@ -84,10 +84,10 @@ def check_cohorts(
 
 
 def round_keys(key: Key, round: jax.Array) -> Key:
-    """Four keys of a round: for the cohort, the orders, the clients, and who reports.
+    """Derive the four keys of a round: for the cohort, the orders, the clients, and dropouts.
 
     Args:
-      key: the run's key.
+      key: PRNG key of the run.
       round: int32 scalar.
     """
     return jax.random.split(jax.random.fold_in(key, round), 4)
@@ -101,21 +101,22 @@ def draw_ids(
     sample_cohort: CohortSampler | None,
     sampling: str,
 ) -> tuple[jax.Array, jax.Array | None, dict[str, jax.Array]]:
-    """Draw a round's clients, all samplings but "cyclic".
+    """Sample the clients of a round, for all kinds of sampling except "cyclic".
 
     Args:
       clients: the federation.
       key: the round's key for the cohort.
       round: int32 scalar.
-      cohort_size, sample_cohort, sampling: as of ``ScheduleOptions``.
+      cohort_size, sample_cohort, sampling: as in ``ScheduleOptions``.
 
     Returns:
-      (ids, int32 [S or more]; the expected cohort size, NaN where more came than there are slots,
-      None where chance has no say; metrics of who was there).
+      (ids, int32 [S or more]; expected cohort size; metrics of availability). The expected size is
+      None if the cohort size is not random, and NaN if more clients were sampled than there are
+      slots.
 
     Raises:
-      TypeError, ValueError: the cohort size is out of range, two arguments choose the cohort, or
-        ``sample_cohort`` returns no cohort.
+      TypeError, ValueError: the cohort size is out of range, two arguments determine the cohort, or
+        ``sample_cohort`` returns an invalid cohort.
     """
     times: RoundTimes | None = clients.times
     if sampling == "poisson":
@@ -125,8 +126,8 @@ def draw_ids(
     if sample_cohort is not None:
         if times is not None and times.chooses:
             raise ValueError(
-                "sample_cohort is given, and times with availability or over_selection: both say "
-                "who is drawn; leave out one of them."
+                "sample_cohort is set, and times have availability or over_selection: both "
+                "determine the cohort; omit one of them."
             )
         return _own_cohort(sample_cohort, clients, key, round, cohort_size), None, {}
     if times is None:
@@ -142,24 +143,24 @@ def draw_ids(
 
 
 def check_times(clients: FederatedArrays, sampling: str) -> None:
-    """Check that the clients' times do not choose the cohort, where the sampling does.
+    """Check that not both the client times and the sampling determine the cohort.
 
     Args:
       clients: the federation.
       sampling: "poisson" or "cyclic".
 
     Raises:
-      ValueError: both choose.
+      ValueError: both determine it.
     """
     if clients.times is not None and clients.times.chooses:
         raise ValueError(
-            f"sampling is {sampling!r} and times have availability or over_selection: both say who "
-            "is drawn; leave out one of them."
+            f"sampling is {sampling!r} and times have availability or over_selection: both "
+            "determine the cohort; omit one of them."
         )
 
 
 def _own_cohort(sample_cohort, clients, key, round, cohort_size):
-    """What ``sample_cohort`` returns, int32 [S], checked as far as it is known."""
+    """Call ``sample_cohort``; returns its ids, int32 [S], checked if they are not traced."""
     available = clients.num_available
     cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
     ids = jnp.asarray(sample_cohort(plain(key), round))
@@ -167,8 +168,8 @@ def _own_cohort(sample_cohort, clients, key, round, cohort_size):
         raise TypeError(f"sample_cohort returned {ids.dtype}; client ids must be integers.")
     if ids.shape != (cohort_size,):
         raise ValueError(
-            f"sample_cohort returned an array of shape {ids.shape}; cohort_size is {cohort_size}, "
-            f"so that it must be ({cohort_size},)."
+            f"sample_cohort returned an array of shape {ids.shape}; it must be ({cohort_size},), "
+            "because that is the cohort_size."
         )
     if not is_traced((ids, clients)):
         known, sizes = np.asarray(ids), np.asarray(clients.sizes)
@@ -185,26 +186,26 @@ def _own_cohort(sample_cohort, clients, key, round, cohort_size):
 
 
 def _floyd(key: Key, available: int, count: int) -> jax.Array:
-    """Distinct numbers below ``available``, int32 [count], in random order (Floyd 1987)."""
+    """Sample distinct numbers below ``available``: int32 [count] in random order (Floyd 1987)."""
     draw_key, order_key = jax.random.split(key)
     last = jnp.arange(available - count, available, dtype=jnp.int32)
     draws = jax.random.randint(draw_key, (count,), 0, last + 1, jnp.int32)
 
     def add(i, chosen):
-        # A number drawn before makes way for the largest one, which cannot be there yet.
+        # A number that was drawn before is replaced by the largest one, which is not there yet.
         taken = jnp.any(chosen == draws[i])
         return chosen.at[i].set(jnp.where(taken, last[i], draws[i]))
 
     chosen = jax.lax.fori_loop(0, count, add, jnp.full((count,), -1, jnp.int32))
-    # A number's place betrays its size: late places hold the large ones more often.
+    # Shuffled, because large numbers are more frequent in late places.
     return jax.random.permutation(order_key, chosen)
 
 
 def _redrawn(key: Key, available: int, count: int) -> jax.Array:
-    """Distinct numbers below ``available``, int32 [count]: what came before is drawn again.
+    """Sample distinct numbers below ``available``, int32 [count], by redrawing duplicates.
 
-    What is drawn again depends on which numbers are equal, not on what they are, so that all
-    sequences of distinct numbers are equally likely.
+    Which numbers are redrawn depends only on which ones are equal, not on their values. All
+    sequences of distinct numbers are therefore equally likely.
     """
     place = jnp.arange(count, dtype=jnp.int32)
 
@@ -221,13 +222,13 @@ def _redrawn(key: Key, available: int, count: int) -> jax.Array:
 
 
 def check_key(key: Any) -> None:
-    """Check that a key is a single typed one.
+    """Check that a value is a single typed PRNG key.
 
     Args:
-      key: what was given.
+      key: the value to check.
 
     Raises:
-      TypeError, ValueError: it is not.
+      TypeError, ValueError: it is no such key.
     """
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         raise TypeError(f"key is {key!r}; it must be a typed PRNG key, such as jax.random.key(0).")

@@ -1,6 +1,7 @@
 """Natural clients: data that come with their clients, and splits of a federation.
 
-They use host-side NumPy on indices. The parts of a split share their examples on the device.
+All functions work on indices, with NumPy on the host. The parts of a split share their examples on
+the device.
 
 Axes: n examples of all clients, n_i of client i, N clients.
 """
@@ -78,8 +79,8 @@ def _size(name: str, tree: PyTree, min_size: int) -> int:
     lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(tree)}
     if len(lengths) != 1 or () in lengths:
         raise ValueError(
-            f"clients[{name!r}] has leaves with leading axes {sorted(lengths)}; there must be one, "
-            "its number of examples, for all of them (and each an array, no list of numbers)."
+            f"clients[{name!r}] has leaves with leading axes {sorted(lengths)}; all must be equal, "
+            "the number of examples (and each leaf an array, not a list of numbers)."
         )
     ((size,),) = lengths
     if size < min_size:
@@ -229,11 +230,11 @@ def divide_like(
     test = as_examples(test)
     labels = labels_of(test)
     if labels is None or labels.ndim > 1:
-        raise ValueError("test has no class labels, integers y [n] from 0, to be dealt by.")
+        raise ValueError("test has no class labels; y must be integers [n] from 0.")
     held = clients.label_histogram()
     unknown = np.setdiff1d(labels, np.flatnonzero(held.sum(0)))
     if len(unknown):
-        raise ValueError(f"test has the label {unknown[0]}, which no client holds; drop it there.")
+        raise ValueError(f"test has the label {unknown[0]}, which no client has; remove it.")
     owners = np.empty(len(labels), np.int64)
     for k in np.unique(labels):
         (of_class,) = np.nonzero(labels == k)
@@ -246,7 +247,7 @@ def divide_like(
 
 
 def _apportion(rng: np.random.Generator, total: int, weights: np.ndarray) -> np.ndarray:
-    """``total`` in whole numbers in proportion to integer weights: the largest remainders."""
+    """Divide ``total`` into integers in proportion to weights, by the largest remainders."""
     counts, remainders = np.divmod(total * weights, weights.sum())
     order = np.lexsort((rng.random(len(weights)), -remainders))
     counts[order[: total - counts.sum()]] += 1

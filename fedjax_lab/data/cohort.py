@@ -1,7 +1,7 @@
-"""What is drawn for a round: the cohort and its mini-batches, inside jit.
+"""Client sampling and mini-batches of a round, inside jit.
 
-All randomness is a function of (key, round, client id): a client's mini-batches do not depend
-on its place in the cohort, the size of the cohort, or the devices.
+All randomness is a function of (key, round, client id). A client's mini-batches do not depend on
+its slot, the cohort size, or the devices.
 
 Axes: N clients, S slots of the cohort, K local steps, B examples of a mini-batch,
 n_i examples of client i.
@@ -45,26 +45,29 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """How a round's batch is drawn: keyword arguments of ``simulate``, ``sweep`` and others.
+    """Options of client sampling and mini-batches: keyword arguments of ``simulate`` and others.
 
-    To add one, add it here and to ``Schedule``: signatures and help follow.
+    To add an option, add it here and to ``Schedule``; signatures and help follow.
 
     Attributes:
-      cohort_size: clients per round, S; with "poisson", how many are expected; with "cyclic", at
-        most.
+      cohort_size: clients per round, S; with "poisson" the expected number, with "cyclic" the
+        largest number.
       batch_size: examples per mini-batch, B.
-      local_steps: local steps per client, K; exactly one of this and ``local_epochs``.
-      local_epochs: passes over each client's data, E: client i takes K_i = E ceil(n_i / B) steps.
-      replace: draw mini-batches with replacement; otherwise in shuffled passes.
-      weights: "uniform" or "examples" (the clients' sizes).
-      full_examples: give methods the client's whole data set for full local gradients.
-      devices: unequal numbers of local steps, a time budget, drop-outs; None: every client
-        does all its work.
-      sample_cohort: (key, round) -> ids of the round's cohort, int32 [S], distinct clients with
-        data, in operations that JAX can trace. None: uniform client sampling.
-      sampling: "without_replacement", cohorts of a fixed size; "poisson": each client with data
-        takes part with the same probability, by a coin of its own; or "cyclic": groups of clients,
-        dealt once, take turns. See ``fedjax_lab.data.poisson`` and ``fedjax_lab.data.cyclic``.
+      local_steps: local steps per client and round, K; exclusive with ``local_epochs``.
+      local_epochs: passes over each client's data per round, E: client i takes
+        K_i = E ceil(n_i / B) local steps.
+      replace: draw mini-batches with replacement; False: in shuffled passes over the data.
+      weights: weights of the clients in the aggregation: "uniform", or "examples" (the number of
+        the client's examples).
+      full_examples: pass each client's whole data set to the method, for full local gradients.
+      devices: system heterogeneity: unequal numbers of local steps, a time budget for stragglers,
+        dropouts. None: every client takes all its steps.
+      sample_cohort: custom client sampling: (key, round) -> ids of the cohort, int32 [S], distinct
+        clients with data, in operations that JAX can trace. None: uniform client sampling.
+      sampling: kind of client sampling. "without_replacement": cohorts of a fixed size. "poisson":
+        each client with data participates independently with the same probability. "cyclic": fixed
+        random groups of clients take turns. See ``fedjax_lab.data.poisson`` and
+        ``fedjax_lab.data.cyclic``.
     """
 
     cohort_size: Required[int]
@@ -80,7 +83,7 @@ class ScheduleOptions(TypedDict, total=False):
 
 
 class Schedule(NamedTuple):
-    """How a round's batch is drawn; see ``ScheduleOptions``."""
+    """Client sampling and mini-batches of a run; see ``ScheduleOptions``."""
 
     cohort_size: int
     batch_size: int
@@ -95,14 +98,14 @@ class Schedule(NamedTuple):
 
     @classmethod
     def of(cls, function: str, options: Mapping[str, Any]) -> "Schedule":
-        """The schedule that a function's keyword arguments describe.
+        """Create a schedule from a function's keyword arguments.
 
         Args:
-          function: its name, for errors.
-          options: what it was given.
+          function: name of the function, for errors.
+          options: its keyword arguments.
 
         Raises:
-          TypeError: an option is unknown, or one is missing, or ``devices`` is something else.
+          TypeError: an option is unknown or missing, or ``devices`` has the wrong type.
         """
         for name in options:
             if name not in cls._fields:
@@ -116,15 +119,15 @@ class Schedule(NamedTuple):
         return cls(**options)
 
     def record(self) -> dict[str, Any]:
-        """What config.json says of it; a sampler is a hash among the run's contents."""
+        """Return the entries of config.json, without a custom sampler, whose hash is recorded."""
         devices = None if self.devices is None else dataclasses.asdict(self.devices)
         kept = {name: v for name, v in self._asdict().items() if name != "sample_cohort"}
-        if self.sampling == "without_replacement":  # older run directories do not say so
+        if self.sampling == "without_replacement":  # not recorded, as in older run directories
             del kept["sampling"]
         return {**kept, "devices": devices}
 
     def slots(self, clients: FederatedArrays) -> int:
-        """S, the slots of a cohort.
+        """Compute S, the number of slots of a cohort.
 
         Args:
           clients: the clients' data.
@@ -147,16 +150,16 @@ class Schedule(NamedTuple):
           ``CohortBatch`` with indices [S, K, B].
 
         Raises:
-          TypeError, ValueError: as of ``draw_batch``.
+          TypeError, ValueError: as in ``draw_batch``.
         """
         return _draw(self, clients, key, round)
 
     def round_seconds(self, key: Key, batch: CohortBatch) -> jax.Array:
-        """Simulated seconds that the devices of a round take; a float scalar.
+        """Compute the simulated seconds of a round; a float scalar.
 
         Args:
-          key: the run's key.
-          batch: what ``draw`` gave.
+          key: PRNG key of the run.
+          batch: result of ``draw``.
         """
         assert self.devices is not None
         assert batch.num_steps is not None
@@ -166,10 +169,10 @@ class Schedule(NamedTuple):
 
 
 def scheduled(function: Function) -> Function:
-    """Show ``ScheduleOptions`` in the signature and the help of a function, and in its errors.
+    """Show ``ScheduleOptions`` in the signature, help and errors of a function.
 
     Args:
-      function: takes ``**schedule: Unpack[ScheduleOptions]``.
+      function: function with ``**schedule: Unpack[ScheduleOptions]``.
     """
     own = inspect.signature(function)
     signature = spell_out(own, "schedule", ScheduleOptions, Schedule._field_defaults)
@@ -183,34 +186,36 @@ def scheduled(function: Function) -> Function:
 def draw_batch(
     clients: FederatedArrays, key: Key, round: Any, **schedule: Unpack[ScheduleOptions]
 ) -> CohortBatch:
-    """Draw a round's cohort and mini-batches.
+    """Sample the cohort of a round, and draw its mini-batches.
 
-    With ``clients.times`` the cohort is of those who are there and finish first, and the batch says
-    who takes part and the ``seconds`` of each; a place that is left over has id N. ``measured`` has
-    ``round_seconds``, how long the server waits, the ``dropped_clients`` that were drawn and take
-    no part, and, of a trace, ``available_clients``.
+    Without replacement, a client takes its examples in shuffled passes, each in a new random order.
+    As with torch's ``DataLoader(drop_last=False)``, the last mini-batch of a pass may be smaller;
+    the remaining places are masked. Step k belongs to pass k // ceil(n_i / B). The order is a keyed
+    pseudo-random bijection that is evaluated at each position, so the cost does not depend on n_i.
+    With replacement, every mini-batch consists of B independent uniform draws.
 
-    Without replacement a client passes over its data in a new random order each time. As with
-    torch's ``DataLoader(drop_last=False)``, the last mini-batch of a pass may be smaller: its
-    rest is masked. Step k belongs to pass k // ceil(n_i / B). The order is a keyed
-    pseudo-random bijection evaluated at each position, so the cost does not depend on n_i.
-    With replacement every mini-batch is B independent uniform draws.
+    With ``clients.times``, the cohort has the available clients that finish first. Remaining slots
+    have id N. The batch then has ``participates`` and ``seconds``, and ``measured`` has
+
+    - ``round_seconds``, the time that the server waits;
+    - ``dropped_clients``, the number of clients that were sampled but do not participate;
+    - ``available_clients``, if the times have an availability.
 
     Args:
       clients: the federation.
-      key: the run's typed PRNG key, the same in every round.
-      round: int32 scalar, from 0; may be traced.
+      key: typed PRNG key of the run, the same in every round.
+      round: int32 scalar, counted from 0; may be traced.
 
     Returns:
-      ``CohortBatch`` whose ``examples`` are int32 indices [S, K, B] into its ``source``, and
-      ``full_examples`` [S, max_i n_i] likewise. A masked place holds an example of the same
-      client. ``example_mask`` and ``num_steps`` are None where all examples are real and all
-      steps are taken for every client, which is decided from the sizes when traced.
+      ``CohortBatch`` whose ``examples`` are int32 indices [S, K, B] into its ``source``;
+      ``full_examples`` [S, max_i n_i] likewise. Masked places have an example of the same client.
+      ``example_mask`` and ``num_steps`` are None if the clients' sizes imply that all examples are
+      real and that all clients take all steps.
 
     Raises:
       TypeError: an argument has the wrong type.
       ValueError: an argument is out of range, or not exactly one of ``local_steps`` and
-        ``local_epochs`` is given.
+        ``local_epochs`` is set.
     """
     return _draw(Schedule.of("draw_batch", schedule), clients, key, round)
 
@@ -259,7 +264,7 @@ def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: Any) ->
         ids, measured = ids[first], {**measured, **waited}
         steps_taken = None if steps_taken is None else steps_taken[first]
     held = ids
-    if has_empty_slots or clients.times is not None:  # in a slot without a client: anybody
+    if has_empty_slots or clients.times is not None:  # empty slots: any client
         someone = 0 if clients.nonempty is None else clients.nonempty[0]
         held = jnp.where(ids < clients.num_clients, ids, someone)
     starts, sizes = clients.starts[held], clients.sizes[held]
@@ -291,18 +296,18 @@ def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: Any) ->
 
 
 def _checked_steps(schedule: Schedule, clients: FederatedArrays) -> tuple[int, int, bool, bool]:
-    """(B, K, whether all clients take K steps, whether all examples of all steps are real)."""
+    """Return (B, K, whether all clients take K steps, whether all their examples are real)."""
     local_steps, local_epochs = schedule.local_steps, schedule.local_epochs
     sampling = schedule.sampling
     batch_size = check_int("batch_size", schedule.batch_size, minimum=1, maximum=LARGEST_INT)
     if (local_steps is None) == (local_epochs is None):
         raise ValueError(
-            f"local_steps is {local_steps} and local_epochs {local_epochs}; give exactly one."
+            f"local_steps is {local_steps} and local_epochs {local_epochs}; set exactly one."
         )
     check_choice("weights", schedule.weights, ("uniform", "examples"))
     check_choice("sampling", sampling, SAMPLINGS)
     if sampling != "without_replacement" and schedule.sample_cohort is not None:
-        raise ValueError(f"sampling is {sampling!r} and sample_cohort is given; give one of them.")
+        raise ValueError(f"sampling is {sampling!r} and sample_cohort is set; omit one of them.")
     fewest, most = -(-clients.min_size // batch_size), -(-clients.max_size // batch_size)
     divides = clients.min_size == clients.max_size and clients.max_size % batch_size == 0
     if local_steps is not None:
@@ -313,7 +318,7 @@ def _checked_steps(schedule: Schedule, clients: FederatedArrays) -> tuple[int, i
 
 
 def _positions(order_key, ids, sizes, steps, batch_size, replace):
-    """Places in the clients' lists of their mini-batches, [S, K, B], and which of them are real."""
+    """Compute positions of the mini-batches in the clients' lists, [S, K, B], and their mask."""
     fold = jax.vmap(jax.random.fold_in, (None, 0))
     own_keys = fold(order_key, ids)
     if replace:
@@ -335,7 +340,7 @@ def _positions(order_key, ids, sizes, steps, batch_size, replace):
 
 
 def _held(clients: FederatedArrays, places: jax.Array) -> jax.Array:
-    """The examples at some places of the clients' lists, as indices into ``clients.examples``."""
+    """Convert positions in the clients' lists to indices into ``clients.examples``."""
     numbers = clients.indices[places]
     if clients.window is None:
         return numbers

@@ -27,7 +27,7 @@ from fedjax_lab.data.stream_files import stored_dtype
 from fedjax_lab.data.times import RoundTimes
 from fedjax_lab.signatures import suggest_keywords
 
-# More clients than this cannot be told apart in a figure, and more names not read.
+# Largest numbers of clients and of names that are legible in a figure.
 _MAX_PLOTTED = 100
 _MAX_NAMED = 10
 
@@ -96,7 +96,7 @@ class FederatedArrays:
         return self.num_clients if self.nonempty is None else self.nonempty.shape[0]
 
     def heterogeneity(self) -> Heterogeneity:
-        """Label histogram, sizes and distances to the global label distribution (host).
+        """Compute label histogram, sizes and distances to the global label distribution (host).
 
         Raises:
           ValueError: the examples have no class labels.
@@ -111,7 +111,7 @@ class FederatedArrays:
         return heterogeneity(labels, self.host_partition())
 
     def label_histogram(self) -> np.ndarray:
-        """int64 [N, C], how many examples of each class a client has (host).
+        """Number of examples of each class for each client, int64 [N, C] (host).
 
         Raises:
           ValueError: the examples have no class labels.
@@ -119,7 +119,7 @@ class FederatedArrays:
         return self.heterogeneity().label_histogram
 
     def summary(self) -> str:
-        """Scheme, sizes, names and, where there are class labels, label skew in a few lines."""
+        """Summarise scheme, sizes, names and (with class labels) label skew in a few lines."""
         lines = [describe(labels_of(self.examples), self.host_partition())]
         if self.names is not None:
             more = ", ..." if len(self.names) > _MAX_NAMED else ""
@@ -156,7 +156,7 @@ class FederatedArrays:
         """Create a federation with another partition of the same examples.
 
         Args:
-          host: who holds which of them.
+          host: the partition; it says which client has which example.
           names: the clients' ids, N of them, or None.
 
         Raises:
@@ -201,8 +201,7 @@ def partition(
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(train)}
     if len(lengths) != 1 or () in lengths:
         raise ValueError(
-            f"train has leaves with leading axes {sorted(lengths)}; there must be one, [n], for "
-            "all of them."
+            f"train has leaves with leading axes {sorted(lengths)}; all must have the same [n]."
         )
     ((n,),) = lengths
     host, names = divide(targets_of(train), n, spec, num_clients, seed, min_size)
@@ -232,8 +231,8 @@ def divide(
         min_size = 2 if isinstance(spec, str) else 1
     if isinstance(spec, str) and num_clients is None:
         raise TypeError(
-            f"num_clients is None; it must be the number of clients that {spec!r} makes, an "
-            "integer. Only an array of ids says itself how many there are."
+            f"num_clients is None; with spec {spec!r} it must be the number of clients, an integer."
+            " Only an array of ids determines the number by itself."
         )
     if not isinstance(spec, str) and num_clients is None:
         names, spec = number_owners(spec, check_int("min_size", min_size, minimum=0))
@@ -242,8 +241,8 @@ def divide(
         names, spec = number_owners(spec, check_int("min_size", min_size, minimum=0))
         if len(names) != num_clients:
             raise ValueError(
-                f"num_clients is {num_clients}; spec has {len(names)} different ids of text: leave "
-                "num_clients out."
+                f"num_clients is {num_clients}; spec has {len(names)} different text ids: omit "
+                "num_clients."
             )
     labels = np.empty((n, 0)) if targets is None else np.asarray(targets)
     return _split_indices(labels, spec, num_clients, seed, min_size), names  # type: ignore[arg-type]
@@ -265,7 +264,7 @@ def from_partition(
 
     Args:
       train: pytree of arrays with leading axis n.
-      host: who holds which of them.
+      host: the partition; it says which client has which example.
       names: the clients' ids, N of them, or None.
 
     Raises:
@@ -291,7 +290,9 @@ def from_resident(
     check_int("num_clients", host.num_clients, minimum=1)
     nonempty = np.flatnonzero(host.sizes).astype(np.int32)
     if not len(nonempty):
-        raise ValueError(f"num_clients is {host.num_clients}, and none has data; one must.")
+        raise ValueError(
+            f"num_clients is {host.num_clients}, and no client has data; at least one must."
+        )
     return FederatedArrays(
         examples=examples,
         indices=_put(host.indices),

@@ -1,4 +1,4 @@
-"""Data sets in NumPy's (.npz) and MNIST's (IDX) formats; the readers trust nothing."""
+"""Data sets in NumPy's (.npz) and MNIST's (IDX) formats, with checks for damaged files."""
 
 import gzip
 import math
@@ -23,8 +23,8 @@ SPLITS = ("x_train", "y_train", "x_test", "y_test")
 _IDX_TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32"}
 _CHUNK = 1 << 20
 _LIMIT = "FEDJAX_LAB_UNPACKED_GIB"
-_GIB = 8.0  # that a compressed file may unpack to, unless the variable says otherwise
-# What zipfile and NumPy raise on a damaged archive.
+_GIB = 8.0  # largest unpacked size of a file, unless the environment variable sets another
+# Errors that zipfile and NumPy raise on a damaged archive.
 _NPZ_ERRORS = (
     ValueError,
     OSError,
@@ -116,7 +116,7 @@ def read_idx(path: Path, *, ndim: int) -> np.ndarray:
                 )
             # Reading past the end also makes gzip verify its checksum.
             if file.read(1):
-                raise ValueError(f"{path}: bytes are left over after the values of {shape}.")
+                raise ValueError(f"{path}: there are extra bytes after the values of {shape}.")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path}: damaged or cut short gzip file: {error}") from error
     return np.frombuffer(values, np.uint8).reshape(shape)
@@ -142,8 +142,8 @@ def _check_unpacked(path: Path, size: int) -> None:
     there = path.stat().st_size
     if size > limit * 2**30 and size > 2 * there:
         raise ValueError(
-            f"{path}: its {there:,} bytes say that they unpack to {size:,} ({size / 2**30:,.1f} "
-            f"GiB); {limit:g} GiB are allowed. If you know the file, set {_LIMIT} to more."
+            f"{path}: its {there:,} bytes would unpack to {size:,} ({size / 2**30:,.1f} GiB); "
+            f"{limit:g} GiB are allowed. If you trust the file, set {_LIMIT} to a larger number."
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_lab.data.partition import Partition
 
-# Integers beyond this, and beyond the number of targets, are no classes.
+# Integers that exceed this and the number of targets are not class labels.
 _MOST_CLASSES = 2**16
 
 
@@ -75,7 +75,7 @@ def labels_of(examples: Any) -> np.ndarray | None:
 
 
 def heterogeneity(labels: Any, partition: Partition) -> Heterogeneity:
-    """Label histogram, sizes, and distances to the global label distribution.
+    """Compute label histogram, sizes, and distances to the global label distribution.
 
     Args:
       labels: integers [n], or [n, L] of sequences, from 0.

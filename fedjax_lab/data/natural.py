@@ -23,7 +23,7 @@ from fedjax_lab.data.tables import Table, as_codes
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import PyTree
 
-# The name of a column, or of several that are to stand side by side.
+# The name of a column, or of several columns that become one array.
 Columns = str | Sequence[str]
 
 _CONVERT = "convert is None, so that x and y must be numbers of one shape; found:"
@@ -76,8 +76,8 @@ def from_table(
     for argument, array in zip(("x", "y"), train, strict=True):
         if array.shape[:1] != owners.shape:
             raise ValueError(
-                f"{argument} has shape {array.shape} and the clients' ids {owners.shape}; there "
-                "must be as many rows."
+                f"{argument} has shape {array.shape} and the clients' ids {owners.shape}; the "
+                "numbers of rows must be equal."
             )
     clients = partition(train, owners, len(names), min_size=min_size)
     return dataclasses.replace(clients, names=names, categories=tuple(used.items()))
@@ -90,12 +90,12 @@ def read_columns(
     categories: Mapping[str, Sequence[str]] | None = None,
     names: tuple[str, str] = ("x", "y"),
 ) -> tuple[Examples, dict[str, tuple[str, ...]]]:
-    """Inputs and targets of a table, and what stands for the numbers of columns of text.
+    """Read inputs and targets of a table, and the categories of its text columns.
 
     Args:
-      table: what is read.
-      x, y, categories: as of ``from_table``.
-      names: what x and y are called in errors.
+      table: the table.
+      x, y, categories: as in ``from_table``.
+      names: names of x and y in errors.
 
     Raises:
       ValueError: as ``from_table``.
@@ -133,9 +133,9 @@ def _numbers(
             largest = int(np.abs(part).max())
             if largest > _EXACT:
                 raise ValueError(
-                    f"{argument}: the column {name!r} holds {largest}; among several columns "
-                    f"numbers become float32, which holds integers up to {_EXACT} exactly. Scale "
-                    "it, or give it as text if it is a category."
+                    f"{argument}: the column {name!r} has the value {largest}. Several columns "
+                    f"become float32, which represents integers only up to {_EXACT} exactly. Scale "
+                    "the column, or convert it to text if it is a category."
                 )
         parts.append(part)
     if isinstance(names, str):
@@ -215,7 +215,7 @@ def load_leaf(
     for path in paths:
         for user, x, y in _leaf_users(path):
             if user in clients:
-                raise ValueError(f"{path}: the user {user!r} comes a second time.")
+                raise ValueError(f"{path}: the user {user!r} occurs twice.")
             clients[user] = (convert or _leaf_examples)(x, y)
     if convert is None:  # 1 and 1.5 are both numbers in JSON
         x_kind = np.result_type(*(user.x.dtype for user in clients.values()))
@@ -240,7 +240,7 @@ def _leaf_examples(x: list, y: list) -> Examples:
 
 
 def _leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:
-    """(user, x, y) of the users of a file."""
+    """Yield (user, x, y) for the users of a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         users, data = list(map(str, content["users"])), content["user_data"]
@@ -252,7 +252,7 @@ def _leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:
             f"user): {type(error).__name__} {error}"
         ) from error
     if stated != [len(y) for _, _, y in found]:
-        raise ValueError(f"{path}: num_samples is not what the users have.")
+        raise ValueError(f"{path}: num_samples differs from the users' numbers of examples.")
     return found
 
 

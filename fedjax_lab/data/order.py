@@ -1,4 +1,4 @@
-"""The random order of a client's examples, evaluated place by place.
+"""The random order of a client's examples, evaluated only at the positions that are needed.
 
 Axes: K local steps, B examples of a mini-batch.
 """
@@ -8,18 +8,18 @@ import jax.numpy as jnp
 
 from fedjax_lab.types import Key
 
-# Feistel rounds of the pseudo-random order. Large clients need fewer; of 6 examples, 6 rounds
-# give some orders ten times as often as others, 16 give all to within about 2 percent.
+# Feistel rounds of the pseudo-random order. Large clients need fewer. For 6 examples, some orders
+# are ten times as frequent as others with 6 rounds; with 16 all are equal to within 2 percent.
 _ROUNDS = 16
 
 
 def shuffled(keys: Key, positions: jax.Array, size: jax.Array) -> jax.Array:
     """Evaluate random permutations of 0..size-1 at some positions, without building them.
 
-    A Feistel network on [0, a) x [0, b), a and b about sqrt(size), with additions modulo a
-    and b (Black and Rogaway 2002). a b exceeds size by less than 2a: a value beyond size - 1 is
-    mapped again until it falls below (cycle walking). For a fixed key it is a bijection; that
-    it looks random is empirical, not proven, and it is not cryptographic.
+    The permutation is a Feistel network on [0, a) x [0, b), a and b about sqrt(size), with
+    additions modulo a and b (Black and Rogaway 2002). a b exceeds size by less than 2a; a value
+    above size - 1 is mapped again until it is below (cycle walking). For a fixed key it is a
+    bijection. Its randomness is tested but not proven, and it is not cryptographic.
 
     Args:
       keys: typed PRNG keys [..., K], one permutation each; consumed.
@@ -29,7 +29,7 @@ def shuffled(keys: Key, positions: jax.Array, size: jax.Array) -> jax.Array:
     Returns:
       int32 [..., K, B] in [0, size).
     """
-    # Batched here: under vmap, a loop chooses anew at every turn which of its values to keep.
+    # Batched by hand: under vmap, a while loop selects among all its values in every iteration.
     draw = jax.vmap(lambda key: jax.random.bits(key, (_ROUNDS,), jnp.uint32))
     subkeys = draw(keys.reshape(-1)).reshape(*keys.shape, 1, _ROUNDS)
     size = size[..., None, None]
@@ -39,7 +39,7 @@ def shuffled(keys: Key, positions: jax.Array, size: jax.Array) -> jax.Array:
     root = jnp.where(root * root > n, root - 1, root)
     a = jnp.where(root * root < n, root + 1, root)
     b = (n + a - 1) // a
-    b = b + (a & b & 1)  # with both odd, only even permutations could come out
+    b = b + (a & b & 1)  # with both odd, only even permutations would be possible
 
     def permute(value):
         left = value // b
@@ -49,9 +49,9 @@ def shuffled(keys: Key, positions: jax.Array, size: jax.Array) -> jax.Array:
             right = _add_mod(right, _hash(left ^ subkeys[..., r + 1]), b)
         return left * b + right
 
-    def step(carry):  # the values, and which of them are still to be mapped
+    def step(carry):  # the values, and which of them must be mapped again
         values, pending = carry
-        # A barrier, or else the network would be compiled for both results.
+        # Without the barrier, the network would be compiled for each of the two results.
         values = jax.lax.optimization_barrier(jnp.where(pending, permute(values), values))
         return values, values >= n
 

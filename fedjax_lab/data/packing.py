@@ -1,4 +1,4 @@
-"""Packing of token sequences: several in a row, which do not attend to each other.
+"""Packing of token sequences: several sequences per row, which do not attend to each other.
 
 Axes: n rows, T places of a row, m tokens of a sequence.
 """
@@ -80,7 +80,7 @@ def pack(
         raise ValueError("sequences has none to pack.")
     kept.sort(key=lambda pair: -len(pair[0]))
     rows: list[list[tuple[np.ndarray, np.ndarray]]] = []
-    room: list[tuple[int, int]] = []  # of each row what is left, sorted
+    room: list[tuple[int, int]] = []  # the free places of each row, sorted
     for pair in kept:
         size = len(pair[0]) - 1
         place = bisect.bisect_left(room, (size, -1))

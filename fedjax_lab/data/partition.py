@@ -100,7 +100,7 @@ def split_indices(
         natural partition).
       num_clients: N.
       seed: the same seed gives the same partition.
-      min_size: examples that every client has at least; 0 allows empty clients.
+      min_size: smallest number of examples of a client; 0 allows empty clients.
 
     Raises:
       TypeError: an argument has the wrong type.
@@ -121,7 +121,7 @@ def split_indices(
     min_size = check_int("min_size", min_size, minimum=0)
     if n < num_clients * min_size:
         raise ValueError(
-            f"num_clients is {num_clients} and min_size {min_size}, which takes "
+            f"num_clients is {num_clients} and min_size {min_size}, which requires "
             f"{num_clients * min_size:,} examples; there are {n:,}. Lower one of them."
         )
     if not isinstance(spec, str):
@@ -230,8 +230,8 @@ def _check_classes(per_client: float, num_classes: int, num_clients: int) -> Non
         )
     if num_clients * per_client < num_classes:
         raise ValueError(
-            f"classes_per_client is {per_client:.0f} and num_clients {num_clients}, which leaves "
-            f"some of the {num_classes} classes without a holder; their product must be at least "
+            f"classes_per_client is {per_client:.0f} and num_clients {num_clients}, so some of the "
+            f"{num_classes} classes would have no client; their product must be at least "
             f"{num_classes}."
         )
 

@@ -29,7 +29,7 @@ def poisson_slots(expected: int, available: int) -> int:
     if expected >= available:
         return available
     odds = expected / (available - expected)
-    # From the most probable number on; what it lacks of being a probability cancels.
+    # Unnormalised masses around the most probable number; the factor cancels.
     ratios = (available - np.arange(available)) / (np.arange(available) + 1.0) * odds
     logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))])
     masses = np.exp(logs - logs.max())
@@ -61,7 +61,7 @@ def sample_poisson(
     cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
     ids = jnp.arange(everyone, dtype=jnp.int32) if clients.nonempty is None else clients.nonempty
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
-    # Integers, since floats in [0, 1) below q come with a probability that is q but for rounding.
+    # Integers, because for floats in [0, 1) the probability of a value below q is rounded.
     limit = round(cohort_size / available * 2**32)
     comes = jnp.ones(ids.shape, bool)
     if limit < 2**32:

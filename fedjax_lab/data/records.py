@@ -63,7 +63,7 @@ class Records:
             if image.shape != x.shape[1:]:
                 raise ValueError(
                     f"{self._name}: example {ids[place]} has shape {image.shape}, example 0 "
-                    f"{x.shape[1:]}; all must have one shape."
+                    f"{x.shape[1:]}; all must have the same shape."
                 )
             x[place] = image
         return Examples(x, y)

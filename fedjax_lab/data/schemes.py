@@ -29,7 +29,7 @@ def _dirichlet(rng, labels, num_clients, alpha, min_size):
     available = np.bincount(labels)
     counts = _reserve(rng, available, num_clients, min_size)
     for k, rest in enumerate(available - counts.sum(0)):
-        # A new order of the clients for each class: else rounding favours the same ones.
+        # A new order of the clients for each class, so that rounding does not favour the same ones.
         order = rng.permutation(num_clients)
         counts[order, k] += _cut(_log_dirichlet(rng, alpha, (1, num_clients))[0], rest)
     return _deal(rng, labels, counts)
@@ -41,8 +41,9 @@ def _dirichlet_equal(rng, labels, num_clients, alpha, min_size):
     wanted = _equal_sizes(len(labels), num_clients)
     log_prior = _log_dirichlet(rng, alpha, (num_clients, len(available)))
     counts = np.zeros((num_clients, len(available)), np.int64)
-    # All open places of all clients draw at once. A class in excess demand goes to a random
-    # part of those who drew it, and is dropped: so there are about C rounds at most.
+    # All clients draw a class for each of their open places at once. A class with too few examples
+    # is given to a random part of these places and then dropped, so there are at most about C
+    # iterations.
     while wanted.any():
         open_clients = np.flatnonzero(wanted)
         live = np.flatnonzero(available)
@@ -61,11 +62,12 @@ def _dirichlet_equal(rng, labels, num_clients, alpha, min_size):
 def _classes_per_client(rng, labels, num_clients, per_client, min_size):
     available = np.bincount(labels)
     num_classes, per_client = len(available), int(per_client)
-    # Hands of P classes are dealt from shuffled decks of all C, so that holders are balanced.
+    # Each client gets P classes from shuffled decks of all C, so that every class has about as many
+    # clients.
     hands = np.empty(num_clients * per_client, np.int64)
     for start in range(0, len(hands), num_classes):
         deck = rng.permutation(num_classes)
-        held = hands[start - start % per_client : start]  # of a hand begun with the last deck
+        held = hands[start - start % per_client : start]  # classes from the previous deck
         again = np.isin(deck, held)
         deck = np.concatenate([deck[~again], deck[again]])
         hands[start : start + num_classes] = deck[: len(hands) - start]
@@ -76,7 +78,7 @@ def _classes_per_client(rng, labels, num_clients, per_client, min_size):
     sizes = np.zeros(num_clients, np.int64)
     for k in rng.permutation(num_classes):
         holders = rng.permutation(np.flatnonzero(holds[:, k]))
-        # What is left over after an even share goes to the clients that have least so far.
+        # The remainder of an even division goes to the clients with the fewest examples so far.
         holders = holders[np.argsort(sizes[holders], kind="stable")]
         share = _equal_sizes(int(available[k]), len(holders))
         counts[holders, k] = share
@@ -141,7 +143,7 @@ def _log_dirichlet(rng: np.random.Generator, alpha: float, shape: tuple[int, int
 
 def _softmax(log_p: np.ndarray) -> np.ndarray:
     top = log_p.max(1, keepdims=True)
-    # A row whose classes all have prior 0 in float64 falls back on equal ones.
+    # If all priors of a row are 0 in float64, the classes get equal ones.
     p = np.exp(np.where(np.isfinite(top), log_p - np.where(np.isfinite(top), top, 0), 0))
     return p / p.sum(1, keepdims=True)
 
@@ -157,7 +159,7 @@ def _cut(log_p: np.ndarray, n: int) -> np.ndarray:
 def _reserve(
     rng: np.random.Generator, available: np.ndarray, num_clients: int, min_size: int
 ) -> np.ndarray:
-    """Counts [N, C]: min_size examples per client, each of a random class with any left."""
+    """Assign min_size examples per client, each of a random class with examples left: [N, C]."""
     num_classes = len(available)
     left = available.copy()
     clients = np.repeat(np.arange(num_clients), min_size)
@@ -165,7 +167,7 @@ def _reserve(
     while len(clients):
         clients = rng.permutation(clients)
         drawn = rng.choice(np.flatnonzero(left), len(clients))
-        # An example is there for the first `left` of those who drew its class.
+        # The first `left` clients that drew a class get an example of it.
         order = np.argsort(drawn, kind="stable")
         drawn, clients = drawn[order], clients[order]
         rank = np.arange(len(drawn)) - np.searchsorted(drawn, drawn)

@@ -16,7 +16,7 @@ from fedjax_lab.checks import check_choice
 from fedjax_lab.data import files, text, tfds
 from fedjax_lab.signatures import suggest_keywords
 
-# Where Debian's package dataset-fashion-mnist puts its files.
+# Folder of Debian's package dataset-fashion-mnist.
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 DATASETS = {
@@ -32,10 +32,10 @@ DATASETS = {
     "tfds_text:NAME": "any prepared text of tensorflow-datasets, such as lm1b",
 }
 
-# What may stand before a colon.
+# Names that are followed by a colon.
 SCHEMES = tuple(form.partition(":")[0] for form in DATASETS if ":" in form)
 
-# Tables, which the command line divides into (train, test), and ``from_table`` reads.
+# Tables; the command line divides them into (train, test), and ``from_table`` reads them.
 TABLES = ("csv", "parquet")
 
 _TFDS_ALIASES = ("mnist", "cifar10", "cifar100")
@@ -90,7 +90,7 @@ def load(
     scheme, colon, rest = name.partition(":")
     if colon and scheme in SCHEMES:
         if not rest:
-            raise ValueError(f"name is {name!r}; something must follow the colon, as in DATASETS.")
+            raise ValueError(f"name is {name!r}; a folder, file or name must follow the colon.")
         if scheme == "idx":
             return checked_splits(name, files.read_idx_folder(Path(rest), name))
         if scheme == "npz":
@@ -122,7 +122,7 @@ def load(
 
 
 def num_classes(train: Any) -> int:
-    """Number of classes: the largest label plus one.
+    """Compute the number of classes: the largest label plus one.
 
     For sequences it is the size of the vocabulary: the largest token in ``x`` or ``y`` plus one, at
     least 2 (``<unk>`` and ``<eos>``). Of bytes, which are 256, some may not occur.
@@ -181,12 +181,12 @@ def _load_text(
 def checked_splits(
     name: str, arrays: Mapping[str, np.ndarray], classes: int | None = None
 ) -> tuple[Examples, Examples]:
-    """(train, test) of arrays, checked and in the dtypes in which they are stored.
+    """Check arrays and convert them to (train, test) in storage dtype.
 
     Args:
-      name: of the data set, for errors.
-      arrays: x_train and x_test [n, ...], y_train and y_test [n] or, of a regression, [n, ...].
-      classes: how many there are; None: as many as the training labels have.
+      name: name of the data set, for errors.
+      arrays: x_train and x_test [n, ...]; y_train and y_test [n], or [n, ...] for a regression.
+      classes: number of classes; None: the number in the training labels.
 
     Raises:
       ValueError: arrays are inconsistent, not finite or labelled out of range.
@@ -214,8 +214,8 @@ def _checked(name: str, x: np.ndarray, y: np.ndarray, classes: int | None) -> Ex
     regression = y.dtype.kind == "f"
     if x.ndim == 0 or y.ndim == 0 or (y.ndim > 1 and not regression) or len(x) != len(y):
         raise ValueError(
-            f"{name}: examples of shape {x.shape} and labels of shape {y.shape}; there must be n "
-            "examples and as many labels, of shape [n]."
+            f"{name}: examples have shape {x.shape} and labels {y.shape}; there must be n "
+            "examples, and labels of shape [n]."
         )
     if regression:
         return Examples(_storage(name, x), _numbers(f"{name}: targets", y))
@@ -236,7 +236,7 @@ def _storage(name: str, x: np.ndarray) -> np.ndarray:
 
 
 def _numbers(name: str, x: np.ndarray) -> np.ndarray:
-    """Real numbers, finite, in the dtype that a device holds them in."""
+    """Convert to finite real numbers in the dtype that a device stores."""
     if x.dtype.kind not in "biuf":
         raise ValueError(f"{name} of dtype {x.dtype}; they must be real numbers.")
     stored = jax.dtypes.canonicalize_dtype(x.dtype)

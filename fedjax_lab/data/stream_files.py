@@ -26,7 +26,7 @@ from fedjax_lab.signatures import suggest_keywords
 
 DESCRIPTION = "stream.json"
 _VERSION = 1
-# What another description than ours may raise.
+# Errors of a description in another format.
 _DAMAGES = (
     *(ValueError, KeyError, TypeError, IndexError, AttributeError),
     *(RecursionError, OverflowError),
@@ -141,7 +141,7 @@ def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
       ValueError: it is not numeric, or it has integers that do not fit.
     """
     if array.dtype.kind in "OSUmM":
-        raise ValueError(f"{name} has an array of dtype {array.dtype}; a device holds numbers.")
+        raise ValueError(f"{name} has an array of dtype {array.dtype}; it must be numeric.")
     stored = jax.dtypes.canonicalize_dtype(array.dtype)
     if array.dtype.kind in "iu" and stored != array.dtype and array.size:
         limits = np.iinfo(stored)
@@ -189,8 +189,8 @@ def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -
         lengths = {leaf.shape[:1] for leaf in leaves}
         if len(lengths) != 1 or () in lengths:
             raise ValueError(
-                f"examples has leaves with leading axes {sorted(lengths)}; there must be one, [n], "
-                "for all of them."
+                f"examples has leaves with leading axes {sorted(lengths)}; all must have the same "
+                "[n]."
             )
         dtypes = [stored_dtype("examples", leaf) for leaf in leaves]
         kinds = [(str(kind), leaf.shape[1:]) for kind, leaf in zip(dtypes, leaves, strict=True)]
@@ -199,8 +199,8 @@ def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -
             files += [_LeafFile(folder / f"{name}.npy") for name in _names(told, len(leaves))]
         elif (told, kinds) != (description, first):
             raise ValueError(
-                f"examples has a part of {told} with {kinds}; the first is {description} with "
-                f"{first}, and all must be alike."
+                f"examples has a part {told} with {kinds}; the first one is {description} with "
+                f"{first}, and all must have the same structure, shapes and dtypes."
             )
         for file, leaf, dtype in zip(files, leaves, dtypes, strict=True):
             file.add(leaf, dtype)
@@ -226,7 +226,7 @@ class _LeafFile:
 
     def add(self, rows: np.ndarray, dtype: np.dtype) -> None:
         if self._kind is None:
-            # NumPy's format knows no dtype of ml_dtypes; stream.json has its name.
+            # NumPy's format does not know the dtypes of ml_dtypes; stream.json has their names.
             known = np.dtype(f"V{dtype.itemsize}") if dtype.kind == "V" else dtype
             self._kind = known, rows.shape[1:]
             self._head()
@@ -249,7 +249,7 @@ class _LeafFile:
     def finish(self) -> None:
         self._file.seek(0)
         self._head()
-        assert self._file.tell() == self._data  # NumPy leaves room for the leading axis to grow
+        assert self._file.tell() == self._data  # NumPy's header has room for a longer leading axis
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -342,7 +342,7 @@ def hash_of_file(path: Path, skip: int = 0) -> str:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     after = path.stat()
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-        raise ValueError(f"{path} changed while it was read; nobody may write to it.")
+        raise ValueError(f"{path} changed while it was read; nothing may write to it.")
     try:
         _keep_hash(path, found)
     except OSError as error:

@@ -4,8 +4,8 @@ A cohort's mini-batches depend only on the seed and the round, so the examples o
 are known before it runs. They are gathered on the host while the previous chunk runs, and copied to
 the device as the chunk's ``source``. The bits are the same as with all examples on the device.
 
-Axes: n examples, m of them held by some client, N clients, S slots of the cohort, P most examples
-of a chunk.
+Axes: n examples, m of them held by some client, N clients, S slots of the cohort, P the largest
+number of examples of a chunk.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ from fedjax_lab.data.stream_files import content_of, map_file, open_stream, stor
 from fedjax_lab.machine.memory import device_memory
 from fedjax_lab.signatures import suggest_keywords
 
-_SHARE = 0.25  # of a device's memory, that a stream may take
-NOBODY = np.iinfo(np.int32).max  # in a window's places without an example
+_SHARE = 0.25  # share of a device's memory for a stream, by default
+NOBODY = np.iinfo(np.int32).max  # padding of a window
 
 
 class HostExamples(Protocol):
@@ -88,8 +88,8 @@ class HostArrays:
         lengths = {leaf.shape[:1] for leaf in leaves}
         if len(lengths) != 1 or () in lengths:
             raise ValueError(
-                f"examples has leaves with leading axes {sorted(lengths)}; there must be one, [n], "
-                "for all of them."
+                f"examples has leaves with leading axes {sorted(lengths)}; all must have the same "
+                "[n]."
             )
         self.shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, stored_dtype("examples", leaf)),
@@ -100,7 +100,7 @@ class HostArrays:
         self.where = "in mapped files" if mapped else "in the host's memory"
 
     def read(self, ids: np.ndarray, rows: int) -> Any:
-        """As of ``HostExamples``.
+        """See ``HostExamples``.
 
         Args:
           ids: integers [k], in rising order.
@@ -109,14 +109,14 @@ class HostArrays:
 
         def one(array, shape):
             found = np.zeros((rows, *array.shape[1:]), array.dtype)
-            # "clip" writes to out at once; with "raise" NumPy copies twice. ids are in range.
+            # "clip" writes directly to out; with "raise" NumPy copies twice. All ids are in range.
             np.take(array, ids, axis=0, out=found[: len(ids)], mode="clip")
             return found.astype(shape.dtype, copy=False)
 
         return jax.tree.map(one, self._arrays, self.shapes)
 
     def content(self) -> str:
-        """As of ``HostExamples``; see ``stream_files.content_of``."""
+        """As in ``HostExamples``; see ``stream_files.content_of``."""
         leaves = jax.tree_util.tree_leaves_with_path(self._arrays)
         told = [f"{jax.tree_util.keystr(path)} {content_of(leaf)}" for path, leaf in leaves]
         return hashlib.sha256("\n".join(told).encode()).hexdigest()
@@ -129,14 +129,14 @@ class FederatedStream:
 
     Args:
       examples: on the host.
-      host: who holds which of them.
+      host: the partition; it says which client has which example.
       names: the clients' ids as text, or None.
-      memory: bytes of a device that index and examples may take.
+      memory: bytes of a device for index and examples.
 
     Attributes:
-      examples: on the host.
+      examples: the examples, on the host.
       index: ``FederatedArrays`` without examples, on the device.
-      memory: bytes of a device that index and examples may take.
+      memory: bytes of a device for index and examples.
     """
 
     def __init__(
@@ -171,17 +171,17 @@ class FederatedStream:
 
     @property
     def indices(self) -> jax.Array:
-        """int32 [m], as of ``FederatedArrays``."""
+        """int32 [m], as in ``FederatedArrays``."""
         return self.index.indices
 
     @property
     def starts(self) -> jax.Array:
-        """int32 [N], as of ``FederatedArrays``."""
+        """int32 [N], as in ``FederatedArrays``."""
         return self.index.starts
 
     @property
     def sizes(self) -> jax.Array:
-        """int32 [N], as of ``FederatedArrays``."""
+        """int32 [N], as in ``FederatedArrays``."""
         return self.index.sizes
 
     @property
@@ -201,15 +201,15 @@ class FederatedStream:
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self.index))
 
     def heterogeneity(self) -> Heterogeneity:
-        """As of ``FederatedArrays``."""
+        """See ``FederatedArrays``."""
         return self._with_targets().heterogeneity()
 
     def label_histogram(self) -> np.ndarray:
-        """int64 [N, C], as of ``FederatedArrays``."""
+        """int64 [N, C], as in ``FederatedArrays``."""
         return self._with_targets().label_histogram()
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """As of ``FederatedArrays``.
+        """See ``FederatedArrays``.
 
         Args:
           path: where to save the figure.
@@ -217,7 +217,7 @@ class FederatedStream:
         return self._with_targets().plot(path)
 
     def summary(self) -> str:
-        """Scheme, sizes and, where there are class labels, label skew; where the examples are."""
+        """Summarise scheme, sizes, label skew (with class labels) and memory in a few lines."""
         whole = self._with_targets()
         lines = describe(labels_of(whole.examples), whole.host_partition())
         return (
@@ -278,7 +278,7 @@ class FederatedStream:
         """Create a federation with another partition of the same examples.
 
         Args:
-          host: who holds which of them.
+          host: the partition; it says which client has which example.
           names: the clients' ids as text, or None.
         """
         return FederatedStream(self.examples, host, names, self.memory)
@@ -348,6 +348,6 @@ def check_resident(clients: Any, what: str) -> None:
     """
     if isinstance(clients, FederatedStream):
         raise TypeError(
-            f"a FederatedStream is given, whose examples stay on the host; {what} needs them on "
-            "the device, as data.partition puts them there."
+            f"clients is a FederatedStream, whose examples stay on the host; {what} needs them on "
+            "the device: use data.partition."
         )

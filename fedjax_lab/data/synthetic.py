@@ -18,8 +18,8 @@ from fedjax_lab.signatures import suggest_keywords
 class Problem(NamedTuple):
     """A federated problem whose solution is known.
 
-    ``partition(problem.examples, problem.client_ids, num_clients)`` is the federation; all
-    clients have M examples, so the optimum is that of uniform and of example weights alike.
+    ``partition(problem.examples, problem.client_ids, num_clients)`` creates the federation. All
+    clients have M examples, so the optimum is the same for uniform weights and example weights.
 
     Attributes:
       examples: ``Examples`` of n = N M rows.
@@ -57,7 +57,7 @@ def quadratics(
       noise: standard deviation of the centres of single examples around b_i, which makes
         mini-batch gradients random; a client's examples have mean b_i exactly (to rounding).
       examples_per_client: M.
-      seed: of everything random.
+      seed: seed of all random numbers.
 
     Returns:
       ``Problem``; ``examples.x`` is float32 [n, 2, d] (curvature and centre), ``examples.y``
@@ -78,7 +78,7 @@ def quadratics(
     x = np.stack(np.broadcast_arrays(curvature, centres), axis=2)
     x = x.reshape(-1, 2, dim).astype(np.float32)
     client_ids = np.repeat(np.arange(num_clients, dtype=np.int32), examples_per_client)
-    # Of the rounded numbers that the clients hold, so that it is exact for them.
+    # Computed from the rounded numbers that the clients have, so that it is exact for them.
     a, b = x[:, 0].astype(np.float64), x[:, 1].astype(np.float64)
     optimum = (a * b).sum(0) / a.sum(0)
     minimum = float(0.5 * (a * (optimum - b) ** 2).sum(1).mean())
@@ -104,10 +104,11 @@ def logistic_regression(
     Args:
       num_clients: N.
       dim: d.
-      heterogeneity: how far the clients differ; 0: identically distributed.
-      l2: weight of the squared norm, positive: the optimum is then unique.
+      heterogeneity: standard deviation of the differences between clients, times sqrt(d); 0:
+        identically distributed clients.
+      l2: weight of the squared norm, positive so that the optimum is unique.
       examples_per_client: M.
-      seed: of everything random.
+      seed: seed of all random numbers.
 
     Returns:
       ``Problem``; ``examples.x`` is float32 [n, d], ``examples.y`` the labels 0 and 1. The
@@ -143,11 +144,11 @@ def logistic_regression(
 def noise_images(
     n: int, shape: tuple[int, ...] = (32, 32, 3), num_classes: int = 10, seed: int = 0
 ) -> Examples:
-    """Uniform random bytes with random labels, to measure speed and memory.
+    """Create uniform random bytes with random labels, to measure speed and memory.
 
     Args:
       n: number of examples.
-      shape: of one of them.
+      shape: shape of an example.
       num_classes: labels lie in [0, num_classes).
       seed: the same seed gives the same bytes.
 

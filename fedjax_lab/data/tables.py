@@ -39,7 +39,7 @@ class Table:
         """
         if isinstance(table, (str, Path)):
             table = _read_file(Path(table))
-        # A mapping, or what has column_names and gives a column for its name.
+        # A mapping, or an object with column_names and indexing by name.
         self._plain = not _is_frame(table) and hasattr(table, "__getitem__")
         if self._plain:
             self._frame = table
@@ -49,14 +49,14 @@ class Table:
             columns = self._frame.columns
         self.columns = list(columns)
         if not self.columns:
-            raise TypeError(f"table is a {type(table).__name__} without columns; give {_ALLOWED}.")
+            raise TypeError(f"table is a {type(table).__name__} without columns; pass {_ALLOWED}.")
 
     def column(self, argument: str, name: str) -> np.ndarray:
         """Return a column as an array [n, ...] of numbers or text.
 
         Args:
-          argument: that named it, for an error.
-          name: of the column.
+          argument: argument of the caller that has the name, for errors.
+          name: name of the column.
 
         Raises:
           ValueError: there is no such column, a value is missing, or values are of several kinds.
@@ -73,7 +73,7 @@ class Table:
             raise ValueError(
                 f"{argument}: the column {name!r} has values that are missing, NaN or infinite, "
                 f"the first in row {int(np.argwhere(~np.isfinite(array))[0, 0])}; fill them or "
-                "leave their rows out."
+                "remove their rows."
             )
         return array
 
@@ -84,8 +84,8 @@ def as_codes(
     """Encode the values of a text column as integers.
 
     Args:
-      argument: that named the column, for an error.
-      name: of the column.
+      argument: argument of the caller that has the name, for errors.
+      name: name of the column.
       column: text [n].
       values: the values of the codes 0, 1, ...; None: the values that occur, sorted.
 
@@ -104,7 +104,7 @@ def as_codes(
     for value in found.tolist():
         if value not in places:
             raise ValueError(
-                f"{argument}: the column {name!r} holds {value!r}, which is none of "
+                f"{argument}: the column {name!r} has the value {value!r}, which is not in "
                 f"categories[{name!r}]: {', '.join(map(str, values[:10]))}."
             )
     numbers = np.array([places[value] for value in found.tolist()], np.int32)
@@ -124,14 +124,14 @@ def _read_file(path: Path) -> Any:
     try:
         if path.suffix == ".parquet":
             return parquet.read_table(path)
-        # As in a column of numbers, nothing between two commas is a missing value.
+        # An empty cell is a missing value, in columns of text as in columns of numbers.
         return csv.read_csv(path, convert_options=csv.ConvertOptions(strings_can_be_null=True))
     except pyarrow.ArrowException as error:
         raise ValueError(f"table is {str(path)!r}, which cannot be read: {error}") from error
 
 
 def _is_frame(table: Any) -> bool:
-    """Whether narwhals reads it; its rows and columns differ by library."""
+    """Return True if narwhals can read the table."""
     return type(table).__module__.partition(".")[0] in ("pandas", "polars", "pyarrow", "modin")
 
 
@@ -150,14 +150,14 @@ def _as_frame(table: Any) -> Any:
 
 
 def _of_series(series: Any) -> np.ndarray:
-    """A narwhals Series as an array; one with missing values as objects, None among them."""
+    """Convert a narwhals Series to an array; with missing values, to objects that include None."""
     if series.null_count() or not series.dtype.is_numeric():
         values = series.to_list()
         if values and isinstance(values[0], (list, np.ndarray)):
             return np.array(values)
         array = np.empty(len(values), object)
         array[:] = values
-        for row in np.flatnonzero(series.is_null().to_numpy()):  # pandas has NaN in their place
+        for row in np.flatnonzero(series.is_null().to_numpy()):  # pandas uses NaN
             array[row] = None
         return array
     if series.dtype.is_decimal():
@@ -166,12 +166,12 @@ def _of_series(series: Any) -> np.ndarray:
 
 
 def _one_kind(argument: str, name: str, array: np.ndarray) -> np.ndarray:
-    """Objects as an array of text, truth values or numbers, whichever all of them are."""
+    """Convert objects to an array of text, truth values or numbers."""
     for row, value in enumerate(array.ravel()):
         if value is None or value is not value:
             raise ValueError(
                 f"{argument}: the column {name!r} has missing values, the first in row {row}; fill "
-                "them or leave their rows out."
+                "them or remove their rows."
             )
     for kind in (str, bytes, (bool, np.bool_), (int, np.integer), (int, float, np.number)):
         if all(
@@ -182,6 +182,6 @@ def _one_kind(argument: str, name: str, array: np.ndarray) -> np.ndarray:
             return np.array(array.tolist())
     kinds = sorted({type(value).__name__ for value in array.ravel()})
     raise ValueError(
-        f"{argument}: the column {name!r} holds {', '.join(kinds)}; it must be all numbers, all "
-        "truth values or all text."
+        f"{argument}: the column {name!r} has {', '.join(kinds)}; it must have only numbers, only "
+        "truth values or only text."
     )

@@ -25,7 +25,7 @@ UNKNOWN, END = "<unk>", "<eos>"
 TOKENS = ("words", "characters", "bytes")
 NUM_BYTES = 256
 
-# In a folder: the names of WikiText's own archive are taken too.
+# Files of a folder; the names in WikiText's archive are also accepted.
 _FILES = {
     "train": ("train.txt", "wiki.train.tokens"),
     "test": ("test.txt", "wiki.test.tokens", "valid.txt", "wiki.valid.tokens"),
@@ -38,7 +38,7 @@ class Corpus(NamedTuple):
     Attributes:
       train: (inputs, targets), both int32 [n, L]: sequence j has the tokens jL to jL + L - 1 of the
         text as inputs, and the tokens one place further on as targets.
-      test: the same of the held-out text.
+      test: the same for the held-out text.
       vocabulary: V tokens; a token's number is its place. The byte b is ``chr(b)`` here.
     """
 
@@ -147,7 +147,7 @@ def most_frequent(numbers: np.ndarray, total: int, size: int | None) -> np.ndarr
       size: the most words, at least 2; None: all that occur.
     """
     counts = np.bincount(numbers, minlength=total)
-    counts[:2] = np.iinfo(counts.dtype).max  # these two come first whatever their number
+    counts[:2] = np.iinfo(counts.dtype).max  # these two are always first
     order = np.argsort(-counts, kind="stable")
     return order[: np.count_nonzero(counts)][:size]
 

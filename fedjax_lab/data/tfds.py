@@ -13,7 +13,7 @@ def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.nd
     """Read a prepared image-classification set.
 
     Args:
-      name: what TFDS calls it.
+      name: name of the set in TFDS.
       data_dir: the TFDS directory; None: TFDS's own.
 
     Returns:
@@ -51,8 +51,8 @@ def read_lines(name: str, data_dir: str | Path | None) -> tuple[Iterator[str], I
     texts = sorted(key for key, kind in kinds if isinstance(kind, tfds.features.Text))
     if "text" not in texts and len(texts) != 1:
         raise ValueError(
-            f"{name} has the texts {', '.join(texts) or 'none'}; there must be one, or one that is "
-            "called text."
+            f"{name} has the text features {', '.join(texts) or '(none)'}; there must be only one, "
+            "or one that is called text."
         )
     key = "text" if "text" in texts else texts[0]
 
@@ -100,9 +100,9 @@ def image_and_label(name: str, tfds: Any, info: Any) -> tuple[str, str]:
     """Return the feature names of a set's images and labels.
 
     Args:
-      name: for an error.
+      name: name of the set, for errors.
       tfds: tensorflow_datasets.
-      info: of the builder.
+      info: info of the builder.
 
     Raises:
       ValueError: it is no image classification.
@@ -140,8 +140,8 @@ def open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, str]:
         + " downloads and prepares it once (this step alone needs TensorFlow)."
     )
     try:
-        # As tfds.data_source does, which would not tell us whether the data are prepared:
-        # a directory with data in it decides the file format itself.
+        # As in tfds.data_source, which does not report whether the data are prepared: if a
+        # directory has data, these determine the file format.
         file_format = {} if data_dir is not None else {"file_format": "array_record"}
         builder = tfds.builder(its_name, data_dir=data_dir, **file_format)
         prepared = builder.is_prepared()
@@ -155,7 +155,7 @@ def open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, str]:
 
 
 def _train_and_test(name: str, builder: Any, prepare: str) -> dict[str, Any]:
-    """{"train", "test"} -> records by index."""
+    """Open train and test for reading by index."""
     splits = builder.info.splits
     test_split = next((split for split in ("test", "validation") if split in splits), None)
     if "train" not in splits or test_split is None:
@@ -171,9 +171,9 @@ def source_of(name: str, builder: Any, split: str, prepare: str) -> Any:
     """Open the records of a split for reading by index.
 
     Args:
-      name: for an error.
-      builder: of the set.
-      split: which.
+      name: name of the set, for errors.
+      builder: builder of the set.
+      split: name of the split.
       prepare: how to prepare the set again, for errors.
 
     Raises:
@@ -189,7 +189,7 @@ def source_of(name: str, builder: Any, split: str, prepare: str) -> Any:
 
 
 def _read_source(name: str, source: Any, keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    # Filled in place: a list of all examples would need the memory twice.
+    # Filled in place, because a list of all examples would double the memory.
     x, y = np.empty((0,)), np.empty((len(source),), np.int64)
     for i in range(len(source)):
         row = source[i]
@@ -199,7 +199,7 @@ def _read_source(name: str, source: Any, keys: tuple[str, str]) -> tuple[np.ndar
         if example.shape != x.shape[1:]:
             raise ValueError(
                 f"{name}: example {i} has shape {example.shape}, example 0 {x.shape[1:]}; all "
-                "must have one shape."
+                "must have the same shape."
             )
         x[i], y[i] = example, row[keys[1]]
     return x, y

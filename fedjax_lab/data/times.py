@@ -27,7 +27,7 @@ from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Key
 
 _OF_CLIENTS = ("step_seconds", "download", "upload", "latency")
-_PRESENT, _ORDER = 0, 1  # folded into a round's key of cohorts
+_PRESENT, _ORDER = 0, 1  # folded into the round's key for the cohort
 
 
 @suggest_keywords
@@ -49,7 +49,8 @@ class ClientTimes:
         uses row (round // rounds_per_period) % P. None: all clients are always available.
       rounds_per_period: number of rounds for each row of ``availability``.
       over_selection: sampled clients per participant, at least 1.
-      deadline: largest simulated seconds that the server waits; None: until S clients are done.
+      deadline: simulated seconds after which the server stops waiting; None: it waits until S
+        clients are done.
 
     Raises:
       TypeError: a value has the wrong type.
@@ -76,7 +77,7 @@ class ClientTimes:
             sizes["availability"] = self.availability.shape[1]
         if len(set(sizes.values())) > 1:
             told = ", ".join(f"{name} of {size}" for name, size in sizes.items())
-            raise ValueError(f"times have {told} clients; all must be of the same N.")
+            raise ValueError(f"times have arrays of different lengths ({told}); all must be [N].")
         check_int("rounds_per_period", self.rounds_per_period, minimum=1)
         check_number("over_selection", self.over_selection, minimum=1.0)
         if self.deadline is not None:
@@ -107,7 +108,7 @@ class ClientTimes:
           num_clients: N.
           seed: the same seed gives the same clients.
           step_seconds: median of the seconds of a local step.
-          step_spread: standard deviation over the clients of its logarithm.
+          step_spread: standard deviation of their logarithm over the clients.
           download, upload: medians, in bytes per second.
           network_spread: standard deviation of their logarithm.
           **others: the other attributes.
@@ -166,14 +167,14 @@ class ClientTimes:
         for name in _OF_CLIENTS:
             value = getattr(self, name)
             if np.ndim(value) == 1 and len(value) != num_clients:
-                raise ValueError(f"times.{name} is of {len(value)} clients; N is {num_clients}.")
+                raise ValueError(f"times.{name} has {len(value)} clients; N is {num_clients}.")
             values[name] = np.broadcast_to(value, num_clients)
         exchange = bytes_down / values["download"] + bytes_up / values["upload"]
         there = self.availability
         if there is not None:
             if there.shape[1] not in (1, num_clients):
                 raise ValueError(
-                    f"times.availability is of {there.shape[1]} clients; N is {num_clients}."
+                    f"times.availability has {there.shape[1]} clients; N is {num_clients}."
                 )
             there = jnp.asarray(np.broadcast_to(there, (len(there), num_clients)))
         real = jnp.result_type(float)
@@ -212,7 +213,7 @@ class RoundTimes:
 
     @property
     def chooses(self) -> bool:
-        """Whether it changes client sampling or participation."""
+        """Whether the times influence client sampling or participation."""
         return self.availability is not None or self.over_selection > 1
 
     def selected(self, cohort_size: int, most: int) -> int:
@@ -222,7 +223,7 @@ class RoundTimes:
           cohort_size: S.
           most: number of clients that can be sampled.
         """
-        # 1.1 times 10 is a little more than 11 in binary.
+        # Rounded first, because 1.1 * 10 is a little more than 11 in binary.
         return min(math.ceil(round(self.over_selection * cohort_size, 9)), most)
 
     def is_there(self, key: Key, round: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -309,14 +310,14 @@ class RoundTimes:
 
 
 def check_devices(times: ClientTimes | RoundTimes | None, devices: Devices | None) -> None:
-    """Check that only one argument gives step times.
+    """Check that only one argument determines step times.
 
     Args:
       times: client times, or None.
       devices: the schedule's devices, or None.
 
     Raises:
-      ValueError: both give step times.
+      ValueError: both determine them.
     """
     if times is None or devices is None:
         return
@@ -324,8 +325,8 @@ def check_devices(times: ClientTimes | RoundTimes | None, devices: Devices | Non
         value = getattr(devices, name)
         if value != getattr(Devices, name):
             raise ValueError(
-                f"devices.{name} is {value} and times are given, too; leave it out: "
-                "times.step_seconds says how long a step takes, times.deadline when it is too late."
+                f"devices.{name} is {value}, and times is set, too; omit it, because "
+                "times.step_seconds and times.deadline have the same role."
             )
 
 

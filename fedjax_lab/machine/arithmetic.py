@@ -29,7 +29,7 @@ def count_products(jaxpr: ClosedJaxpr | Jaxpr, of_product: Callable[[Any], int])
     """Add up a number over a program's matrix products and convolutions; see ``count_flops``.
 
     Args:
-      jaxpr: as of ``count_flops``.
+      jaxpr: as in ``count_flops``.
       of_product: the number for an equation of the jaxpr, a product or a convolution.
     """
     jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr

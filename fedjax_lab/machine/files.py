@@ -15,7 +15,7 @@ def new_file(path: Path, mode: str = "w", **options: Any) -> IO[Any]:
     Args:
       path: the file; its folder exists.
       mode: "w" or "wb".
-      **options: as of ``open``.
+      **options: as in ``open``.
     """
     path.unlink(missing_ok=True)
     options = options if "b" in mode else {"encoding": "utf-8", **options}

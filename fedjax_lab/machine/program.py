@@ -125,7 +125,7 @@ class Reader:
     """Adds up what a compiled program moves; a subclass may count something else in ``step``.
 
     Args:
-      text: as of ``read_traffic``.
+      text: as in ``read_traffic``.
 
     Raises:
       ValueError: it has no entry computation.

@@ -31,7 +31,7 @@ def convolutions_for(target: Target | None) -> AbstractContextManager[None]:
     """Context in which the lowering "auto" is the one for ``target``.
 
     Args:
-      target: a machine; None: the running one.
+      target: a machine; None: the current machine.
     """
     return nullcontext() if target is None else _AUTO((target.platform, target.convolution))
 

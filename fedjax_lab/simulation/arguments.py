@@ -26,7 +26,7 @@ def check_lengths(rounds: int, eval_every: int, checkpoint_every: int | None) ->
     """Check how long a run and its parts are; returns the rounds between checkpoints.
 
     Args:
-      rounds, eval_every, checkpoint_every: as of ``simulate``.
+      rounds, eval_every, checkpoint_every: as in ``simulate``.
 
     Raises:
       ValueError: one is below 1, or there are more rounds than are counted.
@@ -161,7 +161,7 @@ def warn_of_statistics(params: Any) -> None:
     """Warn if the params contain running statistics of flax's own batch normalization.
 
     Args:
-      params: the first server model.
+      params: the initial global model.
     """
     found = [
         jax.tree_util.keystr(path, simple=True, separator="/")
@@ -227,7 +227,7 @@ def check_training_labels(
 
     Args:
       algorithm: the method.
-      params: the server model, or its shapes.
+      params: the global model, or its shapes.
       clients: the clients' data.
       batch_size: B.
 

@@ -63,7 +63,7 @@ class Book:
       scores: the caller's evaluation functions.
       guarantees: number of rounds -> privacy guarantees for the rows.
       hooks: functions that receive each row.
-      stop_when: as of ``simulate``.
+      stop_when: as in ``simulate``.
 
     Attributes:
       history: the rows.
@@ -205,7 +205,7 @@ class Tally:
 
     Args:
       algorithm: the method, which determines what a client sends, receives and computes.
-      params: the server model.
+      params: the global model.
       history: rows from before an interruption.
       counts_nonfinite: whether the metrics count clients that are not finite.
     """
@@ -280,7 +280,7 @@ class Watch:
 
     Args:
       algorithm: the method.
-      on_nonfinite: as of ``simulate``.
+      on_nonfinite: as in ``simulate``.
 
     Attributes:
       diverged: whether the run has to end.
@@ -328,7 +328,7 @@ class Watch:
             self._warn(f"diverged: in round {first + int(alone.argmax())} no client was finite.")
         elif not self._params_are_finite(state):
             self.diverged = True
-            self._warn(f"diverged: the server model is not finite after round {first + len(left)}.")
+            self._warn(f"diverged: the global model is not finite after round {first + len(left)}.")
         return len(left)
 
     def _look_at_losses(self, first: int, left: np.ndarray, metrics: Mapping[str, Any]) -> None:

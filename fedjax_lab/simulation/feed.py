@@ -144,7 +144,7 @@ class StreamFeed(Feed):
         )
 
     def place(self, place: Placement) -> None:
-        """As of ``Feed``.
+        """See ``Feed``.
 
         Args:
           place: the run's.
@@ -153,7 +153,7 @@ class StreamFeed(Feed):
         self.clients = self._first = place.copies(self.clients)
 
     def take(self, first: int, length: int) -> FederatedArrays:
-        """As of ``Feed``.
+        """See ``Feed``.
 
         Args:
           first: number of the first round.
@@ -182,7 +182,7 @@ class StreamFeed(Feed):
         return found
 
     def ran(self, metrics: Metrics) -> None:
-        """As of ``Feed``.
+        """See ``Feed``.
 
         Args:
           metrics: of the rounds on what ``take`` gave last.
@@ -190,18 +190,18 @@ class StreamFeed(Feed):
         self._last = metrics
 
     def content(self) -> str:
-        """As of ``Feed``."""
+        """See ``Feed``."""
         return f"{self._stream.examples.content()[:16]} {hash_arrays(self._stream.index)}"
 
     def warn_of_nonfinite(self) -> None:
-        """As of ``Feed``."""
+        """See ``Feed``."""
 
     def record(self) -> dict[str, Any]:
-        """As of ``Feed``."""
+        """See ``Feed``."""
         return {"stream": {"rounds_at_once": self.longest, "examples_at_once": self.count}}
 
     def close(self) -> None:
-        """As of ``Feed``."""
+        """See ``Feed``."""
         self._forget()
         self._worker.shutdown()
 
@@ -329,7 +329,7 @@ def with_times(
       clients: the clients' data, on the device or a stream.
       times: as in ``simulate``; None leaves the clients unchanged.
       algorithm: the method, which determines the bytes that a client sends and receives.
-      params: the server model, or its shapes.
+      params: the global model, or its shapes.
 
     Raises:
       TypeError: ``times`` is no ``ClientTimes``.

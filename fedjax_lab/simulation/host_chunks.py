@@ -153,7 +153,7 @@ class HostChunks(Chunks):
         return jax.tree.map(np.asarray, rows)
 
     def result(self) -> FedState:
-        """As of ``Chunks``; its ``clients`` is the ``HostTable``."""
+        """As in ``Chunks``; its ``clients`` is the ``HostTable``."""
         return super().result()._replace(clients=self.table)
 
     def saved(self) -> FedState:

@@ -48,9 +48,9 @@ class Placement:
     Attributes:
       client_map: how clients are mapped to devices.
       client_store: "device", "sharded" or "host"; before the choice, the requested store.
-      params_sharding: as of ``simulate``.
+      params_sharding: as in ``simulate``.
       layout: layout of a model that devices divide; None: each device has a full copy.
-      target: the machine; None: the running one.
+      target: the machine; None: the current machine.
       team: the processes of the run.
     """
 
@@ -74,7 +74,7 @@ class Placement:
 
         Args:
           client_map, client_store, params_sharding: as in ``simulate``.
-          target: the machine; None: the running one.
+          target: the machine; None: the current machine.
           team: the processes; None: those of the running program.
 
         Raises:
@@ -98,7 +98,7 @@ class Placement:
         """Return the same placement with the layout of a divided model.
 
         Args:
-          params: the server model, or its shapes.
+          params: the global model, or its shapes.
           frozen: frozen weights, or their shapes.
 
         Raises:
@@ -210,7 +210,7 @@ class Placement:
         """Put (params, frozen weights) onto the devices, divided if the client map divides models.
 
         Args:
-          params: the first server model.
+          params: the initial global model.
           frozen: the method's frozen weights, or ().
         """
         if self.layout is None:

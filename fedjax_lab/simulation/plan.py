@@ -111,13 +111,13 @@ def plan(
 
     Args:
       algorithm: the method.
-      params: the first server model, or its shapes.
+      params: the initial global model, or its shapes.
       clients: the clients' data; a stream counts with the examples of one round.
       target: a machine or its name, such as "here", "v5e:2x2", "h200", "cpu".
       client_map: as in ``simulate``; "measure" is treated as "auto".
-      on_nonfinite: as of ``simulate``.
+      on_nonfinite: as in ``simulate``.
       client_store: as in ``simulate``; "host" is planned with the whole table on the device.
-      params_sharding: as of ``simulate``.
+      params_sharding: as in ``simulate``.
 
     Raises:
       ValueError: an argument is out of range, or the target or client map is unknown.

@@ -68,7 +68,7 @@ def build_chunk(run: Run, place: Placement, state_sharding: Any = None) -> jax.s
     The data and the frozen weights are arguments, never constants of the program.
 
     Args:
-      run, place: as of ``build_rounds``.
+      run, place: as in ``build_rounds``.
       state_sharding: shardings of the returned state; None: the compiler chooses.
     """
     options: dict[str, Any] = {"static_argnames": "length", "donate_argnums": 0}

@@ -60,7 +60,7 @@ class Run:
         The state has its own buffers, because the rounds donate them.
 
         Args:
-          params: the first server model.
+          params: the initial global model.
           clients: the clients' data. A first batch is drawn only if the method uses it.
           key: PRNG key of the run.
           frozen: the method's frozen weights.

@@ -25,7 +25,7 @@ from fedjax_lab.types import Key, Params, PyTree
 # Of a device's memory, what a sweep may fill; the rest is for what lies there besides.
 _SHARE_OF_MEMORY = 0.8
 
-Started = tuple[Params, Key, Point]  # first server model, the run's key, hyper-parameters
+Started = tuple[Params, Key, Point]  # initial global model, the run's key, hyper-parameters
 
 
 def group_size(num_runs: int, multiple: int, capacity: int) -> int:

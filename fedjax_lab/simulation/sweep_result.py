@@ -23,7 +23,7 @@ def list_points(
     """List all combinations of a mapping's values, the last name varying fastest.
 
     Args:
-      points: as of ``sweep``.
+      points: as in ``sweep``.
 
     Raises:
       TypeError: a value is no number: strings and functions choose the program, not its arguments.
@@ -50,7 +50,7 @@ def check_seeds(seeds: Sequence[int]) -> list[int]:
     """Check the seeds and return them as a list.
 
     Args:
-      seeds: as of ``sweep``.
+      seeds: as in ``sweep``.
 
     Raises:
       TypeError: a seed is not an integer.
@@ -66,7 +66,7 @@ def build_all(build: Callable[..., Algorithm], points: Sequence[Point]) -> list[
     """Build the method of each point, which checks the names and the values.
 
     Args:
-      build: as of ``sweep``.
+      build: as in ``sweep``.
       points: result of ``list_points``.
 
     Raises:

@@ -52,7 +52,7 @@ def run_contents(
     """Hash a run's inputs; its program is hashed when it is lowered.
 
     Args:
-      params: the first server model.
+      params: the initial global model.
       state: what it starts from; None: from ``params``.
       examples: of the clients' data.
       frozen: the frozen weights.

@@ -61,7 +61,7 @@ def equal_budgets(
 
     Args:
       gradients: of each method, in a local step.
-      rounds, finalists, seeds: as of ``rungs``.
+      rounds, finalists, seeds: as in ``rungs``.
       budget: points of the method with the most gradients; the others get more.
     """
     most = max(gradients)

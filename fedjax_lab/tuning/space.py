@@ -98,7 +98,7 @@ def check_tune(methods: Any, validation: Any) -> None:
     """Check that ``methods`` names functions that make methods, and that a share is one.
 
     Args:
-      methods, validation: as of ``tune``.
+      methods, validation: as in ``tune``.
 
     Raises:
       TypeError: ``methods`` is something else, such as a method.

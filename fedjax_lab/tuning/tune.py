@@ -75,7 +75,7 @@ def tune(
         It gets traced scalars, as in ``sweep``.
       space: hyper-parameter -> (low, high), searched evenly in logarithms, or a list of values; for
         all methods that take it. Method -> such a mapping: for that method.
-      params: the first server model.
+      params: the initial global model.
       clients: the clients' training data.
       rounds: of a whole run.
       validation: share of each client's examples (or of the clients, with ``hold_out``) that is

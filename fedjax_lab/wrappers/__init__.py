@@ -1,4 +1,4 @@
-"""Wrappers: a method becomes another method, with something done to its messages or its model."""
+"""Wrappers turn a method into another one: compression, privacy, robust aggregation and others."""
 
 from fedjax_lab.wrappers.attacks import with_attack
 from fedjax_lab.wrappers.buffered import with_buffered_aggregation

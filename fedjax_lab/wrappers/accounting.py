@@ -1,17 +1,17 @@
-"""What a differentially private run costs: epsilon, and the noise for a given epsilon.
+"""Privacy accounting: the epsilon of a run, and the noise for a given epsilon.
 
-The accountants are those of the library dp-accounting (extra ``privacy``).
+The accountants come from the library dp-accounting (extra ``privacy``).
 
 - "rdp", Rényi differential privacy. Cohorts of fixed size: Wang, Balle, Kasiviswanathan: Subsampled
   Rényi Differential Privacy and Analytical Moments Accountant. AISTATS 2019, Theorem 27. Poisson
   cohorts: Mironov, Talwar, Zhang: Rényi Differential Privacy of the Sampled Gaussian Mechanism,
   2019.
-- "pld", the distribution of the privacy loss, not for cohorts of fixed size. Poisson cohorts:
-  Koskela, Jälkö, Honkela: Computing Tight Differential Privacy Guarantees Using FFT. AISTATS 2020.
-  Tight but for its grid: at most what "rdp" says, and half of it for little noise and cohorts of a
-  thousandth. Where the grid gives no number (multipliers below 0.2, tiny delta), "rdp" stands in.
-  The rounds of cyclic cohorts are one Gaussian mechanism together, of which it is known in closed
-  form: Balle, Wang: Improving the Gaussian Mechanism for Differential Privacy. ICML 2018.
+- "pld", the privacy loss distribution, not for cohorts of fixed size. Poisson cohorts: Koskela,
+  Jälkö, Honkela: Computing Tight Differential Privacy Guarantees Using FFT. AISTATS 2020. It is
+  tight up to its grid: never above "rdp", and half of it for little noise and cohorts of a
+  thousandth of the clients. If the grid gives no number (multipliers below 0.2, tiny delta), "rdp"
+  is used. All rounds of cyclic cohorts together are one Gaussian mechanism, whose epsilon has a
+  closed form: Balle, Wang: Improving the Gaussian Mechanism for Differential Privacy. ICML 2018.
 
 =====================  =================================  ===========================
 sampling               neighbours                         one client changes the sum
@@ -21,8 +21,7 @@ sampling               neighbours                         one client changes the
 "cyclic"               one client is replaced by another  by at most 2 clip_norm
 =====================  =================================  ===========================
 
-The first two count on it that whoever sees the models does not learn who was in which cohort;
-"cyclic" does not.
+The first two assume that the cohorts stay secret; "cyclic" does not.
 """
 
 import functools
@@ -41,9 +40,9 @@ from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.wrappers.correlated import sensitivity
 
 ACCOUNTANTS = ("pld", "rdp")
-_LEAST_NOISE = 0.2  # multiplier, below which a loss distribution takes gigabytes and minutes
-_NO_NOISE = 1e-100  # multiplier, of which the accountants cannot take the square
-_MOST_BANDS = 10_000  # each but the first is a model in the server's state
+_LEAST_NOISE = 0.2  # below this multiplier a loss distribution takes gigabytes and minutes
+_NO_NOISE = 1e-100  # below this multiplier the accountants cannot compute the square
+_MOST_BANDS = 10_000  # each one except the first is a model in the server's state
 
 
 @suggest_keywords
@@ -60,22 +59,24 @@ def epsilon(
     accountant: str = "rdp",
     noise_bands: int = 1,
 ) -> float:
-    """The epsilon of (epsilon, delta)-differential privacy of so many rounds.
+    """Compute the epsilon of (epsilon, delta)-differential privacy after a number of rounds.
 
     Args:
-      noise_multiplier: standard deviation of the noise on a sum of messages, in clip norms.
-      delta: in (0, 1); a warning tells of one above 1 / num_clients.
-      rounds: how many, at least 0.
-      cohort_size: clients in a round; with "poisson", expected ones; with "cyclic", at most.
-      num_clients: of whom the cohort is drawn.
-      sampling: "without_replacement", "poisson" or "cyclic", as of ``simulate``.
-      exchanges: noised sums that a round's cohort gives, such as 2 in Mime.
-      first_exchanges: those of the first round; None: as in the others.
-      accountant: "rdp", or, but for "without_replacement", "pld".
-      noise_bands: as of ``with_dp``; more than 1 with "cyclic" alone.
+      noise_multiplier: standard deviation of the noise on a sum of messages, divided by the clip
+        norm.
+      delta: in (0, 1); a value above 1 / num_clients causes a warning.
+      rounds: number of rounds, at least 0.
+      cohort_size: clients in a round; with "poisson" the expected number, with "cyclic" the largest
+        one.
+      num_clients: number of clients from which the cohort is sampled.
+      sampling: "without_replacement", "poisson" or "cyclic", as in ``simulate``.
+      exchanges: number of noised sums of a round, such as 2 in Mime.
+      first_exchanges: number of noised sums of the first round; None: ``exchanges``.
+      accountant: "rdp", or "pld", which does not support "without_replacement".
+      noise_bands: as in ``with_dp``; above 1 only with "cyclic".
 
     Returns:
-      Infinity without noise.
+      Epsilon; infinity without noise.
 
     Raises:
       TypeError, ValueError: an argument is out of range.
@@ -87,7 +88,7 @@ def epsilon(
     if delta * num_clients > 1:
         warnings.warn(
             f"delta is {delta} with {num_clients:,} clients; it should be well below "
-            f"{1 / num_clients:g}: to publish one client, drawn at random, would cost no more.",
+            f"{1 / num_clients:g}, the delta of publishing one client chosen at random.",
             UserWarning,
             stacklevel=3,
         )
@@ -107,7 +108,7 @@ def epsilon(
         accounted = dp.rdp.RdpAccountant()
         accounted.compose(dp.GaussianDpEvent(multiplier))
         return float(accounted.get_epsilon(delta))
-    # So many sums with noise z are one with noise z / sqrt(how many).
+    # n sums with noise z cost as much as one sum with noise z / sqrt(n).
     regular, opening = (noise_multiplier / math.sqrt(count) for count in (exchanges, first))
     parts = [(regular, rounds)] if first == exchanges else [(opening, 1), (regular, rounds - 1)]
     parts = [(multiplier, count) for multiplier, count in parts if count]
@@ -131,24 +132,25 @@ def noise_multiplier(
     accountant: str = "rdp",
     noise_bands: int = 1,
 ) -> float:
-    """The least noise multiplier with which so many rounds cost at most ``epsilon``.
+    """Find the smallest noise multiplier for a given epsilon and number of rounds.
 
     Args:
-      epsilon: above 0.
+      epsilon: largest epsilon after all rounds, above 0.
       delta: in (0, 1).
-      rounds: how many, at least 1.
-      cohort_size: clients in a round; with "poisson", expected ones; with "cyclic", at most.
-      num_clients: of whom the cohort is drawn.
+      rounds: number of rounds, at least 1.
+      cohort_size: clients in a round; with "poisson" the expected number, with "cyclic" the largest
+        one.
+      num_clients: number of clients from which the cohort is sampled.
       sampling: "without_replacement", "poisson" or "cyclic".
-      exchanges: noised sums that a round's cohort gives.
-      accountant: "rdp", or, but for "without_replacement", "pld".
-      noise_bands: as of ``with_dp``; more than 1 with "cyclic" alone.
+      exchanges: number of noised sums of a round.
+      accountant: "rdp", or "pld", which does not support "without_replacement".
+      noise_bands: as in ``with_dp``; above 1 only with "cyclic".
 
     Returns:
-      The number to within a thousandth of it, rounded up.
+      The multiplier, rounded up, to within a thousandth.
 
     Raises:
-      TypeError, ValueError: an argument is out of range, or no multiplier up to 10^6 is enough.
+      TypeError, ValueError: an argument is out of range, or no multiplier up to 10^6 suffices.
       ImportError: dp-accounting is not installed.
     """
     check_number("epsilon", epsilon, minimum=0.0, exclusive_minimum=True)
@@ -165,7 +167,7 @@ def noise_multiplier(
     }
     spent = functools.partial(_epsilon_at, delta, rounds, among)
     low, high = 0.0, 1.0
-    if accountant == "pld":  # slow, and at most what "rdp" says
+    if accountant == "pld":  # slow, and never above "rdp"
         high = noise_multiplier(epsilon, delta, rounds, **{**among, "accountant": "rdp"})
         low = 0.8 * high
         while spent(low) <= epsilon:
@@ -174,7 +176,7 @@ def noise_multiplier(
         low, high = high, 2 * high
         if high > 1e6:
             raise ValueError(
-                f"epsilon is {epsilon}; no noise multiplier up to 1e6 brings {rounds} rounds to it."
+                f"epsilon is {epsilon}; no noise multiplier up to 1e6 suffices for {rounds} rounds."
             )
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
@@ -190,7 +192,7 @@ def _epsilon_at(delta: float, rounds: int, among: dict[str, Any], multiplier: fl
 def _by_loss_distribution(
     parts: tuple[tuple[float, int], ...], probability: float, delta: float
 ) -> float:
-    """Epsilon of Poisson cohorts, infinity where the grid is too coarse or would be too large.
+    """Compute epsilon of Poisson cohorts; infinity if the grid is too coarse or would be too large.
 
     Parts: (noise multiplier, rounds).
     """
@@ -209,7 +211,7 @@ def _by_loss_distribution(
 def _by_renyi_divergence(
     parts: list[tuple[float, int]], cohort_size: int, num_clients: int, sampling: str, delta: float
 ) -> float:
-    """Epsilon of fixed or Poisson cohorts; infinity where no order has a bound.
+    """Compute epsilon of fixed or Poisson cohorts; infinity if no order has a bound.
 
     Parts: (noise multiplier, rounds, at least 1).
     """
@@ -220,7 +222,7 @@ def _by_renyi_divergence(
     total = np.zeros(len(orders))
     for (_, count), (_, rdp) in zip(parts, rounds, strict=True):
         total += count * rdp
-    # A divergence is 0 at least, and infinite at an order whose series does not converge.
+    # A divergence is at least 0, and infinite at an order whose series does not converge.
     is_bound = np.isfinite(total) & (total >= 0)
     if not is_bound.any():
         return math.inf
@@ -232,7 +234,7 @@ def _by_renyi_divergence(
 def _one_round(
     multiplier: float, cohort_size: int, num_clients: int, sampling: str
 ) -> tuple[Any, np.ndarray]:
-    """(orders, RDP of one round at these, infinite where there is no bound)."""
+    """Compute (orders, RDP of one round at each order; infinite without a bound)."""
     dp = _library()
     neighbours = dp.NeighboringRelation
     if sampling == "poisson":
@@ -254,7 +256,7 @@ def _one_round(
 
 
 def _tells_more(record: logging.LogRecord) -> bool:
-    """Not of each order near 1 that is left out: the rest give bounds, too, and mostly better."""
+    """Filter out messages about omitted orders near 1; the other orders give bounds, too."""
     return "failed to converge" not in str(record.msg)
 
 
@@ -287,26 +289,27 @@ def _check_sampling(
     check_choice("accountant", accountant, ACCOUNTANTS)
     if accountant == "pld" and sampling == "without_replacement":
         raise ValueError(
-            "accountant is 'pld'; it knows Poisson and cyclic cohorts: sampling='poisson' or "
-            "'cyclic', or accountant 'rdp'."
+            "accountant is 'pld', which supports only Poisson and cyclic cohorts; use "
+            "sampling='poisson' or 'cyclic', or accountant 'rdp'."
         )
     check_bands(bands, sampling)
 
 
 def check_bands(bands: int, sampling: str | None = None) -> None:
-    """Check how many bands the noise has.
+    """Check the number of noise bands.
 
     Args:
-      bands: as of ``with_dp``.
-      sampling: as of ``simulate``; None: not known yet.
+      bands: as in ``with_dp``.
+      sampling: as in ``simulate``; None: not known yet.
 
     Raises:
-      TypeError, ValueError: it is out of range, or the clients of such cohorts may come back in any
-        round.
+      TypeError, ValueError: ``bands`` is out of range, or above 1 for a sampling in which a client
+        may participate in consecutive rounds.
     """
     check_int("noise_bands", bands, minimum=1, maximum=_MOST_BANDS)
     if bands > 1 and sampling not in (None, "cyclic"):
         raise ValueError(
-            f"noise_bands is {bands} and sampling {sampling!r}; what correlated noise costs "
-            "depends on how soon a client comes back, which is known of sampling='cyclic' alone."
+            f"noise_bands is {bands} and sampling {sampling!r}; the privacy cost of correlated "
+            "noise depends on the rounds between two participations of a client, which are only "
+            "known for sampling='cyclic'."
         )

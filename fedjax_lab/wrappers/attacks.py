@@ -1,4 +1,4 @@
-"""Attacks: some clients of any method send something else than they should.
+"""Attacks: some clients of a method send manipulated messages.
 
 Sign flip and Gaussian messages: Blanchard et al., NeurIPS 2017; Li, Xu, Chen, Giannakis, Ling:
 RSA. AAAI 2019. Label flip: Fung, Yoon, Beschastnikh: The Limitations of Federated Learning in
@@ -24,7 +24,7 @@ from fedjax_lab.types import ClientBatch, Cohort, Key, PyTree, Scalar
 from fedjax_lab.wrappers.frame import Frame, State, recorded, sends, tag, with_field
 from fedjax_lab.wrappers.stacked import along, reduce_messages, select, stack_all
 
-# Attack -> its strength by default; None: computed, or there is none.
+# Attack -> its default strength; None: computed, or the attack has none.
 ATTACKS = {
     "alie": None,
     "gaussian": 1.0,
@@ -50,22 +50,22 @@ class AttackedRow(NamedTuple):
 
 
 def attackers(num_clients: int, share: float, seed: int) -> np.ndarray:
-    """Who attacks: share * N clients, rounded to the nearest integer; their ids, in order.
+    """Draw the attackers: share * N clients, rounded to the nearest integer.
 
     Args:
       num_clients: N.
       share: in [0, 1].
-      seed: every set of so many clients is equally likely.
+      seed: seed of the draw, in which all sets of this size are equally likely.
 
     Returns:
-      int [round(share * N)].
+      int [round(share * N)], ids in ascending order.
     """
     return np.flatnonzero(_turns(num_clients, seed) < _count(num_clients, share))
 
 
-@functools.lru_cache(maxsize=8)  # who asks for shapes alone asks again, for very many clients
+@functools.lru_cache(maxsize=8)  # shapes are computed repeatedly, for very many clients
 def _turns(num_clients: int, seed: int) -> np.ndarray:
-    """int [N]: the place of each client among those who become attackers, one after the other."""
+    """Draw the order in which clients become attackers as the share grows: int [N], positions."""
     turns = np.empty(num_clients, int)
     turns[np.random.default_rng(seed).permutation(num_clients)] = np.arange(num_clients)
     turns.flags.writeable = False
@@ -86,51 +86,51 @@ def with_attack(
     strength: Scalar | None = None,
     num_classes: int | None = None,
 ) -> Algorithm:
-    """The same method, in which a share of all clients attack in every round they are drawn for.
+    """Simulate attackers: a fixed share of the clients sends manipulated messages in every round.
 
-    ==================  ======================================================  ==============
-    attack              what an attacker sends in place of its message          strength
-    ==================  ======================================================  ==============
-    ``sign_flip``       -strength times it                                      1
-    ``gaussian``        noise of this standard deviation in every number        1
-    ``label_flip``      what comes of training with C - 1 - y in place of y     none
-    ``alie``            mean - z std of each number over the honest messages    z, computed
-    ``inner_product``   -strength times the honest messages' mean               0.5
-    ==================  ======================================================  ==============
+    ==================  ========================================================  ==============
+    attack              message of an attacker                                    strength
+    ==================  ========================================================  ==============
+    ``sign_flip``       its honest message times -strength                        1
+    ``gaussian``        normal noise with standard deviation ``strength``         1
+    ``label_flip``      its message after training with labels C - 1 - y          none
+    ``alie``            mean - z std of each number over the honest messages      z, computed
+    ``inner_product``   mean of the honest messages times -strength               0.5
+    ==================  ========================================================  ==============
 
-    The last two know the messages of the round's honest clients, and all attackers send the same,
-    zeros where nobody is honest.
-    ALIE's z is the paper's for the n clients and m attackers of the round, the quantile at
-    (n - m - s) / (n - m) with s = floor(n / 2 + 1) - m, but at least 0; where no s of the honest
-    are needed, that at 1 - 1 / (n - m + 1).
+    In the last two attacks, the attackers know the honest messages of the round, and all of them
+    send the same message; zeros if there is no honest client. For these attacks all messages of a
+    cohort are in memory at once, S times one message.
 
-    For these two, all messages of a cohort are kept, S times one message.
+    ALIE's z is computed as in the paper for the n clients and m attackers of the round: the
+    quantile at (n - m - s) / (n - m) with s = floor(n / 2 + 1) - m, but at least 0. If s is not
+    positive, it is the quantile at 1 - 1 / (n - m + 1).
 
-    An attacker's row goes on as if it were honest, and metrics are of all clients. Attacks come
-    after all other wrappers: an attacker neither compresses nor clips what it makes up. With
-    secure aggregation its numbers are limited like all others. How many attackers a cohort has
-    varies from round to round. First estimates (FAFED, STEM) are attacked in the first round.
+    The number of attackers in a cohort varies from round to round. An attacker's row is updated as
+    if the client were honest, and metrics include all clients. Apply this wrapper last: attackers
+    then neither compress nor clip their messages. With secure aggregation, their numbers are
+    limited like all others. First estimates (FAFED, STEM) are attacked in the first round.
 
     Args:
-      algorithm: any method, with the wrappers that it is to have.
+      algorithm: any method, with all its other wrappers.
       attack: one of the names above.
       share: share of the N clients that attack, in [0, 1]; may be swept.
-      seed: decides who attacks, for the whole run: ``attackers(N, share, seed)``.
-      strength: as above; None: the default.
-      num_classes: C, for ``label_flip`` alone, whose examples have integer labels as their field
-        ``y``. A label of C or more makes an attacker's loss, and so the round's, NaN.
+      seed: seed that selects the attackers of the run: ``attackers(N, share, seed)``.
+      strength: strength of the attack; None: the default in the table.
+      num_classes: C; only for ``label_flip``, which needs examples with integer labels in the field
+        ``y``. If a label is C or larger, the loss of the attacker and of the round is NaN.
 
     Raises:
-      TypeError, ValueError: an argument is unknown, missing, superfluous or out of range; or (when
-        the round is traced) examples have no integer labels ``y``, or (when the method is started)
-        the share is less than half a client, but not 0.
+      TypeError, ValueError: an argument is unknown, missing, superfluous or out of range; the
+        examples have no integer labels ``y`` (when the round is traced); or the share is not 0 but
+        less than half a client (when the method is started).
     """
     frame = Frame(algorithm, "attack")
     check_choice("attack", attack, ATTACKS)
     check_number("share", share, minimum=0.0, maximum=1.0)
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
     if (attack == "label_flip") != (num_classes is not None):
-        needs = "needs the number of classes" if num_classes is None else "makes no use of them"
+        needs = "needs the number of classes" if num_classes is None else "does not use it"
         raise ValueError(f"num_classes is {num_classes}; {attack} {needs}.")
     if num_classes is not None:
         check_int("num_classes", num_classes, minimum=2)
@@ -143,8 +143,8 @@ def with_attack(
     def around(params, num_clients, server, rows):
         if not is_traced(share) and share > 0 and _count(num_clients, share) == 0:
             raise ValueError(
-                f"share is {share}; of {num_clients} clients that is nobody: it must be 0, or "
-                f"{1 / (2 * num_clients):g} at least."
+                f"share is {share}, which is less than half of one of {num_clients} clients; it "
+                f"must be 0, or at least {1 / (2 * num_clients):g}."
             )
         attacks = jnp.asarray(_turns(num_clients, seed) < _count(num_clients, share))
         return server, AttackedRow(rows, attacks)
@@ -169,7 +169,7 @@ def with_attack(
 
 
 def _alter(phase: Phase, attack: str, strength: Any, num_classes: int | None) -> Phase:
-    """The phase with attackers that change their own message."""
+    """Wrap a phase so that attackers change their own message."""
 
     def client_update(received, row, batch):
         if attack == "label_flip":
@@ -187,7 +187,7 @@ def _alter(phase: Phase, attack: str, strength: Any, num_classes: int | None) ->
 
 
 def _replace(phase: Phase, attack: str, strength: Any) -> Phase:
-    """The phase with attackers that know what the honest clients send."""
+    """Wrap a phase so that attackers use the messages of the honest clients."""
 
     def client_update(received, row, batch):
         message, row, report = phase.client_update(received, row, batch)
@@ -211,7 +211,7 @@ def _replace(phase: Phase, attack: str, strength: Any) -> Phase:
 
 
 def _lie(attack: str, strength: Any, messages: dict, honest: jax.Array, cohort: Cohort) -> dict:
-    """What all attackers send: made of the honest messages; zeros where there are none."""
+    """Compute the attackers' message from the honest ones; zeros if there are none."""
     count = honest.sum(dtype=cohort.weights.dtype)
     shares = jnp.where(honest, tree.safe_divide(1.0, count), 0)
     messages = select(honest, messages)
@@ -225,7 +225,7 @@ def _lie(attack: str, strength: Any, messages: dict, honest: jax.Array, cohort: 
 
 
 def _alie_z(n: jax.Array, honest: jax.Array) -> jax.Array:
-    """The largest z with which a majority still looks further away than the attackers."""
+    """Compute the largest z for which a majority is further from the mean than the attackers."""
     needed = jnp.maximum(n // 2 + 1 - (n - honest), 0)
     share = tree.safe_divide(honest - needed, honest)
     share = jnp.where(needed > 0, share, honest / (honest + 1))
@@ -243,7 +243,7 @@ def _normal(key: Key, like: PyTree) -> PyTree:
 
 
 def _flip_labels(batch: ClientBatch, attacks: jax.Array, num_classes: Any) -> ClientBatch:
-    """The batch of an attacker with C - 1 - y in place of y; labels alone become its own."""
+    """Replace y by C - 1 - y in the batch of an attacker; only the labels are copied."""
     if batch.source is not None:
         return batch._replace(source=_flipped(batch.source, attacks, num_classes))
     full = batch.full_examples
@@ -257,11 +257,11 @@ def _flipped(examples: PyTree, attacks: jax.Array, num_classes: int) -> PyTree:
     labels = examples.get("y") if isinstance(examples, dict) else getattr(examples, "y", None)
     if labels is None or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
-            "examples have no integer labels as their field y, as label_flip needs: they are "
-            f"{type(examples).__name__}."
+            f"examples are {type(examples).__name__} without integer labels in a field y, which "
+            "label_flip needs."
         )
     other = num_classes - 1 - labels
-    # Of no class, so that the loss is NaN: JAX counts a negative label from the last class.
+    # A label without a class, so that the loss is NaN; JAX counts negative labels from the end.
     other = jnp.where(labels < num_classes, other, jnp.iinfo(labels.dtype).max)
     flipped = jnp.where(attacks, other, labels).astype(labels.dtype)
     return (

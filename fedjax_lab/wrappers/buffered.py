@@ -1,4 +1,4 @@
-"""Buffered asynchronous aggregation around any method whose clients keep nothing: FedBuff.
+"""Buffered asynchronous aggregation (FedBuff) for methods with stateless clients.
 
 Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba: Federated Learning with Buffered
 Asynchronous Aggregation. AISTATS 2022, Algorithm 1, with the staleness weights of its section 5.
@@ -34,21 +34,22 @@ from fedjax_lab.types import Cohort, PyTree
 from fedjax_lab.wrappers.frame import Frame, State
 from fedjax_lab.wrappers.stacked import along, reduce_messages, stack_all
 
-# Server steps since each client started, float [K] -> factors of the messages [K].
+# Server steps since each client started, float [K] -> weights of the messages [K].
 Staleness = Callable[[jax.Array], jax.Array]
 
 
 class InFlight(NamedTuple):
-    """Clients that have started and are not done, one in each of M places.
+    """M clients that have started and have not finished.
 
     Attributes:
       client_ids: int32 [M].
-      seconds: float [M], simulated seconds until each is done, from the server's present: as times
-        since the beginning, they would lose their last digits in a long run.
-      version: int32 [M], server steps before it started.
-      counts: bool [M], whether it will send anything; one that fails holds its place as long.
-      weights: float [M], as the batch gave them.
-      num_steps: int32 [M], its K_i.
+      seconds: float [M], simulated seconds from now until each client finishes. Times since the
+        start of the run would lose digits in a long run.
+      version: int32 [M], number of server steps before the client started.
+      counts: bool [M], whether the client will send a message. A failed client stays in flight for
+        as long as it would have trained.
+      weights: float [M], weights of the batch.
+      num_steps: int32 [M], K_i.
     """
 
     client_ids: jax.Array
@@ -63,11 +64,11 @@ class BufferedServer(NamedTuple):
     """Server state of a method with buffered aggregation.
 
     Attributes:
-      server: the wrapped method's own.
-      in_flight: the C - K clients that were not among the first to be done.
+      server: server state of the wrapped method.
+      in_flight: the C - K clients that are still training.
       messages: their messages, field -> pytree [C - K, ...].
-      version: int32 scalar, server steps so far.
-      started: int32 scalar, the places that have been filled.
+      version: int32 scalar, number of server steps so far.
+      started: int32 scalar, number of places that have been filled.
     """
 
     server: PyTree
@@ -85,45 +86,45 @@ def with_buffered_aggregation(
     *,
     staleness: str | Staleness = "polynomial:0.5",
 ) -> Algorithm:
-    """The same method without rounds that wait: FedBuff, around FedAvg.
+    """Make a method asynchronous with buffered aggregation. Around FedAvg this is FedBuff.
 
-    ``concurrency`` clients train at any time. A round starts ``buffer_size`` of them from the
-    present params; then the server waits for the ``buffer_size`` that are done first, whenever
-    they started, and takes one step with their messages, each times its factor::
+    ``concurrency`` clients train at any time. A round starts ``buffer_size`` clients from the
+    current global model. The server then waits for the ``buffer_size`` clients that finish first,
+    regardless of when they started, and takes one step with their messages, weighted by
+    staleness::
 
         x_{t+1} = server(x_t, sum_i w_i s(tau_i) message_i),    w_i adding up to 1
 
-    A client's message is that of the params with which it started, however long it takes. How long
-    that is comes with the batch (``simulate(times=...)``); without it, all take equally long.
+    A client's message belongs to the params with which it started. The batch has the time that each
+    client takes (``simulate(times=...)``); without it, all clients take equally long.
 
-    The first concurrency / buffer_size - 1 rounds only start clients, all from the first params:
-    the simulated clock stands still, and the server takes no step. A run of R rounds so has
+    The first concurrency / buffer_size - 1 rounds only start clients, from the initial model: the
+    simulated clock does not advance, and the server takes no step. A run of R rounds therefore has
     R - concurrency / buffer_size + 1 server steps. Schedules are functions of the round. With
-    ``concurrency`` equal to ``buffer_size`` it is the method itself.
+    ``concurrency`` equal to ``buffer_size``, the method is unchanged.
 
-    Clients that fail (drop-outs, values that are not finite) hold their place until they would have
-    been done, and a step has so many messages less. A round for which no client is found changes
-    nothing. A client may be drawn again while it is in flight; it then trains twice at a time.
-    Bytes and the loss are those of the clients that a round starts.
+    Clients that fail (dropouts, values that are not finite) stay in flight until they would have
+    finished, and the step then has fewer messages. A round without available clients changes
+    nothing. A client may be sampled again while it is in flight; it then trains twice at a time.
+    Bytes and loss are reported for the clients that a round starts.
 
-    Memory: concurrency - buffer_size messages in the state, and all of a cohort's.
+    Memory: concurrency - buffer_size messages in the state, and all messages of a cohort.
 
-    Metrics: ``staleness``, the mean of tau over the messages of a step; and with times,
-    ``round_seconds``, how long the server waited for it.
+    Metrics: ``staleness``, the mean of tau over the messages of a step; with times also
+    ``round_seconds``, the time that the server waited.
 
     Args:
-      algorithm: any method of one exchange whose clients keep nothing from round to round and
-        whose server needs means and sums.
-      buffer_size: messages of a server step, K; the run's ``cohort_size``.
-      concurrency: clients in flight, a multiple of ``buffer_size``.
-      staleness: s: "polynomial:A" for (1 + tau)^-A, "constant" for 1, or a function of tau,
-        float [K] -> [K].
+      algorithm: a method with one phase and stateless clients, whose server needs means and sums.
+      buffer_size: number of messages for a server step, K; equal to the run's ``cohort_size``.
+      concurrency: number of clients in flight, a multiple of ``buffer_size``.
+      staleness: the function s: "polynomial:A" for (1 + tau)^-A, "constant" for 1, or a function of
+        tau, float [K] -> [K].
 
     Raises:
       TypeError: an argument has the wrong type.
-      ValueError: an argument is out of range, the method is of another kind, or the wrappers' order
-        has no meaning; by ``init``: its clients keep rows; or, when a round is traced, the cohort
-        is not of ``buffer_size``.
+      ValueError: an argument is out of range, the method is not supported, or the order of wrappers
+        has no meaning; the clients have rows (by ``init``); or the cohort size differs from
+        ``buffer_size`` (when a round is traced).
     """
     frame = Frame(algorithm, "buffered")
     buffer_size = check_int("buffer_size", buffer_size, minimum=1)
@@ -159,17 +160,17 @@ def with_buffered_aggregation(
 
 
 def _buffer(phase: Phase, buffer_size: int, waiting: int, factor: Staleness) -> Phase:
-    """The phase whose server half takes the messages that are done first."""
+    """Wrap a phase so that its server half gets the messages of the clients that finish first."""
 
     def server_update(state, messages, cohort):
         _check_slots(cohort, buffer_size)
         new = _starting(cohort, state.version)
         everybody = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), state.in_flight, new)
-        # The first to be done; of several at once, who started first, in the order of places.
+        # The clients that finish first; for equal times, those that started first, by place.
         order = jnp.lexsort((everybody.version, everybody.seconds))
         first = jnp.sort(order[:buffer_size])
         anybody = cohort.participates.any()
-        waits = anybody & (state.started == waiting)  # nobody is done before all have started
+        waits = anybody & (state.started == waiting)  # not before all places are filled
         done = jax.tree.map(lambda leaf: leaf[first], everybody)
         age = (state.version - done.version).astype(done.weights.dtype)
         combined, taken = _buffered(
@@ -207,7 +208,7 @@ def _buffer(phase: Phase, buffer_size: int, waiting: int, factor: Staleness) -> 
 def _check_slots(cohort: Cohort, buffer_size: int) -> None:
     slots = cohort.client_ids.shape[0]
     if slots != buffer_size:
-        raise ValueError(f"buffer_size is {buffer_size}; the cohort is of {slots}, not as many.")
+        raise ValueError(f"buffer_size is {buffer_size}, but the cohort has {slots} clients.")
 
 
 def _mean_age(age: jax.Array, participates: jax.Array) -> jax.Array:
@@ -217,29 +218,28 @@ def _mean_age(age: jax.Array, participates: jax.Array) -> jax.Array:
 def _refuse_rows(algorithm: Algorithm, rows: PyTree) -> None:
     if jax.tree.leaves(rows):
         raise ValueError(
-            f"algorithm is {algorithm.name}, whose clients keep rows from round to round; "
-            "with_buffered_aggregation takes methods whose clients keep nothing: while one is "
-            "in flight, its row and what the server makes of all rows belong to different "
-            "versions, for which the method says nothing."
+            f"algorithm is {algorithm.name}, whose clients have state; with_buffered_aggregation "
+            "requires stateless clients. While a client is in flight, its state and the server's "
+            "would belong to different versions, which the method does not define."
         )
 
 
 def _nobody(waiting: int, num_clients: int) -> InFlight:
-    """Places in flight that no client has taken yet."""
+    """Create places in flight without clients."""
     real, number = jnp.zeros(waiting, jnp.result_type(float)), jnp.zeros(waiting, jnp.int32)
     ids = jnp.full(waiting, num_clients, jnp.int32)
     return InFlight(ids, real + jnp.inf, number, number > 0, real, number)
 
 
 def _parse_staleness(staleness: str | Staleness) -> tuple[Staleness, str]:
-    """(s, its text)."""
+    """Return (s, its text)."""
     if callable(staleness):
         return staleness, getattr(staleness, "__qualname__", "function")
     kind, colon, number = staleness.partition(":")
     check_choice("staleness", kind, ("constant", "polynomial"))
     if kind == "constant":
         if colon:
-            raise ValueError(f"staleness is {staleness!r}; constant stands alone.")
+            raise ValueError(f"staleness is {staleness!r}; constant takes no number.")
         return jnp.ones_like, staleness
     try:
         power = float(number)
@@ -250,7 +250,7 @@ def _parse_staleness(staleness: str | Staleness) -> tuple[Staleness, str]:
 
 
 def _starting(cohort: Cohort, version: jax.Array) -> InFlight:
-    """A round's clients at the moment when they start."""
+    """Describe a round's clients at the moment when they start."""
     ids, weights = cohort.client_ids, cohort.weights
     seconds = jnp.ones_like(weights) if cohort.seconds is None else cohort.seconds
     return InFlight(
@@ -264,7 +264,7 @@ def _starting(cohort: Cohort, version: jax.Array) -> InFlight:
 
 
 def _take(old: dict[str, PyTree], new: dict[str, PyTree], places: jax.Array) -> dict[str, PyTree]:
-    """Messages [K, ...] at some places of old [C - K, ...] and new [K, ...] ones."""
+    """Select messages [K, ...] from old [C - K, ...] and new [K, ...] ones."""
 
     def take(old, new):
         count = old.shape[0]
@@ -277,11 +277,11 @@ def _take(old: dict[str, PyTree], new: dict[str, PyTree], places: jax.Array) -> 
 
 
 def _buffered(reduce, cohort, done: InFlight, messages, factors) -> tuple[dict, Cohort]:
-    """What the method's server expects of the messages of a step, and from whom they are."""
+    """Aggregate the messages of a step; returns (aggregated messages, cohort of their clients)."""
     if jnp.shape(factors) != done.seconds.shape:
         raise ValueError(
             f"staleness returned an array of shape {jnp.shape(factors)}; it must be "
-            f"{done.seconds.shape}, a factor for each client."
+            f"{done.seconds.shape}, a weight for each client."
         )
     weights = jnp.where(done.counts, done.weights, 0)
     taken = cohort._replace(
@@ -296,11 +296,11 @@ def _buffered(reduce, cohort, done: InFlight, messages, factors) -> tuple[dict, 
 
 
 def _places(free: jax.Array, stays: jax.Array) -> jax.Array:
-    """Where those who stay go: the j-th into the j-th free place; past the end, who does not.
+    """Assign free places to the clients that stay in flight; others get a place past the end.
 
     Args:
-      free: bool [M], with as many free places as there are who stay, or none who stays.
-      stays: bool [K].
+      free: bool [M], the free places: as many as clients that stay, if any stays.
+      stays: bool [K], which clients stay in flight.
     """
     size = free.shape[0]
     (places,) = jnp.nonzero(free, size=stays.shape[0], fill_value=size)

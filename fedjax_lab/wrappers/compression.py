@@ -1,4 +1,4 @@
-"""Any compressor with any method: compression of the messages between a phase's two halves.
+"""Compression of the messages of any method with any compressor.
 
 Yang, Fang, Liu: CFedAvg: Achieving Efficient Communication and Fast Convergence in Non-IID
 Federated Learning. MobiHoc 2021, Algorithm 1, for every field of every message.
@@ -38,9 +38,9 @@ class CompressedRow(NamedTuple):
 
     Attributes:
       inner: the method's own row.
-      residuals: for each compressed phase {field: e_i, like the field}; () without error
+      residuals: {field: e_i, shaped like the field} for each compressed phase; () without error
         feedback.
-      squares: sums over the phases of a round so far; () if there is one phase.
+      squares: sums over the earlier phases of a round; () if there is only one phase.
     """
 
     inner: PyTree
@@ -49,11 +49,11 @@ class CompressedRow(NamedTuple):
 
 
 class CompressedServer(NamedTuple):
-    """Server state where the broadcast is compressed as well.
+    """Server state with a compressed broadcast.
 
     Attributes:
       inner: the method's own server state.
-      held: for each compressed phase the vectors of its broadcast, as the clients hold them.
+      held: the clients' copies h of the broadcast vectors, for each compressed phase.
     """
 
     inner: PyTree
@@ -61,7 +61,7 @@ class CompressedServer(NamedTuple):
 
 
 def message_key(client_key: Key, field: int) -> Key:
-    """The key with which a client compresses the field of this number.
+    """Derive the key with which a client compresses a field.
 
     Args:
       client_key: the client's key of the round.
@@ -79,46 +79,49 @@ def with_compression(
     downlink: Compressor | str | None = None,
     scope: str = "global",
 ) -> Algorithm:
-    """The same method with compressed messages.
+    """Compress the messages of a method, with or without error feedback.
 
-    Up: every field u_i of every message is compressed alone, p_i = u_i + e_i, Δ_i = C(p_i),
-    e_i <- p_i - Δ_i, with a key of its own; the server works with the Δ_i. A field may be any
-    pytree of floats, shaped like the params or not. A client that does not take part (K_i = 0)
-    sends nothing and keeps its e_i. A row grows by one residual like each field. Phases of first
-    estimates (``once``) are not compressed.
+    Uplink: every field u_i of a message is compressed separately, p_i = u_i + e_i, Δ_i = C(p_i),
+    e_i <- p_i - Δ_i, with a key of its own, and the server uses Δ_i. A field may be any pytree of
+    floats. The residuals e_i are part of the client's row; each has the shape of its field. A
+    client that does not participate (K_i = 0) sends nothing, and its e_i are unchanged. First
+    estimates (phases with ``once``) are not compressed.
 
-    Down, with ``downlink``: clients hold a copy h of each vector x of the broadcast (the
-    vectors shaped like the params; anything else goes as it is). Each round the server sends
-    D(x - h), server and clients set h <- h + D(x - h), and the clients work with h. What
-    D left out stays in x - h and is sent later: the server's error feedback. Everyone knows
-    the h of the start, and clients that were absent are taken to have listened to every
-    broadcast; ``bytes_down`` counts the cohort's share only. D's randomness depends on the
-    round and the phase, not on the run's seed.
+    Downlink, with ``downlink``: clients have a copy h of each broadcast vector x that is shaped
+    like the params; other values are broadcast uncompressed. In each round the server sends
+    D(x - h), server and clients set h <- h + D(x - h), and the clients use h. The compression error
+    stays in x - h and is sent later; this is the server's error feedback. All clients know the
+    initial h, and absent clients are assumed to receive every broadcast, but ``bytes_down`` counts
+    only the cohort. D's randomness depends on the round and the phase, not on the run's seed.
 
-    A client's row keeps what the client computed, and the server adds what it received. What
-    ties the two then holds only up to the compression error: the server's c as the mean of the
-    c_i (SCAFFOLD, FedMoSWA), the mean dual as the mean of the duals (FedSpeed with
-    ``server_dual="all"``), a memory's rows as the clients' deltas (GradMA, MIFA). With error
-    feedback the sum over rounds of what a client sent plus its residual is the sum of what it
-    computed. With ``downlink``, the client's start is h, so a delta is a change from h.
+    A client's row has the exact values that the client computed, while the server adds the
+    compressed ones. Invariants between the two then hold only up to the compression error:
 
-    Bytes: those of the packed messages, for params of their dtype, with what a method says
-    that it sends beyond its fields. Metrics: ``message_sq``, ``error_sq`` and ``change_sq``,
-    the cohort's means of ||Δ_i||², ||e_i||² (0 without error feedback) and ||u_i||², over all
-    fields and phases of the round.
+    - the server's c is the mean of the c_i (SCAFFOLD, FedMoSWA);
+    - the mean dual is the mean of the duals (FedSpeed with ``server_dual="all"``);
+    - the rows of a memory are the clients' deltas (GradMA, MIFA).
+
+    With error feedback, the sum over rounds of a client's sent messages, plus its residual, is the
+    sum of its exact messages. With ``downlink``, clients start from h, so a delta is a difference
+    to h.
+
+    Bytes are those of the packed messages, for params of their dtype, plus the method's additional
+    bytes. Metrics: ``message_sq``, ``error_sq`` and ``change_sq`` are the cohort's means of
+    ||Δ_i||², ||e_i||² (0 without error feedback) and ||u_i||², over all fields and phases of the
+    round.
 
     Args:
       algorithm: any method.
-      compressor: of the clients' messages; also text, such as "top_k:0.99".
-      error_feedback: keep what is left out and add it to the next message.
-      downlink: compressor of the broadcast; None: sent in full.
-      scope: "global": all arrays of a field as one vector; "per_leaf": each array alone.
+      compressor: compressor of the clients' messages, or text such as "top_k:0.99".
+      error_feedback: whether to add the compression error to the client's next message.
+      downlink: compressor of the broadcast; None: no compression.
+      scope: "global": all arrays of a field as one vector; "per_leaf": each array separately.
 
     Raises:
       TypeError: a compressor is neither a ``Compressor`` nor text.
-      ValueError: the scope is unknown, a compressor's text is wrong, the method's messages are
-        clipped, masked or attacked already, or (when it is started) a field of a message holds
-        other numbers than floats.
+      ValueError: the scope is unknown, a compressor's text is invalid, the method's messages are
+        already clipped, masked or attacked, or (when it is started) a field of a message has
+        numbers that are not floats.
     """
     frame = Frame(algorithm, "compression")
     up = as_compressor("compressor", compressor)
@@ -168,41 +171,41 @@ def _is_compressed(phase: Phase) -> bool:
 
 
 def _check_floats(name: str, compressed: list[Phase], params: Params) -> None:
-    """Check that all that is to be compressed are floats."""
+    """Check that all compressed fields consist of floats."""
     for phase in compressed:
         for field, value in phase.message_like(params).items():
             for leaf in jax.tree.leaves(value):
                 if not jnp.issubdtype(leaf.dtype, jnp.floating):
                     raise ValueError(
-                        f"message[{field!r}] of {name} holds {leaf.dtype}{list(leaf.shape)}; "
-                        "with_compression takes messages of floats alone."
+                        f"message[{field!r}] of {name} has {leaf.dtype}{list(leaf.shape)}; "
+                        "with_compression requires messages of floats."
                     )
 
 
 def _warn_if_larger(
     name: str, up: Compressor, compressed: list[Phase], params: Params, scope: str
 ) -> None:
-    """Warn of a compressor whose messages take more bytes than what they stand for."""
+    """Warn of a compressor whose messages are larger than uncompressed ones."""
     fields = [field for phase in compressed for field in phase.message_like(params).values()]
     plain = sum(map(tree.nbytes, fields))
     packed = sum(_packed_bytes(up, field, scope) for field in fields)
     if packed > plain:
         warnings.warn(
-            f"{up} sends {packed:,} bytes of {name}'s {plain:,}: more than no compression. What it "
-            "sends beside the values, such as their positions, outweighs what it leaves out.",
+            f"{up} sends {packed:,} bytes in place of {name}'s {plain:,}: more than without "
+            "compression. Its additional data, such as positions, outweigh the omitted values.",
             UserWarning,
             stacklevel=2,
         )
 
 
 def _compress_messages(phase: Phase, place: Place, up, error_feedback, scope) -> Phase:
-    """The phase with compressed messages."""
+    """Wrap a phase so that its messages are compressed."""
     index = place.index
 
     def client_update(received, row, batch):
         message, row, report = phase.client_update(received, row, batch)
         sent, errors = dict(message), {}
-        is_finite = tree.all_finite(message)  # of a NaN, some compressors make a number
+        is_finite = tree.all_finite(message)  # some compressors turn a NaN into a number
         for field, name in enumerate(phase.reduce):
             p = message[name]
             if error_feedback:
@@ -234,10 +237,10 @@ def _compress_messages(phase: Phase, place: Place, up, error_feedback, scope) ->
 
 
 def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) -> Phase:
-    """The phase with a compressed broadcast."""
+    """Wrap a phase so that its broadcast is compressed."""
 
     def heard(server, round):
-        """What the clients hold once they have this round's broadcast."""
+        """Compute the clients' copies after this round's broadcast."""
         held = server.held[index]
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), round), index)
         vectors = _vectors(phase.broadcast(server, round), held[0]) if held else []
@@ -262,7 +265,7 @@ def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) 
         packed = sum(_packed_bytes(down, vector, scope) for vector in vectors)
         return packed + phase.broadcast_bytes(received, params) - tree.nbytes(vectors)
 
-    # What the clients hold would change in a round of nobody, whatever the method sees to itself.
+    # The copies change even in a round without participants, so the state must be restored.
     return phase._replace(
         broadcast=broadcast,
         server_update=server_update,
@@ -272,7 +275,7 @@ def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) 
 
 
 def _like(params: Params):
-    """Whether a tree has the structure and the shapes of the params."""
+    """Return a test whether a tree has the structure and the shapes of the params."""
 
     def form(candidate: PyTree) -> Any:
         leaves, structure = jax.tree.flatten(candidate)
@@ -283,13 +286,13 @@ def _like(params: Params):
 
 
 def _vectors(received: PyTree, params: Params) -> list[Params]:
-    """The parts of a broadcast that are shaped like the params, in order."""
+    """Return the parts of a broadcast that are shaped like the params, in order."""
     is_like = _like(params)
     return [part for part in jax.tree.leaves(received, is_leaf=is_like) if is_like(part)]
 
 
 def _replace_vectors(received: PyTree, vectors: list[Params]) -> PyTree:
-    """The broadcast with other vectors in the places of its own."""
+    """Replace the vectors of a broadcast."""
     is_like, remaining = _like(vectors[0]), iter(vectors)
     parts, structure = jax.tree.flatten(received, is_leaf=is_like)
     parts = [next(remaining) if is_like(part) else part for part in parts]
@@ -297,7 +300,7 @@ def _replace_vectors(received: PyTree, vectors: list[Params]) -> PyTree:
 
 
 def _through(compressor: Compressor, key: Key, vector: PyTree, scope: str) -> PyTree:
-    """What arrives of a tree that is sent compressed."""
+    """Compress and decompress a tree."""
     if scope == "global" and compressor.direct_parts is not None:
         leaves, structure = jax.tree.flatten(vector)
         dtype = jnp.result_type(*leaves)
@@ -317,7 +320,7 @@ def _through(compressor: Compressor, key: Key, vector: PyTree, scope: str) -> Py
 
 
 def _packed_bytes(compressor: Compressor, params: Params, scope: str) -> int:
-    """Bytes of a packed tree, such as one like the params."""
+    """Compute the bytes of a packed tree, such as the params."""
     leaves = [leaf for leaf in jax.tree.leaves(params) if leaf.size]
     if scope == "per_leaf" or not leaves:
         return sum(compressor.bytes(leaf.size, leaf.dtype) for leaf in leaves)

@@ -1,15 +1,15 @@
-"""Correlated noise: what a round adds takes back a part of what earlier rounds added.
+"""Correlated noise: the noise of a round cancels a part of the noise of earlier rounds.
 
-A server that sums its noised rounds sums their noise. With noise y_1, y_2, ... such that C y = z
-for independent z, the sums of y are smaller than those of z, and the mechanism is that of C x + z:
-one Gaussian mechanism for all rounds. C is a banded square root of the matrix of prefix sums:
+A server that sums over rounds also sums their noise. If C y = z for independent z, the sums of the
+noise y_1, y_2, ... are smaller than those of z. The privacy is that of C x + z, one Gaussian
+mechanism for all rounds. C is a banded square root of the matrix of prefix sums:
 
 =========  =====================================================================================
 paper      here
 =========  =====================================================================================
-C          lower triangular Toeplitz, of ``coefficients``: those of (1 - x)^(-1/2), cut off
-p          ``bands``, how many there are; 1 is independent noise
-b          ``separation``, rounds after which a client comes back
+C          lower triangular Toeplitz, with ``coefficients``: the first ones of (1 - x)^(-1/2)
+p          ``bands``, the number of coefficients; 1 is independent noise
+b          ``separation``, rounds between two participations of a client
 sens       ``sensitivity``
 =========  =====================================================================================
 
@@ -30,13 +30,13 @@ from fedjax_lab.types import PyTree
 
 
 def coefficients(bands: int) -> np.ndarray:
-    """1, 1/2, 3/8, ...: binomial(2 k, k) / 4^k.
+    """Compute the coefficients 1, 1/2, 3/8, ...: binomial(2 k, k) / 4^k.
 
     Args:
-      bands: how many, at least 1.
+      bands: number of coefficients, at least 1.
 
     Returns:
-      float64 [bands], falling.
+      float64 [bands], descending.
     """
     k = np.arange(1, bands)
     return np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
@@ -44,15 +44,16 @@ def coefficients(bands: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def sensitivity(bands: int, rounds: int, separation: int) -> float:
-    """How far all rounds' C x move where one client's messages, of norm 1 at most, move from 0.
+    """Compute the sensitivity of C x to one client, whose messages have norm at most 1.
 
-    Since the coefficients are positive and fall, the worst client is in the first round, comes back
-    as soon as it can, and sends the same each time (Theorem 2 of the paper).
+    The coefficients are positive and decreasing. In the worst case the client therefore
+    participates in the first round and then as often as possible, and sends the same message each
+    time (Theorem 2 of the paper).
 
     Args:
-      bands: coefficients of C.
-      rounds: of the run, at least 1.
-      separation: rounds from one to the next in which a client takes part, at least.
+      bands: number of coefficients of C.
+      rounds: number of rounds of the run, at least 1.
+      separation: least number of rounds between two participations of a client.
     """
     column, total = coefficients(bands), np.zeros(rounds)
     for first in range(0, rounds, separation):
@@ -62,11 +63,11 @@ def sensitivity(bands: int, rounds: int, separation: int) -> float:
 
 
 def no_noise_yet(like: PyTree, bands: int) -> PyTree:
-    """The noise of the rounds before the first one: leaves [bands - 1, ...], () for one band.
+    """Create the past noise before the first round: leaves [bands - 1, ...]; () for one band.
 
     Args:
-      like: shapes of what noise is added to.
-      bands: coefficients of C.
+      like: shapes of the values that get noise.
+      bands: number of coefficients of C.
     """
     if bands == 1:
         return ()
@@ -78,12 +79,12 @@ def no_noise_yet(like: PyTree, bands: int) -> PyTree:
 
 
 def correlate(drawn: PyTree, past: PyTree, bands: int) -> tuple[PyTree, PyTree]:
-    """One round's noise y_t = z_t - sum_k c_k y_{t-k}, and the noise that is kept for the next one.
+    """Compute a round's noise y_t = z_t - sum_k c_k y_{t-k}; returns (y_t, past of round t + 1).
 
     Args:
       drawn: z_t, standard normal.
-      past: the last y, the newest first: leaves [bands - 1, ...].
-      bands: coefficients of C; with one, y_t is z_t.
+      past: the previous y, the newest first: leaves [bands - 1, ...].
+      bands: number of coefficients of C; with one, y_t is z_t.
     """
     if bands == 1:
         return drawn, past

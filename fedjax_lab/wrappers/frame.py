@@ -1,8 +1,8 @@
-"""The frame of a wrapper: what is done alike, whatever is put around a method.
+"""The code that all wrappers share.
 
-A wrapper's file says what becomes of a message, a row or the server. The frame does the rest: it
-checks the order, hands the method's own state to the method's own phases, counts the exchanges, and
-puts name, hyper-parameters and models together::
+A wrapper's file changes a message, a row or the server of a phase. ``Frame`` does the rest: it
+checks the order of wrappers, passes the method's own state to the method's phases, numbers the
+phases, and combines names, hyperparameters and models::
 
     def with_something(algorithm, strength):
         frame = Frame(algorithm, "something")
@@ -34,12 +34,12 @@ from fedjax_lab.wrappers.order import check_order, name_of
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Which of a round's exchanges a phase is.
+    """The position of a phase in a round.
 
     Attributes:
-      number: its number among all of them, from 0.
-      index: its number among those that the wrapper changes, from 0.
-      count: how many the wrapper changes.
+      number: its number among all phases, from 0.
+      index: its number among the phases that the wrapper changes, from 0.
+      count: number of phases that the wrapper changes.
     """
 
     number: int
@@ -48,24 +48,25 @@ class Place:
 
     @property
     def is_last(self) -> bool:
-        """Whether the wrapper changes none after it."""
+        """Whether it is the last phase that the wrapper changes."""
         return self.index == self.count - 1
 
 
-# (params, N, server, rows) -> (server, rows), with the wrapper's own state around the method's
+# (params, N, server, rows) -> (server, rows) with the wrapper's state added
 Around = Callable[[Params, int, PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
 class State(NamedTuple):
-    """What a wrapper keeps from round to round.
+    """The state of a wrapper between rounds.
 
     Attributes:
-      around: puts it around the method's first state; may check that as well. None: nothing to do.
-      server: the class of the wrapper's server state, a NamedTuple whose first field is the
-        method's own; None: the server keeps nothing for the wrapper.
-      row: the class of a client's row, likewise.
-      first_batch: whether ``init`` hands its batch to the method, for first estimates. They pass
-        no phase; without it they are made in the first round, and wrapped like all else.
+      around: adds it to the method's initial state, which it may also check. None: nothing to do.
+      server: class of the wrapper's server state, a NamedTuple whose first field is the method's
+        server state; None: the wrapper has no server state.
+      row: class of a client's row, likewise.
+      first_batch: whether ``init`` passes its batch to the method, for first estimates. These do
+        not go through a phase, so the wrapper does not change them. If False, they are computed in
+        the first round and wrapped like everything else.
     """
 
     around: Around | None = None
@@ -74,10 +75,10 @@ class State(NamedTuple):
     first_batch: bool = False
 
     def inside(self, state: FedState) -> FedState:
-        """The method's own state.
+        """Return the state of the method inside the wrapper.
 
         Args:
-          state: of the wrapped method.
+          state: state of the wrapped method.
         """
         server = state.server if self.server is None else state.server[0]
         return state._replace(
@@ -85,10 +86,10 @@ class State(NamedTuple):
         )
 
     def lifted(self, phase: Phase) -> Phase:
-        """The method's phase on the wrapper's state, of which it changes the method's own part.
+        """Convert a phase of the method to one on the wrapper's state, whose inner part it changes.
 
         Args:
-          phase: of the method.
+          phase: a phase of the method.
         """
 
         def broadcast(server, round):
@@ -114,10 +115,10 @@ STATELESS = State()
 
 
 def sends(phase: Phase) -> bool:
-    """Whether clients send anything in an exchange.
+    """Return True if clients send messages in a phase.
 
     Args:
-      phase: of a method.
+      phase: a phase of a method.
     """
     return bool(phase.reduce)
 
@@ -128,10 +129,10 @@ class Frame:
 
     Attributes:
       algorithm: the method.
-      wrapper: what ``algorithm.wrappers`` calls it, such as "dp".
+      wrapper: name of the wrapper in ``algorithm.wrappers``, such as "dp".
 
     Raises:
-      ValueError: it does not go around the method (see ``order``).
+      ValueError: the wrapper cannot be applied to the method (see ``order``).
     """
 
     algorithm: Algorithm
@@ -151,18 +152,18 @@ class Frame:
         hyperparameters: Mapping[str, Any] | None = None,
         whole_messages: bool = False,
     ) -> Algorithm:
-        """The wrapped method.
+        """Build the wrapped method.
 
         Args:
-          suffix: what its name has after that of the method.
-          change: (phase, its place) -> the phase as the wrapper changes it. The phases that it and
-            ``otherwise`` get work on the wrapper's state already.
-          of: which phases are changed.
-          otherwise: what becomes of the others.
-          state: what the wrapper keeps.
-          hyperparameters: those of the wrapper.
-          whole_messages: whether its messages are as long for every client, whatever part of one
-            the method would send.
+          suffix: suffix of the method's name.
+          change: (phase, its place) -> changed phase. The phases that ``change`` and ``otherwise``
+            get already work on the wrapper's state.
+          of: phase -> whether it is changed.
+          otherwise: change of the other phases.
+          state: state of the wrapper.
+          hyperparameters: hyperparameters of the wrapper.
+          whole_messages: whether its messages have the same length for every client, even if the
+            method sends only a part of a message.
         """
         algorithm = self.algorithm
 
@@ -191,27 +192,27 @@ class Frame:
         )
 
     def only_phase(self, why: str = "") -> Phase:
-        """The method's phase, if it has one alone.
+        """Return the phase of a method that has only one.
 
         Args:
-          why: what speaks against several; "" needs no reason.
+          why: reason against several phases, for the error; may be "".
 
         Raises:
-          ValueError: it has several.
+          ValueError: the method has several phases.
         """
         phases = self.algorithm.phases
         if len(phases) != 1:
             raise ValueError(
-                f"algorithm is {self.algorithm.name}, which has {len(phases)} exchanges a round; "
-                f"{name_of(self.wrapper)} takes methods of one{why and f', since {why}'}."
+                f"algorithm is {self.algorithm.name}, which has {len(phases)} exchanges per round; "
+                f"{name_of(self.wrapper)} requires methods with one{why and f', because {why}'}."
             )
         return phases[0]
 
     def refuse_stacks(self, why: str) -> None:
-        """Refuse a method whose server takes the messages one by one.
+        """Refuse a method whose server needs the messages of single clients.
 
         Args:
-          why: what speaks against it.
+          why: reason, for the error.
 
         Raises:
           ValueError: a field of a message is stacked.
@@ -220,17 +221,17 @@ class Frame:
         fields = [name for p in phases for name, how in p.reduce.items() if how == "stack"]
         if fields:
             raise ValueError(
-                f"algorithm is {self.algorithm.name}, whose server works with each client's "
-                f"{', '.join(fields)} by itself; {name_of(self.wrapper)} takes methods whose "
-                f"server needs means and sums only, since {why}."
+                f"algorithm is {self.algorithm.name}, whose server needs the "
+                f"{', '.join(fields)} of each client; {name_of(self.wrapper)} requires methods "
+                f"whose server needs only means and sums, because {why}."
             )
 
     def refuse_step_counts(self, params: Params, server: PyTree) -> None:
-        """Refuse a method whose server computes with each client's number of steps.
+        """Refuse a method whose server uses the number of steps of each client.
 
         Args:
-          params: the first server model.
-          server: the method's first server state.
+          params: the initial global model.
+          server: the method's initial server state.
 
         Raises:
           ValueError: a server half depends on K_i.
@@ -248,20 +249,20 @@ class Frame:
             traced = jax.make_jaxpr(update)(slot, server, message).jaxpr
             if any(traced.invars[0] is used for eqn in traced.eqns for used in eqn.invars):
                 raise ValueError(
-                    f"algorithm is {self.algorithm.name}, whose server computes with the number of "
-                    f"local steps of each client, which {name_of(self.wrapper)} does not hide."
+                    f"algorithm is {self.algorithm.name}, whose server uses the number of local "
+                    f"steps of each client, which {name_of(self.wrapper)} does not hide."
                 )
 
 
 def with_field(phase: Phase, name: str, dtype: type, how: str, nbytes: int = 0) -> Phase:
-    """The phase whose message has one more field, a scalar.
+    """Add a scalar field to the message of a phase.
 
     Args:
-      phase: of a method.
-      name: of the field.
-      dtype: of the scalar, float or bool.
+      phase: a phase of a method.
+      name: name of the field.
+      dtype: dtype of the scalar, float or bool.
       how: "mean", "sum" or "stack", as in ``phase.reduce``.
-      nbytes: that it takes on its way.
+      nbytes: size of the field in bytes, as sent.
     """
 
     def message(params):
@@ -277,15 +278,17 @@ def with_field(phase: Phase, name: str, dtype: type, how: str, nbytes: int = 0) 
 
 
 def add_metrics(report: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
-    """A client's report with the wrapper's own metrics.
+    """Add metrics of a wrapper to a client's report.
+
+    Of two wrappers with the same metric, the outer one takes precedence.
 
     Args:
-      report: of the wrapped method's client half.
+      report: report of the method inside the wrapper.
       metrics: name -> (total, weight).
 
     Raises:
-      ValueError: a loss or a measure has a metric of that name. Those of ``OWN_METRICS`` neither
-        can have, and of two wrappers the outer one's count.
+      ValueError: the loss or a measure has a metric of the same name. (They cannot use the reserved
+        names, ``OWN_METRICS``.)
     """
     if twice := sorted((report.keys() & metrics.keys()) - OWN_METRICS):
         raise ValueError(f"a loss and a wrapper both have a metric called {', '.join(twice)}.")
@@ -293,7 +296,7 @@ def add_metrics(report: dict[str, Any], metrics: dict[str, Any]) -> dict[str, An
 
 
 def recorded(value: Scalar) -> float | str:
-    """A number as a method's hyper-parameters have it; of a sweep, "traced".
+    """Convert a number for a method's ``hyperparameters``; a traced one becomes "traced".
 
     Args:
       value: a number, traced or not.
@@ -302,10 +305,10 @@ def recorded(value: Scalar) -> float | str:
 
 
 def tag(number: int) -> np.uint32:
-    """What a wrapper folds into a key; phases, steps and clients fold in small numbers.
+    """Return a large number to fold into a key; phases, steps and clients fold in small ones.
 
     Args:
-      number: from 1, another one for each use. 1 is FedPD's coin and a client's full gradient, 2
-        compressed messages, 4 attackers' noise, 5 private noise, 6 masks.
+      number: different for each use, from 1. Used: 1 for FedPD's coin and full gradients of a
+        client, 2 for compressed messages, 4 for attackers' noise, 5 for private noise, 6 for masks.
     """
     return np.uint32(2**32 - number)

@@ -1,8 +1,8 @@
-"""Weights that the loss reads and nobody trains: a frozen body, the model under its adapters.
+"""Frozen weights, which the loss reads but no client trains, such as the model below adapters.
 
-A round trains ``params``. What stays as it is (most of a pretrained model) is no part of them, so
-that no message, no client's row and no optimiser has a place for it; but closed over by the loss it
-would be a constant of every program, written out in its text. Here it is an argument.
+A round trains ``params``. Weights that are not trained, such as most of a pretrained model, should
+not be among them: they would take space in messages, client state and optimisers. If the loss
+closed over them, they would be constants in the text of every program. Here they are an argument.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import ClientBatch, CohortBatch, Key, LossFn, Params, Personal, PyTree
 
-# (params, examples [B, ...], key, frozen) -> what a ``LossFn`` returns; it may name ``mask``
+# (params, examples [B, ...], key, frozen) -> as ``LossFn``; it may have an argument ``mask``
 FrozenLossFn = Callable[..., Any]
 
 
@@ -26,28 +26,30 @@ FrozenLossFn = Callable[..., Any]
 def with_frozen(
     build: Callable[[LossFn], Algorithm], loss_fn: FrozenLossFn, frozen: PyTree
 ) -> Algorithm:
-    """A method whose loss reads weights that are not trained.
+    """Build a method whose loss reads frozen weights.
 
-    The rounds of ``simulate`` and ``sweep`` have one copy of ``frozen`` on each device that takes
-    part: the caller's own arrays on a single one. It is an argument of every program, and donated
-    to none. It rides in ``state.frozen``, is in no checkpoint, and is no part of
-    ``algorithm.params(state)``; bytes count ``params`` alone. A run directory knows it by its hash
-    and is not gone on with under other weights: keep them yourself. In a sweep, all runs share it.
+    In ``simulate`` and ``sweep``, each device that runs clients has one copy of ``frozen``; with a
+    single device, the caller's own arrays. The weights are an argument of every program and are not
+    donated. They are in ``state.frozen``, but not in ``algorithm.params(state)`` or in checkpoints,
+    and not in byte counts. A run directory records their hash, and does not resume with other
+    weights; store the weights yourself. In a sweep, all runs share them.
 
-    If you compile rounds yourself, call ``algorithm.init`` outside of the program, where ``frozen``
-    would be a constant, and do not donate the state: your own arrays are in it.
+    If you compile rounds yourself, call ``algorithm.init`` outside the program, because inside
+    ``frozen`` would be a constant. Do not donate the state, which has your own arrays.
 
-    Other wrappers go around the result or into ``build``. ``build_evaluation`` takes ``frozen`` as
-    well; what sees a state (``diagnose``, ``build_personal_evaluation``) finds it there.
+    Apply other wrappers to the result or inside ``build``. ``build_evaluation`` has an argument
+    ``frozen``, too. Functions of a state (``diagnose``, ``build_personal_evaluation``) find the
+    weights there.
 
     Args:
-      build: loss function of (params, examples, key) -> the method, such as
-        ``functools.partial(algorithms.scaffold, client_lr=0.1)``. Methods that take a model in
-        place of a loss (MOON, FedMLB) have no such function. It is called anew wherever a client's
-        half is traced, with a loss that has the traced weights in hand.
+      build: function of a loss (params, examples, key) that returns the method, such as
+        ``functools.partial(algorithms.scaffold, client_lr=0.1)``. Methods of a model in place of a
+        loss (MOON, FedMLB) are not supported. ``build`` is called again whenever a client's half is
+        traced, with a loss that has the traced weights.
       loss_fn: (params, examples [B, ...], key, frozen) -> per-example losses, float [B], or
-        (losses, metrics). One that names an argument ``mask`` gets bool [B]: which are real.
-      frozen: pytree of arrays of any dtype; or their shapes, for ``fedjax_lab.plan`` alone.
+        (losses, metrics). If it has an argument named ``mask``, it gets bool [B], True for real
+        examples.
+      frozen: pytree of arrays of any dtype; or their shapes, only for ``fedjax_lab.plan``.
 
     Raises:
       TypeError: ``build`` or ``loss_fn`` is no function, ``build`` takes a model or returns no
@@ -64,18 +66,18 @@ def with_frozen(
     if _first_parameter(build) == "model":
         raise TypeError(
             "build takes a model and makes a loss of its own, as moon and fedmlb do; with_frozen "
-            "takes methods that are given a loss function."
+            "requires a method of a loss function."
         )
     leaves = jax.tree_util.tree_leaves_with_path(frozen)
     if not leaves:
-        raise ValueError("frozen has no leaves; it must hold at least one array.")
+        raise ValueError("frozen has no leaves; it must have at least one array.")
     for path, leaf in leaves:
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)):
             where = jax.tree_util.keystr(path)
             raise TypeError(f"frozen{where} is of the type {type(leaf).__name__}, not an array.")
 
     def method(weights: PyTree) -> Any:
-        """The method around a loss that has the weights in hand."""
+        """Build the method with a loss that has the weights."""
 
         def bound(params: Params, examples: PyTree, key: Key) -> Any:
             return loss_fn(params, examples, key, weights)
@@ -92,12 +94,12 @@ def with_frozen(
         )
     if jax.tree.leaves(algorithm.frozen):
         raise ValueError(
-            f"build returned {algorithm.name}, which has frozen weights already; give all of them "
+            f"build returned {algorithm.name}, which has frozen weights already; pass all of them "
             "to one with_frozen."
         )
 
     def start(params, num_clients, batch):
-        # Without a batch there is no loss to take, and nothing is frozen.
+        # Without a batch, no loss is computed, and no frozen weights are needed.
         inner = algorithm if batch is None else method(_held(batch))
         return inner.start(params, num_clients, batch)
 
@@ -117,7 +119,7 @@ def with_frozen(
 
 
 def _given(method: Callable[[PyTree], Any], number: int, phase: Phase) -> Phase:
-    """The phase whose clients find the frozen weights in their batch."""
+    """Wrap a phase so that the method gets the frozen weights of the client's batch."""
 
     def client_update(received, row, batch):
         inner = method(_held(batch))
@@ -127,7 +129,7 @@ def _given(method: Callable[[PyTree], Any], number: int, phase: Phase) -> Phase:
 
 
 def _tuned_with(method: Callable[[PyTree], Any], personal: Personal | None) -> Personal | None:
-    """The same models of clients, fine-tuned with the frozen weights of the client's batch."""
+    """Wrap personal models so that fine-tuning uses the frozen weights of the client's batch."""
     if personal is None or personal.fine_tune is None:
         return personal
 
@@ -140,8 +142,8 @@ def _tuned_with(method: Callable[[PyTree], Any], personal: Personal | None) -> P
 def _held(batch: ClientBatch | CohortBatch) -> PyTree:
     if not jax.tree.leaves(batch.frozen):
         raise RuntimeError(
-            "the loss of with_frozen has no weights to read: its method was called with a state "
-            "whose field ``frozen`` is (); algorithm.init and result.state have it."
+            "the loss of with_frozen has no frozen weights: the field ``frozen`` of the state is "
+            "(). Use a state of algorithm.init or result.state."
         )
     return batch.frozen
 

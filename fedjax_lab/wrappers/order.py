@@ -1,25 +1,27 @@
-"""Which wrapper may go around which, and why others may not."""
+"""The allowed orders of wrappers, and the reasons against others."""
 
 from fedjax_lab.round import Algorithm, check_algorithm
 
 _PERSONAL_FIRST = (
-    "which parts of the model stay with their client decides what a message is: make leaves "
-    "personal first, {inner}(with_personal(...), ...)"
+    "personal leaves determine what a message contains: apply with_personal first, "
+    "{inner}(with_personal(...), ...)"
 )
 _ATTACK_LAST = (
-    "an attacker sends what it likes, whatever was to be done to its message: attack last, "
+    "an attacker does not apply other wrappers to its message: attack last, "
     "with_attack({outer}(...), ...)"
 )
-_SUM_ALONE = "secure aggregation shows the server the sum alone, and a robust rule needs each one"
+_SUM_ALONE = (
+    "secure aggregation shows the server only the sum, but a robust rule needs each message"
+)
 _OTHER_SENSITIVITY = (
-    "the noise is meant for a sum, of which one client changes at most clip_norm; what a robust "
-    "rule makes of the messages has another sensitivity"
+    "the noise is calibrated for a sum, which one client changes by at most clip_norm; the result "
+    "of a robust rule has another sensitivity"
 )
 _SEVERAL_ROUNDS = (
-    "a server step takes messages of clients that started in several rounds, and {one} is of one "
-    "round's cohort"
+    "a server step uses messages of clients that started in several rounds, and {one} belongs to "
+    "the cohort of one round"
 )
-# Of the functions whose names are not with_KIND.
+# Functions whose names are not with_KIND.
 _NAMES = {
     "robust": "with_robust_aggregation",
     "secure": "with_secure_aggregation",
@@ -32,11 +34,11 @@ _PADDED_IN_SECRET = (
     "with_ranks(..., padded='changes')"
 )
 _ANY = "any other"
-# (inner, outer) -> why not; what is said of two wrappers goes before what is said of all others.
+# (inner, outer) -> reason; the entry of a pair takes precedence over general ones.
 _WHY = {
     **{
         pair: _SEVERAL_ROUNDS.format(one=one)
-        for name, one in (("dp", "the sum that noise is meant for"), ("secure", "a mask"))
+        for name, one in (("dp", "the sum that gets noise"), ("secure", "a mask"))
         for pair in ((name, "buffered"), ("buffered", name))
     },
     **{
@@ -52,32 +54,33 @@ _WHY = {
     },
     ("dp", "padded_ranks"): _PADDED_IN_SECRET,
     ("padded_ranks", "dp"): _PADDED_IN_SECRET,
-    ("personal", "personal"): "give one is_personal that holds for all leaves that are to stay",
-    ("personal", "buffered"): "what clients keep from round to round has no order in flight",
+    ("personal", "personal"): "use one is_personal for all personal leaves",
+    ("personal", "buffered"): "the state of clients in flight is not defined",
     ("buffered", "compression"): (
-        "what a server step takes was compressed when its client sent it: "
+        "messages are compressed when a client sends them, before they wait in the buffer: "
         "with_buffered_aggregation(with_compression(...), ...)"
     ),
     ("buffered", "robust"): (
-        "the rule is for the messages of a server step: "
+        "the rule must combine the messages of a server step: "
         "with_buffered_aggregation(with_robust_aggregation(...), ...)"
     ),
-    ("buffered", "buffered"): "messages wait in a buffer already",
-    ("attack", "attack"): "one attack is all that is simulated at a time",
+    ("buffered", "buffered"): "messages are buffered already",
+    ("attack", "attack"): "only one attack can be simulated",
     ("dp", "compression"): (
-        "a compressor may send a longer vector than it was given, so that the clipped norm would "
-        "bound nothing: with_dp(with_compression(...), ...)"
+        "compression may increase the norm of a clipped message: "
+        "with_dp(with_compression(...), ...)"
     ),
     ("secure", "compression"): (
-        "masked messages are uniform numbers, of which nothing can be left out: "
+        "masked messages are uniform numbers, which cannot be compressed: "
         "with_secure_aggregation(with_compression(...), ...)"
     ),
     ("secure", "dp"): (
-        "messages are clipped before they are masked: with_secure_aggregation(with_dp(...), ...)"
+        "messages must be clipped before they are masked: "
+        "with_secure_aggregation(with_dp(...), ...)"
     ),
     ("secure", "secure"): "messages are masked already",
     ("dp", "dp"): "messages are clipped and noised already",
-    ("robust", "robust"): "messages are combined by one rule",
+    ("robust", "robust"): "messages are combined by a rule already",
     ("secure", "robust"): _SUM_ALONE,
     ("robust", "secure"): _SUM_ALONE,
     ("dp", "robust"): _OTHER_SENSITIVITY,
@@ -88,30 +91,30 @@ _WHY = {
 
 
 def name_of(wrapper: str) -> str:
-    """The function of a wrapper, such as "with_dp".
+    """Return the name of a wrapper's function, such as "with_dp".
 
     Args:
-      wrapper: its entry in ``algorithm.wrappers``, such as "dp".
+      wrapper: name of the wrapper in ``algorithm.wrappers``, such as "dp".
     """
     return _NAMES.get(wrapper, f"with_{wrapper}")
 
 
 def check_order(algorithm: Algorithm, outer: str) -> None:
-    """Check that a wrapper may go around a method.
+    """Check that a wrapper may be applied to a method.
 
     Args:
-      algorithm: the method, which knows what it is wrapped in.
-      outer: the wrapper's entry in ``algorithm.wrappers``, such as "dp".
+      algorithm: the method, with its wrappers.
+      outer: name of the new wrapper in ``algorithm.wrappers``, such as "dp".
 
     Raises:
-      TypeError: ``algorithm`` is something else.
-      ValueError: the composition has no meaning, or the method sends nothing.
+      TypeError: ``algorithm`` is no ``Algorithm``.
+      ValueError: the composition has no meaning, or the method sends no messages.
     """
     check_algorithm(algorithm)
     if not any(phase.reduce for phase in algorithm.phases):
         raise ValueError(
-            f"algorithm is {algorithm.name}, whose clients send nothing: there are no messages for "
-            f"{name_of(outer)} to change."
+            f"algorithm is {algorithm.name}, whose clients send no messages for {name_of(outer)} "
+            "to change."
         )
     for inner in algorithm.wrappers:
         pairs = [(inner, outer)]
@@ -121,6 +124,6 @@ def check_order(algorithm: Algorithm, outer: str) -> None:
         if why is not None:
             why = why.format(inner=name_of(inner), outer=name_of(outer))
             raise ValueError(
-                f"algorithm is {algorithm.name}: {name_of(outer)} does not go around "
+                f"algorithm is {algorithm.name}: {name_of(outer)} cannot wrap "
                 f"{name_of(inner)}; {why}."
             )

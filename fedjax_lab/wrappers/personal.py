@@ -1,12 +1,12 @@
-"""Leaves of the model that stay with their client, around any method of one exchange.
+"""Personal layers: leaves of the model that stay on their client, for methods with one phase.
 
 FedPer: Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers.
 2019. FedRep: Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
 Personalized Federated Learning. ICML 2021. LG-FedAvg: Liang, Liu, Ziyin, Allen, Auerbach,
 Brent, Salakhutdinov, Morency: Think Locally, Act Globally. 2020.
 
-FedPer is FedAvg with a personal head, LG-FedAvg FedAvg with a personal body, and FedRep FedPer
-whose local steps first move the head alone, then the body alone (``personal_first``).
+FedPer is FedAvg with a personal head, and LG-FedAvg is FedAvg with a personal body. FedRep is
+FedPer whose local steps first train only the head, then only the body (``personal_first``).
 """
 
 import dataclasses
@@ -27,16 +27,16 @@ from fedjax_lab.types import FedState, Params, Personal, PyTree
 from fedjax_lab.wrappers.frame import Frame, State
 
 IsPersonal = Callable[[str], bool]
-_CLIENTS = 4096  # for a method that is looked at before it is started
+_CLIENTS = 4096  # number of clients when a method is analysed before its start
 
 
 class PersonalRow(NamedTuple):
     """A client's row.
 
     Attributes:
-      inner: the method's own row; what it keeps of personal leaves is used only where it is a
-        model.
-      personal: the client's own leaves, in the order of the params.
+      inner: row of the method inside the wrapper. Of its values for personal leaves, only those of
+        a model are used.
+      personal: the client's personal leaves, in the order of the params.
     """
 
     inner: PyTree
@@ -46,13 +46,13 @@ class PersonalRow(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is known of a method once the structure of the params is; it has no leaves.
+    """The structure of a method's params, broadcast and rows; as a pytree it has no leaves.
 
     Attributes:
-      structure: of the params.
-      is_own: of each leaf, whether it is personal.
-      heard: of each vector of the broadcast, whether it is a model (else a correction).
-      kept: of each vector of a row, likewise.
+      structure: structure of the params.
+      is_own: for each leaf, whether it is personal.
+      heard: for each vector of the broadcast, whether it is a model (otherwise, a correction).
+      kept: for each vector of a row, likewise.
     """
 
     structure: Any
@@ -75,24 +75,24 @@ def _check_predicate(is_personal: Any) -> None:
 
 @suggest_keywords
 def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
-    """The same method, in which some leaves of the model never leave their client.
+    """Make some leaves of the model personal: they never leave their client.
 
-    A client trains its own leaves together with the shared ones and keeps them until it is drawn
-    again; all begin with those of the first params. The method's corrections (control variates,
-    duals, momenta) act on the shared leaves alone: for its own leaves, a client takes the
-    method's local steps as if these were 0. Bytes count shared leaves.
+    A client trains its personal leaves together with the shared ones, and stores them until it
+    participates again. All clients start with the leaves of the initial model. The method's
+    corrections (control variates, duals, momenta) are applied to the shared leaves only; they are 0
+    for personal leaves. Bytes count shared leaves.
 
-    ``algorithm.params(state)`` has the mean over all clients in the place of personal leaves, for
-    want of anything better; ``client_params`` makes one client's own model.
+    In ``algorithm.params(state)``, personal leaves are replaced by their mean over all clients.
+    ``client_params`` returns the model of one client.
 
     Args:
-      algorithm: a method of one exchange, without any other wrapper.
+      algorithm: a method with one phase and without other wrappers.
       is_personal: path of a leaf, such as "blocks_0/dense/kernel" -> whether it is personal.
 
     Raises:
       TypeError: ``is_personal`` is no function of a path.
-      ValueError: the method has several exchanges, another wrapper or a model for each client; or
-        (when it is started) no leaf is personal, or all are: ``algorithms.local_only``.
+      ValueError: the method has several phases, another wrapper or a model for each client; or
+        (when it is started) no leaf is personal, or all are: use ``algorithms.local_only``.
     """
     frame = Frame(algorithm, "personal")
     _check_predicate(is_personal)
@@ -126,7 +126,7 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
 
 
 def _personal(phase: Phase, algorithm: Algorithm, plan_of: Callable[[Params], _Plan]) -> Phase:
-    """The phase without personal leaves in what is broadcast and sent."""
+    """Wrap a phase so that personal leaves are neither broadcast nor sent."""
 
     def broadcast(server, round):
         plan = plan_of(_server_params(algorithm, server))
@@ -175,7 +175,7 @@ def _personal(phase: Phase, algorithm: Algorithm, plan_of: Callable[[Params], _P
 
 
 def _shared_zeros(plan: _Plan, shapes: PyTree) -> PyTree:
-    """Zeros of some shapes, without personal leaves."""
+    """Create zeros of the given shapes, without personal leaves."""
     fields = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return _each_vector(plan, fields, lambda _, v: _without_own(plan, v))
 
@@ -184,37 +184,37 @@ def _only_phase(frame: Frame) -> Phase:
     algorithm = frame.algorithm
     if algorithm.personal is not None:
         raise ValueError(
-            f"algorithm is {algorithm.name}, whose clients have models of their own already; "
-            "with_personal takes methods of one model for all."
+            f"algorithm is {algorithm.name}, which has a model for each client already; "
+            "with_personal requires a method with one global model."
         )
     return frame.only_phase()
 
 
 def _local_params(algorithm: Algorithm, report: dict[str, Any]) -> Params:
-    """What a client's local steps end with, as its report hands it on."""
+    """Return the local params after the last step, from the client's report."""
     if LOCAL_PARAMS not in report:
         raise ValueError(
             f"algorithm is {algorithm.name}, whose clients' report has no entry {LOCAL_PARAMS!r}; "
-            "with_personal takes methods whose client_update returns the report of local_steps, "
-            "with more in it or not."
+            "with_personal requires a client_update that returns the report of local_steps; it may "
+            "add entries."
         )
     return report[LOCAL_PARAMS]
 
 
 def _filled(plan: _Plan, params: Params, field: PyTree, axes: tuple[int, ...]) -> PyTree:
-    """A field of the messages with zeros in the places of personal leaves."""
+    """Insert zeros for personal leaves into a field of the messages."""
     own = _own(plan, params)
     nothing = tuple(jnp.zeros((*axes, *leaf.shape), leaf.dtype) for leaf in own)
     return _each_vector(plan, field, lambda _, v: _with_own(plan, v, nothing))
 
 
 def client_params(algorithm: Algorithm, state: FedState, client_id: jax.Array | int) -> Params:
-    """One client's own model: with personal leaves, the shared ones and its own ones.
+    """Return the model of one client, such as the shared leaves with its personal ones.
 
     Args:
-      algorithm: made by ``with_personal``, or a personal method of the catalogue, perhaps wrapped
-        further. Of a method that fine-tunes, it is the model before that.
-      state: its state.
+      algorithm: result of ``with_personal``, or a personalised method of the catalogue, with or
+        without further wrappers. If the method fine-tunes, the result is the model before that.
+      state: state of the method.
       client_id: int32 scalar, in [0, N); may be traced.
 
     Raises:
@@ -222,8 +222,8 @@ def client_params(algorithm: Algorithm, state: FedState, client_id: jax.Array | 
     """
     if algorithm.personal is None:
         raise ValueError(
-            f"algorithm is {algorithm.name}, whose clients have no models of their own: "
-            "algorithm.params(state) is everybody's."
+            f"algorithm is {algorithm.name}, which has no model for each client; all clients use "
+            "algorithm.params(state)."
         )
     return algorithm.personal.params(state, jnp.asarray(client_id))
 
@@ -235,13 +235,13 @@ class StepCount(NamedTuple):
 
 
 def personal_first(is_personal: IsPersonal, steps: int) -> optax.GradientTransformation:
-    """A ``step_transform`` with which a round's first steps move personal leaves alone (FedRep).
+    """Build FedRep's ``step_transform``: the first steps of a round train only personal leaves.
 
-    The steps after them move the shared leaves alone.
+    The later steps train only the shared leaves.
 
     Args:
-      is_personal: as of ``with_personal``.
-      steps: how many there are of the first kind, at least 1.
+      is_personal: as in ``with_personal``.
+      steps: number of steps that train personal leaves, at least 1.
 
     Raises:
       TypeError, ValueError: ``steps`` is no such number.
@@ -261,14 +261,14 @@ def personal_first(is_personal: IsPersonal, steps: int) -> optax.GradientTransfo
 
 
 def _plan(algorithm, phase, is_personal, structure, num_clients) -> _Plan:
-    """Look at a method on params of single numbers; a model is what changes with them."""
+    """Analyse a method on params of single numbers; vectors that change with them are models."""
     ones = jax.tree.unflatten(structure, [1.0] * structure.num_leaves)
     paths = [_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(ones)]
     is_own = tuple(bool(is_personal(path)) for path in paths)
     if all(is_own) or not any(is_own):
         raise ValueError(
-            f"is_personal holds for {'all' if all(is_own) else 'no'} leaves of the params; some "
-            f"must be personal and some shared. They are: {', '.join(paths)}."
+            f"is_personal is true for {'all' if all(is_own) else 'no'} leaves of the params; some "
+            f"must be personal and some shared. The leaves are {', '.join(paths)}."
         )
     plan = _Plan(structure, is_own)
 
@@ -300,13 +300,13 @@ def _is_vector(plan: _Plan) -> Callable[[PyTree], bool]:
 
 
 def _vectors(plan: _Plan, value: PyTree) -> list[Params]:
-    """The parts of a tree that are built like the params, in order."""
+    """Return the parts of a tree that have the structure of the params, in order."""
     parts = jax.tree.leaves(value, is_leaf=_is_vector(plan))
     return [part for part in parts if _is_vector(plan)(part)]
 
 
 def _each_vector(plan: _Plan, value: PyTree, change: Callable[[int, Params], Params]) -> PyTree:
-    """The tree with its vectors changed; ``change`` gets their number and themselves."""
+    """Change the vectors of a tree; ``change`` gets the number and the vector."""
     parts, outside = jax.tree.flatten(value, is_leaf=_is_vector(plan))
     index, changed = 0, []
     for part in parts:
@@ -317,13 +317,13 @@ def _each_vector(plan: _Plan, value: PyTree, change: Callable[[int, Params], Par
 
 
 def _own(plan: _Plan, vector: Params) -> tuple[jax.Array, ...]:
-    """The personal leaves of a vector."""
+    """Return the personal leaves of a vector."""
     leaves = plan.structure.flatten_up_to(vector)
     return tuple(leaf for leaf, own in zip(leaves, plan.is_own, strict=True) if own)
 
 
 def _with_own(plan: _Plan, vector: Params, own: tuple[jax.Array, ...]) -> Params:
-    """The vector with these personal leaves."""
+    """Insert personal leaves into a vector."""
     remaining, leaves = iter(own), plan.structure.flatten_up_to(vector)
     leaves = [
         next(remaining) if is_own else leaf
@@ -333,5 +333,5 @@ def _with_own(plan: _Plan, vector: Params, own: tuple[jax.Array, ...]) -> Params
 
 
 def _without_own(plan: _Plan, vector: Params) -> Params:
-    """The vector with nothing in the place of personal leaves."""
+    """Remove the personal leaves of a vector."""
     return _with_own(plan, vector, tuple(leaf.ravel()[:0] for leaf in _own(plan, vector)))

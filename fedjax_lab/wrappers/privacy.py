@@ -1,4 +1,4 @@
-"""Client-level differential privacy around any method whose server needs sums of messages.
+"""Client-level differential privacy for methods whose server needs only sums of messages.
 
 McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models. ICLR
 2018. Adaptive clipping: Andrew, Thakkar, McMahan, Ramaswamy: Differentially Private Learning with
@@ -16,7 +16,7 @@ b_i                        ``within_clip`` of the message, in the paper less 1/2
 z_Δ                        (z^-2 - (2 σ_b)^-2)^(-1/2), the multiplier of the messages' noise
 =========================  ==========================================
 
-What it costs: ``fedjax_lab.wrappers.accounting``.
+The privacy accounting is in ``fedjax_lab.wrappers.accounting``.
 """
 
 import dataclasses
@@ -51,9 +51,9 @@ from fedjax_lab.wrappers.rules import clip_factors
 
 _NOISE = tag(5)  # folded into a round's key
 _WITHIN = "within_clip"
-_NUMBER_BYTES = 4  # the clip norm on its way down, and what counts for it on its way up
+_NUMBER_BYTES = 4  # the clip norm in the broadcast, and the indicator in a message
 _CLIP_RATE = 0.2  # η_C
-_COUNT_SHARE = 1 / 20  # of the clients, the noise of their count
+_COUNT_SHARE = 1 / 20  # standard deviation of the noise on the count, divided by the clients
 
 
 class DPServer(NamedTuple):
@@ -61,11 +61,10 @@ class DPServer(NamedTuple):
 
     Attributes:
       inner: the method's own server state.
-      clip: float [exchanges], the clip norm of each exchange in which messages are sent.
-      noise: of each exchange, the noise of the last ``noise_bands`` - 1 rounds, of standard
-        deviation 1 but for its correlation: a tree like the sums with leaves [bands - 1, ...]; ()
-        where it is independent.
-      released: how many rounds there were, of this run and those before, and of which cohorts.
+      clip: float [exchanges], the clip norm of each phase in which messages are sent.
+      noise: for each such phase, the unscaled noise of the last ``noise_bands`` - 1 rounds: a tree
+        like the sums with leaves [bands - 1, ...]; () for independent noise.
+      released: number and cohorts of the rounds of this run and earlier ones.
     """
 
     inner: PyTree
@@ -83,71 +82,77 @@ def with_dp(
     adaptive_quantile: float | None = None,
     noise_bands: int = 1,
 ) -> Algorithm:
-    """The same method under client-level differential privacy, with a trusted server.
+    """Make a method differentially private at client level, with a trusted server.
 
-    A client shortens its message, all fields as one vector, to a norm of at most ``clip_norm``. The
-    server adds up the messages and adds Gaussian noise to the sum, of standard deviation
-    ``noise_multiplier * clip_norm`` in every number of every field, drawn once a round from the
-    round's key. Then it goes on as the method says, with the noised sum divided by the number of
-    clients where the method wants a mean. All that the server keeps, broadcasts and serves is made
-    of noised sums.
+    A client clips its message, all fields as one vector, to norm ``clip_norm``. The server adds up
+    the messages, and adds Gaussian noise of standard deviation ``noise_multiplier * clip_norm`` to
+    every number of the sum. The noise is drawn once per round from the round's key. For a mean, the
+    noised sum is divided by the number of clients. The server then continues with the method, so
+    its state, its broadcast and the global model depend only on noised sums.
 
-    In a cohort of a fixed size, replacing a client by any other changes a sum by at most 2
-    clip_norm, which is what ``epsilon`` counts. How many take part is taken to be known, who they
-    are is not: that a cohort is drawn at random counts for as long as it is a secret. In a Poisson
-    cohort (``simulate(..., sampling="poisson")``), a client more or less changes a sum by at most
-    clip_norm, and nobody learns who came, nor how many: means are sums divided by the number of
-    clients that was expected, and a round to which nobody came has its noise like any other.
+    Which clients are protected against what depends on client sampling:
 
-    Weights would change these sensitivities, so that a batch with weights is an error. A client
-    whose message or row is not finite sends zeros, keeps its row, and counts as having taken part.
-    A method of several exchanges is noised in each, and each counts. First estimates (FAFED, STEM)
-    are made in the first round and noised like the rest.
+    - Cohorts of a fixed size: replacing a client by another one changes a sum by at most 2
+      clip_norm, which ``epsilon`` takes into account. The number of participants is assumed to be
+      public. Amplification by random sampling assumes that the cohort is secret.
+    - Poisson cohorts (``simulate(..., sampling="poisson")``): adding or removing a client changes
+      a sum by at most clip_norm. The participants and their number are secret: means are sums
+      divided by the expected number of clients, and a round without participants has noise, too.
 
-    With ``noise_bands`` above 1 the noise of a round takes back a part of that of the rounds before
-    it (DP-FTRL with a banded matrix, ``fedjax_lab.wrappers.correlated``), so that the model, which
-    adds up all rounds, is less noisy at the same epsilon, the more so the longer a client stays
-    away. How long that is must be known: ``simulate(..., sampling="cyclic")``, where cohorts take
-    turns and their being random earns nothing. Memory: bands - 1 models in the server's state.
+    Weights would change these sensitivities, so a batch with weights is an error. A client whose
+    message or row is not finite sends zeros, keeps its row, and counts as a participant. In a
+    method with several phases, each phase adds noise and is counted. First estimates (FAFED, STEM)
+    are computed in the first round, with noise.
 
-    What is not covered: metrics of the clients (``loss``, ``clipped_clients``), which are computed
-    without noise for who watches the simulation; the rows that clients keep for themselves, with
-    them ``personal`` leaves and their mean, and models of their own; the sums before noise, which
-    the server has in hand; and what floating-point numbers betray of the noise.
+    With ``noise_bands`` above 1, the noise of a round cancels a part of the noise of earlier rounds
+    (DP-FTRL with a banded matrix, ``fedjax_lab.wrappers.correlated``). The model, which sums over
+    all rounds, then has less noise for the same epsilon, in particular if a client participates
+    rarely. This requires ``simulate(..., sampling="cyclic")``, because the number of rounds between
+    two participations must be known; there is no amplification by random sampling. Memory: bands -
+    1 models in the server's state.
 
-    A client's row keeps what it computed and the server adds up what it received: as under
-    compression, invariants that tie the two hold no longer. Noise that a server sums over rounds
-    (SCAFFOLD's c, MIFA's mean) stays in the sum.
+    Not protected are:
 
-    The state counts its rounds. A run from it draws new noise and new cohorts, and its ``epsilon``
-    is that of all rounds; it is refused where the noise multiplier or the cohorts are others and
-    ``delta`` is given, or where noise is correlated. A run from params begins anew.
+    - metrics of the clients (``loss``, ``clipped_clients``), which are computed without noise for
+      the observer of the simulation;
+    - client state, personal leaves and their mean, and the clients' own models;
+    - the sums before noise is added, which the server knows;
+    - information that floating-point numbers reveal about the noise.
 
-    Metrics: ``clipped_clients``, the share of those taking part whose message was shortened or not
-    finite, and ``clip_norm``, both of the last exchange.
+    A client's row has the exact values that the client computed, while the server adds noised ones,
+    so invariants between the two do not hold, as under compression. Noise that a server sums over
+    rounds (SCAFFOLD's c, MIFA's mean) remains in the sum.
+
+    The state counts its rounds. A run that starts from it draws new noise and new cohorts, and its
+    ``epsilon`` includes the earlier rounds. Such a run is refused with correlated noise, and with
+    ``delta`` if the noise multiplier or the cohorts differ. A run from params starts from zero.
+
+    Metrics: ``clipped_clients``, the share of participants whose message was clipped or not finite,
+    and ``clip_norm``, both of the last phase.
 
     Args:
-      algorithm: any method but those whose server works with single messages (GradMA, GradMA-S)
-        or single numbers of steps (FedNova).
-      clip_norm: C, above 0.
-      noise_multiplier: at least 0; both may be swept.
-      delta: with it, the rows of ``simulate`` and ``sweep`` have ``epsilon``: of all rounds of the
-        state so far, as their cohorts are drawn; of Poisson and cyclic ones by their loss
-        distribution ("pld"). None: no accounting.
-      adaptive_quantile: share of the clients, between 0 and 1, that C should leave unclipped; C
-        starts at ``clip_norm`` and is multiplied after every round by exp(-0.2 (b - quantile)),
-        where b is the noised share that was not clipped. The messages' noise is larger for it (by
-        at most 16 %), so that count and messages together cost what ``noise_multiplier`` does.
-        None: C is fixed.
-      noise_bands: rounds over which noise is correlated, such as those after which a client comes
-        back; 1: independent noise. The first estimates' noise is independent.
+      algorithm: any method whose server uses neither single messages (GradMA, GradMA-S) nor the
+        clients' numbers of steps (FedNova).
+      clip_norm: C, above 0; may be swept.
+      noise_multiplier: at least 0; may be swept.
+      delta: the delta for which rows of ``simulate`` and ``sweep`` have ``epsilon``, over all
+        rounds of the state so far and for the run's client sampling. Poisson and cyclic cohorts use
+        the accountant "pld". None: no accounting.
+      adaptive_quantile: share of the clients, between 0 and 1, whose messages should not be
+        clipped. C starts at ``clip_norm``, and is multiplied after every round by
+        exp(-0.2 (b - quantile)), where b is the noised share of messages that were not clipped. The
+        noise of the messages is up to 16 % larger, so that count and messages together have the
+        cost of ``noise_multiplier``. None: C is fixed.
+      noise_bands: number of rounds over which noise is correlated, such as the number of rounds
+        between two participations; 1: independent noise. The noise of first estimates is
+        independent.
 
     Raises:
-      TypeError, ValueError: a number is out of range, the method's server sees single clients
-        (when it is made or started), the wrappers' order has no meaning, a batch has weights (when
-        the round is traced), or noise is correlated and the clip norm adaptive or cohorts (when a
-        run starts) not cyclic.
-      ImportError: ``delta`` is given and dp-accounting is not installed (when a row is made).
+      TypeError, ValueError: a number is out of range; the server uses values of single clients
+        (when the method is made or started); the order of wrappers has no meaning; a batch has
+        weights (when the round is traced); or noise is correlated with an adaptive clip norm or
+        (when a run starts) without cyclic cohorts.
+      ImportError: ``delta`` is set and dp-accounting is not installed (when a row is computed).
     """
     frame = Frame(algorithm, "dp")
     _check_numbers(clip_norm, noise_multiplier, delta, adaptive_quantile, noise_bands)
@@ -203,7 +208,7 @@ def with_dp(
             **({"dp_noise_bands": noise_bands} if noise_bands > 1 else {}),
         },
     )
-    # Of a sweep's traced numbers nothing can be counted, and its points count for themselves.
+    # Traced numbers of a sweep cannot be counted; the sweep's points do the accounting.
     uncounted = (delta is None and noise_bands == 1) or is_traced(noise_multiplier)
     return dataclasses.replace(wrapped, spent=None if uncounted else spent)
 
@@ -218,8 +223,8 @@ def _check_numbers(clip_norm, noise_multiplier, delta, adaptive_quantile, noise_
     check_bands(noise_bands)
     if noise_bands > 1 and adaptive_quantile is not None:
         raise ValueError(
-            f"noise_bands is {noise_bands} and adaptive_quantile {adaptive_quantile}; the noise of "
-            "several rounds cancels where it is of one scale: leave the clip norm fixed."
+            f"noise_bands is {noise_bands} and adaptive_quantile {adaptive_quantile}; noise of "
+            "several rounds cancels only if its scale is fixed: omit adaptive_quantile."
         )
 
 
@@ -228,7 +233,7 @@ def _bands(phase: Phase, noise_bands: int) -> int:
 
 
 def _unless_nobody(phase: Phase) -> Phase:
-    """A phase in which nothing is sent; if nobody comes, the server stays as it is."""
+    """Wrap a phase without messages: without participants, the server is unchanged."""
 
     def server_update(server, messages, cohort):
         new, metrics = phase.server_update(server, messages, cohort)
@@ -238,14 +243,14 @@ def _unless_nobody(phase: Phase) -> Phase:
 
 
 def _unless_empty(cohort: Cohort, new: PyTree, old: PyTree) -> PyTree:
-    """The new server, or the old one where nobody came and everybody knows."""
+    """Return the new server, or the old one if it is public that nobody participated."""
     if cohort.expected_size is not None:
         return new
     return tree.where(cohort.participates.any(), new, old)
 
 
 def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands) -> Phase:
-    """The phase with clipped messages and noised sums."""
+    """Wrap a phase so that messages are clipped and sums get noise."""
     index, is_last = place.index, place.is_last
 
     def client_update(received, row, batch):
@@ -264,9 +269,9 @@ def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands)
     def server_update(server, messages, cohort):
         if not cohort.equal_weights:
             raise ValueError(
-                f"the batch has weights; {name} under with_dp counts every client once, "
-                "as its noise is meant for a sum to which each adds clip_norm at most. Leave them "
-                "out (weights='uniform')."
+                f"the batch has weights; {name} under with_dp counts every client once, because "
+                "the noise is calibrated for clients that change a sum by at most clip_norm. Use "
+                "weights='uniform'."
             )
         if bands > 1 and cohort.expected_size is not None:
             check_bands(bands, "poisson")
@@ -279,7 +284,7 @@ def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands)
         )
         z, sums, new_clips = jnp.asarray(multiplier, clip.dtype), dict(messages), server.clip
         if quantile is not None:
-            # Less 1/2 for each that came, so that one more or less changes it by 1/2.
+            # Minus 1/2 for each participant, so that one client changes the count by 1/2.
             count = sums.pop(_WITHIN) - came / 2
             z, new_clip = _adapted(clip, z, quantile, count, n, count_key)
             new_clips = server.clip.at[index].set(new_clip)
@@ -297,7 +302,7 @@ def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands)
         if is_last:
             metrics = {**metrics, "clip_norm": clip}
         new = _unless_empty(cohort, new._replace(clip=new_clips), server)
-        # Rounds to which nobody came count, or clients would come back sooner than they do.
+        # Rounds without participants count, too, so that cycles keep their length.
         released = one_more(server.released, multiplier) if is_last else server.released
         return new._replace(noise=noise, released=released), metrics
 
@@ -322,7 +327,7 @@ def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands)
 
 
 def _adapted(clip, z, quantile, count, n, key) -> tuple[jax.Array, jax.Array]:
-    """(z of the messages' noise, the next clip norm) by the noised count of those within it."""
+    """Compute (z of the messages' noise, next clip norm) from the noised count."""
     count_noise = jnp.where(z > 0, jnp.maximum(_COUNT_SHARE * n, z), 0)
     z = z / jnp.sqrt(1 - jnp.square(tree.safe_divide(z, 2 * count_noise)))
     count = count + count_noise * jax.random.normal(key, (), clip.dtype)
@@ -331,18 +336,18 @@ def _adapted(clip, z, quantile, count, n, key) -> tuple[jax.Array, jax.Array]:
 
 
 def _clip(message: dict[str, PyTree], clip: jax.Array) -> tuple[dict[str, PyTree], jax.Array]:
-    """The message with a norm of at most ``clip``, and whether it had that already."""
+    """Clip a message to norm ``clip``; returns (message, whether it was within the norm)."""
     leaves = [leaf for leaf in jax.tree.leaves(message) if leaf.size]
     factor = clip_factors([leaf[None] for leaf in leaves], clip)[0]
     within = factor == 1
-    # So much shorter that no rounding makes the norm larger.
+    # A little shorter, so that rounding cannot make the norm larger than the limit.
     coarsest = max(float(jnp.finfo(leaf.dtype).eps) for leaf in leaves)
     factor = jnp.where(within, 1, factor * (1 - 2 * coarsest))
     return dict(tree.scale(message, factor)), within
 
 
 def _draw(key: Key, like: dict[str, PyTree]) -> dict[str, PyTree]:
-    """Independent standard normal numbers, in float32 at least."""
+    """Draw independent standard normal numbers, at least in float32."""
     leaves, structure = jax.tree.flatten(like)
     drawn = []
     for number, leaf in enumerate(leaves):

@@ -1,4 +1,4 @@
-"""What a run owes to the privacy of its state: a key of its own, an account that goes on."""
+"""Privacy of runs that start from a private state: a key of their own, continued accounting."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +18,11 @@ _INSTEAD = (
 
 
 def key_of(seed: int, state: Any) -> Key:
-    """The run's key: that of its seed, or one apart where private rounds were run on its state.
+    """Create the key of a run; it differs from the seed's if the state has private rounds.
 
     Args:
-      seed: as of ``simulate``.
-      state: what the run starts from, or None.
+      seed: as in ``simulate``.
+      state: initial state of the run, or None.
     """
     released = _released(state)
     key = jax.random.key(seed)
@@ -30,11 +30,11 @@ def key_of(seed: int, state: Any) -> Key:
 
 
 def noted(state: FedState, schedule: Schedule, clients: FederatedArrays) -> FedState:
-    """A state before round 0 that says of which cohorts its rounds will be, if it is private.
+    """Record the cohorts of the coming rounds in a private state; others are unchanged.
 
     Args:
-      state: as of ``algorithm.init``.
-      schedule: how cohorts are drawn.
+      state: result of ``algorithm.init``.
+      schedule: client sampling.
       clients: the clients' data.
     """
     released = _released(state)
@@ -46,23 +46,23 @@ def noted(state: FedState, schedule: Schedule, clients: FederatedArrays) -> FedS
 def taken_up(
     algorithm: Algorithm, state: FedState, schedule: Schedule, clients: FederatedArrays
 ) -> FedState:
-    """A state of which it is checked that a run may go on from it, as the run begins with it.
+    """Check that a run may start from a private state, and prepare the state for it.
 
     Args:
       algorithm: the method.
-      state: one of it.
-      schedule: how the run draws its cohorts.
+      state: a state of the method.
+      schedule: client sampling of the run.
       clients: the clients' data.
 
     Raises:
-      ValueError: noise might be drawn twice, or nobody knows what all rounds cost together.
+      ValueError: noise might be repeated, or the total privacy cost would be unknown.
     """
     settings, name = algorithm.hyperparameters, algorithm.name
     if settings.get("example_noise") not in (None, 0):
         raise ValueError(
-            f"state is given, and {name} has example_noise {settings['example_noise']}; the state "
-            "does not say which noise its clients have drawn, so that they might draw it twice. "
-            f"Go on in the run's own run_dir with a larger rounds, {_INSTEAD}."
+            f"state is set, and {name} has example_noise {settings['example_noise']}; the state "
+            "does not record the noise of its clients, which might be repeated. Continue in the "
+            f"run's own run_dir with a larger rounds, {_INSTEAD}."
         )
     released = _released(state)
     if released is None:
@@ -71,18 +71,18 @@ def taken_up(
     if rounds and settings.get("dp_noise_bands", 1) > 1:
         raise ValueError(
             f"state has {rounds} released rounds and {name} noise_bands "
-            f"{settings['dp_noise_bands']}; a new run deals its groups anew, and clients would "
-            "come back sooner than their noise is taken back. Go on in the run's own run_dir with "
-            f"a larger rounds, {_INSTEAD}."
+            f"{settings['dp_noise_bands']}; a new run would draw new groups, and clients would "
+            "participate again earlier than the noise allows. Continue in the run's own run_dir "
+            f"with a larger rounds, {_INSTEAD}."
         )
     new = go_on(released, settings["dp_noise_multiplier"], *cohorts)
     is_counted = settings.get("dp_delta") is not None and cohorts[2] != OTHER
     if rounds and is_counted and describe(new) is None:
-        before = describe(released) or "several kinds, or of one that simulate was not told"
+        before = describe(released) or "several or unknown kinds"
         now = describe(go_on(nothing_released(new.multiplier), new.multiplier, *cohorts))
         raise ValueError(
-            f"state has {rounds} released rounds of {before}, and this run has {now}; the epsilon "
-            f"of both together is not known. Go on with the same, leave out delta, {_INSTEAD}."
+            f"state has {rounds} released rounds of {before}, and this run has {now}; their total "
+            f"epsilon is unknown. Use the same settings, omit delta, {_INSTEAD}."
         )
     return _with(state, new)
 
@@ -93,34 +93,34 @@ def guarantees(
     clients: FederatedArrays,
     state: FedState | None = None,
 ) -> Callable[[int], dict[str, Any]]:
-    """rounds -> what the rows of so many rounds say of the method's guarantees, or nothing.
+    """Build a function: number of rounds -> privacy guarantees for the rows (may be empty).
 
     Args:
       algorithm: the method.
-      schedule: how cohorts are drawn.
+      schedule: client sampling.
       clients: the clients' data.
-      state: as of ``taken_up``, whose rounds count; None: there were none.
+      state: result of ``taken_up``, whose earlier rounds are counted; None: no earlier rounds.
 
     Raises:
-      ValueError: the method counts what uniform cohorts cost, and the run draws its own.
+      ValueError: the accounting assumes uniform client sampling, and the run has its own.
     """
     spent = algorithm.spent
     if spent is None:
         return lambda rounds: {}
     if clients.times is not None and clients.times.chooses:
         raise ValueError(
-            f"times have availability or over_selection; {algorithm.name} counts what uniform "
-            "cohorts of all clients cost. Leave out delta, or what chooses among the clients."
+            f"times have availability or over_selection; the accounting of {algorithm.name} "
+            "assumes uniform sampling from all clients. Omit delta, or these options of times."
         )
     if schedule.sample_cohort is not None:
         raise ValueError(
-            f"sample_cohort is given; {algorithm.name} counts what uniform cohorts cost. Leave out "
-            "one of it and delta."
+            f"sample_cohort is set; the accounting of {algorithm.name} assumes uniform client "
+            "sampling. Omit sample_cohort or delta."
         )
     among = _cohorts(schedule, clients)
     released = _released(state)
     before = 0 if released is None else int(released.rounds)
-    spent(before + 1, *among)  # what is not installed is said before the first round
+    spent(before + 1, *among)  # a missing package is reported before the first round
     return lambda rounds: dict(spent(before + rounds, *among))
 
 
@@ -134,7 +134,7 @@ def _with(state: FedState, released: Released) -> FedState:
 
 
 def _cohorts(schedule: Schedule, clients: FederatedArrays) -> tuple[int, int, str]:
-    """Cohort size, clients that may be drawn, and the sampling."""
+    """Return (cohort size, number of clients that may be sampled, kind of sampling)."""
     own = schedule.sample_cohort is not None or (
         clients.times is not None and clients.times.chooses
     )

@@ -1,6 +1,6 @@
-"""What a private server has released so far: how many noised rounds, and of which cohorts.
+"""The number and cohorts of the noised rounds that a private server has released so far.
 
-It lies in the server's state, so that a run that starts from the state of another one counts on.
+They are part of the server state, so that a run from another run's state continues the accounting.
 """
 
 from typing import NamedTuple
@@ -13,21 +13,22 @@ from fedjax_lab.data.cohort import SAMPLINGS
 from fedjax_lab.data.cyclic import turns
 from fedjax_lab.types import Key, Scalar
 
-OTHER = "other"  # sampling of a caller's own, of which no account is given
-_KINDS = (OTHER, *SAMPLINGS)  # in the order of their numbers, but that OTHER has -1
+OTHER = "other"  # custom sampling, for which there is no accounting
+_KINDS = (OTHER, *SAMPLINGS)  # in the order of their numbers, except OTHER, whose number is -1
 _RUN = np.uint32(2**32 - 33)  # folded into a run's key, apart from rounds, groups and devices
 
 
 class Released(NamedTuple):
-    """A part of the server's state.
+    """The released rounds, a part of the server state.
 
     Attributes:
-      rounds: int32 scalar, noised rounds of all runs; of cyclic cohorts, those of earlier runs in
-        whole turns, after each of which every client may have come once more.
-      multiplier: float scalar, the noise multiplier of all of them.
-      cohort_size, available: int32 scalars, of whom so many might be drawn.
-      sampling: int32 scalar, the number of the cohorts' kind; 0 where nobody said it, -1 where it
-        is a caller's own, or where rounds were unlike each other.
+      rounds: int32 scalar, number of noised rounds of all runs. For cyclic cohorts, the rounds of
+        each earlier run are rounded up to full cycles.
+      multiplier: float scalar, noise multiplier of these rounds.
+      cohort_size: int32 scalar, cohort size of these rounds.
+      available: int32 scalar, number of clients that might be sampled.
+      sampling: int32 scalar, number of the kind of sampling; 0: not recorded; -1: custom sampling,
+        or rounds of different kinds.
     """
 
     rounds: jax.Array
@@ -38,10 +39,10 @@ class Released(NamedTuple):
 
 
 def nothing_released(multiplier: Scalar) -> Released:
-    """Before the first round.
+    """Create the record before the first round.
 
     Args:
-      multiplier: the noise multiplier of the rounds to come.
+      multiplier: noise multiplier of the coming rounds.
     """
     return Released(
         jnp.zeros((), jnp.int32),
@@ -53,14 +54,14 @@ def nothing_released(multiplier: Scalar) -> Released:
 def go_on(
     released: Released, multiplier: Scalar, cohort_size: int, available: int, sampling: str
 ) -> Released:
-    """What a run begins with that draws such cohorts, with such noise.
+    """Prepare the record for a new run.
 
     Args:
-      released: of the state that it starts from.
-      multiplier: its noise multiplier.
-      cohort_size: as of ``simulate``.
-      available: clients that may be drawn.
-      sampling: as of ``simulate``, or ``OTHER``.
+      released: record of the run's initial state.
+      multiplier: noise multiplier of the run.
+      cohort_size: as in ``simulate``.
+      available: number of clients that may be sampled.
+      sampling: as in ``simulate``, or ``OTHER``.
     """
     numbers = (cohort_size, available, _KINDS.index(sampling) or -1)
     own = Released(
@@ -77,11 +78,11 @@ def go_on(
 
 
 def one_more(released: Released, multiplier: Scalar) -> Released:
-    """After one more round with such noise.
+    """Add a round to the record.
 
     Args:
-      released: before it.
-      multiplier: its noise multiplier.
+      released: the record before the round.
+      multiplier: noise multiplier of the round.
     """
     is_alike = released.multiplier == jnp.asarray(multiplier, released.multiplier.dtype)
     return released._replace(
@@ -90,10 +91,10 @@ def one_more(released: Released, multiplier: Scalar) -> Released:
 
 
 def describe(released: Released) -> str | None:
-    """Of which kind the rounds were, in words; None: nobody said it, or of several.
+    """Describe the kind of the rounds; None if it was not recorded, or for several kinds.
 
     Args:
-      released: of a state at rest.
+      released: a record that is not traced.
     """
     if (kind := int(released.sampling)) < 1:
         return None
@@ -104,27 +105,27 @@ def describe(released: Released) -> str | None:
 
 
 def noise_index(released: Released, index: int, exchanges: int, round: jax.Array) -> jax.Array:
-    """What is folded into a round's key for noise; another number if the key has served before.
+    """Return the number to fold into a round's key for noise, unique over several runs.
 
-    It is ``index`` itself while rounds are as many as were released before them.
+    It equals ``index`` as long as the number of the round equals the number of released rounds.
 
     Args:
-      released: of the state before the round.
-      index: of the exchange.
-      exchanges: of a round.
-      round: int32 scalar, that of the run.
+      released: the record before the round.
+      index: index of the phase.
+      exchanges: number of phases in a round.
+      round: int32 scalar, number of the round in the run.
     """
     before = (released.rounds - round).astype(jnp.uint32)
     return jnp.uint32(index) + jnp.uint32(exchanges) * before
 
 
 def run_key(key: Key, rounds: int) -> Key:
-    """The key of a run that starts after so many private rounds: their cohorts are not to return.
+    """Derive the key of a run after private rounds, so that their cohorts do not repeat.
 
-    That cohorts are drawn anew in every round is what epsilon of random cohorts counts on.
+    The epsilon of random cohorts assumes that every round samples independently.
 
     Args:
-      key: of the run's seed.
-      rounds: released before; with 0 it is ``key``.
+      key: key of the run's seed.
+      rounds: number of rounds released before; for 0 the result is ``key``.
     """
     return jax.random.fold_in(jax.random.fold_in(key, _RUN), rounds) if rounds else key

@@ -1,4 +1,4 @@
-"""Robust aggregation around any method: some of a cohort's messages may be anything.
+"""Robust aggregation, which tolerates arbitrary messages from some clients.
 
 The rules and their papers: ``fedjax_lab.wrappers.rules``.
 """
@@ -17,7 +17,7 @@ from fedjax_lab.wrappers.frame import Frame
 from fedjax_lab.wrappers.rules import Rule, parse_rule
 from fedjax_lab.wrappers.stacked import reduce_messages, select, stack_all, who_counts
 
-# (messages, field -> pytree [S, ...]; weights [S]) -> the message that stands for all of them
+# (messages, field -> pytree [S, ...]; weights [S]) -> aggregated message
 RuleFn = Callable[[dict[str, PyTree], jax.Array], dict[str, PyTree]]
 SCOPES = ("global", "per_field", "per_leaf")
 
@@ -26,55 +26,58 @@ SCOPES = ("global", "per_field", "per_leaf")
 def with_robust_aggregation(
     algorithm: Algorithm, rule: str | RuleFn, *, scope: str = "global"
 ) -> Algorithm:
-    """The same method whose server combines the messages with a robust rule.
+    """Replace the mean in a method's aggregation by a robust rule.
 
     =======================  ============================================================
-    rule                     what the server takes for the mean
+    rule                     result in place of the mean
     =======================  ============================================================
-    ``median``               of each number the median
-    ``trimmed_mean:SHARE``   of each number the mean without the floor(SHARE n) smallest and as
-                             many of the largest; for n of 1 / SHARE at least
-    ``krum:F``               the message with the least squared distances to its n - F - 2 nearest
-    ``multi_krum:F:M``       the mean of the M best by that score
-    ``geometric_median``     the point with the least weighted sum of distances to the messages
-    ``norm_clip:C``          the weighted mean of the messages, shortened to a norm of C
+    ``median``               median of each number
+    ``trimmed_mean:SHARE``   mean of each number without the floor(SHARE n) smallest and as many
+                             of the largest values; requires n of at least 1 / SHARE
+    ``krum:F``               the message with the smallest sum of squared distances to its
+                             n - F - 2 nearest others
+    ``multi_krum:F:M``       mean of the M best messages by that score
+    ``geometric_median``     the point with the smallest weighted sum of distances to the messages
+    ``norm_clip:C``          weighted mean of the messages, each clipped to norm C
     a function               (messages, weights) -> message, see below
     =======================  ============================================================
 
-    n counts the clients that take part, with a weight above 0 and finite numbers; no others
-    reach a rule. Median, trimmed mean and Krum give each of them one vote, since a weight is what
-    a client says of itself; the geometric median and ``norm_clip`` take the batch's weights.
+    n is the number of participating clients with a weight above 0 and finite numbers; others do not
+    count. Median, trimmed mean and Krum give each of these clients one vote, because weights are
+    reported by the clients themselves. The geometric median and ``norm_clip`` use the batch's
+    weights.
 
-    Fields that a server averages get the result itself. Those that it sums over the cohort, such
-    as SCAFFOLD's changes of control variates, which it divides by N, get n times the result (in
-    ``norm_clip``, the sum of the shortened messages). The server's sums over rounds then no longer
-    equal those of the clients' rows, and what a rule errs in one round stays in them.
+    In fields that a server averages, the mean is replaced by the result. In fields that it sums
+    over the cohort, such as SCAFFOLD's changes of control variates, the sum is replaced by n times
+    the result (with ``norm_clip``, by the sum of the clipped messages). The server's sums over
+    rounds then differ from those of the clients' rows, and an error of the rule in one round
+    remains in them.
 
-    Krum, multi-Krum and the trimmed mean need so many clients. A cohort of fewer slots is an error;
-    where fewer count because some are absent, the rule takes those that there are, bears fewer
-    attackers than it says, and the metric ``too_few_for_rule`` is 1 (in rows: the share of the
-    rounds).
+    Krum, multi-Krum and the trimmed mean need a minimum number of clients. A cohort with fewer
+    slots is an error. If fewer clients participate, the rule uses these clients and tolerates fewer
+    attackers than stated. The metric ``too_few_for_rule`` is then 1; in rows, it is the share of
+    such rounds.
 
-    First estimates (FAFED, STEM) pass the rule as well: they are taken in the first round, not by
-    ``init``. What a server reads beside the messages, such as FedNova's K_i, is taken as true.
+    First estimates (FAFED, STEM) are aggregated with the rule, too; they are computed in the first
+    round, not by ``init``. Other values that a server uses, such as FedNova's K_i, are trusted.
 
-    Memory: all messages of a cohort are kept, S times one message, where the plain method sums
-    them up as they come. Median and trimmed mean work on 2 million numbers at a time.
+    Memory: all messages of a cohort are in memory, S times one message, while the plain method adds
+    them up one by one. Median and trimmed mean work on 2 million numbers at a time.
 
     Args:
-      algorithm: any method whose server needs means and sums; with ``norm_clip``, any method.
-      rule: text, or a function of the stacked messages (field -> pytree [S, ...], with zeros for
-        those who do not count) and weights [S] (adding up to 1, 0 for those who do not count),
-        which returns a message: the same without the leading axis.
-      scope: what distances and norms are taken over: "global": a message as one vector, with all
-        its fields; "per_field": each field alone; "per_leaf": each array alone. It makes no
-        difference to median and trimmed mean, and a function sees to it itself.
+      algorithm: a method whose server needs only means and sums; with ``norm_clip``, any method.
+      rule: text, or a function of the stacked messages (field -> pytree [S, ...], zeros for clients
+        that do not count) and weights [S] (adding up to 1, 0 for clients that do not count), which
+        returns a message without the leading axis.
+      scope: vectors for which distances and norms are computed: "global": a message with all its
+        fields; "per_field": each field; "per_leaf": each array. It has no effect on median and
+        trimmed mean, and is ignored for a function.
 
     Raises:
       TypeError: the rule is neither text nor a function.
-      ValueError: the rule or the scope is unknown, a number in the rule is out of range, the
-        method's server works with single messages, or the wrappers' order has no meaning; or,
-        when the round is traced, the cohort is too small for the rule.
+      ValueError: the rule or the scope is unknown; a number in the rule is out of range; the server
+        needs single messages; the order of wrappers has no meaning; or (when the round is traced)
+        the cohort is too small for the rule.
     """
     frame = Frame(algorithm, "robust")
     check_choice("scope", scope, SCOPES)
@@ -91,7 +94,7 @@ def with_robust_aggregation(
 
 
 def _robust(name: str, phase: Phase, rule: Rule | RuleFn, scope: str) -> Phase:
-    """The phase with another aggregation."""
+    """Wrap a phase so that its messages are aggregated with a rule."""
 
     def server_update(server, messages, cohort):
         messages = {field: messages[field] for field in phase.reduce}
@@ -112,7 +115,7 @@ def _robust(name: str, phase: Phase, rule: Rule | RuleFn, scope: str) -> Phase:
 
 
 def _combine(rule, reduce, messages, cohort: Cohort, counts, scope) -> dict:
-    """The fields as the method's server expects them, by one of our rules."""
+    """Aggregate the messages with one of the built-in rules, as the method's server expects."""
     if rule.factors:
 
         def shorten(group):
@@ -136,7 +139,7 @@ def _combine(rule, reduce, messages, cohort: Cohort, counts, scope) -> dict:
 
 
 def _in_groups(function: Callable[[PyTree], PyTree], messages: dict, scope: str) -> dict:
-    """``function`` of all fields together, of each, or of each array."""
+    """Apply a function to all fields together, to each field, or to each array."""
     if scope == "global":
         return function(messages)
     if scope == "per_field":
@@ -145,7 +148,7 @@ def _in_groups(function: Callable[[PyTree], PyTree], messages: dict, scope: str)
 
 
 def _sums(reduce: dict[str, str], combined: dict, counts: jax.Array) -> dict:
-    """n times those fields that the server expects a sum of."""
+    """Multiply by n the fields that the server expects as sums."""
     return {
         name: tree.scale(field, counts.sum()) if reduce[name] == "sum" else field
         for name, field in combined.items()
@@ -158,7 +161,7 @@ def _by_function(rule: RuleFn, messages: dict, cohort: Cohort, counts: jax.Array
     found = jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), combined)
     if found != wanted:
         raise ValueError(
-            f"rule returned arrays of (shape, dtype) {found}; of these messages they must be "
+            f"rule returned arrays of (shape, dtype) {found}; for these messages they must be "
             f"{wanted}."
         )
     return combined
@@ -172,7 +175,7 @@ def _weights(cohort: Cohort, counts: jax.Array) -> jax.Array:
 def _check_cohort(name: str, rule: Rule, slots: int) -> None:
     if slots < rule.fewest:
         raise ValueError(
-            f"rule is {rule.text!r}; {name} has a cohort of {slots}, and it needs {rule.fewest}: "
-            "2 F + 3 for Krum, F + M for multi-Krum, and 1 / SHARE for a trimmed mean, which cuts "
-            "nothing of fewer."
+            f"rule is {rule.text!r}, which needs a cohort of at least {rule.fewest} clients; "
+            f"{name} has {slots}. Krum needs 2 F + 3, multi-Krum F + M, a trimmed mean 1 / SHARE: "
+            "with fewer, it would cut nothing."
         )

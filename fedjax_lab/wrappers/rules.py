@@ -1,4 +1,4 @@
-"""Robust rules: what a server makes of messages of which some may be anything.
+"""Robust rules, which aggregate messages of which some may be arbitrary.
 
 Coordinate-wise median and trimmed mean: Yin, Chen, Kannan, Bartlett: Byzantine-Robust Distributed
 Learning: Towards Optimal Statistical Rates. ICML 2018. Krum and multi-Krum: Blanchard, El Mhamdi,
@@ -7,7 +7,7 @@ NeurIPS 2017. Geometric median: Pillutla, Kakade, Harchaoui: Robust Aggregation 
 Learning. IEEE Transactions on Signal Processing 2022, with the smoothed Weiszfeld algorithm.
 Clipping of norms: Sun, Kairouz, Suresh, McMahan: Can You Really Backdoor Federated Learning? 2019.
 
-Axes: S slots of the cohort, of which n count. Slots that do not count hold zeros.
+Axes: S slots of the cohort, of which n count. Slots that do not count have zeros.
 """
 
 import math
@@ -23,8 +23,8 @@ from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
 from fedjax_lab.types import PyTree
 
-_AT_ONCE = 2**21  # numbers of a leaf [S, d] whose coordinates are ranked together
-_SMOOTHING = 1e-6  # of a usual distance; those below it count as it (Pillutla et al.)
+_AT_ONCE = 2**21  # numbers of a leaf [S, d] that are ranked together
+_SMOOTHING = 1e-6  # smallest distance, relative to a typical one (Pillutla et al.)
 _ITERATIONS, _TOLERANCE = 1000, 1e-5
 FORMS = {
     "median": "median",
@@ -37,16 +37,16 @@ FORMS = {
 
 
 class Rule(NamedTuple):
-    """A rule, as one of three kinds of function; the others are None.
+    """A rule, given by one of three kinds of functions; the other two are None.
 
     Attributes:
-      text: as it was given.
-      fewest: clients that it needs.
-      entrywise: (leaf [S, ...], counts bool [S]) -> [...], each number by itself.
-      shares: (group of leaves [S, ...], weights [S], counts bool [S]) -> [S], adding up to 1:
-        how much of each client there is in the result.
-      factors: (group of leaves [S, ...]) -> [S], by which each client's message is multiplied
-        before all are averaged as ever.
+      text: text of the rule.
+      fewest: number of clients that it needs.
+      entrywise: (leaf [S, ...], counts bool [S]) -> [...], for each number separately.
+      shares: (group of leaves [S, ...], weights [S], counts bool [S]) -> [S], coefficients of the
+        clients in the result, which add up to 1.
+      factors: (group of leaves [S, ...]) -> [S], factors of the clients' messages before they are
+        averaged as usual.
     """
 
     text: str
@@ -57,14 +57,14 @@ class Rule(NamedTuple):
 
 
 def parse_rule(text: str) -> Rule:
-    """Turn a rule's text into a ``Rule``.
+    """Parse the text of a rule.
 
     Args:
       text: one of ``FORMS``, such as "trimmed_mean:0.2".
 
     Raises:
-      TypeError: it is no text.
-      ValueError: the rule is unknown, or a number in it is missing, too many or out of range.
+      TypeError: it is not a string.
+      ValueError: the rule is unknown, or a number in it is missing, superfluous or out of range.
     """
     if not isinstance(text, str):
         raise TypeError(f"rule is {text!r}; it must be text or a function.")
@@ -80,7 +80,7 @@ def parse_rule(text: str) -> Rule:
         if not 0 <= share < Fraction(1, 2):
             raise ValueError(f"rule is {text!r}; SHARE must be at least 0 and less than 0.5.")
         cut = lambda n: int(share * n)  # noqa: E731
-        fewest = math.ceil(1 / share) if share else 1  # of fewer, nothing is cut
+        fewest = math.ceil(1 / share) if share else 1  # with fewer, nothing would be cut
         return Rule(text, fewest, lambda leaf, counts: trimmed_mean(leaf, counts, cut))
     if name == "geometric_median":
         return Rule(text, shares=geometric_median)
@@ -113,18 +113,18 @@ def _half(n: int) -> int:
 
 
 def trimmed_mean(leaf: jax.Array, counts: jax.Array, cut: Callable[[int], int]) -> jax.Array:
-    """The mean of each coordinate without its ``cut(n)`` smallest and largest values.
+    """Compute the mean of each coordinate without its ``cut(n)`` smallest and largest values.
 
-    Ranks come from S² comparisons of a coordinate's values: of ten values, a hundredth of the time
-    that XLA's sort takes on CPU; of a hundred, as much.
+    Ranks are computed by S² comparisons of a coordinate's values. On CPU this takes a hundredth of
+    the time of XLA's sort for ten values, and as much for a hundred.
 
     Args:
       leaf: [S, ...].
       counts: bool [S], n of them true.
-      cut: n -> how many of each end are left out; (n - 1) // 2 of them give the median.
+      cut: n -> number of values to omit at each end; (n - 1) // 2 gives the median.
 
     Returns:
-      [...]; 0 where nobody counts.
+      [...]; 0 if no client counts.
     """
     slots = leaf.shape[0]
     cuts = jnp.asarray([cut(n) if n else 0 for n in range(slots + 1)], jnp.int32)
@@ -149,7 +149,7 @@ def trimmed_mean(leaf: jax.Array, counts: jax.Array, cut: Callable[[int], int]) 
 
 
 def _by_coordinates(function: Callable[[jax.Array], jax.Array], values: jax.Array) -> jax.Array:
-    """``function`` [S, c] -> [c] over the columns of [S, d], some at a time if they are many."""
+    """Apply a function [S, c] -> [c] to the columns of [S, d], in pieces if there are many."""
     slots, d = values.shape
     size = max(1, _AT_ONCE // slots)
     if d <= size:
@@ -165,7 +165,7 @@ def _by_coordinates(function: Callable[[jax.Array], jax.Array], values: jax.Arra
 
 
 def squared_distances(group: PyTree, point: PyTree) -> jax.Array:
-    """||x_i - point||², float [S], over all leaves together, in at least float32.
+    """Compute ||x_i - point||² over all leaves, float [S], in at least float32.
 
     Args:
       group: pytree [S, ...].
@@ -182,15 +182,15 @@ def squared_distances(group: PyTree, point: PyTree) -> jax.Array:
 
 
 def krum(group: PyTree, counts: jax.Array, attackers: int, chosen: int = 1) -> jax.Array:
-    """The ``chosen`` clients with the least scores, in equal shares, float [S].
+    """Select the ``chosen`` clients with the smallest scores: equal coefficients, float [S].
 
-    A client's score is the sum of its squared distances to the n - F - 2 others nearest to it.
+    A client's score is the sum of its squared distances to the n - F - 2 nearest other clients.
 
     Args:
       group: pytree [S, ...].
-      counts: bool [S], n of them true; the first of equal scores are taken.
+      counts: bool [S], n of them true; of equal scores, the first clients are selected.
       attackers: F.
-      chosen: M, or n where fewer count.
+      chosen: M; if fewer clients count, n.
     """
     slots = counts.shape[0]
 
@@ -205,7 +205,7 @@ def krum(group: PyTree, counts: jax.Array, attackers: int, chosen: int = 1) -> j
     taken = every[None] < nearest
     scores = jnp.where(taken, jnp.sort(pairs, axis=1), 0).sum(1)
     order = jnp.argsort(jnp.where(counts, scores, jnp.inf), stable=True)
-    # Those who do not count come last, also where all scores are infinite.
+    # Clients that do not count come last, even if all scores are infinite.
     order = order[jnp.argsort(~counts[order], stable=True)]
     rank = jnp.argsort(order)
     picked = counts & (rank < chosen)
@@ -213,14 +213,16 @@ def krum(group: PyTree, counts: jax.Array, attackers: int, chosen: int = 1) -> j
 
 
 def weighted_median(leaf: jax.Array, weights: jax.Array) -> jax.Array:
-    """Of each coordinate the least value that, with those below it, has half of the weight.
+    """Compute the weighted median of each coordinate.
+
+    It is the smallest value for which this value and the smaller ones have half of the weight.
 
     Args:
       leaf: [S, ...].
-      weights: float [S], 0 for those who do not count.
+      weights: float [S], 0 for clients that do not count.
 
     Returns:
-      [...]; 0 where nobody counts.
+      [...]; 0 if no client counts.
     """
     half = (0.5 - 1e-6) * weights.sum()  # half, up to the rounding of a sum
 
@@ -238,18 +240,19 @@ def weighted_median(leaf: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def geometric_median(group: PyTree, weights: jax.Array, counts: jax.Array) -> jax.Array:
-    """The shares of which the point with the least weighted sum of distances is made, float [S].
+    """Compute the clients' coefficients in the geometric median, float [S].
 
-    Weiszfeld's iteration v <- sum_i β_i x_i / sum_i β_i, β_i = w_i / max(ν, ||v - x_i||), from the
-    weighted median of each coordinate, which is near the honest messages already: from the mean,
-    attackers of nearly half the weight are left behind by a few percent of the way in a step. It
-    ends when v moves by less than 1e-5 of the weighted harmonic mean of the distances, or than
-    rounding; after 1000 steps at most. ν is 1e-6 of the weighted median of the distances from the
-    first point: the rule has no scale of its own.
+    The geometric median is the point with the smallest weighted sum of distances. It is computed by
+    Weiszfeld's iteration v <- sum_i β_i x_i / sum_i β_i, β_i = w_i / max(ν, ||v - x_i||). The
+    iteration starts from the weighted median of each coordinate, which is near the honest messages.
+    (From the mean, with attackers of nearly half the weight, a step would cover only a few percent
+    of the way.) It ends when v moves by less than 1e-5 of the weighted harmonic mean of the
+    distances, or by less than rounding, or after 1000 steps. ν is 1e-6 of the weighted median of
+    the distances from the first point, so the rule is independent of scale.
 
     Args:
       group: pytree [S, ...].
-      weights: float [S], adding up to 1 over those who count.
+      weights: float [S], adding up to 1 over the clients that count.
       counts: bool [S].
     """
     weights = jnp.where(counts, weights, 0)
@@ -281,13 +284,13 @@ def geometric_median(group: PyTree, weights: jax.Array, counts: jax.Array) -> ja
 
 
 def clip_factors(group: PyTree, limit: Any) -> jax.Array:
-    """min(1, limit / ||x_i||), float [S]: by which x_i is shortened to a norm of ``limit``.
+    """Compute the factors min(1, limit / ||x_i||), float [S], which clip x_i to norm ``limit``.
 
     Args:
       group: pytree [S, ...].
       limit: a number, or a traced scalar.
     """
-    # A square may overflow where the norm would not: numbers are divided by the largest first.
+    # Numbers are divided by the largest one first, because their squares may overflow.
     leaves = jax.tree.leaves(group)
     dtype = jnp.promote_types(jnp.result_type(*leaves), jnp.float32)
     sizes = [jnp.abs(leaf).reshape(leaf.shape[0], -1).max(1, initial=0) for leaf in leaves]
@@ -299,6 +302,6 @@ def clip_factors(group: PyTree, limit: Any) -> jax.Array:
         return jnp.square(ratio).reshape(leaf.shape[0], -1).sum(1)
 
     root = jnp.sqrt(sum(map(squares, leaves)))
-    # Not limit / (largest * root), which may overflow.
+    # Not limit / (largest * root), whose denominator may overflow.
     ratio = tree.safe_divide(tree.safe_divide(jnp.asarray(limit, dtype), largest), root)
     return jnp.where((largest == 0) | (ratio >= 1), 1, ratio).astype(dtype)

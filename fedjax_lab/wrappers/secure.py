@@ -1,4 +1,4 @@
-"""Secure aggregation around any method whose server needs sums: it sees the sum alone.
+"""Secure aggregation, for methods whose server needs only sums: it sees nothing but the sum.
 
 Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth: Practical Secure
 Aggregation for Privacy-Preserving Machine Learning. CCS 2017, Protocol 1 with pairwise masks.
@@ -31,56 +31,57 @@ from fedjax_lab.wrappers.frame import Frame, Place, State, tag
 from fedjax_lab.wrappers.stacked import select, stack_all
 
 _MASKS = tag(6)  # folded into a round's key
-_RING = tag(1)  # into that of its masks; ids of clients are smaller
+_RING = tag(1)  # folded into the round's key for masks; client ids are smaller
 
 
 @suggest_keywords
 def with_secure_aggregation(
     algorithm: Algorithm, bits: int, clip: float, neighbours: int | None = None
 ) -> Algorithm:
-    """The same method whose server learns the sum of the messages and nothing else of them.
+    """Simulate secure aggregation: the server learns only the sum of the messages.
 
-    Every number x of a message is clipped to [-clip, clip], multiplied by the client's weight in
-    units of the largest weight of the round (for fields that the server sums: by 1), and becomes
-    the integer x L / clip, rounded towards zero, so that no norm grows. L is the largest integer
-    with S L < 2^(bits - 1) for S slots: the sum cannot overflow, whatever the clients send. Each
-    pair of clients of the cohort shares a mask, uniform integers below 2^bits, that one adds and
-    the other subtracts, modulo 2^bits. The masks cancel exactly in the sum; where clients drop out
-    of the round, the server takes off what is left of theirs, as it could with their shares of
-    the seeds. What the server sees of one client is uniform.
+    1. Encoding: every number x of a message is clipped to [-clip, clip] and multiplied by the
+       client's weight relative to the largest weight of the round (by 1 in fields that the server
+       sums). It becomes the integer x L / clip, rounded towards zero, so that norms do not grow. L
+       is the largest integer with S L < 2^(bits - 1) for S slots, so the sum cannot overflow.
+    2. Masking: each pair of clients of the cohort shares a mask of uniform integers below 2^bits.
+       One client adds it and the other subtracts it, modulo 2^bits. The masked message of a client
+       is uniform.
+    3. Sum: the masks cancel exactly. If clients drop out of the round, the server removes their
+       remaining masks, as it could with shares of their seeds.
 
-    With ``neighbours``, a client shares masks with so many others alone, half of them on either
-    side in a ring of the round's clients, whose order is drawn every round. The sum is the same to
-    the bit. A client is hidden as long as one of its neighbours reports, and nothing but the one
-    sum is seen as long as neighbours / 2 in a row do not drop out at two places of the ring.
+    With ``neighbours``, a client shares masks only with this number of other clients, half of them
+    on each side in a ring of the round's clients, whose order is drawn in every round. The sum has
+    the same bits. A client is hidden if at least one of its neighbours reports. The server sees
+    only the one sum unless neighbours / 2 consecutive clients drop out at two places of the ring.
 
-    The mean is then that of the clipped numbers, each too near to zero by less than clip / L.
+    The mean is that of the clipped numbers, each rounded towards zero by less than clip / L.
 
-    Bytes up: ceil(numbers * bits / 8) of all fields, also those that a server could derive from a
-    plain message. Keys and their shares are not counted. The masks come from JAX's generator, and
-    the whole protocol runs in one program: this shows what it does to a method's numbers, and
-    keeps no secret.
+    Bytes up: ceil(numbers * bits / 8) for all fields, including those that a server could derive
+    from a plain message. Keys and their shares are not counted. The masks come from JAX's random
+    numbers, and the whole protocol runs in one program. It simulates the effect on a method's
+    numbers and keeps nothing secret.
 
-    Memory and time: all messages are kept and masked; S (S - 1) / 2 masks as large as a message, or
-    S neighbours / 2, are drawn one after the other. First estimates (FAFED, STEM) are summed like
-    this in the first round, not by ``init``.
+    Memory and time: all messages are in memory; S (S - 1) / 2 masks of the size of a message, or
+    S neighbours / 2, are drawn one after the other. First estimates (FAFED, STEM) are aggregated
+    securely in the first round, not by ``init``.
 
-    Metrics, of the last exchange and of those taking part: ``saturated``, the share of the numbers
-    that were clipped, and ``vanished``, the share of those other than 0 that became 0 because
-    ``bits`` are few. A NaN (``on_nonfinite="keep"``) is sent as 0 and counts as clipped.
+    Metrics of the last phase, over the participants: ``saturated``, the share of numbers that were
+    clipped, and ``vanished``, the share of nonzero numbers that became 0 because ``bits`` is small.
+    A NaN (``on_nonfinite="keep"``) is sent as 0 and counts as clipped.
 
     Args:
-      algorithm: any method but those whose server works with single messages (GradMA, GradMA-S)
-        or single numbers of steps (FedNova).
-      bits: of an integer on its way, 2 to 32.
+      algorithm: any method whose server uses neither single messages (GradMA, GradMA-S) nor the
+        clients' numbers of steps (FedNova).
+      bits: bits of an integer in a message, 2 to 32.
       clip: largest absolute value of a number, above 0.
-      neighbours: clients that one shares masks with, an even number; all where that is as many, or
-        None.
+      neighbours: number of clients with which a client shares masks, even. None, or as many as
+        there are: all clients of the cohort.
 
     Raises:
-      TypeError, ValueError: an argument is out of range, the method's server sees single clients
-        (when it is made or started), or the wrappers' order has no meaning; or, when the round is
-        traced, ``bits`` are too few for the cohort.
+      TypeError, ValueError: an argument is out of range; the server uses values of single clients
+        (when the method is made or started); the order of wrappers has no meaning; or (when the
+        round is traced) ``bits`` is too small for the cohort.
     """
     frame = Frame(algorithm, "secure")
     check_int("bits", bits, minimum=2, maximum=32)
@@ -90,7 +91,7 @@ def with_secure_aggregation(
     if algorithm.hyperparameters.get("dp_adaptive_quantile") is not None:
         raise ValueError(
             f"algorithm is {algorithm.name}: its clients also send whether they were clipped, a "
-            "number that clip does not fit; with_secure_aggregation takes with_dp without "
+            "number to which clip does not apply; with_secure_aggregation requires with_dp without "
             "adaptive_quantile."
         )
     frame.refuse_stacks("the server sees no message by itself")
@@ -113,41 +114,41 @@ def with_secure_aggregation(
 
 
 def check_neighbours(neighbours: int, argument: str = "neighbours") -> int:
-    """Return ``neighbours`` if it is an even number of at least 2.
+    """Check that ``neighbours`` is an even number of at least 2, and return it.
 
     Args:
-      neighbours: with how many others a client shares masks.
-      argument: the argument's name, for the error.
+      neighbours: number of clients with which a client shares masks.
+      argument: name of the argument, for the error.
 
     Raises:
-      TypeError, ValueError: it is not.
+      TypeError, ValueError: it is no such number.
     """
     if check_int(argument, neighbours, minimum=2) % 2:
-        raise ValueError(f"{argument} is {neighbours}; it must be even, half on either side.")
+        raise ValueError(f"{argument} is {neighbours}; it must be even, half on each side.")
     return neighbours
 
 
 def levels(bits: int, slots: int) -> int:
-    """L: the largest integer of a message, so that the sum of ``slots`` of them has ``bits`` bits.
+    """Compute L, the largest integer for which a sum of ``slots`` such integers has ``bits`` bits.
 
     Args:
-      bits: of an integer, its sign included.
+      bits: bits of an integer, including its sign.
       slots: S.
     """
     return (2 ** (bits - 1) - 1) // slots
 
 
 def encode(values: jax.Array, factors: jax.Array, clip: float, largest: int) -> jax.Array:
-    """Integers for numbers, uint32 [S, ...], negative ones as their complement to 2^32; 0 for NaN.
+    """Encode numbers as integers, uint32 [S, ...], negative ones modulo 2^32; a NaN becomes 0.
 
     Args:
       values: [S, ...].
-      factors: float [S] in [0, 1], by which a client's numbers are multiplied.
-      clip: what numbers are clipped to, both ways.
-      largest: L, what ``clip`` becomes.
+      factors: float [S] in [0, 1], factors of the clients' numbers.
+      clip: largest absolute value of a number.
+      largest: L, the integer for ``clip``.
     """
     dtype = jnp.promote_types(values.dtype, jnp.float32)
-    # The largest number of this type that is not beyond L.
+    # The largest number of this type that is at most L.
     limit = np.asarray(largest, dtype)
     limit = np.nextafter(limit, np.asarray(0, dtype)) if int(limit) > largest else limit
     values = jnp.where(jnp.isnan(values), 0, values).astype(dtype)
@@ -157,12 +158,12 @@ def encode(values: jax.Array, factors: jax.Array, clip: float, largest: int) -> 
 
 
 def decode(total: jax.Array, bits: int, clip: float, largest: int, dtype: Any) -> jax.Array:
-    """The number for a sum of encoded ones, modulo 2^bits.
+    """Decode a sum of encoded numbers, modulo 2^bits.
 
     Args:
-      total: uint32 [...], of which the lower ``bits`` count.
-      bits, clip, largest: as of ``encode``.
-      dtype: of the result [...].
+      total: uint32 [...]; only the lower ``bits`` are used.
+      bits, clip, largest: as in ``encode``.
+      dtype: dtype of the result [...].
     """
     shift = np.uint32(32 - bits)
     signed = jax.lax.bitcast_convert_type(total << shift, jnp.int32) >> np.int32(32 - bits)
@@ -171,11 +172,11 @@ def decode(total: jax.Array, bits: int, clip: float, largest: int, dtype: Any) -
 
 
 def pair_key(key: Key, one: jax.Array, other: jax.Array) -> Key:
-    """What two clients share in a round, the same from either side.
+    """Derive the key that two clients share in a round; it is symmetric in the clients.
 
     Args:
       key: the round's key for masks.
-      one, other: int32 scalars, their ids.
+      one, other: int32 scalars, ids of the clients.
     """
     low, high = jnp.minimum(one, other), jnp.maximum(one, other)
     return jax.random.fold_in(jax.random.fold_in(key, low), high)
@@ -189,19 +190,19 @@ def mask(
     reports: jax.Array,
     neighbours: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """What the server sees of each client, and what is left of the masks in their sum.
+    """Mask the messages; returns (masked messages, masks that remain in their sum).
 
     Args:
       encoded: uint32 [S, d].
       key: the round's key for masks.
       client_ids: int32 [S].
-      present: bool [S], who began the round and so has a mask with its neighbours.
-      reports: bool [S], whose message arrives.
-      neighbours: how many, an even number; None: everyone.
+      present: bool [S], clients that started the round and share masks with their neighbours.
+      reports: bool [S], clients whose message arrives.
+      neighbours: number of neighbours, even; None: all clients.
 
     Returns:
-      (uint32 [S, d], modulo 2^32; uint32 [d]: the masks that those who report have with those who
-      do not).
+      (uint32 [S, d], modulo 2^32; uint32 [d], the masks that reporting clients share with clients
+      that do not report).
     """
     slots, count = encoded.shape[0], present.sum(dtype=jnp.int32)
     furthest = (slots if neighbours is None else min(neighbours, slots)) // 2
@@ -212,7 +213,7 @@ def mask(
         seen, left = carry
         place, step = pair
         i, j = ring[place], ring[(place + step) % jnp.maximum(count, 1)]
-        # In a ring of so few that the steps go around it, every pair is met once.
+        # If the ring is so small that the steps go around it, each pair is used only once.
         is_met = (place < count) & ((2 * step < count) | ((2 * step == count) & (place < step)))
         shared = pair_key(key, client_ids[i], client_ids[j])
         drawn = jax.lax.cond(
@@ -220,7 +221,7 @@ def mask(
             lambda: jax.random.bits(shared, encoded.shape[1:], jnp.uint32),
             lambda: jnp.zeros(encoded.shape[1:], jnp.uint32),
         )
-        # The one of the smaller id adds it.
+        # The client with the smaller id adds the mask.
         drawn = jnp.where(client_ids[i] < client_ids[j], drawn, -drawn)
         seen = seen.at[i].add(drawn).at[j].add(-drawn)
         lonely = jnp.where(reports[i], drawn, -drawn)
@@ -236,7 +237,7 @@ def mask(
 def _secure(
     name: str, phase: Phase, place: Place, bits: int, clip: float, neighbours: int | None
 ) -> Phase:
-    """The phase whose server half gets what comes of the masked sum."""
+    """Wrap a phase so that its server half gets the decoded sum of masked messages."""
 
     def server_update(server, messages, cohort):
         messages = {field: messages[field] for field in phase.reduce}
@@ -279,7 +280,7 @@ def _secure(
 def _masked_total(
     encoded: jax.Array, number: int, cohort: Cohort, neighbours: int | None
 ) -> jax.Array:
-    """The sum of the masked messages without what is left of the masks, uint32 [d]."""
+    """Compute the sum of the masked messages without the remaining masks, uint32 [d]."""
     key = jax.random.fold_in(jax.random.fold_in(cohort.key, _MASKS), number)
     present = cohort.client_ids < cohort.num_clients
     reports = cohort.participates
@@ -290,7 +291,7 @@ def _masked_total(
 def _losses(
     messages: dict[str, PyTree], encoded: dict[str, PyTree], clip: float, cohort: Cohort
 ) -> dict[str, jax.Array]:
-    """The shares of the numbers sent that are beyond ``clip``, and of those not 0 that became 0."""
+    """Compute (share of the numbers beyond ``clip``, share of the nonzero ones that became 0)."""
     dtype = cohort.weights.dtype
     leaves = jax.tree.leaves(messages)
     pairs = list(zip(leaves, jax.tree.leaves(encoded), strict=True))
@@ -310,7 +311,7 @@ def _check_bits(name: str, bits: int, cohort: Cohort) -> int:
     if largest < 1:
         needed = next(b for b in range(2, 64) if levels(b, slots) >= 1)
         raise ValueError(
-            f"bits is {bits}; the sum of {name}'s cohort of {slots} messages may overflow unless "
-            f"it is at least {needed}."
+            f"bits is {bits}; it must be at least {needed}, or the sum of the {slots} messages of "
+            f"{name}'s cohort could overflow."
         )
     return largest

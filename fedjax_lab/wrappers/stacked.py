@@ -1,4 +1,4 @@
-"""Messages that arrive one by one: what wrappers share that look at each client's.
+"""Helpers of wrappers that need the message of each client.
 
 Axes: S slots of the cohort.
 """
@@ -11,7 +11,7 @@ from fedjax_lab.types import Cohort, PyTree
 
 
 def stack_all(phase: Phase) -> Phase:
-    """The phase with all fields stacked [S, ...] on their way to the server.
+    """Convert a phase so that all fields of its messages are stacked [S, ...].
 
     Args:
       phase: any phase.
@@ -20,17 +20,17 @@ def stack_all(phase: Phase) -> Phase:
 
 
 def who_counts(messages: dict, cohort: Cohort) -> jax.Array:
-    """bool [S]: who takes part, has a weight above 0 and sent finite numbers.
+    """Select the participants with a weight above 0 and a finite message: bool [S].
 
     Args:
-      messages: stacked, field -> pytree [S, ...].
-      cohort: the round's.
+      messages: stacked messages, field -> pytree [S, ...].
+      cohort: cohort of the round.
     """
     return cohort.participates & (cohort.weights > 0) & jax.vmap(tree.all_finite)(messages)
 
 
 def select(counts: jax.Array, messages: PyTree) -> PyTree:
-    """Stacked messages with zeros for those who do not count.
+    """Replace the messages of clients that do not count by zeros.
 
     Args:
       counts: bool [S].
@@ -40,7 +40,7 @@ def select(counts: jax.Array, messages: PyTree) -> PyTree:
 
 
 def along(values: jax.Array, leaf: jax.Array) -> jax.Array:
-    """A number for each client, shaped so that it goes with all numbers of its leaf.
+    """Reshape one number per client so that it broadcasts over a leaf.
 
     Args:
       values: [S].
@@ -53,12 +53,12 @@ def along(values: jax.Array, leaf: jax.Array) -> jax.Array:
 
 
 def reduce_messages(reduce: dict[str, str], messages: dict, cohort: Cohort) -> dict:
-    """What a phase's server half expects of messages that arrived one by one.
+    """Aggregate stacked messages as a phase's server half expects.
 
     Args:
       reduce: field -> "mean", "sum" or "stack".
-      messages: stacked, field -> pytree [S, ...].
-      cohort: the round's.
+      messages: stacked messages, field -> pytree [S, ...].
+      cohort: cohort of the round.
     """
     messages = select(cohort.participates, messages)
     coefficients = {

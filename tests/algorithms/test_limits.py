@@ -48,7 +48,7 @@ def one_of_each():
         yield pytest.param(limit, id=limit.name, marks=() if now else pytest.mark.methods)
 
 
-@pytest.mark.filterwarnings("ignore:.*more than no compression")
+@pytest.mark.filterwarnings("ignore:.*more than without compression")
 @pytest.mark.parametrize("limit", list(one_of_each()))
 def test_limit(limit, x64):
     rounds = (

@@ -167,7 +167,7 @@ def test_the_rounds_examples_do_not_stand_in_under_noise(name):
         jax.eval_shape(lambda batch: algorithm.round_fn(algorithm.init(params, 2), batch), batch)
 
     with pytest.raises(
-        ValueError, match=r"example_noise is 1\.0 and full_examples not given; .* pass"
+        ValueError, match=r"example_noise is 1\.0, but the batch has no full_examples\. .* pass"
     ):
         trace(batch, example_clip=0.4, example_noise=1.0)
     trace(batch._replace(**everything), example_clip=0.4, example_noise=1.0)

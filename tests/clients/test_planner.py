@@ -156,8 +156,8 @@ def test_shares_of_devices_give_the_same_round(client_map):
     ("name", "message"),
     [
         ("shard_map:0", "n in shard_map:n must be at least 1"),
-        ("scan:2", "scan stands alone"),
-        ("auto:2", "auto stands alone"),
+        ("scan:2", "scan takes no number"),
+        ("auto:2", "auto takes no number"),
         ("scan/vmap", "only shard_map and pmap have a share"),
         ("shard_map/pmap", "a share is scan, vmap or chunk:n"),
         ("shard_map/chunk:0", "n in chunk:n must be at least 1"),
@@ -253,7 +253,7 @@ print(jax.device_count(), len(os.sched_getaffinity(0)))
 def test_an_answer_that_cannot_be_kept_is_a_warning(tmp_path):
     (tmp_path / "file").touch()
     times = {"scan": 2.0, "vmap": 1.0}
-    with pytest.warns(UserWarning, match=r"cannot be remembered in .*file/plans .*finds it again"):
+    with pytest.warns(UserWarning, match=r"cannot be stored in .*file/plans .*plan again"):
         found = planner.fastest(
             ["scan", "vmap"], times.__getitem__, ["method"], tmp_path / "file" / "plans"
         )

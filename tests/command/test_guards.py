@@ -104,7 +104,7 @@ def test_a_run_without_them_is_recorded_as_before():
         ({"dp_noise_bands": 3}, "dp_noise_bands is 3; it requires dp_clip_norm"),
         (
             CLIPPED | {"dp_noise_bands": 3},
-            "noise_bands is 3 and sampling 'without_replacement'; .*'cyclic' alone",
+            "noise_bands is 3 and sampling 'without_replacement'; .*known for sampling='cyclic'",
         ),
         ({"secure_bits": 16}, "secure_bits is 16; it requires secure_clip"),
         ({"secure_neighbours": 4}, "secure_neighbours is 4; it requires secure_bits"),
@@ -127,7 +127,7 @@ def test_wrong_settings(settings, message):
 
 
 def test_what_has_no_meaning_together():
-    with pytest.raises(ValueError, match="with_dp does not go around"):
+    with pytest.raises(ValueError, match="with_dp cannot wrap"):
         built(robust_rule="median", dp_clip_norm=1.0, dp_noise_multiplier=1.0)
 
 

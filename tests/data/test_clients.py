@@ -87,7 +87,7 @@ x, y = np.ones((2, 3)), np.ones(2)
         ((x[:, :2], y), r"clients\['b'\]\.x has examples of shape \(2,\)"),
         ({"x": x, "y": y}, r"clients\['b'\] is PyTreeDef"),
         ((x, y[:1]), r"clients\['b'\] has leaves with leading axes"),
-        ((x.tolist(), y), r"clients\['b'\] has leaves with leading axes .* no list"),
+        ((x.tolist(), y), r"clients\['b'\] has leaves with leading axes .* not a list"),
         ((x[:0], y[:0]), r"clients\['b'\] has 0 examples"),
     ],
 )
@@ -239,7 +239,7 @@ def test_test_data_in_exact_proportion():
 def test_test_data_that_cannot_follow():
     train = data.Examples(np.zeros((9, 1)), np.arange(9) % 3)
     clients = data.partition(train, "iid", 3)
-    with pytest.raises(ValueError, match="label 5, which no client holds"):
+    with pytest.raises(ValueError, match="label 5, which no client has"):
         data.divide_like(clients, (np.zeros((2, 1)), np.array([0, 5])))
     with pytest.raises(ValueError, match="test has no class labels"):
         data.divide_like(clients, (np.zeros((2, 1)), np.array([0.0, 1.0])))

@@ -74,5 +74,5 @@ def test_bad_input():
     settings = {"batch_size": 2, "local_steps": 1, "sampling": "cyclic"}
     with pytest.raises(ValueError, match="cohort_size is 24; it must be between 1 and 23"):
         data.draw_batch(clients, key, 0, cohort_size=24, **settings)
-    with pytest.raises(ValueError, match="sampling is 'cyclic' and sample_cohort is given"):
+    with pytest.raises(ValueError, match="sampling is 'cyclic' and sample_cohort is set"):
         data.draw_batch(clients, key, 0, cohort_size=3, sample_cohort=lambda k, t: k, **settings)

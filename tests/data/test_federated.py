@@ -118,7 +118,7 @@ def test_owners_by_name():
     assert back.names == clients.names
     assert data.partition(train, np.arange(300) * 7 % 21).names == ("0", "7", "14")
     assert data.partition(train, owners, 4).names == clients.names
-    with pytest.raises(ValueError, match="num_clients is 5; spec has 4 different ids of text"):
+    with pytest.raises(ValueError, match="num_clients is 5; spec has 4 different text ids"):
         data.partition(train, owners, 5)
 
 

@@ -148,11 +148,11 @@ def test_ids_that_are_numbers_are_in_their_order():
         ({"client": "dose"}, "client='dose' has client ids of shape .* float64"),
         ({"y": "lacking"}, "y: the column 'lacking' has missing values, the first in row 1"),
         ({"y": "gap"}, "y: the column 'gap' has values that are missing, NaN .* in row 2"),
-        ({"x": "mixed"}, "x: the column 'mixed' holds int, str; it must be all numbers"),
-        ({"x": "note", "categories": {"note": ["+"]}}, "'note' holds '-', which is none of"),
+        ({"x": "mixed"}, "x: the column 'mixed' has int, str; it must have only numbers"),
+        ({"x": "note", "categories": {"note": ["+"]}}, "'note' has the value '-', which is not in"),
         ({"categories": {"age": ["1"]}}, "categories names 'age'; it must be columns of text"),
         ({"x": "uneven"}, "x: the column 'uneven' is no array"),
-        ({"x": ["age", "large"]}, "the column .large. holds 16777217; .* float32, which holds"),
+        ({"x": ["age", "large"]}, "the column .large. has the value 16777217. .* float32, which"),
         ({"x": ["age", "image"]}, r"x is \['age', 'image'\], columns of shapes"),
         ({"x": "short"}, r"x has shape \(3,\) and the clients' ids \(40,\)"),
         ({"min_size": 9}, r"client='user' gives client 'user\d+' \d examples; .* min_size, .* 9"),
@@ -270,7 +270,7 @@ def test_leaf_of_text(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_samples": [5]}, r"all_data_0\.json: num_samples is not what the users have"),
+        ({"num_samples": [5]}, r"all_data_0\.json: num_samples differs from"),
         ({"users": ["nobody"]}, r"all_data_0\.json: not in LEAF's layout .* KeyError 'nobody'"),
         ({"user_data": 3}, "not in LEAF's layout .* TypeError"),
     ],
@@ -294,7 +294,7 @@ def test_damaged_leaf(tmp_path):
         data.load_leaf(tmp_path)
     write_leaf(tmp_path)
     (tmp_path / "more.json").write_text((tmp_path / "all_data_0.json").read_text())
-    with pytest.raises(ValueError, match=r"more\.json: the user 'f0_1' comes a second time"):
+    with pytest.raises(ValueError, match=r"more\.json: the user 'f0_1' occurs twice"):
         data.load_leaf(tmp_path)
 
 

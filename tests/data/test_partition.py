@@ -49,7 +49,7 @@ def counts_of(labels, part):
 def test_disjoint_complete_and_stable(spec, num_clients, num_classes, n, min_size, seed):
     labels = np.random.default_rng(seed).integers(0, num_classes, n)
     if n < num_clients * min_size:
-        with pytest.raises(ValueError, match="which takes"):
+        with pytest.raises(ValueError, match="which requires"):
             split_indices(labels, spec, num_clients, seed, min_size)
         return
     try:
@@ -302,8 +302,8 @@ def test_natural():
         ("classes_per_client:nan", 10, "integer"),
         ("classes_per_client:0", 10, "at least 1"),
         ("classes_per_client:11", 10, "10 classes"),
-        ("classes_per_client:2", 4, "without a holder"),
-        ("iid", 3001, "which takes"),
+        ("classes_per_client:2", 4, "would have no client"),
+        ("iid", 3001, "which requires"),
         ("iid", 0, "num_clients is 0"),
     ],
 )

@@ -118,7 +118,7 @@ def test_bad_input():
         ValueError, match="sampling is 'bernoulli'; it must be one of cyclic, poisson"
     ):
         data.draw_batch(clients, key, 0, sampling="bernoulli", **settings)
-    with pytest.raises(ValueError, match="sampling is 'poisson' and sample_cohort is given"):
+    with pytest.raises(ValueError, match="sampling is 'poisson' and sample_cohort is set"):
         data.draw_batch(
             clients, key, 0, sampling="poisson", sample_cohort=lambda k, t: k, **settings
         )

@@ -93,10 +93,10 @@ images = np.zeros((12, 5, 4))
         (idx_bytes(images[0]), "2 dimensions; there must be 3"),
         (idx_bytes(images)[:9], "ends within its header"),
         (idx_bytes(images)[:-1], "ends after 239 of 240 values"),
-        (idx_bytes(images) + b"\0", "left over"),
-        (b"\0\0\x08\x03" + b"\xff" * 12, "ends after 0 of|say that they unpack to"),
+        (idx_bytes(images) + b"\0", "extra bytes"),
+        (b"\0\0\x08\x03" + b"\xff" * 12, "ends after 0 of|would unpack to"),
         (idx_bytes(images[:0]), "no examples"),
-        (idx_bytes(images[:5]), "as many labels"),
+        (idx_bytes(images[:5]), "n examples, and labels"),
     ],
 )
 @pytest.mark.parametrize("compress", [False, True])
@@ -160,11 +160,11 @@ def test_npz_of_a_regression(tmp_path):
     [
         ({"y_test": None}, "no array y_test"),
         ({"x_train": np.array([{}] * 6)}, "plain arrays"),
-        ({"y_train": np.arange(5)}, "as many labels"),
+        ({"y_train": np.arange(5)}, "n examples, and labels"),
         ({"y_train": np.arange(6.0)}, r"targets have shape \(\) and dtype float32, test .* int32"),
         ({"y_train": np.full(6, np.nan)}, "targets that are NaN"),
         ({"y_train": np.array(list("abcdef"))}, "labels of dtype <U1"),
-        ({"y_train": np.zeros((6, 2), int)}, "as many labels"),
+        ({"y_train": np.zeros((6, 2), int)}, "n examples, and labels"),
         ({"y_train": np.array([0, 1, 2, -1, 0, 0])}, "between -1 and 2; they must be at least 0"),
         ({"y_train": np.array([0, 1, 2, 2**31, 0, 0])}, "labels between"),
         ({"y_test": np.array([0, 1, 3])}, r"\[0, 3\)"),
@@ -195,7 +195,7 @@ def test_what_unpacks_to_more_than_is_allowed_is_refused_before(tmp_path, monkey
     monkeypatch.setenv("FEDJAX_LAB_UNPACKED_GIB", str(2**-10))
     unpacked = zipfile.ZipFile.open
     monkeypatch.setattr(zipfile.ZipFile, "open", None)
-    with pytest.raises(ValueError, match=r"that they unpack to 1,5\d\d,\d+ .* set FEDJAX_LAB"):
+    with pytest.raises(ValueError, match=r"would unpack to 1,5\d\d,\d+ .* set FEDJAX_LAB"):
         data.load(f"npz:{path}")
     monkeypatch.setattr(zipfile.ZipFile, "open", unpacked)
     assert files.read_npz(path, "labels", ["y_train"])["y_train"].shape == (2**17,)

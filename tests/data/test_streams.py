@@ -58,9 +58,9 @@ def test_nothing_half_written(tmp_path):
     ("examples", "error", "said"),
     [
         ((X, Y[:3]), ValueError, "leading axes"),
-        ((X, np.array(["a"] * 20)), ValueError, "a device holds numbers"),
+        ((X, np.array(["a"] * 20)), ValueError, "it must be numeric"),
         ((X, Y + 2**40), ValueError, "must fit into int32"),
-        (iter([(X, Y), (X[:, :2], Y)]), ValueError, "all must be alike"),
+        (iter([(X, Y), (X[:, :2], Y)]), ValueError, "all must have the same structure"),
         (iter(()), ValueError, "is empty"),
         ((X[:0], Y[:0]), ValueError, "is empty"),
         ({1: X}, TypeError, "must be text"),

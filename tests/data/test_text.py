@@ -191,7 +191,7 @@ def test_tfds(tfds_dir):
     for found, (x, y) in ((train, expected.train), (test, expected.test)):
         np.testing.assert_array_equal(found.x, x)
         np.testing.assert_array_equal(found.y, y)
-    with pytest.raises(ValueError, match="two_texts has the texts answer, question; there must"):
+    with pytest.raises(ValueError, match="two_texts has the text features answer, question"):
         data.load("tfds_text:two_texts", data_dir=tfds_dir)
     with pytest.raises(ValueError, match="tfds_text:no_such_text: tensorflow-datasets knows no"):
         data.load("tfds_text:no_such_text", data_dir=tfds_dir)

@@ -239,10 +239,10 @@ def test_bad_combinations():
         with pytest.raises(ValueError, match=f"is of {N + 1} clients; N is {N}"):
             times.resolve(N, UP, DOWN)
     for devices, name in ((Devices(time_budget=3.0), "time_budget"), (Devices(step_time=2.0), "")):
-        with pytest.raises(ValueError, match=rf"devices\.{name or 'step_time'} is .* leave it out"):
+        with pytest.raises(ValueError, match=rf"devices\.{name or 'step_time'} is .* omit it"):
             draw(speeds(), 1, SCHEDULE._replace(devices=devices))
     own = SCHEDULE._replace(sample_cohort=lambda key, round: jnp.arange(S))
-    with pytest.raises(ValueError, match="both say who is drawn"):
+    with pytest.raises(ValueError, match="both determine the cohort"):
         draw(speeds(over_selection=2.0), 1, own)
     np.testing.assert_array_equal(draw(speeds(), 1, own).client_ids[0], np.arange(S))
     with pytest.raises(ValueError, match="cohort_size is 13; it must be between 1 and 12"):

@@ -82,7 +82,7 @@ def test_more_cpu_devices_than_there_are():
 def test_a_map_over_devices_needs_some():
     described = parse_client_map("shard_map", named("v5e:2x2"))
     assert described.shares == 4
-    with pytest.raises(ValueError, match="'shard_map' of a tpu that is only described"):
+    with pytest.raises(ValueError, match="the target is a tpu that is only described"):
         described.run()
 
 

@@ -125,7 +125,7 @@ def test_the_librarys_own_names_are_refused(name):
         return loss_fn(params, examples, key), {name: 1.0}
 
     algorithm = algorithms.fedavg(loss, client_lr=0.1)
-    with pytest.raises(ValueError, match=rf"metric called '{name}'; the library has available"):
+    with pytest.raises(ValueError, match=rf"metric called '{name}'; this name is reserved"):
         run(algorithm)
 
 

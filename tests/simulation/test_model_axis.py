@@ -279,9 +279,9 @@ def test_no_model_is_gathered(name, most):
 @pytest.mark.parametrize(
     ("client_map", "params_sharding", "told"),
     [
-        ("scan", in_rows, "params_sharding is given, but the client map has no devices for"),
+        ("scan", in_rows, "params_sharding is set, but the client map does not divide models"),
         ("auto", in_rows, "client_map must be 'shard_map:CxM'"),
-        ("shard_map", {"w": P()}, "params_sharding is given, but the client map has no devices"),
+        ("shard_map", {"w": P()}, "params_sharding is set, but the client map does not divide"),
         ("pmap:2x2", None, "client_map is 'pmap:2x2'"),
         ("shard_map:2x", None, "M in shard_map:CxM must be at least 1"),
         ("shard_map:4x4", None, "there are 8 cpu devices"),
@@ -290,7 +290,7 @@ def test_no_model_is_gathered(name, most):
         ("shard_map:2x4", lambda p, x: P("model"), r"in/b, \[6\]; 4 devices do not divide 6"),
         ("shard_map:1x2", lambda p, x: P("model"), r"shift, \[\]; the array has fewer axes"),
         ("shard_map:1x2", {"in": P(), "out": P()}, "another structure than params"),
-        ("shard_map:1x2", P("model", "model"), "fewer axes|must be in one place"),
+        ("shard_map:1x2", P("model", "model"), "fewer axes|must occur only once"),
     ],
 )
 def test_what_does_not_fit_is_refused(client_map, params_sharding, told):
@@ -306,7 +306,7 @@ def test_specs_of_the_wrong_kind_are_refused():
     with pytest.raises(TypeError, match=r"has 'model' for in/b, .*must be a jax.sharding.Partit"):
         run("fedavg", "shard_map:1x2", params_sharding=lambda path, leaf: "model")
     method, params = frozen_method({"in": make_params()["in"]}), {"out": jnp.ones(8)}
-    with pytest.raises(ValueError, match=r"a pair \(of the params, of the frozen weights\)"):
+    with pytest.raises(ValueError, match=r"a pair of trees \(for the params, for the frozen"):
         simulate(method, params, make_clients(), client_map="shard_map:1x2", params_sharding=P(),
                  **SETTINGS)  # fmt: skip
     shapes = frozen_method(jax.eval_shape(lambda: {"in": make_params()["in"]}))

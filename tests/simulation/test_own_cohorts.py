@@ -127,7 +127,7 @@ def test_a_sweep_takes_it_too():
     [
         (
             lambda key, t: jnp.arange(2),
-            r"shape \(2,\); cohort_size is 3, so that it must be \(3,\)",
+            r"shape \(2,\); it must be \(3,\)",
         ),
         (lambda key, t: jnp.arange(3.0), "returned float32; client ids must be integers"),
         (lambda key, t: jnp.array([0, 1, 1]), r"ids \[0, 1, 1\] in round 0; they must be distinct"),

@@ -156,14 +156,14 @@ def test_what_is_not_known_together_is_refused(counted):
     say = r"state has 1 released rounds of noise_multiplier 2 and without_replacement cohorts of 6 "
     cases = [
         (private(3.0, DELTA), {}, say + r".* this run has noise_multiplier 3 and"),
-        (private(delta=DELTA), {"cohort_size": 5}, say + r".* cohorts of 5 of .* leave out delta"),
+        (private(delta=DELTA), {"cohort_size": 5}, say + r".* cohorts of 5 of .* omit delta"),
         (private(delta=DELTA), {"sampling": "poisson"}, say + r".* poisson cohorts"),
     ]
     for algorithm, changes, message in cases:
         with pytest.raises(ValueError, match=message):
             on_paper(algorithm, first, **changes)
     # Without an account it goes on, and the state remembers.
-    many = r"state has 2 released rounds of several kinds, or of one that simulate was not told"
+    many = r"state has 2 released rounds of several or unknown kinds"
     for algorithm, changes in ((private(), {"cohort_size": 5}), (private(3.0), {})):
         mixed, _ = on_paper(algorithm, first, **changes)
         with pytest.raises(ValueError, match=many):
@@ -183,7 +183,7 @@ def test_rounds_that_simulate_did_not_run_are_not_accounted_for(counted):
         assert on_paper(algorithm, state)[1] == [2]
     by_hand = one_more(fresh.server.released, 3.0)
     by_hand = fresh._replace(server=fresh.server._replace(released=by_hand))
-    with pytest.raises(ValueError, match="state has 1 released rounds of several kinds, or of one"):
+    with pytest.raises(ValueError, match="state has 1 released rounds of several or unknown kinds"):
         on_paper(algorithm, by_hand)
 
 
@@ -199,7 +199,7 @@ def test_example_noise_does_not_go_on_in_another_run():
     """A state does not say what its clients drew; without noise there is nothing to draw."""
     noised = algorithms.fedavg(loss_fn, client_lr=0.1, example_clip=1.0, example_noise=1.0)
     state = noised.init(START, CLIENTS.num_clients)
-    with pytest.raises(ValueError, match=r"state is given, and fedavg has example_noise 1\.0; .*"):
+    with pytest.raises(ValueError, match=r"state is set, and fedavg has example_noise 1\.0; .*"):
         run(noised, state)
     without = algorithms.fedavg(loss_fn, client_lr=0.1, example_clip=1.0, example_noise=0.0)
     assert taken_up(without, state, Schedule(6, 4, 1), CLIENTS) is state

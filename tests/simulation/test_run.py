@@ -283,7 +283,7 @@ def test_the_caller_keeps_its_params():
 
 def test_a_diverging_run_is_written_as_null(tmp_path):
     params = {"w": jnp.full((FEATURES, CLASSES), 1e38)}
-    with pytest.warns(UserWarning, match="diverged: the server model is not finite after round 2"):
+    with pytest.warns(UserWarning, match="diverged: the global model is not finite after round 2"):
         result = run(run_dir=tmp_path, params=params, rounds=6, on_nonfinite="keep")
     assert result.stopped == "diverged"
     assert not result.interrupted
@@ -326,7 +326,7 @@ def test_clients_that_are_not_finite(monkeypatch, on_nonfinite):
     told = {
         "exclude": f"in round {first} of fedavg 1 of 3 clients gave values that are not finite",
         "stop": f"diverged: on_nonfinite is 'stop': the run ends before round {first}",
-        "keep": "diverged: the server model is not finite",
+        "keep": "diverged: the global model is not finite",
     }
     with pytest.warns(UserWarning, match=told[on_nonfinite]):
         result = run(FEDAVG, on_nonfinite=on_nonfinite, eval_every=7)
@@ -360,8 +360,8 @@ def test_a_round_without_a_finite_client_is_the_end(monkeypatch):
         ({"batch_size": 0}, "batch_size is 0"),
         ({"rounds": 0}, "rounds is 0"),
         ({"eval_every": 0}, "eval_every is 0"),
-        ({"local_steps": None}, "give exactly one"),
-        ({"local_epochs": 1}, "give exactly one"),
+        ({"local_steps": None}, "set exactly one"),
+        ({"local_epochs": 1}, "set exactly one"),
         ({"weights": "exmaples"}, "Did you mean 'examples'"),
         ({"client_map": "chunk:0"}, "must be at least 1"),
         ({"client_map": "shard"}, "Did you mean 'shard_map'"),

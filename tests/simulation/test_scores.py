@@ -27,7 +27,7 @@ def count_calls(calls):
 def test_a_model_that_is_not_finite_is_not_evaluated_and_its_row_has_all_names(on_nonfinite):
     calls = []
     evaluate = count_calls(calls)
-    with pytest.warns(UserWarning, match="diverged: the server model is not finite after round 2"):
+    with pytest.warns(UserWarning, match="diverged: the global model is not finite after round 2"):
         result = run(OVERFLOWS, eval_every=1, on_nonfinite=on_nonfinite, evaluate=evaluate)
     assert result.stopped == "diverged"
     first, last = result.history

@@ -253,5 +253,5 @@ def test_a_plan_of_a_stream(folder):
     ],
 )
 def test_what_needs_resident_data_refuses_a_stream(folder, needs, said):
-    with pytest.raises(TypeError, match=f"a FederatedStream is given, .* {said}"):
+    with pytest.raises(TypeError, match=f"clients is a FederatedStream, .* {said}"):
         needs(streamed(folder))

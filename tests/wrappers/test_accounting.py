@@ -103,7 +103,7 @@ def test_where_the_loss_distribution_gives_no_number_the_other_bound_stands_in(z
 
 def test_the_loss_distribution_is_of_poisson_cohorts():
     with pytest.raises(
-        ValueError, match="accountant is 'pld'; it knows Poisson and cyclic cohorts"
+        ValueError, match="accountant is 'pld', which supports only Poisson and cyclic cohorts"
     ):
         privacy.epsilon(1.0, 1e-5, 3, cohort_size=2, num_clients=4, accountant="pld")
     with pytest.raises(ValueError, match="accountant is 'prv'; it must be one of"):

@@ -181,7 +181,7 @@ def test_what_is_refused():
         with_dp(teller(), 1.0, 1.0, adaptive_quantile=0.5, noise_bands=2)
     algorithm = with_dp(teller(), 1.0, 1.0, noise_bands=2)
     poisson = batch_of(np.zeros((N, 2, D), np.float32))._replace(expected_size=jnp.asarray(4.0))
-    with pytest.raises(ValueError, match="noise_bands is 2 and sampling 'poisson'; what corre"):
+    with pytest.raises(ValueError, match="noise_bands is 2 and sampling 'poisson'; the privacy"):
         algorithm.round_fn(algorithm.init(params(), N), poisson)
     loss, clients, start = problem()
     algorithm = with_dp(algorithms.fedavg(loss, client_lr=0.1), 1.0, 2.0, noise_bands=5)

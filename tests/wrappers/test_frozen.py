@@ -240,7 +240,7 @@ def test_a_round_hands_them_on_as_they_are():
     )
     assert given == returned
     assert len(given) == 1
-    with pytest.raises(RuntimeError, match=r"with a state whose field ``frozen`` is \(\)"):
+    with pytest.raises(RuntimeError, match=r"the field ``frozen`` of the state is \(\)"):
         algorithm.round_fn(state._replace(frozen=()), batch)
 
 

@@ -62,7 +62,7 @@ def finish(algorithm):
 @pytest.mark.parametrize("outer", WRAP)
 def test_orders_without_a_meaning_are_errors_that_say_why(outer):
     for inner in set(WRAP) - MAY[outer]:
-        with pytest.raises(ValueError, match=r"does not go around with_\w+; \w+"):
+        with pytest.raises(ValueError, match=r"cannot wrap with_\w+; \w+"):
             WRAP[outer](WRAP[inner](plain()))
 
 

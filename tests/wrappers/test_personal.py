@@ -239,7 +239,7 @@ def test_what_lacks_the_local_model_is_refused():
     reports_less = dataclasses.replace(
         method, phases=(phase._replace(client_update=client_update),)
     )
-    with pytest.raises(ValueError, match="report has no entry 'local_params'; with_personal takes"):
+    with pytest.raises(ValueError, match="no entry 'local_params'; with_personal requires"):
         run(with_personal(reports_less, is_bias), rounds(1))
 
 
@@ -269,7 +269,7 @@ def test_mistakes_are_named():
             with_personal(method, is_bias)
     method = algorithms.fedavg(loss_fn, client_lr=RATE)
     for is_personal, word in ((lambda path: False, "no"), (lambda path: True, "all")):
-        with pytest.raises(ValueError, match=f"holds for {word} leaves .* They are: W, b"):
+        with pytest.raises(ValueError, match=f"holds for {word} leaves .* The leaves are W, b"):
             with_personal(method, is_personal).init(initial_params(), N)
     with pytest.raises(ValueError, match="steps is 0"):
         personal_first(is_bias, 0)
