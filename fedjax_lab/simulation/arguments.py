@@ -23,13 +23,13 @@ _OF = {"evaluate": "the params", "diagnose": "the state", "stop_when": "a row"}
 
 
 def check_lengths(rounds: int, eval_every: int, checkpoint_every: int | None) -> int:
-    """Check how long a run and its parts are; returns the rounds between checkpoints.
+    """Check the lengths of a run and its parts; returns the rounds between checkpoints.
 
     Args:
       rounds, eval_every, checkpoint_every: as in ``simulate``.
 
     Raises:
-      ValueError: one is below 1, or there are more rounds than are counted.
+      ValueError: a number is below 1, or exceeds the largest number of rounds.
     """
     check_int("rounds", rounds, minimum=1, maximum=MOST_ROUNDS)
     check_int("eval_every", eval_every, minimum=1)
@@ -42,10 +42,10 @@ def check_functions(**functions: Any) -> None:
     """Check that arguments are functions or None.
 
     Args:
-      **functions: by the arguments' names; what each is a function of is in ``_OF``.
+      **functions: values by the names of the arguments, which are keys of ``_OF``.
 
     Raises:
-      TypeError: one is not.
+      TypeError: a value is neither a function nor None.
     """
     for argument, function in functions.items():
         if function is not None and not callable(function):
@@ -58,10 +58,10 @@ def check_paths(**paths: Any) -> None:
     """Check that arguments are paths or None.
 
     Args:
-      **paths: by the arguments' names.
+      **paths: values by the names of the arguments.
 
     Raises:
-      TypeError: one is not.
+      TypeError: a value is neither a path nor None.
     """
     for argument, path in paths.items():
         if not (path is None or isinstance(path, (str, os.PathLike))):
@@ -72,10 +72,10 @@ def check_config(config: Any) -> None:
     """Check the caller's entries of config.json.
 
     Args:
-      config: should be a mapping of text to JSON values, or None.
+      config: a mapping from text to JSON values, or None.
 
     Raises:
-      TypeError: it is something else.
+      TypeError: it is no such mapping.
       ValueError: a number in it is not finite.
     """
     if config is None:
@@ -106,7 +106,7 @@ def check_simulate(
       only_shapes: accept shapes in place of arrays, because nothing is run.
 
     Raises:
-      TypeError: one of them is something else.
+      TypeError: an argument has the wrong type.
       ValueError: both ``params`` and ``state`` are given.
     """
     check_algorithm(algorithm)
@@ -254,7 +254,7 @@ def check_training_labels(
 
 
 def _blank(values: PyTree) -> PyTree:
-    """Zeros in place of values that no label depends on."""
+    """Replace values that no label depends on by zeros."""
 
     def zeros(leaf):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):

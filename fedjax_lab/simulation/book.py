@@ -275,8 +275,7 @@ def _check_overflow(overflow: Any) -> None:
 
 
 class Watch:
-    """Watches over a run for values that are not finite, and for quadratic programs that are not
-    solved, and says so when they come.
+    """Checks a run for values that are not finite and unsolved quadratic programs, and warns.
 
     Args:
       algorithm: the method.
@@ -342,8 +341,8 @@ class Watch:
         at = int((~np.isfinite(losses) & (left > 0)).argmax())
         self._warn(
             f"in round {first + at} of {self._algorithm.name} the loss is {losses[at]}, although "
-            "what the clients sent was not left out: its examples may have labels outside of the "
-            "logits, or the loss values that its gradients do not show. It trains on."
+            "the messages are finite: the examples may have labels without a logit, or the "
+            "loss may have values that its gradients do not show. The run continues."
         )
 
     def _warn_of_programs(self, first: int, metrics: Mapping[str, Any]) -> bool:
@@ -352,8 +351,8 @@ class Watch:
             at = int(found[name].argmax())
             self._warn(
                 f"in round {first + at} of {self._algorithm.name} {name} is {found[name][at]:.2g}, "
-                f"above {LARGEST_RESIDUAL:g}: its quadratic programs were not solved, and what "
-                "they gave is no projection; reports mark the run."
+                f"above {LARGEST_RESIDUAL:g}: its quadratic programs were not solved, and their "
+                "results are no projections; reports mark the run."
             )
             return True
         return False

@@ -1,4 +1,4 @@
-"""Evaluation of models of which each client has its own."""
+"""Evaluation of personalised methods, which have a model for each client."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.evaluate import CountFn
 from fedjax_lab.types import ClientBatch, FedState, Metrics, Params
 
-WORST = 0.1  # of the clients, whose mean score is told beside that of all
+WORST = 0.1  # share of the clients with the lowest scores, whose mean is also reported
 
 ModelOf = Callable[[FedState, jax.Array], Params]
 
@@ -23,20 +23,20 @@ def client_models(
     batch_size: int = 16,
     seed: int = 0,
 ) -> ModelOf:
-    """The model that each client uses, as ``build_personal_evaluation`` takes it.
+    """Build the function that returns each client's model, for ``build_personal_evaluation``.
 
-    That is the server's where the method has no model for each client. Where the method fine-tunes,
-    each client first takes the method's ``personal.steps`` steps on mini-batches of its own
-    training data, drawn with replacement; a client without data takes none.
+    If a method has no model for each client, it returns the global model. If a method fine-tunes,
+    each client first takes ``personal.steps`` steps on mini-batches of its own training data, drawn
+    with replacement; a client without data takes no steps.
 
     Args:
       algorithm: any method.
-      train: the clients' training data; needed where the method fine-tunes.
-      batch_size: examples of a mini-batch of fine-tuning.
-      seed: of these mini-batches; the same in every evaluation.
+      train: the clients' training data; required if the method fine-tunes.
+      batch_size: examples in a mini-batch for fine-tuning.
+      seed: seed of these mini-batches, which are the same in every evaluation.
 
     Returns:
-      (state, int32 id) -> that client's params, which may be traced.
+      (state, int32 id) -> that client's params; both arguments may be traced.
 
     Raises:
       TypeError: the method fine-tunes, and ``train`` is None or a stream.
@@ -52,7 +52,7 @@ def client_models(
         return personal.params
     if train is None:
         raise TypeError(
-            f"train is None; {algorithm.name} fine-tunes on each client's training data: give them."
+            f"train is None; {algorithm.name} fine-tunes on each client's training data: pass it."
         )
     check_resident(train, "client_models")
 
@@ -80,23 +80,26 @@ def client_models(
 
 
 def personal_scores(scores: jax.Array, sizes: jax.Array, name: str = "accuracy") -> Metrics:
-    """What is told of the clients' scores on their own examples, each with its own model.
+    """Summarise the clients' scores on their own examples.
 
     Args:
-      scores: float [N], as ``build_personal_evaluation`` returns; NaN for a client without
-        examples, which is left out.
-      sizes: int [N], how many examples each was scored on.
-      name: of the score: "accuracy", of which more is better, or another, an error.
+      scores: float [N], result of ``build_personal_evaluation``; clients with NaN, which have no
+        examples, are excluded.
+      sizes: int [N], number of examples of each client.
+      name: name of the score: "accuracy" (larger is better), or that of an error.
 
     Returns:
-      ``personal_NAME``, the mean in which each client counts once; ``personal_NAME_weighted``, in
-      which each example does; ``personal_NAME_worst``, that of the worst tenth of the clients,
-      ceil(n / 10) of the n that have examples. NaN if nobody has.
+      Three means, NaN if no client has examples:
+
+      - ``personal_NAME``: each client counts once;
+      - ``personal_NAME_weighted``: each example counts once;
+      - ``personal_NAME_worst``: the worst tenth of the clients, ceil(n / 10) of the n clients with
+        examples.
     """
     held = jnp.isfinite(scores) & (sizes > 0)
     weights = jnp.where(held, sizes, 0).astype(scores.dtype)
     values = jnp.where(held, scores, 0)
-    # Worst first; those without examples last.
+    # The worst first, clients without examples last.
     order = jnp.sort(jnp.where(held, scores if name == "accuracy" else -scores, jnp.inf))
     worst = jnp.ceil(WORST * held.sum()).astype(jnp.int32)
     mean_of_worst = jnp.where(jnp.arange(len(order)) < worst, order, 0).sum() / worst
@@ -122,9 +125,9 @@ def build_personal_evaluation(
         ``fedjax_lab.models.accuracy_counts`` returns.
       model_of: (state, int32 id) -> that client's params, traced: ``client_models(algorithm)``,
         or a function of your own.
-      clients: the data; clients in the order of the state's rows, such as held-out parts of the
-        training clients' own data.
-      batch_size: most examples of an evaluation's step.
+      clients: the clients' examples, such as held-out parts of their own data, in the order of the
+        state's rows.
+      batch_size: largest number of examples in a step of the evaluation.
 
     Raises:
       ValueError: ``batch_size`` is below 1.

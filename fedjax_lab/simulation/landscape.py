@@ -6,11 +6,11 @@ The largest eigenvalue of the Hessian is the curvature in the sharpest direction
 the Loss Landscape of Neural Nets. NeurIPS 2018, Section 4: the loss on a plane through the model
 that two random, filter-normalised directions span.
 
-The loss is the mean over all examples, whatever the batch size. Dropout and augmentation would
-make it another one: the functions call ``loss_fn`` with one fixed key, so give them a loss without
-either, such as ``lambda p, e, key: accuracy_counts(model.apply)(p, e)[1]``. That also makes
-BatchNorm normalise with its running statistics; a training loss would normalise each batch, with
-its padding, by itself. Running statistics count as constants, not as parameters.
+The loss is the mean over all examples, for any batch size. All functions call ``loss_fn`` with one
+fixed key, so use a loss without dropout and augmentation, such as
+``lambda p, e, key: accuracy_counts(model.apply)(p, e)[1]``. BatchNorm then uses its running
+statistics; a training loss would normalise each batch separately, including its padding. Running
+statistics are constants, not parameters.
 
 Axes: n examples, B examples of a batch, d parameters, P points along a direction.
 """
@@ -30,7 +30,7 @@ from fedjax_lab.clients.metrics import apply_loss
 from fedjax_lab.models.batch_norm import running_statistics
 from fedjax_lab.types import LossFn, Params, PyTree
 
-_MAX_RESTARTS = 100  # of 20 products and more each: far beyond what a Hessian needs
+_MAX_RESTARTS = 100  # each with at least 20 products; far more than a Hessian needs
 
 
 class Surface(NamedTuple):
@@ -55,25 +55,25 @@ def hessian_eigenvalues(
     seed: int = 0,
     tolerance: float = 1e-4,
 ) -> np.ndarray:
-    """The largest (not: largest in magnitude) eigenvalues of the Hessian of the mean loss.
+    """Compute the largest eigenvalues (not in magnitude) of the Hessian of the mean loss.
 
-    Lanczos iteration on products of the Hessian with vectors, each the exact mean over all
-    examples at the price of three to four gradients: at least 21 products for one eigenvalue.
-    It keeps max(20, 2 count + 1) vectors of d numbers on the host.
+    The method is a Lanczos iteration on products of the Hessian with vectors. Each product is the
+    exact mean over all examples and costs three to four gradients. One eigenvalue needs at least 21
+    products. The host stores max(20, 2 count + 1) vectors of d numbers.
 
-    Accuracy: an eigenvalue is off by at most ``tolerance`` times itself, and by the rounding of the
-    products, about 1e-6 (float32 params) or 1e-14 (float64) of the largest one in magnitude.
-    Where ReLU has its kink, the second derivative is that of either side.
+    The relative error of an eigenvalue is at most ``tolerance``. Rounding of the products adds
+    about 1e-6 (float32 params) or 1e-14 (float64) of the eigenvalue that is largest in magnitude.
+    At the kink of a ReLU, the second derivative is that of either side.
 
     Args:
       loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B]; called with
         a fixed key.
       params: pytree of float arrays, d numbers in all.
       examples: pytree [n, ...].
-      count: how many eigenvalues, below d.
+      count: number of eigenvalues, below d.
       batch_size: examples per step of the pass over the data.
-      seed: of the iteration's first vector; the same seed gives the same result.
-      tolerance: bound of the relative residual of an eigenvector.
+      seed: seed of the first vector; the same seed gives the same result.
+      tolerance: bound on the relative residual of an eigenvector.
 
     Returns:
       [count], the largest one first; float64 for float64 params, else float32.
@@ -105,7 +105,7 @@ def hessian_eigenvalues(
 
     operator = LinearOperator((size, size), matvec=product, dtype=dtype)
     start = generator.standard_normal(size).astype(dtype)
-    if not product(start).any():  # of a linear loss; the iteration cannot start from there
+    if not product(start).any():  # a linear loss, with which the iteration cannot start
         return np.zeros(count, dtype)
     try:
         found = eigsh(
@@ -120,7 +120,7 @@ def hessian_eigenvalues(
     except ArpackNoConvergence as error:
         raise RuntimeError(
             f"{len(error.eigenvalues)} of {count} eigenvalues have converged after {_MAX_RESTARTS} "
-            f"restarts; give a larger tolerance than {tolerance:g}, or another count."
+            f"restarts; use a larger tolerance than {tolerance:g}, or another count."
         ) from error
     return np.sort(found)[::-1]
 
@@ -136,26 +136,27 @@ def loss_surface(
     batch_size: int = 1000,
     directions: tuple[Params, Params] | None = None,
 ) -> Surface:
-    """The mean loss on a grid of P x P points of the plane params + a u + b v.
+    """Compute the mean loss on a grid of P x P points of the plane params + a u + b v.
 
-    To show several models side by side, give all the same seed: their directions then are one
-    random draw, each normalised by its own model, as filter normalisation is meant. The whole
-    grid is one program, which passes P² times over the examples.
+    To compare several models, use the same seed for all. Their directions are then the same random
+    numbers, normalised by each model, as intended by filter normalisation. The whole grid is one
+    program with P² passes over the examples.
 
     Args:
       loss_fn: (params, examples [B, ...], key) -> per-example losses, float [B]; called with
         a fixed key.
       params: pytree of float arrays.
       examples: pytree [n, ...].
-      radius: the largest a and b.
-      points: P, at least 2; odd, to have the model itself in the middle.
-      seed: of ``random_directions``, where there are no ``directions``.
+      radius: largest value of a and b.
+      points: P, at least 2; with an odd number, the model itself is in the middle.
+      seed: seed for ``random_directions``; unused with ``directions``.
       batch_size: examples per step of the pass over the data.
-      directions: (u, v), two pytrees like ``params``, taken as they are: differences of models,
-        or another model's ``random_directions``. None: ``random_directions(params, seed)``.
+      directions: (u, v), two pytrees with the structure of ``params``, used without normalisation:
+        differences of models, or another model's ``random_directions``. None:
+        ``random_directions(params, seed)``.
 
     Returns:
-      ``Surface``; its losses far from the model need not be finite.
+      ``Surface``; losses far from the model may be infinite or NaN.
 
     Raises:
       ValueError: an argument is out of range, or ``loss_fn`` does not return losses [B].
@@ -168,7 +169,7 @@ def loss_surface(
     if directions is None:
         directions = random_directions(params, seed)
     directions = _pair_like(params, directions)
-    # Not linspace: these are 0 in the middle and symmetric, exactly.
+    # Not linspace, so that the points are exactly symmetric with 0 in the middle.
     offsets = radius * np.arange(1 - points, points, 2) / (points - 1)
     a, b = np.meshgrid(offsets, offsets, indexing="ij")
     grid = np.stack([a.ravel(), b.ravel()], axis=1)
@@ -177,20 +178,20 @@ def loss_surface(
 
 
 def random_directions(params: Params, seed: int = 0) -> tuple[Params, Params]:
-    """Two random directions, normalised filter by filter.
+    """Draw two random directions with filter normalisation.
 
-    Standard normal numbers, first all of u and then all of v, leaf after leaf, from
-    ``numpy.random.default_rng(seed)``; then each filter of a direction is scaled to the norm of
-    the same filter of ``params``. A filter is what leads to one output: all numbers of one
-    position on the last axis, for dense kernels [in, out] and for convolutions [h, w, C, F].
-    Leaves of fewer than two axes, so biases and scales of norms, do not move: their direction is 0.
+    The directions are standard normal numbers from ``numpy.random.default_rng(seed)``, first all of
+    u and then all of v, leaf by leaf. Each filter of a direction is then scaled to the norm of the
+    same filter of ``params``. A filter has the numbers with the same index on the last axis, for
+    dense kernels [in, out] and for convolutions [h, w, C, F]. For leaves with fewer than two axes,
+    such as biases and scales of norms, the direction is 0.
 
     Args:
       params: pytree of float arrays.
       seed: a non-negative integer.
 
     Returns:
-      (u, v), pytrees like ``params`` of NumPy arrays.
+      (u, v), pytrees of NumPy arrays with the structure of ``params``.
 
     Raises:
       TypeError, ValueError: ``seed`` is no such integer.
@@ -212,9 +213,10 @@ def random_directions(params: Params, seed: int = 0) -> tuple[Params, Params]:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _hessian_product(loss_fn, batch_size, params, vector, examples):
-    """The Hessian of the mean loss times ``vector``, [d].
+    """Compute the product of the Hessian of the mean loss and ``vector``, [d].
 
-    The gradient of <gradient, vector>: the convolutions on CPU have no forward-mode derivative.
+    It is the gradient of <gradient, vector>, because the convolutions on CPU have no forward-mode
+    derivative.
     """
     direction = tree.unflatten(vector, params)
 
@@ -232,7 +234,7 @@ def _hessian_product(loss_fn, batch_size, params, vector, examples):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _losses_at(loss_fn, batch_size, params, directions, grid, examples):
-    """The mean loss at params + a u + b v, for all rows (a, b) of ``grid``."""
+    """Compute the mean loss at params + a u + b v for all rows (a, b) of ``grid``."""
     u, v = directions
 
     def mean_loss(point):
@@ -244,7 +246,7 @@ def _losses_at(loss_fn, batch_size, params, directions, grid, examples):
 
 
 def _total_loss(loss_fn, params, batch, real):
-    """The sum of the losses of those examples of a batch that are ``real`` [B]."""
+    """Sum the losses of the real examples of a batch."""
     fixed = running_statistics(params)
     params = jax.tree.map(lambda f, p: jax.lax.stop_gradient(p) if f else p, fixed, params)
     losses, _ = apply_loss(loss_fn, params, batch, jax.random.key(0), real)
@@ -252,7 +254,7 @@ def _total_loss(loss_fn, params, batch, real):
 
 
 def _sum_over_batches(of_batch, zero, examples, batch_size):
-    """Sum of ``of_batch(batch, real)``, added to ``zero``; the last batch is padded."""
+    """Sum ``of_batch(batch, real)`` over all batches, from ``zero``; the last batch is padded."""
     total = _length(examples)
     size = min(batch_size, total)
     rows = jnp.arange(-(-total // size) * size).reshape(-1, size)
@@ -265,12 +267,12 @@ def _sum_over_batches(of_batch, zero, examples, batch_size):
 
 
 def _length(examples: PyTree) -> int:
-    """n, the length of all leaves of ``examples``."""
+    """Return n, the length of all leaves of ``examples``."""
     return jax.tree.leaves(examples)[0].shape[0]
 
 
 def _on_device(params: Params, examples: PyTree) -> tuple[Params, PyTree]:
-    """Both as arrays that no device holds on to, after checking them."""
+    """Check params and examples, and convert them to uncommitted arrays."""
     params, examples = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), (params, examples))
     for leaf in jax.tree.leaves(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -285,7 +287,7 @@ def _on_device(params: Params, examples: PyTree) -> tuple[Params, PyTree]:
 
 
 def _pair_like(params: Params, directions: Any) -> tuple[Params, Params]:
-    """``directions`` as two trees of the shapes and dtypes of ``params``."""
+    """Convert ``directions`` to two trees with the shapes and dtypes of ``params``."""
     shapes = jax.tree.map(jnp.shape, params)
     if len(directions) != 2 or any(jax.tree.map(np.shape, d) != shapes for d in directions):
         raise ValueError(

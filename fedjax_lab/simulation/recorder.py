@@ -64,7 +64,7 @@ class Recorder:
         self.saved = 0  # rounds in the last checkpoint
         self.spent = (0.0, 0.0)  # (seconds, compile_seconds) before this call
         self._path = Path(run_dir) if run_dir is not None and team.is_first else None
-        self._open: list[Any] = []  # what ``close`` closes, in this order
+        self._open: list[Any] = []  # resources for ``close``, in this order
         self._passes: Callable[[int], bool] = lambda step: True
         if self._path is None:
             return
@@ -73,7 +73,7 @@ class Recorder:
             self._open = [RunDirLock(self._path).release]
             try:
                 open_run_dir(self._path, config)
-                # As the directory has it: another machine makes something else of "auto".
+                # The recorded choice, because "auto" may be another one on another machine.
                 owner = run_id(read_config(self._path))
                 self._checkpoints = Checkpoints(self._path / CHECKPOINTS, owner)
                 self._open.insert(0, self._checkpoints.close)
@@ -91,14 +91,14 @@ class Recorder:
         there = saved[0] if saved else 0
         if rounds < there:
             raise ValueError(
-                f"rounds is {rounds}; it must be at least {there}, the rounds that run_dir "
-                f"{str(self._path)!r} holds already. For a shorter run, choose another directory."
+                f"rounds is {rounds}; it must be at least {there}, the number of rounds in run_dir "
+                f"{str(self._path)!r}. For a shorter run, choose another directory."
             )
         if there > eval_every and not any(map(self._passes, saved)):
             raise ValueError(
-                f"rounds is {rounds}; run_dir {str(self._path)!r} can only have {there}: of the "
-                f"multiples of eval_every ({eval_every}), where it would go on, no checkpoint is "
-                "left. Choose another directory."
+                f"rounds is {rounds}; run_dir {str(self._path)!r} can only have {there}: it "
+                f"has no checkpoint at a multiple of eval_every ({eval_every}) to continue from. "
+                "Choose another directory."
             )
         write_rounds(self._path, config)
 
@@ -200,7 +200,7 @@ class Recorder:
     def close(self) -> None:
         """Close the files and release the lock."""
         for close in self._open:
-            with suppress(OSError):  # a full disk was told before
+            with suppress(OSError):  # a full disk was reported before
                 close()
         self._open = []
 

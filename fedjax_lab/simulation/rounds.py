@@ -54,7 +54,7 @@ def build_rounds(run: Run, place: Placement) -> Callable[..., tuple[FedState, Me
             state, metrics = round_fn(state._replace(frozen=frozen), batch)
             if batch.expected_size is not None:
                 measured["overflow"] = jnp.isnan(batch.expected_size)
-            # Where a method waits for others than the round's clients, its own time counts.
+            # An asynchronous method does not wait for the round's clients; it reports its own time.
             return state._replace(frozen=()), {**measured, **metrics}
 
         return jax.lax.scan(body, state, first_round + jnp.arange(length, dtype=jnp.int32))

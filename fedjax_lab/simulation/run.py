@@ -119,7 +119,7 @@ class Run:
                 f"state.num_clients is {int(state.num_clients)}; clients has {clients.num_clients}."
             )
         state = taken_up(self.algorithm, state, self.schedule, clients)
-        # On the host: no device need hold all of it. With the types of the rounds' own containers.
+        # On the host, because it may not fit on a device; with the container types of the rounds.
         leaves = [np.array(leaf, leaf.dtype) for leaf in jax.tree.leaves(state)]
         own = jax.tree.unflatten(jax.tree.structure(expected), leaves)
         return dataclasses.replace(self, state=own, params=self.algorithm.params(own))

@@ -1,4 +1,4 @@
-"""The caller's evaluation functions: their results in rows, and the test that ends a run."""
+"""The caller's evaluation functions, and the test that ends a run early."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -66,14 +66,14 @@ class Scores(NamedTuple):
 
 def _scores(argument: str, function: Callable[..., Any] | None, value: Any, taken: set[str]) -> Row:
     """Convert the result of ``evaluate`` or ``diagnose`` for a row."""
-    # A tree of its own: whoever puts something else into a dict changes no state of the run.
+    # A copy of the tree, so that a function that changes a dict does not change the run's state.
     found = {} if function is None else function(jax.tree.map(lambda leaf: leaf, value))
     if not isinstance(found, Mapping):
         raise TypeError(f"{argument} returned {type(found).__name__}; it must be a dict.")
     for name in found:
         if name in taken:
             raise ValueError(
-                f"{argument} returned {name!r}, a name that rows have already; choose another."
+                f"{argument} returned {name!r}, a name that rows already have; choose another one."
             )
     try:
         return {name: as_value(score) for name, score in found.items()}

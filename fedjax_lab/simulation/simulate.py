@@ -167,7 +167,7 @@ def simulate(
     feed = _feed(run, clients, times, state, team, progress)
     if state is not None:
         run = run.adopt(team.gathered(state, everywhere=True), feed.clients)
-    shapes = run.shapes(feed.clients)  # which checks the schedule
+    shapes = run.shapes(feed.clients)  # this checks the schedule, too
     place = place.with_layout(run.params, run.frozen)
     record = _record(run, feed, place, Scores(evaluate, diagnose), run_dir, seed)
     check_names({**record, "num_devices": 1}, config)
@@ -192,7 +192,7 @@ def simulate(
             recorder.row(row, book.seconds, chunks.compile_seconds)
             bar.update(book.round, book.shown)
             if not book.diverged:
-                # Before a shorter last chunk, too: there a longer run would go on.
+                # Also before a shorter last chunk, where a longer run would resume.
                 is_last = book.round + eval_every > rounds
                 recorder.checkpoint(book.round, chunks, book.history, last=is_last)
             book.tell(row)
@@ -203,7 +203,7 @@ def simulate(
 
 
 def _feed(run, clients, times, state, team, progress) -> Feed:
-    """What gives the rounds their batches; cohorts of the caller's own are checked."""
+    """Create the feed of the run's data, and check a custom client sampling."""
     if times is not None:
         model = run.params if state is None else params_of(run.algorithm, state)
         clients = with_times(clients, times, run.algorithm, model)
@@ -221,7 +221,7 @@ def _look_at_inputs(run: Run, feed: Feed, clients: FederatedArrays | FederatedSt
 
 
 def _with_program(record, place, chunks, eval_every) -> dict[str, Any]:
-    """What config.json says of a run, its program included; all processes have the same one."""
+    """Add the program to the entries of config.json; they are the same in all processes."""
     record = {**record, **place.record()}
     if "content" in record:
         program = hash_program(chunks.lower(eval_every))
@@ -231,7 +231,7 @@ def _with_program(record, place, chunks, eval_every) -> dict[str, Any]:
 
 
 def _advance(run, chunks, book, stop, bar, profile) -> tuple[int, Metrics]:
-    """(rounds, metrics) of the next chunk; no rounds where the run has to end before it."""
+    """Run the next chunk; returns (rounds, metrics), or 0 rounds if the run must end before it."""
     length, before = run.chunk_length(book.round), chunks.compile_seconds
     if not chunks.prepare(length, stop.unless_set):
         return 0, {}
@@ -281,13 +281,13 @@ class Profile:
     opens in a browser, and a .xplane.pb for ``xprof`` or TensorBoard's plugin of that name.
 
     Args:
-      folder: where; None writes nothing.
+      folder: folder of the profile; None: no profile.
     """
 
     def __init__(self, folder: str | Path | None):
         self._folder = folder
 
     def once(self) -> AbstractContextManager[Any]:
-        """Profiles what is computed inside, the first time it is called."""
+        """Profile the code inside the context, in the first call only."""
         folder, self._folder = self._folder, None
         return nullcontext() if folder is None else jax.profiler.trace(str(folder))

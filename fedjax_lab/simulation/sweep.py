@@ -8,9 +8,9 @@ A run map says how the program maps the runs. Run maps are the client maps of
 ``scan``       one after the other
 ``chunk:n``    n at once, chunk after chunk
 ``shard_map``  an equal share of the runs on each device, which maps its share with ``scan`` on
-               CPU and ``vmap`` elsewhere; devices do not talk to each other
-``auto``       ``shard_map`` over the devices that are of use where there are several; else ``scan``
-               on CPU (where batched products over per-run weights are slow), ``vmap`` elsewhere
+               CPU and ``vmap`` elsewhere; devices do not communicate
+``auto``       with several devices, ``shard_map`` over as many as are useful; otherwise ``scan`` on
+               CPU (where batched products with per-run weights are slow) and ``vmap`` elsewhere
 =============  ============================================
 
 If all runs together need too much memory, groups of equal size run one after the other with the
@@ -87,13 +87,14 @@ def sweep(
     from params, so ``simulate``'s ``stop_when``, ``state`` and ``run_dir`` are not available.
 
     Args:
-      build: the point's values as keyword arguments -> the method; it gets traced scalars.
+      build: function that makes the method; it gets a point's values as keyword arguments, which
+        are traced scalars.
       params: the initial global model of all runs, or a function of ``jax.random.key(seed)`` that
         makes one for each seed.
       clients: the clients' data.
       points: name -> floats, for all combinations; or a list of dicts. ``{}`` varies only the seed.
       rounds: rounds of each run.
-      times: as in ``simulate``; messages are as large as the first point's.
+      times: as in ``simulate``; message sizes are those of the first point.
       seeds: every point is run once with each seed.
       evaluate: params -> dict of scalars, in operations that JAX can trace.
       eval_every: rounds between evaluations, which are also the compiled chunks.
@@ -113,8 +114,8 @@ def sweep(
     """
     if (team := Team.here()).is_multiprocess:
         raise ValueError(
-            f"there are {team.size} processes; a sweep runs in one. Give each process "
-            "some of the points, without jax.distributed."
+            f"there are {team.size} processes; a sweep runs in one. Run a part of the points in "
+            "each process, without jax.distributed."
         )
     check_int("rounds", rounds, minimum=1)
     check_int("eval_every", eval_every, minimum=1)
@@ -150,7 +151,7 @@ def sweep(
     bar.start_clock()
     with closing(bar), stop_on_signal() as stop:
         for index, group in enumerate(groups):
-            if index:  # the first group is in hand
+            if index:  # the first group has been started
                 program.start([runs[run] for run in group])
             for column, length in enumerate(lengths):
                 done = int(evaluated[column])
@@ -193,11 +194,11 @@ class _Book:
     def enter(
         self, group: range, column: int, done: int, metrics: PyTree, scores: PyTree
     ) -> dict[str, float]:
-        """Enter an evaluation of a group; returns means to be shown, and the largest epsilon."""
+        """Record an evaluation of a group; returns means to show, and the largest epsilon."""
         for slot, run in enumerate(group):
             row = self._tallies[run].row({name: v[slot] for name, v in metrics.items()})
             self._diverged[run] |= np.isnan([row["loss"], row["delta_norm"]]).any()
-            spoilt = np.nan if self._diverged[run] else 0.0  # what has diverged has no score
+            spoilt = np.nan if self._diverged[run] else 0.0  # a diverged run has no score
             row |= {name: float(v[slot]) + spoilt for name, v in scores.items()}
             spent = self._spent[run](done)
             row |= spent
@@ -212,7 +213,7 @@ class _Book:
 
 
 def _spent_at(algorithms, seeds, how, clients) -> list[Callable[[int], dict[str, Any]]]:
-    """Of each run, what ``guarantees`` says; the runs of a point ask once."""
+    """Return the ``guarantees`` of each run; they are computed once for each point."""
     points = [functools.cache(Run(a, how).guarantees(clients)) for a in algorithms]
     return [spent for spent in points for _ in seeds]
 
@@ -245,7 +246,7 @@ def _resolve_client_map(client_map: str) -> ClientMap:
 
 
 def _unflatten(parts: tuple[np.ndarray, ...], shape: tuple[int, int]) -> np.ndarray:
-    """Runs, group after group, as [P, R, ...]; NaN for those that are missing."""
+    """Arrange the runs of all groups as [P, R, ...]; missing runs become NaN."""
     joined = np.concatenate(parts)
     missing = shape[0] * shape[1] - len(joined)
     rest = np.full((missing, *joined.shape[1:]), np.nan, joined.dtype)

@@ -22,10 +22,10 @@ from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.types import Key, Params, PyTree
 
-# Of a device's memory, what a sweep may fill; the rest is for what lies there besides.
+# Share of a device's memory for a sweep; the rest is for other data.
 _SHARE_OF_MEMORY = 0.8
 
-Started = tuple[Params, Key, Point]  # initial global model, the run's key, hyper-parameters
+Started = tuple[Params, Key, Point]  # initial global model, the run's key, hyperparameters
 
 
 def group_size(num_runs: int, multiple: int, capacity: int) -> int:
@@ -42,9 +42,9 @@ def group_size(num_runs: int, multiple: int, capacity: int) -> int:
 
 
 class Program:
-    """What runs of one size are compiled to: their start, a chunk of rounds, the served models.
+    """The compiled programs of a group of runs: their start, a chunk of rounds, the global models.
 
-    ``data`` is what all runs share: the clients' data and the frozen weights, or ().
+    ``data`` has the values that all runs share: the clients' data and the frozen weights, or ().
     """
 
     def __init__(
@@ -59,16 +59,17 @@ class Program:
         self._build, self._schedule, self._client_map = build, schedule, client_map
         self._place, self._run_map, self._evaluate = place, place.client_map, evaluate
         self._data = place.copies(data)
-        self._resident: PyTree = ()  # what ``evaluate`` reads beside the params
+        self._resident: PyTree = ()  # arrays that ``evaluate`` reads in addition to the params
         self._score: Callable[[PyTree, Params], PyTree] = lambda resident, params: {}
         self._compiled: dict[Any, Any] = {}
         self.compile_seconds = 0.0
         self.size = 0
 
     def fit(self, runs: list[Started], length: int, max_bytes: int | None) -> None:
-        """Choose how many runs are in hand at once, compile their program, and start the first.
+        """Choose the size of a group, compile its program, and start the first group.
 
-        The states decide the first guess, what the compiled program says it needs the answer.
+        The first guess comes from the size of the states, the answer from the memory that the
+        compiled program needs.
         """
         one_run = (runs[0][0], runs[0][1], _as_arrays(runs[0][2]))
         state = jax.eval_shape(self._start_one, self._data, one_run, None)[1]
@@ -87,17 +88,17 @@ class Program:
             self._compiled.clear()
             self.start(runs[:size])
             memory = self._chunk(0, length).memory_analysis()
-            if memory is None:  # not every backend tells
+            if memory is None:  # not every backend reports it
                 return 0
             new = memory.output_size_in_bytes - memory.alias_size_in_bytes
             return memory.argument_size_in_bytes + memory.temp_size_in_bytes + new
 
-        # A program has its states at least twice: as it gets them, and as it returns them.
+        # A program needs memory for its states at least twice: as arguments and as results.
         most = size_for(num_devices * (budget - shared) // (2 * tree.nbytes(state)))
         needed = needed_by(most)
         if needed > budget and most > multiple:
             least = needed_by(multiple)
-            if least <= budget:  # what is needed grows linearly with the number of runs
+            if least <= budget:  # the memory grows linearly with the number of runs
                 per_run = (needed - least) / (most - multiple)
                 capacity = multiple + int((budget - least) / per_run)
                 size = size_for(min(capacity, most - multiple))
@@ -106,8 +107,8 @@ class Program:
             needed = least
         if needed > budget and max_bytes is not None:
             raise ValueError(
-                f"max_bytes is {max_bytes:,}; it must be at least {needed:,}, which "
-                f"{multiple} run{'s' * (multiple > 1)} at once need{'s' * (multiple == 1)}."
+                f"max_bytes is {max_bytes:,}; it must be at least {needed:,}, the memory for "
+                f"{multiple} run{'s' * (multiple > 1)} at once."
             )
 
     def start(
@@ -116,8 +117,8 @@ class Program:
         """Start a group of runs. If there are too few, the last one is repeated.
 
         Args:
-          runs: at most ``size``.
-          leaves: of each run, what ``leaves`` returned, to go on from; None: before round 0.
+          runs: at most ``size`` runs.
+          leaves: results of ``leaves`` for each run, to continue from; None: start before round 0.
         """
         self._states = None  # make room
         extra = self.size - len(runs)
@@ -144,7 +145,7 @@ class Program:
         return [[np.array(stack[run]) for stack in stacks] for run in range(count)]
 
     def advance(self, first: int, length: int) -> tuple[PyTree, PyTree]:
-        """Run rounds ``first`` to ``first + length``: metrics [runs, length], scores [runs]."""
+        """Run rounds ``first`` to ``first + length``; returns (metrics [runs, length], scores)."""
         rounds = self._chunk(first, length)
         arguments = self._arguments(first)
         self._states = None  # donated
@@ -152,7 +153,7 @@ class Program:
         return jax.device_get((metrics, scores))
 
     def served(self, count: int) -> Params:
-        """The first ``count`` runs' server models, on the host."""
+        """Return the global models of the first ``count`` runs, on the host."""
         serve = self._compile("serve", self._serve, (), self._states, self._runs)
         return jax.tree.map(
             lambda leaf: leaf[:count], jax.device_get(serve(self._states, self._runs))
@@ -177,13 +178,13 @@ class Program:
             self.compile_seconds += time.perf_counter() - before
         return self._compiled[name]
 
-    # What is compiled. The functions of one run have the form of a ``ClientFn``.
+    # The compiled functions. Those of a single run have the form of a ``ClientFn``.
 
     def _map(self, one, shared, runs):
         return self._run_map.run(one, shared, runs, {}, None)[1]
 
     def start_runs(self, shared: PyTree, runs: PyTree) -> PyTree:
-        """The states of all runs before round 0, to be compiled.
+        """Create the states of all runs before round 0; this function is compiled.
 
         Args:
           shared: (clients, frozen).
@@ -198,11 +199,13 @@ class Program:
         return {}, run.start(params, clients, key, frozen)
 
     def advance_runs(self, length: int, states: PyTree, runs: PyTree, shared: PyTree) -> PyTree:
-        """``length`` rounds of all runs, to be compiled: (states, metrics, scores).
+        """Run ``length`` rounds of all runs; this function is compiled.
+
+        It returns (states, metrics, scores).
 
         Args:
-          length: of the chunk, static.
-          states: of the runs, leaves [runs, ...].
+          length: rounds of the chunk, static.
+          states: states of the runs, leaves [runs, ...].
           runs: (keys, {name: values}), leaves [runs, ...].
           shared: (clients, frozen, the evaluation's data, the first round).
         """
@@ -233,7 +236,7 @@ class Program:
         except jax.errors.JAXTypeError as error:
             raise TypeError(
                 "evaluate cannot be traced; in a sweep it must consist of JAX operations, without "
-                f"float(), NumPy functions or `if` on what depends on the params. {error}"
+                f"float(), NumPy functions or `if` on values that depend on the params. {error}"
             ) from error
         for name, shape in shapes.items():
             if shape.shape != ():

@@ -26,7 +26,7 @@ def list_points(
       points: as in ``sweep``.
 
     Raises:
-      TypeError: a value is no number: strings and functions choose the program, not its arguments.
+      TypeError: a value is no number; strings and functions would change the program itself.
       ValueError: there are no points, or a list's points have different names.
     """
     if isinstance(points, Mapping):
@@ -70,14 +70,14 @@ def build_all(build: Callable[..., Algorithm], points: Sequence[Point]) -> list[
       points: result of ``list_points``.
 
     Raises:
-      TypeError: ``build`` returns no ``Algorithm``, or does not take a float where it gets one.
-      ValueError: ``build`` does not accept a name, needs another, a value is out of range, or two
-        points have other frozen weights.
+      TypeError: ``build`` returns no ``Algorithm``, or a hyperparameter cannot be a float.
+      ValueError: ``build`` does not accept a name, or needs another one; a value is out of range;
+        or points have different frozen weights.
     """
     if isinstance(build, Algorithm):
         raise TypeError(
-            f"build is the Algorithm {build.name}; it must be a function that makes one of a "
-            "point's values, such as functools.partial(algorithms.fedavg, loss_fn)."
+            f"build is the Algorithm {build.name}; it must be a function that makes an Algorithm "
+            "from a point's values, such as functools.partial(algorithms.fedavg, loss_fn)."
         )
     parameters = inspect.signature(build).parameters.values()
     accepted = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -119,8 +119,8 @@ def _number(name: str, value: Any) -> float:
     )
     if not (is_number or is_scalar):
         raise TypeError(
-            f"points has {value!r} for {name}; it must be a number, such as 1.0. What changes the "
-            "program itself (a number of slots, text, a function) goes into build."
+            f"points has {value!r} for {name}; it must be a number, such as 1.0. Options that "
+            "change the program itself (a number of slots, text, a function) belong in build."
         )
     return float(value)
 

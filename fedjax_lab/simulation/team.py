@@ -25,12 +25,12 @@ from fedjax_lab.clients.store import sharded_rows
 from fedjax_lab.storage.run_dir import differences
 from fedjax_lab.types import PyTree
 
-_BLOCK = 2**26  # bytes of a table that travel at once
-_LEAST = 2**10  # bytes of a text that travel at once: few lengths, few programs
+_BLOCK = 2**26  # bytes of a table that are sent at once
+_LEAST = 2**10  # smallest size of a text in bytes, so that few lengths need few programs
 _NAMED = 3  # processes in an error
-_DAY = 86_400_000  # milliseconds; a process that is gone is noticed earlier, by its heartbeat
+_DAY = 86_400_000  # milliseconds; a lost process is detected earlier, by its heartbeat
 _meetings = itertools.count()
-# What XLA's errors begin with, whatever Python makes of them.
+# How XLA's errors begin, for any Python exception.
 _STATUS = re.compile(
     r"\b(CANCELLED|UNKNOWN|INVALID_ARGUMENT|DEADLINE_EXCEEDED|FAILED_PRECONDITION|ABORTED|INTERNAL"
     r"|UNAVAILABLE|DATA_LOSS): "
@@ -39,7 +39,7 @@ _GONE = ("heartbeat", "Gloo", "Connection", "NCCL", "UNAVAILABLE", "DEADLINE_EXC
 
 
 class ElsewhereError(RuntimeError):
-    """Another process of the run has failed; the message is that of its error."""
+    """Another process of the run has failed; the message is the one of its error."""
 
 
 class Team:
@@ -274,7 +274,7 @@ class _Processes(Team):
             for start, stop in mine:
                 wanted[start:stop] = True
             kept = self._sent_in_blocks(0, value, like, wanted)
-            first = np.cumsum(wanted) - 1  # where a row lies in ``kept``
+            first = np.cumsum(wanted) - 1  # position of a row in ``kept``
 
             def part(index):
                 start, stop = _rows(index, like.shape[0])
@@ -310,8 +310,8 @@ class _Processes(Team):
         return tuple(map(bool, found.any(0)))
 
     def meet(self) -> None:
-        # JAX keeps the compiled programs of process 0 alone, so that a second run has them there at
-        # once, and elsewhere after compiling.
+        # JAX caches compiled programs only in process 0, so in a second run this process has them
+        # at once, and the others only after compiling.
         _wait_at_barrier(f"fedjax_lab/{next(_meetings)}")
 
     def agree(self, mine: Mapping[str, Any]) -> None:
@@ -349,7 +349,7 @@ class _Processes(Team):
     def reporting_losses(self) -> Iterator[None]:
         try:
             yield
-        except (jax.errors.JaxRuntimeError, ValueError) as error:  # one where a value is fetched
+        except (jax.errors.JaxRuntimeError, ValueError) as error:  # also when a value is fetched
             if not _is_loss(error):
                 raise
             told = (
@@ -387,14 +387,14 @@ class _Processes(Team):
 
 
 def _wait_at_barrier(name: str) -> None:
-    """Wait, for a day if need be, until all processes have come to the barrier of this name.
+    """Wait until all processes have reached the barrier of this name, for a day at most.
 
-    It is the coordination service's, which JAX shows in no public module: what
-    ``multihost_utils.sync_global_devices`` does instead is an exchange, and on CPU an exchange
-    gives the others 30 seconds to come to it.
+    The barrier belongs to JAX's coordination service, which is in no public module. The public
+    ``multihost_utils.sync_global_devices`` is a collective, which on CPU fails if the other
+    processes take more than 30 seconds.
 
     Raises:
-      ImportError: this release of JAX has the service elsewhere.
+      ImportError: this release of JAX has moved the service.
     """
     try:
         from jax._src import distributed
@@ -403,9 +403,8 @@ def _wait_at_barrier(name: str) -> None:
         wait = client.wait_at_barrier
     except (ImportError, AttributeError) as error:
         raise ImportError(
-            f"jax {jax.__version__} has its coordination service elsewhere than this version of "
-            "fedjax_lab expects, so that a run of several processes cannot wait for all of them; "
-            "install a release of jax that pyproject.toml names."
+            f"jax {jax.__version__} has moved its coordination service, which a run of several "
+            "processes needs; install a release of jax that pyproject.toml allows."
         ) from error
     wait(name, _DAY)
 

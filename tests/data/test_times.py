@@ -236,7 +236,7 @@ def test_bad_combinations():
     with pytest.raises(TypeError, match="step_seconds is 'fast'"):
         ClientTimes(step_seconds="fast")
     for times in (ClientTimes(np.ones(N + 1)), ClientTimes(availability=np.ones(N + 1, bool))):
-        with pytest.raises(ValueError, match=f"is of {N + 1} clients; N is {N}"):
+        with pytest.raises(ValueError, match=f"has {N + 1} clients; N is {N}"):
             times.resolve(N, UP, DOWN)
     for devices, name in ((Devices(time_budget=3.0), "time_budget"), (Devices(step_time=2.0), "")):
         with pytest.raises(ValueError, match=rf"devices\.{name or 'step_time'} is .* omit it"):

@@ -148,5 +148,5 @@ def test_other_metrics_are_refused(returned, message):
 
 def test_an_evaluation_of_the_same_name_is_refused():
     algorithm = algorithms.fedavg(with_metrics, client_lr=0.1)
-    with pytest.raises(ValueError, match="evaluate returned 'label', a name that rows have"):
+    with pytest.raises(ValueError, match="evaluate returned 'label', a name that rows"):
         run(algorithm, evaluate=lambda params: {"label": 1.0})

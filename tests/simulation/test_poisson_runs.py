@@ -103,6 +103,6 @@ def test_too_many_clients_end_the_run(monkeypatch):
 
 
 def test_no_run_with_a_sampler_of_its_own():
-    with pytest.raises(ValueError, match="sampling is 'poisson' and sample_cohort is given"):
+    with pytest.raises(ValueError, match="sampling is 'poisson' and sample_cohort is set"):
         run("fedavg", sample_cohort=lambda key, round: jnp.arange(6))
     assert poisson_slots(6, 24) < 24

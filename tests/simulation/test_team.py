@@ -32,5 +32,5 @@ def test_jax_has_the_barrier_where_it_is_looked_for():
 def test_where_jax_has_moved_it_that_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax._src.distributed", None)
     monkeypatch.delattr("jax._src.distributed", raising=False)
-    with pytest.raises(ImportError, match=rf"jax {jax.__version__} has its coordination service"):
+    with pytest.raises(ImportError, match=rf"jax {jax.__version__} has moved its coordination"):
         team._wait_at_barrier("anywhere")

@@ -173,7 +173,7 @@ def test_what_does_not_go_together_is_refused():
     counted = with_dp(FEDAVG, 1.0, 1.0, delta=1e-5)
     with pytest.raises(ValueError, match="times have availability or over_selection; fedavg"):
         run(counted, times=WAITING)
-    with pytest.raises(ValueError, match="'simulated_seconds', a name that rows have"):
+    with pytest.raises(ValueError, match="'simulated_seconds', a name that rows"):
         run(FEDAVG, times=times(), evaluate=lambda params: {"simulated_seconds": math.pi})
 
 

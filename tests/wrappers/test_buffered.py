@@ -257,7 +257,7 @@ def test_bad_arguments(arguments, message):
 def test_a_cohort_of_another_size_and_a_wrong_function_are_errors():
     batch = teller.batch_of(np.ones((3, 2, teller.D), np.float32))
     for algorithm, message in (
-        (with_buffered_aggregation(teller.teller(), 2, 4), "the cohort is of 3"),
+        (with_buffered_aggregation(teller.teller(), 2, 4), "the cohort has 3"),
         (
             with_buffered_aggregation(teller.teller(), 3, 6, staleness=lambda tau: tau.sum()),
             r"staleness returned an array of shape \(\)",

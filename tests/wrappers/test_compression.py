@@ -367,7 +367,7 @@ def test_a_message_with_integers_is_refused():
     wrapped = with_compression(
         sends(lambda delta: {"sums": delta["b"], "count": delta["b"] > 0}), "sign"
     )
-    with pytest.raises(ValueError, match=r"message\['count'\] of sends holds bool\[3\]; with_comp"):
+    with pytest.raises(ValueError, match=r"message\['count'\] of sends has bool\[3\]; with_comp"):
         wrapped.init(initial_params(), N)
 
 

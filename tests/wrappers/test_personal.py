@@ -269,7 +269,7 @@ def test_mistakes_are_named():
             with_personal(method, is_bias)
     method = algorithms.fedavg(loss_fn, client_lr=RATE)
     for is_personal, word in ((lambda path: False, "no"), (lambda path: True, "all")):
-        with pytest.raises(ValueError, match=f"holds for {word} leaves .* The leaves are W, b"):
+        with pytest.raises(ValueError, match=f"is true for {word} leaves .* The leaves are W, b"):
             with_personal(method, is_personal).init(initial_params(), N)
     with pytest.raises(ValueError, match="steps is 0"):
         personal_first(is_bias, 0)

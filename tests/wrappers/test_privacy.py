@@ -497,9 +497,9 @@ def test_rows_have_epsilon(monkeypatch):
         call == (3.0, 1e-3, {**counted, "sampling": "poisson", "accountant": "pld"})
         for call in asked
     )
-    with pytest.raises(ValueError, match="evaluate returned 'epsilon', a name that rows have"):
+    with pytest.raises(ValueError, match="evaluate returned 'epsilon', a name that rows"):
         simulate(algorithm, start, clients, rounds=2, evaluate=lambda p: {"epsilon": 0}, **SETTINGS)
-    with pytest.raises(ValueError, match="sample_cohort is given; fedavg"):
+    with pytest.raises(ValueError, match="sample_cohort is set; the accounting of fedavg"):
         simulate(
             algorithm,
             start,

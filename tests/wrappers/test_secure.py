@@ -264,5 +264,5 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match=r"neighbours is 3; it must be even"):
         with_secure_aggregation(teller(), 32, 1.0, neighbours=3)
     few = with_secure_aggregation(teller(), 4, 1.0)
-    with pytest.raises(ValueError, match=r"bits is 4; .* cohort of 9 .* at least 5"):
+    with pytest.raises(ValueError, match=r"bits is 4; .* at least 5, .* 9 messages"):
         run(few, batch_of(draw()))
