@@ -160,13 +160,14 @@ $(STUDIES:%=%-study): %-study: $(VENV)/.runtime
 privacy-study robustness-study: %-study: $(VENV)/.test
 	$(BIN)/python -m experiments.$*
 
-# All RESULTS.md and the summary of the claims, from the kept results alone; a difference from what
-# is committed is an error.
+# All RESULTS.md and the summary of the claims, from the kept results alone. A difference from what is
+# committed is an error, and so is a number of a discussion that its page does not have.
 studies-report: $(VENV)/.runtime
 	for paper in $(STUDIES); do \
 	  $(BIN)/python -m experiments.$$paper --report --runs build/none || exit 1; \
 	done
 	$(BIN)/python -m experiments.studies.summary
+	$(BIN)/python -m experiments.studies.numbers
 	for study in privacy robustness; do \
 	  $(BIN)/python -m experiments.$$study --report || exit 1; \
 	done

@@ -1,13 +1,14 @@
 """What the paper of GradMA says of its tables."""
 
 from experiments.studies.claims import Claim
+from experiments.studies.measures import rounds_to
 
 _TABLES, _SKEWED, _MILD = "tables_1_and_2", "dirichlet:0.01", "dirichlet:0.1"
 _OTHERS = ("FedAvg", "FedAvgM", "SCAFFOLD")
 
 
-def _table(text: str, ahead: str, *of: str, column: str = _SKEWED, by: float = 0.0) -> Claim:
-    return Claim(f"{text} (Tables 1, 2)", _TABLES, column, ahead, of, by=by)
+def _table(text: str, ahead: str, *of: str, column: str = _SKEWED, **more) -> Claim:
+    return Claim(f"{text} (Tables 1, 2)", _TABLES, column, ahead, of, **more)
 
 
 def _memory(column: str) -> Claim:
@@ -25,13 +26,43 @@ CLAIMS = (
     _table(
         "GradMA is ahead of FedAvg, FedAvgM and SCAFFOLD, 0.1", "GradMA", *_OTHERS, column=_MILD
     ),
-    _table("GradMA is ahead of FedAvg by 20 points, 0.01", "GradMA", "FedAvg", by=20.0),
+    _table(
+        "GradMA is ahead of FedAvg by 20 points, 0.01",
+        "GradMA",
+        "FedAvg",
+        by=20.0,
+        why="the paper's FedAvg is at 46 %, and here at 82 %; BatchNorm and weights by examples, "
+        "each run alone, lower it to 57 and 77 %",
+    ),
     _table("GradMA-S is ahead of FedAvgM, 0.01", "GradMA-S", "FedAvgM"),
     _table("GradMA-S is ahead of FedAvgM, 0.1", "GradMA-S", "FedAvgM", column=_MILD),
     _table("GradMA-W is ahead of FedAvg, 0.01", "GradMA-W", "FedAvg"),
     _table("GradMA-W with x_-1 kept is ahead of FedAvg, 0.01", "GradMA-W, x_-1 kept", "FedAvg"),
     _table("GradMA is ahead of GradMA-S, 0.01", "GradMA", "GradMA-S"),
     _table("GradMA is ahead of GradMA-W, 0.01", "GradMA", "GradMA-W"),
+    *(
+        _table(f"GradMA-S is ahead of GradMA-W, {name}", "GradMA-S", "GradMA-W", column=column)
+        for name, column in (("0.01", _SKEWED), ("0.1", _MILD))
+    ),
+    Claim(
+        "GradMA's lead over FedAvg grows with skew, 0.01 against 0.1 (Tables 1, 2)",
+        _TABLES,
+        _SKEWED,
+        "GradMA",
+        ("FedAvg",),
+        since=_MILD,
+    ),
+    *(
+        Claim(
+            f"{name} needs fewer rounds than FedAvg, FedAvgM and SCAFFOLD, 0.01 (Table 2)",
+            _TABLES,
+            _SKEWED,
+            name,
+            _OTHERS,
+            measure=rounds_to(80),
+        )
+        for name in ("GradMA", "GradMA-S")
+    ),
     _memory(_SKEWED),
     _memory(_MILD),
     Claim(
@@ -40,5 +71,12 @@ CLAIMS = (
         _SKEWED,
         "beta1 0, beta2 0.5",
         ("beta1 0, beta2 0",),
+    ),
+    Claim(
+        "GradMA-S with the latest updates is ahead of MIFA (Figure 5)",
+        "figure_5",
+        _SKEWED,
+        "beta1 0, beta2 0",
+        ("MIFA",),
     ),
 )

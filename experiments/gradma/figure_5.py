@@ -26,6 +26,8 @@ METHODS = {
     for beta1 in _PAPER
     for beta2 in _PAPER
 }
+# The paper compares beta2 = 0 with MIFA, whose server has the latest updates as well.
+METHODS["MIFA"] = Method("mifa", {"client_lr": (0.1,), "server_lr": (1.0,)})
 _NINE = tuple(_name(beta1, beta2) for beta1 in _MACHINE for beta2 in _MACHINE)
 
 STUDY = Study(
@@ -33,7 +35,8 @@ STUDY = Study(
     title="Figure 5: GradMA-S over its momentum factors",
     notes="""\
 beta1 is `server_momentum`, beta2 `memory_decay`. The setting of Tables 1 and 2 with client_lr 0.1
-and server_lr 1 for all, 200 rounds, nine of the paper's 36 pairs.""",
+and server_lr 1 for all, 200 rounds, nine of the paper's 36 pairs. MIFA has the same rates and no
+momentum.""",
     methods=METHODS,
     scales={
         "paper": Scale(
@@ -49,7 +52,7 @@ and server_lr 1 for all, 200 rounds, nine of the paper's 36 pairs.""",
             columns=columns(table_setting("fashion_mnist", "mlp", 200), ("dirichlet:0.01",), 40),
             hardware="2 CPU cores",
             minutes=6,
-            methods=_NINE,
+            methods=(*_NINE, "MIFA"),
         ),
         "smoke": smoke(100, 5, _NINE[:2]),
     },

@@ -1,7 +1,8 @@
-"""A paper's claims as comparisons of a table's methods, and which of them show.
+"""A paper's claims as comparisons of a table's methods, and what the results say of them.
 
-A claim is decided by the rules of experiments/PROTOCOL.md from the results alone, once for the
-columns that run its methods as the paper writes them and once as its code does.
+A claim is decided by ``experiments.studies.verdicts`` from the results alone: by the top and by
+the tail of the runs, for the columns that run its methods as the paper writes them and for those
+that run them as its code does.
 """
 
 import dataclasses
@@ -9,39 +10,26 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.studies.groups import groups_of
-from fedjax_lab.estimates import NOTHING, format_estimate, markdown_table
-from fedjax_lab.report.paired import Difference, best_group, paired_difference
+from experiments.studies.measures import ACCURACY, Measure
+from experiments.studies.verdicts import (
+    CHANCE,
+    CONTRADICTED,
+    Decision,
+    ahead,
+    alike,
+    both_measures,
+    both_ways,
+)
+from fedjax_lab.estimates import NOTHING, markdown_table
+from fedjax_lab.report.paired import best_group, paired_difference
 from fedjax_lab.report.runs import Group, Run
-from fedjax_lab.report.statistics import number
 from fedjax_lab.report.tables import UNSOLVED, UNSOLVED_NOTE, worst_residual
 
-SHOWS, OPEN, FAILS = "shows", "open", "does not show"
-ALIKE = 1.0  # points
 AS_PUBLISHED = ", as published"
-
-
-def top(run: Run) -> float:
-    """A run's top accuracy in percent."""
-    return 100 * max((v for v in run.values("accuracy") if not math.isnan(v)), default=math.nan)
-
-
-def lost(run: Run) -> float:
-    """What of it is gone at the end, negative: points."""
-    return 100 * run.values("accuracy")[-1] - top(run)
-
-
-def low_perplexity(run: Run) -> float:
-    """Minus the lowest perplexity."""
-    return -min((v for v in run.values("perplexity") if not math.isnan(v)), default=math.nan)
-
-
-def flatness(run: Run) -> float:
-    """Minus the Hessian's largest eigenvalue at the last model."""
-    values = run.landscape.get("eigenvalues") or [math.nan]
-    return -number(values[0])
+_UNKNOWN = "not known"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +46,7 @@ class Claim:
       measure: of a run; more is better.
       by: how much it is said to be ahead, at least.
       since: a column whose measure is subtracted, of the same method and seed.
+      why: why it is contradicted, in a sentence that says what was measured.
     """
 
     text: str
@@ -66,35 +55,63 @@ class Claim:
     ahead: str
     of: Sequence[str]
     alike: bool = False
-    measure: Callable[[Run], float] = top
+    measure: Measure = ACCURACY
     by: float = 0.0
     since: str = ""
+    why: str = ""
+
+
+class Judged(NamedTuple):
+    """A claim with what the results say of it.
+
+    Attributes:
+      claim: the claim.
+      decisions: by top and by tail as written, then by top and by tail as published.
+      verdict: over all four.
+      marked: whether quadratic programs of a method that it names were not solved.
+    """
+
+    claim: Claim
+    decisions: tuple[Decision, ...]
+    verdict: str
+    marked: bool
+
+    @property
+    def comparisons(self) -> int:
+        """In how many ways the claim was tested: as written, as published."""
+        return sum(self.decisions[i].estimate is not None for i in (0, 2))
 
 
 def decide(
     claim: Claim, groups: Mapping[str, Group], before: Mapping[str, Group] | None = None
-) -> tuple[str, Difference | None]:
-    """What a column says of a claim: a verdict, and the difference behind it.
+) -> tuple[Decision, Decision]:
+    """Decide a claim in one column, by top and by tail.
 
     Args:
       claim: the claim.
       groups: method -> its final runs.
       before: those of the column ``claim.since``.
     """
-    measure = claim.measure if before is None else _change(claim.measure, before)
+    top, tail = claim.measure.top, claim.measure.tail
+    first = _decide_by(top, claim, groups, before)
+    return first, Decision(NOTHING) if tail is None else _decide_by(tail, claim, groups, before)
+
+
+def _decide_by(
+    measure: Callable[[Run], float],
+    claim: Claim,
+    groups: Mapping[str, Group],
+    before: Mapping[str, Group] | None,
+) -> Decision:
+    measure = measure if before is None else _change(measure, before)
     rivals = [groups[name] for name in claim.of if name in groups]
     best = best_group(rivals, measure)
     if claim.ahead not in groups or best is None:
-        return NOTHING, None
+        return Decision(NOTHING)
     found = paired_difference(groups[claim.ahead], best, measure)
     if found is None or math.isnan(found.estimate.mean):
-        return NOTHING, found
-    mean, half = found.estimate.mean - claim.by, found.estimate.half_width
-    half = math.inf if half is None else half
-    if claim.alike:
-        outside = abs(mean) - half > ALIKE
-        return SHOWS if abs(mean) <= ALIKE else FAILS if outside else OPEN, found
-    return SHOWS if mean - half > 0 else FAILS if mean <= 0 else OPEN, found
+        return Decision(NOTHING)
+    return alike(found.estimate) if claim.alike else ahead(found.estimate, claim.by)
 
 
 def _change(measure: Callable[[Run], float], before: Mapping[str, Group]) -> Callable[[Run], float]:
@@ -102,21 +119,8 @@ def _change(measure: Callable[[Run], float], before: Mapping[str, Group]) -> Cal
     return lambda run: measure(run) - start.get((run.algorithm, run.seed), math.nan)
 
 
-def verdict(written: str, published: str) -> str:
-    """Both ways in one word.
-
-    Args:
-      written, published: what ``decide`` says of each; a dash where there is no such column.
-    """
-    if published == NOTHING or written == published:
-        return written
-    if SHOWS in (written, published):
-        return f"{SHOWS} only as {'written' if written == SHOWS else 'published'}"
-    return OPEN
-
-
-def judge(claims: Sequence[Claim], studies: Sequence[Any], folder: Path) -> list[list[str]]:
-    """Rows (claim, as written, as published, verdict) of a paper.
+def judge(claims: Sequence[Claim], studies: Sequence[Any], folder: Path) -> list[Judged]:
+    """Decide all claims of a paper.
 
     Args:
       claims: of the paper.
@@ -124,24 +128,26 @@ def judge(claims: Sequence[Claim], studies: Sequence[Any], folder: Path) -> list
       folder: with their results.
     """
     by_name = {study.short: study for study in studies}
-    rows = []
+    kept: dict[str, Any] = {}
+    found = []
     for claim in claims:
         study = by_name[claim.study]
-        path = study.result_path(folder)
-        result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        columns = groups_of(study, result) if result else {}
-        cells, verdicts = [], []
+        if claim.study not in kept:
+            path = study.result_path(folder)
+            result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+            kept[claim.study] = (result, groups_of(study, result) if result else {})
+        result, columns = kept[claim.study]
+        decisions: list[Decision] = []
+        marked = False
         for way in ("", AS_PUBLISHED):
-            groups, before = (
-                _groups(columns, result, name, way) for name in (claim.column, claim.since)
-            )
-            said, found = decide(claim, groups, before if claim.since else None)
-            verdicts.append(said)
-            shown = NOTHING if found is None else format_estimate(found.estimate, 1)
-            mark = f" {UNSOLVED}" if _is_marked(claim, groups) else ""
-            cells.append(shown if shown == NOTHING else f"{said}: {shown}{mark}")
-        rows.append([claim.text, *cells, verdict(*verdicts)])
-    return rows
+            groups = _groups(columns, result, claim.column, way)
+            before = _groups(columns, result, claim.since, way) if claim.since else None
+            decisions += decide(claim, groups, before)
+            marked = marked or _is_marked(claim, groups)
+        top, tail, published_top, published_tail = (each.verdict for each in decisions)
+        said = both_ways(both_measures(top, tail), both_measures(published_top, published_tail))
+        found.append(Judged(claim, tuple(decisions), said, marked))
+    return found
 
 
 def _is_marked(claim: Claim, groups: Mapping[str, Group]) -> bool:
@@ -160,16 +166,48 @@ def _groups(columns: Mapping[str, Any], result: Any, name: str, way: str) -> dic
     return {group.label: group for group in found}
 
 
-def claims_section(judged: Sequence[Sequence[str]]) -> list[str]:
-    """Markdown of what ``judge`` found; nothing for a paper without claims."""
+def claims_section(judged: Sequence[Judged]) -> list[str]:
+    """Return Markdown of what ``judge`` found; nothing for a paper without claims."""
     if not judged:
         return []
+    heads = ["top, as written", "tail, as written", "top, as published", "tail, as published"]
+    used = [i for i in range(len(heads)) if any(one.decisions[i].estimate for one in judged)]
+    rows = [["claim", *(heads[i] for i in used), "verdict"]]
+    for one in judged:
+        name = f" [{one.claim.measure.name}]" if one.claim.measure.name else ""
+        mark = f" {UNSOLVED}" if one.marked else ""
+        cells = [str(one.decisions[i]) for i in used]
+        rows.append([f"{one.claim.text}{name}{mark}", *cells, one.verdict])
+    contradicted = [one.claim for one in judged if CONTRADICTED in one.verdict]
     return [
         "## Claims",
-        "Each claim as a comparison of a table's methods: the paired difference in points of top "
-        "accuracy where nothing else is said, with its 95 % interval, as the paper writes its "
-        "methods and as its code runs them. [The protocol](../PROTOCOL.md) says what shows, what "
-        "does not, and what is open.",
-        markdown_table([["claim", "as written", "as published", "verdict"], *judged]),
-        *([UNSOLVED_NOTE] if any(UNSOLVED in cell for row in judged for cell in row) else []),
+        "Each claim as a comparison of a table's methods: the paired difference with its 95 % "
+        "interval, in points of accuracy where brackets name nothing else. Top is a run's best "
+        "evaluation, tail the mean over the last tenth of its rounds. Methods run as the paper "
+        "writes them and as its code runs them. Behind an undecided difference stands the number "
+        "of seeds that would decide it if mean and spread stayed as they are. "
+        "[The protocol](../PROTOCOL.md) has the rules.",
+        chance_note(judged),
+        markdown_table(rows),
+        *([UNSOLVED_NOTE] if any(one.marked for one in judged) else []),
+        *(["Why a claim is contradicted here:"] if contradicted else []),
+        *(
+            ["\n".join(f"- {claim.text}: {claim.why or _UNKNOWN}." for claim in contradicted)]
+            if contradicted
+            else []
+        ),
     ]
+
+
+def chance_note(judged: Sequence[Judged]) -> str:
+    """Say how many claims there are and how many would show by chance.
+
+    Args:
+      judged: from ``judge``.
+    """
+    tests = sum(one.comparisons for one in judged)
+    return (
+        f"{len(judged)} claims in {tests} comparisons. If no method differed from another, "
+        f"{CHANCE:.1%} of the comparisons, about {CHANCE * tests:.1f}, would show by chance, and "
+        "as many would be contradicted."
+    )

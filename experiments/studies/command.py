@@ -1,7 +1,7 @@
 """The command line of a paper's studies.
 
     python -m experiments.PAPER [STUDY ...] [--scale machine] [--columns C ...] [--methods M ...]
-        [--dataset D --model M] [--seeds 1 2 3]
+        [--dataset D --model M] [--seeds 1 2 3] [--keep-tuning]
     python -m experiments.PAPER [STUDY ...] --report
 
 ``--report`` gathers the run directories into PAPER/results/STUDY.json and writes RESULTS.md,
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from experiments.studies.claims import Claim, judge
 from experiments.studies.report import write_results
-from experiments.studies.runs import gather, run_study, slug, with_kept, write_compact
+from experiments.studies.runs import gather, keep_tuning, run_study, slug, with_kept, write_compact
 from experiments.studies.study import Scale, Study
 from fedjax_lab.storage.programs import keep_by_default
 
@@ -47,6 +47,9 @@ def main(
     parser.add_argument("--dataset", help="in place of the study's")
     parser.add_argument("--model", help="in place of the study's, where the data set needs another")
     parser.add_argument("--seeds", nargs="+", type=int, help="of the final runs")
+    parser.add_argument(
+        "--keep-tuning", action="store_true", help="take the points that the stored results chose"
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are kept")
     parser.add_argument("--report", action="store_true", help="write RESULTS.md; run nothing")
     parser.add_argument("--list", action="store_true", help="say what there is; run nothing")
@@ -78,6 +81,9 @@ def main(
             for name in names or ():
                 if name not in known:
                     parser.error(f"{study.short} has no {kind} {name!r}; it has {', '.join(known)}")
+        stored = study.result_path(own) if given.keep_tuning else None
+        if stored is not None:
+            keep_tuning(study, given.scale, scale, _folder(study, given), stored)
         run_study(study, scale, _folder(study, given), given.columns, given.methods)
 
 

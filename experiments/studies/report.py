@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.studies.claims import claims_section, flatness
+from experiments.studies.claims import Judged, claims_section
 from experiments.studies.groups import groups_of
+from experiments.studies.measures import flatness
 from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate, markdown_table
 from fedjax_lab.report.curves import (
     ACCURACY,
@@ -72,9 +73,7 @@ minutes and seconds compare a table's methods roughly at best. A dash stands for
 measured."""
 
 
-def write_results(
-    studies: Sequence[Any], folder: Path, judged: Sequence[Sequence[str]] = ()
-) -> Path:
+def write_results(studies: Sequence[Any], folder: Path, judged: Sequence[Judged] = ()) -> Path:
     """Write RESULTS.md, RESULTS.html and the figures of all studies that have results.
 
     discussion.md of the folder, where it is, becomes the end of both.

@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.studies.fingerprint import fingerprint, specification
 from experiments.studies.paper_numbers import paper_accuracies
 from experiments.studies.personal import run_personal
 from experiments.studies.study import Column, Method, Point, Scale, Study, as_json, finite
@@ -159,9 +160,7 @@ def run_cell(
       SystemExit: the folder holds results of other settings.
     """
     method, tuning_file = study.methods[method_name], folder / TUNING
-    column = problem.column.conditions()
-    rest = {"finalists": scale.finalists, "grid_points": scale.grid_points}
-    declared = as_json({**method.declared(), **column, **rest, "held_out": scale.held_out})
+    declared = _declared(method, problem.column, scale)
     if tuning_file.exists():
         tuning = json.loads(tuning_file.read_text(encoding="utf-8"))
         if tuning["declared"] != declared:
@@ -171,6 +170,7 @@ def run_cell(
         chosen, tried, finals = tune(problem, method, scale, study.allowed)
         seconds = round(time.perf_counter() - began, 1)
         tuning = {"declared": declared, "chosen": chosen, "tried": tried, "finalists": finals}
+        tuning["fingerprint"] = _fingerprint(method, problem.column)
         tuning = finite({**tuning, "seconds": seconds, "versions": versions()})
         folder.mkdir(parents=True, exist_ok=True)
         write_json(tuning_file, tuning)
@@ -200,6 +200,51 @@ def run_cell(
         # A study keeps numbers; its models would be gigabytes.
         shutil.rmtree(path / CHECKPOINTS, ignore_errors=True)
     return tuning
+
+
+def _declared(method: Method, column: Column, scale: Scale) -> dict[str, Any]:
+    rest = {"finalists": scale.finalists, "grid_points": scale.grid_points}
+    conditions = column.conditions()
+    return as_json({**method.declared(), **conditions, **rest, "held_out": scale.held_out})
+
+
+def _fingerprint(method: Method, column: Column) -> list[float] | None:
+    specified = specification(method, column)
+    return None if specified is None else list(fingerprint(specified))
+
+
+def keep_tuning(study: Study, scale_name: str, scale: Scale, folder: Path, stored: Path) -> None:
+    """Write tuning.json of each stored cell, so that its final runs can be made again.
+
+    A folder that has one keeps it, and a column under other conditions gets none.
+
+    Args:
+      study: the study.
+      scale_name, scale: its scale.
+      folder: of the scale's run directories.
+      stored: the study's results.
+    """
+    result = json.loads(stored.read_text(encoding="utf-8"))
+    if result["scale"] != scale_name:
+        return
+    for name, kept in result["columns"].items():
+        column = scale.columns.get(name)
+        if column is None or any(kept[key] != value for key, value in column.conditions().items()):
+            continue
+        for method_name, cell in kept["methods"].items():
+            file = folder / slug(name) / slug(method_name) / TUNING
+            method = study.methods.get(method_name)
+            if file.exists() or method is None:
+                continue
+            tuning = {
+                "declared": _declared(method, column, scale),
+                "chosen": cell["chosen"],
+                **cell["tuning"],
+                "seconds": cell["seconds"],
+                "fingerprint": _fingerprint(method, column),
+            }
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, tuning)
 
 
 def is_whole(path: Path) -> bool:
@@ -337,6 +382,7 @@ def _compact_cell(cell: Path, runs: Sequence[Any]) -> dict[str, Any]:
         compact.append(
             {
                 "seed": run_.seed,
+                "stopped": run_.summary["stopped"],
                 "partition_hash": run_.partition["hash"],
                 "curves": {
                     name: [_short(row.get(name)) for row in run_.rows]
@@ -354,6 +400,10 @@ def _compact_cell(cell: Path, runs: Sequence[Any]) -> dict[str, Any]:
         "tuning": {"tried": tuning["tried"], "finalists": tuning["finalists"]},
         "seconds": round(tuning["seconds"] + sum(r.seconds + r.compile_seconds for r in runs), 1),
         "versions": runs[0].config["versions"],
+        "code": {
+            "fedjax_lab": runs[0].config["versions"]["fedjax_lab"],
+            "fingerprint": tuning["fingerprint"],
+        },
         "runs": compact,
     }
 

@@ -56,6 +56,12 @@ class Method:
 
     def config(self, column: "Column", point: Mapping[str, float], **more: Any) -> RunConfig:
         """The settings of a run at a point of the grid."""
+        return RunConfig.from_dict(self.settings_of(column, point, **more))
+
+    def settings_of(
+        self, column: "Column", point: Mapping[str, float], **more: Any
+    ) -> dict[str, Any]:
+        """The settings of a run at a point of the grid, by the names of ``RunConfig``."""
         rates = {name: point[name] for name in VARIED if name in point}
         option = {name: value for name, value in point.items() if name not in rates}
         if self.personal is not None:  # it takes them itself
@@ -63,9 +69,7 @@ class Method:
         settings = {**column.settings, **self.settings, **column.override, **rates, **more}
         known = PUBLISHED.get(self.algorithm)
         settings["as_published"] = known is not None and known.code == column.published
-        return RunConfig.from_dict(
-            {**settings, "algorithm": self.algorithm, "option": {**self.option, **option}}
-        )
+        return {**settings, "algorithm": self.algorithm, "option": {**self.option, **option}}
 
     def declared(self) -> dict[str, Any]:
         """What decides its numbers, as JSON has it."""

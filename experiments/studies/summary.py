@@ -8,8 +8,9 @@ writes it from the kept results.
 import importlib
 from pathlib import Path
 
-from experiments.studies.claims import FAILS, OPEN, SHOWS, judge
-from fedjax_lab.estimates import markdown_table
+from experiments.studies.claims import Judged, chance_note, judge
+from experiments.studies.verdicts import CONTRADICTED, DEPENDS, SHOWS, UNDECIDED, WAYS, one_way
+from fedjax_lab.estimates import NOTHING, markdown_table
 from fedjax_lab.machine.files import write_text
 
 PAPERS = {
@@ -19,21 +20,48 @@ PAPERS = {
     "fafed": "FAFED",
     "fedspeed": "FedSpeed",
 }
+_ONE_WAY = "contradicted one way"
+KINDS = (
+    SHOWS,
+    *(one_way(SHOWS, way) for way in reversed(WAYS)),
+    DEPENDS,
+    UNDECIDED,
+    _ONE_WAY,
+    CONTRADICTED,
+)
 _ROOT = Path(__file__).parents[1]
 PAGE = _ROOT.parent / "docs" / "papers_and_codes.md"
 BEGIN, END = "<!-- claims -->\n", "\n<!-- /claims -->"
 
 
+def judged_of(paper: str) -> list[Judged]:
+    """Return all claims of a paper with their verdicts.
+
+    Args:
+      paper: its folder.
+    """
+    claims = importlib.import_module(f"experiments.{paper}.claims").CLAIMS
+    studies = importlib.import_module(f"experiments.{paper}.__main__").STUDIES
+    return judge(claims, studies, _ROOT / paper)
+
+
 def summary() -> str:
-    """Markdown: how many claims of each paper show, as written and as published."""
-    kinds = (SHOWS, f"{SHOWS} only as published", f"{SHOWS} only as written", OPEN, FAILS)
-    rows = [["paper", "claims", *kinds]]
+    """Return Markdown: how many claims of each paper show, and how many would by chance."""
+    rows = [["paper", "claims", *KINDS]]
+    everything = []
     for paper, name in PAPERS.items():
-        claims = importlib.import_module(f"experiments.{paper}.claims").CLAIMS
-        studies = importlib.import_module(f"experiments.{paper}.__main__").STUDIES
-        found = [row[-1] for row in judge(claims, studies, _ROOT / paper)]
-        rows.append([name, str(len(found)), *(str(found.count(kind)) for kind in kinds)])
-    return markdown_table(rows)
+        judged = judged_of(paper)
+        rows.append([name, *_counts(judged)])
+        everything += judged
+    rows.append(["all", *_counts(everything)])
+    return f"{markdown_table(rows)}\n\n{chance_note(everything)}"
+
+
+def _counts(judged: list[Judged]) -> list[str]:
+    one_sided = {one_way(CONTRADICTED, way) for way in WAYS}
+    found = [one.verdict for one in judged if one.verdict != NOTHING]
+    found = [_ONE_WAY if verdict in one_sided else verdict for verdict in found]
+    return [str(len(found)), *(str(found.count(kind)) for kind in KINDS)]
 
 
 def main() -> None:

@@ -1,0 +1,108 @@
+"""What a cell's method computes in two rounds of a fixed small problem.
+
+A stored cell has the fingerprint of the code that made it. Where today's code has another one, the
+method has changed since, and the cell is old. Refactoring changes no fingerprint, and neither does
+another machine: the comparison is to a tolerance.
+"""
+
+import functools
+import inspect
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.studies.study import Column, Method
+from fedjax_lab import CohortBatch
+from fedjax_lab.command.build import build_algorithm
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.own_code import find
+
+# What decides a round of a given batch, of all settings of a run.
+SETTINGS = (
+    *("algorithm", "option", "server_lr", "client_lr_schedule"),
+    *("clip_norm", "weight_decay", "as_published", "weights"),
+)
+TOLERANCE = 2e-3  # float32, and other compilers
+_CLIENT_LR, _ROUNDS = 0.1, 2
+_CLIENTS, _COHORT, _STEPS, _BATCH, _FEATURES, _CLASSES = 100, 10, 3, 4, 5, 3
+
+
+def specification(method: Method, column: Column) -> str | None:
+    """Return what a cell's fingerprint depends on, as JSON; None: it has none.
+
+    A method of which each client has a model of its own has none, and neither has one that looks
+    inside its model.
+
+    Args:
+      method: the cell's row.
+      column: the cell's column.
+    """
+    takes = inspect.signature(find("algorithm", method.algorithm)).parameters
+    if method.personal is not None or method.wrap is not None or "model" in takes:
+        return None
+    grids = {**method.grid, **method.then}
+    point = {**{name: values[0] for name, values in grids.items()}, **method.start}
+    settings = method.settings_of(column, point)
+    chosen = {name: settings[name] for name in SETTINGS if settings.get(name) is not None}
+    return json.dumps(chosen, sort_keys=True)
+
+
+@functools.cache
+def fingerprint(specified: str) -> tuple[float, ...]:
+    """Return the norm of the change of the params, a projection of it, and the loss.
+
+    Args:
+      specified: from ``specification``.
+    """
+    settings = json.loads(specified)
+    weighted = settings.pop("weights", None) == "examples"
+    settings = {**settings, "client_lr": _CLIENT_LR, "rounds": _ROUNDS}
+    algorithm = build_algorithm(RunConfig.from_dict(settings).resolve(), _loss_fn)
+    start = {
+        "kernel": jnp.sin(jnp.arange(_FEATURES * _CLASSES, dtype=jnp.float32)).reshape(
+            _FEATURES, _CLASSES
+        ),
+        "bias": jnp.cos(jnp.arange(_CLASSES, dtype=jnp.float32)),
+    }
+    state = algorithm.init(start, _CLIENTS)
+    round_fn = jax.jit(algorithm.round_fn)
+    for number in range(_ROUNDS):
+        state, metrics = round_fn(state, _batch(number, weighted))
+    change = jax.tree.map(jnp.subtract, algorithm.params(state), start)
+    vector = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(change)])
+    direction = np.cos(np.arange(vector.size))
+    found = (np.linalg.norm(vector), vector @ direction, metrics["loss"])
+    return tuple(float(f"{float(value):.6g}") for value in found)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two fingerprints agree to the tolerance.
+
+    Args:
+      one, other: from ``fingerprint``.
+    """
+    size = max(abs(one[0]), abs(other[0]))
+    return bool(np.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * size, equal_nan=True))
+
+
+def _loss_fn(params: Any, examples: Any, key: Any) -> jax.Array:
+    del key
+    logits = examples["x"] @ params["kernel"] + params["bias"][None]
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), examples["y"][:, None], 1)[:, 0]
+
+
+def _batch(number: int, weighted: bool) -> CohortBatch:
+    """Mini-batches that depend on the client, as they do in a run."""
+    ids = (np.arange(_COHORT) * (3 + number) + number).astype(np.int32)
+    shape = (_COHORT, _STEPS, _BATCH, _FEATURES)
+    place = np.arange(np.prod(shape)).reshape(shape) + 1000.0 * number
+    examples = {
+        "x": jnp.asarray(np.sin(place * place) + 0.1 * ids[:, None, None, None], jnp.float32),
+        "y": jnp.asarray((ids[:, None, None] + place[..., 0].astype(int)) % _CLASSES, jnp.int32),
+    }
+    more = {"weights": jnp.arange(1.0, _COHORT + 1)} if weighted else {}
+    key = jax.random.key(number)
+    return CohortBatch(jnp.asarray(ids), examples, key, jnp.int32(number), **more)
