@@ -113,6 +113,8 @@ def run(method, scale, seeds):
             evaluate=build_evaluation(count, examples, 1000),
             eval_every=scale.rounds,
         )
+        if result.interrupted:  # it is no result, and what is kept is not run again
+            raise KeyboardInterrupt
         return 100 * result.values("accuracy")
 
     clients = data.partition(fitted, "dirichlet:1", num_clients=scale.clients, seed=0)

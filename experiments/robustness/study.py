@@ -82,6 +82,8 @@ def run(rule, attack, scale, seeds, clients, params, loss_fn, evaluate):
         evaluate=evaluate,
         eval_every=scale.rounds // 10,
     )
+    if result.interrupted:  # it is no result, and what is kept is not run again
+        raise KeyboardInterrupt
     reached = 100 * result.history["accuracy"][..., -LAST:].mean(-1)
     return {
         f"{point.get('share', 0.0):g}": {

@@ -1,9 +1,12 @@
 """The study of accuracy against epsilon, at its smallest."""
 
+import json
 import math
+import types
 
 import pytest
 
+from experiments.privacy import __main__ as command
 from experiments.privacy import report, study
 from experiments.privacy.__main__ import main
 from tests.algorithms.problem import loss_fn
@@ -35,6 +38,25 @@ def test_the_page(tmp_path):
     assert "At an end of its grid it is nowhere." in shown
     report.draw(KEPT, tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").stat().st_size > 1000
+
+
+def test_an_interrupted_sweep_is_not_kept(monkeypatch, tmp_path):
+    """Its accuracies would be of the rounds that it has."""
+    monkeypatch.setattr(command, "KEPT", tmp_path / "results" / "privacy.json")
+    monkeypatch.setattr(command, "MACHINE", study.SMOKE)
+    monkeypatch.setattr(study, "noise_for", lambda sampling, bands, scale, epsilon: 1.0)
+    monkeypatch.setattr(study, "sweep", lambda *a, **k: types.SimpleNamespace(interrupted=True))
+    with pytest.raises(KeyboardInterrupt):
+        main(["--methods", "FedAvg"])
+    assert not (tmp_path / "results").exists()
+
+
+def test_kept_results_have_all_epsilons_and_seeds():
+    kept = json.loads(command.KEPT.read_text())
+    assert set(kept) == set(study.METHODS)
+    for name, cells in kept.items():
+        assert set(cells) == {f"{epsilon:g}" for epsilon in study.EPSILONS}, name
+        assert all(set(cell["accuracy"]) == set("01234") for cell in cells.values()), name
 
 
 @pytest.mark.slow

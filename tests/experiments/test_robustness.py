@@ -1,7 +1,12 @@
 """The study of rules under attacks, at its smallest."""
 
+import json
+import types
+
 import pytest
 
+from experiments.robustness import __main__ as command
+from experiments.robustness import study
 from experiments.robustness.__main__ import main
 from experiments.robustness.report import draw, page
 from experiments.robustness.study import ATTACKS, NONE, RULES, SHARES, build, place
@@ -30,6 +35,24 @@ def test_the_page(tmp_path):
     assert "## gaussian" not in shown
     draw(KEPT, tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").stat().st_size > 1000
+
+
+def test_an_interrupted_sweep_is_not_kept(monkeypatch, tmp_path):
+    """Its accuracies would be of the rounds that it has."""
+    monkeypatch.setattr(command, "KEPT", tmp_path / "results" / "robustness.json")
+    monkeypatch.setattr(command, "problem", lambda scale: (None,) * 4)
+    monkeypatch.setattr(study, "sweep", lambda *a, **k: types.SimpleNamespace(interrupted=True))
+    with pytest.raises(KeyboardInterrupt):
+        main(["--rules", "mean", "--attacks", "sign_flip"])
+    assert not (tmp_path / "results").exists()
+
+
+def test_kept_results_have_all_shares_and_seeds():
+    kept = json.loads(command.KEPT.read_text())
+    assert set(kept) == {place(rule, attack) for rule in RULES for attack in (NONE, *ATTACKS)}
+    for name, shares in kept.items():
+        assert set(shares) == ({"0"} if name.endswith(NONE) else {f"{s:g}" for s in SHARES}), name
+        assert all(set(seeds) == set("01234") for seeds in shares.values()), name
 
 
 @pytest.mark.slow

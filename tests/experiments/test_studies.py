@@ -21,6 +21,8 @@ from experiments.studies.runs import Problem, gather, run_study, tune
 from experiments.studies.study import Column, Method, Scale, Study
 from fedjax_lab import algorithms, data, models, simulate
 from fedjax_lab.command.build import build_algorithm
+from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, QP_RESIDUALS
+from fedjax_lab.report.tables import UNSOLVED
 
 ROOT = Path(experiments.__file__).parent
 PAPERS = sorted(file.parent.name for file in ROOT.glob("*/discussion.md"))
@@ -252,6 +254,21 @@ def test_kept_results_are_of_whole_runs(file):
                 diverged = "loss" in run["curves"] and run["curves"]["loss"][-1] is None
                 whole = last == column["settings"]["rounds"]
                 assert whole or diverged, f"{name}, {method}, seed {run['seed']}: round {last}"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_kept_programs_that_were_not_solved_are_marked(paper):
+    """In the tables of RESULTS.md, a line of which begins with the method."""
+    page = (ROOT / paper / "RESULTS.md").read_text()
+    for file in (ROOT / paper / "results").glob("*.json"):
+        for column in json.loads(file.read_text())["columns"].values():
+            for method, cell in column["methods"].items():
+                curves = [
+                    run["curves"].get(name, []) for run in cell["runs"] for name in QP_RESIDUALS
+                ]
+                worst = max((value or 0 for curve in curves for value in curve), default=0)
+                is_marked = f"\n| {method} {UNSOLVED} " in page
+                assert is_marked or worst <= LARGEST_RESIDUAL, f"{file.stem}, {method}: {worst}"
 
 
 def test_the_report_is_the_same_from_runs_and_from_the_results_alone(runs, tmp_path):
