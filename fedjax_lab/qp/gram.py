@@ -17,13 +17,13 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from fedjax_lab.clients.model_axis import MODEL, are_divided, held_layout, on_each_part
+from fedjax_lab.qp.packing import FEW_ROWS
 from fedjax_lab.types import PyTree
 
 _MIN_BLOCK = 16_384  # numbers per row that one product sums up; the blocks' sums are compensated
 _MAX_BLOCKS = 128  # per leaf; longer leaves have longer blocks
 _SAFE_SQUARE = 2.0**60  # squared norms outside [1 / this, this] are computed from scaled rows
 _MANY_ROWS, _MANY_NUMBERS = 32, 2**12  # above both a TPU multiplies matrices
-_FEW_ROWS = 8  # up to here each row is read as a vector of its own
 
 
 def inner_products(rows: PyTree, *others: PyTree) -> jax.Array:
@@ -99,7 +99,7 @@ def _at_least_2d(rows: jax.Array) -> jax.Array:
 def _parts(leaf: jax.Array) -> list[jax.Array]:
     """A leaf's rows as arrays [k, ...]: few rows one by one, so that no stack of them is made."""
     leaf = _at_least_2d(leaf)
-    return [row[None] for row in leaf] if len(leaf) <= _FEW_ROWS else [leaf]
+    return [row[None] for row in leaf] if len(leaf) <= FEW_ROWS else [leaf]
 
 
 def _block(
@@ -300,38 +300,42 @@ def scaled_gram(
     return scale, gram
 
 
-def add_rows(
-    q: list[jax.Array], rows: list[jax.Array], weights: jax.Array, scale: jax.Array, dtype: Any
+def sum_of_rows(
+    rows: list[jax.Array], weights: jax.Array, scale: jax.Array, dtype: Any
 ) -> list[jax.Array]:
-    """Return q + sum_c weights[c] rows[c]; the weights are those of the scaled q and rows."""
-    changes = _sum_of_rows(rows, weights * scale[:-1], dtype)
+    """Return sum_c weights[c] rows[c], of the scaled rows.
+
+    Args:
+      rows: arrays [C, ...].
+      weights: float [C].
+      scale: float [C + 1], as ``scaled_gram`` returns it.
+      dtype: of the result.
+    """
+    return _sum_of_rows(rows, weights * scale[:-1], dtype)
+
+
+def add_scaled(
+    q: list[jax.Array], length: jax.Array, change: list[jax.Array], scale: jax.Array
+) -> list[jax.Array]:
+    """Return q + length * change, where change is in units of the scaled q.
+
+    Args:
+      q: arrays [...].
+      length: a scalar.
+      change: arrays [...].
+      scale: float [C + 1].
+    """
     return [
-        ((leaf * scale[-1] + change) / scale[-1]).astype(leaf.dtype)
-        for leaf, change in zip(q, changes, strict=True)
+        ((leaf * scale[-1] + length * new) / scale[-1]).astype(leaf.dtype)
+        for leaf, new in zip(q, change, strict=True)
     ]
-
-
-def along_rows(
-    q: list[jax.Array],
-    rows: list[jax.Array],
-    weights: jax.Array,
-    scale: jax.Array,
-    dtype: Any,
-    divided: Sequence[bool],
-) -> tuple[jax.Array, jax.Array]:
-    """Return <q, v> and <v, v> of v = sum_c weights[c] rows[c], all scaled as in ``add_rows``."""
-    change = [_parts(leaf[None]) for leaf in _sum_of_rows(rows, weights * scale[:-1], dtype)]
-    own = [_parts(leaf[None].astype(dtype) * scale[-1]) for leaf in q]
-    both = [[*q_part, *part] for q_part, part in zip(own, change, strict=True)]
-    products = _product(change, both, dtype, divided)
-    return products[0, 0], products[0, 1]
 
 
 def _sum_of_rows(rows, weights, dtype):
     """sum_c weights[c] rows[c], leaf by leaf."""
 
     def of_leaf(leaf):
-        if len(leaf) <= _FEW_ROWS:  # one fused loop; XLA's CPU product is slow on few rows
+        if len(leaf) <= FEW_ROWS:  # one fused loop; XLA's CPU product is slow on few rows
             change = sum(weights[c] * row[0].astype(dtype) for c, row in enumerate(_parts(leaf)))
         else:
             change = lax.platform_dependent(
@@ -351,14 +355,28 @@ def _weighted_product(weights, rows):
     return flat.reshape(rows.shape[1:])
 
 
-def measure(
+def along(
     q: list[jax.Array],
+    change: list[jax.Array],
     rows: list[jax.Array],
     scale: jax.Array,
     dtype: Any,
     divided: Sequence[bool],
-) -> jax.Array:
-    """Return the inner products [C] of the scaled q with the scaled rows."""
-    scaled_q = [_parts(q_leaf[None].astype(dtype) * scale[-1]) for q_leaf in q]
-    products = _product([_parts(leaf) for leaf in rows], scaled_q, dtype, divided)
-    return products[:, 0] * scale[:-1]
+) -> tuple[jax.Array, jax.Array]:
+    """Return the inner products of q with the scaled rows, [C], and of v with q and v, [2].
+
+    Args:
+      q: arrays [...].
+      change: v, in units of the scaled q.
+      rows: arrays [C, ...].
+      scale: float [C + 1].
+      dtype: of the products.
+      divided: which leaves devices divide.
+    """
+    right = [
+        [*_parts(leaf[None].astype(dtype) * scale[-1]), *_parts(new[None])]
+        for leaf, new in zip(q, change, strict=True)
+    ]
+    left = [[*_parts(leaf), *_parts(new[None])] for leaf, new in zip(rows, change, strict=True)]
+    products = _product(left, right, dtype, divided)
+    return products[:-1, 0] * scale[:-1], products[-1]

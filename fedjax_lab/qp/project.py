@@ -40,7 +40,8 @@ from jax.sharding import PartitionSpec
 from fedjax_lab import checks
 from fedjax_lab.clients.model_axis import are_divided, held_layout, on_each_part
 from fedjax_lab.qp import dual, projected_gradient
-from fedjax_lab.qp.gram import add_rows, along_rows, measure, scaled_gram
+from fedjax_lab.qp.gram import add_scaled, along, scaled_gram, sum_of_rows
+from fedjax_lab.qp.packing import groups_of, packed, packed_rows, unpacked
 from fedjax_lab.types import PyTree, Scalar
 
 SOLVERS = ("auto", "active_set", "projected_gradient")
@@ -164,18 +165,32 @@ def _to_go(z, r, basis, valid) -> jax.Array:
 
 
 def _project(p, rows, mask, margin, products, options, divided):
-    p_leaves, treedef = jax.tree.flatten(p)
-    p_leaves = [jnp.asarray(leaf) for leaf in p_leaves]
+    leaves, treedef = jax.tree.flatten(p)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
     row_leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(rows)]
-    num_rows = len(row_leaves[0])
-    dtype = jnp.result_type(jnp.float32, *p_leaves, *row_leaves)
+    dtype = jnp.result_type(jnp.float32, *leaves, *row_leaves)
+    if len(row_leaves[0]) == 0:
+        zero = jnp.zeros((), dtype)
+        return p, ConeInfo(jnp.zeros(0, dtype), zero, jnp.int32(0), jnp.bool_(True))
+    groups = groups_of(leaves, divided)
+    q, info = _project_leaves(
+        packed(leaves, groups),
+        packed_rows(row_leaves, groups),
+        mask,
+        jnp.asarray(margin, dtype),
+        products,
+        options,
+        [divided[group[0]] for group in groups],
+    )
+    return jax.tree.unflatten(treedef, unpacked(q, groups, leaves)), info
+
+
+def _project_leaves(p_leaves, row_leaves, mask, margin, products, options, divided):
+    """``_project`` of lists of leaves, with at least one row."""
+    num_rows, dtype = len(row_leaves[0]), margin.dtype
     eps = float(jnp.finfo(dtype).eps)
     tolerance = 4 * eps if options.tolerance is None else options.tolerance
     solve = projected_gradient.solve if options.solver == "projected_gradient" else dual.solve
-    if num_rows == 0:
-        zero = jnp.zeros((), dtype)
-        return p, ConeInfo(jnp.zeros(0, dtype), zero, jnp.int32(0), jnp.bool_(True))
-
     # Everything below is in units of p and of the rows: ||p|| = 1, ||M_c|| = 1.
     scale, gram = scaled_gram(p_leaves, row_leaves, dtype, mask, products, divided)
     norms = jnp.sqrt(jnp.diagonal(gram))  # [C + 1], of the scaled rows and of the scaled p, last
@@ -186,7 +201,6 @@ def _project(p, rows, mask, margin, products, options, divided):
     unit = jnp.append(jnp.where(valid, unit[:-1], 0), unit[-1])
     gram = gram * unit[:, None] * unit[None, :]
     gram, b = gram[:-1, :-1], gram[:-1, -1]
-    margin = jnp.asarray(margin, dtype)
 
     def unfinished(state):
         *_, step, _, stalled, rounds = state
@@ -203,25 +217,27 @@ def _project(p, rows, mask, margin, products, options, divided):
         # What the rounding of G dz does to q, where the active rows are as parallel as they are.
         known = eps * jnp.sum(jnp.abs(dz)) <= tolerance * least
 
-        def searched():  # how far along dz the dual is least
-            weights = dz * unit[:-1] * norms[-1]
-            found = along_rows(q, row_leaves, weights, scale, dtype, divided)
-            slope, curvature = (product * unit[-1] ** 2 for product in found)
+        change = sum_of_rows(row_leaves, dz * unit[:-1] * norms[-1], scale, dtype)
+
+        until_zero = jnp.where(dz < 0, z / jnp.where(dz < 0, -dz, 1), _FARTHEST)
+        farthest = jnp.minimum(jnp.min(until_zero), _FARTHEST)
+
+        def search(turn, found):  # how far along dz the dual is least; then r there
+            length, _ = found
+            there = add_scaled(q, length, change, scale)
+            of_rows, of_change = along(there, change, row_leaves, scale, dtype, divided)
+            slope, curvature = of_change * unit[-1] ** 2
             slope = slope - margin * jnp.sum(dz)
-            length = jnp.where(curvature > 0, -slope / jnp.where(curvature > 0, curvature, 1), 1)
-            until_zero = jnp.where(dz < 0, z / jnp.where(dz < 0, -dz, 1), _FARTHEST)
-            return jnp.clip(length, 0, jnp.minimum(jnp.min(until_zero), _FARTHEST))
+            least = jnp.where(curvature > 0, -slope / jnp.where(curvature > 0, curvature, 1), 1)
+            length = jnp.where(turn == 0, jnp.clip(least, 0, farthest), length)
+            return length, of_rows * unit[:-1] * unit[-1] - margin
 
-        length = lax.cond(known, lambda: jnp.ones((), dtype), searched)
-        dz = length * dz
-        q = add_rows(q, row_leaves, dz * unit[:-1] * norms[-1], scale, dtype)
-        z = jnp.maximum(z + dz, 0)
-
-        def measured():
-            found = measure(q, row_leaves, scale, dtype, divided)
-            return found * unit[:-1] * unit[-1] - margin
-
-        r = jnp.where(valid, lax.cond(known, lambda: r, measured), 0)
+        # One loop, so that the program has the pass over the rows once.
+        start = jnp.where(known, 1, jnp.zeros((), dtype)), r
+        length, r = lax.fori_loop(0, jnp.where(known, 0, 2), search, start)
+        q = add_scaled(q, length, change, scale)
+        z = jnp.maximum(z + length * dz, 0)
+        r = jnp.where(valid, r, 0)
         step = _to_go(z, r, basis, valid)
         stalled = jnp.where(step < 0.9 * least_step, 0, stalled + 1)
         least_step = jnp.minimum(step, least_step)
@@ -242,7 +258,7 @@ def _project(p, rows, mask, margin, products, options, divided):
         iterations=iterations,
         feasible=finite & jnp.all(jnp.isfinite(r) & (r >= -slack)),
     )
-    return jax.tree.unflatten(treedef, q), info
+    return q, info
 
 
 def project_to_cone_per_leaf(

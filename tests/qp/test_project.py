@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from fedjax_lab.qp import gram, inner_products, project_to_cone, project_to_cone_per_leaf
+from fedjax_lab.qp.packing import groups_of
 
 TOLERANCE = 1e-5  # of the data's scale, in float32
 SOLVERS = ("active_set", "projected_gradient")
@@ -216,6 +217,28 @@ def test_a_pytree_is_one_long_vector():
     assert jax.tree.structure(q) == jax.tree.structure(tree)
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(q)])
     check(p, rows, flat, info)
+
+
+def test_small_leaves_add_no_products_to_a_program():
+    def products(leaves):
+        p = [jnp.zeros((5, 3)) for _ in range(leaves)]
+        rows = [jnp.zeros((3, 5, 3)) for _ in range(leaves)]
+        return jax.jit(project_to_cone).lower(p, rows).as_text().count("dot_general")
+
+    assert products(9) == products(1)
+
+
+def test_leaves_too_many_or_too_large_to_be_copied_stay_alone():
+    sizes = (2**15, 2**15 + 1, 10, 2**15, 2**15, 2**15, 2**15 - 10)
+    leaves = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes]
+    leaves.append(jax.ShapeDtypeStruct((7,), jnp.bfloat16))
+    groups = groups_of(leaves)
+    assert sorted(index for group in groups for index in group) == list(range(8))
+    assert [1] in groups  # large
+    assert [7] in groups  # of another dtype
+    assert all(sum(sizes[i] for i in group) <= 2**17 for group in groups if len(group) > 1)
+    divided = [index == 2 for index in range(8)]
+    assert [2] in groups_of(leaves, divided)
 
 
 def test_per_leaf_projects_every_leaf_alone():
