@@ -22,6 +22,7 @@ NAMES = (
     "message_compression",
     "seeds_and_learning_rates",
     "low_rank_adapters",
+    "fine_tune_a_decoder",
 )
 
 
