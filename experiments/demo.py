@@ -13,10 +13,10 @@ from pathlib import Path
 
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import run
+from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.report import group_runs, load_runs, write_report
 from fedjax_lab.report.sections import best_first
 from fedjax_lab.report.tables import accuracy_table, default_target, markdown_table, target_table
-from fedjax_lab.storage.programs import keep_by_default
 
 ALGORITHMS = ("fedavg", "scaffold", "gradma")
 SEEDS = (0, 1, 2)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jax
 
-from fedjax_lab.storage.programs import processor
+from fedjax_lab.machine.program_cache import processor
 
 # A folder in place of the user's cache; "off": nothing is kept.
 VARIABLE = "FEDJAX_LAB_TEST_PROGRAMS"

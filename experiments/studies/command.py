@@ -19,7 +19,7 @@ from experiments.studies.claims import Claim, judge
 from experiments.studies.report import write_results
 from experiments.studies.runs import gather, keep_tuning, run_study, slug, with_kept, write_compact
 from experiments.studies.study import Scale, Study
-from fedjax_lab.storage.programs import keep_by_default
+from fedjax_lab.machine.program_cache import keep_by_default
 
 
 def main(

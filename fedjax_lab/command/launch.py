@@ -35,7 +35,7 @@ def start(cpu_devices: int | None = None, quiet: bool = False) -> None:
     """
     import jax
 
-    from fedjax_lab.storage.programs import keep_by_default
+    from fedjax_lab.machine.program_cache import keep_by_default
 
     keep_by_default(quiet)
     if cpu_devices is not None:

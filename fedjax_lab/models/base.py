@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_lab.machine.keys import compact
+from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.types import Key, Params
 
 
@@ -74,6 +75,7 @@ def from_linen(module: nn.Module) -> Model:
         return dict(module.init({"params": compact(key)}, x, **mode))
 
     def init(key: Key, example_x: jax.Array) -> Params:
+        keep_by_default()
         variables = init_variables(key, example_x)
         params = variables.pop("params", {})
         if variables:

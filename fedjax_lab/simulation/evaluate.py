@@ -17,6 +17,7 @@ from fedjax_lab.clients.model_axis import divided_over, on_mesh, shard_largest
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.compiler import mesh_of
+from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
 from fedjax_lab.signatures import suggest_keywords
@@ -62,6 +63,7 @@ def build_evaluation(
         )
     check_int("batch_size", batch_size, minimum=1)
     check_resident(test, "build_evaluation")
+    keep_by_default()
     if isinstance(test, FederatedArrays):
         held = test.indices
         test = jax.tree.map(lambda leaf: leaf[held], test.examples)

@@ -17,6 +17,7 @@ from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
+from fedjax_lab.machine.program_cache import keep_by_default, say_where
 from fedjax_lab.round import ON_NONFINITE, Algorithm
 from fedjax_lab.simulation.arguments import (
     check_config,
@@ -39,7 +40,6 @@ from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.simulation.team import Team
 from fedjax_lab.storage.fingerprint import hash_program
 from fedjax_lab.storage.identity import run_contents, run_record
-from fedjax_lab.storage.programs import keep_by_default, say_where
 from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.types import FedState, Metrics, Params
 from fedjax_lab.wrappers.private_state import key_of

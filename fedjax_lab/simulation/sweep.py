@@ -40,6 +40,7 @@ from fedjax_lab.data import ClientTimes, FederatedArrays
 from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
+from fedjax_lab.machine.program_cache import keep_by_default, say_where
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_training_labels
 from fedjax_lab.simulation.book import Tally
@@ -57,7 +58,6 @@ from fedjax_lab.simulation.sweep_result import (
     list_points,
 )
 from fedjax_lab.simulation.team import Team
-from fedjax_lab.storage.programs import keep_by_default, say_where
 from fedjax_lab.types import Key, Params, PyTree
 
 

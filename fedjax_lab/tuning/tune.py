@@ -24,13 +24,13 @@ from fedjax_lab.data import FederatedArrays, split_clients, split_examples
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.files import write_atomically
+from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.sweep_program import Program
 from fedjax_lab.simulation.sweep_result import Point, check_seeds
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
-from fedjax_lab.storage.programs import keep_by_default
 from fedjax_lab.storage.run_dir import versions, write_json
 from fedjax_lab.tuning.found import Found, Trial
 from fedjax_lab.tuning.halving import Rungs, best_first, equal_budgets

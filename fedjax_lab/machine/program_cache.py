@@ -11,7 +11,7 @@ import jax
 
 VARIABLE = "FEDJAX_LAB_PROGRAMS"
 # Seconds: what compiles faster is not worth a file.
-_WORTH_KEEPING = 0.2
+_WORTH_KEEPING = 0.1
 _JAX_WORTH_KEEPING, _JAX_MOST = 1.0, -1  # JAX's own defaults, which say that nobody chose
 _MOST_BYTES = 2**30
 _PATIENCE = 10.0  # seconds, as JAX waits for the lock
@@ -63,8 +63,9 @@ def keep_programs(folder: str | Path | None = None) -> bool:
 def keep_by_default(quiet: bool = False) -> None:
     """Call ``keep_programs`` once per process; ``say_where`` prints the folder later.
 
-    ``simulate``, ``sweep`` and the command line call it. ``FEDJAX_LAB_PROGRAMS=off`` turns it off;
-    under pytest it is off unless that variable names a folder.
+    ``simulate``, ``sweep``, the command line, ``build_evaluation`` and the ``init`` of flax models
+    call it. ``FEDJAX_LAB_PROGRAMS=off`` turns it off; under pytest it is off unless that variable
+    names a folder.
 
     Args:
       quiet: whether ``say_where`` prints nothing.

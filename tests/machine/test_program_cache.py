@@ -9,11 +9,13 @@ import filelock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from fedjax_lab import algorithms, data, simulate
-from fedjax_lab.storage import programs
-from fedjax_lab.storage.programs import keep_by_default, keep_programs, say_where
+from fedjax_lab import CohortBatch, algorithms, build_round, data, models, simulate
+from fedjax_lab.machine import program_cache as programs
+from fedjax_lab.machine.program_cache import keep_by_default, keep_programs, say_where
+from fedjax_lab.storage.fingerprint import hash_program
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = (
@@ -50,7 +52,7 @@ def test_by_default_once_and_said_once(nothing_chosen, tmp_path, capsys):
     assert kept.parent == tmp_path / "fedjax_lab" / "programs"
     assert kept.stat().st_mode & 0o077 == 0
     assert jax.config.jax_compilation_cache_max_size == 2**30
-    assert jax.config.jax_persistent_cache_min_compile_time_secs == 0.2
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 0.1
     keep_by_default()
     assert capsys.readouterr().err == ""  # what is asked for may still be refused
     say_where()
@@ -144,6 +146,40 @@ def test_what_cannot_be_kept_is_said(hindrance, nothing_chosen, monkeypatch, tmp
     say_where()
     assert folder() is None
     assert "compiled programs cannot be kept: " in capsys.readouterr().err
+
+
+def test_the_program_that_draws_a_model_is_kept_too(nothing_chosen):
+    models.build("mlp", num_classes=2, hidden=(4,)).init(jax.random.key(0), jnp.ones((1, 3)))
+    assert folder() is not None
+
+
+HELPER = {"power": 2}
+
+
+def helped(x):
+    return x ** HELPER["power"]
+
+
+def test_what_a_round_depends_on_changes_its_text(monkeypatch):
+    """By which a program is found: an old one is never taken for another loss."""
+
+    def text(factor=1.0, rate=0.1, function=helped):
+        def loss_fn(params, examples, key):
+            return factor * function(params["w"] * examples)
+
+        algorithm = algorithms.fedavg(loss_fn, client_lr=rate)
+        state = algorithm.init({"w": jnp.ones(())}, 3)
+        batch = CohortBatch(jnp.arange(2), jnp.ones((2, 1, 1)), jax.random.key(0), jnp.int32(0))
+        return hash_program(jax.jit(build_round(algorithm, "scan")).lower(state, batch))
+
+    decays = [optax.exponential_decay(0.1, 10, rate) for rate in (0.5, 0.9)]
+    found = [text(), text(factor=2.0), text(function=jnp.abs)]
+    found += [text(rate=0.2), *(text(rate=decay) for decay in decays)]
+    monkeypatch.setitem(HELPER, "power", 3)
+    found.append(text())
+    assert len(set(found)) == len(found)
+    monkeypatch.setitem(HELPER, "power", 2)
+    assert text() == found[0]
 
 
 PROGRAM = """
