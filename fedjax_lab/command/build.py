@@ -23,7 +23,7 @@ from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.types import LossFn
 from fedjax_lab.wrappers.compression import with_compression
 
-# Settings that a sweep may vary, beside the method's own hyper-parameters.
+# Settings that a sweep may vary, in addition to the method's own hyperparameters.
 VARIED = (
     *("client_lr", "server_lr", "clip_norm", "weight_decay"),
     *("dp_clip_norm", "dp_noise_multiplier"),

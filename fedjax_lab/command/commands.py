@@ -33,7 +33,7 @@ class RunCommand:
     settings: RunConfig
 
     seeds: tuple[int, ...] = ()
-    """Run once for each, one after the other, in place of seed. With run_dir: in RUN_DIR/seedN."""
+    """Run once for each of these seeds, one after the other. With run_dir: in RUN_DIR/seedN."""
 
     config: str | None = None
     """YAML or JSON file with settings, or the config.json of a run; flags override it."""
@@ -45,17 +45,17 @@ class RunCommand:
     """CPU devices, over which client_map auto spreads the cohort. None: one per core."""
 
     distributed: bool = False
-    """This is one of several processes that share the run; all are given the same command. On a TPU
-    pod, and under SLURM, Open MPI or Kubernetes, nothing else is to be said."""
+    """Join a run of several processes; start the same command in each. On a TPU pod, and under
+    SLURM, Open MPI or Kubernetes, the other flags are detected."""
 
     coordinator: str | None = None
     """HOST:PORT of process 0. None: JAX_COORDINATOR_ADDRESS."""
 
     num_processes: int | None = None
-    """How many processes there are. None: JAX_NUM_PROCESSES."""
+    """Number of processes. None: JAX_NUM_PROCESSES."""
 
     process_id: int | None = None
-    """Which of them this is, from 0, the one that writes. None: JAX_PROCESS_ID."""
+    """Index of this process; process 0 writes the files. None: JAX_PROCESS_ID."""
 
     quiet: bool = False
     """Print errors only."""
@@ -95,10 +95,10 @@ class SweepCommand:
 
     point: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Values of a hyper-parameter as name=value,value: client_lr, server_lr, clip_norm,
-    weight_decay, or a float option of the method. Given several times: all combinations."""
+    weight_decay, or a float option of the method. Repeat the flag for all combinations."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Each point is run once for each."""
+    """Seeds; each point is run once with each seed."""
 
     out: str | None = None
     """CSV file for the table: a line for each point and metric."""
@@ -129,26 +129,26 @@ class TuneCommand:
     """The methods. None: algorithm."""
 
     space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """What is tuned, as name=log:low:high or name=value,value; METHOD.name= for one method. Given
-    several times."""
+    """Hyperparameter to tune, as name=log:low:high or name=value,value; METHOD.name= for one
+    method. Repeat the flag for several hyperparameters."""
 
     validation: float = 0.2
-    """Share of each client's examples that scores the points and trains nothing."""
+    """Share of each client's examples that is held out to score the points."""
 
     hold_out: Literal["examples", "clients"] = "examples"
     """Whether validation is a share of each client's examples, or of the clients."""
 
     budget: int = 24
-    """Points that the method with the most gradients in a step begins with."""
+    """Number of initial points of the method with the most gradients in a step."""
 
     finalists: int = 2
-    """Points of each method that run to the end, with all seeds."""
+    """Number of points of each method that run to the end, with all seeds."""
 
     seeds: tuple[int, ...] = (0, 1)
-    """Seeds of the finalists; the first one's runs are compared before."""
+    """Seeds of the finalists; earlier comparisons use the first one."""
 
     keep_in: str | None = None
-    """Folder that keeps the search, so that the same command goes on with it."""
+    """Folder for the search; the same command resumes it."""
 
     out: str | None = None
     """CSV file with all trials."""
@@ -171,21 +171,21 @@ class ReportCommand:
     """Write report.md and report.html with tables and figures over runs; or print a table."""
 
     runs: tuple[str, ...]
-    """Run directories, or directories that hold some."""
+    """Run directories, or directories that contain some."""
 
     out: str | None = None
-    """Folder for the report. None: the run's own, or `report` beside several. With a format: a
-    file. None: the format is printed."""
+    """Folder for the report. None: the run directory, or `report` next to several. With --format:
+    file for the text. None: it is printed."""
 
     format: Literal["markdown", "html", "latex", "csv"] | None = None
-    """One text instead of a folder: markdown (the tables), html (the page with its figures), latex
-    (the accuracies, for booktabs), csv (a line for each group and metric)."""
+    """A single text instead of a folder: markdown (tables), html (a page with figures), latex
+    (accuracies, for booktabs), csv (a line for each group and metric)."""
 
     figures: Literal["png", "pdf", "svg"] = "png"
     """pdf and svg add figures for a paper: vectors with their fonts, as wide as a column."""
 
     target: float | None = None
-    """Accuracy to be reached, such as 0.9. None: 95 % of the best method's."""
+    """Target accuracy, such as 0.9. None: 95 % of the best method's."""
 
     quiet: bool = False
     """Print errors only."""
@@ -251,7 +251,7 @@ class RecipeCommand:
     """Print a whole program of one screen, to start from: recipe ditto > mine.py; or list all."""
 
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME"), tyro.conf.Positional] = None
-    """Which one. None: the list."""
+    """Name of the recipe. None: list all."""
 
     def text(self) -> str:
         """What is printed."""
@@ -315,7 +315,7 @@ def parse(argv: list[str]) -> Any:
       SystemExit: help was requested, or an argument is not understood.
       FileNotFoundError, ValueError, TypeError: as in ``RunConfig.from_file``.
     """
-    # It looks at stdout alone, and its errors go to stderr.
+    # tyro looks only at stdout, but its errors go to stderr.
     plain = os.environ.get("NO_COLOR") or not (sys.stdout.isatty() and sys.stderr.isatty())
     tyro._experimental_options["ansi_codes"] = not plain
     first = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False)

@@ -29,11 +29,11 @@ from fedjax_lab.command.own_code import check_hints, find
 from fedjax_lab.data import ClientTimes, Devices
 from fedjax_lab.storage.run_dir import renamed_settings
 
-# Where a run keeps its files, and which: the result does not depend on them.
+# Settings of the run's files, on which the result does not depend.
 _NOT_RECORDED = ("data_dir", "run_dir", "checkpoint_every", "log", "profile_dir")
 _OPTIONS = ("option", "model_option", "dataset_option")
 _NUM_CLIENTS = 20
-# Not recorded where they are as by default: runs from before there were these are the same runs.
+# Not recorded if they have their defaults, so that older runs, which lack them, have equal records.
 _NEW = (
     *(*GUARDS, "sampling", "client", "x", "target", "task", "test_split"),
     *("dataset_option", "tokens"),
@@ -48,69 +48,70 @@ class RunConfig:
     """Method, such as fedavg, scaffold or gradma, or a factory of your own, package.module:name."""
 
     option: tuple[str, ...] = ()
-    """Hyper-parameter as name=value. memory_size (gradma, gradma_s): num_clients, at most 100."""
+    """Hyperparameter as name=value. memory_size (gradma, gradma_s): num_clients, at most 100."""
 
     client_lr: float = 0.1
     """Learning rate of the local steps."""
 
     client_lr_schedule: str = "constant"
-    """Over the rounds: constant, exponential:FACTOR (each round), or cosine (down to 0)."""
+    """Schedule over the rounds: constant, exponential:FACTOR (each round), or cosine (to 0)."""
 
     server_lr: float | None = None
-    """Learning rate of the server. None: the method's default, where it has one."""
+    """Learning rate of the server. None: the method's default, if it has one."""
 
     as_published: bool = False
-    """Run the method as its authors' published code does, where that is not what the paper writes;
-    `fedjax-lab published` lists the methods and what they change."""
+    """Run the method as its authors' published code does, if that differs from the paper;
+    `fedjax-lab published` lists these methods and the differences."""
 
     clip_norm: float | None = None
-    """Clip to this global norm. None: no clipping; with as_published: the code's norm."""
+    """Clip to this global norm. None: no clipping; with as_published, the code's norm."""
 
     weight_decay: float | None = None
-    """Add so many times the parameters, after clipping. None: 0, or as_published's own."""
+    """Weight decay, added after clipping. None: 0; with as_published, the code's value."""
 
     clip: str | None = None
-    """What clip_norm and weight_decay act on: gradient (of a mini-batch), or step (the whole
-    direction of a local step). None: gradient; with as_published: as the code has it."""
+    """What clip_norm and weight_decay are applied to: gradient (of a mini-batch), or step (the
+    whole direction of a local step). None: gradient; with as_published, the code's choice."""
 
     compressor: str | None = None
-    """Compress what clients send, such as top_k:0.99, sign or top_k:0.9+qsgd:15."""
+    """Compress the clients' messages, such as top_k:0.99, sign or top_k:0.9+qsgd:15."""
 
     error_feedback: bool = True
-    """With a compressor: add to a client's next message what this one left out."""
+    """With a compressor: add the compression error to the client's next message."""
 
     downlink_compressor: str | None = None
-    """Compress what the server sends as well."""
+    """Compress the server's broadcast as well."""
 
     robust_rule: str | None = None
-    """Combine messages by a rule that bears attackers, such as median or trimmed_mean:0.1."""
+    """Robust aggregation, which tolerates attackers, such as median or trimmed_mean:0.1."""
 
     dp_clip_norm: float | None = None
-    """Differential privacy of each client: shorten its message to this norm. None: none."""
+    """Client-level differential privacy: clip messages to this norm. None: no privacy."""
 
     dp_noise_multiplier: float | None = None
-    """With dp_clip_norm: standard deviation of the noise on the messages' sum, in clip norms."""
+    """With dp_clip_norm: standard deviation of the noise on the sum, divided by the clip norm."""
 
     dp_delta: float | None = None
-    """With dp_clip_norm: count the epsilon of (epsilon, delta) (needs dp-accounting)."""
+    """With dp_clip_norm: report epsilon for this delta (needs dp-accounting)."""
 
     dp_adaptive_quantile: float | None = None
-    """With dp_clip_norm: let the norm follow this quantile of the clients' norms."""
+    """With dp_clip_norm: adapt the norm to this quantile of the clients' norms."""
 
     dp_noise_bands: int | None = None
-    """With dp_clip_norm: correlate the noise of so many rounds (DP-FTRL); needs cyclic sampling."""
+    """With dp_clip_norm: correlate noise over this number of rounds (DP-FTRL); needs cyclic
+    sampling."""
 
     secure_bits: int | None = None
-    """Secure aggregation in integers of so many bits; with secure_clip."""
+    """Secure aggregation with integers of this number of bits; with secure_clip."""
 
     secure_clip: float | None = None
     """With secure_bits: largest absolute value of a number of a message."""
 
     secure_neighbours: int | None = None
-    """With secure_bits: mask with so many other clients instead of all (an even number)."""
+    """With secure_bits: share masks with this number of other clients (even). None: all."""
 
     attack: str | None = None
-    """Let a share of clients attack: NAME:SHARE[:STRENGTH] or label_flip:SHARE:CLASSES."""
+    """Simulate a share of attackers: NAME:SHARE[:STRENGTH] or label_flip:SHARE:CLASSES."""
 
     dataset: str = "digits"
     """Data set, such as digits, fashion_mnist, idx:FOLDER, npz:FILE, csv:FILE, parquet:FILE or
@@ -120,16 +121,16 @@ class RunConfig:
     """An argument of a data set of your own as name=value."""
 
     client: str | None = None
-    """Of a table: the column of the clients' ids. None: partition divides the rows."""
+    """For a table: column of client ids. None: partition divides the rows."""
 
     x: tuple[str, ...] = ()
     """Of a table: the columns of inputs; text becomes integers. None: all but client and target."""
 
     target: tuple[str, ...] = ()
-    """Of a table: the column that is foretold, or several."""
+    """For a table: column to predict, or several."""
 
     task: str | None = None
-    """Of a table: regression or classification. None: floats are a regression."""
+    """For a table: regression or classification. None: floats are a regression."""
 
     test_split: str = "clients:0.2"
     """Of a table, what tests: a share of the clients, all of whose rows training never sees;
@@ -152,11 +153,11 @@ class RunConfig:
     natural:ARRAY, the clients' ids in an array [n] of npz:FILE. With client: by that column."""
 
     num_clients: int | None = None
-    """Clients, N. None: 20, which suits digits (1,442 training images; 100 is usual for
-    fashion_mnist), or with natural ids as many as there are."""
+    """Number of clients, N. None: 20, which suits digits (1,442 training images; 100 is usual for
+    fashion_mnist); with natural ids, their number."""
 
     min_client_size: int | None = None
-    """Training examples that every client has at least. None: 2, or with natural ids 1."""
+    """Smallest number of training examples of a client. None: 2; with natural ids, 1."""
 
     flip: bool = False
     """Mirror training images left to right at random."""
@@ -172,72 +173,72 @@ class RunConfig:
     """An option of the model as name=value, such as hidden=64,32."""
 
     compute_dtype: str = "float32"
-    """Numbers in which the model computes: float32 or bfloat16; what is kept is float32."""
+    """Dtype of the model's computations: float32 or bfloat16; parameters are float32."""
 
     rounds: int = 100
     """Rounds of the whole run."""
 
     cohort_size: int = 5
-    """Clients drawn for a round, S."""
+    """Clients sampled per round, S."""
 
     sampling: str = "without_replacement"
-    """How they are drawn: without_replacement, poisson (each client by a coin of its own, and
-    cohort_size are expected), or cyclic (groups of cohort_size at most, which take turns)."""
+    """Client sampling: without_replacement, poisson (each client independently; cohort_size is the
+    expected number), or cyclic (fixed groups of at most cohort_size take turns)."""
 
     local_steps: int | None = None
-    """Local steps of each client, K. None: 5, or what local_epochs comes to."""
+    """Local steps of each client, K. None: 5, or determined by local_epochs."""
 
     local_epochs: int | None = None
     """Passes over each client's data, instead of local_steps."""
 
     min_local_steps: int | None = None
-    """Clients take a random number of steps between this and all of theirs. None: all."""
+    """Clients take a random number of local steps, at least this one. None: all steps."""
 
     time_budget: float | None = None
-    """Simulated seconds of a round, in which clients take as many steps as they manage."""
+    """Simulated seconds of a round; stragglers take only the steps that they finish in time."""
 
     step_time: float = 1.0
     """Simulated seconds of a local step; the median over the clients."""
 
     step_time_spread: float = 0.0
-    """Standard deviation over the clients of the logarithm of their step time."""
+    """Standard deviation of the logarithm of the step time over the clients."""
 
     dropout: float = 0.0
-    """Probability that a client of the cohort fails in a round."""
+    """Probability that a sampled client drops out of a round."""
 
     times: str | None = None
-    """Clients' time: FILE.npz with arrays step_seconds, download, upload, latency, availability."""
+    """Client times: FILE.npz with arrays step_seconds, download, upload, latency, availability."""
 
     over_selection: float = 1.0
-    """With times: clients drawn for each one that is wanted; those that finish first count."""
+    """With times: sampled clients per participant; the first ones to finish participate."""
 
     deadline: float | None = None
-    """With times: simulated seconds after which the server waits for nobody."""
+    """With times: simulated seconds after which the server stops waiting for stragglers."""
 
     concurrency: int | None = None
-    """Buffered asynchronous aggregation (FedBuff) with so many clients in flight; a server step
-    takes the messages of cohort_size. None: rounds that wait for their cohort."""
+    """Buffered asynchronous aggregation (FedBuff) with this number of clients in flight; a server
+    step uses cohort_size messages. None: synchronous rounds."""
 
     batch_size: int = 16
-    """Examples of a mini-batch, B."""
+    """Examples per mini-batch, B."""
 
     replace: bool = False
     """Draw mini-batches with replacement instead of in shuffled passes."""
 
     weights: str = "uniform"
-    """Weights of the clients in the server's mean: uniform, or examples (by size)."""
+    """Weights of the clients in the aggregation: uniform, or examples (by size)."""
 
     full_examples: bool = False
-    """Give the method each client's whole data set for full local gradients."""
+    """Pass each client's whole data set to the method, for full local gradients."""
 
     seed: int = 0
-    """Decides the cohorts, the mini-batches and everything random inside a round."""
+    """Seed of client sampling, mini-batches and everything random inside a round."""
 
     partition_seed: int | None = None
-    """Decides the partition. None: the same as seed."""
+    """Seed of the partition. None: seed."""
 
     init_seed: int | None = None
-    """Decides the first model. None: the same as seed."""
+    """Seed of the initial model. None: seed."""
 
     eval_every: int = 10
     """Rounds between evaluations; also the length of a compiled chunk."""
@@ -247,24 +248,25 @@ class RunConfig:
     plans), scan, vmap, chunk:n, pmap, shard_map."""
 
     client_store: str = "auto"
-    """Where what clients keep from round to round stands: device (whole on each device), sharded
-    (over the devices of shard_map), host (in files), auto (by its size)."""
+    """Where client state is stored: device (a full copy on each), sharded (over the devices of
+    shard_map), host (in files), auto (by its size)."""
 
     on_nonfinite: str = "exclude"
-    """What becomes of a client whose message or row is not finite: exclude (it is left out of its
-    round and counted), stop (the run ends before that round), keep (added up like the others)."""
+    """Policy for clients whose message or row is not finite: exclude (leave them out of the round
+    and count them), stop (end the run before that round), keep (aggregate them like others)."""
 
     run_dir: str | None = None
-    """Where the run is kept, and goes on from. None: runs/ALGORITHM-DATASET-PARTITION-seedSEED."""
+    """Run directory, from which the run resumes. None:
+    runs/ALGORITHM-DATASET-PARTITION-seedSEED."""
 
     checkpoint_every: int | None = None
     """Rounds between checkpoints. None: a tenth of the run."""
 
     log: tuple[str, ...] = ()
-    """Write the metrics as csv, tensorboard or wandb, too; metrics.jsonl is always there."""
+    """Write metrics also as csv, tensorboard or wandb; metrics.jsonl is always written."""
 
     profile_dir: str | None = None
-    """Folder for a profile of the rounds between two evaluations, once they are compiled."""
+    """Folder for a profile of the compiled rounds between two evaluations."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
@@ -366,11 +368,11 @@ class RunConfig:
         )
 
     def _by_column(self) -> "RunConfig":
-        """The same, divided by the column of the clients' ids."""
+        """Return the config with the column of client ids as its partition."""
         if self.partition != _DEFAULTS["partition"]:
             raise ValueError(
-                f"partition is {self.partition!r} and client {self.client!r}; the column says who "
-                "holds which row: leave partition out."
+                f"partition is {self.partition!r} and client {self.client!r}; the column "
+                "determines the clients of the rows: omit partition."
             )
         return dataclasses.replace(self, partition=f"{NATURAL_SCHEME}:{self.client}")
 

@@ -92,7 +92,7 @@ def check_config(config: Any) -> None:
         raise FileNotFoundError(f"data_dir is {config.data_dir!r}; there is no such directory.")
     if config.local_steps is not None and config.local_epochs is not None:
         raise ValueError(
-            f"local_steps is {config.local_steps} and local_epochs {config.local_epochs}; give one."
+            f"local_steps is {config.local_steps} and local_epochs {config.local_epochs}; set one."
         )
 
 

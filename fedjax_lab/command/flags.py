@@ -1,4 +1,4 @@
-"""The settings of a run as flags, in groups: what ``--help`` shows under which head."""
+"""The settings of a run as flags, in the groups that ``--help`` shows."""
 
 import ast
 import dataclasses
@@ -13,10 +13,10 @@ import tyro
 
 from fedjax_lab.command.config import RunConfig
 
-# Group -> (what it is about, its settings); every setting is in one of them.
+# Group -> (description, settings); every setting is in one group.
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "method": (
-        "What is trained, and how. Lists: `fedjax-lab algorithms | models | compressors`.",
+        "Method, model and training. Lists: `fedjax-lab algorithms | models | compressors`.",
         (
             *("algorithm", "option", "client_lr", "client_lr_schedule", "server_lr"),
             *("weights", "as_published", "clip_norm", "weight_decay", "clip", "compressor"),
@@ -24,7 +24,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "data": (
-        "What is trained on, and who holds it. Lists: `fedjax-lab datasets | partitions`.",
+        "Data set and its partition. Lists: `fedjax-lab datasets | partitions`.",
         (
             *(
                 "dataset",
@@ -43,7 +43,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "local work": (
-        "Rounds, the clients of a round, and what each of them does.",
+        "Rounds, client sampling, local steps, stragglers and client times.",
         (
             *("rounds", "cohort_size", "sampling", "local_steps", "local_epochs", "batch_size"),
             *("replace", "full_examples", "seed", "init_seed", "min_local_steps"),
@@ -52,7 +52,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "privacy and robustness": (
-        "What protects the clients, and what protects the model from some of them.",
+        "Robust aggregation, attacks, differential privacy and secure aggregation.",
         (
             *(
                 "dp_clip_norm",
@@ -66,7 +66,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "machine": (
-        "Where it is computed.",
+        "Devices.",
         ("client_map", "client_store", "compute_dtype", "profile_dir"),
     ),
     "output": (
@@ -74,7 +74,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("run_dir", "checkpoint_every", "eval_every", "log"),
     ),
 }
-# As they were called before version 0.4.0.
+# Names before version 0.4.0.
 _ALIASES = {"dp_clip_norm": ("--dp-clip",), "dp_noise_multiplier": ("--dp-noise",)}
 _REPEATABLE = ("option", "model_option", "dataset_option", "log")  # given several times
 

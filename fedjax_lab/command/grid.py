@@ -18,7 +18,7 @@ from fedjax_lab.command.screen import print_rows, show_warning
 from fedjax_lab.estimates import Rows, estimate, format_estimate
 from fedjax_lab.simulation.sweep_result import Point, SweepResult, check_seeds, list_points
 
-# Settings of a run that a sweep, which keeps nothing, cannot follow.
+# Settings of a run that a sweep does not support, because it writes no run directory.
 _NOT_IN_SWEEPS = (
     "run_dir",
     "checkpoint_every",
@@ -148,7 +148,7 @@ def grid(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point], RunCon
         if len(set(axes[name])) < len(axes[name]):
             raise ValueError(f"point is {text!r}; it has a value twice.")
     if not axes:
-        raise ValueError("point is missing; give at least one, such as --point client_lr=0.1,0.01.")
+        raise ValueError("point is missing; add at least one, such as --point client_lr=0.1,0.01.")
     points = list_points(axes)
     configs = [at_point(settings, point).resolve() for point in points]
     return points, configs[0]

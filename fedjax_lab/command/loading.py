@@ -20,14 +20,14 @@ _FORMS = (
 
 
 def load_divided(config: Any) -> TableData:
-    """Training and test examples, and who holds them where the data say so.
+    """Load training and test examples, with their clients if the data set has them.
 
     Args:
       config: a ``RunConfig``, resolved or not.
 
     Raises:
-      ValueError, FileNotFoundError, ImportError: the data set, or what reads it, is not there.
-      TypeError: a function of one's own returns something else than two sets of examples.
+      ValueError, FileNotFoundError, ImportError: the data set, or a package to read it, is missing.
+      TypeError: a custom function does not return two sets of examples.
     """
     if is_table(config.dataset):
         return load_table(config)

@@ -1,7 +1,7 @@
-"""Methods, models and data sets by name: those of the package, of installed ones, and one's own.
+"""Methods, models and data sets by name: built-in, from installed packages, or custom code.
 
-``package.module:name`` is imported, from the current folder, too. An installed package offers names
-by entry points of the groups in ``ENTRY_POINTS``.
+``package.module:name`` is imported, also from the current folder. Installed packages add names by
+entry points of the groups in ``ENTRY_POINTS``.
 """
 
 import ast
@@ -43,7 +43,7 @@ _LENGTH = 16  # hexadecimal digits of a hash
 
 
 def is_own(setting: str, name: str) -> bool:
-    """Whether a name is of code outside of the package.
+    """Return True if a name belongs to code outside the package.
 
     Args:
       setting: a key of ``ENTRY_POINTS``.
@@ -63,7 +63,7 @@ def _is_path(name: str) -> bool:
 
 @functools.cache
 def offered(setting: str) -> dict[str, metadata.EntryPoint]:
-    """Name -> entry point, of the packages that are installed.
+    """Return name -> entry point for the installed packages.
 
     Args:
       setting: a key of ``ENTRY_POINTS``.
@@ -72,15 +72,15 @@ def offered(setting: str) -> dict[str, metadata.EntryPoint]:
 
 
 def check_known(setting: str, name: str, argument: str | None = None) -> None:
-    """Check that there is something of that name, and import it where it is not the package's.
+    """Check that a method, model or data set exists; code outside the package is imported.
 
     Args:
       setting: a key of ``ENTRY_POINTS``.
       name: its value.
-      argument: what it is called in an error; None: ``setting``.
+      argument: name of the argument in errors; None: ``setting``.
 
     Raises:
-      ValueError: no method, model or data set is called so.
+      ValueError: no method, model or data set has this name.
       ImportError: it cannot be imported.
       TypeError: it is no function.
     """
@@ -91,11 +91,11 @@ def check_known(setting: str, name: str, argument: str | None = None) -> None:
 
 
 def find(setting: str, name: str) -> Callable[..., Any]:
-    """The factory of a method or a model, or the function that loads a data set.
+    """Return the factory of a method or a model, or the function that loads a data set.
 
     Args:
       setting: a key of ``ENTRY_POINTS``.
-      name: its value, one that ``check_known`` knows.
+      name: its value, checked by ``check_known``.
 
     Raises:
       ImportError, TypeError: as ``check_known``.
@@ -133,16 +133,16 @@ def _imported(setting: str, name: str) -> Any:
 
 
 def build_model(name: str, outputs: int, options: Mapping[str, Any]) -> Model:
-    """Make a model, of whatever the factory returns.
+    """Build a model from its factory.
 
     Args:
       name: a value of the setting ``model``.
-      outputs: how many numbers it gives for an example; passed as ``num_classes`` where the factory
-        takes that.
-      options: its other arguments.
+      outputs: number of outputs for an example; passed as ``num_classes`` if the factory has this
+        argument.
+      options: other arguments of the factory.
 
     Raises:
-      TypeError: it returns neither a ``Model`` nor a module of flax linen.
+      TypeError: the factory returns neither a ``Model`` nor a module of flax linen.
     """
     factory = find("model", name)
     taken = inspect.signature(factory).parameters
@@ -158,11 +158,11 @@ def build_model(name: str, outputs: int, options: Mapping[str, Any]) -> Model:
 
 
 def check_hints(owner: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Check options against the annotations of a function of one's own.
+    """Check options against the annotations of a custom function.
 
     Args:
-      owner: whose options they are, for the error.
-      function: with annotations; those that are no plain types are not looked at.
+      owner: name of the function, for errors.
+      function: the function; annotations that are not plain types are ignored.
       options: {name: value}.
 
     Raises:
@@ -185,10 +185,10 @@ def check_hints(owner: str, function: Callable[..., Any], options: Mapping[str, 
 
 
 def sources(config: Any) -> dict[str, str]:
-    """File -> hash of its content, of the code of one's own that a config names.
+    """Hash the source files of the custom code in a config: file -> hash.
 
-    These are the modules with the named functions and, of the same package (or, of a single file,
-    of the same folder), those that they import.
+    The files are the modules of the named functions, and the modules that these import from the
+    same package (or, for a single file, from the same folder).
 
     Args:
       config: a ``RunConfig``.
@@ -206,14 +206,14 @@ def sources(config: Any) -> dict[str, str]:
 
 
 def own_sources(config: Any, path: Path) -> dict[str, Any]:
-    """What config.json says of the sources of one's own code, compared with what it said before.
+    """Return the entries of config.json about custom code, and compare them with earlier ones.
 
     Args:
       config: a ``RunConfig``.
       path: the run directory, which may be new.
 
     Raises:
-      FileExistsError: the directory was begun with other sources.
+      FileExistsError: the directory has a run of other source code.
     """
     now = sources(config)
     if not now:
@@ -223,14 +223,14 @@ def own_sources(config: Any, path: Path) -> dict[str, Any]:
         changed = sorted(n for n in now.keys() | before.keys() if now.get(n) != before.get(n))
         if before and changed:
             raise FileExistsError(
-                f"run_dir is {str(path)!r}, which was begun with another content of "
-                f"{', '.join(changed)}. Choose another directory, or put back what was there."
+                f"run_dir is {str(path)!r}, whose run used other versions of the files "
+                f"{', '.join(changed)}. Choose another directory, or restore the files."
             )
     return {"own_code": now}
 
 
 def _files(module: ModuleType) -> Iterator[tuple[str, Path]]:
-    """(name, file) of a module and, of its package or folder, of all that it imports."""
+    """Yield (name, file) of a module and of its imports from the same package or folder."""
     root = module.__name__.partition(".")[0]
     package = hasattr(sys.modules[root], "__path__")
     folder = None if module.__file__ is None else Path(module.__file__).parent
@@ -248,7 +248,7 @@ def _files(module: ModuleType) -> Iterator[tuple[str, Path]]:
 
 
 def _imports(module: ModuleType, file: Path) -> Iterator[str]:
-    """The names of the modules that a file may import."""
+    """Yield the names of the modules that a file may import."""
     if file.suffix != ".py":
         return
     for node in ast.walk(ast.parse(file.read_bytes())):
@@ -263,7 +263,7 @@ def _imports(module: ModuleType, file: Path) -> Iterator[str]:
 
 
 def describe_offered(setting: str) -> list[tuple[str, str, Callable[..., Any] | None]]:
-    """(name, where it comes from, function) of what installed packages offer.
+    """Return (name, origin, function) for the names that installed packages add.
 
     Args:
       setting: a key of ``ENTRY_POINTS``.

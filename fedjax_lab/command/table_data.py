@@ -23,13 +23,13 @@ _FORMS = "clients:SHARE, examples:SHARE, or another file .csv or .parquet"
 
 
 class TableData(NamedTuple):
-    """A table, divided.
+    """A table, divided into training and test data.
 
     Attributes:
       train, test: examples.
-      clients: who holds the training examples; None where no column says so.
-      tests: the same clients with test examples of their own; None where there are none.
-      classes: how many there are; None of a regression.
+      clients: the federation of training examples; None without a column of client ids.
+      tests: the same clients with their own test examples; None if there are none.
+      classes: number of classes; None for a regression.
     """
 
     train: data.Examples
@@ -40,7 +40,7 @@ class TableData(NamedTuple):
 
 
 def is_table(dataset: str) -> bool:
-    """Whether a data set is a table.
+    """Return True if a data set is a table.
 
     Args:
       dataset: as in ``RunConfig``.
@@ -49,13 +49,13 @@ def is_table(dataset: str) -> bool:
 
 
 def check_table(config: Any) -> None:
-    """Check what a ``RunConfig`` says of columns, and of the test set.
+    """Check the settings of columns and of the test set in a ``RunConfig``.
 
     Args:
       config: the settings.
 
     Raises:
-      ValueError: a setting is missing, or of another form, or the data set is no table.
+      ValueError: a setting is missing or invalid, or the data set is no table.
     """
     if config.task is not None:
         check_choice("task", config.task, TASKS)
@@ -72,19 +72,19 @@ def check_table(config: Any) -> None:
         raise ValueError(f"dataset is {config.dataset!r}; the file must end in .{scheme}.")
     if not config.target:
         raise ValueError(
-            f"target is missing; dataset {config.dataset!r} is a table: say with --target which "
-            "column is foretold, and with --client which one has the clients' ids."
+            f"target is missing; dataset {config.dataset!r} is a table: set --target to the column "
+            "to predict, and --client to the column of client ids."
         )
     kind, share = _split(config.test_split)
     if kind == "clients" and share is not None and config.client is None:
         raise ValueError(
-            f"test_split is {config.test_split!r} and client None; to set clients aside, say with "
-            "--client which column has their ids, or give --test-split examples:0.2."
+            f"test_split is {config.test_split!r} and client None; to hold out clients, set "
+            "--client to the column of their ids, or use --test-split examples:0.2."
         )
 
 
 def _split(text: str) -> tuple[str, float | int | None]:
-    """("clients" or "examples", how much), or (path of a file, None)."""
+    """Parse a split: ("clients" or "examples", share or number), or (path of a file, None)."""
     kind, _, amount = text.partition(":")
     if Path(text).suffix in (".csv", ".parquet"):
         return text, None
@@ -109,8 +109,8 @@ def load_table(config: Any) -> TableData:
       config: a resolved ``RunConfig``.
 
     Raises:
-      ValueError: a column is not there, is not as long as the others, or lacks values; a client has
-        too few rows, or labels are out of range.
+      ValueError: a column is missing, has another length, or lacks values; a client has too few
+        rows; or labels are out of range.
       FileNotFoundError: there is no such file.
       ImportError: narwhals or pyarrow is missing.
     """
@@ -149,7 +149,7 @@ def _read(
     config: Any,
     categories: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[data.Examples, dict[str, tuple[str, ...]]]:
-    """Inputs [n, ...] and targets of the table, as the task wants them."""
+    """Read inputs [n, ...] and targets of the table, with the dtypes for the task."""
     nested = len(inputs) == 1 and table.column("x", inputs[0]).ndim > 1
     target = config.target[0] if len(config.target) == 1 else config.target
     found, used = read_columns(
@@ -185,7 +185,7 @@ def _divided(
     seen: data.FederatedArrays | None = None,
     own: data.FederatedArrays | None = None,
 ) -> TableData:
-    """Training and test examples by their rows, client after client."""
+    """Divide rows into training and test examples, client by client."""
     x, y = examples
     arrays = {"x_train": x[rows[0]], "y_train": y[rows[0]]}
     return _checked(config, arrays | {"x_test": x[rows[1]], "y_test": y[rows[1]]}, y, seen, own)
@@ -208,7 +208,7 @@ def _checked(
 
 
 def _in_order(examples: data.Examples, part: data.FederatedArrays) -> data.FederatedArrays:
-    """The clients of a part, of examples that stand client after client."""
+    """Create the federation of a part whose examples are sorted by client."""
     rows, sizes = np.arange(len(examples.y), dtype=np.int32), np.asarray(part.sizes)
     return from_partition(examples, Partition(rows, sizes, "natural", 0), part.names)
 
@@ -220,7 +220,7 @@ def _with_file(
     of_training: tuple[np.ndarray, np.ndarray, Any, Any],
     categories: Mapping[str, Sequence[str]],
 ) -> TableData:
-    """The test set of another file, whose rows are of clients where it says so, too."""
+    """Read the test set from another file, with the clients of its rows if it has their column."""
     x, y, names, owners = of_training
     table = Table(path)
     (x_test, y_test), _ = _read(table, inputs, config, categories or None)
@@ -234,7 +234,7 @@ def _with_file(
         places = {name: place for place, name in enumerate(names)}
         of = np.array([places.get(str(name), len(names)) for name in ids.tolist()])
         order = np.argsort(of, kind="stable")
-        x_test, y_test = x_test[order], y_test[order]  # those of other clients come last
+        x_test, y_test = x_test[order], y_test[order]  # rows of other clients come last
         counts = np.bincount(of, minlength=len(names) + 1)[:-1]
         own = _parts(counts, names) if counts.sum() else None
     arrays = {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}

@@ -10,16 +10,16 @@ from typing import Any
 import jax
 
 VARIABLE = "FEDJAX_LAB_PROGRAMS"
-# Seconds: what compiles faster is not worth a file.
+# Seconds; programs that compile faster are not stored.
 _WORTH_KEEPING = 0.1
-_JAX_WORTH_KEEPING, _JAX_MOST = 1.0, -1  # JAX's own defaults, which say that nobody chose
+_JAX_WORTH_KEEPING, _JAX_MOST = 1.0, -1  # JAX's defaults, so not chosen
 _MOST_BYTES = 2**30
 _PATIENCE = 10.0  # seconds, as JAX waits for the lock
 
-_SAID = ".said"  # in the folder, once somebody was told of it
+_SAID = ".said"  # file in the folder, written when its location has been printed
 
 _tried: list[bool] = []  # not empty once ``keep_by_default`` has been called in this process
-# What ``say_where`` is to say, and the file that says that it has been said.
+# Messages for ``say_where``, each with the file that marks it as printed.
 _to_say: list[tuple[str, Path | None]] = []
 
 
@@ -50,7 +50,9 @@ def keep_programs(folder: str | Path | None = None) -> bool:
     if is_chosen or _chosen() == "off":
         return False
     path = Path(folder or _chosen() or _default()).resolve()
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write there can run code here
+    path.mkdir(
+        mode=0o700, parents=True, exist_ok=True
+    )  # write access would allow running code here
     _throw_halves_away(path)
     config.update("jax_compilation_cache_dir", str(path))
     if config.jax_persistent_cache_min_compile_time_secs == _JAX_WORTH_KEEPING:
@@ -77,13 +79,13 @@ def keep_by_default(quiet: bool = False) -> None:
     config: Any = jax.config
     try:
         kept = keep_programs()
-    except OSError as error:  # a lock that is not let go is one, too
-        told, said = f"compiled programs cannot be kept: {error}", None
+    except OSError as error:  # also for a lock that is not released
+        told, said = f"compiled programs cannot be stored: {error}", None
     else:
         if not kept:
             return
         folder = config.jax_compilation_cache_dir
-        told, said = f"compiled programs are kept in {folder}", Path(folder) / _SAID
+        told, said = f"compiled programs are stored in {folder}", Path(folder) / _SAID
     if not quiet:
         _to_say.append((f"fedjax_lab: {told} ({VARIABLE}=off: never)", said))
 

@@ -1,4 +1,4 @@
-"""Figures of what a run measures on its way: a line for each group of runs."""
+"""Figures of metrics over the rounds, with a line for each group of runs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ _STEEP = 5.0  # and of a measure's values
 
 
 class Measure(NamedTuple):
-    """What an axis shows: its label, and a run's values, one for each evaluation."""
+    """The quantity of an axis: its label, and a run's values, one for each evaluation."""
 
     label: str
     values: Callable[[Run], list[float]]
 
 
 def metric(name: str, label: str, scale: float = 1.0) -> Measure:
-    """A column of a run's rows, times ``scale``."""
+    """Create a measure from a column of a run's rows, times ``scale``."""
     return Measure(label, lambda run: [scale * value for value in run.values(name)])
 
 
@@ -61,18 +61,18 @@ class Panel(NamedTuple):
 
 
 def has(groups: Sequence[Group], measure: Measure) -> bool:
-    """Whether any run has a finite value of it that is not 0."""
+    """Return True if a run has a finite value of the measure that is not 0."""
     values = [value for group in groups for run in group.runs for value in measure.values(run)]
     return any(math.isfinite(value) and value != 0 for value in values)
 
 
 def accuracy_figure(groups: Sequence[Group], styles: Styles | None = None) -> Any:
-    """Accuracy against rounds, uplink and gradients, side by side, as far as they are known.
+    """Draw accuracy against rounds, uplink and gradients, side by side; unknown costs are omitted.
 
-    A cost axis is logarithmic where the groups' totals differ more than tenfold.
+    A cost axis is logarithmic if the groups' totals differ more than tenfold.
 
     Args:
-      groups: at least one run has an accuracy.
+      groups: groups of runs; at least one run must have an accuracy.
       styles: label -> style; None: by the groups' order.
     """
     styles = styles or styles_of(group.label for group in groups)
@@ -89,9 +89,9 @@ def accuracy_figure(groups: Sequence[Group], styles: Styles | None = None) -> An
 
 
 def metric_figure(shown: Sequence[Panel], styles: Styles | None = None, columns: int = 3) -> Any:
-    """A panel for each measure, against rounds.
+    """Draw a panel for each measure, against rounds.
 
-    Logarithmic where all values are positive and differ fivefold.
+    An axis is logarithmic if all values are positive and differ fivefold.
     """
     labels = list(dict.fromkeys(group.label for panel in shown for group in panel.groups))
     styles = styles or styles_of(labels)
@@ -113,9 +113,9 @@ def metric_figure(shown: Sequence[Panel], styles: Styles | None = None, columns:
 def draw_curves(
     axes: Any, groups: Sequence[Group], x: Measure, y: Measure, styles: Styles, single: bool
 ) -> None:
-    """Each group's mean as a thick line, over the rounds at which all its runs were evaluated.
+    """Draw each group's mean as a thick line, at the rounds at which all its runs were evaluated.
 
-    ``single``: single runs are thin lines; else their range is a shade.
+    With ``single``, single runs are thin lines; otherwise their range is a shade.
     """
     for group in groups:
         style = styles[group.label]
@@ -131,12 +131,12 @@ def draw_curves(
 
 
 def shows_single_runs(groups: Sequence[Group]) -> bool:
-    """Whether there are few enough runs for a line each."""
+    """Return True if there are few enough runs to draw a line for each."""
     return _count_runs(groups) <= _MANY_RUNS
 
 
 def spread_note(groups: Sequence[Group]) -> str:
-    """How a figure's caption explains several seeds; empty where there is one."""
+    """Return the caption's explanation of several seeds; empty for a single seed."""
     if all(len(group.runs) == 1 for group in groups):
         return ""
     if shows_single_runs(groups):
@@ -145,7 +145,7 @@ def spread_note(groups: Sequence[Group]) -> str:
 
 
 def panels_note(shown: Sequence[Panel]) -> str:
-    """``spread_note`` for a figure of several panels, which treats them alike."""
+    """Return the ``spread_note`` for a figure of several panels."""
     return spread_note(max((panel.groups for panel in shown), key=_count_runs))
 
 
@@ -154,7 +154,7 @@ def _count_runs(groups: Sequence[Group]) -> int:
 
 
 def common_curves(group: Group, x: Measure, y: Measure) -> tuple[np.ndarray, np.ndarray]:
-    """(mean x [T], y [runs, T]) at the T rounds at which all runs of the group were evaluated."""
+    """Return (mean x [T], y [runs, T]) at the T rounds at which all runs were evaluated."""
     common = set.intersection(*(set(run.values("round")) for run in group.runs))
     points = [
         [
@@ -169,7 +169,7 @@ def common_curves(group: Group, x: Measure, y: Measure) -> tuple[np.ndarray, np.
 
 
 def _accuracy_limits(groups: Sequence[Group]) -> tuple[float, float]:
-    """Room for all but the first fifth of each curve, whose rise says little."""
+    """Compute axis limits for all but the first fifth of each curve."""
     settled = []
     for group in groups:
         values = common_curves(group, ROUNDS, ACCURACY)[1]

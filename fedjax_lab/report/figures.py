@@ -36,10 +36,10 @@ def write_figures(
     """Write the PNG files and return (file name, caption) of each.
 
     Args:
-      groups: what they show.
-      folder: where they are written.
-      prefix: of their names.
-      form: "pdf" or "svg" writes each once more as vectors, at the size at which papers print it.
+      groups: groups of runs.
+      folder: output folder.
+      prefix: prefix of the file names.
+      form: "pdf" or "svg" also writes each figure as vectors, at its size in print.
 
     Raises:
       ImportError: matplotlib is missing.
@@ -88,18 +88,18 @@ def write_figures(
 
 
 def having(groups: Sequence[Group], measure: Measure) -> list[Group]:
-    """The groups that have the measure."""
+    """Return the groups that have the measure."""
     return [group for group in groups if has([group], measure)]
 
 
 def landscapes_of(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
-    """Label -> the landscape of the group's first run that has one."""
+    """Return label -> landscape of the first run of the group that has one."""
     found = {group.label: [r.landscape for r in group.runs if r.landscape] for group in groups}
     return {label: landscapes[0] for label, landscapes in found.items() if landscapes}
 
 
 def _distinct_partitions(groups: Sequence[Group]) -> list[Run]:
-    """A run for each scheme and number of clients, at most four."""
+    """Return a run for each scheme and number of clients, at most four."""
     found: dict[Any, Run] = {}
     for group in groups:
         for run in group.runs:

@@ -1,4 +1,4 @@
-"""A report as one text: Markdown, a page of HTML, a table for LaTeX, or CSV."""
+"""Formats of a report as a single text: Markdown, HTML, tables for LaTeX, CSV."""
 
 import csv
 import functools
@@ -21,7 +21,7 @@ from fedjax_lab.report.tables import accuracy_table, measures, over_seeds
 from fedjax_lab.report.write import check_target, report_text, write_report
 
 FORMATS = ("markdown", "html", "latex", "csv")
-# Columns of metrics.jsonl whose last values are lines of the CSV, too.
+# Columns of metrics.jsonl whose last values are also lines of the CSV.
 _LAST = ("loss", "test_loss", "round", "bytes_up", "bytes_down", "gradients", "seconds")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf")
 _ESCAPED = {
@@ -43,13 +43,13 @@ def format_report(
     target: float | None = None,
     title: str = "Report",
 ) -> str:
-    """A report on run directories as one text.
+    """Format a report on run directories as a single text.
 
     Args:
-      directories: run directories, or directories that hold some.
-      form: "markdown" (the tables), "html" (the page with its figures inside), "latex" (the
-        accuracies as tables for the package booktabs) or "csv" (see ``runs_csv``).
-      target: accuracy in (0, 1) to be reached; None: 95 % of the best method's.
+      directories: run directories, or directories that contain some.
+      form: "markdown" (tables), "html" (a page with figures), "latex" (accuracies as tables for the
+        package booktabs) or "csv" (see ``runs_csv``).
+      target: target accuracy in (0, 1); None: 95 % of the best method's.
       title: the first line of Markdown and of HTML.
 
     Raises:
@@ -73,14 +73,14 @@ def format_report(
 
 
 def write_format(text: str, out: str | Path) -> None:
-    """Write a report's text to a file; whoever reads it finds it whole.
+    """Write a report's text to a file atomically.
 
     Args:
-      text: from ``format_report``.
-      out: the file, in a folder that exists; one that is there is replaced.
+      text: result of ``format_report``.
+      out: the file, in an existing folder; an existing file is replaced.
 
     Raises:
-      FileNotFoundError, IsADirectoryError: ``out`` is in no folder, or is one.
+      FileNotFoundError, IsADirectoryError: the folder of ``out`` does not exist, or ``out`` is one.
     """
     path = Path(out)
     if path.is_dir():
@@ -91,10 +91,10 @@ def write_format(text: str, out: str | Path) -> None:
 
 
 def latex_table(rows: Rows) -> str:
-    """Rows, the first of which is the head, as a tabular of the package booktabs.
+    """Format rows as a tabular of the package booktabs; the first row is the header.
 
     Args:
-      rows: texts; ± and what LaTeX reads as its own are escaped.
+      rows: texts; ± and special characters of LaTeX are escaped.
     """
 
     def line(row: Sequence[str]) -> str:
@@ -118,23 +118,23 @@ def latex_table(rows: Rows) -> str:
 
 
 def latex_escape(text: str) -> str:
-    """A text as LaTeX shows it.
+    """Escape special characters of LaTeX.
 
     Args:
-      text: plain.
+      text: plain text.
     """
     return "".join(_ESCAPED.get(character, character) for character in text)
 
 
 def runs_csv(sections: Sequence[Section]) -> str:
-    """A line for each group and metric: method, settings that differ, metric, mean, ± and n.
+    """Format runs as CSV, with a line for each group and metric.
 
-    Data set and number of rounds stand between. Accuracies are in percent, as in the tables; a
-    mean is empty where a seed has no number, the half-width of the 95 % interval also where there
-    is one seed. Numbers are not rounded.
+    The columns are method, settings that differ, data set, number of rounds, metric, mean,
+    half-width of the 95 % interval, and n. Accuracies are in percent, as in the tables. A mean is
+    empty if a seed has no number; the half-width also for a single seed. Numbers are not rounded.
 
     Args:
-      sections: from ``sections_of``.
+      sections: result of ``sections_of``.
     """
     lines = []
     for section in sections:
@@ -152,12 +152,12 @@ def _last(name: str, run: Run) -> float:
 
 
 def estimates_csv(head: Sequence[str], lines: Iterable[tuple[Sequence[str], str, Estimate]]) -> str:
-    """CSV of estimates, with the columns ``head``, metric, mean, half_width, n.
+    """Format estimates as CSV, with the columns ``head``, metric, mean, half_width, n.
 
     Args:
-      head: what identifies a line beside its metric.
-      lines: (values of ``head``, metric, estimate). A text that a spreadsheet would take for a
-        formula (= + - @) has an apostrophe before it.
+      head: names of the columns that identify a line, besides the metric.
+      lines: (values of ``head``, metric, estimate). Texts that a spreadsheet would read as a
+        formula (= + - @) get an apostrophe in front.
     """
 
     def cell(value: float | None) -> str:
@@ -173,6 +173,6 @@ def estimates_csv(head: Sequence[str], lines: Iterable[tuple[Sequence[str], str,
 
 
 def _no_formula(text: str) -> str:
-    """A text with an apostrophe before it where a spreadsheet would compute it; numbers stay."""
+    """Put an apostrophe before a text that a spreadsheet would evaluate; numbers are unchanged."""
     is_number = _NUMBER.fullmatch(text) is not None
     return f"'{text}" if text.startswith(tuple("=+-@\t\r\n")) and not is_number else text

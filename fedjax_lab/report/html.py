@@ -1,4 +1,4 @@
-"""Markdown as one HTML page that needs nothing else: no scripts, no files, no network."""
+"""Converts Markdown to a self-contained HTML page without scripts, files or network access."""
 
 import base64
 import html
@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 _TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".svg": "image/svg+xml"}
-# Browsers then refuse whatever would come from elsewhere.
+# Browsers then refuse all external content.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _LONG = 32  # characters of a table's cell that is broken into lines
 _CONTENTS = ("h2", "h3")  # in the table of contents
@@ -72,12 +72,12 @@ nav a:hover { text-decoration: underline; }
 
 
 def html_page(markdown: str, folder: Path) -> str:
-    """One page, with its images inside and a table of contents from its headings.
+    """Convert Markdown to an HTML page with embedded images and a table of contents.
 
     Args:
-      markdown: CommonMark with tables; HTML in it is shown as text. Its first heading of level 1
+      markdown: CommonMark with tables; HTML in it is shown as text. The first heading of level 1
         is the page's title.
-      folder: to which the paths of images are relative.
+      folder: folder to which the paths of images are relative.
 
     Raises:
       FileNotFoundError: an image is missing.
@@ -138,7 +138,7 @@ def _navigation(contents: Sequence[tuple[str, str, str]]) -> str:
 
 
 def _mark(tokens: Sequence[Any], folder: Path) -> None:
-    """Put images inside, and mark paragraphs that are one image and columns of long text."""
+    """Embed images, and mark paragraphs that consist of an image and columns of long text."""
     for opened, token in itertools.pairwise(tokens):
         if token.type != "inline":
             continue

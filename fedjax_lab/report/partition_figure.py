@@ -1,4 +1,4 @@
-"""Who holds which labels, twice: as bubbles (GradMA, Figure 8) and as a heat map (FedSpeed,
+"""Figure of the clients' labels, as bubbles (GradMA, Figure 8) and as a heat map (FedSpeed,
 Figure 4.1).
 """
 

@@ -1,4 +1,4 @@
-"""A figure of any histories and any of their metrics: a line for each method, with intervals."""
+"""Figures of any metrics of histories: a line for each method, with intervals over seeds."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,24 +25,24 @@ def plot(
 ) -> Any:
     """Draw a metric of histories against another one, as a figure for a paper.
 
-    Several histories of one label are its seeds: the line is their mean, the shade its 95 %
-    interval (Student's t). A round counts where all of them have it and both metrics.
+    Several histories with the same label are different seeds: the line is their mean, and the shade
+    its 95 % interval (Student's t). Only rounds at which all of them have both metrics are drawn.
 
     Args:
-      histories: label -> ``result.history``, or a list of these, one for each seed. Any list of
-        rows (dicts of numbers) with the names ``x`` and ``y`` does.
+      histories: label -> ``result.history``, or a list of histories, one for each seed. Any list of
+        rows (dicts of numbers) with the names ``x`` and ``y`` is allowed.
       x: a name in the rows, such as "round", "bytes_up", "gradients", "simulated_seconds".
-      y: a name in the rows, such as "accuracy", "loss", or what your ``evaluate`` returns.
-      path: where the figure is written; ends in .pdf, .svg or .png. None: nowhere.
-      width: of the figure in inches; 3.4 is a column of two, 7 a page.
+      y: a name in the rows, such as "accuracy", "loss", or a result of your ``evaluate``.
+      path: file of the figure, ending in .pdf, .svg or .png. None: no file.
+      width: width of the figure in inches; 3.4 is one of two columns, 7 a page.
 
     Returns:
-      A ``matplotlib.figure.Figure``, for what is to be changed before ``figure.savefig``.
+      A ``matplotlib.figure.Figure``, which you can change before ``figure.savefig``.
 
     Raises:
-      TypeError: ``histories`` is no mapping, or holds something else than rows.
-      ValueError: there is none, no row has both names, ``width`` is not above 0, or ``path`` has
-        another ending.
+      TypeError: ``histories`` is not a mapping, or contains something other than rows.
+      ValueError: there is no history, no row has both names, ``width`` is not above 0, or ``path``
+        has another suffix.
       ImportError: matplotlib is missing.
     """
     check_number("width", width, minimum=0.0, exclusive_minimum=True)
@@ -71,7 +71,7 @@ def plot(
 
 
 def _by_label(histories: Any) -> dict[str, list[History]]:
-    """Label -> the histories of its seeds."""
+    """Return label -> histories of its seeds."""
     if not isinstance(histories, Mapping):
         raise TypeError(
             f"histories is a {type(histories).__name__}; it must be a dict from labels to "
@@ -98,7 +98,7 @@ def _by_label(histories: Any) -> dict[str, list[History]]:
 def _curve(
     label: str, seeds: Sequence[History], x: str, y: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """(mean x [T], mean y [T], half-width of its interval [T] or None) over what all seeds have."""
+    """Return (mean x [T], mean y [T], half-width of y's interval [T] or None) at common rounds."""
     key = "round" if all("round" in row for rows in seeds for row in rows) else x
     points = [
         {row[key]: (row[x], row[y]) for row in rows if x in row and y in row} for rows in seeds

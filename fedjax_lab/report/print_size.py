@@ -1,4 +1,4 @@
-"""Figures as papers print them: vectors with their fonts inside, at the width of a column."""
+"""Figures for print: vectors with embedded fonts, at the width of a column."""
 
 import textwrap
 from pathlib import Path
@@ -10,18 +10,18 @@ from fedjax_lab.report.style import legend_of
 FORMS = ("png", "pdf", "svg")
 COLUMN, PAGE = 3.4, 7.0  # inches: one column of two, and both
 _TEXT, _SMALL = 8, 7  # points
-_LETTER = 0.62  # of a letter's size, its width
-_LINES = 0.8  # of the widths on a screen
-# Of a PDF, TrueType fonts, which journals ask for; of an SVG, letters as outlines.
+_LETTER = 0.62  # width of a letter, divided by its size
+_LINES = 0.8  # width of lines, divided by that on a screen
+# In a PDF, TrueType fonts, which journals require; in an SVG, letters as outlines.
 _SETTINGS: Any = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fedjax_lab"}
 
 
 def at_print_size(figure: Any, width: float | None = None) -> Any:
-    """Make a figure as wide as it is printed, with text that is legible there; returns it.
+    """Resize a figure to its width in print, with legible text; returns the figure.
 
     Args:
-      figure: of matplotlib, drawn by this package.
-      width: in inches; None: a column where it has one panel, else a page.
+      figure: a matplotlib figure of this package.
+      width: width in inches; None: a column for a single panel, else a page.
     """
     from matplotlib.lines import Line2D
     from matplotlib.text import Text
@@ -49,11 +49,11 @@ def at_print_size(figure: Any, width: float | None = None) -> Any:
 
 
 def save_vectors(figure: Any, path: Path) -> None:
-    """Write a PDF or SVG file, by the path's ending; equal figures, equal bytes.
+    """Write a PDF or SVG file, depending on the suffix; equal figures give equal bytes.
 
     Args:
-      figure: of matplotlib.
-      path: ends in .pdf or .svg; replaced whole where it exists.
+      figure: a matplotlib figure.
+      path: file ending in .pdf or .svg; an existing one is replaced atomically.
     """
     import matplotlib
 

@@ -1,4 +1,4 @@
-"""How figures look, and how they are saved: colours, axes, legends, PNG files."""
+"""The style of figures: colours, axes, legends, PNG files."""
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,12 +17,12 @@ Styles = Mapping[str, Style]
 
 
 def line_style(colour: int, dash: int) -> Style:
-    """A line's colour and dash, counted from 0 and beginning anew after the last one."""
+    """Return a line's colour and dash; numbers count from 0 and wrap around."""
     return {"color": COLOURS[colour % len(COLOURS)], "linestyle": DASHES[dash % len(DASHES)]}
 
 
 def styles_of(labels: Iterable[str]) -> Styles:
-    """A style for each label: all colours in solid lines, then in dashed ones."""
+    """Return a style for each label: all colours in solid lines, then in dashed ones."""
     return {
         label: line_style(place, place // len(COLOURS))
         for place, label in enumerate(dict.fromkeys(labels))
@@ -30,7 +30,7 @@ def styles_of(labels: Iterable[str]) -> Styles:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """A matplotlib Figure of that size in inches.
+    """Create a matplotlib Figure with a size in inches.
 
     Raises:
       ImportError: matplotlib is missing.
@@ -45,7 +45,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def panels(count: int, width: float, height: float, columns: int = 3) -> tuple[Any, list[Any]]:
-    """(figure, its axes): ``count`` panels of that size, in even rows of up to ``columns``."""
+    """Create (figure, its axes): ``count`` panels, in even rows of up to ``columns``."""
     down = -(-count // columns)
     across = -(-count // down)
     figure = new_figure(across * width, down * height)
@@ -57,7 +57,7 @@ def panels(count: int, width: float, height: float, columns: int = 3) -> tuple[A
 
 
 def frame(axes: Any, xlabel: str, ylabel: str, title: str = "") -> None:
-    """Labels, a light grid below the data, and no lines at the top and the right."""
+    """Add labels and a light grid below the data; remove the lines at the top and the right."""
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     if title:
@@ -68,7 +68,7 @@ def frame(axes: Any, xlabel: str, ylabel: str, title: str = "") -> None:
 
 
 def log_axis(axes: Any, which: str, low: float, high: float) -> None:
-    """A logarithmic axis ("x" or "y") with plain numbers; 1, 2, 5 where the range is short."""
+    """Make an axis ("x" or "y") logarithmic with plain numbers; 1, 2, 5 for a short range."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     getattr(axes, f"set_{which}scale")("log")
@@ -81,14 +81,14 @@ def log_axis(axes: Any, which: str, low: float, high: float) -> None:
 
 
 def plain_numbers() -> Any:
-    """A formatter of ticks: 1,500 and 0.25, without exponents."""
+    """Create a formatter of ticks without exponents, such as 1,500 and 0.25."""
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: f"{value:,.10g}")
 
 
 def legend(figure: Any, labels: Sequence[str], styles: Styles) -> None:
-    """Below the axes, where it covers nothing; the figure grows by the legend's rows."""
+    """Add a legend below the axes; the figure grows by the legend's rows."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -98,12 +98,12 @@ def legend(figure: Any, labels: Sequence[str], styles: Styles) -> None:
 
 
 def legend_of(figure: Any, handles: Sequence[Any], fontsize: float = 10) -> None:
-    """As ``legend``, of lines that have their labels already.
+    """Add a legend below the axes for lines that have labels.
 
     Args:
-      figure: gets the legend, and the height that it needs.
+      figure: the figure, which grows by the height of the legend.
       handles: the lines.
-      fontsize: of the labels, in points.
+      fontsize: size of the labels, in points.
     """
     longest = max(len(handle.get_label()) for handle in handles)
     width = figure.get_figwidth() * 110 / fontsize  # characters that fit, roughly
@@ -121,12 +121,12 @@ def legend_of(figure: Any, handles: Sequence[Any], fontsize: float = 10) -> None
 
 
 def literal(label: str) -> str:
-    """A label in which matplotlib reads no formula."""
+    """Escape a label so that matplotlib reads no formula in it."""
     return label.replace("$", r"\$")
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a PNG file with a palette, half as large as one without; equal figures, equal bytes."""
+    """Write a PNG file with a palette, which halves its size; equal figures give equal bytes."""
     from PIL import Image
 
     buffer = io.BytesIO()

@@ -12,12 +12,12 @@ _WIDE = 20.0  # ratio of losses beyond which levels are spaced by their logarith
 
 
 def surface_figure(landscapes: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Contours of the loss on a plane through each model, which is the cross in the middle.
+    """Draw contours of the loss on a plane through each model, which is the cross in the middle.
 
     Args:
-      landscapes: label -> {"offsets": [P], "losses": [P, P]; "eigenvalues": the largest ones of
-        the Hessian, may be missing}. losses[i][j] is at offsets[i] along the first direction
-        and offsets[j] along the second; null where it is not finite.
+      landscapes: label -> {"offsets": [P], "losses": [P, P], "eigenvalues": largest ones of the
+        Hessian (optional)}. losses[i][j] is at offsets[i] along the first direction and offsets[j]
+        along the second; null if it is not finite.
 
     Raises:
       ValueError: no loss is finite, or losses do not fit their offsets.

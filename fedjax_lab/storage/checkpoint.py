@@ -26,7 +26,7 @@ class _DamagedError(ValueError):
     """A checkpoint is damaged; an older one may be usable."""
 
 
-_LOOKS = 100  # at a directory in which checkpoints come and go, before a reader gives up
+_LOOKS = 100  # attempts to list a directory whose checkpoints change, before a reader gives up
 
 
 class Checkpoints:
@@ -42,12 +42,12 @@ class Checkpoints:
 
         self._ocp = ocp
         self._directory = Path(directory).absolute()
-        self._run_id = run_id  # whose they are: a folder from another run is refused
+        self._run_id = run_id  # identity of the run; checkpoints of another run are refused
         self._reads_back = True
-        with _raised_not_logged():  # it warns that a reader keeps nothing
+        with _raised_not_logged():  # orbax warns about a read-only manager
             if not read_only:
                 self._directory.mkdir(parents=True, exist_ok=True)
-            here = jax.process_index()  # of several processes this one alone; orbax awaits no other
+            here = jax.process_index()  # only this process, so that orbax does not wait for others
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=None if read_only else 2,
                 create=False,
@@ -75,7 +75,7 @@ class Checkpoints:
         if round in self._manager.all_steps():
             return
         arrays, model = _to_arrays(state), _to_arrays(params)
-        # Where the disk is full, the threads of the storage library print traces of their own.
+        # On a full disk, the threads of the storage library would print their own traces.
         size = sum(leaf.nbytes for leaf in (*arrays.values(), *model.values()))
         needed = size + len(json.dumps(extra)) + _BESIDE
         if shutil.disk_usage(self._directory).free < needed:
@@ -115,7 +115,7 @@ class Checkpoints:
         except _DamagedError as error:
             raise OSError(
                 errno.EIO,
-                f"the first checkpoint was written and is not readable ({error}) Choose another "
+                f"the first checkpoint was written but cannot be read ({error}) Choose another "
                 "run_dir, such as one on another disk",
                 str(self._directory),
             ) from error
@@ -150,7 +150,7 @@ class Checkpoints:
             arrays, meta = self._read(round, "state")
             if shapes_of(expected) != shapes_of(arrays):
                 raise ValueError(
-                    f"the checkpoint {self._directory / str(round)} holds arrays of other names, "
+                    f"the checkpoint {self._directory / str(round)} has arrays with other names, "
                     "shapes or dtypes than this run's state: it belongs to another model or method."
                 )
             leaves = [arrays[name] for name in expected]
@@ -175,11 +175,11 @@ class Checkpoints:
         def read(round: int) -> tuple[PyTree, dict[str, Any]]:
             where = self._directory / str(round)
             if where.exists() and not (where / "params").exists():
-                # A run that goes on may be taking it away just now.
+                # A running simulation may have just deleted it.
                 error = _DamagedError if self._is_out_of_date() else FileNotFoundError
                 raise error(
-                    f"the checkpoint {where} has no params beside the method's state, as those of "
-                    "earlier versions; run the same settings in a new directory."
+                    f"the checkpoint {where} has no separate params, like those of earlier "
+                    "versions; run the same settings in a new directory."
                 )
             return self._read(round, "params")
 
@@ -201,11 +201,11 @@ class Checkpoints:
                     found, meta = read(round)
                 except _DamagedError as error:
                     if look + 1 < _LOOKS and self._is_out_of_date():
-                        break  # it made way for a newer one
+                        break  # it was replaced by a newer one
                     damage = damage or str(error)
                     continue
                 if damage:
-                    told = f"{damage} Round {round} is the last that is whole."
+                    told = f"{damage} The last intact checkpoint is that of round {round}."
                     warnings.warn(told, UserWarning, stacklevel=3)
                 return round, found, meta
             else:
@@ -247,13 +247,13 @@ class Checkpoints:
             )
         if saved_as != round:
             raise _DamagedError(
-                f"the checkpoint {where} is not what its name says: it was saved after round "
+                f"the checkpoint {where} does not match its name: it was saved after round "
                 f"{saved_as}."
             )
         if meta["run"] != self._run_id:
             raise ValueError(
-                f"the checkpoint {where} belongs to another run than the config.json beside it; "
-                "put the right folder back, or choose another run_dir."
+                f"the checkpoint {where} and the config.json next to it belong to different runs; "
+                "restore the right folder, or choose another run_dir."
             )
         return arrays, meta
 

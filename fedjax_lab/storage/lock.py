@@ -42,7 +42,7 @@ class RunDirLock:
                 "its end, or choose another directory."
             ) from None
         who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%F %T")}
-        # It is for the message alone.
+        # The content is used only in messages.
         with contextlib.suppress(OSError), new_file(self._holder) as file:
             json.dump(who, file)
 

@@ -23,7 +23,7 @@ from fedjax_lab.storage.lock import HOLDER, LOCK
 
 CONFIG, METRICS, TIMES = "config.json", "metrics.jsonl", "times.jsonl"
 CHECKPOINTS, SUMMARY, PARTITION = "checkpoints", "summary.json", "partition.json"
-# Of config.json, what is looked at beyond whether it is the same.
+# Entries of config.json that are read, not only compared.
 _KINDS = {
     **dict.fromkeys(("rounds", "eval_every", "seed", "num_devices"), int),
     **dict.fromkeys(("algorithm", "client_map", "client_store"), str),
@@ -76,7 +76,7 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
     if not file.exists():
         if any(file for file in path.iterdir() if not _is_ours(file.name)):
             raise FileExistsError(
-                f"run_dir is {str(path)!r}, which holds files but no {CONFIG}; it must be empty, "
+                f"run_dir is {str(path)!r}, which has files but no {CONFIG}; it must be empty, "
                 "new, or a directory of the same run."
             )
         write_json(file, config)
@@ -89,15 +89,15 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
         asked, there = config.get("rounds"), before.get("rounds")
         hint = "" if asked == there else _OTHER_ROUNDS.format(asked=asked, there=there)
         raise FileExistsError(
-            f"run_dir is {str(path)!r}, which holds a run with another config: "
+            f"run_dir is {str(path)!r}, which has a run with another config: "
             f"{'; '.join(changed)}.{hint} Choose another directory."
         )
     devices, now = (found.get("num_devices") for found in (before, config))
     if devices != now:
         warnings.warn(
-            f"run_dir is {str(path)!r}, whose first rounds ran on {devices} devices, and the "
-            f"next ones run on {now}: sums are added in another order, so results agree with an "
-            "uninterrupted run only to rounding.",
+            f"run_dir is {str(path)!r}, whose first rounds ran on {devices} devices; the next "
+            f"ones run on {now}. Sums are added in another order, so results agree with an "
+            "uninterrupted run only up to rounding.",
             UserWarning,
             stacklevel=6,
         )
@@ -105,8 +105,8 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
 
 
 _OTHER_ROUNDS = (
-    " It was to have {there} rounds, and now {asked}: a schedule that depends on their number, "
-    "such as cosine, would change those that were run; only without one can a run become longer."
+    " The run had {there} rounds, and now {asked} are requested. A schedule that depends on their "
+    "number, such as cosine, would change the finished rounds; such a run cannot be extended."
 )
 
 
@@ -149,7 +149,7 @@ def read_config(path: Path) -> dict[str, Any]:
         config = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{file} is damaged: it is not valid JSON ({error}). Put a copy of it back, or choose "
+            f"{file} is damaged: it is not valid JSON ({error}). Restore a copy of it, or choose "
             "another run_dir."
         ) from error
     if not isinstance(config, dict):
@@ -158,8 +158,8 @@ def read_config(path: Path) -> dict[str, Any]:
         value = config.get(name)
         if name in config and (not isinstance(value, kind) or isinstance(value, bool)):
             raise ValueError(
-                f"{file} is damaged: {name} is {repr(value)[:60]}, and must be {_WORDS[kind]}. Put "
-                "a copy of it back, or choose another run_dir."
+                f"{file} is damaged: {name} is {repr(value)[:60]}, and must be {_WORDS[kind]}. "
+                "Restore a copy of it, or choose another run_dir."
             )
     settings = config.get("run_config")
     if isinstance(settings, dict):
@@ -168,10 +168,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def renamed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the command line under the names that they have now.
+    """Rename settings of the command line from versions before 0.4.0.
 
     Args:
-      settings: by name, those of before version 0.4.0 among them.
+      settings: settings by name.
     """
     return {_RENAMED.get(name, name): value for name, value in settings.items()}
 
@@ -238,8 +238,8 @@ def disk_full_in_one_line(path: Path) -> Iterator[None]:
             raise
         raise OSError(
             errno.ENOSPC,
-            "disk full; what was saved before is whole, and the same call goes on from there once "
-            "there is room",
+            "the disk is full; the earlier files are intact, and the same call resumes from them "
+            "once there is space",
             str(path),
         ) from None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_PATTERN = "*?[]\\"  # what the storage library of checkpoints takes for patterns, or for a "/"
+_PATTERN = "*?[]\\"  # the checkpoint library reads these as patterns, or as a "/"
 
 
 def check_run_dir(run_dir: Any) -> None:
@@ -27,19 +27,19 @@ def check_run_dir(run_dir: Any) -> None:
     told = f"run_dir is {os.fspath(run_dir)!r}"
     if _ADDRESS.match(str(run_dir)):
         raise ValueError(
-            f"{told}, a URL; it must be a directory of this machine's file system. Mount the "
-            "storage, or copy the directory there once the run has ended."
+            f"{told}, a URL; it must be a directory in the local file system. Mount the storage, "
+            "or copy the directory there after the run."
         )
     path = str(Path(run_dir).absolute())
     if found := sorted(set(_PATTERN) & set(path)):
         raise ValueError(
-            f"{told}; checkpoints cannot be read again from a path with {' or '.join(found)} in it "
+            f"{told}; checkpoints cannot be read from a path that contains {' or '.join(found)} "
             f"({path!r}). Choose another directory."
         )
     try:
         path.encode()
     except UnicodeEncodeError:
         raise ValueError(
-            f"{told}, whose path is no UTF-8 text, as that of checkpoints has to be. Choose "
-            "another directory."
+            f"{told}, whose path is no UTF-8 text; checkpoints require that. Choose another "
+            "directory."
         ) from None

@@ -57,10 +57,10 @@ def load_run(run_dir: str | Path, *, like: PyTree = None) -> SavedRun:
     if not path.is_dir():
         raise FileNotFoundError(f"run_dir is {str(path)!r}; there is no such directory.")
     if not (path / CONFIG).is_file():
-        raise FileNotFoundError(f"run_dir is {str(path)!r}, which holds no run: no {CONFIG}.")
+        raise FileNotFoundError(f"run_dir is {str(path)!r}, which has no run: no {CONFIG}.")
     config = read_config(path)
     if not (path / CHECKPOINTS).is_dir():
-        raise FileNotFoundError(f"run_dir is {str(path)!r}, which holds no checkpoint yet.")
+        raise FileNotFoundError(f"run_dir is {str(path)!r}, which has no checkpoint yet.")
     checkpoints = Checkpoints(path / CHECKPOINTS, run_id(config), read_only=True)
     try:
         round, leaves, extra = checkpoints.restore_params()
@@ -149,7 +149,7 @@ def _write_npz(arrays: Mapping[str, np.ndarray], out: IO[bytes]) -> None:
     for name, leaf in arrays.items():
         if leaf.dtype.kind == "V":  # what NumPy knows by its size alone, such as bfloat16
             raise ValueError(
-                f"params has dtype {leaf.dtype} at {name!r}, which .npz cannot hold; "
+                f"params has dtype {leaf.dtype} at {name!r}, which .npz does not support; "
                 "export to .safetensors."
             )
     # Not numpy.savez, whose own arguments would shadow a leaf of that name.

@@ -1,1 +1,1 @@
-"""Hyper-parameters by successive halving, with equal budgets for all methods."""
+"""Hyperparameter search by successive halving, with equal budgets for all methods."""

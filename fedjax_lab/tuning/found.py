@@ -1,4 +1,4 @@
-"""What a search has found."""
+"""The result of a hyperparameter search."""
 
 import csv
 import io
@@ -14,15 +14,15 @@ from fedjax_lab.tuning.space import Range, Space
 
 
 class Trial(NamedTuple):
-    """A point at a rung.
+    """The score of a point at a rung.
 
     Attributes:
-      method: its name.
-      point: the hyper-parameters.
-      seed: of the run.
+      method: name of the method.
+      point: the hyperparameters.
+      seed: seed of the run.
       rounds: finished rounds.
-      score: on the validation data; NaN: it diverged.
-      gradients: rounds since the rung before, times the gradients of a local step.
+      score: score on the validation data; NaN for a diverged run.
+      gradients: rounds since the previous rung, times the gradients of a local step.
     """
 
     method: str
@@ -34,12 +34,12 @@ class Trial(NamedTuple):
 
 
 class Found:
-    """What ``tune`` returns.
+    """The result of ``tune``.
 
     Attributes:
-      trials: every point at every rung that it came to, in the order in which they ran.
-      rounds: of a whole run.
-      mode: "min" or "max", which scores are good.
+      trials: every point at every rung that it reached, in the order of the runs.
+      rounds: number of rounds of a full run.
+      mode: "min" if small scores are good, "max" if large ones are.
     """
 
     def __init__(self, trials: Sequence[Trial], rounds: int, mode: str, spaces: dict[str, Space]):
@@ -48,20 +48,20 @@ class Found:
 
     @property
     def best(self) -> dict[str, Point]:
-        """Method -> the point with the best mean score of all seeds at the end."""
+        """Method -> the point with the best mean score over all seeds after a full run."""
         return {method: self._finals(method)[0][0] for method in self._spaces}
 
     @property
     def scores(self) -> dict[str, list[float]]:
-        """Method -> the scores of its best point, one for each seed."""
+        """Method -> scores of its best point, one for each seed."""
         return {method: self._finals(method)[0][1] for method in self._spaces}
 
     @property
     def edges(self) -> dict[str, list[str]]:
-        """Method -> the hyper-parameters whose chosen value is the last one tried on a side.
+        """Method -> the hyperparameters whose best value is the smallest or largest one tried.
 
-        Beyond it may be a better one: of a range, because points ran out; of a list, because it
-        is followed no further.
+        A better value may lie beyond it. In a range, the search ran out of points; a list is never
+        extended.
         """
         found: dict[str, list[str]] = {}
         for method, best in self.best.items():
@@ -74,7 +74,7 @@ class Found:
 
     @property
     def gradients(self) -> dict[str, int]:
-        """Method -> mini-batch gradients of a client that the search took, per local step."""
+        """Method -> cost of its search, in mini-batch gradients per client and local step."""
         return {
             method: sum(trial.gradients for trial in self.trials if trial.method == method)
             for method in self._spaces
@@ -82,7 +82,7 @@ class Found:
 
     @property
     def diverged(self) -> dict[str, float]:
-        """Method -> the share of its points that diverged: how hard it is to tune."""
+        """Method -> share of its points that diverged."""
         found = {}
         for method in self._spaces:
             of_method = [trial for trial in self.trials if trial.method == method]
@@ -92,10 +92,10 @@ class Found:
         return found
 
     def table(self, digits: int = 4) -> str:
-        """A Markdown table: each method's best point, its score, and what its search cost.
+        """Format a Markdown table: each method's best point, its score, and the search's cost.
 
         Args:
-          digits: behind the decimal point.
+          digits: digits after the decimal point.
         """
         head = ["method", "best point", "validation score", "points", "diverged", "at an end"]
         rows = []
@@ -114,7 +114,7 @@ class Found:
         return markdown_table([head, *rows])
 
     def csv(self) -> str:
-        """All trials as CSV text, with a column for each hyper-parameter."""
+        """Format all trials as CSV, with a column for each hyperparameter."""
         names = sorted({name for trial in self.trials for name in trial.point})
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -126,7 +126,7 @@ class Found:
         return text.getvalue()
 
     def _finals(self, method: str) -> list[tuple[Point, list[float]]]:
-        """(point, scores of its seeds) of those that ran to the end, the best first."""
+        """Return (point, scores of its seeds) of the finalists, the best first."""
         finals: dict[tuple[Any, ...], list[float]] = {}
         for trial in self.trials:
             if trial.method == method and trial.rounds == self.rounds:

@@ -1,21 +1,21 @@
-"""Successive halving: who goes on, for how long, and what it costs in gradients."""
+"""Successive halving: the rungs of a search, and equal budgets in gradients."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-_KEPT = 3  # of so many points, one goes on
-_RESERVED = 4  # of so many points, one waits for where the first ones point to
+_KEPT = 3  # one point in three continues
+_RESERVED = 4  # one point in four is chosen after the others have run
 
 
 class Rungs(NamedTuple):
-    """The rounds after which points are compared, and how many of them there are.
+    """The rungs of a search: when points are compared, and how many there are.
 
     Attributes:
-      rounds: finished rounds at each rung, the last one a whole run's.
-      points: points of each rung, the first one with those that are added there.
-      seeds: of each finalist.
+      rounds: finished rounds at each rung; the last one is a full run.
+      points: number of points at each rung; at the first one, including the points added later.
+      seeds: number of seeds of each finalist.
     """
 
     rounds: tuple[int, ...]
@@ -24,7 +24,7 @@ class Rungs(NamedTuple):
 
     @property
     def run_rounds(self) -> int:
-        """The rounds of all runs together."""
+        """Total number of rounds of all runs."""
         before = (0, *self.rounds[:-1])
         first_seed = sum(
             count * (end - start)
@@ -34,18 +34,18 @@ class Rungs(NamedTuple):
 
     @property
     def reserved(self) -> int:
-        """Points of the first rung that are chosen when the others have run."""
+        """Number of points of the first rung that are chosen after the others have run."""
         return self.points[0] // _RESERVED
 
 
 def rungs(rounds: int, count: int, finalists: int, seeds: int) -> Rungs:
-    """The rungs of so many points: a ninth, a third and all of the rounds.
+    """Compute the rungs of a search: after a ninth, a third and all of the rounds.
 
     Args:
-      rounds: of a whole run.
-      count: points of the first rung.
-      finalists: points of the last one, at most.
-      seeds: of each finalist.
+      rounds: number of rounds of a full run.
+      count: number of points at the first rung.
+      finalists: largest number of points at the last rung.
+      seeds: number of seeds of each finalist.
     """
     first = max(1, rounds // _KEPT**2)
     ends = sorted({first, min(_KEPT * first, rounds), rounds})
@@ -57,12 +57,12 @@ def rungs(rounds: int, count: int, finalists: int, seeds: int) -> Rungs:
 def equal_budgets(
     gradients: Sequence[int], rounds: int, budget: int, finalists: int, seeds: int
 ) -> list[Rungs]:
-    """Rungs of several methods that cost as many gradients each, as nearly as whole points can.
+    """Compute rungs for which all methods cost the same number of gradients, up to whole points.
 
     Args:
-      gradients: of each method, in a local step.
+      gradients: gradients in a local step, for each method.
       rounds, finalists, seeds: as in ``rungs``.
-      budget: points of the method with the most gradients; the others get more.
+      budget: number of points of the method with the most gradients; the others get more.
     """
     most = max(gradients)
     limit = most * rungs(rounds, budget, finalists, seeds).run_rounds
@@ -76,10 +76,10 @@ def equal_budgets(
 
 
 def best_first(scores: Sequence[float]) -> list[int]:
-    """The places of the scores that are finite, the smallest first.
+    """Return the indices of the finite scores, the smallest first.
 
     Args:
-      scores: less is better; NaN for a run that diverged.
+      scores: scores, smaller is better; NaN for a diverged run.
     """
     order = np.argsort(np.asarray(scores, np.float64), kind="stable").tolist()
     return [place for place in order if np.isfinite(scores[place])]

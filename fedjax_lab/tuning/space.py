@@ -1,4 +1,4 @@
-"""What is tuned: ranges that are searched log-uniformly, and lists of values."""
+"""Search spaces: ranges that are searched log-uniformly, and lists of values."""
 
 import inspect
 import math
@@ -16,38 +16,38 @@ Build = Callable[..., Algorithm]
 
 
 class Range(NamedTuple):
-    """Positive numbers, searched evenly in their logarithm.
+    """A range of positive numbers, searched log-uniformly.
 
     Attributes:
-      low, high: the ends, which belong to it.
+      low, high: the ends, which are included.
     """
 
     low: float
     high: float
 
     def at(self, share: float) -> float:
-        """The number at a share of the way from ``low`` to ``high``, in logarithms.
+        """Return the number at a position between ``low`` and ``high`` on a logarithmic scale.
 
         Args:
-          share: from 0 to 1; beyond them the range goes on.
+          share: position, from 0 to 1; other values extend the range.
         """
         return float(self.low * (self.high / self.low) ** share)
 
 
 class Values(NamedTuple):
-    """These numbers and no others.
+    """A list of numbers.
 
     Attributes:
-      values: in the order given.
+      values: the numbers, in their order.
     """
 
     values: tuple[float, ...]
 
     def at(self, share: float) -> float:
-        """The value at a share of the list.
+        """Return the value at a position in the list.
 
         Args:
-          share: from 0 to 1.
+          share: position, from 0 to 1.
         """
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
@@ -56,12 +56,12 @@ Space = dict[str, Range | Values]
 
 
 def read_space(space: Mapping[str, Any], builds: Mapping[str, Build]) -> dict[str, Space]:
-    """The space of each method.
+    """Read the search space of each method.
 
     Args:
-      space: hyper-parameter -> (low, high) or a list, for all methods that take it; or method ->
-        such a mapping, for one method, which goes before what is said for all.
-      builds: method -> function of hyper-parameters.
+      space: hyperparameter -> (low, high) or a list, for all methods that have it; or method ->
+        such a mapping, for one method, which takes precedence.
+      builds: method -> function of hyperparameters.
 
     Raises:
       TypeError: a value is neither a pair nor a list, or a method does not take a name.
@@ -90,19 +90,19 @@ def read_space(space: Mapping[str, Any], builds: Mapping[str, Build]) -> dict[st
         taken = {n: v for n, v in shared.items() if names is None or n in names}
         found[method] = {**taken, **{n: _read(n, v) for n, v in mine.items()}}
         if not found[method]:
-            raise ValueError(f"space says nothing for {method!r}; it must have a range or a list.")
+            raise ValueError(f"space is empty for {method!r}; it must have a range or a list.")
     return found
 
 
 def check_tune(methods: Any, validation: Any) -> None:
-    """Check that ``methods`` names functions that make methods, and that a share is one.
+    """Check the arguments ``methods`` and ``validation`` of ``tune``.
 
     Args:
       methods, validation: as in ``tune``.
 
     Raises:
-      TypeError: ``methods`` is something else, such as a method.
-      ValueError: ``validation`` is a number that is no share.
+      TypeError: ``methods`` is not a mapping from names to functions.
+      ValueError: ``validation`` is a number outside (0, 1).
     """
     if isinstance(validation, float):
         check_number("validation", validation, minimum=0, exclusive_minimum=True)
@@ -118,12 +118,12 @@ def check_tune(methods: Any, validation: Any) -> None:
 
 
 def spread(space: Space, count: int, seed: int) -> list[Point]:
-    """Points that fill a space evenly: all of it, where it has no more than ``count``.
+    """Choose points that fill a space evenly; all points if it has at most ``count``.
 
     Args:
-      space: of a method.
-      count: points wanted.
-      seed: of the shuffling.
+      space: space of a method.
+      count: number of points.
+      seed: seed of the shuffling.
     """
     if all(isinstance(axis, Values) for axis in space.values()):
         whole = math.prod(len(axis.values) for axis in space.values() if isinstance(axis, Values))
@@ -149,7 +149,7 @@ def spread(space: Space, count: int, seed: int) -> list[Point]:
 
 
 def _golden(dimensions: int) -> float:
-    """The root above 1 of x^(d + 1) = x + 1."""
+    """Compute the root above 1 of x^(d + 1) = x + 1."""
     root = 2.0
     for _ in range(64):
         root = (1 + root) ** (1 / (dimensions + 1))
@@ -161,7 +161,7 @@ def _distinct(points: Sequence[Point]) -> list[Point]:
 
 
 def _accepted(build: Build) -> list[str] | None:
-    """The names that a function takes by keyword; None: any."""
+    """Return the keywords that a function accepts; None: any."""
     parameters = inspect.signature(build).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
@@ -179,8 +179,8 @@ def _read(name: str, value: Any) -> Range | Values:
     if isinstance(value, (list, np.ndarray)) and len(value):
         if not all(_is_number(number) for number in value):
             raise TypeError(
-                f"space[{name!r}] is {value!r}; its values must be numbers. What changes the "
-                "program itself goes into a method of its own."
+                f"space[{name!r}] is {value!r}; its values must be numbers. For options that "
+                "change the program itself, add another entry to methods."
             )
         return Values(tuple(map(float, value)))
     raise TypeError(

@@ -1,9 +1,9 @@
-"""Find the hyper-parameters of several methods, each with the same budget of gradients.
+"""Hyperparameter search for several methods, each with the same budget of gradients.
 
-Successive halving after Jamieson, Talwalkar: Non-stochastic Best Arm Identification and
-Hyperparameter Optimization. AISTATS 2016. The points of a method are the lanes of one compiled
-program, as in ``sweep``. After a ninth of the rounds the best third goes on from where it stands,
-after a third of them the finalists; what has diverged costs nothing more.
+The search is successive halving, after Jamieson, Talwalkar: Non-stochastic Best Arm Identification
+and Hyperparameter Optimization. AISTATS 2016. The points of a method are batched in one compiled
+program, as in ``sweep``. After a ninth of the rounds the best third of the points continues, and
+after a third of the rounds the finalists do. Diverged points are stopped.
 """
 
 import dataclasses
@@ -61,43 +61,43 @@ def tune(
     progress: bool = False,
     **schedule: Unpack[ScheduleOptions],
 ) -> Found:
-    """Tune methods on validation data of the clients; no test set is seen.
+    """Tune the hyperparameters of methods on validation data of the clients, without a test set.
 
-    All methods spend the same number of gradients. Points that lie at an end of a range are
-    followed beyond it, with a quarter of the points, which are kept back for that; where nothing
-    lies at an end, these refine the neighbourhood of the best point.
+    All methods spend the same number of gradients. A quarter of the points is reserved: if the best
+    point lies at an end of a range, these points extend the range; otherwise they refine the
+    neighbourhood of the best point.
 
-    With ``run_dir`` the trials and the states of the points that go on are kept after each rung,
-    and the same call goes on from there.
+    With ``run_dir``, trials and the states of the remaining points are stored after each rung, and
+    the same call resumes the search.
 
     Args:
-      methods: name -> function of hyper-parameters, as keyword arguments, that makes the method.
-        It gets traced scalars, as in ``sweep``.
-      space: hyper-parameter -> (low, high), searched evenly in logarithms, or a list of values; for
-        all methods that take it. Method -> such a mapping: for that method.
+      methods: name -> function that makes the method from hyperparameters as keyword arguments. It
+        gets traced scalars, as in ``sweep``.
+      space: hyperparameter -> (low, high), searched log-uniformly, or a list of values, for all
+        methods that have it. Method -> such a mapping: only for this method.
       params: the initial global model.
       clients: the clients' training data.
-      rounds: of a whole run.
-      validation: share of each client's examples (or of the clients, with ``hold_out``) that is
-        left out of training and scores the points; or a federation of its own.
-      hold_out: "examples" or "clients".
-      budget: points that the method with the most gradients in a local step begins with; the others
-        begin with as many more as the same gradients pay for.
-      finalists: points of each method that run to the end, with all seeds.
-      seeds: of cohorts, mini-batches and all else; the first one's runs are compared at the rungs.
-      score: (params, examples [B, ...]) -> a number for each example, [B], of which the mean over
-        all validation examples is the score. None: the methods' loss.
+      rounds: number of rounds of a full run.
+      validation: share of each client's examples (with ``hold_out="clients"``, of the clients) that
+        is held out for validation; or a separate federation.
+      hold_out: what to hold out, "examples" or "clients".
+      budget: number of initial points of the method with the most gradients in a local step; other
+        methods get more points for the same number of gradients.
+      finalists: number of points of each method that run to the end, with all seeds.
+      seeds: seeds of the runs; the first one is used before the last rung.
+      score: (params, examples [B, ...]) -> float [B], a score of each example. A point's score is
+        the mean over all validation examples. None: the loss of the methods.
       mode: "min" if a small score is good, "max" if a large one is.
-      run_dir: where trials are kept; None keeps nothing.
-      progress: say on stderr how far it is.
+      run_dir: directory for the search; None: nothing is written.
+      progress: show progress on stderr.
 
     Returns:
       ``Found``: ``best``, ``trials``, ``edges``, ``table()``.
 
     Raises:
-      TypeError: an argument is of the wrong type, or a method takes no such hyper-parameter.
-      ValueError: an argument is out of range, or the methods have no common loss to score by.
-      FileExistsError: ``run_dir`` holds another search.
+      TypeError: an argument has the wrong type, or a method has no such hyperparameter.
+      ValueError: an argument is out of range, or ``score`` is None and a method has no loss.
+      FileExistsError: ``run_dir`` has another search.
       RuntimeError: all points of a method diverged.
     """
     check_tune(methods, validation)
@@ -120,7 +120,7 @@ def tune(
         [a.gradients_per_step for a in firsts.values()], rounds, budget, finalists, len(seeds)
     )
     trials: list[Trial] = []
-    step = plans[0].rounds[0]  # of all rungs, so that one program serves them
+    step = plans[0].rounds[0]  # divides all rungs, so that one program is enough
     for (name, build), plan in zip(methods.items(), plans, strict=True):
         count_fn = _score_of(firsts[name], score)
         evaluate = build_evaluation(count_fn, held)
@@ -131,7 +131,7 @@ def tune(
 
 
 def _first(name: str, build: Build, space: Space) -> Algorithm:
-    """The method at the middle of its space, which checks the function."""
+    """Build the method at the middle of its space, to check the function."""
     algorithm = build(**{key: axis.at(0.5) for key, axis in space.items()})
     check_algorithm(algorithm, f"methods[{name!r}](...)")
     return algorithm
@@ -148,7 +148,7 @@ def _divided(clients, validation, hold_out, seed) -> tuple[FederatedArrays, Fede
 def _score_of(algorithm: Algorithm, score: ScoreFn | None) -> Callable[..., Any]:
     loss_fn = algorithm.loss_fn
     if score is None and loss_fn is None:
-        raise ValueError(f"{algorithm.name} takes a model and no loss; give score to tune it by.")
+        raise ValueError(f"{algorithm.name} takes a model and no loss; set score to tune it.")
 
     def count(params, examples):
         if score is not None:
@@ -165,7 +165,7 @@ def _score_of(algorithm: Algorithm, score: ScoreFn | None) -> Callable[..., Any]
 
 
 def _settings(spaces, firsts, params, data, how, seeds, score) -> dict[str, Any]:
-    """What a search is, as its directory remembers it."""
+    """Collect the settings of a search for its directory."""
     return {
         "spaces": {name: {k: list(_ends(v)) for k, v in s.items()} for name, s in spaces.items()},
         "methods": {name: {**a.hyperparameters, "name": a.name} for name, a in firsts.items()},
@@ -186,14 +186,14 @@ def _ends(axis: Any) -> Sequence[float]:
 
 @dataclasses.dataclass
 class Lane:
-    """A run of a point with a seed, and how far it is.
+    """A run of a point with a seed.
 
     Attributes:
-      point: the hyper-parameters.
-      seed: of everything random.
+      point: the hyperparameters.
+      seed: seed of the run.
       rounds: finished rounds.
-      score: after them; NaN: it diverged.
-      leaves: the arrays of its state, on the host; None: it has not begun.
+      score: score after these rounds; NaN for a diverged run.
+      leaves: arrays of the state, on the host; None before the run starts.
     """
 
     point: Point
@@ -204,7 +204,7 @@ class Lane:
 
 
 class Lanes:
-    """Advances runs of one method, as many at once as its compiled program takes."""
+    """Advances runs of one method, in groups of the size of its compiled program."""
 
     def __init__(
         self,
@@ -226,17 +226,17 @@ class Lanes:
         self._one_by_one = kind == "scan"
 
     def advance(self, lanes: Sequence[Lane], rounds: int) -> None:
-        """Run lanes until they have so many rounds.
+        """Run lanes up to a number of rounds.
 
         Args:
-          lanes: all with the same number of finished rounds.
-          rounds: the number they end with.
+          lanes: lanes with the same number of finished rounds.
+          rounds: number of finished rounds afterwards.
         """
         if not lanes:
             return
         begun = lanes[0].rounds
         runs = [(self._params, jax.random.key(lane.seed), lane.point) for lane in lanes]
-        # On CPU lanes run one after the other, so that a small program serves all rungs.
+        # On CPU, lanes run one after the other, so a small program is enough for all rungs.
         few = runs[: jax.device_count()] if self._one_by_one else runs
         if not self._program.size or len(few) <= self._program.size // 2:
             self._program.fit(few, min(self._step, rounds - begun), None)
@@ -262,12 +262,12 @@ class Search:
     """The search of one method.
 
     Args:
-      name: the method's, as the caller has it.
-      space: where its points lie.
-      plan: its rungs.
-      lanes: advances its runs.
-      kept: what a directory has of it.
-      progress: say on stderr how far it is.
+      name: the caller's name of the method.
+      space: search space of the method.
+      plan: rungs of the method.
+      lanes: advances the method's runs.
+      kept: the search's directory.
+      progress: show progress on stderr.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class Search:
         self._trials: list[Trial] = []
 
     def run(self) -> list[Trial]:
-        """All trials of the method, in the order in which they ran."""
+        """Run the search; returns all trials of the method, in order."""
         done, lanes, self._trials = self._kept.load(self._name)
         for rung, rounds in enumerate(self._plan.rounds):
             if rung < done:
@@ -307,7 +307,7 @@ class Search:
         return lanes
 
     def _further(self, lanes: list[Lane], room: int) -> list[Point]:
-        """Points beyond the ends at which the best one lies, or else around it."""
+        """Choose points beyond the ends at which the best point lies, or else around it."""
         order = best_first([self._sign * lane.score for lane in lanes])
         tried = [lane.point for lane in lanes]
         if not order or room <= 0:
@@ -333,7 +333,7 @@ class Search:
         return [point for point in chosen if point not in tried][:room]
 
     def _next(self, lanes: list[Lane], rung: int) -> list[Lane]:
-        """The survivors go on from where they stand; finalists also run with the other seeds."""
+        """Select the lanes that continue; finalists also run with the other seeds."""
         rounds = self._plan.rounds[rung]
         self._advance(lanes, rounds)
         if rounds < self._plan.rounds[-1]:
@@ -364,14 +364,14 @@ class Search:
 
 
 class Kept:
-    """What a directory has of a search: trials, and the states of the points that go on.
+    """The directory of a search: trials, and the states of the points that continue.
 
     Args:
-      folder: the directory; None keeps nothing.
-      settings: of the search, a JSON object.
+      folder: the directory; None: nothing is written.
+      settings: settings of the search, a JSON object.
 
     Raises:
-      FileExistsError: it holds another search.
+      FileExistsError: the directory has another search.
     """
 
     def __init__(self, folder: str | Path | None, settings: Mapping[str, Any]):
@@ -394,10 +394,10 @@ class Kept:
         self._done = found["methods"]
 
     def load(self, name: str) -> tuple[int, list[Lane], list[Trial]]:
-        """(finished rungs, the lanes that go on, the trials) of a method.
+        """Load (number of finished rungs, lanes that continue, trials) of a method.
 
         Args:
-          name: the method's.
+          name: name of the method.
         """
         if self._folder is None or name not in self._done:
             return 0, [], []
@@ -411,13 +411,13 @@ class Kept:
         return found["rungs"], lanes, [Trial(*trial) for trial in found["trials"]]
 
     def save(self, name: str, rungs: int, lanes: Sequence[Lane], trials: Sequence[Trial]) -> None:
-        """Keep a method's search after a rung.
+        """Store a method's search after a rung.
 
         Args:
-          name: the method's.
-          rungs: how many are finished.
-          lanes: those that go on.
-          trials: all so far.
+          name: name of the method.
+          rungs: number of finished rungs.
+          lanes: lanes that continue.
+          trials: all trials so far.
         """
         if self._folder is None:
             return

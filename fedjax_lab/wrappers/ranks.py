@@ -122,8 +122,8 @@ def truncate_adapters(values: PyTree, rank: int | jax.Array) -> PyTree:
     """Set the columns and rows of adapters beyond a rank to 0; other leaves stay.
 
     Args:
-      values: pytree with ``Adapter`` nodes.
-      rank: how many columns of ``down`` and rows of ``up`` stay; traced if need be.
+      values: pytree of arrays [...] with ``Adapter`` nodes.
+      rank: number of columns of ``down`` and rows of ``up`` that are unchanged; may be traced.
     """
 
     def one(node):

@@ -126,7 +126,7 @@ def test_a_sweep_is_the_runs_of_its_points(finished, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("texts", "settings", "message"),
     [
-        ([], {}, "point is missing; give at least one"),
+        ([], {}, "point is missing; add at least one"),
         (["client_lr"], {}, r"point is 'client_lr'; it must be of the form name=value,value"),
         (["client_lr=a,b"], {}, "with numbers"),
         (["client_lr=0.1,0.1"], {}, "has a value twice"),

@@ -147,7 +147,7 @@ def test_a_changed_source_is_refused(package, capsys):
     capsys.readouterr()
     assert run(*OWN, "--run-dir", "runs/own") == 2
     error = capsys.readouterr().err
-    assert "begun with another content of own_pkg/arithmetic.py. Choose another" in error
+    assert "other versions of the files own_pkg/arithmetic.py. Choose another" in error
     file.write_text(before)
     forget()
     assert run(*OWN, "--run-dir", "runs/own") == 0

@@ -59,7 +59,7 @@ def test_by_default_once_and_said_once(nothing_chosen, tmp_path, capsys):
     say_where()
     said = capsys.readouterr().err
     assert said == (
-        f"fedjax_lab: compiled programs are kept in {kept} (FEDJAX_LAB_PROGRAMS=off: never)\n"
+        f"fedjax_lab: compiled programs are stored in {kept} (FEDJAX_LAB_PROGRAMS=off: never)\n"
     )
 
 
@@ -69,7 +69,7 @@ def test_the_next_process_does_not_say_it_again(nothing_chosen, capsys):
         jax.config.update("jax_compilation_cache_dir", None)
         keep_by_default()
         say_where()
-        assert ("compiled programs are kept in" in capsys.readouterr().err) == said
+        assert ("compiled programs are stored in" in capsys.readouterr().err) == said
 
 
 def test_a_refused_run_does_not_say_it(nothing_chosen, capsys):
@@ -145,7 +145,7 @@ def test_what_cannot_be_kept_is_said(hindrance, nothing_chosen, monkeypatch, tmp
             keep_by_default()
     say_where()
     assert folder() is None
-    assert "compiled programs cannot be kept: " in capsys.readouterr().err
+    assert "compiled programs cannot be stored: " in capsys.readouterr().err
 
 
 def test_the_program_that_draws_a_model_is_kept_too(nothing_chosen):

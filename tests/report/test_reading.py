@@ -51,7 +51,7 @@ def fewer_rounds(folder):
 
 EDITS = {
     "loss": (lower_loss, r"round 4, differs from the checkpoint of round 7: loss \(there .*here 0"),
-    "rate": (other_rate, "belongs to another run than the config.json beside it"),
+    "rate": (other_rate, "and the config.json next to it belong to different runs"),
     "rows": (two_rows, "has 2 rows up to round 7, and the checkpoint of that round 4"),
     "rounds": (fewer_rounds, "has round 7, and config.json 6 rounds"),
 }

@@ -143,7 +143,9 @@ def test_more_rounds_on_the_command_line(tmp_path):
     configs = [read(tmp_path / name / "config.json") for name in ("whole", "grown")]
     assert configs[0] == configs[1]  # also the settings, by which it may be run again
     command("cosine", rounds=2, client_lr_schedule="cosine")
-    with pytest.raises(FileExistsError, match=r"client_lr_ends \(there 2, now 4\).* only without"):
+    with pytest.raises(
+        FileExistsError, match=r"client_lr_ends \(there 2, now 4\).* cannot be extended"
+    ):
         command("cosine", rounds=4, client_lr_schedule="cosine")
 
 

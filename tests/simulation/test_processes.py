@@ -151,7 +151,7 @@ def test_a_run_goes_on_with_fewer_devices_to_rounding(tmp_path):
     [[one, other]] = answers(2, 1, [job])
     assert one["hash"] == other["hash"]
     assert one["rounds"] == 9
-    assert "whose first rounds ran on 4 devices, and the next ones run on 2" in one["warnings"][0]
+    assert "whose first rounds ran on 4 devices; the next ones run on 2" in one["warnings"][0]
     rows = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
     expected = test_stores.run("scaffold", evaluate=evaluate, rounds=9, client_map="scan").history
     assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in expected], 1e-5)

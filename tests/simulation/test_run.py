@@ -207,7 +207,7 @@ def test_another_config_in_the_same_directory_is_refused(tmp_path):
     with pytest.raises(FileExistsError, match=r"client_lr.*0\.3.*0\.2"):
         run(run_dir=tmp_path, algorithm=other)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(FileExistsError, match=r"holds files but no config\.json"):
+    with pytest.raises(FileExistsError, match=r"has files but no config\.json"):
         run(run_dir=tmp_path)
 
 
@@ -232,7 +232,10 @@ def test_of_damaged_checkpoints_the_one_before_is_taken_or_none(tmp_path, damage
             damage(path)
 
     harm("4")
-    with pytest.warns(UserWarning, match=r"4 (cannot be read|is damaged).* Round 2 is the last"):
+    with pytest.warns(
+        UserWarning,
+        match=r"4 (cannot be read|is damaged).* The last intact checkpoint is that of round 2",
+    ):
         again = run(run_dir=tmp_path, rounds=4)
     assert_same_bits(whole.state, again.state)
     assert whole.history == again.history

@@ -26,7 +26,7 @@ SHORT = {"rounds": 2, "algorithm": FEDAVG}
 @pytest.mark.parametrize("name", ["a[1]b", "a]b", "a\\b", "a*b", "a?b"])
 def test_paths_that_the_storage_library_reads_otherwise_are_refused(tmp_path, name):
     for inner in (name, f"{name}/run"):
-        with pytest.raises(ValueError, match=r"checkpoints cannot be read again from a path with"):
+        with pytest.raises(ValueError, match=r"checkpoints cannot be read from a path that"):
             run(**SHORT, run_dir=tmp_path / inner)
     with pytest.raises(ValueError, match="run_dir is"):
         RunConfig(run_dir=str(tmp_path / name)).resolve()

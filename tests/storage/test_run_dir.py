@@ -321,7 +321,7 @@ def test_a_checkpoint_of_another_seed_is_refused(tmp_path):
         run(**SHORT, run_dir=tmp_path / str(seed), seed=seed)
     shutil.rmtree(tmp_path / "1" / "checkpoints")
     shutil.copytree(tmp_path / "2" / "checkpoints", tmp_path / "1" / "checkpoints")
-    with pytest.raises(ValueError, match=r"belongs to another run than the config\.json"):
+    with pytest.raises(ValueError, match=r"and the config\.json next to it"):
         run(**SHORT, run_dir=tmp_path / "1", seed=1)
 
 
@@ -351,7 +351,7 @@ def test_what_auto_comes_to_does_not_bind_a_directory(tmp_path, monkeypatch):
         if rounds == 2:
             run(rounds=2, **settings)
         else:
-            with pytest.warns(UserWarning, match="ran on 2 devices, and the next ones run on 3"):
+            with pytest.warns(UserWarning, match="ran on 2 devices; the next ones run on 3"):
                 result = run(rounds=4, **settings)
     alone = run(rounds=4, algorithm=FEDAVG)
     np.testing.assert_allclose(result.params["w"], alone.params["w"], atol=1e-5)
@@ -368,7 +368,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path, monkeypatch, code):
             raise RuntimeError("a library's own words") from error
 
     monkeypatch.setattr(folder.MetricsFile, "append", write)
-    with pytest.raises(OSError, match="disk full") as found:
+    with pytest.raises(OSError, match="disk is full") as found:
         run(**SHORT, run_dir=tmp_path)
     assert found.value.errno == errno.ENOSPC
     assert found.value.__cause__ is None

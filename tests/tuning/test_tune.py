@@ -174,7 +174,7 @@ def test_a_space_that_means_nothing_is_refused(space, error, message):
 
 def test_a_method_without_a_loss_needs_a_score():
     build = lambda client_lr: dataclasses.replace(FEDAVG(client_lr=client_lr), loss_fn=None)  # noqa: E731
-    with pytest.raises(ValueError, match="takes a model and no loss; give score"):
+    with pytest.raises(ValueError, match="takes a model and no loss; set score"):
         search({"mine": build}, {"client_lr": [0.1]})
     assert jax.tree.leaves(PARAMS)[0].shape == (D,)
 
