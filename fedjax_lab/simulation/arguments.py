@@ -16,6 +16,7 @@ from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
 from fedjax_lab.models.labels import check_labels
 from fedjax_lab.round import Algorithm, check_algorithm
+from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.types import Params, PyTree
 
 _NAMED = 10  # clients in a warning
@@ -54,30 +55,24 @@ def check_functions(**functions: Any) -> None:
             )
 
 
-def check_paths(**paths: Any) -> None:
-    """Check that arguments are paths or None.
+def check_outputs(run_dir: Any, profile_dir: Any, config: Any) -> None:
+    """Check where a run writes, and the caller's entries of config.json.
 
     Args:
-      **paths: values by the names of the arguments.
+      run_dir, profile_dir, config: as of ``simulate``.
 
     Raises:
-      TypeError: a value is neither a path nor None.
+      TypeError: a folder is no path, or ``config`` is no mapping of text to JSON values.
+      ValueError: checkpoints cannot have the path, or a number in ``config`` is not finite.
     """
-    for argument, path in paths.items():
-        if not (path is None or isinstance(path, (str, os.PathLike))):
-            raise TypeError(f"{argument} is {path!r}; it must be a path or None.")
+    check_run_dir(run_dir)
+    if not (profile_dir is None or isinstance(profile_dir, (str, os.PathLike))):
+        raise TypeError(f"profile_dir is {profile_dir!r}; it must be a path or None.")
+    _check_config(config)
 
 
-def check_config(config: Any) -> None:
-    """Check the caller's entries of config.json.
-
-    Args:
-      config: a mapping from text to JSON values, or None.
-
-    Raises:
-      TypeError: it is no such mapping.
-      ValueError: a number in it is not finite.
-    """
+def _check_config(config: Any) -> None:
+    """Check the caller's entries of config.json: text -> JSON values, or None."""
     if config is None:
         return
     if not isinstance(config, Mapping):

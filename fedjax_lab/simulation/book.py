@@ -108,6 +108,16 @@ class Book:
         self._began = time.perf_counter() - self.seconds - chunks.compile_seconds
 
     @property
+    def next_length(self) -> int:
+        """Number of rounds of the next chunk."""
+        return self._run.chunk_length(self.round)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no whole chunk is left, so that a longer run would resume here."""
+        return self.round + self._run.eval_every > self._run.rounds
+
+    @property
     def diverged(self) -> bool:
         """Whether the global model, or all participants of a round, were not finite."""
         return self._watch.diverged

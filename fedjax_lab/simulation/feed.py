@@ -16,14 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
+from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.arguments import warn_of_nonfinite_data
+from fedjax_lab.simulation.arguments import (
+    check_training_labels,
+    warn_of_nonfinite_data,
+    warn_of_statistics,
+)
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.run import Run, params_of
 from fedjax_lab.simulation.team import Team
 from fedjax_lab.storage.fingerprint import hash_arrays
-from fedjax_lab.types import CohortBatch, Metrics, Params
+from fedjax_lab.types import CohortBatch, FedState, Metrics, Params
 
 _NAMED = 10  # examples in a warning
 
@@ -83,13 +88,25 @@ class Feed:
         """Return a hash of examples and index."""
         return hash_arrays((self.clients.examples, self.clients.indices))
 
-    def warn_of_nonfinite(self) -> None:
-        """Warn of examples that are not finite; a stream's are checked when they are drawn."""
+    def check(self, run: Run) -> None:
+        """Refuse labels without a logit; warn of data and params that will not train.
+
+        Args:
+          run: the run that is fed.
+
+        Raises:
+          ValueError: a label is out of range.
+        """
         warn_of_nonfinite_data(self.clients)
+        self._check_model(run, self.clients)
+
+    def _check_model(self, run: Run, clients: FederatedArrays | FederatedStream) -> None:
+        warn_of_statistics(run.params)
+        check_training_labels(run.algorithm, run.params, clients, run.schedule.batch_size)
 
     def record(self) -> dict[str, Any]:
         """Return the entries of config.json."""
-        return {}
+        return _record_times(self.clients)
 
     def close(self) -> None:
         """Stop fetching."""
@@ -193,12 +210,18 @@ class StreamFeed(Feed):
         """See ``Feed``."""
         return f"{self._stream.examples.content()[:16]} {hash_arrays(self._stream.index)}"
 
-    def warn_of_nonfinite(self) -> None:
-        """See ``Feed``."""
+    def check(self, run: Run) -> None:
+        """See ``Feed``; whether examples are finite is checked when they are drawn.
+
+        Args:
+          run: the run that is fed.
+        """
+        self._check_model(run, self._stream)
 
     def record(self) -> dict[str, Any]:
         """See ``Feed``."""
-        return {"stream": {"rounds_at_once": self.longest, "examples_at_once": self.count}}
+        stream = {"rounds_at_once": self.longest, "examples_at_once": self.count}
+        return {**super().record(), "stream": stream}
 
     def close(self) -> None:
         """See ``Feed``."""
@@ -243,7 +266,13 @@ class StreamFeed(Feed):
 
 
 def feed_of(
-    run: Run, clients: FederatedArrays | FederatedStream, team: Team, progress: bool = False
+    run: Run,
+    clients: FederatedArrays | FederatedStream,
+    team: Team,
+    progress: bool = False,
+    *,
+    times: ClientTimes | None = None,
+    state: FedState | None = None,
 ) -> Feed:
     """Create the feed of a run.
 
@@ -251,13 +280,24 @@ def feed_of(
       run: what is computed.
       clients: the clients' data, on the device or a stream.
       team, progress: as in ``StreamFeed``.
+      times, state: as in ``simulate``.
 
     Raises:
-      ValueError: the examples of a single round do not fit.
+      TypeError, ValueError: the examples of a single round do not fit; ``times`` or ``state`` is
+        refused; or ``sample_cohort`` draws wrong cohorts.
     """
+    if times is not None:
+        model = run.params if state is None else params_of(run.algorithm, state)
+        clients = with_times(clients, times, run.algorithm, model)
     if isinstance(clients, FederatedStream):
-        return StreamFeed(run, clients, team, progress)
-    return Feed(clients, run.eval_every)
+        feed: Feed = StreamFeed(run, clients, team, progress)
+    else:
+        feed = Feed(clients, run.eval_every)
+    how = run.schedule
+    if how.sample_cohort is not None:
+        assert run.key is not None
+        check_cohorts(how.sample_cohort, feed.clients, run.key, how.cohort_size, run.rounds)
+    return feed
 
 
 def window_shapes(stream: FederatedStream, schedule: Schedule, length: int) -> FederatedArrays:
@@ -354,12 +394,8 @@ def with_times(
     return dataclasses.replace(clients, times=times.resolve(clients.num_clients, up, down))
 
 
-def record_times(clients: FederatedArrays) -> dict[str, Any]:
-    """Return the entries of config.json about client times; empty if time is not simulated.
-
-    Args:
-      clients: what ``with_times`` returned.
-    """
+def _record_times(clients: FederatedArrays) -> dict[str, Any]:
+    """Return the entries of config.json about client times; empty if time is not simulated."""
     if clients.times is None:
         return {}
     names = ("over_selection", "deadline", "rounds_per_period")

@@ -1,4 +1,4 @@
-"""Hooks that receive the rows of a history, and three loggers that are such hooks.
+"""Hooks that receive the rows of a history, three loggers that are such hooks, progress, profile.
 
 A hook of ``simulate(..., on_row=...)`` is any function of one row, a dict of numbers. It is called
 with every row of the history in order; a resumed run first passes the rows from before. A hook
@@ -13,8 +13,11 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.machine.files import new_file
@@ -227,6 +230,7 @@ class Progress:
     def __init__(self, name: str, start: int, rounds: int, enabled: bool):
         self._name, self._start, self._rounds = name, start, rounds
         self._began = self._last_line = time.monotonic()
+        self._compile_seconds = -1.0  # none is known yet
         self._bar: Any = None  # rich is imported on a terminal only
         self._enabled = enabled
         if enabled and sys.stderr.isatty():
@@ -293,11 +297,36 @@ class Progress:
                 flush=True,
             )
 
-    def start_clock(self) -> None:
-        """Exclude the time so far (compilation) from the rate."""
-        self._began = self._last_line = time.monotonic()
+    def start_clock(self, compile_seconds: float = 0.0) -> None:
+        """Exclude the time so far from the rate, if a part of it was compilation.
+
+        Args:
+          compile_seconds: time spent compiling so far.
+        """
+        if compile_seconds != self._compile_seconds:
+            self._compile_seconds = compile_seconds
+            self._began = self._last_line = time.monotonic()
 
     def close(self) -> None:
         """Remove the bar from the terminal."""
         if self._bar is not None:
             self._bar.stop()
+
+
+class Profile:
+    """Writes a profile of the first chunk, with ``jax.profiler``.
+
+    The profile is in ``folder/plugins/profile/DATE``: a .trace.json.gz, which https://ui.perfetto.dev
+    opens in a browser, and a .xplane.pb for ``xprof`` or TensorBoard's plugin of that name.
+
+    Args:
+      folder: folder of the profile; None: no profile.
+    """
+
+    def __init__(self, folder: str | Path | None):
+        self._folder = folder
+
+    def once(self) -> AbstractContextManager[Any]:
+        """Profile the code inside the context, in the first call only."""
+        folder, self._folder = self._folder, None
+        return nullcontext() if folder is None else jax.profiler.trace(str(folder))

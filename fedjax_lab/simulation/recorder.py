@@ -1,14 +1,21 @@
-"""Writes a run's rows and checkpoints, and restores them."""
+"""The identity of a run, by name and by content; its rows and checkpoints in a run directory."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from fedjax_lab.simulation.chunks import Chunks
+from fedjax_lab.simulation.feed import Feed
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.team import Team
 from fedjax_lab.storage.checkpoint import Checkpoints
+from fedjax_lab.storage.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.storage.lock import RunDirLock
 from fedjax_lab.storage.run_dir import (
     CHECKPOINTS,
@@ -22,12 +29,115 @@ from fedjax_lab.storage.run_dir import (
     read_config,
     read_metrics,
     run_id,
+    versions,
     write_json,
     write_rounds,
 )
 from fedjax_lab.types import Params, PyTree
 
 Row = dict[str, Any]
+
+
+class Identity:
+    """The identity of a run, by name and by content.
+
+    A run directory is bound to it, and all processes of a run must have the same one.
+
+    Args:
+      run: the computation.
+      feed: the clients' data.
+      place: the requested placement.
+      functions: the caller's functions, by the names of ``simulate``'s arguments.
+      seed: as of ``simulate``.
+      config: the caller's entries of config.json.
+      is_kept: whether there is a run directory. With one, or with several processes, arrays,
+        functions and the program are hashed.
+
+    Attributes:
+      entries: entries of config.json, a JSON object.
+
+    Raises:
+      ValueError: ``config`` has an entry of the run.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        feed: Feed,
+        place: Placement,
+        functions: Mapping[str, Callable[..., Any] | None],
+        seed: int,
+        config: Mapping[str, Any] | None,
+        is_kept: bool,
+    ):
+        asked = place.record()
+        del asked["num_devices"]
+        self._run, self._team, self._config = run, place.team, config or {}
+        self.entries: Row = {
+            "algorithm": run.algorithm.name,
+            "hyperparameters": dict(run.algorithm.hyperparameters),
+            "partition": dataclasses.asdict(feed.clients.partition),
+            "num_clients": feed.clients.num_clients,
+            **run.schedule.record(),
+            "rounds": run.rounds,
+            "eval_every": run.eval_every,
+            **asked,
+            "on_nonfinite": run.on_nonfinite,
+            "seed": seed,
+            **feed.record(),
+            "num_params": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
+            "versions": versions(),
+            "asked": asked,
+        }
+        if is_kept or place.team.is_multiprocess:
+            self.entries["content"] = self._content(feed, functions)
+        for name in self._config:
+            if name in (*self.entries, "num_devices"):
+                raise ValueError(f"config has the name {name!r}, which is reserved for the run.")
+
+    def _content(self, feed: Feed, functions: Mapping[str, Any]) -> dict[str, str | None]:
+        """Hash the inputs of the run; its program is hashed when it is lowered."""
+        run = self._run
+        found = {
+            "params": hash_arrays(run.params),
+            "state": None if run.state is None else hash_arrays(run.state),
+            "examples": feed.content(),
+            **{name: hash_function(function) for name, function in functions.items()},
+            "sample_cohort": hash_function(run.schedule.sample_cohort),
+        }
+        if jax.tree.leaves(run.frozen):
+            found["frozen"] = hash_arrays(run.frozen)
+        return found
+
+    def agree(self, **settings: Any) -> None:
+        """Check that all processes of the run have the same identity; all call it.
+
+        Args:
+          **settings: further values that must be the same.
+
+        Raises:
+          ValueError: a value differs.
+        """
+        self._team.agree({**self.entries, **settings, **self._config})
+
+    def with_program(self, place: Placement, chunks: Chunks) -> Row:
+        """Return the contents of config.json, with the chosen placement and the program's hash.
+
+        All processes call it.
+
+        Args:
+          place: the chosen placement.
+          chunks: have the program.
+
+        Raises:
+          ValueError: the processes have different programs.
+        """
+        found = {**self.entries, **place.record()}
+        if "content" in found:
+            program = hash_program(chunks.lower(self._run.eval_every))
+            found["content"] = {**found["content"], "program": program}
+            self._team.agree({"content": found["content"]})
+        return {**found, **self._config}
 
 
 class Recorder:
@@ -203,18 +313,3 @@ class Recorder:
             with suppress(OSError):  # a full disk was reported before
                 close()
         self._open = []
-
-
-def check_names(recorded: Mapping[str, Any], given: Mapping[str, Any] | None) -> None:
-    """Check that the caller's entries of config.json replace no entry of the run.
-
-    Args:
-      recorded: entries of the run.
-      given: the argument ``config``.
-
-    Raises:
-      ValueError: a name occurs in both.
-    """
-    for name in given or {}:
-        if name in recorded:
-            raise ValueError(f"config has the name {name!r}, which is reserved for the run.")

@@ -6,42 +6,33 @@ agree up to rounding.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Unpack
-
-import jax
 
 from fedjax_lab.checks import LAST_SEED, check_choice, check_int
 from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
-from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.machine.program_cache import keep_by_default, say_where
 from fedjax_lab.round import ON_NONFINITE, Algorithm
 from fedjax_lab.simulation.arguments import (
-    check_config,
     check_functions,
     check_lengths,
-    check_paths,
+    check_outputs,
     check_simulate,
-    check_training_labels,
-    warn_of_statistics,
 )
 from fedjax_lab.simulation.book import Book, SimulationResult
 from fedjax_lab.simulation.chunk_planner import placed_chunks
-from fedjax_lab.simulation.feed import Feed, feed_of, record_times, with_times
-from fedjax_lab.simulation.loggers import Hook, Hooks, Progress
+from fedjax_lab.simulation.feed import feed_of
+from fedjax_lab.simulation.loggers import Hook, Hooks, Profile, Progress
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.recorder import Recorder, Row, check_names
-from fedjax_lab.simulation.run import Run, params_of
+from fedjax_lab.simulation.recorder import Identity, Recorder, Row
+from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.scores import Scores
 from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.simulation.team import Team
-from fedjax_lab.storage.fingerprint import hash_program
-from fedjax_lab.storage.identity import run_contents, run_record
-from fedjax_lab.storage.run_path import check_run_dir
-from fedjax_lab.types import FedState, Metrics, Params
+from fedjax_lab.types import FedState, Params
 from fedjax_lab.wrappers.private_state import key_of
 
 
@@ -155,114 +146,50 @@ def simulate(
     every = check_lengths(rounds, eval_every, checkpoint_every)
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
     check_choice("on_nonfinite", on_nonfinite, (*ON_NONFINITE, "stop"))
-    check_run_dir(run_dir)
-    check_paths(profile_dir=profile_dir)
-    check_config(config)
+    check_outputs(run_dir, profile_dir, config)
     keep_by_default()
     team = Team.here()
     place = Placement.of(client_map, client_store, params_sharding, team=team)
     progress, hooks = progress and team.is_first, Hooks(on_row if team.is_first else ())
     how, key = Schedule.of("simulate", schedule), key_of(seed, state)
     run = Run(algorithm, how, on_nonfinite, rounds, eval_every, key, team.local(params))
-    feed = _feed(run, clients, times, state, team, progress)
+    feed = feed_of(run, clients, team, progress, times=times, state=state)
     if state is not None:
         run = run.adopt(team.gathered(state, everywhere=True), feed.clients)
     shapes = run.shapes(feed.clients)  # this checks the schedule, too
     place = place.with_layout(run.params, run.frozen)
-    record = _record(run, feed, place, Scores(evaluate, diagnose), run_dir, seed)
-    check_names({**record, "num_devices": 1}, config)
-    team.agree({**record, "run_dir": run_dir is not None, "every": every, **(config or {})})
-    _look_at_inputs(run, feed, clients)
+    scores, is_kept = Scores(evaluate, diagnose), run_dir is not None
+    identity = Identity(run, feed, place, scores._asdict(), seed, config, is_kept)
+    identity.agree(run_dir=is_kept, every=every)
+    feed.check(run)
     spent = run.guarantees(feed.clients)
     place, chunks = placed_chunks(run, place, feed, shapes, diagnose, progress)
-    told = {**_with_program(record, place, chunks, eval_every), **(config or {})}
+    told = identity.with_program(place, chunks)
     recorder = team.together(lambda: Recorder(run_dir, every=every, config=told, team=team))
     chunks.keep_beside(run_dir)
     say_where()
     bar, profile = Progress(algorithm.name, 0, rounds, progress), Profile(profile_dir)
     with _running(team, recorder, bar, feed) as stop:
-        book = Book(run, chunks, Scores(evaluate, diagnose), spent, hooks, stop_when)
+        book = Book(run, chunks, scores, spent, hooks, stop_when)
         book.go_on_from(*recorder.resume(chunks))
         bar.go_on_from(book.round, finished=book.enough)
         while book.goes_on(stop.is_set()):
-            length, metrics = _advance(run, chunks, book, stop, bar, profile)
-            if not length:
+            if not chunks.prepare(book.next_length, stop.unless_set):
                 break
-            row = book.enter(length, metrics)
+            stop.at_once = False
+            bar.start_clock(chunks.compile_seconds)
+            with profile.once():
+                done = chunks.advance(book.round, book.next_length, book.look)
+            row = book.enter(*done)
             recorder.row(row, book.seconds, chunks.compile_seconds)
             bar.update(book.round, book.shown)
             if not book.diverged:
-                # Also before a shorter last chunk, where a longer run would resume.
-                is_last = book.round + eval_every > rounds
-                recorder.checkpoint(book.round, chunks, book.history, last=is_last)
+                recorder.checkpoint(book.round, chunks, book.history, last=book.is_last)
             book.tell(row)
         if not book.diverged:
             recorder.checkpoint(book.round, chunks, book.history, last=True)
         team.together(lambda: recorder.summarise(**book.summary()))
     return book.result(stop.signal)
-
-
-def _feed(run, clients, times, state, team, progress) -> Feed:
-    """Create the feed of the run's data, and check a custom client sampling."""
-    if times is not None:
-        model = run.params if state is None else params_of(run.algorithm, state)
-        clients = with_times(clients, times, run.algorithm, model)
-    feed, how = feed_of(run, clients, team, progress), run.schedule
-    if how.sample_cohort is not None:
-        check_cohorts(how.sample_cohort, feed.clients, run.key, how.cohort_size, run.rounds)
-    return feed
-
-
-def _look_at_inputs(run: Run, feed: Feed, clients: FederatedArrays | FederatedStream) -> None:
-    """Refuse labels without a logit; warn of data and params that will not train."""
-    feed.warn_of_nonfinite()
-    warn_of_statistics(run.params)
-    check_training_labels(run.algorithm, run.params, clients, run.schedule.batch_size)
-
-
-def _with_program(record, place, chunks, eval_every) -> dict[str, Any]:
-    """Add the program to the entries of config.json; they are the same in all processes."""
-    record = {**record, **place.record()}
-    if "content" in record:
-        program = hash_program(chunks.lower(eval_every))
-        record["content"] = {**record["content"], "program": program}
-        place.team.agree({"content": record["content"]})
-    return record
-
-
-def _advance(run, chunks, book, stop, bar, profile) -> tuple[int, Metrics]:
-    """Run the next chunk; returns (rounds, metrics), or 0 rounds if the run must end before it."""
-    length, before = run.chunk_length(book.round), chunks.compile_seconds
-    if not chunks.prepare(length, stop.unless_set):
-        return 0, {}
-    stop.at_once = False
-    if chunks.compile_seconds > before:
-        bar.start_clock()
-    with profile.once():
-        return chunks.advance(book.round, length, book.look)
-
-
-def _record(run, feed, place, scores, run_dir, seed) -> dict[str, Any]:
-    """Collect the entries of config.json, without those of the program."""
-    record = run_record(
-        run.algorithm,
-        run.params,
-        feed.clients,
-        run.schedule,
-        rounds=run.rounds,
-        eval_every=run.eval_every,
-        client_map=place.client_map.name,
-        client_store=place.client_store,
-        on_nonfinite=run.on_nonfinite,
-        seed=seed,
-        **record_times(feed.clients),
-        **feed.record(),
-    )
-    record["asked"] = {name: record[name] for name in ("client_map", "client_store")}
-    if run_dir is not None or place.team.is_multiprocess:
-        named = {**scores._asdict(), "sample_cohort": run.schedule.sample_cohort}
-        record["content"] = run_contents(run.params, run.state, feed.content(), run.frozen, **named)
-    return record
 
 
 @contextmanager
@@ -272,22 +199,3 @@ def _running(team: Team, *resources: Any) -> Iterator[Any]:
         for resource in resources:
             stack.callback(resource.close)
         yield stop
-
-
-class Profile:
-    """Writes a profile of the first chunk, with ``jax.profiler``.
-
-    The profile is in ``folder/plugins/profile/DATE``: a .trace.json.gz, which https://ui.perfetto.dev
-    opens in a browser, and a .xplane.pb for ``xprof`` or TensorBoard's plugin of that name.
-
-    Args:
-      folder: folder of the profile; None: no profile.
-    """
-
-    def __init__(self, folder: str | Path | None):
-        self._folder = folder
-
-    def once(self) -> AbstractContextManager[Any]:
-        """Profile the code inside the context, in the first call only."""
-        folder, self._folder = self._folder, None
-        return nullcontext() if folder is None else jax.profiler.trace(str(folder))
