@@ -271,7 +271,9 @@ def build_round(
     """
     check_algorithm(algorithm)
     exclude = check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE) == "exclude"
-    asked = parse_client_map(client_map, target)
+    if not isinstance(client_map, ClientMap):
+        client_map = parse_client_map(client_map, target)
+    asked: ClientMap = client_map
     if asked.name == "measure":
         raise ValueError("client_map is 'measure'; a round function is not run, only simulate is.")
     for phase in algorithm.phases:
@@ -297,9 +299,9 @@ def build_round(
             planned = plan_round(algorithm, state, batch, target).client_map
             cohort_map = parse_client_map(planned, target)
         how = _How(cohort_map, rows, exclude)
-        batch = _known_to_all(cohort_map, batch)
+        batch = _known_to_all(cohort_map.whole, batch)
         cohort, mapped = complete_batch(batch, state.num_clients, cohort_map.multiple)
-        cohort = _known_to_all(cohort_map, cohort)
+        cohort = _known_to_all(cohort_map.whole, cohort)
         server, clients = state.server, state.clients
         params, expected = algorithm.params(state), cohort.participates
         metrics: Metrics = {}
@@ -450,7 +452,7 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
     return {**mean, **total, **stack}, clients, report, cohort
 
 
-def _known_to_all(cohort_map, drawn):
+def _known_to_all(whole, drawn):
     """Make each device sample a batch or a cohort by itself, without communication.
 
     Otherwise the compiler divides the work: the devices then exchange sums of S numbers, and wait
@@ -461,7 +463,7 @@ def _known_to_all(cohort_map, drawn):
     names = ["client_ids", "participates", "weights", "num_steps"]
     if getattr(drawn, "source", None) is not None:  # examples are indices
         names += ["examples", "example_mask", "full_examples", "full_mask"]
-    return drawn._replace(**cohort_map.whole({name: getattr(drawn, name) for name in names}))
+    return drawn._replace(**whole({name: getattr(drawn, name) for name in names}))
 
 
 def _without(cohort: Cohort, counts: jax.Array) -> tuple[Cohort, jax.Array]:

@@ -27,6 +27,7 @@ from fedjax_lab.command.options import (
 )
 from fedjax_lab.command.own_code import check_hints, find
 from fedjax_lab.data import ClientTimes, Devices
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.storage.run_dir import renamed_settings
 
 # Settings of the run's files, on which the result does not depend.
@@ -399,11 +400,7 @@ class RunConfig:
 
     def schedule(self) -> dict[str, Any]:
         """Collect the keyword arguments about rounds and batches for ``simulate`` and ``sweep``."""
-        names = (
-            *("rounds", "cohort_size", "local_steps", "local_epochs", "batch_size", "replace"),
-            *("weights", "full_examples", "eval_every", "sampling"),
-        )
-        kept = {name: getattr(self, name) for name in names}
+        kept = {name: getattr(self, name) for name in ("rounds", "eval_every", *SCHEDULE_SETTINGS)}
         return {**kept, "devices": self.devices(), "times": self.client_times()}
 
     def run_name(self) -> str:
@@ -430,6 +427,8 @@ class RunConfig:
 
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunConfig)}
+# The options of a schedule that are settings, too; its ``devices`` are several settings.
+SCHEDULE_SETTINGS = tuple(name for name in Schedule._fields if name in _DEFAULTS)
 _METHOD_SETTINGS = (
     *("as_published", "clip", "client_lr_schedule", "compressor"),
     "error_feedback",

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config import SCHEDULE_SETTINGS, RunConfig
 
 # Group -> (description, settings); every setting is in one group.
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -45,8 +45,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "local work": (
         "Rounds, client sampling, local steps, stragglers and client times.",
         (
-            *("rounds", "cohort_size", "sampling", "local_steps", "local_epochs", "batch_size"),
-            *("replace", "full_examples", "seed", "init_seed", "min_local_steps"),
+            *("rounds", *(name for name in SCHEDULE_SETTINGS if name != "weights")),
+            *("seed", "init_seed", "min_local_steps"),
             *("time_budget", "step_time", "step_time_spread", "dropout", "times"),
             *("over_selection", "deadline", "concurrency"),
         ),

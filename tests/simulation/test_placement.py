@@ -1,0 +1,48 @@
+"""The client map of a run is parsed once, and travels as the value that came of it."""
+
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_lab
+from fedjax_lab import algorithms, data, simulate
+from fedjax_lab.clients.mapping import ClientMap
+
+PACKAGE = str(Path(fedjax_lab.__file__).parent)
+
+
+def visits(client_map):
+    """The functions of the package that get the client map, from ``simulate`` to its programs."""
+    x = np.ones((12, 2), np.float32)
+    clients = data.from_clients({str(i): (x[i::3], x[i::3, 0]) for i in range(3)})
+    method = algorithms.fedavg(lambda p, examples, key: examples[0] @ p["w"], client_lr=0.1)
+    found = []
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE):
+            count = code.co_argcount + code.co_kwonlyargcount
+            values = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+            text = (value for value in values if isinstance(value, str))
+            if any(isinstance(v, ClientMap) for v in values) or client_map in text:
+                found.append(code.co_name)
+
+    plan = {"rounds": 1, "cohort_size": 2, "local_steps": 1, "batch_size": 2}
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        simulate(method, {"w": jnp.ones(2)}, clients, client_map=client_map, **plan)
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+@pytest.mark.parametrize("client_map", ["chunk:2", "shard_map:2"])
+def test_a_client_map_is_parsed_once_and_ten_functions_get_it_at_most(client_map):
+    found = visits(client_map)
+    assert found[0] == "simulate"
+    assert found.count("parse_client_map") == 1
+    assert len(found) <= 10
