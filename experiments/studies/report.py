@@ -8,6 +8,7 @@ against a hyper-parameter.
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,21 @@ def _setting(study: Any, result: Mapping[str, Any]) -> str:
     for one in [versions] if isinstance(versions, Mapping) else versions:
         shown = ", ".join(f"{name} {version}" for name, version in sorted(one.items()))
         lines.append(f"Versions: {shown}")
+    lines += _code(result)
     return "\n".join(f"- {line}." for line in lines)
+
+
+def _code(result: Mapping[str, Any]) -> list[str]:
+    """Which version made the cells, and how many are compared with today's code."""
+    cells = [cell for c in result["columns"].values() for cell in c["methods"].values()]
+    codes = [cell["code"] for cell in cells if cell.get("code")]
+    if not codes:
+        return []
+    made = Counter(code["fedjax_lab"] for code in codes)
+    text = ", ".join(f"{count} by {version}" for version, count in sorted(made.items()))
+    compared = sum(code["fingerprint"] is not None for code in codes)
+    same = f"{compared} have a fingerprint by which tests compare their method with today's code"
+    return [f"Cells made: {text}; {same}"]
 
 
 def _tuning(result: Mapping[str, Any], declared: Mapping[str, Any]) -> str:
