@@ -151,7 +151,10 @@ class TuneCommand:
     """Folder for the search; the same command resumes it."""
 
     out: str | None = None
-    """CSV file with all trials."""
+    """File with all trials: Markdown if it ends in .md, else CSV."""
+
+    figure: str | None = None
+    """PNG file with the score of each trial over each hyperparameter."""
 
     config: str | None = None
     """YAML or JSON file with settings, or the config.json of a run; flags override it."""

@@ -34,6 +34,10 @@ def tune_command(command: TuneCommand) -> int:
     out = None if command.out is None else Path(command.out)
     if out is not None and not out.parent.is_dir():
         raise FileNotFoundError(f"out is {command.out!r}; there is no directory {out.parent}.")
+    if command.figure is not None and not Path(command.figure).parent.is_dir():
+        raise FileNotFoundError(
+            f"figure is {command.figure!r}; there is no directory {Path(command.figure).parent}."
+        )
     start(command.cpu_devices, command.quiet)
     with warnings.catch_warnings():
         warnings.showwarning = show_warning
@@ -42,8 +46,14 @@ def tune_command(command: TuneCommand) -> int:
     if out is not None:
         from fedjax_lab.report.formats import write_format
 
-        write_format(found.csv(), out)
+        write_format(found.markdown() if out.suffix == ".md" else found.csv(), out)
         print(f"\n{out}")
+    if command.figure is not None:
+        from fedjax_lab.report.search import search_figure
+        from fedjax_lab.report.style import save
+
+        save(search_figure(found), Path(command.figure))
+        print(f"\n{command.figure}")
     return 0
 
 

@@ -115,15 +115,24 @@ class Found:
 
     def csv(self) -> str:
         """Format all trials as CSV, with a column for each hyperparameter."""
-        names = sorted({name for trial in self.trials for name in trial.point})
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["method", *names, "seed", "rounds", "score"])
+        csv.writer(text, lineterminator="\n").writerows(self._rows())
+        return text.getvalue()
+
+    def markdown(self) -> str:
+        """Format all trials as a Markdown table, with a column for each hyperparameter."""
+        head, *rows = self._rows()
+        shown = [[f"{v:.5g}" if isinstance(v, float) else str(v) for v in row] for row in rows]
+        return markdown_table([head, *shown]) + "\n"
+
+    def _rows(self) -> list[list[Any]]:
+        names = sorted({name for trial in self.trials for name in trial.point})
+        rows: list[list[Any]] = [["method", *names, "seed", "rounds", "score"]]
         for trial in self.trials:
             values: list[Any] = [trial.point.get(name, "") for name in names]
             score = "" if math.isnan(trial.score) else trial.score
-            writer.writerow([trial.method, *values, trial.seed, trial.rounds, score])
-        return text.getvalue()
+            rows.append([trial.method, *values, trial.seed, trial.rounds, score])
+        return rows
 
     def _finals(self, method: str) -> list[tuple[Point, list[float]]]:
         """Return (point, scores of its seeds) of the finalists, the best first."""

@@ -146,6 +146,47 @@ def test_held_out_examples_do_not_train():
     assert both[0].trials == both[1].trials
 
 
+@pytest.mark.methods
+def test_the_command_reads_nothing_of_the_test_set(monkeypatch):
+    """Other test examples change no trial."""
+    from fedjax_lab.command import runner, tuning
+    from fedjax_lab.command.commands import TuneCommand
+    from fedjax_lab.command.config import RunConfig
+
+    settings = RunConfig(
+        model="linear", num_clients=4, cohort_size=2, local_steps=1, batch_size=4, rounds=2
+    )
+    command = TuneCommand(settings, budget=2, seeds=(0,), quiet=True)
+    given = runner.load_divided(settings)
+    trials = []
+    for factor in (1, 0):
+        other = data.Examples(given.test.x * factor, given.test.y * factor)
+        changed = given._replace(test=other)
+        monkeypatch.setattr(runner, "load_divided", lambda _, changed=changed: changed)
+        trials.append(tuning._tune(command, {"fedavg": {"client_lr": [0.01, 0.1]}}).trials)
+    assert trials[0] == trials[1]
+
+
+def test_trials_are_listed_and_drawn(tmp_path):
+    from fedjax_lab.report.search import search_figure
+    from fedjax_lab.tuning.found import Found, Trial
+
+    nan = float("nan")
+    trials = [
+        Trial("a", {"client_lr": 0.1}, 0, 1, 0.5),
+        Trial("a", {"client_lr": 9.0}, 0, 1, nan),
+        Trial("a", {"client_lr": 0.1}, 0, 9, 0.25),
+    ]
+    found = Found(trials, 9, "min", {"a": {"client_lr": Range(0.1, 9.0)}})
+    assert found.csv().splitlines()[1:] == ["a,0.1,0,1,0.5", "a,9.0,0,1,", "a,0.1,0,9,0.25"]
+    lines = found.markdown().splitlines()
+    assert [cell.strip() for cell in lines[3].split("|")[1:-1]] == ["a", "9", "0", "1", ""]
+    [axes] = search_figure(found).axes
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert drawn["9 rounds"] == [[0.1, 0.25]]
+    assert [9.0, 0.0] in [point for line in axes.lines for point in line.get_xydata().tolist()]
+
+
 def test_a_space_is_filled_evenly():
     points = spread({"a": Range(1e-3, 1e1), "b": Values((1.0, 2.0, 3.0))}, 24, seed=0)
     logs = np.log10([point["a"] for point in points])
