@@ -1,6 +1,7 @@
 """The figures of the pages on speed show the numbers of the page and of the rows."""
 
 import json
+import re
 
 import pytest
 
@@ -24,6 +25,22 @@ def test_speedups_are_read_from_a_page():
         page_figures.read_speedups("# Speed\n")
     found = page_figures.read_speedups((page_figures.DOCS / "performance.md").read_text())
     assert len({speedup.workload for speedup in found}) == len(found) == 7
+
+
+def test_every_page_says_the_speed_of_the_table():
+    found = page_figures.read_speedups((page_figures.DOCS / "performance.md").read_text())
+    ratios = [speedup.ratio for speedup in found]
+    words = f"{min(ratios):.1f} to {max(ratios):.1f} times as fast"
+    for page in ("README.md", "docs/comparison.md"):
+        text = " ".join((page_figures.DOCS.parent / page).read_text().split())
+        assert words in text, page
+        assert len(re.findall(r"to [\d.]+ times as fast", text)) == 1, page
+    short = " ".join((page_figures.DOCS / "performance.md").read_text().split())
+    assert f"{min(ratios):g} to {max(ratios):g} times as fast" in short
+    assert f"over {NUMBERS[len(found)]} workloads" in short
+
+
+NUMBERS = {6: "six", 7: "seven", 8: "eight"}
 
 
 def test_both_figures_show_the_numbers():

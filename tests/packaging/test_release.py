@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedjax_lab import __version__
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 import release  # noqa: E402
@@ -78,6 +80,17 @@ def test_it_can_be_cited():
     author = cited["authors"][0]["name"].replace("_", r"\_")
     assert f"author = {{{{{author}}}}}" in page
     assert re.search(r"year = \{20\d\d\}", page)
+    assert f"version = {{{__version__.partition('.dev')[0]}}}" in page
+
+
+def test_the_version_has_its_changes_and_a_page_for_those_who_move():
+    heads = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    here = __version__.partition(".dev")[0]
+    assert heads[0] == here
+    before = next(head for head in heads if head.rsplit(".", 1)[0] != here.rsplit(".", 1)[0])
+    page = f"from_{'_'.join(before.split('.')[:2])}.md"
+    text = (ROOT / "docs" / "moving" / page).read_text(encoding="utf-8")
+    assert f"with version {here}" in text
 
 
 def workflow(name):
