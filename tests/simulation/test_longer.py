@@ -121,7 +121,7 @@ def test_a_schedule_that_depends_on_the_rounds_cannot_become_longer(tmp_path):
         return algorithms.fedavg(loss_fn, client_lr=optax.cosine_decay_schedule(0.3, rounds))
 
     run(cosine(4), rounds=4, run_dir=tmp_path)
-    with pytest.raises(FileExistsError, match=r"have 4 rounds, and now 8: a schedule .* cosine"):
+    with pytest.raises(FileExistsError, match=r"had 4 rounds, and now 8 are .* cosine"):
         run(cosine(8), rounds=8, run_dir=tmp_path)
 
 
