@@ -106,7 +106,7 @@ bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench
 
 # Processor seconds up to the first row of README's quick start, and what each part of it compiles to.
 bench-latency: $(VENV)/.runtime
-	$(BIN)/python -m experiments.benchmarks.latency --parts \
+	$(BIN)/python -m experiments.benchmarks.latency --parts --origins \
 	  $(if $(wildcard $(OPPONENTS)/.installed),--torch-python $(OPPONENTS)/bin/python)
 
 # Seven methods on eight CPU devices in one, two and four processes, with each store of client rows:

@@ -36,7 +36,8 @@ class CohortBatch(NamedTuple):
         of the round.
       full_mask: bool [S, M], which of ``full_examples`` are real.
       example_mask: bool [S, K, B], which examples are real; None: all.
-      num_steps: int32 [S], the local steps K_i <= K of each client; None: K for all.
+      num_steps: int32 [S], the local steps K_i <= K of each client; None: K for all. Steps
+        beyond K_i are not computed, whereas a step whose examples are all masked may be.
       weights: float [S], aggregation weights, not normalised; None: equal.
       participates: bool [S], whether a slot participates; None: all but padded slots.
       source: pytree [n, ...] of resident examples. Each local step gathers its own mini-batch from
@@ -113,7 +114,7 @@ class ClientBatch(NamedTuple):
     Attributes:
       examples: pytree [K, B, ...]; indices [K, B] with ``source``.
       example_mask: bool [K, B] or None (all examples are real).
-      step_mask: bool [K] or None (all K steps are taken).
+      step_mask: bool [K], the steps that are taken; None: all steps with a valid example.
       num_steps: int32 scalar K_i, the number of local steps.
       key: PRNG key of this client in this round and phase.
       round: int32 scalar.

@@ -6,15 +6,19 @@ first process kept. Processor seconds are those of all threads, on which other p
 little. Beside them a PyTorch loop of FedAvg, if there is PyTorch.
 
     python -m experiments.benchmarks.latency [--methods M ...] [--torch-python PATH] [--parts]
+        [--origins]
 
-``--parts`` adds what the compiler makes of each part: of drawing a batch, of the round, and of a
-chunk of rounds with both, as XLA's instructions and fusions. This file imports neither jax nor
-torch before it is asked to measure one of them.
+``--parts`` adds what the compiler makes of each part, as XLA's instructions and fusions: of drawing
+a batch, of the round, of the same round written by hand (``by_hand``), and of a chunk of rounds.
+``--origins`` adds the files from which a chunk's instructions come. This file imports neither jax
+nor torch before it is asked to measure one of them.
 """
 
 import argparse
+import collections
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,10 +86,48 @@ def first_row(method):
 
 def parts(method):
     """{part: (seconds of lowering, of compilation, instructions, fusions)}."""
+    return {part: measured for part, (*measured, _) in _programs(method)}
+
+
+def origins(method):
+    """{file of ours: (instructions, fusions)} of the chunk, the most first."""
+    *_, (_, (*_, text)) = _programs(method)
+    return count_origins(text)
+
+
+def count_origins(text):
+    """What ``origins`` returns, of a compiled program's text."""
+    files = dict(re.findall(r'^(\d+) "(.*)"$', text.partition("FunctionNames")[0], re.M))
+    places = dict(re.findall(r"^(\d+) {file_name_id=(\d+) ", text, re.M))
+    frames = re.findall(r"^(\d+) {file_location_id=(\d+)(?: parent_frame_id=(\d+))?}", text, re.M)
+    frames = {frame: (files.get(places.get(place)), parent) for frame, place, parent in frames}
+
+    def origin(line):
+        frame = re.search(r"stack_frame_id=(\d+)", line)
+        name, seen = frame and frame[1], set()
+        while name in frames and name not in seen:
+            seen.add(name)
+            file, name = frames[name]
+            if file and "/fedjax_lab/" in file:
+                return file.rpartition("/fedjax_lab/")[2]
+        return "no file of ours"
+
+    found = collections.defaultdict(lambda: [0, 0])
+    for line in text.splitlines():
+        if " = " in line:
+            counts = found[origin(line)]
+            counts[0] += 1
+            counts[1] += " fusion(" in line
+    return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+
+
+def _programs(method):
+    """Pairs of a part and what ``_compiled`` returns."""
     algorithm, params, clients, _ = quick_start(method)
     import jax
     import jax.numpy as jnp
 
+    from experiments.benchmarks import by_hand
     from fedjax_lab.data.cohort import Schedule
     from fedjax_lab.simulation.placement import Placement
     from fedjax_lab.simulation.rounds import build_chunk
@@ -97,11 +139,13 @@ def parts(method):
     batch = jax.eval_shape(schedule.draw, clients, key, first)
     state = jax.eval_shape(run.start, params, clients, key, ())
     chunk = build_chunk(run, Placement.of("scan"))
-    return {
-        "draw": _compiled(jax.jit(schedule.draw).lower, clients, key, first),
-        "round": _compiled(jax.jit(algorithm.round_fn).lower, state, batch),
-        "chunk": _compiled(chunk.lower, state, clients, key, first, length=ROUNDS),
-    }
+    yield "draw", _compiled(jax.jit(schedule.draw).lower, clients, key, first)
+    yield "round", _compiled(jax.jit(algorithm.round_fn).lower, state, batch)
+    if hand := getattr(by_hand, method, None):
+        start, round = hand(algorithm.loss_fn, CLIENTS, client_lr=RATE, **METHODS[method])
+        state_by_hand = jax.eval_shape(start, params)
+        yield "round by hand", _compiled(jax.jit(round).lower, state_by_hand, batch)
+    yield "chunk", _compiled(chunk.lower, state, clients, key, first, length=ROUNDS)
 
 
 def _compiled(lower, *arguments, **options):
@@ -113,7 +157,7 @@ def _compiled(lower, *arguments, **options):
     clock.stop("compile")
     text = program.as_text()
     sizes = text.count(" = "), text.count(" fusion(")
-    return clock.seconds["lower"], clock.seconds["compile"], *sizes
+    return clock.seconds["lower"], clock.seconds["compile"], *sizes, text
 
 
 def torch_loop(_):
@@ -150,7 +194,7 @@ def torch_loop(_):
     return clock.seconds
 
 
-MEASURES = {"first_row": first_row, "parts": parts, "torch": torch_loop}
+MEASURES = {"first_row": first_row, "parts": parts, "origins": origins, "torch": torch_loop}
 
 
 def in_a_process(python, measure, method, programs):
@@ -176,6 +220,7 @@ def main(arguments=None):
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--torch-python", default=sys.executable, help="interpreter with PyTorch")
     parser.add_argument("--parts", action="store_true", help="what compilers make of each part")
+    parser.add_argument("--origins", action="store_true", help="files that a chunk is of")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.measure:
@@ -195,15 +240,31 @@ def main(arguments=None):
     search = [torch_python, "-c", "import torch"]
     if subprocess.run(search, capture_output=True).returncode == 0:
         print(row("PyTorch, FedAvg", in_a_process(torch_python, "torch", "fedavg", "off")))
-    if not given.parts:
-        return
+    if given.parts:
+        print_parts(given.methods)
+    if given.origins:
+        print_origins(given.methods)
+
+
+def print_parts(methods):
+    """Print the parts of some methods as a Markdown table."""
     print("\n| part | lowering s | compilation s | instructions | fusions |")
     print("|---|---:|---:|---:|---:|")
-    for method in given.methods:
+    for method in methods:
         found = in_a_process(sys.executable, "parts", method, "off") or {}
         for part, (lowering, compilation, instructions, fusions) in found.items():
             times = f"{lowering:.2f} | {compilation:.2f}"
             print(f"| {method}, {part} | {times} | {instructions} | {fusions} |", flush=True)
+
+
+def print_origins(methods):
+    """Print the origins of some methods' instructions as a Markdown table."""
+    print("\n| chunk, file of ours | instructions | fusions |")
+    print("|---|---:|---:|")
+    for method in methods:
+        found = in_a_process(sys.executable, "origins", method, "off") or {}
+        for file, (instructions, fusions) in found.items():
+            print(f"| {method}, {file} | {instructions} | {fusions} |", flush=True)
 
 
 if __name__ == "__main__":

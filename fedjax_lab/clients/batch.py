@@ -17,7 +17,8 @@ def complete_batch(
 ) -> tuple[Cohort, dict[str, PyTree]]:
     """Check a batch, and determine which clients participate.
 
-    If all steps are known to be taken, there is no step mask, and local steps need no condition.
+    Without stragglers, absent clients and padded slots there is no step mask, and local steps need
+    no condition. A step whose examples are all masked is then computed, and its result discarded.
 
     Args:
       batch: the batch of a round; only the shapes of traced fields are checked.
@@ -34,8 +35,12 @@ def complete_batch(
     _check_concrete(batch, num_clients, max_steps)
     participates = batch.client_ids < num_clients
     step_mask, num_steps = None, jnp.full(slots, max_steps, jnp.int32)
-    optional = (batch.num_steps, batch.example_mask, batch.participates)
-    if slots % multiple or any(value is not None for value in optional):
+    skips = slots % multiple or batch.num_steps is not None or batch.participates is not None
+    if not skips and batch.example_mask is not None:
+        num_steps = batch.example_mask.any(-1).sum(-1, dtype=jnp.int32)
+        num_steps = jnp.where(participates, num_steps, 0)
+        participates = num_steps > 0
+    if skips:
         if batch.participates is not None:
             participates = participates & batch.participates
         step_mask = jnp.broadcast_to(participates[:, None], (slots, max_steps))

@@ -238,9 +238,9 @@ def local_steps(
 ) -> LocalResult:
     """Take the client's K_i local steps ``y <- y - lr * direction(y, step)``.
 
-    A masked step leaves the params and all carried values exactly unchanged. If clients run one
-    after the other, masked steps are not computed. If clients are batched, steps are computed until
-    the client with the most steps has finished.
+    A masked step leaves the params and all carried values exactly unchanged. If the batch has a
+    step mask and clients run one after the other, masked steps are not computed. If clients are
+    batched, steps are computed until the client with the most steps has finished.
 
     Args:
       direction: (y, step) -> (direction of descent, report); it computes the gradients of the step.
@@ -272,8 +272,12 @@ def local_steps(
         step_index, examples, mask, taken = xs
         # Not inside the condition: batched, it would copy the source for each client.
         examples = gather(_fill(examples, mask), batch.source)
-        if taken is None:
+        if taken is None and mask is None:
             return take(carry, step_index, examples, mask)
+        if taken is None:  # steps without examples are rare, and a select compiles faster
+            is_taken = mask.any()
+            after, totals = take(carry, step_index, examples, mask)
+            return tree.where(is_taken, after, carry), tree.zero_unless(is_taken, totals)
         _, totals = jax.eval_shape(take, carry, step_index, examples, mask)
 
         def skip(carry):

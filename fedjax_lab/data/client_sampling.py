@@ -15,7 +15,7 @@ from fedjax_lab.checks import check_int, is_traced
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.poisson import sample_poisson
 from fedjax_lab.data.times import RoundTimes
-from fedjax_lab.machine.keys import plain
+from fedjax_lab.machine.keys import below, plain
 from fedjax_lab.types import Key
 
 SAMPLINGS = ("cyclic", "poisson", "without_replacement")
@@ -187,9 +187,9 @@ def _own_cohort(sample_cohort, clients, key, round, cohort_size):
 
 def _floyd(key: Key, available: int, count: int) -> jax.Array:
     """Sample distinct numbers below ``available``: int32 [count] in random order (Floyd 1987)."""
-    draw_key, order_key = jax.random.split(key)
+    bits, order = jax.random.bits(key, (2, count), jnp.uint32)
     last = jnp.arange(available - count, available, dtype=jnp.int32)
-    draws = jax.random.randint(draw_key, (count,), 0, last + 1, jnp.int32)
+    draws = below(bits, last + 1)
 
     def add(i, chosen):
         # A number that was drawn before is replaced by the largest one, which is not there yet.
@@ -198,7 +198,7 @@ def _floyd(key: Key, available: int, count: int) -> jax.Array:
 
     chosen = jax.lax.fori_loop(0, count, add, jnp.full((count,), -1, jnp.int32))
     # Shuffled, because large numbers are more frequent in late places.
-    return jax.random.permutation(order_key, chosen)
+    return jax.lax.sort((order, chosen), num_keys=1)[1]
 
 
 def _redrawn(key: Key, available: int, count: int) -> jax.Array:

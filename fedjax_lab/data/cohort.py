@@ -27,10 +27,10 @@ from fedjax_lab.data.client_sampling import (
 from fedjax_lab.data.cyclic import cyclic_slots, sample_cyclic
 from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays
-from fedjax_lab.data.order import shuffled
+from fedjax_lab.data.order import ROUNDS, shuffled
 from fedjax_lab.data.poisson import poisson_slots
 from fedjax_lab.data.times import check_devices
-from fedjax_lab.machine.keys import compact, plain
+from fedjax_lab.machine.keys import below, bits_at, compact, plain
 from fedjax_lab.signatures import (
     complete_doc,
     described,
@@ -319,24 +319,21 @@ def _checked_steps(schedule: Schedule, clients: FederatedArrays) -> tuple[int, i
 
 def _positions(order_key, ids, sizes, steps, batch_size, replace):
     """Compute positions of the mini-batches in the clients' lists, [S, K, B], and their mask."""
-    fold = jax.vmap(jax.random.fold_in, (None, 0))
-    own_keys = fold(order_key, ids)
+    # All bits of a round in one block: keys folded by client, pass and step compile for longer.
+    places = jnp.arange(batch_size, dtype=jnp.int32)[None, None]
     if replace:
-
-        def draw(key, size):
-            return jax.random.randint(key, (batch_size,), 0, size, jnp.int32)
-
-        step_keys = jax.vmap(fold, (0, None))(own_keys, steps)
-        drawn = jax.vmap(jax.vmap(draw, (0, None)))(step_keys, sizes)
+        bits = bits_at(order_key, ids[:, None, None], steps[None, :, None] * batch_size + places)
+        drawn = below(bits, sizes[:, None, None])
         return drawn, jnp.ones(drawn.shape, bool)
     per_pass = ((sizes + batch_size - 1) // batch_size)[:, None]
     steps, per_pass = jnp.broadcast_arrays(steps[None], per_pass)
     passes = jax.lax.div(steps, per_pass)
     first = (steps - passes * per_pass) * batch_size
-    place = first[..., None] + jnp.arange(batch_size, dtype=jnp.int32)[None, None]
+    place = first[..., None] + places
     real = place < sizes[:, None, None]
-    pass_keys = jax.vmap(fold)(own_keys, passes)
-    return shuffled(pass_keys, jnp.where(real, place, 0), sizes), real
+    numbers = passes[..., None] * ROUNDS + jnp.arange(ROUNDS)[None, None]
+    words = bits_at(order_key, ids[:, None, None], numbers)
+    return shuffled(words, jnp.where(real, place, 0), sizes), real
 
 
 def _held(clients: FederatedArrays, places: jax.Array) -> jax.Array:

@@ -6,23 +6,21 @@ Axes: K local steps, B examples of a mini-batch.
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.types import Key
-
 # Feistel rounds of the pseudo-random order. Large clients need fewer. For 6 examples, some orders
 # are ten times as frequent as others with 6 rounds; with 16 all are equal to within 2 percent.
-_ROUNDS = 16
+ROUNDS = 16
 
 
-def shuffled(keys: Key, positions: jax.Array, size: jax.Array) -> jax.Array:
+def shuffled(words: jax.Array, positions: jax.Array, size: jax.Array) -> jax.Array:
     """Evaluate random permutations of 0..size-1 at some positions, without building them.
 
     The permutation is a Feistel network on [0, a) x [0, b), a and b about sqrt(size), with
     additions modulo a and b (Black and Rogaway 2002). a b exceeds size by less than 2a; a value
-    above size - 1 is mapped again until it is below (cycle walking). For a fixed key it is a
+    above size - 1 is mapped again until it is below (cycle walking). For fixed words it is a
     bijection. Its randomness is tested but not proven, and it is not cryptographic.
 
     Args:
-      keys: typed PRNG keys [..., K], one permutation each; consumed.
+      words: uint32 [..., K, ROUNDS], random bits of one permutation each.
       positions: int32 [..., K, B] in [0, size).
       size: int32 [...], at least 1.
 
@@ -30,8 +28,7 @@ def shuffled(keys: Key, positions: jax.Array, size: jax.Array) -> jax.Array:
       int32 [..., K, B] in [0, size).
     """
     # Batched by hand: under vmap, a while loop selects among all its values in every iteration.
-    draw = jax.vmap(lambda key: jax.random.bits(key, (_ROUNDS,), jnp.uint32))
-    subkeys = draw(keys.reshape(-1)).reshape(*keys.shape, 1, _ROUNDS)
+    words = words[..., None, :]
     size = size[..., None, None]
     n = size.astype(jnp.uint32)
     # Ceiling of the square root in integers: float roundings differ between devices.
@@ -44,9 +41,9 @@ def shuffled(keys: Key, positions: jax.Array, size: jax.Array) -> jax.Array:
     def permute(value):
         left = value // b
         right = value - left * b
-        for r in range(0, _ROUNDS, 2):
-            left = _add_mod(left, _hash(right ^ subkeys[..., r]), a)
-            right = _add_mod(right, _hash(left ^ subkeys[..., r + 1]), b)
+        for r in range(0, ROUNDS, 2):
+            left = _add_mod(left, _hash(right ^ words[..., r]), a)
+            right = _add_mod(right, _hash(left ^ words[..., r + 1]), b)
         return left * b + right
 
     def step(carry):  # the values, and which of them must be mapped again

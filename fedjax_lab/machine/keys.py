@@ -65,6 +65,45 @@ def fold_in(key: Key, data: Any) -> Key:
     return plain(jax.random.fold_in(compact(key), data))
 
 
+def bits_at(key: Key, high: jax.Array, low: jax.Array) -> jax.Array:
+    """Draw random bits at given positions of a key's stream, a pure function of (key, high, low).
+
+    One draw by (client, step) is one kernel. Keys folded by client and step need two or more.
+
+    Args:
+      key: a PRNG key; consumed.
+      high, low: integers [...], which broadcast together.
+
+    Returns:
+      uint32 [...]
+    """
+    high, low = jnp.broadcast_arrays(jnp.asarray(high, jnp.uint32), jnp.asarray(low, jnp.uint32))
+    is_threefry = _implementation(key) in (_NAME, _COMPACT)
+    words = jax.random.key_data(key) if is_threefry else jax.random.bits(key, (2,), jnp.uint32)
+    first, second = _threefry(words, high, low)
+    return first ^ second
+
+
+def below(bits: jax.Array, bound: jax.Array) -> jax.Array:
+    """Map uniform bits to integers in [0, bound): the upper half of the product of 32 by 32 bits.
+
+    The probabilities of two integers differ by at most 2^-32.
+
+    Args:
+      bits: uint32 [...].
+      bound: integers [...] from 1 to 2^31, which broadcast with the bits.
+
+    Returns:
+      int32 [...]
+    """
+    bound = jnp.asarray(bound).astype(jnp.uint32)
+    low, high = bits & np.uint32(0xFFFF), bits >> np.uint32(16)
+    bound_low, bound_high = bound & np.uint32(0xFFFF), bound >> np.uint32(16)
+    middle = high * bound_low + (low * bound_low >> np.uint32(16))
+    carry = (low * bound_high + (middle & np.uint32(0xFFFF))) >> np.uint32(16)
+    return (high * bound_high + (middle >> np.uint32(16)) + carry).astype(jnp.int32)
+
+
 def _implementation(key: Key) -> Any:
     is_typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return jax.random.key_impl(key) if is_typed else None

@@ -12,9 +12,16 @@ from scipy import stats
 from fedjax_lab import data
 from fedjax_lab.data import cohort
 from fedjax_lab.data.client_sampling import _redrawn
-from fedjax_lab.data.order import shuffled
+from fedjax_lab.data.order import ROUNDS, shuffled
 
 key = jax.random.key(7)
+
+
+@jax.jit
+def shuffle(keys, places, n):
+    """As many random orders as there are keys."""
+    words = jax.vmap(lambda key: jax.random.bits(key, (ROUNDS,)))(keys)
+    return shuffled(words, places, n)
 
 
 def federation(sizes):
@@ -112,12 +119,11 @@ def test_empty_clients_are_never_drawn():
 @pytest.mark.parametrize("start", [1, 20, 40])
 def test_order_is_a_bijection(start):
     sizes = [*range(start, start + 20), start * 101, start * start, start * start + 1]
-    evaluate = jax.jit(shuffled)
     for n in sizes:
         # Positions beyond n would be an error; pad to one shape to compile once.
         places = np.minimum(np.arange(5000, dtype=np.int32), n - 1)
         keys = jax.random.split(jax.random.key(n), 2)
-        values = np.asarray(evaluate(keys, np.stack([places, places]), np.int32(n)))[:, :n]
+        values = np.asarray(shuffle(keys, np.stack([places, places]), np.int32(n)))[:, :n]
         np.testing.assert_array_equal(np.sort(values, 1), np.stack([np.arange(n)] * 2))
         if n > 20:
             assert (values[0] != values[1]).any()
@@ -126,14 +132,13 @@ def test_order_is_a_bijection(start):
 def test_order_of_a_large_client():
     n = 10**6 + 7
     places = jnp.arange(n, dtype=jnp.int32)[None]
-    values = np.asarray(jax.jit(shuffled)(jax.random.split(key, 1), places, jnp.int32(n)))[0]
+    values = np.asarray(shuffle(jax.random.split(key, 1), places, jnp.int32(n)))[0]
     np.testing.assert_array_equal(np.sort(values), np.arange(n))
     assert abs(np.corrcoef(np.arange(n), values)[0, 1]) < 0.01
     assert abs(np.corrcoef(values[1:], values[:-1])[0, 1]) < 0.01
 
 
 TRIALS = 20000
-shuffle = jax.jit(shuffled)
 
 
 def values_at(places, n, trials):
@@ -305,7 +310,7 @@ def test_masks_are_left_out_where_they_are_not_needed(
     monkeypatch, sizes, settings, masked, counted
 ):
     # The order of the examples does not matter here; without it the programs are small.
-    monkeypatch.setattr(cohort, "shuffled", lambda keys, positions, size: positions)
+    monkeypatch.setattr(cohort, "shuffled", lambda words, positions, size: positions)
     clients, _ = federation(sizes)
 
     def in_order(clients):

@@ -166,11 +166,36 @@ def test_systems_are_set_next_to_their_gradients(small, capsys):
 def test_the_programs_of_a_first_round_stay_small(capsys):
     latency.main(["--measure", "parts", "fedavg"])
     found = json.loads(capsys.readouterr().out)
-    (*_, drawn, fusions), (*_, in_round, _), (*_, together, _) = found.values()
-    assert fusions <= 40
+    sizes = {part: measured[2:] for part, measured in found.items()}
+    (drawn, fusions), (in_round, kernels), (together, _) = (
+        sizes[part] for part in ("draw", "round", "chunk")
+    )
+    assert fusions <= 30
+    assert kernels < 2.5 * sizes["round by hand"][1]
     assert max(drawn, in_round) < together < 1.1 * (drawn + in_round)
     seconds = dict(zip(latency.STAGES, (1.25, 0.5, 0.25, 3.0), strict=True))
     assert latency.row("x", seconds) == "| x | 1.2 | 0.5 | 0.2 | 3.0 | 5.0 |"
+
+
+def test_instructions_are_counted_by_the_file_that_wrote_them():
+    text = """FileNames
+1 "/a/fedjax_lab/tree.py"
+2 "/b/jax/numpy.py"
+FunctionNames
+1 "norm"
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=3 end_line=3 column=1 end_column=2}
+2 {file_name_id=2 function_name_id=1 line=4 end_line=4 column=1 end_column=2}
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=1}
+ENTRY main {
+  a = f32[] add(b, c), metadata={op_name="add" stack_frame_id=2}
+  d = f32[] fusion(a), metadata={stack_frame_id=1}
+  e = f32[] copy(d)
+}"""
+    found = latency.count_origins(text)
+    assert found == {"tree.py": [2, 1], "no file of ours": [1, 0]}
 
 
 @pytest.mark.slow

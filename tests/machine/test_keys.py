@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import models
-from fedjax_lab.machine.keys import compact, fold_in, plain
+from fedjax_lab.machine.keys import below, bits_at, compact, fold_in, plain
 from fedjax_lab.models import from_linen
 from fedjax_lab.models.layers import Classifier, DenseBlock
 
@@ -108,3 +108,30 @@ def test_dropout_has_the_bits_of_jax(monkeypatch):
     monkeypatch.setattr("fedjax_lab.models.base.compact", lambda key: key)
     np.testing.assert_array_equal(compacted, run()[0])
     assert (compacted != without).any()
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_bits_at_a_place_depend_on_the_key_and_the_place_alone(impl):
+    own = compact(jax.random.key(3, impl=impl))
+    high, low = jnp.arange(5)[:, None], jnp.arange(400)[None]
+    found = np.asarray(jax.jit(bits_at)(own, high, low))
+    assert found.shape == (5, 400)
+    assert len(np.unique(found)) > 1990  # 2,000 of 2^32
+    np.testing.assert_array_equal(bits_at(own, 3, jnp.arange(7)), found[3, :7])
+    assert abs(np.unpackbits(found.view(np.uint8)).mean() - 0.5) < 0.01
+
+
+def test_bits_at_are_threefrys():
+    """JAX's own hash of the same counters, of which a draw is the exclusive or of both halves."""
+    from jax.extend.random import threefry_2x32
+
+    high, low = np.uint32([7, 2**31]), np.uint32([1, 2**32 - 1])
+    halves = threefry_2x32(jax.random.key_data(KEY), jnp.concatenate([high, low]))
+    np.testing.assert_array_equal(bits_at(compact(KEY), high, low), halves[:2] ^ halves[2:])
+
+
+def test_integers_below_a_bound_are_exact():
+    bits = np.uint32([0, 1, 2**16, 2**31, 2**32 - 1, 0x89ABCDEF])
+    for bound in (1, 2, 5, 2**16 - 1, 2**16, 2**16 + 1, 10**9, 2**31 - 1):
+        exact = [int(b) * bound >> 32 for b in bits]
+        np.testing.assert_array_equal(below(jnp.asarray(bits), np.int32(bound)), exact)
