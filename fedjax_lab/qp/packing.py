@@ -1,8 +1,8 @@
 """Small leaves of a long vector laid end to end, so that a program has text for few leaves.
 
-A program of inner products has loops and products for each leaf, and compiles in as many seconds as
-it has leaves. Most leaves of a model are biases, norms and small kernels: they are copied into one
-leaf. The large ones stay as they are: to make vectors of them would rearrange them on accelerators.
+A program of inner products has loops and products for each leaf, and its compile time grows with
+their number. Most leaves of a model are biases, norms and small kernels, which are copied into one
+leaf. Large leaves stay as they are: flattening them would rearrange them on accelerators.
 """
 
 from collections.abc import Sequence
