@@ -10,12 +10,13 @@ import pytest
 from fedjax_lab import CohortBatch
 from fedjax_lab.command import flags
 from fedjax_lab.command.build import build_algorithm
-from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config import SCHEDULE_SETTINGS, RunConfig
 from fedjax_lab.command.config_file import format_settings
 from fedjax_lab.command.guards import GUARDS
 from fedjax_lab.command.options import algorithm_options, parse_options, server_lr_of
 from fedjax_lab.command.runner import build, summarise_clients
 from fedjax_lab.data import Devices, Examples
+from fedjax_lab.data.cohort import Schedule
 
 CONFIG = RunConfig(
     algorithm="gradma",
@@ -205,7 +206,7 @@ def test_run_names_are_readable_and_safe():
         ({"rounds": 0}, ["rounds is 0; it must be between 1 and 2147483647"]),
         ({"seed": -1}, ["seed is -1; it must be between 0 and 4294967295"]),
         ({"clip_norm": 0.0}, ["clip_norm is 0.0", "greater than 0"]),
-        ({"local_steps": 1, "local_epochs": 1}, ["local_steps is 1 and local_epochs 1; give one"]),
+        ({"local_steps": 1, "local_epochs": 1}, ["local_steps is 1 and local_epochs 1; set one"]),
         (
             {"algorithm": "gradma", "option": ("memory_sise=3",)},
             [
@@ -430,3 +431,15 @@ def test_devices_compressors_and_schedules_become_arguments():
 def test_wrong_devices_compressors_and_schedules(settings, message):
     with pytest.raises(ValueError, match=message):
         RunConfig(**settings).resolve()
+
+
+def test_each_option_of_a_schedule_is_a_setting_and_reaches_the_run():
+    """``devices`` is made of several settings; a sampler of cohorts is Python's alone."""
+    options = set(Schedule._fields) - {"devices", "sample_cohort"}
+    assert set(SCHEDULE_SETTINGS) == options
+    config = RunConfig(sampling="poisson", cohort_size=3, weights="examples", replace=True)
+    passed = config.schedule()
+    assert options <= passed.keys()
+    assert [passed[n] for n in ("sampling", "cohort_size", "weights", "replace")] == [
+        *("poisson", 3, "examples", True)
+    ]
