@@ -261,8 +261,8 @@ class Recorder:
             found = [row for row in read_metrics(file) if row["round"] <= self.saved]
         if found != expected:
             warnings.warn(
-                f"{file} lacked some of the {len(expected)} rows that the checkpoint of round "
-                f"{self.saved}; they were restored from the checkpoint.",
+                f"{file} lacks some of the {len(expected)} rows of the checkpoint of round "
+                f"{self.saved}, or has others; they are restored from the checkpoint.",
                 UserWarning,
                 stacklevel=5,
             )

@@ -55,7 +55,7 @@ def test_one_damaged_letter_in_a_row_is_mended_from_the_checkpoint(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     text = metrics.read_text()
     metrics.write_text(text.replace('"round"', '"roune"'))
-    with pytest.warns(UserWarning, match=r"metrics.jsonl lacked some of the 1 rows"):
+    with pytest.warns(UserWarning, match=r"metrics.jsonl lacks some of the 1 rows"):
         assert run(**SHORT, run_dir=tmp_path).history == whole.history
     assert metrics.read_text() == text
 

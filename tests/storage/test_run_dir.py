@@ -310,7 +310,7 @@ def test_rows_that_are_not_the_checkpoints_are_written_again(tmp_path, harm):
     metrics = tmp_path / "metrics.jsonl"
     text = metrics.read_text()
     metrics.write_text(harm(text))
-    with pytest.warns(UserWarning, match=r"metrics.jsonl lacked some of the 4 rows"):
+    with pytest.warns(UserWarning, match=r"metrics.jsonl lacks some of the 4 rows"):
         again = run(run_dir=tmp_path, algorithm=FEDAVG)
     assert again.history == whole.history
     assert metrics.read_text() == text
