@@ -69,7 +69,8 @@ def markdown_table(rows: Rows, *, text: bool = False) -> str:
       text: align all columns left; otherwise all but the first are aligned right.
     """
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    # A colon without a dash, in a column one letter wide, would be no table.
+    widths = [max(2, *(len(row[i]) for row in cells)) for i in range(len(cells[0]))]
 
     def line(row: list[str]) -> str:
         padded = [

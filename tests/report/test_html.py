@@ -10,9 +10,11 @@ import re
 import shutil
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
+from fedjax_lab.estimates import markdown_table
 from fedjax_lab.report import write_report
 from fedjax_lab.report.html import html_page
 from tests.report.by_hand import CURVE, write_run
@@ -61,6 +63,11 @@ def test_a_page_holds_what_the_markdown_shows(tmp_path):
     (source,) = (value for name, value in outline.attributes if name == "src")
     assert base64.b64decode(source.removeprefix("data:image/png;base64,")) == PIXEL
     assert ("alt", "A pixel") in outline.attributes
+
+
+def test_a_column_of_one_letter_is_a_column():
+    page = html_page(markdown_table([["method", "p"], ["fedavg", "-"]]) + "\n", Path())
+    assert re.findall(r"<th[^>]*>(.*?)</th>", page) == ["method", "p"]
 
 
 def test_images_that_cannot_be_put_inside_are_named(tmp_path):
