@@ -9,7 +9,7 @@ STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: demo check test test-methods test-pretrained test-all test-newest faults fuzz lint smoke docs notebooks wheel-check release qp-accuracy clean
 .PHONY: accelerator-check
-.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives bench-links bench-same-bits bench-bits bench-latency
+.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives bench-links bench-same-bits bench-bits bench-latency bench-tuning
 .PHONY: $(STUDIES:%=%-study) studies-report
 
 demo: $(VENV)/.runtime
@@ -101,7 +101,7 @@ $(OPPONENTS)/.installed: experiments/benchmarks/opponents.txt
 bench-maps: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.client_maps
 
-bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-collectives bench-links: bench-%: $(VENV)/.runtime
+bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-collectives bench-links bench-tuning: bench-%: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.$*
 
 # Processor seconds up to the first row of README's quick start, and what each part of it compiles to.
