@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
       argv: command-line arguments; None: those of the process.
     """
+    is_process = argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv == ["--version"]:
         print(f"{PROG} {__version__}")
@@ -56,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         print(f"{PROG}: interrupted.", file=sys.stderr)
+        if is_process:  # threads of an interrupted compiler can crash the end of the interpreter
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
         return INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -66,10 +66,13 @@ class ConeInfo(NamedTuple):
         correction cannot have changed it unexpectedly, and y_c = z_c ||M_c|| / ||p||,
         Y = max(1, max y). (z >= 0 holds exactly.)
       iterations: int32 scalar, steps of the dual, all corrections together; 0 if p was feasible.
-      feasible: bool scalar, whether every s_c >= -1e-5 (float32) or -1e-10 (float64); with a margin
-        of 0, which some q always satisfies, whether all is finite: how far q is off, as where rows
-        oppose each other to within 1e-3 or less, is ``kkt_residual``. False for a margin that no q
-        satisfies, and where p or a row is not finite: use p then.
+      feasible: bool scalar, whether every s_c >= -1e-5 (float32) or -1e-10 (float64). With a margin
+        of 0, which some q always satisfies, it is True if everything is finite. False for a margin
+        that no q satisfies, and where p or a row is not finite: use p then.
+
+    A small ``kkt_residual`` means that q satisfies the conditions, not that q is near the exact
+    solution. Where rows oppose each other to within 1e-3, float32 inner products do not resolve the
+    cone: q then satisfies them to ``kkt_residual`` and may still be far from the solution.
     """
 
     z: jax.Array

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fedjax_lab import __version__
-from fedjax_lab.command import runner
+from fedjax_lab.command import cli, runner
 from fedjax_lab.command.catalogue import SOURCES
 from fedjax_lab.command.cli import main
 from fedjax_lab.command.config import RunConfig
@@ -56,6 +56,21 @@ def test_a_mistake_is_one_line_and_exit_status_2():
     assert done.stderr.startswith("fedjax-lab: algorithm is 'fedavgg'; it must be one of ")
     assert "Did you mean 'fedavg'" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_only_a_process_of_its_own_ends_at_once_when_interrupted(monkeypatch, capsys):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    ends = []
+    monkeypatch.setattr(cli, "parse", interrupted)
+    monkeypatch.setattr("os._exit", ends.append)
+    assert main(["run"]) == 130
+    assert ends == []
+    monkeypatch.setattr("sys.argv", ["fedjax-lab", "run"])
+    main()
+    assert ends == [130]
+    assert capsys.readouterr().err == "fedjax-lab: interrupted.\n" * 2
 
 
 @pytest.mark.slow
