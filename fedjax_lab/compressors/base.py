@@ -1,7 +1,7 @@
 """The compressor interface, and the identity compressor.
 
-A message is a dataclass pytree of fixed shapes. The vector's size d is static, and so is its dtype
-if the arrays do not show it. A packed message has the bytes that would be sent.
+A message is a dataclass pytree of fixed shapes. The vector's size d is static; so is its dtype, if
+the message's arrays do not imply it. A packed message is the bytes that would be sent.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Key
 
 Packed = bytes
-DType = Any  # what jnp.dtype takes
-Array = jax.Array | np.ndarray  # of a message: in NumPy once it is unpacked
-STATIC = {"static": True}  # metadata of a message's fields that are part of its type
+DType = Any  # argument of jnp.dtype
+Array = jax.Array | np.ndarray  # in a message: NumPy after unpacking
+STATIC = {"static": True}  # metadata of a message's static fields
 
 
 class Positions(NamedTuple):
@@ -97,11 +97,11 @@ class Compressor:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """All coordinates.
+    """A message with all coordinates.
 
     Attributes:
       values: float [d].
-      dtype: that of the vector.
+      dtype: dtype of the vector.
       d: the vector's size.
     """
 

@@ -11,7 +11,7 @@ from fedjax_lab.compressors.low_rank import low_rank
 from fedjax_lab.compressors.quantize import int8, qsgd, sign, terngrad
 from fedjax_lab.compressors.sparsify import random_drop, random_k, top_k
 
-# The first line of a factory's docstring says what it does.
+# The first line of a factory's docstring is its description.
 COMPRESSORS: dict[str, Callable[..., Compressor]] = {
     "bfloat16": bfloat16,
     "compose": compose,

@@ -29,12 +29,12 @@ from fedjax_lab.signatures import suggest_keywords
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """left @ right.T, row by row, without the padding.
+    """A message with the factors of left @ right.T, which is read row by row, without the padding.
 
     Attributes:
       left: float [n, r], orthonormal columns.
       right: float [m, r].
-      dtype: that of the vector.
+      dtype: dtype of the vector.
       d: the vector's size, at most n m.
     """
 
@@ -49,7 +49,7 @@ def low_rank(rank: int) -> Compressor:
     """Project the vector, as an n x m matrix M, onto the range of M G, G random [m, rank].
 
     n = floor(sqrt(d)), m = ceil(d / n), zeros at the end. With r = min(rank, n),
-    E||C(v) - v||^2 <= (1 - r/n) ||v||^2: the projection leans to the large singular values.
+    E||C(v) - v||^2 <= (1 - r/n) ||v||^2, because the projection favours large singular values.
     A message has r (n + m) floats, which saves bytes only for r below about sqrt(d) / 2.
 
     Args:

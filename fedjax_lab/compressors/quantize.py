@@ -1,7 +1,7 @@
-"""Compressors that send every coordinate as a small code, and one scale for all of them.
+"""Compressors that send a small code for each coordinate, and one scale for all of them.
 
-A coordinate is read back as scale * code / levels. ``scale`` and norms are float32 (float64 for
-float64 vectors) and robust: squares of 1e-20 or 1e15 neither vanish nor overflow.
+A coordinate is decompressed to scale * code / levels. ``scale`` and norms are float32 (float64 for
+float64 vectors). They are robust: squares of 1e-20 or 1e15 neither underflow nor overflow.
 """
 
 import dataclasses
@@ -30,12 +30,12 @@ from fedjax_lab.signatures import suggest_keywords
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Codes:
-    """One small integer per coordinate.
+    """A message with a small integer for each coordinate.
 
     Attributes:
       codes: int8 or int16 [d], between -levels and levels.
       scale: float scalar, the value of code ``levels``.
-      dtype: that of the vector.
+      dtype: dtype of the vector.
       d: the vector's size.
     """
 
@@ -59,12 +59,12 @@ class Codebook:
 
     @property
     def width(self) -> int:
-        """Bits of a packed code."""
+        """Return the bits of a packed code."""
         return wire.width_of(2 * self.levels // self.step + 1)
 
     @property
     def dtype(self) -> Any:
-        """The smallest integers that hold the codes, int8 or int16."""
+        """Return the smallest dtype that holds the codes, int8 or int16."""
         return jnp.int8 if self.levels < 128 else jnp.int16
 
 
@@ -105,7 +105,7 @@ def qsgd(levels: int = 15, *, scaled: bool = False) -> Compressor:
     def encode(key, v):
         largest, relative = relative_to_largest(v)
         norm = jnp.sqrt(jnp.square(relative).sum())
-        exact = jnp.abs(relative) / jnp.maximum(norm, 1) * levels  # a norm is 0 or at least 1
+        exact = jnp.abs(relative) / jnp.maximum(norm, 1) * levels  # the norm is 0 or at least 1
         return _round_at_random(key, exact, levels) * jnp.sign(relative), largest * norm
 
     def variance(d):
@@ -152,7 +152,7 @@ def int8() -> Compressor:
 
 
 def _round_at_random(key, exact: jax.Array, levels: int) -> jax.Array:
-    """floor(exact) or the next integer, with mean ``exact``, at most ``levels``."""
+    """Round to floor(exact) or the next integer, with mean ``exact``, at most ``levels``."""
     below = jnp.floor(exact)
     up = jax.random.uniform(compact(key), exact.shape, exact.dtype) < exact - below
     return jnp.minimum(below + up, levels)
@@ -168,7 +168,7 @@ def _coded(
     unbiased: bool = False,
     scaled: bool = False,
 ) -> Compressor:
-    """A compressor that sends a code for each coordinate, and a scale.
+    """Build a compressor that sends a code for each coordinate, and a scale.
 
     ``encode``: (key, v) -> (codes, scale). With ``scaled``, ``bound`` is w and the scale is
     divided by 1 + w. Packed: the scale, then the codes.

@@ -19,16 +19,16 @@ from fedjax_lab.machine.keys import compact
 from fedjax_lab.signatures import suggest_keywords
 
 _SEED_BYTES = 4
-_WORD = 32  # coordinates of a mask that are counted together
+_WORD = 32  # coordinates of a mask in one word, which are counted together
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sparse:
-    """Some coordinates and their positions.
+    """A message with the kept coordinates and their positions.
 
     Attributes:
-      values: float [k]; a quantiser's message after ``compose``.
+      values: float [k]; after ``compose``, the quantizer's message.
       indices: int32 [k], distinct.
       d: the vector's size.
     """
@@ -41,7 +41,7 @@ class Sparse:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Seeded:
-    """Some coordinates, and the seed from which both sides draw their positions.
+    """A message with the kept coordinates, and the seed from which both sides draw the positions.
 
     Attributes:
       values: float [k] for ``random_k`` (or a quantizer's message); for ``random_drop`` float [d],
@@ -56,13 +56,13 @@ class Seeded:
 
 
 def check_comp(comp: float) -> float:
-    """Return the fraction dropped as a float.
+    """Check the dropped fraction and return it as a float.
 
     Args:
       comp: fraction of coordinates that is dropped.
 
     Raises:
-      TypeError: it is no number.
+      TypeError: it is not a number.
       ValueError: it lies outside [0, 1).
     """
     return float(check_number("comp", comp, minimum=0.0, maximum=1.0, exclusive_maximum=True))
@@ -175,7 +175,7 @@ def random_k(comp: float, *, rescale: bool = False) -> Compressor:
 
 
 def _fixed_size(name, options, compress, decompress, positions, unbiased=False) -> Compressor:
-    """A sparsifier that keeps exactly k values: floats first, then their positions."""
+    """Build a sparsifier that keeps exactly k values: packed floats, then their positions."""
     kept = positions.kept
 
     def unpack(data, d, dtype="float32"):
@@ -256,15 +256,15 @@ def random_drop(comp: float, *, rescale: bool = False) -> Compressor:
     )
 
 
-# Outside of jit, each message would else compile its loop anew.
+# Without jit, each message outside of jit would compile its loop again.
 @functools.partial(jax.jit, static_argnames=("d", "k"))
 def _drawn(seed: jax.Array, d: int, k: int) -> jax.Array:
-    """Draw the k of d coordinates of a message's seed, bool [d]."""
+    """Draw k of d coordinates from a message's seed, bool [d]."""
     return _are_largest([jax.random.bits(_drawn_key(seed), (d,), jnp.uint32)], k)[0]
 
 
 def _drawn_key(seed: jax.Array):
-    """Make the key of a message's seed, of a kind whose bits do not depend on vmap."""
+    """Make a key from a message's seed, of a kind whose bits do not depend on vmap."""
     return compact(jax.random.key(seed, impl="threefry2x32"))
 
 
@@ -281,7 +281,7 @@ def _bisection(magnitudes: jax.Array, k: int) -> jax.Array:
 
 
 def _ordered_bits(magnitudes: jax.Array) -> jax.Array:
-    """Return the bits of nonnegative floats, unsigned numbers in the same order."""
+    """Return the bits of nonnegative floats as unsigned numbers, which have the same order."""
     if magnitudes.dtype.itemsize < 4:
         magnitudes = magnitudes.astype(jnp.float32)
     return magnitudes.view(jnp.uint64 if magnitudes.dtype.itemsize == 8 else jnp.uint32)
@@ -302,7 +302,7 @@ def _are_largest(parts: list[jax.Array], k: int) -> list[jax.Array]:
     ends = np.cumsum(sizes)
     behind = [_numbers_behind(part.shape, d - end) for part, end in zip(parts, ends, strict=True)]
 
-    def up_to(x):  # of the numbers equal to ``bound``, those with at least x numbers behind them
+    def up_to(x):  # of those equal to ``bound``, the ones that at least x numbers follow
         pairs = zip(parts, behind, strict=True)
         return [(part > bound) | ((part == bound) & (rest >= x)) for part, rest in pairs]
 
@@ -311,7 +311,7 @@ def _are_largest(parts: list[jax.Array], k: int) -> list[jax.Array]:
 
 
 def _numbers_behind(shape: tuple[int, ...], behind_all: int) -> jax.Array:
-    """How many numbers come after each of an array, row by row, and after the array, uint32."""
+    """Count the numbers after each one of an array, row by row, with those after it, uint32."""
     last = math.prod(shape) - 1 + int(behind_all)
     index, stride = jnp.zeros(shape, jnp.uint32), 1
     for axis in reversed(range(len(shape))):
@@ -323,13 +323,13 @@ def _numbers_behind(shape: tuple[int, ...], behind_all: int) -> jax.Array:
 def _search(holds, dtype, width, count, k) -> tuple[jax.Array, jax.Array]:
     """Find the largest x for which ``holds`` is true for k numbers or more: (x, their number).
 
-    The search ends early at an x with k of them. Two bits of x are found in each pass, because
+    The search stops early at an x with exactly k of them. Each pass finds two bits of x, because
     three counts together take no longer than one.
 
     Args:
-      holds: x -> bools, in parts of any shape; true for fewer numbers the larger x is.
-      dtype: of x, unsigned.
-      width: bits of x that may be set; None: all.
+      holds: x -> bools, in parts of any shape; True for fewer numbers the larger x is.
+      dtype: unsigned dtype of x.
+      width: number of low bits of x that may be set; None: all.
       count: number of Trues of ``holds(0)``, at least ``k``.
       k: number of wanted Trues.
     """
@@ -364,21 +364,21 @@ def _add_each(left, right):
 
 def _places(taken: jax.Array, k: int) -> jax.Array:
     """Return the indices of the k Trues of a mask, ascending, int32."""
-    # Rank r lies in the first word that more than r Trues reach.
+    # The True of rank r is in the first word up to whose end there are more than r Trues.
     words, through = _words(taken)
     word = jnp.cumsum(jnp.zeros(k, jnp.int32).at[through].add(1, mode="drop"))
     return _place_of_true(words, through, word, jnp.arange(k, dtype=jnp.int32))
 
 
 def _words(mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A mask as uint32 words, bit i for coordinate 32 w + i; and Trues up to each word's end."""
+    """Return a mask as uint32 words, bit i for 32 w + i, and the Trues up to each word's end."""
     bits = jnp.pad(mask, (0, -mask.shape[0] % _WORD)).reshape(-1, _WORD).astype(jnp.uint32)
     words = (bits << jnp.arange(_WORD, dtype=jnp.uint32)[None]).sum(1, dtype=jnp.uint32)
     return words, jnp.cumsum(jax.lax.population_count(words).astype(jnp.int32))
 
 
 def _place_of_true(words, through, word, rank) -> jax.Array:
-    """Index of the True of a rank (counted from 0) that is known to lie in ``word``, int32."""
+    """Return the index, int32, of the True of a rank (from 0) that is known to be in ``word``."""
     bits = words[word]
     rank = rank - (through[word] - jax.lax.population_count(bits).astype(jnp.int32))
     place = word * _WORD

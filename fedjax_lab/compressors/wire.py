@@ -1,7 +1,7 @@
 """The wire format of messages: sections of little-endian floats and of bit fields.
 
-Runs on the host, in NumPy. Every section begins on a byte; a bit field of width w holds
-unsigned numbers below 2**w, most significant bit first.
+It runs on the host, in NumPy. Every section begins at a byte boundary. A bit field of width w
+contains unsigned numbers below 2**w, most significant bit first.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def width_of(count: int) -> int:
 
 
 def section_bytes(count: int, width: int) -> int:
-    """Bytes of ``count`` numbers of ``width`` bits."""
+    """Return the bytes of ``count`` numbers of ``width`` bits."""
     return -(-count * width // 8)
 
 
@@ -39,7 +39,7 @@ def _packed_chunks(numbers: np.ndarray, width: int) -> Iterator[bytes]:
 
 
 def unpack_bits(data: bytes, count: int, width: int) -> np.ndarray:
-    """The inverse of ``pack_bits``: uint32 [count]."""
+    """Unpack numbers, uint32 [count]: the inverse of ``pack_bits``."""
     numbers = np.zeros(count, np.uint32)
     if width == 0:
         return numbers

@@ -17,7 +17,7 @@ from fedjax_lab.models.weight_files import write_folder
 from fedjax_lab.models.weight_tables import Stored, decoder_table
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-# Fields of peft's configuration that change what an adapter adds, and the values they have here.
+# Fields of peft's configuration that change an adapter's output, and their values here.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -61,14 +61,14 @@ def save_adapters(
 
     Args:
       folder: folder to create; an existing one must be empty.
-      config: of the decoder.
+      config: the decoder's configuration.
       adapters: {path: ``Adapter``} for kernels of ``models.decoder(config)``, all of one rank r.
       scale: as in ``attach_adapters``; stored as alpha = r ``scale``.
       dropout: dropout rate in the file, for further training.
 
     Raises:
-      ValueError: there are no adapters, they have several ranks, fit no kernel of the decoder, or
-        are not finite; or ``scale`` is out of range.
+      ValueError: ``adapters`` is empty; adapters have different ranks, fit no kernel of the
+        decoder, or are not finite; or ``scale`` is out of range.
       FileExistsError: the folder is not empty.
       FileNotFoundError: the parent folder does not exist.
       ImportError: the package safetensors is missing.
@@ -116,7 +116,7 @@ def load_adapters(folder: str | Path, config: DecoderConfig) -> tuple[dict[str, 
 
     Args:
       folder: folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
-      config: of the decoder that they are for.
+      config: configuration of the decoder that the adapters belong to.
 
     Returns:
       (adapters, float32; scale), for ``attach_adapters`` and ``merge_adapters``.

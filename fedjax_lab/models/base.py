@@ -19,26 +19,26 @@ class Apply(Protocol):
     """``(params, x [B, ...], key=None) -> [B, ...]``; without a key there is no dropout."""
 
     def __call__(self, params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
-        """Run the model, or a part of it, on one mini-batch."""
+        """Run the model, or a part of it, on a mini-batch."""
 
 
 class Model(NamedTuple):
-    """What algorithms, losses and evaluation know about a model.
+    """A model as algorithms, losses and evaluation see it.
 
     Attributes:
       init: ``(key, example_x) -> params``. ``example_x`` is a batch [B, ...], as for ``apply``;
-        one row will do (``train.x[:1]``), also in the integer dtype in which images are stored:
+        one row is enough (``train.x[:1]``), and stored images of integers are accepted, because
         its values are not used. ``params`` is a pytree of float arrays.
       apply: ``(params, x, key=None) -> logits`` float [B, C], of language models [B, L, C].
-        ``key`` None means evaluation: no dropout. With a key, the key is consumed by dropout (if
-        the model has any).
+        A key means training and is consumed by dropout, if the model has any. None means
+        evaluation: no dropout.
       features: ``(params, x, key=None) -> representation`` float [B, F], the input of the last
         dense layer; None where the model has no such split.
       head: ``(params, representation, key=None) -> logits`` float [B, C]: the last dense layer.
         ``head(params, features(params, x, key), key)`` equals ``apply(params, x, key)``.
-      blocks: functions ``(params, h [B, ...], key=None) -> h``. One after the other, with the
-        same params and the same key, they equal ``apply``; None where nobody has said where the
-        model may be cut. Each reads its own parameters out of the whole ``params``.
+      blocks: functions ``(params, h [B, ...], key=None) -> h``, whose composition with the same
+        params and the same key equals ``apply``. Each selects its own parameters from the full
+        ``params``. None: the model is not divided into blocks.
     """
 
     init: Callable[[Key, jax.Array], Params]
@@ -51,25 +51,27 @@ class Model(NamedTuple):
 def from_linen(module: nn.Module) -> Model:
     """Create a ``Model`` from a flax linen module.
 
-    The module's call takes ``x`` [B, ...] and returns logits [B, C]. An argument ``train`` or
-    ``deterministic``, where it has one, is set by whether there is a key; the key is the rng
-    named "dropout". A module with both methods ``features(x)`` and ``head(h)`` gets these fields
-    of the ``Model`` too; its call must then equal ``head(features(x))``. If it also has a field
-    ``blocks``, modules of which ``features`` is made, they and the head are the ``Model``'s
-    blocks; its call must then equal the head of the blocks one after the other.
+    The module's call takes ``x`` [B, ...] and returns logits [B, C]. The key of ``Model.apply`` is
+    the rng named "dropout". If the call has an argument ``train`` or ``deterministic``, it is set
+    according to whether there is a key.
+
+    A module with both methods ``features(x)`` and ``head(h)`` sets these fields of the ``Model``,
+    too; its call must then equal ``head(features(x))``. If it also has a field ``blocks``, the
+    modules that ``features`` consists of, then these and the head are the ``Model``'s blocks. The
+    call must then equal the composition of the blocks and the head.
 
     Args:
       module: a linen module whose only variables are parameters.
 
     Raises:
       TypeError: ``module`` is not a linen module (at construction).
-      ValueError: it has variables other than parameters, such as BatchNorm's running
-        statistics, which no client or server of the library would average (when ``init`` runs).
+      ValueError: the module has variables other than parameters, such as BatchNorm's running
+        statistics, which no client or server would average (when ``init`` runs).
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module is {module!r}; it must be an instance of flax.linen.Module.")
 
-    @jax.jit  # the forward pass, whose result nobody reads, is then never computed
+    @jax.jit  # so the forward pass, whose result is not used, is never computed
     def init_variables(key: Key, x: jax.Array) -> dict[str, Any]:
         mode: dict[str, Any] = _mode(type(module).__call__, training=False)
         return dict(module.init({"params": compact(key)}, x, **mode))
@@ -87,7 +89,7 @@ def from_linen(module: nn.Module) -> Model:
         return params
 
     def part(function: Callable[..., Any], call: Callable[..., Any]) -> Apply:
-        """``call`` of the module with its parameters, and the flag that ``function`` has."""
+        """Wrap ``call`` of the module with its parameters and the mode flag of ``function``."""
 
         def run(params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
             mode: dict[str, Any] = _mode(function, training=key is not None)
@@ -107,7 +109,7 @@ def from_linen(module: nn.Module) -> Model:
     parts: dict[str, Any] = {
         name: method(name)
         for name in ("features", "head")
-        # A dataclass field called ``features`` (a width, in flax) is no method.
+        # A dataclass field called ``features`` (a width, in flax) is not a method.
         if inspect.isfunction(getattr(type(module), name, None))
     }
     if len(parts) < 2:
@@ -120,6 +122,6 @@ def from_linen(module: nn.Module) -> Model:
 
 
 def _mode(function: Callable[..., Any], training: bool) -> dict[str, bool]:
-    """The flag by which ``function`` tells training from evaluation, if it has one."""
+    """Return the argument that selects training or evaluation, if ``function`` has one."""
     flags = {"train": training, "deterministic": not training}
     return {name: flags[name] for name in inspect.signature(function).parameters if name in flags}

@@ -1,39 +1,39 @@
-"""BatchNorm whose running statistics are entries of the params, like weights.
+"""BatchNorm whose running statistics are leaves of the params, like weights.
 
 Source: Ioffe, Szegedy: Batch Normalization: Accelerating Deep Network Training by Reducing
 Internal Covariate Shift. ICML 2015; details as in PyTorch. GradMA's networks use it, and the code
 of FedSWA offers it for its ResNet.
 
-Policy. What a client or a server may change is in ``params``, and it changes by descending
-gradients. So ``running_mean`` and ``running_var`` are leaves of ``params``, and the gradient of
-any loss with respect to such a leaf r is *defined* as r - s, where s is the statistic of the
-mini-batch: a step of SGD with rate η moves r to (1 - η) r + η s, PyTorch's update with a momentum
-of η (PyTorch's default is 0.1), and the server averages it with the weights. This is so for every
-algorithm, unchanged. How the two modes are told apart: with a key the model trains and normalises
-with the mini-batch's statistics (in which case no output depends on r), without one it evaluates
-and normalises each example with r.
+Policy. Clients and server change ``params`` only, by gradient descent. So ``running_mean`` and
+``running_var`` are leaves of ``params``, and the gradient of any loss with respect to such a leaf
+r is *defined* as r - s, where s is the statistic of the mini-batch. A step of SGD with rate η
+moves r to (1 - η) r + η s, which is PyTorch's update with a momentum of η (PyTorch's default is
+0.1), and the server averages r with the weights. This holds for every algorithm, unchanged. With
+a key, the model trains and normalises with the mini-batch's statistics; no output depends on r.
+Without a key, it evaluates and normalises each example with r.
 
-Where this equals PyTorch with the whole state averaged, and where it does not:
+Where this equals PyTorch with the full state averaged, and where it differs:
 
 - FedAvg with local SGD: equal, for momentum = η and mini-batches without padding.
-- Control variates, proximal and momentum terms, extrapolating servers and adaptive ones act on r
-  as they do on weights. Code that averages whole state dictionaries does the same to some extent;
-  code such as GradMA's, which keeps the statistics out of its momentum, memory and quadratic
-  program, does not. A variance that such a step takes below 0 counts as 0.
-- r - s counts in norms and inner products of gradients: clipping, the radius of sharpness-aware
-  methods, GradMA's constraints. ``hold_statistics`` makes these gradients 0 and
-  ``recompute_statistics`` finds statistics afterwards ("static" BatchNorm: Diao, Ding, Tarokh:
-  HeteroFL, ICLR 2021). ``optax.masked(transform, running_statistics)`` and its inverse treat
-  statistics and weights apart in a ``gradient_transform``: scaled by c, r moves with momentum c η.
+- Control variates, proximal and momentum terms, extrapolating and adaptive servers act on r as
+  they do on weights. Code that averages full state dictionaries does the same to some extent.
+  Code such as GradMA's, which excludes the statistics from its momentum, memory and quadratic
+  program, does not. A variance that such a step makes negative counts as 0.
+- r - s contributes to norms and inner products of gradients: clipping, the radius of
+  sharpness-aware methods, GradMA's constraints. ``hold_statistics`` makes these gradients 0, and
+  ``recompute_statistics`` computes the statistics afterwards ("static" BatchNorm: Diao, Ding,
+  Tarokh: HeteroFL, ICLR 2021). ``optax.masked(transform, running_statistics)`` and its inverse
+  treat statistics and weights separately in a ``gradient_transform``: scaled by c, r moves with
+  momentum c η.
 - A loss that runs the model several times with the same params adds the r - s of all runs.
-- Under label skew the mean of the clients' variances lacks the variance between clients, so that
-  the averaged statistics may describe nobody's data. Runs of the command line report the accuracy
-  with statistics recomputed on training examples, too (``accuracy_recomputed``).
+- Under label skew, the mean of the clients' variances lacks the variance between clients, so the
+  averaged statistics may fit no client's data. Runs of the command line also report the accuracy
+  with statistics recomputed on training examples (``accuracy_recomputed``).
 - Weight decay shrinks r, unless masked out as above: with weight w towards s / (1 + w).
-- **Padding counts.** A model does not see which examples of a mini-batch are real. In a smaller
-  last mini-batch the masked places hold copies of its first real example, which enter the
-  statistics (PyTorch would have the real ones only). There is no padding where mini-batches
-  are drawn with replacement or B divides the sizes of the clients.
+- **Padding counts.** A model cannot distinguish real examples of a mini-batch from padding. In a
+  smaller last mini-batch, the masked places hold copies of its first real example, which enter
+  the statistics (PyTorch would use the real ones only). There is no padding if mini-batches are
+  drawn with replacement or if B divides the sizes of the clients.
 - Statistics that stay with their client (FedBN: Li et al., ICLR 2021) need a model for each
   client, which a method with one global model does not have; there is no such policy.
 """
@@ -53,15 +53,15 @@ class BatchNorm(nn.Module):
 
     Parameters, float32 [C]: ``scale`` (starts at 1), ``bias`` (0), ``running_mean`` (0) and
     ``running_var`` (1). Epsilon is 1e-5. The mini-batch's variance is the biased one for
-    normalising and the unbiased one in the running statistics. The module trains if, and only if,
+    normalising and the unbiased one in the running statistics. The module trains if and only if
     there is an rng named "dropout".
 
     Attributes:
-      frozen: normalise with the running statistics in training, too, and never change them: for
+      frozen: normalise with the running statistics also in training, and never change them. For
         params whose statistics are known. Examples are then independent of each other.
 
     Raises:
-      ValueError: in training, a channel has a single number.
+      ValueError: in training, a channel consists of a single number.
     """
 
     frozen: bool = False
@@ -75,7 +75,7 @@ class BatchNorm(nn.Module):
         running_mean = self.param("running_mean", nn.initializers.zeros_init(), shape)
         running_var = self.param("running_var", nn.initializers.ones_init(), shape)
         dtype = jnp.promote_types(x.dtype, scale.dtype)
-        x = x.astype(jnp.promote_types(dtype, jnp.float32))  # statistics of halves in float32
+        x = x.astype(jnp.promote_types(dtype, jnp.float32))  # float32 statistics of bfloat16
         if self.frozen or not self.has_rng("dropout"):
             mean, var = map(jax.lax.stop_gradient, (running_mean, running_var))
             return _normalise(x, mean, jnp.maximum(var, 0), scale, bias).astype(dtype)
@@ -100,7 +100,7 @@ def _normalise(x, mean, var, scale, bias):
 
 
 def running_statistics(params: Params) -> PyTree:
-    """Return which leaves of ``params`` are running statistics: a tree of bools.
+    """Return a tree of bools, True for the leaves of ``params`` that are running statistics.
 
     Args:
       params: a model's parameters.
@@ -113,7 +113,7 @@ def running_statistics(params: Params) -> PyTree:
 def hold_statistics(apply: Apply) -> Apply:
     """Wrap ``apply`` so that gradients with respect to the running statistics are 0.
 
-    A model trained with it needs ``recompute_statistics`` before it is evaluated.
+    Call ``recompute_statistics`` before a model trained in this way is evaluated.
 
     Args:
       apply: ``(params, x, key=None) -> [B, ...]``, such as ``model.apply``.
@@ -132,7 +132,7 @@ def recompute_statistics(apply: Apply, params: Params, x: jax.Array, key: Key) -
     Args:
       apply: of a model with ``norm="batch"`` (not through ``hold_statistics``).
       params: its params.
-      x: inputs for the statistics, at least two examples: the more the better.
+      x: inputs for the statistics, at least two examples; more give better statistics.
       key: consumed by dropout, if the model has any.
 
     Raises:
@@ -141,14 +141,14 @@ def recompute_statistics(apply: Apply, params: Params, x: jax.Array, key: Key) -
     is_statistic = running_statistics(params)
     if not any(jax.tree.leaves(is_statistic)):
         raise ValueError('params have no running statistics; the model needs norm="batch".')
-    # Gradients with respect to statistics are what they are by definition: r - s.
+    # By definition, the gradient with respect to a statistic is r - s.
     pull = jax.grad(lambda params: apply(params, x, key).sum())(params)
     return jax.tree.map(lambda yes, r, g: r - g if yes else r, is_statistic, params, pull)
 
 
 @jax.custom_vjp
 def _with_pull(x: jax.Array, running: jax.Array, target: jax.Array) -> jax.Array:
-    """``x`` itself; in the backward pass ``running`` gets the gradient running - target."""
+    """Return ``x``; in the backward pass, the gradient of ``running`` is running - target."""
     return x
 
 

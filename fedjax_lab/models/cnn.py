@@ -1,11 +1,11 @@
 """The convolutional networks of CFedAvg and FAFED (MNIST, Fashion-MNIST, CIFAR-10).
 
 Sources: Yang, Liu, Bentley: CFedAvg: Achieving Efficient Communication and Fast Convergence in
-Non-IID Federated Learning. MobiHoc 2021, Table 1, which prints the layers only. That there is no
-padding follows from the 1024 inputs of its first dense layer (28-24-12-8-4). Wu, Huang, Hu, Huang:
-Faster Adaptive Federated Learning. AAAI 2023 (FAFED), Tables 3, 4 and 5; only the third prints
-padding, so there is none in the others. Initialisation and dropout, which neither paper states,
-are PyTorch's and none.
+Non-IID Federated Learning. MobiHoc 2021, Table 1, which lists the layers only. The 1024 inputs of
+its first dense layer imply that there is no padding (28-24-12-8-4). Wu, Huang, Hu, Huang: Faster
+Adaptive Federated Learning. AAAI 2023 (FAFED), Tables 3, 4 and 5; only the third lists padding, so
+the others have none. Neither paper states initialisation or dropout: here initialisation is
+PyTorch's, and there is no dropout.
 """
 
 import flax.linen as nn
@@ -35,14 +35,14 @@ def cnn(num_classes: int = 10, *, padding: str = "VALID") -> Model:
 def fafed_cnn(num_classes: int = 10, *, padding: str = "VALID", bounded: bool = True) -> Model:
     """conv3x3 5, pool, conv3x3 10, pool, dense 100: float [B, H, W, C] -> [B, num_classes].
 
-    tanh after every layer, the last one too, as the paper prints it: logits lie in [-1, 1], and
+    tanh follows every layer, including the last one, as in the paper. So logits lie in [-1, 1], and
     cross-entropy over 10 classes cannot fall below log(1 + 9 / e^2) = 0.797.
     26,620 parameters for 28 x 28 x 1 and 10 classes.
 
     Args:
       num_classes: the number of logits.
       padding: "VALID" (images of at least 10 x 10 pixels), or "SAME" (4 x 4).
-      bounded: False leaves the last tanh out.
+      bounded: False omits the last tanh.
 
     Raises:
       ValueError: ``padding`` is neither.
@@ -58,8 +58,8 @@ def fafed_cnn_mnist(
 ) -> Model:
     """conv5x5 20, pool, conv5x5 50, pool, dense 500: float [B, H, W, C] -> [B, num_classes].
 
-    ReLU after every layer, the last one too, as the paper prints it: logits are bounded from below
-    by 0, and a logit that is 0 has no gradient. 431,080 parameters for 28 x 28 x 1 and 10 classes.
+    ReLU follows every layer, including the last one, as in the paper. So logits are at least 0, and
+    a logit of 0 has no gradient. 431,080 parameters for 28 x 28 x 1 and 10 classes.
 
     Args:
       num_classes: the number of logits.
@@ -77,8 +77,8 @@ def fafed_cnn_mnist(
 def fafed_cnn_cifar10(num_classes: int = 10, *, bounded: bool = True) -> Model:
     """Three times conv3x3 and pool (16, 32, 64), dense 512 and 64: logits [B, num_classes].
 
-    ``x`` is float [B, H, W, C] of at least 8 x 8 pixels. ReLU after every layer, the last one too,
-    as for ``fafed_cnn_mnist``. 581,866 parameters for 32 x 32 x 3 and 10 classes.
+    ``x`` is float [B, H, W, C] of at least 8 x 8 pixels. ReLU follows every layer, including the
+    last one, as for ``fafed_cnn_mnist``. 581,866 parameters for 32 x 32 x 3 and 10 classes.
 
     Args:
       num_classes: the number of logits.

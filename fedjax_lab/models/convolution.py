@@ -1,9 +1,10 @@
 """The library's convolution, and its four lowerings.
 
-Axes: B examples, H x W pixels, C channels, F features, h x w kernel; H' x W' outputs. Why not
-``jax.lax`` alone: XLA has a slow path for convolutions inside a loop on CPU, which is where
-local steps run (ten times slower and more), and weights of their own for each client make a
-grouped convolution, which is slow there, too.
+Axes: B examples, H x W pixels, C channels, F features, h x w kernel; H' x W' outputs.
+
+``jax.lax`` alone would be slow on CPU. XLA computes convolutions inside a loop, where local steps
+run, at least ten times slower there. With different weights for each client, they become grouped
+convolutions, which are slow there, too.
 """
 
 import functools
@@ -22,13 +23,13 @@ from fedjax_lab.models.layout import written_out
 LOWERINGS = ("auto", "winograd", "gemm", "im2col", "lax")
 PADDINGS = ("SAME", "VALID")
 
-# What "auto" means in the program that is being traced: (platform, lowering or None). None: what
-# suits the running machine. JAX keeps traces under different values apart.
+# The meaning of "auto" in the program that is being traced: (platform, lowering or None). None: the
+# default of the running machine. JAX caches traces under different values separately.
 _AUTO: Any = jax.make_user_context(None)
 
 
 def convolutions_for(target: Target | None) -> AbstractContextManager[None]:
-    """Context in which the lowering "auto" is the one for ``target``.
+    """Return a context in which the lowering "auto" is the one for ``target``.
 
     Args:
       target: a machine; None: the current machine.
@@ -44,16 +45,19 @@ def convolution(
     stride: int | tuple[int, int] = 1,
     lowering: str = "auto",
 ) -> jax.Array:
-    """Correlate images with kernels; the same values and gradients by any lowering.
+    """Correlate images with kernels; all lowerings have the same values and gradients.
 
-    "gemm" multiplies matrices whose minor axis is the batch, one output row at a time, "winograd"
-    does so with fewer multiplications (see ``winograd``; float32 to about 1e-6 of the largest
-    output, in place of 1e-7), "im2col" multiplies all patches at once (a batched product, if
-    mapped over kernels), and "lax" is ``jax.lax.conv_general_dilated``. On CPU "auto" is
-    "winograd" where shapes let it expect a gain and else "gemm"; both are many times faster than
-    "lax" inside a loop. Elsewhere it is "lax", also where ``vmap`` over clients with weights of
-    their own makes a grouped convolution of it: by their compilers "im2col" then moves five times
-    the bytes on a TPU and twice as many on a GPU (docs/accelerators.md).
+    - "gemm" multiplies matrices whose minor axis is the batch, one output row at a time.
+    - "winograd" does the same with fewer multiplications (see ``winograd``). Its float32 error is
+      about 1e-6 of the largest output, instead of 1e-7.
+    - "im2col" multiplies all patches at once (a batched product, if mapped over kernels).
+    - "lax" is ``jax.lax.conv_general_dilated``.
+
+    On CPU "auto" is "winograd" if the shapes promise a gain, and otherwise "gemm"; inside a loop,
+    both are many times faster than "lax". On other platforms "auto" is "lax". This includes the
+    grouped convolution that ``vmap`` makes for clients with different weights: according to the
+    compilers, "im2col" then moves five times the bytes on a TPU and twice as many on a GPU
+    (docs/accelerators.md).
 
     Args:
       x: float [B, H, W, C].
@@ -71,7 +75,7 @@ def convolution(
     Raises:
       ValueError: a shape does not fit, the image is smaller than a kernel without padding, or
         an option is unknown.
-      TypeError: the dtypes differ or are no floats, or a stride or a padding is no integer.
+      TypeError: the dtypes differ or are not floats, or a stride or a padding is not an integer.
     """
     around: str | list[tuple[int, int]]
     if isinstance(padding, str):
@@ -124,7 +128,7 @@ def _lowering_of(platform: str, chosen: str | None) -> str:
 
 
 def _tile(x: jax.Array, kernel: jax.Array, stride: int, lowering: str) -> int:
-    """Outputs that Winograd's convolution makes at a time; 0 to do without it."""
+    """Return the outputs of a tile of Winograd's convolution; 0 to use "gemm" instead."""
     num_outputs, width = x.shape[2] - kernel.shape[1] + 1, kernel.shape[1]
     possible = stride == 1 and x.dtype in (jnp.float32, jnp.float64)
     tile = winograd.best_tile(num_outputs, width) if possible else 0
@@ -160,14 +164,14 @@ def _check_arrays(x: jax.Array, kernel: jax.Array, padding: str | int) -> None:
 
 
 def _zeros_around(size: int, kernel_size: int, stride: int) -> tuple[int, int]:
-    """How many zeros "SAME" puts before and after an axis."""
+    """Return the number of zeros that "SAME" puts before and after an axis."""
     outputs = -(-size // stride)
     total = max((outputs - 1) * stride + kernel_size - size, 0)
     return total // 2, total - total // 2
 
 
 def _all_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
-    """All patches [B, H', W', h w C] times the kernel as one matrix [h w C, F]."""
+    """Multiply all patches [B, H', W', h w C] by the kernel as one matrix [h w C, F]."""
     height, width, _, num_features = kernel.shape
     patches = [
         _windows(_windows(x, 1, i, height, strides[0]), 2, j, width, strides[1])
@@ -178,19 +182,19 @@ def _all_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> j
 
 
 def _windows(x: jax.Array, axis: int, offset: int, kernel_size: int, stride: int) -> jax.Array:
-    """What a kernel sees at ``offset`` in each of its positions along an axis."""
+    """Return the pixels at ``offset`` in each position of a kernel along an axis."""
     last = offset + (x.shape[axis] - kernel_size) // stride * stride
     return lax.slice_in_dim(x, offset, last + 1, stride, axis)
 
 
-# --- "gemm": images are [H, C, W, B] and features [H', F, W', B], so that everything is a long
-# row of B and the operand of an output row, h rows of columns, is one piece of memory that
-# fits a cache. Padding has been done.
+# --- "gemm": images are [H, C, W, B] and features [H', F, W', B], so that the minor axis is a long
+# row of B. The operand of an output row, h rows of columns, is then contiguous in memory and fits
+# into a cache. Images are already padded.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _by_rows(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
-    """Each output row [F, W' B] is the kernel as a matrix [F, h w C] times its columns."""
+    """Compute each output row [F, W' B]: the kernel, a matrix [F, h w C], times its columns."""
     height, width, _, num_features = kernel.shape
     columns = _columns(written_out(x), width, strides[1])
     matrix = kernel.reshape(-1, num_features).T
@@ -203,7 +207,7 @@ def _by_rows(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.A
 
 
 def _columns(x: jax.Array, width: int, stride: int) -> jax.Array:
-    """[H, C, W, B] -> [H, w, C, W', B]: the pixels that each of the w columns of a kernel sees."""
+    """Return the pixels under each of a kernel's w columns: [H, C, W, B] -> [H, w, C, W', B]."""
     return jnp.stack([_windows(x, 2, j, width, stride) for j in range(width)], axis=1)
 
 
@@ -212,7 +216,7 @@ def _by_rows_forward(x, kernel, strides):
 
 
 def _by_rows_backward(strides, residuals, gradient):
-    """Two loops over output rows; XLA drops the one whose result nobody reads."""
+    """Run two loops over output rows; XLA removes the one whose result is not used."""
     x, kernel = residuals
     height, width, _, num_features = kernel.shape
     columns, columns_to_x = jax.vjp(lambda x: _columns(x, width, strides[1]), written_out(x))

@@ -6,11 +6,11 @@ Sennrich, NeurIPS 2019) before each half of a layer, rotary positions (Su et al.
 queries and keys, grouped-query attention (Ainslie et al., EMNLP 2023), and a perceptron whose
 hidden layer is silu(gate) * up (Shazeer, 2020).
 
-The two halves of a head's D numbers are the pairs that turn together: number i with i + D / 2, as
-in the weights that ``transformers`` keeps.
+Rotary positions rotate number i of a head's D numbers together with number i + D / 2, as in the
+weight files of ``transformers``.
 
-Layers are scanned: their params are stacked along a first axis, and many compile like one. Norms,
-rotations and the softmax are float32 whatever the dtype of the weights, and so are the logits.
+Layers are scanned: their params are stacked along a first axis, so many layers compile as fast as
+one. Norms, rotations, the softmax and the logits are float32 for any dtype of the weights.
 
 Axes: B sequences, T tokens, V tokens of the vocabulary, F features, N heads of queries, K of keys
 and values, D features of a head, L layers, r the rank of an adapter.
@@ -39,10 +39,10 @@ def decoder(
     remat: bool = False,
     adapter_dropout: float = 0.0,
 ) -> Model:
-    """A decoder-only transformer: tokens int [B, T], or ``Tokens``, to logits float32 [B, T, V].
+    """Build a decoder-only transformer: tokens int [B, T], or ``Tokens`` -> float32 [B, T, V].
 
-    It computes in the dtype of its params. Beside a kernel it takes an adapter, of another dtype
-    if need be: see ``attach_adapters``.
+    The results are the logits of each next token. The model computes in the dtype of its params.
+    Kernels may have adapters, also of another dtype: see ``attach_adapters``.
 
     Args:
       config: configuration, for example from ``read_decoder_config``.
@@ -51,9 +51,9 @@ def decoder(
       adapter_dropout: dropout rate of the adapters' inputs in training.
 
     Raises:
-      TypeError: ``config`` is none.
+      TypeError: ``config`` is not a ``DecoderConfig``.
       ValueError: ``dtype`` or ``adapter_dropout`` is out of range; when called: tokens are not
-        integers [B, T], longer than ``config.max_length``, or segments have another shape.
+        integers [B, T] or longer than ``config.max_length``, or segments have another shape.
     """
     if not isinstance(config, DecoderConfig):
         raise TypeError(f"config is a {type(config).__name__}; it must be a DecoderConfig.")
@@ -78,12 +78,12 @@ class Decoder(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array | Tokens) -> jax.Array:
-        """Logits of each next token."""
+        """Compute the logits of each next token."""
         config = self.config
         tokens, segments = _parts(x, config.max_length)
         init = nn.initializers.normal(config.init_std)
         embedding = self.param("embedding", init, (config.vocab_size, config.width), self.dtype)
-        # A token beyond the vocabulary makes its sequence NaN, and is no other token.
+        # A token beyond the vocabulary makes its sequence NaN, instead of counting as another one.
         vectors = jnp.asarray(embedding).at[tokens]
         h = vectors.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
         positions = _positions(tokens.shape, segments)
@@ -109,7 +109,7 @@ class Decoder(nn.Module):
 class Layer(nn.Module):
     """Attention and a gated perceptron, each with a pre-norm and a residual connection.
 
-    (float [B, T, F], (cos and sin, mask)) -> (float [B, T, F], None), as ``nn.scan`` wants it.
+    (float [B, T, F], (cos and sin, mask)) -> (float [B, T, F], None), as ``nn.scan`` expects.
     """
 
     config: DecoderConfig
@@ -147,7 +147,7 @@ class Layer(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + epsilon) * scale, computed in float32: the shape and dtype stay.
+    """Normalise: x / sqrt(mean(x^2) + epsilon) * scale, in float32; shape and dtype stay the same.
 
     Parameter: ``scale`` [F].
     """
@@ -168,8 +168,8 @@ class RMSNorm(nn.Module):
 class Projection(nn.Module):
     """An affine map [B, T, m] -> [B, T, n], with an optional adapter.
 
-    Parameters: ``kernel`` [m, n], ``bias`` [n] if it has one; and, where ``attach_adapters`` has
-    put them, ``adapter_down`` [m, r] and ``adapter_up`` [r, n], which are used in their own dtype.
+    Parameters: ``kernel`` [m, n], and ``bias`` [n] if it has one. ``attach_adapters`` adds
+    ``adapter_down`` [m, r] and ``adapter_up`` [r, n], which are used in their own dtype.
     """
 
     size: int
@@ -193,7 +193,7 @@ class Projection(nn.Module):
         up: jax.Array = self.get_variable("params", "adapter_up")
         x = x.astype(jnp.promote_types(x.dtype, down.dtype))
         drop = nn.Dropout(self.adapter_dropout, deterministic=not self.has_rng("dropout"))
-        # The product is small beside y: added before rounding, it is not lost.
+        # The product is small compared with y: it is added before rounding, so as not to be lost.
         return (y + (drop(x) @ down) @ up).astype(y.dtype)
 
 
@@ -245,13 +245,13 @@ def frequencies(config: DecoderConfig) -> np.ndarray:
     """Compute the rotary frequency of each pair of a head's numbers, float32 [D / 2].
 
     Args:
-      config: of a decoder.
+      config: configuration of a decoder.
     """
     half = config.head_width // 2
     plain = config.rope_theta ** -(np.arange(half) / half)
     scaling = config.rope_scaling
     if scaling is not None:
-        # How many turns a pair makes within the original length; few are stretched, many are not.
+        # Turns of a pair within the original length: pairs with few are stretched, with many not.
         turns = scaling.original_length * plain / (2 * math.pi)
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         share = np.clip((turns - low) / (high - low), 0, 1)
@@ -268,5 +268,5 @@ def _rotate(x: jax.Array, turn: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 def _wide(x: jax.Array) -> Any:
-    """float32, or the dtype of ``x`` if it is wider."""
+    """Return float32, or the dtype of ``x`` if it is wider."""
     return jnp.promote_types(x.dtype, jnp.float32)

@@ -1,7 +1,7 @@
 """The configuration of a decoder, from the ``config.json`` of Llama and Qwen2 models.
 
-A field that this file does not know might change what the model computes. So a field is either
-read, or known to change no number, or refused.
+An unknown field might change what the model computes. So each field is read, known to have no
+effect on the model's numbers, or refused.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any
 
 from fedjax_lab.checks import check_choice, check_int, check_number
 
-# Fields that change no number of the model: how it was made, how text is generated from it.
+# Fields without effect on the model's numbers: how it was made, how text is generated with it.
 _NEUTRAL = frozenset(
     {
         "architectures", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id",
@@ -24,7 +24,7 @@ _NEUTRAL = frozenset(
         "finetuning_task", "is_encoder_decoder", "torchscript",
     }
 )  # fmt: skip
-# Fields whose one value leaves the numbers as they are here.
+# Fields with a single accepted value, the one with which the numbers are those of this decoder.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_dropout": (0, None),
@@ -60,7 +60,7 @@ _OPTIONAL = {
     "sliding_window",
 }
 _SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-# What a configuration of the family means by leaving a field out.
+# Defaults of fields that a configuration of the family omits.
 _DEFAULTS = {"llama": {"max_length": 2048}, "qwen2": {"max_length": 32768}}
 
 
@@ -69,9 +69,9 @@ class RotaryScaling:
     """Frequencies for longer texts, of the kind "llama3".
 
     Attributes:
-      factor: what low frequencies are divided by.
+      factor: divisor of low frequencies.
       low_freq_factor: wavelengths above ``original_length / low_freq_factor`` are stretched fully.
-      high_freq_factor: wavelengths below ``original_length / high_freq_factor`` stay.
+      high_freq_factor: wavelengths below ``original_length / high_freq_factor`` are unchanged.
       original_length: longest text before the stretching.
     """
 
@@ -182,8 +182,8 @@ def read_decoder_config(folder: str | Path) -> DecoderConfig:
 
     Raises:
       FileNotFoundError: there is no such folder or file.
-      ValueError: the file is no JSON object, states another kind of model, has a field that is
-        not known or that asks for something else than this decoder computes, or lacks a field.
+      ValueError: the file is not a JSON object, is for another kind of model, has a field that is
+        unknown or has an unsupported value, or lacks a field.
     """
     path = Path(folder) / "config.json"
     return parse_decoder_config(read_json(path), str(path))
@@ -292,10 +292,10 @@ def config_fields(config: DecoderConfig) -> dict[str, Any]:
     """Return the fields of a ``config.json`` for ``transformers``.
 
     Args:
-      config: of a decoder.
+      config: configuration of a decoder.
 
     Raises:
-      ValueError: neither a Llama nor a Qwen2 model has such biases.
+      ValueError: neither Llama nor Qwen2 models have such a combination of biases.
     """
     qwen = config.qkv_bias and not config.out_bias
     if (config.out_bias and not config.qkv_bias) or (
@@ -334,11 +334,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object without duplicate names.
 
     Args:
-      path: of the file.
+      path: the file.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it holds something else.
+      ValueError: its content is something else.
     """
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -22,21 +22,21 @@ def generate(
 ) -> jax.Array:
     """Continue prompts: int [B, T] -> the next tokens, int32 [B, ``num_tokens``].
 
-    One compiled loop. Nothing is kept between tokens: each takes a run of the model over all T +
-    ``num_tokens`` places, which is right for looking at a model, and slow for serving one.
+    One compiled loop. There is no cache between tokens: each token runs the model over all T +
+    ``num_tokens`` places. This is fine for inspecting a model, but slow for serving one.
 
     Args:
       apply: ``model.apply`` of ``models.decoder``, or (params, ``Tokens``) -> logits [B, T, V].
-      params: of the model.
-      prompt: int [B, T]; prompts of unequal length as ``Tokens``, padded on the left: the last
-        token belongs to each prompt.
+      params: the model's parameters.
+      prompt: int [B, T]. Prompts of different lengths are ``Tokens``, padded on the left, so that
+        the last token belongs to the prompt.
       num_tokens: number of tokens to generate.
       key: typed PRNG key; required if ``temperature`` is not 0.
-      temperature: 0 takes the likeliest token each time; otherwise tokens are drawn from
+      temperature: 0 selects the most likely token each time; otherwise tokens are drawn from
         softmax(logits / temperature).
 
     Raises:
-      TypeError: ``num_tokens`` is no integer.
+      TypeError: ``num_tokens`` is not an integer.
       ValueError: a number is out of range, or the key is missing.
     """
     check_int("num_tokens", num_tokens, minimum=1)

@@ -1,8 +1,8 @@
 """Checks that a model has a logit for every label, without running the model.
 
-A label without one has no loss: it is NaN, or another class's. What a loss makes of its examples
-before it compares them with logits (augmentation, other params, frozen weights) does not matter:
-its labels are those that ``cross_entropy`` is called with.
+A label without a logit has no valid loss: the loss is NaN, or that of another class. The labels of
+a loss are those that it passes to ``cross_entropy``, whatever it does with its examples before
+(augmentation, other params, frozen weights).
 
 Axes: n examples, B examples of a mini-batch.
 """
@@ -26,7 +26,7 @@ def mark_labels(number: int, labels: jax.Array) -> jax.Array:
     """Mark the labels that a loss compares with logits; the compiled program stays the same.
 
     Args:
-      number: of logits.
+      number: number of logits.
       labels: integers of any shape.
     """
     return checkpoint_name(labels, f"{_MARK}{number}")
@@ -37,12 +37,12 @@ def check_labels(
 ) -> None:
     """Check that each label that ``run`` compares with logits has a logit.
 
-    ``run`` is traced with one mini-batch; of what it computes, its labels alone are. Labels that
-    are marked inside another program, such as a function that is jitted inside, are not checked.
+    ``run`` is traced with one mini-batch, and only its labels are computed. Labels marked inside
+    another program, such as a jitted function that ``run`` calls, are not checked.
 
     Args:
       run: examples [B, ...] -> anything; a loss, or a function that counts.
-      examples: pytree [n, ...] of arrays, or of shapes where no label depends on the values.
+      examples: pytree [n, ...] of arrays; or of shapes, if no label depends on values.
       places: int [m], the examples to check.
       batch_size: B.
 
@@ -79,7 +79,7 @@ def check_labels(
 
 
 def _ranges_of_inputs(jaxpr: Any, arrays: list[Any], places: np.ndarray) -> list[Range] | None:
-    """The ranges of labels that are examples as they are, without a program; None of others."""
+    """Compute the ranges of labels that are inputs, without a program; None for other labels."""
     inputs = {id(variable): array for variable, array in zip(jaxpr.invars, arrays, strict=True)}
     labels = [inputs.get(id(variable)) for variable in jaxpr.outvars]
     if not all(_is_at_hand(array) for array in labels):
@@ -89,14 +89,14 @@ def _ranges_of_inputs(jaxpr: Any, arrays: list[Any], places: np.ndarray) -> list
 
 
 def _is_at_hand(array: Any) -> bool:
-    """Whether NumPy can read it: no shape, no tracer, and no array of several processes."""
+    """Return True if NumPy can read it: no shape, tracer or array of several processes."""
     if isinstance(array, jax.Array):
         return not isinstance(array, jax.core.Tracer) and array.is_fully_addressable
     return isinstance(array, np.ndarray)
 
 
 def _needed(traced: Any) -> Any:
-    """A program without the operations that its results do not need."""
+    """Remove the operations that a program's results do not need."""
     needed = {id(variable) for variable in traced.jaxpr.outvars}
     kept = []
     for operation in reversed(traced.jaxpr.eqns):
@@ -107,7 +107,7 @@ def _needed(traced: Any) -> Any:
 
 
 def _computed_ranges(traced: Any, leaves: list[Any], rows: np.ndarray) -> list[Range]:
-    """The ranges of labels that a program computes from mini-batches of examples."""
+    """Compute the ranges of labels that a program derives from mini-batches of examples."""
     labels_from = jaxpr_as_fun(traced)
     given = [not isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
     size = rows.shape[1]

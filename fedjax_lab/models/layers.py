@@ -1,9 +1,9 @@
 """Common layers of the models: channels-last, with PyTorch's initialization.
 
-Axes: B examples, H x W pixels, C channels, F features. The papers' models are PyTorch models:
-every weight and bias of a layer starts uniform in +-1/sqrt(fan_in), scales of a norm at 1 and its
-biases at 0, unless a model says otherwise. Images are flattened in H, W, C order (PyTorch: C, H,
-W), which permutes the rows of the next layer's kernel and changes nothing else.
+Axes: B examples, H x W pixels, C channels, F features. The papers' models are PyTorch models. So
+unless a model says otherwise, the weights and biases of a layer start uniform in +-1/sqrt(fan_in),
+and the scales of a norm at 1 and its biases at 0. Images are flattened in H, W, C order (PyTorch:
+C, H, W), which only permutes the rows of the next layer's kernel.
 """
 
 import math
@@ -28,7 +28,7 @@ NORMS = ("group", "batch", "frozen_batch")
 
 
 def flatten(x: jax.Array) -> jax.Array:
-    """[B, ...] -> [B, F].
+    """Flatten all axes but the first: [B, ...] -> [B, F].
 
     Args:
       x: [B, ...].
@@ -41,11 +41,11 @@ class Conv(nn.Module):
 
     Parameters as ``flax.linen.Conv``: ``kernel`` [h, w, C, F] and, with ``use_bias``, ``bias``
     [F], float32. ``stride`` and ``lowering`` are those of ``convolution``. ``padding`` is its
-    "VALID" or "SAME", or a number of zeros on every side, as in PyTorch (with a stride, "SAME" may
-    put them at the end only). ``kernel_init`` replaces the uniform distribution of kernels.
+    "VALID" or "SAME", or a number of zeros on every side, as in PyTorch. (With a stride, "SAME" may
+    put zeros at the end only.) ``kernel_init`` replaces the uniform distribution of kernels.
 
     Raises:
-      ValueError: ``x`` is no batch of images, or smaller than the kernel without padding.
+      ValueError: ``x`` is not a batch of images, or is smaller than the kernel without padding.
     """
 
     num_features: int
@@ -86,17 +86,17 @@ class Dense(nn.Module):
 
 
 class Norm(nn.Module):
-    """The norm policy, over the last axis' channels.
+    """A norm over the channels, the last axis, by the name of its policy.
 
     - "group": GroupNorm with two groups and epsilon 1e-5, as in the code of FedSWA and
-      FL-Simulator; each example alone.
-    - "batch": BatchNorm over the mini-batch, whose running statistics are params that follow the
-      mini-batches and are averaged like weights; see ``batch_norm`` for what this entails.
+      FL-Simulator. It normalises each example separately.
+    - "batch": BatchNorm over the mini-batch. Its running statistics are params that follow the
+      mini-batches and are averaged like weights; see ``batch_norm`` for the consequences.
     - "frozen_batch": the same params, but the running statistics normalise in training, too.
-    - None: nothing.
+    - None: no norm.
 
-    Mini-batches of one client are what federated learning cannot assume to be alike, so "group"
-    is the default wherever a model has one.
+    Federated learning cannot assume that the mini-batches of different clients are alike. So
+    "group" is the default of models with a norm.
 
     Raises:
       ValueError: the groups do not divide the channels.
@@ -107,7 +107,7 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalise ``x`` [B, ..., C]; the shape stays."""
+        """Normalise ``x`` [B, ..., C]; the shape stays the same."""
         if self.kind is None:
             return x
         if self.kind != "group":
@@ -121,11 +121,11 @@ class Norm(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Normalise groups of channels within each example; epsilon 1e-5; the shape stays.
+    """Normalise groups of channels within each example; epsilon 1e-5; the shape stays the same.
 
-    Parameters as ``flax.linen.GroupNorm``: ``scale`` and ``bias`` [C], float32, in which the
-    statistics are computed, too. Images are normalised in the layout of the convolutions on CPU,
-    so that XLA cancels the transposes between the two.
+    Parameters as ``flax.linen.GroupNorm``: ``scale`` and ``bias`` [C], float32. Statistics are
+    computed in float32, too. Images are normalised in the layout of the convolutions on CPU, so
+    that XLA cancels the transposes between the two.
     """
 
     num_groups: int
@@ -149,8 +149,8 @@ class GroupNorm(nn.Module):
 class ConvBlock(nn.Module):
     """Convolution, norm, activation, max-pool: float [B, H, W, C] -> [B, H'', W'', F].
 
-    ``activation`` must not decrease. ``lowering`` is that of ``convolution``, ``padding`` that of
-    ``Conv``. ``pool`` False leaves the max-pool out.
+    ``activation`` must be non-decreasing. ``lowering`` is that of ``convolution``, ``padding`` that
+    of ``Conv``. ``pool`` False omits the max-pool.
     """
 
     num_features: int
@@ -168,14 +168,14 @@ class ConvBlock(nn.Module):
             self.num_features, self.kernel_size, self.padding, lowering=self.lowering, name="conv"
         )
         x = Norm(self.norm, name="norm")(conv(x))
-        # The maximum of what does not decrease: pooling first leaves a quarter of the work.
+        # A non-decreasing function and a maximum commute: pooling first saves 3/4 of the work.
         return self.activation(max_pool(x) if self.pool else x)
 
 
 class DenseBlock(nn.Module):
     """Flatten, affine map, norm, activation, dropout: float [B, ...] -> [B, F].
 
-    Dropout is on if, and only if, there is an rng named "dropout".
+    Dropout is on if and only if there is an rng named "dropout".
     """
 
     num_features: int
@@ -202,7 +202,7 @@ class Classifier(nn.Module):
       activation: activation of the logits; None: none.
 
     Raises:
-      TypeError: ``x`` holds integers, where the first layer is one of ours (except at
+      TypeError: ``x`` holds integers and the first layer is one of this package (except at
         initialisation, where values do not matter).
       ValueError: ``x`` has no axis besides B.
     """
@@ -212,11 +212,11 @@ class Classifier(nn.Module):
     activation: Activation | None = None
 
     def setup(self) -> None:
-        """Name the last layer, which is not one of the blocks."""
+        """Create the last layer, which is not one of the blocks."""
         self.classifier = Dense(self.num_classes)
 
     def features(self, x: jax.Array) -> jax.Array:
-        """The representation [B, F]: what the last block returns, flattened.
+        """Compute the representation [B, F]: the output of the last block, flattened.
 
         Args:
           x: float [B, ...].
@@ -233,7 +233,7 @@ class Classifier(nn.Module):
         return flatten(x)
 
     def head(self, representation: jax.Array) -> jax.Array:
-        """Logits [B, C] of a representation [B, F], or of what the last block returns.
+        """Compute logits [B, C] from a representation [B, F], or from the last block's output.
 
         Args:
           representation: float [B, F].
@@ -242,12 +242,12 @@ class Classifier(nn.Module):
         return logits if self.activation is None else self.activation(logits)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits [B, C]."""
+        """Compute logits [B, C]."""
         return self.head(self.features(x))
 
 
 def check_norm(norm: str | None) -> str | None:
-    """Return ``norm`` if it is a policy that ``Norm`` knows.
+    """Check that ``norm`` is a policy of ``Norm``, and return it.
 
     Args:
       norm: name of a policy, or None.
@@ -277,7 +277,7 @@ def check_float(x: jax.Array) -> None:
 
 
 def _floats(module: nn.Module, x: jax.Array) -> jax.Array:
-    """``x``, which may be a stored image only where values do not matter, at initialisation."""
+    """Return ``x`` as floats; accept integers at initialisation, where values do not matter."""
     if module.is_initializing() and not jnp.issubdtype(x.dtype, jnp.floating):
         return x.astype(jnp.float32)
     check_float(x)
@@ -290,7 +290,7 @@ def _parameters(
     use_bias: bool = True,
     kernel_init: Initializer | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """A kernel of ``shape`` and its bias, both uniform in +-1/sqrt(fan_in) unless told."""
+    """Create a kernel and its bias, by default both uniform in +-1/sqrt(fan_in)."""
     bound = 1.0 / math.sqrt(math.prod(shape[:-1]))
 
     def uniform(key: Key, shape: tuple[int, ...], dtype: Any) -> jax.Array:

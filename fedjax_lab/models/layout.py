@@ -1,4 +1,4 @@
-"""Where the numbers of an array lie in memory."""
+"""The memory layout of arrays."""
 
 import jax
 from jax import lax
@@ -6,11 +6,11 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 
 def written_out(x: jax.Array) -> jax.Array:
-    """``x``, made once and stored with its last axis minor, before anything reads it.
+    """Compute ``x`` once and store it with its last axis minor, before it is read.
 
-    XLA would otherwise keep a transposed image as it was and fuse the transpose, with the gather
-    and scaling of a mini-batch before it, into every reader: a stride between neighbours, and the
-    work done anew for each of the columns of a kernel.
+    Without this, XLA fuses a transpose of images, together with the gather and scaling of the
+    mini-batch before it, into every reader. Neighbours are then not adjacent in memory, and the
+    work is repeated for each column of a kernel.
 
     Args:
       x: [...].

@@ -2,9 +2,9 @@
 
 Sources: Liu et al.: Improving Generalization in Federated Learning with Highly Heterogeneous Data
 via Momentum-Based Stochastic Controlled Weight Averaging (FedSWA, FedMoSWA), ICML 2025, and the
-benchmark FL-Simulator; Luo et al.: GradMA, CVPR 2023. The papers name the model, the layers are
-those of the authors' code. Log-softmax at the end of the first is left out: cross-entropy applies
-it once more, to no effect.
+benchmark FL-Simulator; Luo et al.: GradMA, CVPR 2023. The papers name the model; the layers are
+those of the authors' code. The log-softmax at the end of the first network is omitted, because
+cross-entropy applies it again, which makes no difference.
 """
 
 from fedjax_lab.checks import check_choice, check_int, check_number
@@ -32,7 +32,7 @@ def lenet5(
       padding: "VALID" as in the papers (images of at least 16 x 16 pixels), or "SAME" (4 x 4).
 
     Raises:
-      TypeError, ValueError: ``widths`` are not four positive integers; ``norm`` or ``padding``
+      TypeError, ValueError: ``widths`` are not four positive integers, or ``norm`` or ``padding``
         is not one of these.
     """
     if not isinstance(widths, tuple) or len(widths) != 4:
@@ -56,16 +56,16 @@ def lenet5_gradma(
     """GradMA: conv5x5 32, pool, conv5x5 64, pool, dense 512 and 128 with norm and dropout.
 
     float [B, H, W, C] -> logits [B, num_classes]. For 32 x 32 x 3 and 10 classes 941,834
-    parameters with a norm, 940,362 without. The authors' BatchNorm, ``norm="batch"``, has 1,472
-    running statistics besides (in PyTorch also four counters).
+    parameters with a norm, 940,362 without. The authors' BatchNorm, ``norm="batch"``, adds 1,472
+    running statistics (in PyTorch also four counters).
 
-    Departure: the default is GroupNorm, which keeps the examples of a mini-batch apart (two groups
-    of channels; of units, in the dense layers).
+    Departure: the default is GroupNorm, which normalises each example separately (two groups of
+    channels, or of units in the dense layers).
 
     Args:
       num_classes: the number of logits.
       norm: a policy of ``layers.Norm``, before every ReLU.
-      dropout: the probability with which a unit of the two dense layers is dropped in training.
+      dropout: dropout rate of the two hidden dense layers in training.
       padding: "VALID" as in the code (images of at least 16 x 16 pixels), or "SAME" (4 x 4).
 
     Raises:

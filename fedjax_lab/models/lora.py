@@ -20,7 +20,7 @@ import numpy as np
 from fedjax_lab.checks import check_int
 from fedjax_lab.types import Key, Params
 
-# path of a leaf -> whether it is meant; or patterns such as "layers/*/kernel", of which one fits
+# path of a leaf -> whether it is selected; or patterns such as "layers/*/kernel", of which one fits
 Paths = Callable[[str], bool] | str | Sequence[str]
 
 
@@ -36,24 +36,24 @@ def init_adapters(
 ) -> dict[str, Adapter]:
     """Create adapters with no effect yet: ``down`` is normal, ``up`` is 0.
 
-    A kernel of more than two axes is taken as a matrix whose rows are its first axes, cut where
-    m + n is smallest: an attention's query [F, heads, F/heads] as F x F, a convolution
-    [3, 3, 64, 64] as 576 x 64.
+    A kernel of more than two axes counts as a matrix: its first axes are the rows, and the others
+    the columns, split where m + n is smallest. An attention's query [F, heads, F/heads] is F x F,
+    and a convolution [3, 3, 64, 64] is 576 x 64.
 
     Args:
       key: typed PRNG key; consumed.
-      params: of the model, or their shapes.
+      params: the model's parameters, or their shapes.
       is_adapted: path of a leaf, such as "blocks_0/attention/query/kernel" -> whether it gets one;
         or a pattern, or several, such as ("layers/query/kernel", "layers/value/kernel").
       rank: r, from 1 to the smaller of m and n.
-      stacked: the paths whose first axis counts layers, each of which gets an adapter, such as
-        ``"layers/*"`` of ``models.decoder``.
+      stacked: paths of leaves whose first axis counts layers, such as ``"layers/*"`` of
+        ``models.decoder``; each layer gets an adapter.
 
     Returns:
-      {path: ``Adapter``}, a pytree to be trained, in float32 or the kernel's dtype if it is wider.
+      {path: ``Adapter``}, the pytree to train, in float32 or the kernel's dtype if that is wider.
 
     Raises:
-      TypeError: ``rank`` is no integer, or an adapted leaf holds no floats.
+      TypeError: ``rank`` is not an integer, or an adapted leaf does not hold floats.
       ValueError: ``rank`` is out of range, no leaf is adapted, or one has fewer than two axes.
     """
     check_int("rank", rank, minimum=1)
@@ -81,12 +81,12 @@ def merge_adapters(params: Params, adapters: Mapping[str, Adapter], scale: float
     """Add ``scale * down @ up`` to each adapted kernel, in the kernel's dtype.
 
     Args:
-      params: of the model.
-      adapters: {path: ``Adapter``}, as ``init_adapters`` gives them.
+      params: the model's parameters.
+      adapters: {path: ``Adapter``}, as ``init_adapters`` returns them.
       scale: α / r of the paper.
 
     Raises:
-      ValueError: there is no leaf of an adapter's path, or its shape does not fit.
+      ValueError: an adapter's path is not that of a leaf, or its shape does not fit.
     """
     if missing := adapters.keys() - _by_path(params).keys():
         raise ValueError(f"adapters has {', '.join(sorted(missing))}; params have no such leaf.")
@@ -105,18 +105,18 @@ def merge_adapters(params: Params, adapters: Mapping[str, Adapter], scale: float
 def attach_adapters(params: Params, adapters: Mapping[str, Adapter], scale: float = 1.0) -> Params:
     """Attach adapters beside their kernels, for a model that reads them there.
 
-    ``models.decoder`` does: it adds ``scale * (x @ down) @ up`` to ``x @ kernel``, makes no merged
-    kernel, and rounds no small product away where kernels are bfloat16 and adapters float32. In
-    training it drops inputs of adapters (``adapter_dropout``).
+    ``models.decoder`` does: it adds ``scale * (x @ down) @ up`` to ``x @ kernel``, without a merged
+    kernel. With bfloat16 kernels and float32 adapters, small products are not lost by rounding.
+    In training, dropout applies to the inputs of adapters (``adapter_dropout``).
 
     Args:
       params: nested dicts; "layers/query/kernel" gets neighbours ``adapter_down``, ``adapter_up``.
-      adapters: {path: ``Adapter``}, as ``init_adapters`` gives them.
-      scale: α / r of the paper; traced if need be.
+      adapters: {path: ``Adapter``}, as ``init_adapters`` returns them.
+      scale: α / r of the paper; may be traced.
 
     Raises:
-      ValueError: there is no leaf of an adapter's path, its shape does not fit, or the leaf is not
-        called "kernel".
+      ValueError: an adapter's path is not that of a leaf, its shape does not fit, or the leaf is
+        not called "kernel".
     """
     leaves = _by_path(params)
     if missing := adapters.keys() - leaves.keys():
@@ -137,14 +137,14 @@ def split_adapters(
     """Split adapters into (``down``, ``up``) by path, to train one and freeze the other.
 
     FFA-LoRA (Sun, Li, Li, Ding: Improving LoRA in Privacy-preserving Federated Learning. ICLR 2024)
-    trains ``up`` alone. The mean of the clients' products is then the product of the means, and a
-    message is half as large.
+    trains ``up`` only. The mean of the clients' products is then the product of the means, and
+    messages are half as large.
 
     Args:
-      adapters: {path: ``Adapter``}, as ``init_adapters`` gives them.
+      adapters: {path: ``Adapter``}, as ``init_adapters`` returns them.
 
     Returns:
-      ({path: float [m, r]}, {path: float [r, n]}), of stacked kernels with L in front.
+      ({path: float [m, r]}, {path: float [r, n]}); for stacked kernels with a first axis L.
     """
     return tuple(  # type: ignore[return-value]
         {path: getattr(adapter, side) for path, adapter in adapters.items()}
@@ -153,7 +153,7 @@ def split_adapters(
 
 
 def join_adapters(down: Mapping[str, jax.Array], up: Mapping[str, jax.Array]) -> dict[str, Adapter]:
-    """Join adapters, the inverse of ``split_adapters``.
+    """Join the two parts of adapters: the inverse of ``split_adapters``.
 
     Args:
       down: {path: float [m, r]}, or [L, m, r].

@@ -1,8 +1,8 @@
 """Per-example losses for training and evaluation: classes, words, and regression.
 
-Axes: B examples, C classes; L words of a sequence, V words of the vocabulary. ``examples`` is
-anything with the fields ``x`` [B, ...] and ``y``: int [B], of sequences [B, L], of a regression
-numbers [B, ...]. Padding and masks are the library's business: nothing here averages over B.
+Axes: B examples, C classes; L words of a sequence, V words of the vocabulary. ``examples`` has the
+fields ``x`` [B, ...] and ``y``: int [B] for classes, int [B, L] for sequences, and numbers [B, ...]
+for a regression. Nothing here averages over B, because the library handles padding and masks.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def classification_loss(apply: Apply, preprocess: Preprocess | None = None) -> L
       split between ``preprocess`` and ``apply``.
 
     Raises:
-      TypeError: an argument is no function (at construction).
+      TypeError: an argument is not a function (at construction).
       ValueError: logits are not [B, C], or labels not integers [B] (when the loss is traced).
     """
     check_functions(apply, preprocess)
@@ -59,8 +59,8 @@ def accuracy_counts(
       preprocess: as in ``classification_loss``; called with the key None.
 
     Returns:
-      ``counts(params, examples) -> (correct, loss)``, both float32 [B]; ``correct`` is 1 where
-      the largest logit (the first of equals) is the label's, else 0.
+      ``counts(params, examples) -> (correct, loss)``, both float32 [B]. ``correct`` is 1 if the
+      label has the largest logit (the first of equals), else 0.
 
     Raises:
       TypeError, ValueError: as ``classification_loss``.
@@ -79,17 +79,17 @@ def accuracy_counts(
 def language_model_loss(apply: Apply) -> LossFn:
     """Build the training loss of a language model: mean cross-entropy of each sequence.
 
-    The loss is that of the next word; dropout is on.
+    The loss is that of predicting the next word. Dropout is on.
 
     Args:
       apply: ``(params, x, key) -> logits`` float [B, L, V], such as the ``apply`` of
         ``models.lstm``.
 
     Returns:
-      ``loss_fn(params, examples, key) -> float32 [B]``. The key is that of ``apply``.
+      ``loss_fn(params, examples, key) -> float32 [B]``. The key is passed to ``apply``.
 
     Raises:
-      TypeError: ``apply`` is no function (at construction).
+      TypeError: ``apply`` is not a function (at construction).
       ValueError: logits are not [B, L, V], or targets not integers [B, L] (when traced).
     """
     check_functions(apply, None)
@@ -105,15 +105,15 @@ def token_counts(apply: Apply) -> Callable[[Params, PyTree], tuple[jax.Array, ja
 
     There is no dropout.
 
-    All sequences are of one length, so the means of both over the examples are means over all
-    tokens. ``build_evaluation`` adds "perplexity", the exponential function of the loss's mean.
+    All sequences have the same length, so means over examples are means over tokens.
+    ``build_evaluation`` adds "perplexity", the exponential of the mean loss.
 
     Args:
       apply: as in ``language_model_loss``; called with the key None.
 
     Returns:
-      ``counts(params, examples) -> (correct, loss)``, both float32 [B]; ``correct`` is the share of
-      the words with the largest logit (the first of equals).
+      ``counts(params, examples) -> (correct, loss)``, both float32 [B]. ``correct`` is the share
+      of targets that have the largest logit (the first of equals).
 
     Raises:
       TypeError, ValueError: as ``language_model_loss``.
@@ -134,7 +134,7 @@ def regression_loss(apply: Apply, preprocess: Preprocess | None = None) -> LossF
     """Build the training loss of a regression: squared error averaged over the outputs.
 
     Args:
-      apply: ``(params, x, key) -> predictions`` float, of the targets' shape [B, ...]; of targets
+      apply: ``(params, x, key) -> predictions`` float, of the targets' shape [B, ...]; for targets
         [B] also [B, 1].
       preprocess: ``(examples, key) -> examples``. None: no preprocessing.
 
@@ -143,8 +143,8 @@ def regression_loss(apply: Apply, preprocess: Preprocess | None = None) -> LossF
       is split between ``preprocess`` and ``apply``.
 
     Raises:
-      TypeError: an argument is no function (at construction).
-      ValueError: predictions have not the shape of the targets (when the loss is traced).
+      TypeError: an argument is not a function (at construction).
+      ValueError: predictions do not have the shape of the targets (when the loss is traced).
     """
     check_functions(apply, preprocess)
 
@@ -186,7 +186,7 @@ def squared_error_counts(
 
 
 def _squared_error(predictions: jax.Array, targets: jax.Array) -> jax.Array:
-    """Mean over the outputs [B] of squared differences, in float32 or what is wider."""
+    """Compute the squared error [B], averaged over the outputs, in float32 or a wider dtype."""
     if targets.ndim == 1 and predictions.shape == (*targets.shape, 1):
         predictions = predictions[:, 0]
     if predictions.shape != targets.shape or targets.ndim == 0:
@@ -201,10 +201,10 @@ def _squared_error(predictions: jax.Array, targets: jax.Array) -> jax.Array:
 def training_inputs(
     preprocess: Preprocess | None, examples: PyTree, key: Key
 ) -> tuple[jax.Array, jax.Array, Key]:
-    """What a model is trained on: x [B, ...] and y [B] after ``preprocess``, and a key for it.
+    """Return a model's inputs in training: x [B, ...] and y [B] after ``preprocess``, and its key.
 
     Args:
-      preprocess: (examples, key) -> examples; None: as they are.
+      preprocess: (examples, key) -> examples; None: examples are not changed.
       examples: with ``x`` [B, ...] and ``y`` [B].
       key: typed PRNG key; consumed.
     """
@@ -221,9 +221,9 @@ def _inputs(
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Cross-entropy [B] of logits [B, C], computed in float32 or what is wider.
+    """Compute the cross-entropy [B] of logits [B, C], in float32 or a wider dtype.
 
-    It is NaN where a label has no logit.
+    It is NaN for a label that has no logit.
 
     Args:
       logits: float [B, C].
@@ -246,7 +246,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def _word_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Cross-entropy [B, L] of logits [B, L, V], computed in float32 or what is wider."""
+    """Compute the cross-entropy [B, L] of logits [B, L, V], in float32 or a wider dtype."""
     if targets.ndim != 2 or not jnp.issubdtype(targets.dtype, jnp.integer):
         raise ValueError(
             f"examples.y has shape {targets.shape} and dtype {targets.dtype}; it must be the next "
@@ -262,7 +262,7 @@ def _word_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def _losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Cross-entropy [...] of logits [..., C]; NaN of a label that has no logit."""
+    """Compute the cross-entropy [...] of logits [..., C]; NaN for a label that has no logit."""
     number = logits.shape[-1]
     labels = mark_labels(number, labels)
     if jnp.issubdtype(labels.dtype, jnp.signedinteger):  # -1 would be the last class
@@ -272,7 +272,7 @@ def _losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """``x`` in float32 if its dtype is narrower, else as it is.
+    """Convert ``x`` to float32 if its dtype is narrower.
 
     Args:
       x: array [...].
@@ -288,7 +288,7 @@ def check_functions(apply: Any, preprocess: Any) -> None:
       preprocess: a function or None.
 
     Raises:
-      TypeError: one is no function.
+      TypeError: one of them is not a function.
     """
     if not callable(apply):
         raise TypeError(

@@ -1,11 +1,11 @@
 """The LSTM language model of FAFED (WikiText-2).
 
 Sources: Wu, Huang, Hu, Huang: Faster Adaptive Federated Learning. AAAI 2023 (FAFED), which states
-two layers, 650 units and word vectors, dropout 0.5. What it leaves open is that of PyTorch's
-example of a word language model, whose settings these are: dropout on the word vectors, between
-the layers and before the decoder; word vectors and decoder uniform in +-0.1, the decoder's bias 0;
-layers as ``torch.nn.LSTM`` (Hochreiter and Schmidhuber 1997, with forget gates; every parameter
-uniform in +-1/sqrt(hidden), two bias vectors that only ever act by their sum).
+two layers, 650 units and word vectors, dropout 0.5. These are the settings of PyTorch's example of
+a word language model, which also supplies the rest: dropout on the word vectors, between the layers
+and before the decoder; word vectors and decoder uniform in +-0.1, the decoder's bias 0; layers as
+``torch.nn.LSTM`` (Hochreiter and Schmidhuber 1997, with forget gates; every parameter uniform in
++-1/sqrt(hidden); two bias vectors, of which only the sum matters).
 Departure: there, a sequence begins with the state in which the one before it ended. Here it begins
 with zeros, because the sequences of a mini-batch are drawn independently of each other.
 
@@ -37,7 +37,7 @@ def lstm(
     dropout: float = 0.5,
     tie: bool = False,
 ) -> Model:
-    """Word vectors, LSTM layers, decoder: words int [B, L] -> logits [B, L, num_classes].
+    """Build word vectors, LSTM layers, decoder: words int [B, L] -> logits [B, L, num_classes].
 
     50,065,078 parameters for the 33,278 words of WikiText-2 (28,434,378 with ``tie``).
 
@@ -50,7 +50,7 @@ def lstm(
       tie: whether the decoder is the transpose of the word vectors, which needs E = H.
 
     Raises:
-      ValueError: a number is out of range, or ``tie`` with E other than H.
+      ValueError: a number is out of range, or ``tie`` is set and E differs from H.
       TypeError: a number has the wrong type.
     """
     for name, size in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
@@ -69,7 +69,7 @@ class LanguageModel(nn.Module):
     Parameters: ``embedding`` [V, E], ``layers_i``, ``decoder`` [H, V], ``decoder_bias`` [V].
 
     Raises:
-      ValueError: ``x`` is no batch of sequences of integers.
+      ValueError: ``x`` is not a batch of sequences of integers.
     """
 
     num_words: int
@@ -80,7 +80,7 @@ class LanguageModel(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits of each next word."""
+        """Compute the logits of each next word."""
         if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(
                 f"x has shape {x.shape} and dtype {x.dtype}; it must be words, integers [B, L]."
@@ -103,7 +103,7 @@ class LanguageModel(nn.Module):
 
 
 class LSTM(nn.Module):
-    """One layer, from the state 0: float [B, L, E] -> its outputs [B, L, H].
+    """One LSTM layer that starts from the state 0: float [B, L, E] -> outputs [B, L, H].
 
     Parameters, with the gates in the order input, forget, cell, output: ``input_kernel`` [E, 4H],
     ``hidden_kernel`` [H, 4H], ``input_bias`` and ``hidden_bias`` [4H], float32.
@@ -113,7 +113,7 @@ class LSTM(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Run over the sequences."""
+        """Run the layer over the sequences."""
         uniform = _uniform(1.0 / math.sqrt(self.size))
         width = 4 * self.size
         input_kernel = self.param("input_kernel", uniform, (x.shape[-1], width))
@@ -121,7 +121,7 @@ class LSTM(nn.Module):
         bias = self.param("input_bias", uniform, (width,))
         bias = bias + self.param("hidden_bias", uniform, (width,))
         x, input_kernel, hidden_kernel, bias = promote_dtype(x, input_kernel, hidden_kernel, bias)
-        # What the inputs give to the gates, for all words in one matrix product.
+        # The inputs' part of the gates, for all words in one matrix product.
         gates = x.swapaxes(0, 1) @ input_kernel + bias.reshape(1, 1, -1)
 
         run = _run_on_cpu if platform() == "cpu" else _run
@@ -130,7 +130,7 @@ class LSTM(nn.Module):
 
 
 def _run(gates: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The outputs [L, B, H] for what the inputs give to the gates, [L, B, 4H]."""
+    """Compute the outputs [L, B, H] from the inputs' part of the gates, [L, B, 4H]."""
 
     def step(state, gates):
         h, c = state
@@ -141,7 +141,7 @@ def _run(gates: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _word(gates, c):
-    """(h, c) after a word, and how far the four gates are open."""
+    """Compute (h, c) after a word, and the values of the four gates."""
     enter, forget, cell, leave = jnp.split(gates, 4, axis=-1)
     opened = nn.sigmoid(enter), nn.sigmoid(forget), jnp.tanh(cell), nn.sigmoid(leave)
     enter, forget, cell, leave = opened
@@ -151,13 +151,13 @@ def _word(gates, c):
 
 def _zero_state(gates: jax.Array) -> tuple[jax.Array, jax.Array]:
     zeros = jnp.zeros((gates.shape[1], gates.shape[2] // 4), gates.dtype)
-    # A sum over the words: of halves in float32.
+    # A sum over the words, in float32 for bfloat16.
     return zeros, at_least_float32(zeros)
 
 
-# On CPU with a gradient of its own, which has no forward mode. What does not depend on later words
-# is computed for all words at once; so is the gradient of the kernel, which would else be a product
-# and an addition to all of it at each word.
+# A custom gradient on CPU, without forward mode. Everything that does not depend on later words is
+# computed for all words at once. This includes the gradient of the kernel, which would otherwise
+# take a product and an addition to the full kernel for each word.
 
 
 @jax.custom_vjp
@@ -178,7 +178,7 @@ def _run_forward(gates, kernel):
 def _run_backward(residuals, to_outputs):
     outputs, c, (enter, forget, cell, leave), kernel = residuals
     squashed = jnp.tanh(forget * c + enter * cell)
-    # Of each gate: what the gradient of c, or of h for the last one, is multiplied by.
+    # The factor of each gate for the gradient of c, or of h for the last gate.
     slopes = (
         cell * enter * (1 - enter),
         c * forget * (1 - forget),
@@ -199,7 +199,7 @@ def _run_backward(residuals, to_outputs):
     transposed = written_out(kernel.T)
     zeros = jnp.zeros_like(c[0])
     _, to_gates = jax.lax.scan(step, (zeros.astype(outputs.dtype), zeros), words, reverse=True)
-    # The first word has the state 0 before it.
+    # The state before the first word is 0.
     before, after = (x.reshape(-1, x.shape[-1]) for x in (outputs[:-1], to_gates[1:]))
     return to_gates, before.T @ after
 

@@ -1,8 +1,8 @@
 """The multi-layer perceptron of GradMA's MNIST runs.
 
 Source: Luo, Li, Lan, Gao: GradMA: A Gradient-Memory-based Accelerated Federated Learning with
-Alleviated Catastrophic Forgetting. CVPR 2023. The paper says "three linear hidden layers"; the
-widths, with two hidden layers, are those of the authors' code.
+Alleviated Catastrophic Forgetting. CVPR 2023. The paper says "three linear hidden layers". The
+authors' code has two hidden layers, whose widths are used here.
 Departure: that code has BatchNorm after both hidden layers (178,710 parameters, 600 running
 statistics and two counters), which is ``norm="batch"`` here; the default has no norm.
 """
@@ -19,8 +19,8 @@ def mlp(
 ) -> Model:
     """Dense layers with ReLU: float [B, ...] -> logits [B, num_classes].
 
-    178,110 parameters for 784 inputs and 10 classes (178,710 with a norm, and BatchNorm's 600
-    running statistics).
+    178,110 parameters for 784 inputs and 10 classes; 178,710 with a norm, and BatchNorm adds 600
+    running statistics.
 
     Args:
       num_classes: C.
@@ -29,8 +29,8 @@ def mlp(
         even widths.
 
     Raises:
-      ValueError: ``norm`` is no policy; a width is below 1.
-      TypeError: a width is no integer.
+      ValueError: ``norm`` is not a policy, or a width is below 1.
+      TypeError: a width is not an integer.
     """
     check_norm(norm)
     widths = [check_int("hidden", width, minimum=1) for width in hidden]

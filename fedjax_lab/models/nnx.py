@@ -12,15 +12,15 @@ from fedjax_lab.types import Key, Params
 def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     """Create a ``Model`` from a function that builds a flax NNX module.
 
-    The module's call takes ``x`` [B, ...] and returns logits [B, C]. It trains (``module.train()``)
-    where there is a key, which all its streams of random numbers are then seeded with, and
-    evaluates where there is none. ``params`` is the ``nnx.State`` of its parameters.
+    The module's call takes ``x`` [B, ...] and returns logits [B, C]. With a key it trains
+    (``module.train()``), and the key seeds all its streams of random numbers. Without a key it
+    evaluates. ``params`` is the ``nnx.State`` of its parameters.
 
     Args:
       build: ``nnx.Rngs`` -> module, such as ``lambda rngs: Net(rngs=rngs)``.
 
     Raises:
-      TypeError: ``build`` returns no module.
+      TypeError: ``build`` does not return a module.
       ValueError: the module has variables besides parameters and random numbers, such as
         BatchNorm's running statistics, which no client or server would average.
     """

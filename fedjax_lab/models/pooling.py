@@ -1,8 +1,9 @@
-"""Max-pooling, on CPU by slices and elsewhere by the position of the maximum.
+"""Max-pooling, by slices on CPU and by the position of the maximum on other platforms.
 
-XLA's window reduction is several times slower on CPU, forward and backward, than the maximum of
-slices. On a TPU, that maximum's gradient is padded and added once for each slice: by the place of
-the maximum, the step of a LeNet-5 moves less than half the bytes (docs/accelerators.md).
+On CPU, XLA's window reduction is several times slower than the maximum of slices, forward and
+backward. On a TPU, the gradient of that maximum is padded and added once for each slice. With the
+position of the maximum instead, a local step of a LeNet-5 moves less than half the bytes
+(docs/accelerators.md).
 """
 
 import functools
@@ -20,8 +21,8 @@ def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
     """Max-pool windows of ``size`` x ``size`` with stride 2: [B, H, W, C] -> [B, H', W', C].
 
     H' = floor((H + 2 padding - size) / 2) + 1, which is H // 2 for the default. ``padding`` adds
-    pixels of -inf on every side. Equal pixels share the gradient on CPU and where windows overlap;
-    elsewhere the first one has it, as in PyTorch.
+    pixels of -inf on every side. On CPU and for overlapping windows, equal pixels share the
+    gradient; otherwise the first one gets it, as in PyTorch.
 
     Args:
       x: [B, H, W, C].
@@ -53,7 +54,7 @@ def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
 
 @jax.custom_jvp
 def _on_cpu(x: jax.Array) -> jax.Array:
-    """[H, C, W, B] -> [H', C, W', B]."""
+    """Pool on CPU: [H, C, W, B] -> [H', C, W', B]."""
     return written_out(functools.reduce(jnp.maximum, _corners(x)))
 
 
@@ -63,7 +64,7 @@ def _on_cpu_jvp(primals, tangents):
     y = _on_cpu(x)
 
     def pairs(x):
-        """[H, C, W, B] -> [H', 2, C, W', 2, B]."""
+        """Split both axes of pixels into pairs: [H, C, W, B] -> [H', 2, C, W', 2, B]."""
         x = x[: 2 * y.shape[0], :, : 2 * y.shape[2]]
         return x.reshape(y.shape[0], 2, x.shape[1], y.shape[2], 2, -1)
 
@@ -74,7 +75,7 @@ def _on_cpu_jvp(primals, tangents):
 
 
 def _corners(x: jax.Array) -> list[jax.Array]:
-    """The four pixels of each pair of pairs: [H, C, W, B] -> [H', C, W', B] each."""
+    """Return the four pixels of each window: [H, C, W, B] -> [H', C, W', B] each."""
     height, width = (length // 2 * 2 for length in (x.shape[0], x.shape[2]))
     return [x[i:height:2, :, j:width:2] for i in (0, 1) for j in (0, 1)]
 
@@ -97,7 +98,7 @@ def _of_pairs_jvp(primals, tangents):
 
 
 def _largest(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of 2 x 2 pixels the first largest, or a NaN, and its place, uint8, row by row."""
+    """Return the first largest of 2 x 2 pixels, or a NaN, and its place, uint8, row by row."""
     height, width = (length // 2 * 2 for length in x.shape[1:3])
     x = x[:, :height, :width]
     pixels = [x[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]
@@ -105,4 +106,4 @@ def _largest(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     place = jnp.full(best.shape, 3, jnp.uint8)
     for n in (2, 1, 0):
         place = jnp.where((pixels[n] == best) | jnp.isnan(pixels[n]), jnp.uint8(n), place)
-    return best, checkpoint_name(place, "place")  # what the gradient keeps, in place of ``x``
+    return best, checkpoint_name(place, "place")  # saved for the gradient instead of ``x``

@@ -1,7 +1,7 @@
 """Mixed precision: a model that computes in bfloat16 with float32 parameters.
 
 Micikevicius et al.: Mixed Precision Training. ICLR 2018; with bfloat16 (Kalamkar et al.: A Study
-of BFLOAT16 for Deep Learning Training, 2019), whose exponents are float32's, so that losses need
+of BFLOAT16 for Deep Learning Training, 2019). Its exponents are those of float32, so losses need
 no scaling.
 """
 
@@ -20,18 +20,18 @@ COMPUTE_DTYPES = ("float32", "bfloat16")
 def mixed_precision(model: Model, dtype: Any = "bfloat16") -> Model:
     """Create a ``Model`` with the same params that computes in ``dtype``.
 
-    Params and float inputs are cast on the way in, and what comes out is cast to float32. So
-    losses are float32, and gradients arrive in the params' own dtype: everything that a method
-    keeps (params, momentum, control variates, residuals) and sends is what it would be without.
-    Our layers take the statistics of norms, the softmax of attention and an LSTM's cell state in
-    float32, and running statistics are never cast.
+    Params and float inputs are cast to ``dtype``, and outputs to float32. So losses are float32,
+    and gradients have the params' dtype. The state of a method (params, momentum, control variates,
+    residuals) and its messages keep their dtypes. The layers of this package compute the statistics
+    of norms, the softmax of attention and an LSTM's cell state in float32. Running statistics are
+    never cast.
 
     Args:
       model: any model; ``features``, ``head`` and ``blocks`` are wrapped like ``apply``.
       dtype: "bfloat16", or "float32" for the unchanged model.
 
     Raises:
-      ValueError: the dtype is another one.
+      ValueError: ``dtype`` is neither.
     """
     name = jnp.dtype(dtype).name if _is_dtype(dtype) else str(dtype)
     if name not in COMPUTE_DTYPES:

@@ -1,8 +1,8 @@
 """Reads and writes pretrained weights.
 
-Everything that can be checked without reading a number (names, shapes, dtypes) is checked first.
-Then each array goes to its devices block by block, so that the host never holds a second copy of
-the weights: what is larger than a block is filled on the device.
+Names, shapes and dtypes are checked before any number is read. Then each array is copied to its
+devices block by block, so the host never holds a second copy of the weights: arrays larger than a
+block are assembled on the device.
 """
 
 import fnmatch
@@ -24,8 +24,8 @@ from fedjax_lab.models.weight_files import WeightFiles, write_folder
 from fedjax_lab.models.weight_tables import DECODER_IGNORED, Stored, Table, decoder_table
 from fedjax_lab.types import Params, PyTree
 
-BLOCK_BYTES = 2**24  # what the host holds of an array that is larger
-# Where params go: nothing (the default device), one sharding for all, or shapes -> shardings.
+BLOCK_BYTES = 2**24  # part of a larger array that the host holds at a time
+# Placement of params: None (the default device), one sharding for all, or shapes -> shardings.
 Placement = Sharding | Callable[[PyTree], PyTree] | None
 
 
@@ -37,22 +37,22 @@ def load_pretrained(
     remat: bool = False,
     adapter_dropout: float = 0.0,
 ) -> tuple[Model, Params]:
-    """Load a Llama or Qwen2 model from a folder of ``transformers``.
+    """Load a Llama or Qwen2 model from a folder written by ``transformers``.
 
     ::
 
         model, params = models.load_pretrained("qwen2-0.5b")
         logits = model.apply(params, tokens)  # int [B, T] -> float32 [B, T, V]
 
-    Nothing is downloaded and nothing unpickled.
+    Nothing is downloaded or unpickled.
 
     Args:
       folder: folder with ``config.json``, and ``model.safetensors`` or an index and its files.
-      dtype: of the params, such as "bfloat16"; None: that of the files' first array.
-      sharding: where params go. None: to the default device. A ``jax.sharding.Sharding``: all of
-        them there. Or a function of the params' shapes that returns a pytree of shardings, such as
-        ``lambda shapes: fedjax_lab.model_shardings(shapes, "shard_map:1x4")``; then each device
-        gets its part alone.
+      dtype: dtype of the params, such as "bfloat16"; None: that of the files' first array.
+      sharding: placement of the params. None: the default device. A ``jax.sharding.Sharding``: that
+        of all params. Or a function of the params' shapes that returns a pytree of shardings, such
+        as ``lambda shapes: fedjax_lab.model_shardings(shapes, "shard_map:1x4")``; each device then
+        receives only its part.
       remat, adapter_dropout: as for ``models.decoder``.
 
     Returns:
@@ -60,8 +60,8 @@ def load_pretrained(
 
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: a file is damaged, the configuration asks for what the decoder does not compute,
-        or an array is missing, left over, of another shape or has numbers that are not finite.
+      ValueError: a file is damaged, the decoder does not support the configuration, or an array is
+        missing, left over, of another shape or has numbers that are not finite.
       ImportError: the package safetensors is missing.
     """
     config = read_decoder_config(folder)
@@ -84,16 +84,16 @@ def save_pretrained(
 
     Args:
       folder: folder to create; an existing one must be empty.
-      config: of the decoder.
-      params: of ``models.decoder(config)``, without adapters beside kernels: merge them first.
-      max_shard_bytes: files are no larger, unless a single array is; about as much of the params
-        is on the host at once.
+      config: the decoder's configuration.
+      params: params of ``models.decoder(config)``, without attached adapters: merge them first.
+      max_shard_bytes: largest size of a file, unless a single array is larger. The host holds about
+        as much of the params at a time.
 
     Raises:
       ValueError: the params are not those of the configuration, hold numbers that are not finite,
         or ``transformers`` has no such configuration.
-      FileExistsError: the folder holds something.
-      FileNotFoundError: the folder that it would be in does not exist.
+      FileExistsError: the folder is not empty.
+      FileNotFoundError: the parent folder does not exist.
       ImportError: the package safetensors is missing.
     """
     check_int("max_shard_bytes", max_shard_bytes, minimum=1)
@@ -139,20 +139,20 @@ def load_safetensors(
     Args:
       path: a file ending in .safetensors; or a folder with ``model.safetensors``, or with an index
         and the files it names.
-      into: pytree of arrays or of ``jax.ShapeDtypeStruct``: the shapes, the dtypes (floats are
-        converted) and, where a leaf has one, the sharding. Arrays are not changed.
-      rename: path of a leaf, such as "layers/query/kernel" -> what it is called in the file, or how
-        it is ``Stored``; a mapping or a function. None: as the leaf, which is how the package
+      into: pytree of arrays or of ``jax.ShapeDtypeStruct`` with the shapes, the dtypes (floats are
+        converted) and, if a leaf has one, the sharding. Arrays are not changed.
+      rename: path of a leaf, such as "layers/query/kernel" -> its name in the file, or how it is
+        ``Stored``; a mapping or a function. None: the leaf's path, as in files that the package
         exports. ``weight_tables`` has tables for the decoder and for PyTorch's convolutional nets.
-      ignore: patterns of names that the files may have besides, such as ``"*num_batches_tracked"``.
+      ignore: patterns of additional names in the files, such as ``"*num_batches_tracked"``.
 
     Returns:
       A pytree like ``into``.
 
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: a file is damaged; an array is missing, left over, of another shape, holds no
-        floats, or numbers that are not finite; or ``rename`` has no entry for a leaf.
+      ValueError: a file is damaged; an array is missing, left over, of another shape, not of
+        floats, or not finite; or ``rename`` has no entry for a leaf.
       ImportError: the package safetensors is missing.
     """
     table: Table
@@ -174,7 +174,7 @@ def _load(files: WeightFiles, into: PyTree, table: Table, ignore: Sequence[str])
 def _checked(
     files: WeightFiles, into: PyTree, table: Table, ignore: Sequence[str]
 ) -> list[tuple[Any, Stored]]:
-    """Each leaf and how it is stored, when all names, shapes and dtypes are right."""
+    """Check names, shapes and dtypes; return each leaf with how it is stored."""
     leaves = _leaves(into)
     if unlike := sorted(leaves.keys() ^ table.keys()):
         raise ValueError(f"rename and into differ: {_few(unlike)} is in one of them alone.")
@@ -215,7 +215,7 @@ def _checked(
 
 
 def _fill(files: WeightFiles, leaf: Any, stored: Stored) -> jax.Array:
-    """One leaf, read and placed."""
+    """Read a leaf and place it on its devices."""
     shape, dtype, sharding = leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)
     names = stored.names(shape)
     if np.dtype(dtype).itemsize * leaf.size <= BLOCK_BYTES:
@@ -241,7 +241,7 @@ def _fill_part(
     index: tuple[slice, ...],
     device: Any,
 ) -> jax.Array:
-    """What one device holds of a leaf, filled there block by block."""
+    """Assemble a device's part of a leaf, block by block."""
     ranges = [s.indices(size)[:2] for s, size in zip(index, shape, strict=True)]
     sizes = tuple(stop - start for start, stop in ranges)
     part = jnp.zeros(sizes, dtype, device=device)
@@ -254,7 +254,7 @@ def _fill_part(
             starts = (place, *starts) if stored.is_stacked else starts
             block = jax.device_put(block, part.sharding if device is None else device)
             part = _put(part, block, starts, axes)
-            part.block_until_ready()  # blocks on their way would pile up
+            part.block_until_ready()  # otherwise blocks in transit would accumulate
     return part
 
 
@@ -265,8 +265,8 @@ def _blocks(
     inner: list[tuple[int, int]],
     axes: tuple[int, ...],
 ) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
-    """Parts of a stored array as they lie in the file, and where they go in the leaf's part."""
-    if stored.image is not None or len(inner) > 2:  # small in practice: whole, then cut
+    """Yield parts of a stored array, and their positions in the device's part of the leaf."""
+    if stored.image is not None or len(inner) > 2:  # small in practice: read entirely, then sliced
         whole = stored.to_leaf(files.read(name))[tuple(slice(*r) for r in inner)]
         yield whole.transpose(np.argsort(axes)), (0,) * len(inner)
         return

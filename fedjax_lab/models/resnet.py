@@ -1,8 +1,8 @@
-"""Residual networks: ResNet-18 with the stem of either lineage, and ResNet-20 for CIFAR.
+"""Residual networks: ResNet-18 with the stem for CIFAR or for ImageNet, and ResNet-20 for CIFAR.
 
 Source: He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition. CVPR 2016. The norm is
 GroupNorm with two groups, as in the code of FedSWA and FL-Simulator. Departure: FedSWA's variant
-with BatchNorm keeps GroupNorm in its stem, here ``norm="batch"`` is BatchNorm throughout.
+with BatchNorm has GroupNorm in its stem; here ``norm="batch"`` is BatchNorm throughout.
 
 Blocks are the stem and the stages; the last one ends with the mean over all pixels.
 """
@@ -30,7 +30,7 @@ _STEMS: dict[str, Initializer | None] = {"cifar": None, "imagenet": _KAIMING}
 class ConvNorm(nn.Module):
     """A convolution and its norm, PyTorch's padding of k // 2: [B, H, W, C] -> [B, H', W', F].
 
-    H' = ceil(H / stride). The convolution has a bias only where no norm follows.
+    H' = ceil(H / stride). The convolution has a bias only if no norm follows.
     """
 
     num_features: int
@@ -79,7 +79,7 @@ class Stem(nn.Module):
 class ResidualBlock(nn.Module):
     """relu(shortcut(x) + two conv3x3 of x), the first with the stride: [B, H', W', F].
 
-    ``shortcut`` matters where stride or width changes: "projection" is a 1 x 1 convolution with
+    ``shortcut`` matters only if stride or width changes: "projection" is a 1 x 1 convolution with
     norm, "identity" takes every ``stride``-th pixel and appends channels of zeros.
     """
 
@@ -138,12 +138,14 @@ class Stage(nn.Module):
 def resnet18(
     num_classes: int = 10, *, norm: str | None = "group", stem: str = "cifar", width: int = 64
 ) -> Model:
-    """Four stages of two blocks, 64 to 512 channels: float [B, H, W, C] -> [B, num_classes].
+    """Build four stages of two blocks, 64 to 512 channels.
+
+    float [B, H, W, C] -> logits [B, num_classes].
 
     Parameters for three colours, with 10, 100 and 200 classes: 11,173,962, 11,220,132 and
     11,271,432 with the stem "cifar" (FedSWA), 11,181,642, 11,227,812 and 11,279,112 with
-    "imagenet" (FL-Simulator and FedSpeed, torchvision's network with other norms). BatchNorm has
-    9,600 running statistics besides.
+    "imagenet" (FL-Simulator and FedSpeed, torchvision's network with other norms). BatchNorm adds
+    9,600 running statistics.
 
     Args:
       num_classes: the number of logits.
@@ -174,7 +176,9 @@ def resnet20(
     shortcut: str = "identity",
     width: int = 16,
 ) -> Model:
-    """Three stages of three blocks, 16 to 64 channels: float [B, H, W, C] -> [B, num_classes].
+    """Build three stages of three blocks, 16 to 64 channels.
+
+    float [B, H, W, C] -> logits [B, num_classes].
 
     Parameters for three colours, with 10, 100 and 200 classes: 269,722, 275,572 and 282,072, or
     with projections 272,474, 278,324 and 284,824. GradMA names ResNet-20 for Tiny-ImageNet, but
@@ -185,8 +189,8 @@ def resnet20(
       num_classes: the number of logits.
       norm: a policy of ``layers.Norm``; He et al. have BatchNorm. None gives the convolutions
         biases.
-      shortcut: where the width changes, "identity" (with zeros for new channels, option A of He
-        et al.) or "projection" (1 x 1 convolution with norm, option B).
+      shortcut: shortcut where the width changes: "identity" (zeros for new channels, option A of
+        He et al.) or "projection" (1 x 1 convolution with norm, option B).
       width: channels of the first stage; the others have 2 and 4 times as many.
 
     Raises:

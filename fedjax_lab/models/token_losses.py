@@ -1,8 +1,8 @@
 """Losses of token rows in which only some tokens are scored, such as answers.
 
-Axes: B rows, T places of a row, V tokens of the vocabulary. ``examples`` has ``x``, which the model
-takes (such as ``Tokens``), and ``y`` int [B, T], the next token of each place or -1 where none is
-scored, as ``data.pack`` gives them.
+Axes: B rows, T places of a row, V tokens of the vocabulary. ``examples`` has ``x``, the model's
+input (such as ``Tokens``), and ``y`` int [B, T], the next token of each place, or -1 for a place
+that is not scored, as ``data.pack`` returns them.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ def answer_loss(apply: Apply, tokens_per_row: float | None = None) -> LossFn:
     Args:
       apply: ``(params, x, key) -> logits`` float [B, T, V], such as the ``apply`` of
         ``models.decoder``.
-      tokens_per_row: None: the mean over a row's scored tokens, so that each row counts the same.
-        A number: their sum divided by it, so that each token counts the same, in whichever row it
-        is; ``data.scored_per_row`` makes the mean over rows the mean over tokens.
+      tokens_per_row: None: the loss is the mean over a row's scored tokens, so each row has the
+        same weight. A number: the loss is their sum divided by it, so each token has the same
+        weight. With ``data.scored_per_row``, the mean over rows is the mean over tokens.
 
     Returns:
-      ``loss_fn(params, examples, key) -> float32 [B]``; 0 of a row in which nothing is scored.
+      ``loss_fn(params, examples, key) -> float32 [B]``; 0 for a row without scored tokens.
 
     Raises:
       TypeError: ``apply`` is not a function (at construction).
@@ -53,8 +53,8 @@ def answer_counts(
 
     There is no dropout.
 
-    With ``tokens_per_row`` from ``data.scored_per_row``, the mean loss of a set is one over its
-    tokens, and ``build_evaluation`` adds its exponential function as "perplexity".
+    With ``tokens_per_row`` from ``data.scored_per_row``, the mean loss of a set is the mean over
+    its tokens, and ``build_evaluation`` adds its exponential as "perplexity".
 
     Args:
       apply: as in ``answer_loss``; called with the key None.
@@ -91,7 +91,7 @@ def answer_counts(
 
 
 def _losses(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy [B, T], in float32 or what is wider, and what is scored, bool [B, T]."""
+    """Compute the cross-entropy [B, T], in float32 or wider, and the scored places, bool [B, T]."""
     if targets.ndim != 2 or not jnp.issubdtype(targets.dtype, jnp.integer):
         raise ValueError(
             f"examples.y has shape {targets.shape} and dtype {targets.dtype}; it must be the next "
@@ -106,7 +106,7 @@ def _losses(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array
     scored = targets >= 0
     wide = at_least_float32(logits)
     total = jax.nn.logsumexp(wide, axis=-1)
-    # A token without a logit makes the loss NaN, and is no other token.
+    # A token without a logit makes the loss NaN, instead of counting as another one.
     picked = jnp.take_along_axis(
         wide, jnp.where(scored, targets, 0)[..., None], axis=-1, mode="fill", fill_value=jnp.nan
     )

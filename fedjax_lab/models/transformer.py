@@ -1,7 +1,7 @@
 """A small decoder-only transformer for text that is trained from scratch.
 
-It has the layers of ``decoder`` (Llama's: RMSNorm, rotary positions, a gated perceptron), whose
-source and departures are there, and sizes for clients: Touvron et al., LLaMA, 2023. No dropout.
+The layers are those of ``decoder`` (Llama's: RMSNorm, rotary positions, a gated perceptron), where
+their sources and departures are: Touvron et al., LLaMA, 2023. The sizes suit clients. No dropout.
 """
 
 from fedjax_lab.checks import check_int
@@ -20,9 +20,9 @@ def transformer(
     tie: bool = False,
     max_length: int = 2048,
 ) -> Model:
-    """A decoder-only transformer: tokens int [B, L] -> logits float32 [B, L, num_classes].
+    """Build a decoder-only transformer: tokens int [B, L] -> float32 [B, L, num_classes].
 
-    461,440 parameters for 256 bytes.
+    The results are the logits of each next token. 461,440 parameters for 256 bytes.
 
     Args:
       num_classes: size of the vocabulary, V.
@@ -36,7 +36,7 @@ def transformer(
 
     Raises:
       TypeError: a size is not an integer.
-      ValueError: a size is out of range; when called: tokens are not integers [B, L], or longer
+      ValueError: a size is out of range; when called: tokens are not integers [B, L], or are longer
         than ``max_length``.
     """
     for name, size in (("width", width), ("depth", depth), ("num_heads", num_heads)):

@@ -1,9 +1,9 @@
 """VGG-11 for small images, with the short heads of the federated-learning papers.
 
 Sources: Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition.
-ICLR 2015, configuration A; Liu et al. (FedSWA, FedMoSWA), ICML 2025, and Luo et al. (GradMA), CVPR
-2023, name the model, and its last layers are those of their code. Log-softmax at the end of
-FedSWA's is left out: cross-entropy applies it once more, to no effect.
+ICLR 2015, configuration A. Liu et al. (FedSWA, FedMoSWA), ICML 2025, and Luo et al. (GradMA), CVPR
+2023, name the model; its last layers are those of their code. The log-softmax at the end of
+FedSWA's is omitted, because cross-entropy applies it again, which makes no difference.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.models.base import Model, from_linen
 from fedjax_lab.models.layers import Classifier, ConvBlock, DenseBlock, check_norm
 
-# Width in units of the first layer's, and whether a max-pool follows.
+# Width in units of the first layer's width, and whether a max-pool follows.
 _LAYERS = (
     *((1, True), (2, True), (4, False), (4, True)),
     *((8, False), (8, True), (8, False), (8, True)),
@@ -39,12 +39,12 @@ def vgg11(
       norm: None as in FedSWA, or a policy of ``layers.Norm``, before the ReLU of each convolution.
       hidden: the widths of the hidden dense layers. None: 100 for up to 10 classes and 256 for
         more, as in FedSWA.
-      dropout: the probability with which a hidden dense unit is dropped in training.
+      dropout: dropout rate of the hidden dense layers in training.
       width: the width of the first convolution; the others are 2, 4 and 8 times as wide.
 
     Raises:
       ValueError: an argument is out of range.
-      TypeError: a width is no integer.
+      TypeError: a width is not an integer.
     """
     check_norm(norm)
     check_number("dropout", dropout, minimum=0.0, maximum=1.0)

@@ -4,9 +4,10 @@ Sources: Dosovitskiy et al.: An Image is Worth 16x16 Words: Transformers for Ima
 Scale. ICLR 2021; FedSWA fine-tunes ViT-Base/16 on Tiny-ImageNet. The small one has the width and
 heads of DeiT-Ti (Touvron et al., ICML 2021), half its layers and patches of 4 x 4 pixels.
 
-Departures: FedSWA starts from weights trained on ImageNet-21k, here weights are random: normal
-with standard deviation 0.02, cut off at two of them, biases 0, the last layer as in every model
-here. One dropout rate, after the position embedding and after either half of a layer.
+Departures: FedSWA starts from weights trained on ImageNet-21k. Here weights are random: normal with
+standard deviation 0.02, cut off at two of them, biases 0, and the last layer as in every model of
+this package. There is one dropout rate, after the position embedding and after each half of a
+layer.
 
 Axes: B images, T tokens (one per patch, and the class token in front), F features.
 """
@@ -29,7 +30,7 @@ class PatchEmbedding(nn.Module):
     of each patch; the kernel's rows are in the order H, W, C of a patch's pixels.
 
     Raises:
-      ValueError: ``x`` is no batch of images, or patches do not divide it.
+      ValueError: ``x`` is not a batch of images, or patches do not divide it.
     """
 
     num_features: int
@@ -81,7 +82,7 @@ class EncoderLayer(nn.Module):
 
 
 def _attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Attention [B, T, heads, F] without dropout, whose softmax is float32 also of halves."""
+    """Compute attention [B, T, heads, F] without dropout; the softmax is at least float32."""
     weights = nn.dot_product_attention_weights(
         query, key, deterministic=True, force_fp32_for_softmax=True
     )
@@ -107,23 +108,23 @@ def vit(
     mlp_width: int | None = None,
     dropout: float = 0.0,
 ) -> Model:
-    """A vision transformer: float [B, H, W, C] -> logits [B, num_classes].
+    """Build a vision transformer: float [B, H, W, C] -> logits [B, num_classes].
 
-    2,693,578 parameters for 32 x 32 x 3 and 10 classes. Params fit one size of images, because
-    each position has its own embedding.
+    2,693,578 parameters for 32 x 32 x 3 and 10 classes. Params fit images of one size, because each
+    position has its own embedding.
 
     Args:
       num_classes: the number of logits.
-      patch_size: H and W must be multiples of it.
+      patch_size: height and width of a patch; it must divide H and W.
       width: F, a multiple of ``num_heads``.
       depth: the number of layers.
-      num_heads: of the self-attention.
-      mlp_width: of the hidden layer of each perceptron; None: four times ``width``.
-      dropout: the probability with which a number is dropped in training.
+      num_heads: number of attention heads.
+      mlp_width: width of each perceptron's hidden layer; None: four times ``width``.
+      dropout: dropout rate in training.
 
     Raises:
       ValueError: an argument is out of range.
-      TypeError: a size is no integer.
+      TypeError: a size is not an integer.
     """
     patch_size = check_int("patch_size", patch_size, minimum=1)
     width = check_int("width", width, minimum=1)
@@ -139,7 +140,7 @@ def vit(
 
 
 def vit_base(num_classes: int = 200, *, dropout: float = 0.0) -> Model:
-    """ViT-Base/16: patches of 16 x 16, width 768, 12 layers of 12 heads.
+    """Build ViT-Base/16: patches of 16 x 16, width 768, 12 layers of 12 heads.
 
     float [B, H, W, C] -> logits [B, num_classes]. 85,952,456 parameters for 224 x 224 x 3 and 200
     classes, of which the last layer has 153,800.

@@ -1,9 +1,9 @@
 """Weight files in the safetensors format: one file, or several with an index.
 
-The library ``safetensors`` reads and checks each file's header: a file that is damaged, cut off or
-longer than its header says is refused when it is opened. Nothing here unpickles anything. Names,
-shapes and dtypes are known before any number is read. The numbers are read row by row as they lie:
-the library would hold a whole array for a part of it, or map the file into memory.
+The library ``safetensors`` reads and checks each file's header: opening a file that is damaged,
+truncated or longer than its header says is an error. Nothing is unpickled. Names, shapes and dtypes
+are known before any number is read. Numbers are read here, row by row, because the library would
+load a complete array to read a part of it, or map the file into memory.
 """
 
 import json
@@ -35,11 +35,11 @@ class Entry(NamedTuple):
     """An array in a file.
 
     Attributes:
-      file: which one.
-      shape: as stored.
-      dtype: of floats; None: it holds something else.
-      kind: as the format calls it, such as "BF16".
-      offset: of its first byte in the file.
+      file: path of the file.
+      shape: shape as stored.
+      dtype: dtype of floats; None for anything else.
+      kind: the format's name of the dtype, such as "BF16".
+      offset: position of the array's first byte in the file.
     """
 
     file: Path
@@ -50,14 +50,14 @@ class Entry(NamedTuple):
 
 
 class WeightFiles:
-    """Weight files, whose arrays are read one at a time.
+    """Weight files whose arrays are read one at a time.
 
     Attributes:
       entries: name of an array -> ``Entry``.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Check all files.
+        """Open the files and check their headers.
 
         Args:
           path: a file ending in .safetensors, or a folder with ``model.safetensors`` or with
@@ -65,7 +65,7 @@ class WeightFiles:
 
         Raises:
           FileNotFoundError: there is no such file or folder, or a file is missing.
-          ValueError: a file is damaged, or the index does not say what the files hold.
+          ValueError: a file is damaged, or the index does not agree with the files.
           ImportError: the package safetensors is missing, or too old.
         """
         self.entries: dict[str, Entry] = {}
@@ -84,15 +84,15 @@ class WeightFiles:
         """Read an array of floats, or a part of it.
 
         Args:
-          name: of the array.
-          rows: of its first axis; None: all.
-          columns: of its second axis; None: all.
+          name: name of the array.
+          rows: part of its first axis; None: all.
+          columns: part of its second axis; None: all.
 
         Returns:
           A new array, in the dtype of the file.
 
         Raises:
-          ValueError: a number in it is not finite, or the file is no longer what it was.
+          ValueError: a number is not finite, or the file has changed since it was opened.
         """
         entry = self.entries[name]
         assert entry.dtype is not None
@@ -114,7 +114,7 @@ class WeightFiles:
 
 
 def _find(path: Path) -> tuple[Path, Path | None]:
-    """(the file, None), or (the folder, its index)."""
+    """Find the file, (file, None), or the folder and its index, (folder, index)."""
     if path.is_file():
         if path.suffix != ".safetensors":
             raise ValueError(f"path is {str(path)!r}; it must end in .safetensors.")
@@ -163,7 +163,7 @@ def _check_index(index: Path, folder: Path, entries: Mapping[str, Entry]) -> Non
 
 
 def _entries(file: Path) -> Iterator[tuple[str, Entry]]:
-    """The arrays of a file, as its header lists them: one after the other, without gaps."""
+    """Yield the arrays of a file's header; they follow one another in the file without gaps."""
     try:
         from safetensors import safe_open
     except ImportError as error:
@@ -179,7 +179,7 @@ def _entries(file: Path) -> Iterator[tuple[str, Entry]]:
             for name in handle.offset_keys():
                 part = handle.get_slice(name)
                 found.append((name, str(part.get_dtype()), tuple(part.get_shape())))
-    except Exception as error:  # the library's own, by what is wrong
+    except Exception as error:  # safetensors' own class, depending on the error
         raise ValueError(f"{file} is no whole file of safetensors: {error}") from error
     sizes = []
     for name, kind, shape in found:
@@ -207,15 +207,15 @@ def write_folder(
 
     Args:
       folder: must not exist, or be empty.
-      fields: of the configuration.
+      fields: fields of the configuration.
       sizes: bytes of each array, in the order of ``arrays``.
-      arrays: (name, array), made one file at a time.
-      max_shard_bytes: of a file, unless a single array is larger.
-      names: of the configuration, and of the arrays' file where there is one.
+      arrays: (name, array), consumed one file at a time.
+      max_shard_bytes: largest size of a file, unless a single array is larger.
+      names: names of the configuration's file, and of the arrays' file if there is only one.
 
     Raises:
-      FileExistsError: the folder holds something.
-      FileNotFoundError: the folder that it would be in does not exist.
+      FileExistsError: the folder is not empty.
+      FileNotFoundError: the parent folder does not exist.
       ImportError: the package safetensors is missing.
     """
     from safetensors.numpy import save_file

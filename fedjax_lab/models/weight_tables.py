@@ -1,7 +1,7 @@
-"""Tables of names and layouts: from our params to the arrays of weight files.
+"""Tables of names and layouts that map params to the arrays of weight files.
 
-A table says for the path of each leaf, such as "layers/query/kernel", how it is ``Stored``. The
-same table serves for reading and for writing.
+A table maps the path of each leaf, such as "layers/query/kernel", to how it is ``Stored``. The same
+table is used for reading and for writing.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_lab.models.decoder_config import DecoderConfig
 from fedjax_lab.types import Params
 
-# Buffers of files that are computed from the configuration.
+# Buffers in files that can be computed from the configuration.
 DECODER_IGNORED = ("model.layers.*.self_attn.rotary_emb.inv_freq",)
 
 
@@ -23,10 +23,13 @@ class Stored(NamedTuple):
     """How a leaf is stored in a file.
 
     Attributes:
-      name: of the array. With "{layer}" in it the leaf is stacked, and each layer is an array.
-      axes: the leaf (of one layer) is the stored array transposed so; None: as it is.
-      image: (C, H, W) of the images that a dense kernel's rows are, which are stored in this order
-        and lie in the order H, W, C in the leaf; then ``axes`` is (1, 0). None: no images.
+      name: name of the array. If it contains "{layer}", the leaf is stacked, and each layer is an
+        array.
+      axes: permutation of the stored array's axes that gives the leaf (of one layer); None: no
+        change.
+      image: (C, H, W) if the rows of a dense kernel are the pixels of flattened images: they are
+        stored in this order, and in the order H, W, C in the leaf; ``axes`` is then (1, 0). None:
+        no images.
     """
 
     name: str
@@ -34,10 +37,10 @@ class Stored(NamedTuple):
     image: tuple[int, int, int] | None = None
 
     def names(self, shape: tuple[int, ...]) -> list[str]:
-        """The arrays that a leaf of this shape is stored in.
+        """Return the names of the arrays in which a leaf of this shape is stored.
 
         Args:
-          shape: of the leaf, with the axis of layers.
+          shape: shape of the leaf, with the axis of layers.
         """
         if not self.is_stacked:
             return [self.name]
@@ -45,14 +48,14 @@ class Stored(NamedTuple):
 
     @property
     def is_stacked(self) -> bool:
-        """Whether the leaf's first axis counts layers."""
+        """Return True if the leaf's first axis counts layers."""
         return "{layer}" in self.name
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of each stored array.
+        """Return the shape of each stored array.
 
         Args:
-          shape: of the leaf.
+          shape: shape of the leaf.
         """
         shape = shape[1:] if self.is_stacked else shape
         if self.axes is None:
@@ -60,10 +63,10 @@ class Stored(NamedTuple):
         return tuple(shape[self.axes.index(axis)] for axis in range(len(self.axes)))
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a leaf of this shape can be stored so.
+        """Return True if a leaf of this shape can be stored in this way.
 
         Args:
-          shape: of the leaf.
+          shape: shape of the leaf.
         """
         inner = shape[1:] if self.is_stacked else shape
         if len(inner) < len(shape) - 1 or (self.is_stacked and not shape):
@@ -73,10 +76,10 @@ class Stored(NamedTuple):
         return self.image is None or (self.axes == (1, 0) and math.prod(self.image) == inner[0])
 
     def to_leaf(self, stored: np.ndarray) -> np.ndarray:
-        """What a stored array is in the leaf, a view where it can be.
+        """Convert a stored array to the leaf's layout, as a view if possible.
 
         Args:
-          stored: the whole array [...].
+          stored: the complete array [...].
         """
         if self.image is not None:
             stored = stored.reshape(-1, *self.image).transpose(0, 2, 3, 1)
@@ -84,10 +87,10 @@ class Stored(NamedTuple):
         return stored if self.axes is None else stored.transpose(self.axes)
 
     def to_stored(self, leaf: np.ndarray) -> np.ndarray:
-        """The inverse of ``to_leaf``.
+        """Convert a leaf to the stored layout: the inverse of ``to_leaf``.
 
         Args:
-          leaf: [...], of one layer.
+          leaf: array [...], of one layer.
         """
         stored = leaf if self.axes is None else leaf.transpose(np.argsort(self.axes))
         if self.image is not None:
@@ -104,7 +107,7 @@ def decoder_table(config: DecoderConfig) -> dict[str, Stored]:
     """Return the table of Llama and Qwen2 names for the params of ``models.decoder``.
 
     Args:
-      config: of the decoder.
+      config: the decoder's configuration.
     """
     modules = {
         "attention_norm": "input_layernorm",
@@ -138,21 +141,21 @@ def decoder_table(config: DecoderConfig) -> dict[str, Stored]:
 
 
 def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict[str, Stored]:
-    """Make the table of a PyTorch state dict for a network of this package.
+    """Return the table of a PyTorch state dict for a network of this package.
 
-    Convolutions' kernels become [h, w, C, F], dense ones [m, n]. The rows of the first dense kernel
-    are put from PyTorch's order of flattened images (C, H, W) into ours (H, W, C); the images are
-    taken to be square. Norms' ``scale`` is PyTorch's ``weight``.
+    Kernels of convolutions become [h, w, C, F], dense kernels [m, n]. The rows of the first dense
+    kernel are permuted from PyTorch's order of flattened images (C, H, W) to H, W, C; the images
+    are assumed to be square. A norm's ``scale`` is PyTorch's ``weight``.
 
     Args:
-      params: of the model, or their shapes.
+      params: the model's parameters, or their shapes.
       layers: path of a layer -> name of PyTorch's module, such as {"blocks_0/conv": "conv1"}. None:
         convolutions are conv1, conv2, ... in order and dense layers fc1, fc2, ..., as in ``cnn``,
         ``lenet5`` and the like without norms.
 
     Raises:
-      ValueError: a layer has no name or is none of the model's, a leaf is of no known kind, or the
-        first dense kernel's rows are no square images.
+      ValueError: a layer has no name or is not in the model, a leaf is of an unknown kind, or the
+        rows of the first dense kernel are not square images.
     """
     leaves = {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
@@ -166,7 +169,7 @@ def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict
             f"layers has {sorted(layers)}, the params have {paths}; {unknown} is in one alone."
         )
     table: dict[str, Stored] = {}
-    channels = None  # of the convolution before, until a dense layer comes
+    channels = None  # of the last convolution, until the first dense layer
     for layer in paths:
         for leaf, shape in _of_layer(leaves, layer):
             end = {"kernel": "weight", "scale": "weight"}.get(leaf, leaf)
@@ -214,5 +217,5 @@ def _square(layer: str, shape: tuple[int, ...], channels: int) -> tuple[int, int
 
 
 def _in_order(path: str) -> list[Any]:
-    """Numbers in a path count as numbers: blocks_2 comes before blocks_10."""
+    """Return a sort key of paths by their numbers: blocks_2 comes before blocks_10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]

@@ -6,11 +6,11 @@ w - 1, which is known from its values at P points (one of them infinity: the lea
 
     y = A^T [(G g) * (B^T d)],   * element by element.
 
-The products are summed over channels and kernel rows first, so that they are matrix products; the
-linear maps A^T, G and B^T cost little beside them. Source: S. Winograd, Arithmetic Complexity of
+The products are first summed over channels and kernel rows, which makes them matrix products. The
+linear maps A^T, G and B^T cost little in comparison. Source: S. Winograd, Arithmetic Complexity of
 Computations, 1980; for convolutional networks A. Lavin, S. Gray: Fast Algorithms for Convolutional
-Neural Networks, CVPR 2016, who nest the method along both axes. Along one axis, as here, rounding
-grows once and not twice, and the matrix products keep the kernel's rows.
+Neural Networks, CVPR 2016, who nest the method along both axes. Here it is applied along one axis,
+so rounding errors grow once instead of twice, and the matrix products include the kernel's rows.
 
 Axes: images [H, C, W, B] and features [H', F, W', B], as in ``convolution``; T tiles of m outputs,
 kernel h x w.
@@ -26,7 +26,7 @@ from jax import lax
 
 from fedjax_lab.models.layout import written_out
 
-# Small numbers with small differences, on which rounding depends; infinity comes after them.
+# Small numbers with small differences, which keep rounding errors small; infinity follows them.
 _POINTS = (0.0, 1.0, -1.0, 2.0, -0.5, -2.0, 0.5)
 _MAX_TILE = 4  # float32: an error of 1e-6 of the largest output; 1e-5 with tiles of 5
 
@@ -43,14 +43,14 @@ class _Maps(NamedTuple):
 def _maps(tile: int, width: int) -> _Maps:
     points = np.array(_POINTS[: tile + width - 2])
     others = [np.delete(points, i) for i in range(len(points))]
-    # Rows of Lagrange's polynomials, which vanish at the other points; that of infinity at all.
+    # Rows of Lagrange's polynomials, zero at the other points; infinity's is zero at all points.
     pixels = np.zeros((len(points) + 1, len(points) + 1))
     for i, roots in enumerate(others):
         pixels[i, :-1] = np.poly(roots)[::-1]
     pixels[-1] = np.poly(points)[::-1]
 
     def values(length):
-        """Of the monomials below that degree, at the points: [P, length]."""
+        """Compute the monomials below that degree at the points: [P, length]."""
         return np.vstack([np.vander(points, length, increasing=True), np.eye(length)[-1]])
 
     kernel = values(width)
@@ -59,15 +59,15 @@ def _maps(tile: int, width: int) -> _Maps:
 
 
 def best_tile(num_outputs: int, width: int) -> int:
-    """The tile that takes the fewest products for a row of outputs.
+    """Return the tile that takes the fewest products for a row of outputs.
 
     Args:
       num_outputs: W', at least 1.
       width: w, at least 1.
 
     Returns:
-      m; 0 where none takes fewer than the ``num_outputs`` times ``width`` products of the sums as
-      they stand: for one output, one column of weights, or more than seven.
+      m; 0 if no tile takes fewer products than the direct sums (``num_outputs`` times ``width``):
+      for one output, for one column of weights, or for more than seven.
     """
     tiles = range(2, min(_MAX_TILE, len(_POINTS) + 2 - width) + 1)
     costs = {tile: -(-num_outputs // tile) * (tile + width - 1) for tile in tiles}
@@ -76,15 +76,15 @@ def best_tile(num_outputs: int, width: int) -> int:
 
 
 def saves_time(num_outputs: int, batch: int, kernel: tuple[int, ...]) -> bool:
-    """Whether tiles are expected to be faster than the sums as they stand.
+    """Return True if tiles are expected to be faster than the direct sums.
 
-    A model of one core's work on an output row, which chose the faster way on those of 28 shapes
-    where the two differed by a fifth: a number read or written by the linear maps costs as much as
-    two multiplications in a matrix product, and matrices of few columns are slow.
+    The estimate models one core's work on an output row: a number read or written by the linear
+    maps costs as much as two multiplications in a matrix product, and matrices of few columns are
+    slow. Of 28 measured shapes, it chose the faster way on all where the two differed by a fifth.
 
     Args:
       num_outputs: W', at least 1.
-      batch: B, of one client.
+      batch: B, of a single client.
       kernel: (h, w, C, F).
     """
     height, width, channels, features = kernel
@@ -100,13 +100,13 @@ def saves_time(num_outputs: int, batch: int, kernel: tuple[int, ...]) -> bool:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def correlate(x: jax.Array, kernel: jax.Array, stride: int, tile: int) -> jax.Array:
-    """Correlate by tiles, one output row at a time: P matrices [F, h C] times [h C, T B] each.
+    """Correlate by tiles, one output row at a time: P products of [F, h C] and [h C, T B].
 
     Args:
       x: [H, C, W, B], padded.
       kernel: [h, w, C, F].
-      stride: of H; that of W is 1.
-      tile: m, of ``best_tile``.
+      stride: stride along H; along W it is 1.
+      tile: m, as ``best_tile`` returns it.
 
     Returns:
       [H', F, W', B].
@@ -130,7 +130,7 @@ def _forward(x, kernel, stride, tile):
 
 
 def _backward(stride, tile, residuals, gradient):
-    """Two loops over output rows; XLA drops the one whose result nobody reads."""
+    """Run two loops over output rows; XLA removes the one whose result is not used."""
     x, kernel = residuals
     height, width = kernel.shape[:2]
     points = _to_points(written_out(x), width, tile)
@@ -141,7 +141,7 @@ def _backward(stride, tile, residuals, gradient):
     gradient = gradient.reshape(*gradient.shape[:2], num_tiles, tile, -1)
 
     def to_products(gradient):
-        """[F, T, m, B] -> [P, F, T B]."""
+        """Apply the transpose of A^T to a gradient: [F, T, m, B] -> [P, F, T B]."""
         weights = _maps(tile, width).outputs.T
         products = _combine(weights, _unstack(gradient, 2), axis=0)
         return products.reshape(*products.shape[:2], -1)
@@ -167,30 +167,30 @@ correlate.defvjp(_forward, _backward)
 
 
 def _tops(x: jax.Array, height: int, stride: int) -> jax.Array:
-    """The first row of the image that each output row sees."""
+    """Return the first image row under the kernel for each output row."""
     return jnp.arange(0, x.shape[0] - height + 1, stride)
 
 
 def _rows(points: jax.Array, top: jax.Array, height: int) -> jax.Array:
-    """What an output row sees: [H, P, C, T, B] -> [P, h C, T B]."""
+    """Return the image rows under the kernel of an output row: -> [P, h C, T B]."""
     rows = lax.dynamic_slice_in_dim(points, top, height).swapaxes(0, 1)
     return rows.reshape(rows.shape[0], height * rows.shape[2], -1)
 
 
 def _product(left: jax.Array, right: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """P matrix products, summed over an axis of each."""
+    """Compute P matrix products, each summed over one axis of either operand."""
     return lax.dot_general(left, right, (((axes[0],), (axes[1],)), ((0,), (0,))))
 
 
 def _to_matrices(kernel: jax.Array, tile: int) -> jax.Array:
-    """G: [h, w, C, F] -> [P, F, h C]."""
+    """Apply G to the kernel: [h, w, C, F] -> [P, F, h C]."""
     weights = jnp.asarray(_maps(tile, kernel.shape[1]).kernel, kernel.dtype)
     points = jnp.einsum("pj,ijcf->pfic", weights, kernel, precision=lax.Precision.HIGHEST)
     return points.reshape(*points.shape[:2], -1)
 
 
 def _to_points(x: jax.Array, width: int, tile: int) -> jax.Array:
-    """B^T: [H, C, W, B] -> [H, P, C, T, B]."""
+    """Apply B^T to the image: [H, C, W, B] -> [H, P, C, T, B]."""
     num_tiles = -(-(x.shape[2] - width + 1) // tile)
     missing = num_tiles * tile + width - 1 - x.shape[2]
     x = jnp.pad(x, ((0, 0), (0, 0), (0, missing), (0, 0)))
@@ -200,7 +200,7 @@ def _to_points(x: jax.Array, width: int, tile: int) -> jax.Array:
 
 
 def _to_pixels(points: jax.Array, num_pixels: int, width: int, tile: int) -> jax.Array:
-    """The transpose of ``_to_points``: tiles overlap by w - 1 pixels, which are added."""
+    """Apply the transpose of ``_to_points``; the w - 1 pixels where tiles overlap are added."""
     weights, parts = _maps(tile, width).pixels.T, _unstack(points, 1)
     num_blocks = -(-len(weights) // tile)  # of m pixels each
     blocks = []
@@ -213,7 +213,7 @@ def _to_pixels(points: jax.Array, num_pixels: int, width: int, tile: int) -> jax
 
 
 def _combine(weights: np.ndarray, parts, axis: int) -> jax.Array:
-    """Weighted sums of the parts, one for each row of ``weights``, stacked along a new axis."""
+    """Compute the parts' weighted sums, one for each row of ``weights``, along a new axis."""
     sums = [
         functools.reduce(jnp.add, [float(w) * p for w, p in zip(row, parts, strict=True) if w])
         for row in weights
@@ -222,5 +222,5 @@ def _combine(weights: np.ndarray, parts, axis: int) -> jax.Array:
 
 
 def _unstack(x: jax.Array, axis: int) -> list[jax.Array]:
-    """The slices of an axis."""
+    """Return the slices along an axis."""
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]

@@ -1,8 +1,8 @@
-"""The dual of GradMA's quadratic program on its Gram matrix: C unknowns, whatever d is.
+"""The dual of GradMA's quadratic program on its Gram matrix: C unknowns for any d.
 
-How it is solved, and why so, stands in ``fedjax_lab.qp.project``, which measures and refines.
-Rows are pointed at by bool [C] and matrices multiplied as sums of products: so the loop is made of
-elementwise operations and sums alone, which every compiler fuses, and no product unit rounds.
+``fedjax_lab.qp.project`` explains the method; it also measures residuals and refines the solution.
+Rows are selected by bool [C], and matrices are multiplied as sums of products. So the loop consists
+of elementwise operations and sums only: every compiler fuses them, and no matrix unit rounds.
 """
 
 import math
@@ -14,13 +14,13 @@ from jax import lax
 
 
 class Basis(NamedTuple):
-    """The rows that may pull on q, and the Gram matrix swept on them.
+    """The support, which is the rows that may change q, and the Gram matrix swept on it.
 
     Attributes:
       support: bool [C].
       swept: float [C, C], symmetric. With G the Gram matrix, S the support and N the other rows:
         -G_SS^-1 on S; G_SS^-1 G_SN between S and N; and on N G_NN - G_NS G_SS^-1 G_SN, the inner
-        products of what is left of the rows beside the span of the support.
+        products of the rows' components orthogonal to the span of the support.
     """
 
     support: jax.Array
@@ -31,15 +31,15 @@ class _State(NamedTuple):
     dz: jax.Array  # float [C], the correction so far
     r: jax.Array  # float [C], r0 + G dz
     basis: Basis
-    row: jax.Array  # bool [C], the row that is to enter or leave; none: refine
-    barred: jax.Array  # bool [C], rows that may not enter, since they left at once
-    error: jax.Array  # float, the largest |r| on the support of the last step, if that refined
+    row: jax.Array  # bool [C], the row to enter or leave; all False: refine
+    barred: jax.Array  # bool [C], rows that may not enter, because they left at once
+    error: jax.Array  # float, the largest |r| on the last step's support, if that refined
     ended: jax.Array  # bool
     iterations: jax.Array  # int32
 
 
 def empty_basis(gram: jax.Array) -> Basis:
-    """The basis without rows, of a Gram matrix [C, C] of unit rows.
+    """Return the basis with an empty support for a Gram matrix [C, C] of unit rows.
 
     Args:
       gram: float [C, C], G.
@@ -49,12 +49,12 @@ def empty_basis(gram: jax.Array) -> Basis:
 
 
 def _ridge(gram: jax.Array) -> float:
-    """What rounding does to the smallest eigenvalue."""
+    """Return the size of rounding errors in the smallest eigenvalue."""
     return 0.5 * float(jnp.finfo(gram.dtype).eps) * math.sqrt(gram.shape[0])
 
 
 def step_on_support(basis: Basis, r: jax.Array) -> jax.Array:
-    """The change of z, float [C], that takes r to 0 on the support.
+    """Compute the change of z, float [C], with which r is 0 on the support.
 
     Args:
       basis: the support.
@@ -64,7 +64,7 @@ def step_on_support(basis: Basis, r: jax.Array) -> jax.Array:
 
 
 def distances(basis: Basis) -> jax.Array:
-    """How far each unit row is from the span of the support's other rows, float [C].
+    """Compute each unit row's distance from the span of the support's other rows, float [C].
 
     Args:
       basis: the support.
@@ -84,47 +84,47 @@ def solve(
     valid: jax.Array,
     max_iterations: int,
 ) -> tuple[jax.Array, Basis, jax.Array]:
-    """Return dz >= -z0 [C] that minimises 1/2 dz' G dz + r0' dz, its basis, and the count.
+    """Find dz >= -z0 [C] that minimises 1/2 dz' G dz + r0' dz; return dz, its basis, and the count.
 
-    The unknown is the correction dz: near the solution it is far smaller than z0 + dz.
+    The unknown is the correction dz, which is far smaller than z0 + dz near the solution.
 
     Args:
       gram: float [C, C], G, the inner products of unit rows.
       z0: float [C], the dual solution so far.
-      r0: float [C], the residual G z0 + b, as measured.
+      r0: float [C], the measured residual G z0 + b.
       basis: the support of z0.
       iterations: int32 scalar, steps so far.
-      valid: bool [C], which rows are constraints.
-      max_iterations: cap on the count.
+      valid: bool [C], True for rows that are constraints.
+      max_iterations: upper bound of the count.
     """
     eps = float(jnp.finfo(gram.dtype).eps)
 
-    def entering(basis, dz, r, barred):  # a row that q violates; the largest |r| on the support
+    def entering(basis, dz, r, barred):  # the row to enter; the largest |r| on the support
         error = jnp.max(jnp.where(basis.support, jnp.abs(r), 0))
         outside = valid & ~basis.support & ~barred
         noise = jnp.maximum(_noise(dz, eps), 2 * error)
-        wrong = jnp.where(z0 + dz > 0, -jnp.abs(r), r)  # or one that pulls for nothing
+        wrong = jnp.where(z0 + dz > 0, -jnp.abs(r), r)  # or one with z > 0 for no reason
         return _least(jnp.where(outside, wrong, 0), -noise), error
 
     def step(state):
         z = z0 + state.dz
         basis = _sweep(state.basis, state.row)
         target = step_on_support(basis, state.r)
-        # How far z may go before an entry turns negative; that row leaves next.
+        # How far z may move before an entry becomes negative; that row leaves next.
         blocking = basis.support & (z + target < 0)
         ratio = jnp.where(blocking, z / jnp.where(blocking, -target, 1), 1)
         leaving = _least(ratio, 1)
         dz = jnp.maximum(state.dz + jnp.min(ratio) * target, -z0)
         dz = jnp.where(leaving, -z0, dz)
         r = r0 + matvec(gram, dz)
-        # A row that leaves as it enters depends on the others, up to rounding.
+        # A row that leaves when it enters depends on the others, up to rounding.
         enters = state.row & ~state.basis.support
         fails = enters & leaving
         entered = jnp.any(enters & ~leaving)
         barred = jnp.where(entered, False, state.barred | fails)
         row, error = entering(basis, dz, r, barred)
         row = jnp.where(jnp.any(leaving), leaving, row)
-        # Written so that an error that is no number ends it.
+        # Written so that an error of NaN ends the loop.
         rests = ~((error > _noise(dz, eps)) & (error <= 0.5 * state.error))
         ended = ~jnp.any(row) & rests
         error = jnp.where(jnp.any(row), jnp.inf, error)
@@ -139,24 +139,24 @@ def solve(
 
 
 def _noise(dz: jax.Array, eps: float) -> jax.Array:
-    """How accurate G dz is."""
+    """Estimate the rounding error of G dz."""
     return 2 * eps * jnp.sum(jnp.abs(dz))
 
 
 def _least(values: jax.Array, bound: jax.Array | float) -> jax.Array:
-    """Where the first of the least values is, bool [C], if that lies below the bound."""
+    """Mark the first of the smallest values, bool [C], if it is below the bound."""
     index = jnp.arange(values.shape[0])
     return (index == jnp.argmin(values)) & (jnp.min(values) < bound)
 
 
 def _sweep(basis: Basis, row: jax.Array) -> Basis:
-    """Take the row, bool [C] with one True or none, into the support or out of it."""
+    """Add a row to the support, or remove it: bool [C] with at most one True."""
     support, swept = basis
     enters = jnp.any(row & ~support)
     column = jnp.sum(jnp.where(row[:, None], swept, 0), axis=0)
     pivot = jnp.sum(jnp.where(row, column, 0))
-    # The square of a row's distance to the others is 1 at most; what rounding does to it grows with
-    # what the others contribute to the row.
+    # The square of a row's distance to the others is at most 1; its rounding error grows with the
+    # others' contribution to the row.
     others = jnp.sum(jnp.where(support, column**2, 0))
     least = 4 * _ridge(swept) * (1 + others)
     pivot = jnp.where(enters, jnp.maximum(pivot, least), jnp.minimum(pivot, -0.5))
@@ -169,14 +169,14 @@ def _sweep(basis: Basis, row: jax.Array) -> Basis:
 
 
 def moved_to(basis: Basis, support: jax.Array) -> Basis:
-    """The basis of these rows, the farthest first; without those that depend on the others.
+    """Move the basis to these rows, the farthest first, without those that depend on the others.
 
     Args:
-      basis: any.
-      support: bool [C].
+      basis: any basis.
+      support: bool [C], the new support.
     """
 
-    def changes(basis):  # how much it matters, 0 where nothing is to change
+    def changes(basis):  # the importance of changing each row, 0 for no change
         diagonal = jnp.diagonal(basis.swept)
         others = jnp.sum(jnp.where(basis.support[:, None], basis.swept**2, 0), axis=0)
         depends = diagonal <= 4 * _ridge(basis.swept) * (1 + others)
@@ -190,7 +190,7 @@ def moved_to(basis: Basis, support: jax.Array) -> Basis:
 
 
 def matvec(matrix: jax.Array, vector: jax.Array) -> jax.Array:
-    """``matrix @ vector`` of a symmetric matrix, as float32 sums.
+    """Compute ``matrix @ vector`` for a symmetric matrix, as float32 sums.
 
     Args:
       matrix: float [C, C], symmetric.

@@ -1,8 +1,8 @@
-"""Inner products of long vectors in float32: compensated sums, and scales where squares overflow.
+"""Inner products of long vectors in float32, with compensated sums and scaling against overflow.
 
-A row is one vector of d numbers, held as a pytree of leaves; C rows are that pytree with a leading
-axis C. Where devices divide the leaves (``clients.model_axis``), each takes the products of its
-parts, and these are summed up: ``divided`` says of each leaf whether it is so.
+A row is a vector of d numbers, stored as a pytree of leaves; C rows are that pytree with a leading
+axis C. If devices divide the leaves (``clients.model_axis``), each device computes the products of
+its parts, and these are summed. ``divided`` tells for each leaf whether it is divided.
 """
 
 import functools
@@ -20,16 +20,16 @@ from fedjax_lab.clients.model_axis import MODEL, are_divided, held_layout, on_ea
 from fedjax_lab.qp.packing import FEW_ROWS
 from fedjax_lab.types import PyTree
 
-_MIN_BLOCK = 16_384  # numbers per row that one product sums up; the blocks' sums are compensated
+_MIN_BLOCK = 16_384  # numbers per row in one product; the sums over blocks are compensated
 _MAX_BLOCKS = 128  # per leaf; longer leaves have longer blocks
 _SAFE_SQUARE = 2.0**60  # squared norms outside [1 / this, this] are computed from scaled rows
-_MANY_ROWS, _MANY_NUMBERS = 32, 2**12  # above both a TPU multiplies matrices
+_MANY_ROWS, _MANY_NUMBERS = 32, 2**12  # above both, a TPU uses matrix products
 
 
 def inner_products(rows: PyTree, *others: PyTree) -> jax.Array:
     """Return each leaf's inner products of all rows with all others, float [leaves, C, K].
 
-    One pass over ``rows``, with the compensated sums that ``project_to_cone`` takes itself.
+    It takes one pass over ``rows``, with the same compensated sums as in ``project_to_cone``.
 
     Args:
       rows: pytree of arrays [C, ...].
@@ -53,7 +53,7 @@ def inner_products(rows: PyTree, *others: PyTree) -> jax.Array:
 
 
 def _split(divided: Sequence[bool]) -> tuple[list[int], list[int]]:
-    """The leaves that are whole on each device, and those that devices divide."""
+    """Return the indices of leaves that each device holds entirely, and of divided leaves."""
     whole = [i for i, is_divided in enumerate(divided) if not is_divided]
     return whole, [i for i, is_divided in enumerate(divided) if is_divided]
 
@@ -61,9 +61,10 @@ def _split(divided: Sequence[bool]) -> tuple[list[int], list[int]]:
 def _over_blocks(shape: tuple[int, ...], body: Callable[..., Any], carry: Any) -> Any:
     """Fold ``body(start, length, is_new, carry)`` over blocks along the first axis of a row.
 
-    A row keeps its axes: to make a vector of it would rearrange it on accelerators. Blocks are of
-    one length, so that the program has ``body`` once. Where they cannot be, the last one starts
-    early, and ``is_new``, bool [length] or None for all, leaves out what came before.
+    A row keeps its axes, because flattening would rearrange it on accelerators. All blocks have
+    the same length, so that the program contains ``body`` once. If that length does not divide the
+    axis, the last block starts early, and ``is_new``, bool [length] or None for all, excludes what
+    earlier blocks have covered.
     """
     size, across = math.prod(shape), math.prod(shape[1:])
     if not size:
@@ -97,7 +98,7 @@ def _at_least_2d(rows: jax.Array) -> jax.Array:
 
 
 def _parts(leaf: jax.Array) -> list[jax.Array]:
-    """A leaf's rows as arrays [k, ...]: few rows one by one, so that no stack of them is made."""
+    """Return a leaf's rows as arrays [k, ...]; few rows are separate, which avoids a stack."""
     leaf = _at_least_2d(leaf)
     return [row[None] for row in leaf] if len(leaf) <= FEW_ROWS else [leaf]
 
@@ -110,7 +111,7 @@ def _block(
     is_new: jax.Array | None = None,
     scale: jax.Array | None = None,
 ) -> jax.Array:
-    """A block of all rows, float [C, length, ...]; 0 where it is not new."""
+    """Return a block of all rows, float [C, length, ...], with 0 where it is not new."""
     slices = [lax.dynamic_slice_in_dim(part, start, length, axis=1) for part in parts]
     rows = jnp.concatenate([part.astype(dtype) for part in slices])
     ones = (1,) * (rows.ndim - 2)
@@ -125,7 +126,7 @@ def _product(
     dtype: Any,
     divided: Sequence[bool],
 ) -> jax.Array:
-    """left @ right.T [C, K], compensated over blocks; per leaf, the arrays to be stacked."""
+    """Compute left @ right.T [C, K], compensated over blocks; a leaf is a list of its parts."""
     whole, parts = _split(divided)
     found = [
         _own_product([left[i] for i in some], [right[i] for i in some], dtype)
@@ -151,14 +152,14 @@ def _own_product(left, right, dtype):
 
 
 def _times(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Inner products [C, K] of rows [C, ...] with columns [K, ...], in float32."""
+    """Compute inner products [C, K] of rows [C, ...] with columns [K, ...], in float32."""
     return lax.platform_dependent(rows, columns, tpu=_times_on_tpu, default=matrix_product)
 
 
 def _times_on_tpu(rows, columns):
-    """By what is least to compile, or, where there is much to multiply, to run.
+    """Compute inner products on a TPU: fast to compile, or fast to run if they are large.
 
-    A matrix product of float32 in full precision takes three times as long to compile there.
+    A float32 matrix product in full precision takes three times as long to compile there.
     """
     many = min(len(rows), len(columns)) > _MANY_ROWS and rows[0].size > _MANY_NUMBERS
     takes_parts = many and rows.dtype == jnp.float32
@@ -166,14 +167,15 @@ def _times_on_tpu(rows, columns):
 
 
 def sums_of_products(rows, columns):
-    """Inner products [C, K] without a matrix product, of whose precision a TPU decides."""
+    """Compute inner products [C, K] without a matrix product, whose precision a TPU chooses."""
     return jnp.sum(rows[:, None] * columns[None], axis=range(2, rows.ndim + 1))
 
 
 def product_of_parts(rows, columns):
-    """Inner products [C, K] of sums of three bfloat16 numbers, whose products are exact in float32.
+    """Compute inner products [C, K] of sums of three bfloat16 numbers, by exact float32 products.
 
-    By its compiler a TPU takes a fifteenth of the cycles that sums of products take for 100 rows.
+    For 100 rows, this takes a TPU a fifteenth of the cycles of sums of products, according to its
+    compiler.
     """
     along = tuple(range(1, rows.ndim))
     thirds = lax.dot_general(
@@ -183,15 +185,15 @@ def product_of_parts(rows, columns):
         preferred_element_type=jnp.float32,
     )
     by_part = thirds.reshape(3, len(rows), 3, len(columns))
-    pairs = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))  # the others are below rounding
+    pairs = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))  # the other pairs are below rounding
     return sum(by_part[i, :, j] for i, j in pairs)
 
 
 def _in_bfloat16(rows):
-    """float32 [C, ...] -> bfloat16 [3 C, ...]: leading digits, those after them, and the rest."""
+    """Split float32 [C, ...] into bfloat16 [3 C, ...]: leading digits, the next, and the rest."""
     parts = []
     for _ in range(3):
-        # Not a conversion there and back, which XLA may leave out.
+        # XLA may remove a conversion to bfloat16 and back, so it is not used here.
         part = lax.reduce_precision(rows, exponent_bits=8, mantissa_bits=7)
         parts.append(part.astype(jnp.bfloat16))
         rows = rows - part
@@ -199,7 +201,7 @@ def _in_bfloat16(rows):
 
 
 def matrix_product(rows, columns):
-    """Inner products [C, K] by one matrix product in full precision."""
+    """Compute inner products [C, K] by one matrix product in full precision."""
     rows, columns = (part.reshape(len(part), -1) for part in (rows, columns))
     return jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST)
 
@@ -216,7 +218,7 @@ def _matrix_square(*groups):
 def _gram(
     vectors: list[list[jax.Array]], dtype: Any, scale: jax.Array, divided: Sequence[bool]
 ) -> tuple[jax.Array, jax.Array]:
-    """The inner products [K, K] of the scaled vectors, compensated; their largest numbers [K]."""
+    """Compute the scaled vectors' inner products [K, K], compensated, and largest numbers [K]."""
     whole, parts = _split(divided)
     found = [_own_gram([vectors[i] for i in some], dtype, scale) for some in (whole, parts) if some]
     if parts:
@@ -232,8 +234,8 @@ def _own_gram(vectors, dtype, scale):
     size = len(scale)
     state = (jnp.zeros((size, size), dtype),) * 2, jnp.zeros(size, dtype)
     for parts in vectors:
-        # Rows of one array and single rows are not stacked: a TPU would have copies of both, with
-        # the rows as lanes, throughout the loop, and a lone row's copy 128 times its size.
+        # Rows of one array and single rows are not stacked. Otherwise a TPU stores copies of both,
+        # with the rows as lanes, throughout the loop; a single row's copy is 128 times its size.
         many = [[part] for part in parts if len(part) > 1]
         groups = [*many, [part for part in parts if len(part) == 1]]
         scales = jnp.split(scale, list(itertools.accumulate(len(part[0]) for part in many)))
@@ -262,9 +264,9 @@ def scaled_gram(
     products: tuple[jax.Array, jax.Array] | None,
     divided: Sequence[bool],
 ) -> tuple[jax.Array, jax.Array]:
-    """Return powers of two [C + 1] and the Gram matrix [C + 1, C + 1] of the scaled (rows, p).
+    """Compute scales [C + 1], powers of 2, and the Gram matrix [C + 1, C + 1] of scaled (rows, p).
 
-    The scale is 1 unless a squared norm could leave the range of float32.
+    A scale is 1 unless a squared norm could leave the range of float32.
     """
     own = [_parts(p_leaf[None]) for p_leaf in p]
     vectors = [[*_parts(leaf), *part] for part, leaf in zip(own, rows, strict=True)]
@@ -279,7 +281,7 @@ def scaled_gram(
         _, scale, _, turns = state
         gram, largest = _gram(vectors, dtype, scale, divided)
         rescaled = jnp.ldexp(jnp.ones((), dtype), jnp.clip(-jnp.frexp(largest)[1], -126, 126))
-        new = jnp.where(unsafe(gram) & (largest > 0), rescaled, 1)  # and 1 for a row of zeros
+        new = jnp.where(unsafe(gram) & (largest > 0), rescaled, 1)  # 1 for a row of zeros
         return gram, scale, new, turns + 1
 
     scale = jnp.ones(size, dtype)
@@ -291,7 +293,7 @@ def scaled_gram(
         gram = jnp.block([[known, with_p[:, None]], [with_p, _product(own, own, dtype, divided)]])
         first = jnp.any(unsafe(gram))
         state = gram, scale, scale, jnp.int32(0)
-    # One loop, so that the program has the pass over the rows once: as they are, and rescaled.
+    # One loop for unscaled and rescaled rows, so the program contains the pass over them once.
     gram, scale, _, _ = lax.while_loop(
         lambda s: jnp.where(s[3] == 0, first, (s[3] == 1) & jnp.any(s[2] != 1)),
         lambda s: turn((s[0], s[2], s[2], s[3])),
@@ -303,13 +305,13 @@ def scaled_gram(
 def sum_of_rows(
     rows: list[jax.Array], weights: jax.Array, scale: jax.Array, dtype: Any
 ) -> list[jax.Array]:
-    """Return sum_c weights[c] rows[c], of the scaled rows.
+    """Compute sum_c weights[c] rows[c] of the scaled rows.
 
     Args:
       rows: arrays [C, ...].
       weights: float [C].
       scale: float [C + 1], as ``scaled_gram`` returns it.
-      dtype: of the result.
+      dtype: dtype of the result.
     """
     return _sum_of_rows(rows, weights * scale[:-1], dtype)
 
@@ -317,7 +319,7 @@ def sum_of_rows(
 def add_scaled(
     q: list[jax.Array], length: jax.Array, change: list[jax.Array], scale: jax.Array
 ) -> list[jax.Array]:
-    """Return q + length * change, where change is in units of the scaled q.
+    """Compute q + length * change, where change is in units of the scaled q.
 
     Args:
       q: arrays [...].
@@ -332,7 +334,7 @@ def add_scaled(
 
 
 def _sum_of_rows(rows, weights, dtype):
-    """sum_c weights[c] rows[c], leaf by leaf."""
+    """Compute sum_c weights[c] rows[c], leaf by leaf."""
 
     def of_leaf(leaf):
         if len(leaf) <= FEW_ROWS:  # one fused loop; XLA's CPU product is slow on few rows
@@ -363,15 +365,15 @@ def along(
     dtype: Any,
     divided: Sequence[bool],
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the inner products of q with the scaled rows, [C], and of v with q and v, [2].
+    """Compute the inner products of q with the scaled rows, [C], and of v with q and v, [2].
 
     Args:
       q: arrays [...].
       change: v, in units of the scaled q.
       rows: arrays [C, ...].
       scale: float [C + 1].
-      dtype: of the products.
-      divided: which leaves devices divide.
+      dtype: dtype of the products.
+      divided: for each leaf, whether devices divide it.
     """
     right = [
         [*_parts(leaf[None].astype(dtype) * scale[-1]), *_parts(new[None])]

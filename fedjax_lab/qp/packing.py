@@ -1,8 +1,8 @@
-"""Small leaves of a long vector laid end to end, so that a program has text for few leaves.
+"""Concatenates the small leaves of a long vector, so that programs are small.
 
-A program of inner products has loops and products for each leaf, and its compile time grows with
-their number. Most leaves of a model are biases, norms and small kernels, which are copied into one
-leaf. Large leaves stay as they are: flattening them would rearrange them on accelerators.
+A program of inner products has loops and products for each leaf, so its compile time grows with the
+number of leaves. Most leaves of a model are biases, norms and small kernels, which are copied into
+one leaf. Large leaves are unchanged, because flattening would rearrange them on accelerators.
 """
 
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_SMALL = 2**15  # numbers of a leaf that is laid beside others
-_MOST = 2**17  # numbers of all of them together, which are copied
-FEW_ROWS = 8  # up to here each row is read as a vector of its own
+_SMALL = 2**15  # largest number of elements of a leaf that is concatenated
+_MOST = 2**17  # largest number of elements of all these leaves together
+FEW_ROWS = 8  # up to this number, each row is read as a separate vector
 
-# The leaves, by their places, that make up each leaf of the packed vector.
+# The indices of the leaves that make up each leaf of the packed vector.
 Groups = list[list[int]]
 
 
 def groups_of(leaves: Sequence[Any], divided: Sequence[bool] | None = None) -> Groups:
-    """Which leaves are laid end to end: small ones of one dtype, as far as their sum is small.
+    """Choose the leaves to concatenate: small ones of one dtype, up to a limit for their sum.
 
     Args:
       leaves: arrays or shapes.
-      divided: which of them devices divide, and which stay alone; None: none.
+      divided: for each leaf, whether devices divide it; such leaves stay separate. None: none.
     """
     alone: Groups = []
     small: dict[Any, list[int]] = {}
@@ -40,11 +40,11 @@ def groups_of(leaves: Sequence[Any], divided: Sequence[bool] | None = None) -> G
 
 
 def packed(leaves: Sequence[jax.Array], groups: Groups) -> list[jax.Array]:
-    """Lay the leaves of each group end to end.
+    """Concatenate the leaves of each group.
 
     Args:
       leaves: arrays [...].
-      groups: as ``groups_of`` says.
+      groups: as ``groups_of`` returns them.
     """
     return [
         leaves[group[0]]
@@ -55,14 +55,14 @@ def packed(leaves: Sequence[jax.Array], groups: Groups) -> list[jax.Array]:
 
 
 def packed_rows(leaves: Sequence[jax.Array], groups: Groups) -> list[jax.Array]:
-    """Lay the leaves of rows end to end: arrays [C, ...] as ``packed`` does those of one row.
+    """Concatenate the leaves of rows: ``packed`` for arrays [C, ...].
 
     Args:
       leaves: arrays [C, ...].
-      groups: as ``groups_of`` says of one row.
+      groups: as ``groups_of`` returns them for one row.
     """
     count = len(leaves[0])
-    if count <= FEW_ROWS:  # each is read alone, and the compiler undoes the stack
+    if count <= FEW_ROWS:  # each row is read separately, and the compiler removes the stack
         rows = [packed([leaf[row] for leaf in leaves], groups) for row in range(count)]
         return [
             leaves[group[0]] if len(group) == 1 else jnp.stack([row[place] for row in rows])
@@ -79,12 +79,12 @@ def packed_rows(leaves: Sequence[jax.Array], groups: Groups) -> list[jax.Array]:
 def unpacked(
     leaves: Sequence[jax.Array], groups: Groups, like: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """Take packed leaves apart again.
+    """Split packed leaves into the original ones.
 
     Args:
-      leaves: as ``packed`` gives them.
-      groups: as ``groups_of`` says.
-      like: arrays of the shapes that they had.
+      leaves: as ``packed`` returns them.
+      groups: as ``groups_of`` returns them.
+      like: arrays of the original shapes.
     """
     found: dict[int, jax.Array] = {}
     for leaf, group in zip(leaves, groups, strict=True):

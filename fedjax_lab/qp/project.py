@@ -9,25 +9,25 @@ Ranzato, NeurIPS 2017). p and the C rows M_c are vectors of d numbers, rho is th
     then     q = p + M z
 
 The dual is solved on G and b, C x C, by Lawson and Hanson's method (Solving Least Squares Problems,
-1974): the row that q violates most enters the support, z moves to where r = Gz + b is 0 on it, and
-the row whose z turns negative on the way leaves. What it needs of G is kept by sweeps, one for each
-row that enters or leaves (Goodnight, Am. Stat. 1979): a rank-one update of a C x C matrix, which
-holds the inverse on the support and how far the other rows are from its span, so that a row that
-depends on the support is known. A step that changes no row is a refinement.
+1974). The row that q violates most enters the support. Then z moves to the point where r = Gz + b
+is 0 on the support, and a row whose z becomes negative on the way leaves. Each row that enters or
+leaves takes one sweep (Goodnight, Am. Stat. 1979), a rank-one update of a C x C matrix. This matrix
+holds the inverse on the support and the distances of the other rows from its span, which show
+whether a row depends on the support. A step that changes no row is a refinement.
 
-So the program has one loop of elementwise operations and sums, with no factorisation in it, and
-compiles fast on every platform; it takes about one step for each active row. The other solver is
-accelerated projected gradient (``projected_gradient``), which finds the support and leaves the rest
-to the same inverse.
+So the program is one loop of elementwise operations and sums, without a factorisation. It compiles
+fast on every platform, and takes about one step for each active row. The other solver is
+accelerated projected gradient (``projected_gradient``): it finds the support, and the same inverse
+does the rest.
 
-G squares the differences between nearly parallel rows, and float32 forgets them. So where z is
-large or the active rows are nearly parallel, q is refined: r is measured from q itself, M'q, and
-the same solver corrects z, until q rests. Elsewhere b + Gz is r, to within rounding, and a pass
-over the rows is saved. Rows that contradict each other to rounding, such as a gradient and the step
-against it, leave G no inverse: there the solver takes shorter steps, and of each correction q takes
-the part, or the multiple, that makes it shortest, as the dual is 1/2 ||q||^2 where rho is 0.
+G contains the squared differences between nearly parallel rows, which float32 loses. So where z is
+large or the active rows are nearly parallel, q is refined: r is measured from q itself, as M'q, and
+the same solver corrects z, until q no longer changes. Otherwise r is b + Gz, to within rounding,
+which saves a pass over the rows. If rows oppose each other to within rounding, such as a gradient
+and the step against it, G has no inverse. The solver then takes shorter steps, and each correction
+of q is scaled, down or up, so that q becomes shortest, since the dual is 1/2 ||q||^2 if rho is 0.
 
-The dual is solved in ``dual``, inner products are taken in ``gram``; here are q and its refinement.
+``dual`` solves the dual, ``gram`` computes inner products, and this file computes and refines q.
 """
 
 from typing import Any, NamedTuple
@@ -45,9 +45,9 @@ from fedjax_lab.qp.packing import groups_of, packed, packed_rows, unpacked
 from fedjax_lab.types import PyTree, Scalar
 
 SOLVERS = ("auto", "active_set", "projected_gradient")
-_ROUNDS = 40  # corrections of q at most
-_STALLS = 8  # corrections in a row that bring it no nearer, after which it ends
-_FARTHEST = 1.5  # how much longer than the dual says a correction may be
+_ROUNDS = 40  # largest number of corrections of q
+_STALLS = 8  # consecutive corrections without improvement, after which refinement ends
+_FARTHEST = 1.5  # largest ratio of a correction's length to the dual's prediction
 
 
 class _Options(NamedTuple):
@@ -57,18 +57,18 @@ class _Options(NamedTuple):
 
 
 class ConeInfo(NamedTuple):
-    """How a projection ended. ``project_to_cone_per_leaf`` adds a leading axis to ``z`` only.
+    """Diagnostics of a projection. ``project_to_cone_per_leaf`` adds a leading axis to ``z`` only.
 
     Attributes:
-      z: float [C], the dual solution for the rows as they were given; 0 for a masked or zero row.
+      z: float [C], the dual solution for the unscaled rows; 0 for a masked or zero row.
       kkt_residual: float scalar, max over constraints c of max(-s_c, y_c |s_c| / Y, 0), where
-        s_c = <q, M_c> / (||p|| ||M_c||) - margin, measured from q except where its last
-        correction cannot have changed it unexpectedly, and y_c = z_c ||M_c|| / ||p||,
-        Y = max(1, max y). (z >= 0 holds exactly.)
-      iterations: int32 scalar, steps of the dual, all corrections together; 0 if p was feasible.
-      feasible: bool scalar, whether every s_c >= -1e-5 (float32) or -1e-10 (float64). With a margin
+        s_c = <q, M_c> / (||p|| ||M_c||) - margin, y_c = z_c ||M_c|| / ||p||, Y = max(1, max y).
+        It is measured from q, except where its last correction cannot have changed it
+        unexpectedly. (z >= 0 holds exactly.)
+      iterations: int32 scalar, steps of the dual over all corrections; 0 if p was feasible.
+      feasible: bool scalar, True if every s_c >= -1e-5 (float32) or -1e-10 (float64). With a margin
         of 0, which some q always satisfies, it is True if everything is finite. False for a margin
-        that no q satisfies, and where p or a row is not finite: use p then.
+        that no q satisfies, and if p or a row is not finite: use p in these cases.
 
     A small ``kkt_residual`` means that q satisfies the conditions, not that q is near the exact
     solution. Where rows oppose each other to within 1e-3, float32 inner products do not resolve the
@@ -94,32 +94,33 @@ def project_to_cone(
 ) -> tuple[PyTree, ConeInfo]:
     """Return the vector nearest to ``p`` with <q, rows[c]> >= margin ||p|| ||rows[c]|| for all c.
 
-    Works under jit, vmap, scan, pmap and shard_map; has no reverse-mode derivative (its loops
-    have no fixed length). Computes in the widest dtype of the leaves, at least float32. Passes
-    over ``rows``: one for the inner products (none with ``products``), none if p is feasible,
-    else one for q, and one or more pairs for refinements where they are needed. Under vmap all
-    lanes run until the slowest has ended.
+    It works under jit, vmap, scan, pmap and shard_map, but has no reverse-mode derivative, because
+    its loops have no fixed length. It computes in the widest dtype of the leaves, at least float32.
+    Under vmap all lanes run until the slowest has finished.
+
+    Passes over ``rows``: one for the inner products (none with ``products``). If p is not feasible,
+    one more for q, and one or more pairs for refinements, if they are needed.
 
     Args:
       p: pytree of arrays, d numbers together.
-      rows: pytree like p, each leaf with one leading axis C. A zero row is no constraint. All
-        must be finite, also masked ones.
-      mask: bool [C], False: no constraint. None: all rows are.
-      margin: scalar >= 0, traced or not (rho in the official code).
-      products: (M'M [C, C], M'p [C]), the rows' inner products with each other and with p, if
-        they are known, as accurate as ``inner_products`` gives them; they are trusted. They are
-        not looked at where a squared norm is near the limits of float32. None: computed here.
-      solver: of the dual: "active_set", about one step for each active row; "projected_gradient",
-        ten steps or more whatever their number, and a sweep for each; "auto": the first one, which
-        is as accurate, is less to compile for every platform and takes fewer steps in GradMA
-        (docs/performance.md).
-      tolerance: corrections end when one would move q by at most this times ||p||. Default: 4
-        times the dtype's epsilon (5e-7 in float32).
-      max_iterations: cap on ``info.iterations``.
+      rows: pytree like p, each leaf with one leading axis C. A zero row is not a constraint. All
+        rows must be finite, also masked ones.
+      mask: bool [C], True for rows that are constraints. None: all rows are.
+      margin: scalar >= 0, may be traced (rho in the official code).
+      products: (M'M [C, C], M'p [C]), known inner products of the rows with each other and with p.
+        They must be as accurate as those of ``inner_products``, which is not checked. They are
+        ignored if a squared norm is near the limits of float32. None: computed here.
+      solver: solver of the dual. "active_set" takes about one step for each active row.
+        "projected_gradient" takes ten steps or more for any number of active rows, and a sweep for
+        each. "auto" is "active_set", which is as accurate, compiles faster on every platform and
+        takes fewer steps in GradMA (docs/performance.md).
+      tolerance: corrections stop when the next one would move q by at most this times ||p||.
+        Default: 4 times the dtype's epsilon (5e-7 in float32).
+      max_iterations: upper bound of ``info.iterations``.
 
     Returns:
-      (q, info). q has the structure, shapes and dtypes of p, and is p bit for bit where p is
-      feasible. A margin that no q satisfies leaves q finite and ``info.feasible`` False.
+      (q, info). q has the structure, shapes and dtypes of p, and equals p bit for bit if p is
+      feasible. For a margin that no q satisfies, q is finite and ``info.feasible`` is False.
 
     Raises:
       TypeError: a leaf is not floating-point, or mask is not bool.
@@ -134,7 +135,7 @@ def project_to_cone(
 
 
 def _project_parts(p, rows, mask, margin, products, options, specs):
-    """``_project``; with ``specs``, each device has the parts of the rows that it has of p."""
+    """Run ``_project``; with ``specs``, each device has the same parts of the rows as of p."""
     if specs is None:
         divided = [False] * len(jax.tree.leaves(p))
         return _project(p, rows, mask, margin, products, options, divided)
@@ -156,12 +157,12 @@ def _project_parts(p, rows, mask, margin, products, options, specs):
 
 
 def _to_go(z, r, basis, valid) -> jax.Array:
-    """About how far the next correction will move q."""
+    """Estimate how far the next correction will move q."""
     support, far = basis.support, dual.distances(basis)
     change = dual.matvec(basis.swept, jnp.where(support, r, 0))  # of z, and of r elsewhere
     inside = jnp.sqrt(jnp.abs(jnp.sum(jnp.where(support, change * r, 0))))
     inside = jnp.maximum(inside, jnp.max(jnp.where(support, jnp.abs(r), 0)))
-    # Then of the other rows one that q violates enters, and one that still pulls lets go.
+    # Then a row outside the support that q violates enters, or one that still has z > 0 leaves.
     left = r - change
     outside = jnp.minimum(jnp.abs(left) / far, jnp.where(left < 0, jnp.inf, z * far))
     return jnp.maximum(inside, jnp.max(jnp.where(valid & ~support, outside, 0)))
@@ -189,14 +190,14 @@ def _project(p, rows, mask, margin, products, options, divided):
 
 
 def _project_leaves(p_leaves, row_leaves, mask, margin, products, options, divided):
-    """``_project`` of lists of leaves, with at least one row."""
+    """Run ``_project`` on lists of leaves, with at least one row."""
     num_rows, dtype = len(row_leaves[0]), margin.dtype
     eps = float(jnp.finfo(dtype).eps)
     tolerance = 4 * eps if options.tolerance is None else options.tolerance
     solve = projected_gradient.solve if options.solver == "projected_gradient" else dual.solve
-    # Everything below is in units of p and of the rows: ||p|| = 1, ||M_c|| = 1.
+    # Everything below is in units of p and of the rows: ||p|| = 1 and ||M_c|| = 1.
     scale, gram = scaled_gram(p_leaves, row_leaves, dtype, mask, products, divided)
-    norms = jnp.sqrt(jnp.diagonal(gram))  # [C + 1], of the scaled rows and of the scaled p, last
+    norms = jnp.sqrt(jnp.diagonal(gram))  # [C + 1], of the scaled rows and, last, of the scaled p
     mask = jnp.ones(num_rows, bool) if mask is None else jnp.asarray(mask)
     valid = mask & (norms[:-1] > 0) & (norms[-1] > 0)  # p = 0 is its own projection
     finite = jnp.all(jnp.isfinite(jnp.where(jnp.append(mask, True), norms, 0)))
@@ -217,7 +218,7 @@ def _project_leaves(p_leaves, row_leaves, mask, margin, products, options, divid
         r = r + dual.matvec(gram, dz)
         active = valid & (basis.support | (r <= 64 * eps * (1 + jnp.sum(z + dz))))
         least = jnp.min(jnp.where(active, dual.distances(basis), 1))
-        # What the rounding of G dz does to q, where the active rows are as parallel as they are.
+        # The effect on q of rounding in G dz, given how parallel the active rows are.
         known = eps * jnp.sum(jnp.abs(dz)) <= tolerance * least
 
         change = sum_of_rows(row_leaves, dz * unit[:-1] * norms[-1], scale, dtype)
@@ -225,7 +226,7 @@ def _project_leaves(p_leaves, row_leaves, mask, margin, products, options, divid
         until_zero = jnp.where(dz < 0, z / jnp.where(dz < 0, -dz, 1), _FARTHEST)
         farthest = jnp.minimum(jnp.min(until_zero), _FARTHEST)
 
-        def search(turn, found):  # how far along dz the dual is least; then r there
+        def search(turn, found):  # the minimum of the dual along dz, and r there
             length, _ = found
             there = add_scaled(q, length, change, scale)
             of_rows, of_change = along(there, change, row_leaves, scale, dtype, divided)
@@ -235,7 +236,7 @@ def _project_leaves(p_leaves, row_leaves, mask, margin, products, options, divid
             length = jnp.where(turn == 0, jnp.clip(least, 0, farthest), length)
             return length, of_rows * unit[:-1] * unit[-1] - margin
 
-        # One loop, so that the program has the pass over the rows once.
+        # One loop, so that the program contains the pass over the rows once.
         start = jnp.where(known, 1, jnp.zeros((), dtype)), r
         length, r = lax.fori_loop(0, jnp.where(known, 0, 2), search, start)
         q = add_scaled(q, length, change, scale)
@@ -249,7 +250,7 @@ def _project_leaves(p_leaves, row_leaves, mask, margin, products, options, divid
     z, r = jnp.zeros_like(b), jnp.where(valid, b - margin, 0)
     basis, none = dual.empty_basis(gram), jnp.int32(0)
     step = _to_go(z, r, basis, valid)
-    infinite = jnp.full_like(step, jnp.inf)  # what the first correction finds may look far worse
+    infinite = jnp.full_like(step, jnp.inf)  # the first correction may seem far worse
     state = (p_leaves, z, r, basis, none, step, infinite, none, none)
     q, z, r, _, iterations, *_ = lax.while_loop(unfinished, correct, state)
 
@@ -275,21 +276,21 @@ def project_to_cone_per_leaf(
     tolerance: float | None = None,
     max_iterations: int = 2000,
 ) -> tuple[PyTree, ConeInfo]:
-    """Project each leaf of ``p`` alone, as GradMA's official code does.
+    """Project each leaf of ``p`` separately, as GradMA's official code does.
 
     Args:
       p: pytree of arrays.
       rows: pytree like p, each leaf with one leading axis C.
-      mask: bool [C], False: no constraint. None: all rows are.
-      margin: scalar >= 0, traced or not.
+      mask: bool [C], True for rows that are constraints. None: all rows are.
+      margin: scalar >= 0, may be traced.
       products: each leaf's inner products, [leaves, C, C] and [leaves, C]; None: computed here.
       solver: as in ``project_to_cone``.
       tolerance: as in ``project_to_cone``.
-      max_iterations: cap on the iterations of each leaf.
+      max_iterations: upper bound of the iterations of each leaf.
 
     Returns:
-      (q, info): ``z`` is [leaves, C], ``kkt_residual`` the worst leaf's, ``iterations`` the sum
-      over the leaves, ``feasible`` whether every leaf is.
+      (q, info): ``z`` is [leaves, C], ``kkt_residual`` the largest over the leaves, ``iterations``
+      their sum, and ``feasible`` True if every leaf is feasible.
 
     Raises:
       TypeError: a leaf is not floating-point, or mask is not bool.
@@ -329,7 +330,7 @@ def _check_products(products: Any, shape: tuple[int, ...]) -> None:
 
 
 def _check(p, rows, mask, margin, options) -> int:
-    """Check the arguments of a projection; return C."""
+    """Check the arguments of a projection, and return C."""
     checks.check_number("margin", margin, minimum=0)
     checks.check_choice("solver", options.solver, SOLVERS)
     checks.check_int("max_iterations", options.max_iterations, minimum=0)

@@ -1,10 +1,10 @@
-"""The dual of GradMA's quadratic program by projected gradient steps, ended by ``qp.dual``.
+"""The dual of GradMA's quadratic program by projected gradient steps, finished by ``qp.dual``.
 
 Nesterov's acceleration (Beck and Teboulle, SIAM J. Imaging Sci. 2009) with the restarts of
-O'Donoghue and Candes (Found. Comput. Math. 2015), steps of 1 / L, L the largest sum of |G| over a
-row. Which z are above 0 is known long before their values are, so the steps end as soon as that
-rests. On this support z is solved for; where it is not the right one yet, as with rows that are
-nearly parallel, the active-set steps that follow move it.
+O'Donoghue and Candes (Found. Comput. Math. 2015), with steps of 1 / L, where L is the largest sum
+of |G| over a row. The support (the z above 0) is known long before the values of z, so the steps
+stop when the support no longer changes. Then z is solved for on this support. If the support is
+still wrong, for example with nearly parallel rows, the active-set steps that follow correct it.
 """
 
 from typing import NamedTuple
@@ -15,13 +15,13 @@ from jax import lax
 
 from fedjax_lab.qp import dual
 
-_AT_REST = 10  # steps without a change of the support, after which it is taken as final
+_AT_REST = 10  # steps without a change of the support, after which it counts as final
 
 
 class _State(NamedTuple):
     dz: jax.Array  # float [C]
-    ahead: jax.Array  # float [C], dz and the momentum, where the next gradient is taken
-    age: jax.Array  # int32, steps since the momentum began anew
+    ahead: jax.Array  # float [C], dz plus momentum, the point of the next gradient
+    age: jax.Array  # int32, steps since the momentum was restarted
     rests: jax.Array  # int32, steps since the support changed
     moves: jax.Array  # bool, whether the last step was longer than rounding
     iterations: jax.Array  # int32
@@ -37,16 +37,16 @@ def solve(
     valid: jax.Array,
     max_iterations: int,
 ) -> tuple[jax.Array, dual.Basis, jax.Array]:
-    """What ``dual.solve`` returns, from a support that projected gradient steps found.
+    """Solve as ``dual.solve`` does, from a support that projected gradient steps find.
 
     Args:
       gram: float [C, C], G, the inner products of unit rows.
       z0: float [C], the dual solution so far.
-      r0: float [C], the residual G z0 + b, as measured.
+      r0: float [C], the measured residual G z0 + b.
       basis: the support of z0.
-      iterations: int32 scalar, steps so far; where there are any, the support is taken as found.
-      valid: bool [C], which rows are constraints.
-      max_iterations: cap on the count.
+      iterations: int32 scalar, steps so far; if there are any, the support counts as found.
+      valid: bool [C], True for rows that are constraints.
+      max_iterations: upper bound of the count.
     """
     eps = float(jnp.finfo(gram.dtype).eps)
     largest = jnp.maximum(jnp.max(jnp.sum(jnp.abs(gram), axis=0)), 1)  # at least G's eigenvalues
