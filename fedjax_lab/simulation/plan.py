@@ -5,7 +5,6 @@ from typing import NamedTuple, Unpack
 import jax
 
 from fedjax_lab import tree
-from fedjax_lab.checks import check_choice
 from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.clients.planner import Plan, at_once, estimate
 from fedjax_lab.data import FederatedArrays, FederatedStream
@@ -14,7 +13,7 @@ from fedjax_lab.machine.arithmetic import count_flops
 from fedjax_lab.machine.compiler import Figures, compile_for, figures, with_devices
 from fedjax_lab.machine.target import Target, named
 from fedjax_lab.models.convolution import lowering_for
-from fedjax_lab.round import ON_NONFINITE, Algorithm
+from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_simulate
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.feed import window_shapes
@@ -123,7 +122,6 @@ def plan(
       ValueError: an argument is out of range, or the target or client map is unknown.
       TypeError: an argument is unknown or of the wrong type.
     """
-    check_choice("on_nonfinite", on_nonfinite, (*ON_NONFINITE, "stop"))
     check_simulate(algorithm, params, clients, only_shapes=True)
     machine = named(target) if isinstance(target, str) else target
     note = None

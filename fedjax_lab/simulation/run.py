@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.checks import check_choice
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.round import ON_NONFINITE, Algorithm
@@ -43,6 +44,10 @@ class Run:
     key: Key | None = None
     params: Params = None
     state: FedState | None = None
+
+    def __post_init__(self) -> None:
+        """Check the policy for clients that are not finite."""
+        check_choice("on_nonfinite", self.on_nonfinite, (*ON_NONFINITE, "stop"))
 
     @property
     def in_round(self) -> str:

@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
-from fedjax_lab.checks import LAST_SEED, check_choice, check_int
+from fedjax_lab.checks import LAST_SEED, check_int
 from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.machine.program_cache import keep_by_default, say_where
-from fedjax_lab.round import ON_NONFINITE, Algorithm
+from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import (
     check_functions,
     check_lengths,
@@ -145,7 +145,6 @@ def simulate(
     check_functions(evaluate=evaluate, diagnose=diagnose, stop_when=stop_when)
     every = check_lengths(rounds, eval_every, checkpoint_every)
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
-    check_choice("on_nonfinite", on_nonfinite, (*ON_NONFINITE, "stop"))
     check_outputs(run_dir, profile_dir, config)
     keep_by_default()
     team = Team.here()
@@ -179,8 +178,10 @@ def simulate(
             stop.at_once = False
             bar.start_clock(chunks.compile_seconds)
             with profile.once():
-                done = chunks.advance(book.round, book.next_length, book.look)
-            row = book.enter(*done)
+                length, metrics = chunks.advance(book.round, book.next_length, book.look)
+            if not length:  # on_nonfinite="stop", in the first round of a chunk
+                break
+            row = book.enter(length, metrics)
             recorder.row(row, book.seconds, chunks.compile_seconds)
             bar.update(book.round, book.shown)
             if not book.diverged:

@@ -67,7 +67,7 @@ def nnx_module_from_outside():
     "wrong", [linen_with_params_alone, nnx_with_params_alone, nnx_module_from_outside]
 )
 def test_an_error_says_what_to_take_instead(wrong):
-    with pytest.raises(ValueError, match=r"^loss_fn: .*models\.batch_norm\.BatchNorm .*from_nnx"):
+    with pytest.raises(ValueError, match=r"^loss_fn: .*models\.batch_norm\.BatchNorm, .*from_nnx"):
         wrong()
 
 

@@ -166,12 +166,12 @@ def test_what_does_not_go_together_is_refused():
             run(BUFFERED, times=times(**wrong))
     with pytest.raises(TypeError, match=r"times is Devices; it must be a data\.ClientTimes"):
         run(FEDAVG, times=Devices())
-    with pytest.raises(ValueError, match=rf"times.step_seconds is of 7 clients; N is {N}"):
+    with pytest.raises(ValueError, match=rf"times.step_seconds has 7 clients; N is {N}"):
         run(FEDAVG, times=ClientTimes(np.ones(7)))
     with pytest.raises(ValueError, match=r"devices\.time_budget is 2\.0, and times is set"):
         run(FEDAVG, times=times(), devices=Devices(time_budget=2.0))
     counted = with_dp(FEDAVG, 1.0, 1.0, delta=1e-5)
-    with pytest.raises(ValueError, match="times have availability or over_selection; fedavg"):
+    with pytest.raises(ValueError, match="times have availability or over_selection; the accounting"):
         run(counted, times=WAITING)
     with pytest.raises(ValueError, match="'simulated_seconds', a name that rows"):
         run(FEDAVG, times=times(), evaluate=lambda params: {"simulated_seconds": math.pi})

@@ -411,6 +411,7 @@ def test_wrong_objects_get_one_sentence(arguments, message):
         test_run.simulate(*arguments, rounds=1, cohort_size=2, batch_size=2, local_steps=1)
 
 
+@pytest.mark.filterwarnings("ignore:in round 0", "ignore:diverged")
 def test_clients_with_broken_data_are_named():
     x = np.ones((2 * N, 4), np.float32)
     x[3, 1], x[8, 0] = np.nan, np.inf
