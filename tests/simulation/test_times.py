@@ -171,7 +171,9 @@ def test_what_does_not_go_together_is_refused():
     with pytest.raises(ValueError, match=r"devices\.time_budget is 2\.0, and times is set"):
         run(FEDAVG, times=times(), devices=Devices(time_budget=2.0))
     counted = with_dp(FEDAVG, 1.0, 1.0, delta=1e-5)
-    with pytest.raises(ValueError, match="times have availability or over_selection; the accounting"):
+    with pytest.raises(
+        ValueError, match="availability or over_selection; the accounting of fedavg"
+    ):
         run(counted, times=WAITING)
     with pytest.raises(ValueError, match="'simulated_seconds', a name that rows"):
         run(FEDAVG, times=times(), evaluate=lambda params: {"simulated_seconds": math.pi})
