@@ -1,7 +1,7 @@
 """Style, types and the tests that mirror what has changed: the inner loop, ``make check``.
 
 A change to a method's file runs that method alone, a change to any other file the tests of the
-same name, or of the same room where there are none. The whole suite is ``make test``.
+same name and those that ``COVERS`` names. The whole suite is ``make test``.
 """
 
 import inspect
@@ -15,32 +15,100 @@ ROOT = Path(__file__).parents[1]
 CATALOGUE = [
     f"tests/algorithms/test_{name}.py" for name in ("contract", "twins", "limits", "bad_input")
 ]
-# Files whose tests stand under another name.
-MAPS = "tests/clients/test_client_maps.py"
-MASKS = ["tests/algorithms/test_masks.py", "tests/algorithms/test_bad_input.py"]
-ELSEWHERE = {
-    "fedjax_lab/round.py": ["tests/test_round.py", MAPS],
-    "fedjax_lab/clients/local.py": ["tests/clients/test_local.py", MAPS, *MASKS],
-    "fedjax_lab/clients/mapping.py": ["tests/clients"],
-    "fedjax_lab/clients/batch.py": MASKS,
-} | {
-    f"fedjax_lab/{room}/{stem}.py": [f"tests/{room}/test_{tests}.py"]
-    for room, tests, stems in (
-        ("command", "personal", ["client_scores"]),
-        ("data", "chats", ["packing"]),
-        ("data", "cohort", ["client_sampling"]),
-        ("data", "partition", ["heterogeneity", "schemes"]),
-        ("data", "sources", ["files", "tfds"]),
-        ("data", "streams", ["stream_files"]),
-        ("models", "adapters", ["adapter_files"]),
-        ("models", "decoder", ["decoder_config"]),
-        ("models", "image_models", ["resnet", "vgg", "vit"]),
-        ("models", "models", ["cnn", "lenet", "linear", "mlp"]),
-        ("models", "weight_files", ["pretrained", "weight_tables"]),
-        ("report", "figures", ["curves", "partition_figure", "ranking", "style", "surfaces"]),
-    )
-    for stem in stems
+# Test file -> the modules that it covers, of those without a test file of their own name.
+COVERS = {
+    "test_core_import": "__init__ estimates",
+    "test_public_names": "__init__ algorithms/__init__ clients/__init__ command/__init__ "
+    "compressors/__init__ data/__init__ machine/__init__ method/__init__ models/__init__ "
+    "qp/__init__ recipes/__init__ report/__init__ simulation/__init__ storage/__init__ "
+    "tuning/__init__ wrappers/__init__",
+    "test_round": "clients/returned types",
+    "test_wrong_calls": "checks signatures",
+    "algorithms/test_bad_input": "clients/batch",
+    "algorithms/test_factory": "algorithms/factory algorithms/hyper algorithms/server",
+    "algorithms/test_gradma": "algorithms/gradma_memory",
+    "algorithms/test_masks": "clients/batch clients/local",
+    "algorithms/test_personal": "algorithms/leaves algorithms/own_models",
+    "clients/test_client_maps": "clients/local clients/mapping round",
+    "clients/test_exchange": "machine/compiler",
+    "clients/test_mask": "clients/metrics",
+    "clients/test_nonfinite": "clients/finite",
+    "command/test_bad_input": "command/config_checks",
+    "command/test_cli": "__main__ command/catalogue command/listings command/runner command/screen",
+    "command/test_commands": "command/grid command/launch command/rerun",
+    "command/test_config": "command/build command/config_checks command/config_file "
+    "command/flags command/options",
+    "command/test_own_data": "command/loading",
+    "command/test_personal": "command/client_scores",
+    "command/test_tables": "command/table_data",
+    "compressors/test_kernels": "compressors/base compressors/compose compressors/low_rank "
+    "compressors/quantize compressors/sparsify",
+    "compressors/test_wire": "compressors/sparsify",
+    "data/test_chats": "data/packing",
+    "data/test_cohort": "data/client_sampling data/order",
+    "data/test_natural": "data/tables",
+    "data/test_partition": "data/heterogeneity data/schemes",
+    "data/test_sources": "data/files data/tfds",
+    "data/test_streams": "data/records data/stream_files",
+    "machine/test_program": "machine/arithmetic machine/compiler",
+    "machine/test_target": "clients/host_devices machine/memory",
+    "models/test_adapters": "models/adapter_files models/token_losses wrappers/ranks",
+    "models/test_convolution": "models/layout",
+    "models/test_decoder": "models/decoder_config models/generation",
+    "models/test_image_models": "models/resnet models/vgg models/vit",
+    "models/test_losses": "models/labels",
+    "models/test_models": "models/base models/cnn models/lenet models/linear models/mlp "
+    "models/pooling",
+    "models/test_weight_files": "models/pretrained models/weight_tables",
+    "packaging/test_release": "version",
+    "qp/test_project": "qp/dual qp/gram qp/packing qp/projected_gradient",
+    "recipes/test_recipes": "recipes/*",
+    "report/test_figures": "report/curves report/partition_figure report/ranking report/style "
+    "report/surfaces",
+    "report/test_plot": "report/print_size",
+    "report/test_reading": "report/runs",
+    "report/test_report": "report/statistics report/tables report/write",
+    "report/test_sections": "report/formats",
+    "simulation/test_labels": "models/labels",
+    "simulation/test_longer": "simulation/recorder",
+    "simulation/test_model_axis": "clients/model_axis",
+    "simulation/test_private_runs": "wrappers/private_state wrappers/released",
+    "simulation/test_residuals": "qp/residuals simulation/book",
+    "simulation/test_run": "simulation/rounds simulation/simulate storage/checkpoint",
+    "simulation/test_scores": "simulation/book",
+    "simulation/test_stores": "simulation/chunk_planner simulation/chunks simulation/host_chunks",
+    "simulation/test_streams": "simulation/feed simulation/plan",
+    "simulation/test_sweep": "simulation/sweep_program simulation/sweep_result",
+    "storage/test_hostile_dirs": "storage/json_file storage/run_path",
+    "storage/test_run_dir": "storage/fingerprint storage/lock",
+    "tuning/test_tune": "command/tuning report/search tuning/found tuning/halving tuning/space",
+    "wrappers/test_robust": "wrappers/rules wrappers/stacked",
 }
+# Files that several methods share -> methods that show whether they still work.
+SHARED = {
+    "averaging": ["fedavg", "fedexp", "fedopt"],
+    "base": ["fedavg", "scaffold"],
+    "factory": ["fedavg", "scaffold"],
+    "first_estimates": ["fafed", "stem"],
+    "gradma_memory": ["gradma_s"],
+    "hyper": ["fedavg", "fedprox"],
+    "leaves": ["fedbabu", "fedper"],
+    "own_models": ["apfl", "ditto"],
+    "personal": ["apfl", "ditto", "fedper"],
+    "published": ["fedavg"],
+    "server": ["fedavg", "feddyn", "fedopt"],
+}
+
+
+def covering_tests(path: str) -> list[str]:
+    """The test files that cover a module of ``fedjax_lab``: of its own name, or in ``COVERS``."""
+    module = Path(path).relative_to("fedjax_lab").with_suffix("")
+    own = ROOT.joinpath("tests", module.parent).glob(f"test_{module.name}*.py")
+    files = {str(file.relative_to(ROOT)) for file in own}
+    for tests, modules in COVERS.items():
+        if {str(module), f"{module.parent}/*"} & set(modules.split()):
+            files.add(f"tests/{tests}.py")
+    return sorted(files)
 
 
 def changed_files(since: str) -> list[str]:
@@ -55,10 +123,10 @@ def changed_files(since: str) -> list[str]:
 
 
 def methods_of(stem: str) -> list[str]:
-    """The factories that a file of ``fedjax_lab/algorithms`` defines."""
+    """The factories that a file of ``fedjax_lab/algorithms`` defines, or some that use it."""
     from fedjax_lab.algorithms import ALGORITHMS
 
-    return [
+    return SHARED.get(stem) or [
         name
         for name, factory in ALGORITHMS.items()
         if inspect.getmodule(inspect.unwrap(factory)).__name__.split(".")[-1] == stem
@@ -69,21 +137,16 @@ def tests_for(path: str) -> tuple[list[str], list[str]]:
     """(test files, methods) that a changed file asks for."""
     parts = Path(path).parts
     stem = Path(path).stem
-    if path in ELSEWHERE:
-        return ELSEWHERE[path], []
     if parts[0] == "tests" and stem.startswith("test_"):
         return [path], []
-    is_family = parts[:2] in [("fedjax_lab", "algorithms"), ("tests", "reference")]
-    if is_family or parts[:3] in [("tests", "algorithms", k) for k in ("cases", "limits")]:
-        family = stem.removesuffix("_numpy")
-        if methods := methods_of(family):
-            own = sorted(ROOT.glob(f"tests/algorithms/test_{family}*.py"))
-            return [str(file.relative_to(ROOT)) for file in own], methods
-        return ["tests/reference"] if parts[0] == "tests" else CATALOGUE, []
     if parts[0] == "fedjax_lab" and path.endswith(".py"):
-        room = ROOT.joinpath("tests", *parts[1:-1])
-        own = sorted(room.glob(f"test_{stem}*.py")) or ([room] if len(parts) > 2 else [])
-        return [str(file.relative_to(ROOT)) for file in own if file.exists()], []
+        in_algorithms = parts[1] == "algorithms"
+        return covering_tests(path), methods_of(stem) if in_algorithms else []
+    if parts[:3] in [("tests", "algorithms", k) for k in ("cases", "limits")]:
+        return covering_tests(f"fedjax_lab/algorithms/{stem}.py"), methods_of(stem)
+    if parts[:2] == ("tests", "reference"):
+        module = f"fedjax_lab/algorithms/{stem.removesuffix('_numpy')}.py"
+        return tests_for(module) if (ROOT / module).is_file() else (["tests/reference"], [])
     if parts[0] == "experiments" and len(parts) > 2 and path.endswith(".py"):
         room = ROOT / "tests" / "experiments"
         # What a paper declares is looked at with what all studies share.
