@@ -237,10 +237,10 @@ def _split(client_map: str, argument: str) -> tuple[str, int, int, str]:
     """Split a name into (kind, n or C or 0, M or 0, map of a device's share or "")."""
     if not isinstance(client_map, str):
         raise TypeError(f"{argument} is {client_map!r}; it must be text, such as 'auto'.")
-    whole, _, share = client_map.partition("/")
-    kind, colon, size = whole.partition(":")
+    outer, _, share = client_map.partition("/")
+    kind, colon, size = outer.partition(":")
     choice = "chunk:n" if kind == "chunk" else kind
-    check_choice(argument, choice if colon else whole, CLIENT_MAPS)
+    check_choice(argument, choice if colon else outer, CLIENT_MAPS)
     spreads = kind in ON_SEVERAL
     parts = "0"
     if kind == "shard_map" and "x" in size:

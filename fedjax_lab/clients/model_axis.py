@@ -188,18 +188,18 @@ def _specs(values: PyTree, sharding: ParamsSharding, size: int) -> PyTree:
 
 
 def _checked(name: str, leaf: Any, spec: Any, size: int) -> PartitionSpec:
-    told = f"params_sharding has {spec!r} for {name}, {list(np.shape(leaf))}"
+    subject = f"params_sharding has {spec!r} for {name}, {list(np.shape(leaf))}"
     if not isinstance(spec, PartitionSpec):
-        raise TypeError(f"{told}; it must be a jax.sharding.PartitionSpec.")
+        raise TypeError(f"{subject}; it must be a jax.sharding.PartitionSpec.")
     if len(spec) > len(np.shape(leaf)):
-        raise ValueError(f"{told}; the array has fewer axes.")
+        raise ValueError(f"{subject}; the array has fewer axes.")
     for length, axis in zip(np.shape(leaf), spec, strict=False):
         if axis not in (None, MODEL):
-            raise ValueError(f"{told}; each of its axes must be None or {MODEL!r}.")
+            raise ValueError(f"{subject}; each of its axes must be None or {MODEL!r}.")
         if axis == MODEL and length % size:
-            raise ValueError(f"{told}; {size} devices do not divide {length}.")
+            raise ValueError(f"{subject}; {size} devices do not divide {length}.")
     if list(spec).count(MODEL) > 1:
-        raise ValueError(f"{told}; {MODEL!r} must occur only once.")
+        raise ValueError(f"{subject}; {MODEL!r} must occur only once.")
     return spec
 
 

@@ -227,8 +227,8 @@ def at_once(client_map: str, slots: int, target: Target) -> int:
       slots: clients of the cohort, S.
       target: the machine.
     """
-    whole, _, share = client_map.partition("/")
-    kind, _, size = whole.partition(":")
+    outer, _, share = client_map.partition("/")
+    kind, _, size = outer.partition(":")
     if kind in ON_SEVERAL:
         slots = -(-slots // int(size.partition("x")[0] or target.num_devices))
         share = share or single_device_map(target)
@@ -242,14 +242,14 @@ def at_once(client_map: str, slots: int, target: Target) -> int:
 def alternatives(planned: str, slots: int, target: Target | None = None) -> tuple[str, str]:
     """Return the plan and the client map that is most likely to be faster."""
     target = here() if target is None else target
-    whole, _, share = planned.partition("/")
+    outer, _, share = planned.partition("/")
     if target.platform == "cpu":
-        return planned, "scan" if whole != "scan" else f"chunk:{min(2, slots)}"
+        return planned, "scan" if outer != "scan" else f"chunk:{min(2, slots)}"
     half = max(slots // 2, 1)
-    if share.startswith("chunk") or whole.startswith("chunk"):
+    if share.startswith("chunk") or outer.startswith("chunk"):
         half = max(int(planned.rpartition(":")[2]) // 2, 1)
-    if whole.startswith(ON_SEVERAL):
-        return planned, f"{whole}/chunk:{max(half // target.num_devices, 1)}"
+    if outer.startswith(ON_SEVERAL):
+        return planned, f"{outer}/chunk:{max(half // target.num_devices, 1)}"
     return planned, f"chunk:{half}"
 
 

@@ -128,8 +128,8 @@ def _welcome(connection: socket.socket, count: int, here: dict[int, socket.socke
     """Register a process; other connections are ignored."""
     connection.settimeout(_PATIENCE)
     try:
-        told = _line_of(connection)
-        place, theirs = int(told["process"]), int(told["of"])
+        answer = _line_of(connection)
+        place, theirs = int(answer["process"]), int(answer["of"])
     except (OSError, ValueError, KeyError, TypeError):
         connection.close()
         return

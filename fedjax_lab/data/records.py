@@ -70,8 +70,8 @@ class Records:
 
     def content(self) -> str:
         """Return a hash of the files, and of the order of the records in them."""
-        told = "".join(hash_of_file(Path(path)) for path in self._paths)
-        return hashlib.sha256(told.encode() + self.targets.tobytes()).hexdigest()
+        hashes = "".join(hash_of_file(Path(path)) for path in self._paths)
+        return hashlib.sha256(hashes.encode() + self.targets.tobytes()).hexdigest()
 
 
 def open_records(name: str, data_dir: str | Path | None) -> Records:

@@ -89,10 +89,10 @@ def open_stream(folder: str | Path) -> Any:
     if not file.is_file():
         raise FileNotFoundError(f"{folder} has no {DESCRIPTION}; data.write_stream makes it.")
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        version, names, n = told["version"], told["leaves"], told["examples"]
+        content = json.loads(file.read_text(encoding="utf-8"))
+        version, names, n = content["version"], content["leaves"], content["examples"]
         leaves = [(str(name), jnp.dtype(kind), tuple(shape)) for name, kind, shape in names]
-        tree = _built(told["tree"], list(range(len(leaves))))
+        tree = _built(content["tree"], list(range(len(leaves))))
     except _DAMAGES as error:
         raise ValueError(f"{file} is damaged: {error!r}.") from error
     for name, *_ in leaves:
@@ -177,14 +177,14 @@ def content_of(array: np.ndarray) -> str:
         bits = digest.hexdigest()
     else:
         bits = hash_of_file(path, skip=path.stat().st_size - array.nbytes)
-    told = json.dumps([bits, list(array.shape), str(array.dtype)])
-    return hashlib.sha256(told.encode()).hexdigest()
+    text = json.dumps([bits, list(array.shape), str(array.dtype)])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -> None:
     description, first, count = None, None, 0
     for part in parts:
-        told = _described(part, itertools.count())
+        structure = _described(part, itertools.count())
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(part)]
         lengths = {leaf.shape[:1] for leaf in leaves}
         if len(lengths) != 1 or () in lengths:
@@ -195,12 +195,12 @@ def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -
         dtypes = [stored_dtype("examples", leaf) for leaf in leaves]
         kinds = [(str(kind), leaf.shape[1:]) for kind, leaf in zip(dtypes, leaves, strict=True)]
         if first is None:
-            description, first = told, kinds
-            files += [_LeafFile(folder / f"{name}.npy") for name in _names(told, len(leaves))]
-        elif (told, kinds) != (description, first):
+            description, first = structure, kinds
+            files += [_LeafFile(folder / f"{name}.npy") for name in _names(structure, len(leaves))]
+        elif (structure, kinds) != (description, first):
             raise ValueError(
-                f"examples has a part {told} with {kinds}; the first one is {description} with "
-                f"{first}, and all must have the same structure, shapes and dtypes."
+                f"examples has a part {structure} with {kinds}; the first one is {description} "
+                f"with {first}, and all must have the same structure, shapes and dtypes."
             )
         for file, leaf, dtype in zip(files, leaves, dtypes, strict=True):
             file.add(leaf, dtype)
@@ -211,8 +211,8 @@ def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -
         file.finish()
     names = [file.path.stem for file in files]
     kept = [[name, *kind] for name, kind in zip(names, first, strict=True)]
-    told = {"version": _VERSION, "examples": count, "leaves": kept, "tree": description}
-    write_text(folder / DESCRIPTION, json.dumps(told))
+    content = {"version": _VERSION, "examples": count, "leaves": kept, "tree": description}
+    write_text(folder / DESCRIPTION, json.dumps(content))
 
 
 class _LeafFile:
@@ -240,8 +240,8 @@ class _LeafFile:
     def _head(self) -> None:
         assert self._kind is not None
         kind, shape = self._kind
-        told = {"descr": kind.str, "fortran_order": False, "shape": (self._rows, *shape)}
-        np.lib.format.write_array_header_1_0(self._file, told)
+        header = {"descr": kind.str, "fortran_order": False, "shape": (self._rows, *shape)}
+        np.lib.format.write_array_header_1_0(self._file, header)
 
     def close(self) -> None:
         self._file.close()
@@ -274,11 +274,11 @@ def _described(tree: Any, number: Iterator[int]) -> Any:
     return next(number)
 
 
-def _built(told: Any, leaves: list[Any]) -> Any:
+def _built(structure: Any, leaves: list[Any]) -> Any:
     """Build the tree of a description with these leaves."""
-    if isinstance(told, int):
-        return leaves[told]
-    ((kind, children),) = told.items()
+    if isinstance(structure, int):
+        return leaves[structure]
+    ((kind, children),) = structure.items()
     if kind == "dict":
         return {name: _built(child, leaves) for name, child in children.items()}
     built = [_built(child, leaves) for child in children]
@@ -287,9 +287,9 @@ def _built(told: Any, leaves: list[Any]) -> Any:
     return {"list": list, "tuple": tuple}[kind](built)
 
 
-def _names(told: Any, count: int) -> list[str]:
+def _names(structure: Any, count: int) -> list[str]:
     """Return the names of the leaves' files: their paths, or their numbers for other characters."""
-    paths = jax.tree_util.tree_leaves_with_path(_built(told, list(range(count))))
+    paths = jax.tree_util.tree_leaves_with_path(_built(structure, list(range(count))))
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
     plain = all(name.replace(".", "").replace("_", "").isalnum() for name in names)
     is_safe = plain and len({name.lower() for name in names}) == count
@@ -357,8 +357,8 @@ def hash_of_file(path: Path, skip: int = 0) -> str:
 
 def _keep_hash(path: Path, found: str) -> None:
     now = path.stat()
-    told = {"size": now.st_size, "mtime_ns": now.st_mtime_ns, "sha256": found}
-    write_text(_beside(path), json.dumps(told))
+    known = {"size": now.st_size, "mtime_ns": now.st_mtime_ns, "sha256": found}
+    write_text(_beside(path), json.dumps(known))
 
 
 def _beside(path: Path) -> Path:

@@ -118,8 +118,8 @@ class HostArrays:
     def content(self) -> str:
         """As in ``HostExamples``; see ``stream_files.content_of``."""
         leaves = jax.tree_util.tree_leaves_with_path(self._arrays)
-        told = [f"{jax.tree_util.keystr(path)} {content_of(leaf)}" for path, leaf in leaves]
-        return hashlib.sha256("\n".join(told).encode()).hexdigest()
+        lines = [f"{jax.tree_util.keystr(path)} {content_of(leaf)}" for path, leaf in leaves]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 class FederatedStream:

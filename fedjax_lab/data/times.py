@@ -76,8 +76,8 @@ class ClientTimes:
         if self.availability is not None and self.availability.shape[1] > 1:
             sizes["availability"] = self.availability.shape[1]
         if len(set(sizes.values())) > 1:
-            told = ", ".join(f"{name} of {size}" for name, size in sizes.items())
-            raise ValueError(f"times have arrays of different lengths ({told}); all must be [N].")
+            found = ", ".join(f"{name} of {size}" for name, size in sizes.items())
+            raise ValueError(f"times have arrays of different lengths ({found}); all must be [N].")
         check_int("rounds_per_period", self.rounds_per_period, minimum=1)
         check_number("over_selection", self.over_selection, minimum=1.0)
         if self.deadline is not None:

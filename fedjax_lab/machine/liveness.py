@@ -147,7 +147,7 @@ def _besides(eqn: Any, leaving: list[Any], machine: _Machine, size_of: Callable[
     is_tpu = machine.platform == "tpu"
     programs = _programs(eqn, machine.platform)
     if not programs or eqn.primitive.name in _UPDATES or _is_elementwise(eqn):
-        room = max(map(size_of, _replaced(eqn, leaving, is_tpu)), default=0)
+        room = max(map(size_of, _replaceable(eqn, leaving, is_tpu)), default=0)
         return -min(room, sum(map(size_of, eqn.outvars)))
     operands, carried = eqn.invars, _carried(eqn)
     ending = leaving if is_tpu else []  # a GPU copies what a loop begins with
@@ -224,7 +224,7 @@ def _transposes(eqn: Any) -> bool:
     return eqn.primitive.name == "transpose"
 
 
-def _replaced(eqn: Any, leaving: list[Any], replaces: bool) -> list[Any]:
+def _replaceable(eqn: Any, leaving: list[Any], replaces: bool) -> list[Any]:
     """Return the operands whose last read is here, which the result may replace."""
     if eqn.primitive.name in _UPDATES:
         return [v for v in leaving if v is eqn.invars[0]]

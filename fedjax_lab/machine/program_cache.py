@@ -80,14 +80,14 @@ def keep_by_default(quiet: bool = False) -> None:
     try:
         kept = keep_programs()
     except OSError as error:  # also for a lock that is not released
-        told, said = f"compiled programs cannot be stored: {error}", None
+        message, said = f"compiled programs cannot be stored: {error}", None
     else:
         if not kept:
             return
         folder = config.jax_compilation_cache_dir
-        told, said = f"compiled programs are stored in {folder}", Path(folder) / _SAID
+        message, said = f"compiled programs are stored in {folder}", Path(folder) / _SAID
     if not quiet:
-        _to_say.append((f"fedjax_lab: {told} ({VARIABLE}=off: never)", said))
+        _to_say.append((f"fedjax_lab: {message} ({VARIABLE}=off: never)", said))
 
 
 def say_where() -> None:
@@ -122,13 +122,15 @@ def processor() -> str:
 
     Without it, computers that share a home directory would run programs for another processor.
     """
-    told = [platform.machine(), platform.processor()]
+    features = [platform.machine(), platform.processor()]
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    told += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
+    features += sorted(
+        {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    )
+    return hashlib.sha256("\n".join(features).encode()).hexdigest()[:12]
 
 
 def _throw_halves_away(path: Path) -> None:

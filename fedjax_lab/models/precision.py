@@ -46,8 +46,8 @@ def mixed_precision(model: Model, dtype: Any = "bfloat16") -> Model:
 
     def wrap(apply: Apply) -> Apply:
         def run(params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
-            keep = running_statistics(params)
-            params = jax.tree.map(lambda keep, p: p if keep else low(p), keep, params)
+            is_statistic = running_statistics(params)
+            params = jax.tree.map(lambda kept, p: p if kept else low(p), is_statistic, params)
             return apply(params, low(x), key).astype(jnp.float32)
 
         return run

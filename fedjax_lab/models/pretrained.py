@@ -181,8 +181,8 @@ def _checked(
     plan: list[tuple[Any, Stored]] = []
     names: list[str] = []
     for path, leaf in leaves.items():
-        told = table[path]
-        stored = Stored(told) if isinstance(told, str) else told
+        source = table[path]
+        stored = Stored(source) if isinstance(source, str) else source
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(f"into has {leaf.dtype} at {path!r}; it must hold floats.")
         if not stored.fits(leaf.shape):

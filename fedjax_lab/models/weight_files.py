@@ -154,11 +154,11 @@ def _shards(index: Path) -> list[str]:
 
 
 def _check_index(index: Path, folder: Path, entries: Mapping[str, Entry]) -> None:
-    told = {name: folder / file for name, file in _weight_map(index).items()}
-    for name in sorted(told.keys() | entries.keys()):
-        if name not in entries or told.get(name) != entries[name].file:
+    indexed = {name: folder / file for name, file in _weight_map(index).items()}
+    for name in sorted(indexed.keys() | entries.keys()):
+        if name not in entries or indexed.get(name) != entries[name].file:
             there = entries[name].file.name if name in entries else "no file"
-            claimed = told[name].name if name in told else "no file"
+            claimed = indexed[name].name if name in indexed else "no file"
             raise ValueError(f"{index}: {name!r} is said to be in {claimed}; it is in {there}.")
 
 

@@ -156,8 +156,8 @@ class ChunkPlanner:
         """
         alone = dataclasses.replace(here(), devices=())
         found = planner.plan(self.round_of, self._state, self.batch, target=alone)
-        whole, _, share = found.client_map.partition("/")
-        if alone.platform != "cpu" and not whole.startswith(("shard_map", "vmap")):
+        outer, _, share = found.client_map.partition("/")
+        if alone.platform != "cpu" and not outer.startswith(("shard_map", "vmap")):
             share = found.client_map
         client_map = f"shard_map/{share}" if share else "shard_map"
         team = self._place.team

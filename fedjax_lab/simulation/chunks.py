@@ -80,11 +80,11 @@ class Chunks:
 
     def whole_state(self) -> FedState:
         """Gather the state with its frozen weights in each process; all processes call it."""
-        return self.team.own(self._run.whole(self._state, self._frozen))
+        return self.team.own(self._run.with_frozen(self._state, self._frozen))
 
     def result(self) -> FedState:
         """Return the final state of the run."""
-        return self.team.local(self._run.whole(self._state, self._frozen))
+        return self.team.local(self._run.with_frozen(self._state, self._frozen))
 
     def keep_beside(self, run_dir: Any) -> None:
         """Store client rows that are not on the devices beside a run directory, if there is one.

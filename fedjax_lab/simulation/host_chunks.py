@@ -49,8 +49,8 @@ class HostChunks(Chunks):
         arguments = self.team.local((params, clients, self._key, self._frozen))
         state, self.table = _start(self._run, clients.num_clients, arguments)
         if self._progress:
-            told = f"{self._run.algorithm.name}: client rows stay on the host: {self.table!r}"
-            print(told, file=sys.stderr, flush=True)
+            message = f"{self._run.algorithm.name}: client rows stay on the host: {self.table!r}"
+            print(message, file=sys.stderr, flush=True)
         return state
 
     def keep_beside(self, run_dir: Any) -> None:

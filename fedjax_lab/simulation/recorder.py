@@ -226,8 +226,8 @@ class Recorder:
         """
         team = self._team
         round, found, history = team.together(lambda: self._begin(chunks))
-        told = team.first_says([round, history, self.saved, self.spent])
-        round, history, self.saved, self.spent = told
+        first = team.first_says([round, history, self.saved, self.spent])
+        round, history, self.saved, self.spent = first
         if round:
             chunks.restore(found)
         return history, round, self.spent

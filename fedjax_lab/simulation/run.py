@@ -137,7 +137,7 @@ class Run:
         """
         return self.algorithm.params(state)
 
-    def whole(self, state: FedState, frozen: PyTree) -> FedState:
+    def with_frozen(self, state: FedState, frozen: PyTree) -> FedState:
         """Insert the frozen weights into a state.
 
         Args:

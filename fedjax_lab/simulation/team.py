@@ -322,13 +322,13 @@ class _Processes(Team):
             return
         first, *others = map(json.loads, _texts(text))
         words = ("process 0 has", "it has")
-        told = [
+        differing = [
             f"process {i}: {'; '.join(differences(first, theirs, words=words))}"
             for i, theirs in enumerate(others, start=1)
             if theirs != first
         ]
         raise ValueError(
-            f"all processes must have the same arguments, but {'. '.join(told[:_NAMED])}."
+            f"all processes must have the same arguments, but {'. '.join(differing[:_NAMED])}."
         )
 
     def together(self, action: Callable[[], Any]) -> Any:
@@ -352,13 +352,14 @@ class _Processes(Team):
         except (jax.errors.JaxRuntimeError, ValueError) as error:  # also when a value is fetched
             if not _is_loss(error):
                 raise
-            told = (
+            message = (
                 f"process {self.index} of {self.size}: another process has ended or does not "
                 "answer, so the run cannot continue. The last checkpoint is intact; the same "
                 "call resumes from it, with any number of processes."
             )
-            print(f"fedjax_lab: {told}", file=sys.stderr, flush=True)  # before JAX ends the process
-            raise ConnectionError(told) from error
+            # Before JAX ends the process.
+            print(f"fedjax_lab: {message}", file=sys.stderr, flush=True)
+            raise ConnectionError(message) from error
 
     def _sent_in_blocks(
         self, process: int, value: Any, like: Any, wanted: np.ndarray | None
@@ -420,8 +421,8 @@ def _check_devices() -> None:
     for device in jax.devices():
         counts[device.process_index] = counts.get(device.process_index, 0) + 1
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"process {i} has {n}" for i, n in sorted(counts.items()))
-        raise ValueError(f"{told} devices; all processes of a run must have the same number.")
+        found = ", ".join(f"process {i} has {n}" for i, n in sorted(counts.items()))
+        raise ValueError(f"{found} devices; all processes of a run must have the same number.")
 
 
 def _put_together(table: jax.Array, wanted: bool) -> np.ndarray | None:

@@ -205,8 +205,8 @@ class Checkpoints:
                     damage = damage or str(error)
                     continue
                 if damage:
-                    told = f"{damage} The last intact checkpoint is that of round {round}."
-                    warnings.warn(told, UserWarning, stacklevel=3)
+                    message = f"{damage} The last intact checkpoint is that of round {round}."
+                    warnings.warn(message, UserWarning, stacklevel=3)
                 return round, found, meta
             else:
                 break
@@ -317,10 +317,10 @@ def _empty(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     return {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in empty.items()}
 
 
-def _from_empty(told: dict[str, Any]) -> dict[str, np.ndarray]:
-    if not all(0 in shape for shape, _ in told.values()):
+def _from_empty(shapes: dict[str, Any]) -> dict[str, np.ndarray]:
+    if not all(0 in shape for shape, _ in shapes.values()):
         raise ValueError("an array that is said to have no values has some")
-    return {name: np.zeros(shape, jax.numpy.dtype(kind)) for name, (shape, kind) in told.items()}
+    return {name: np.zeros(shape, jax.numpy.dtype(kind)) for name, (shape, kind) in shapes.items()}
 
 
 def _is_of_any_length(state: PyTree) -> list[int]:

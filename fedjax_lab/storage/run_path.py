@@ -24,22 +24,22 @@ def check_run_dir(run_dir: Any) -> None:
         return
     if not isinstance(run_dir, (str, os.PathLike)):
         raise TypeError(f"run_dir is {run_dir!r}; it must be the path of a directory.")
-    told = f"run_dir is {os.fspath(run_dir)!r}"
+    shown = f"run_dir is {os.fspath(run_dir)!r}"
     if _ADDRESS.match(str(run_dir)):
         raise ValueError(
-            f"{told}, a URL; it must be a directory in the local file system. Mount the storage, "
+            f"{shown}, a URL; it must be a directory in the local file system. Mount the storage, "
             "or copy the directory there after the run."
         )
     path = str(Path(run_dir).absolute())
     if found := sorted(set(_PATTERN) & set(path)):
         raise ValueError(
-            f"{told}; checkpoints cannot be read from a path that contains {' or '.join(found)} "
+            f"{shown}; checkpoints cannot be read from a path that contains {' or '.join(found)} "
             f"({path!r}). Choose another directory."
         )
     try:
         path.encode()
     except UnicodeEncodeError:
         raise ValueError(
-            f"{told}, whose path is no UTF-8 text; checkpoints require that. Choose another "
+            f"{shown}, whose path is no UTF-8 text; checkpoints require that. Choose another "
             "directory."
         ) from None

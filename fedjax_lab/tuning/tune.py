@@ -359,8 +359,8 @@ class Search:
         if self._progress and lanes:
             best = [self._sign * lane.score for lane in lanes]
             at = best_first(best)[:1]
-            told = f"best {lanes[at[0]].score:.4g} at {lanes[at[0]].point}" if at else "diverged"
-            print(f"{self._name}: {len(lanes)} points, {rounds} rounds: {told}", flush=True)
+            summary = f"best {lanes[at[0]].score:.4g} at {lanes[at[0]].point}" if at else "diverged"
+            print(f"{self._name}: {len(lanes)} points, {rounds} rounds: {summary}", flush=True)
 
 
 class Kept:
