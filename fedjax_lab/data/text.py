@@ -3,9 +3,9 @@
 Tokens are words, characters or bytes:
 
 - Words are separated by white space, and every line ends with the word ``<eos>``. A word's number
-  is its place in the vocabulary. 0 is ``<unk>`` and 1 is ``<eos>``. The words of the training text
-  follow in the order of their frequency, and of their first occurrence for equal frequencies.
-- Characters are numbered like words; 1 is the newline, with which every line ends.
+  is its index in the vocabulary: 0 is ``<unk>``, and 1 is ``<eos>``. The words of the training text
+  follow by decreasing frequency, and by first occurrence for equal frequencies.
+- Characters are numbered like words; 1 is the newline that ends every line.
 - Bytes are those of the text in UTF-8, with a newline after each line. A byte's number is its
   value, so the vocabulary is the same for all texts.
 
@@ -39,7 +39,7 @@ class Corpus(NamedTuple):
       train: (inputs, targets), both int32 [n, L]: sequence j has the tokens jL to jL + L - 1 of the
         text as inputs, and the tokens one place further on as targets.
       test: the same for the held-out text.
-      vocabulary: V tokens; a token's number is its place. The byte b is ``chr(b)`` here.
+      vocabulary: V tokens; a token's number is its index. The byte b is ``chr(b)`` here.
     """
 
     train: tuple[np.ndarray, np.ndarray]
@@ -66,7 +66,7 @@ def build_corpus(
       test: lines; None: the last tenth of the tokens of ``train`` is held out.
       sequence_length: L.
       vocabulary_size: the most tokens that the vocabulary may have, 0 and 1 included, at least 2;
-        None: all. Bytes take none: they are 256.
+        None: all. Must be None for bytes, which are always 256.
       tokens: "words", "characters" or "bytes".
 
     Raises:
@@ -144,7 +144,7 @@ def most_frequent(numbers: np.ndarray, total: int, size: int | None) -> np.ndarr
     Args:
       numbers: int32 [T], the training text, in which 0 is ``<unk>`` and 1 is ``<eos>``.
       total: number of distinct words.
-      size: the most words, at least 2; None: all that occur.
+      size: largest number of words, at least 2; None: all that occur.
     """
     counts = np.bincount(numbers, minlength=total)
     counts[:2] = np.iinfo(counts.dtype).max  # these two are always first

@@ -13,24 +13,24 @@ _PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 
 def count_flops(jaxpr: ClosedJaxpr | Jaxpr) -> int:
-    """Floating-point operations of a program's matrix products and convolutions, two for each
-    multiplication with its addition; others are left out.
+    """Count the floating-point operations of a program's matrix products and convolutions.
 
-    A loop counts as often as it runs, one of unknown length once; of branches the
-    largest counts, but for the second turn of a round, as in ``fedjax_lab.machine.program``.
+    A multiplication with its addition counts as two; other operations do not count. A loop counts
+    as often as it runs, or once if its length is unknown. Of several branches the largest counts,
+    except for the second turn of a round, as in ``fedjax_lab.machine.program``.
 
     Args:
-      jaxpr: what ``jax.make_jaxpr(function)(...)`` returned.
+      jaxpr: result of ``jax.make_jaxpr(function)(...)``.
     """
     return round(count_products(jaxpr, _flops))
 
 
 def count_products(jaxpr: ClosedJaxpr | Jaxpr, of_product: Callable[[Any], int]) -> float:
-    """Add up a number over a program's matrix products and convolutions; see ``count_flops``.
+    """Sum a number over a program's matrix products and convolutions; see ``count_flops``.
 
     Args:
       jaxpr: as in ``count_flops``.
-      of_product: the number for an equation of the jaxpr, a product or a convolution.
+      of_product: equation of a product or a convolution in the jaxpr -> its number.
     """
     jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     total = 0.0

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from fedjax_lab.machine.program import Collectives, read_traffic
 from fedjax_lab.machine.target import CHIPS, Target
 
-# Without these libtpu looks for the TPU host that it runs on.
+# Without these variables, libtpu looks for the TPU host that it runs on.
 _NO_HOST = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -28,7 +28,7 @@ _NO_HOST = {
 
 
 class _Gpu(NamedTuple):
-    """XLA's description of a GPU, from NVIDIA's data sheets and CUDA's guide."""
+    """XLA's description of a GPU, from NVIDIA's data sheets and the CUDA guide."""
 
     capability: tuple[int, int]
     processors: int
@@ -52,11 +52,11 @@ class Figures(NamedTuple):
     Attributes:
       seconds: compile time.
       arguments: bytes of the arguments.
-      results: bytes of the results that do not reuse an argument's memory.
+      results: bytes of results that do not reuse the memory of an argument.
       temporaries: bytes of temporary memory.
       code: bytes of the code; 0 if the compiler does not report them.
       bytes_accessed: bytes read and written by one call; loops count as often as they run.
-      collectives: collectives of one call.
+      collectives: collectives in one call.
       unknown_loops: loops whose length depends on values; their bodies are counted once.
     """
 
@@ -71,7 +71,7 @@ class Figures(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Bytes of a device while the program runs."""
+        """Return the bytes that the program occupies on a device."""
         return self.arguments + self.results + self.temporaries + self.code
 
 
@@ -79,7 +79,7 @@ def with_devices(target: Target) -> Target:
     """Return a target with devices for compilation.
 
     Args:
-      target: a machine; one with devices is returned unchanged.
+      target: a machine; if it has devices, it is returned unchanged.
 
     Raises:
       ImportError: its compiler is not installed; the message says how to get it.
@@ -116,7 +116,7 @@ def _tpu_devices(target: Target) -> list[Any]:
     kind, _, size = target.name.partition(":")
     dims = [int(n) for n in size.split("x")] if size else [1] * CHIPS[kind].axes
     options: dict[str, Any] = {}
-    if any(n % 2 for n in dims[:2]):  # less than a host's four chips
+    if any(n % 2 for n in dims[:2]):  # fewer than the four chips of a host
         options["chips_per_host_bounds"] = (*dims, *[1] * (3 - len(dims)))
     if kind == "v4":  # a chip's two cores are one device
         options["chip_config_name"] = "megacore"
@@ -176,7 +176,7 @@ def abstract(values: Any, devices: tuple[Any, ...], split: bool = False) -> Any:
 
     Args:
       values: pytree of arrays, of tracers or of shapes.
-      devices: JAX devices; none: JAX's default placement.
+      devices: JAX devices; empty: JAX's default placement.
       split: shard the leading axis over the devices instead.
     """
     place: Any = None
@@ -213,8 +213,8 @@ def compile_for(
 
     Args:
       target: a machine with devices.
-      function: what ``jax.jit`` returned.
-      *arguments: pytrees of shapes, as ``abstract`` gives them.
+      function: a function returned by ``jax.jit``.
+      *arguments: pytrees of shapes, as ``abstract`` returns them.
       **static: its static arguments.
 
     Raises:
@@ -224,7 +224,7 @@ def compile_for(
     lowered = function.trace(*arguments, **static).lower()
     options: Mapping[str, Any] | None = None
     if target.platform == "gpu" and target.name != "here":
-        options = {"xla_gpu_autotune_level": 0}  # tuning runs kernels
+        options = {"xla_gpu_autotune_level": 0}  # autotuning would run kernels
     program = lowered.compile(compiler_options=options)
     return program, time.perf_counter() - began
 
@@ -233,7 +233,7 @@ def figures(program: Any, seconds: float = 0.0) -> Figures:
     """Read the figures of a compiled program.
 
     Args:
-      program: what ``compile_for`` returned.
+      program: program returned by ``compile_for``.
       seconds: its compile time.
     """
     memory = program.memory_analysis()
@@ -259,8 +259,8 @@ def try_compile(
 
     Args:
       target: a machine with devices.
-      function: what ``jax.jit`` returned.
-      *arguments: pytrees of shapes, as ``abstract`` gives them.
+      function: a function returned by ``jax.jit``.
+      *arguments: pytrees of shapes, as ``abstract`` returns them.
       **static: its static arguments.
 
     Raises:

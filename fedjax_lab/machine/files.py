@@ -1,4 +1,4 @@
-"""Files and folders that appear under their name when they are complete."""
+"""Creates files and folders that get their names only when they are complete."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from typing import IO, Any
 
 
 def new_file(path: Path, mode: str = "w", **options: Any) -> IO[Any]:
-    """A new file to write to, in place of what has the name: a link is taken away, not followed.
+    """Open a new file in place of one of that name; a link is removed, not followed.
 
     Args:
       path: the file; its folder exists.
@@ -24,10 +24,11 @@ def new_file(path: Path, mode: str = "w", **options: Any) -> IO[Any]:
 
 @contextlib.contextmanager
 def write_atomically(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file that gets its name when it is complete and on the disk.
+    """Open a file that gets its name only when it is complete and on disk.
 
-    Readers find the old file or the new one. An error leaves the old one; only a killed process
-    leaves a scratch file, ``.NAME.*.tmp``. A link under the name is replaced, not followed.
+    Readers find either the old file or the new one. After an error, the old one remains. A process
+    that is killed leaves a temporary file, ``.NAME.*.tmp``. A link of that name is replaced, not
+    followed.
 
     Args:
       path: the file; its folder exists.
@@ -60,7 +61,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder that gets its name when all its files are written; an error leaves none.
+    """Create a folder that gets its name when all its files are written; an error leaves none.
 
     Args:
       folder: must not exist, or be empty; its parent exists.
@@ -69,7 +70,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
       The folder to write to.
 
     Raises:
-      FileExistsError: the folder holds something.
+      FileExistsError: the folder is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"folder is {str(folder)!r}, which is there and not empty.")
@@ -84,5 +85,5 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _beside(path: Path) -> Path:
-    """A name of its own for each call, so that two writers of one file do not meet."""
+    """Return a temporary name, unique for each call, so that two writers do not collide."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")

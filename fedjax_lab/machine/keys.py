@@ -1,10 +1,10 @@
-"""Random keys whose programs compile in a fraction of the time, and whose draws have the same bits.
+"""Random keys with the bits of JAX's, whose programs compile in a fraction of the time.
 
-JAX draws with the Threefry hash. On CPU it writes the hash as a loop, of which the compiler makes
-ten kernels for each draw and each fold. ``compact`` hands a key to an implementation that writes
-all rounds out: that is one kernel, and draws three to five times as fast. A barrier behind each
-derived key has it computed once: without it, the compiler copies the hashes of a chain of keys into
-every kernel that uses the last one.
+JAX draws with the Threefry hash. On CPU, JAX implements the hash as a loop, which compiles to ten
+kernels for each draw and each fold. ``compact`` selects an implementation with unrolled rounds: it
+is one kernel, and draws three to five times as fast. A barrier after each derived key ensures that
+the key is computed once. Without it, the compiler copies the hashes of a chain of keys into every
+kernel that uses the last key.
 
 Source: Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3. SC 2011.
 """
@@ -20,22 +20,22 @@ from jax.extend.random import define_prng_impl
 
 from fedjax_lab.types import Key
 
-_NAME = "threefry2x32"  # JAX's own
+_NAME = "threefry2x32"  # the name in JAX
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
-_GROUPS = 5  # of four rounds each, with a key added behind each group
-_MOST = 2**32  # numbers of a draw, which 32 bits count
+_GROUPS = 5  # groups of four rounds; a key is added after each group
+_MOST = 2**32  # largest number of elements of a draw, counted by 32 bits
 
 
 def compact(key: Key) -> Key:
-    """The same key, for programs that compile in less time.
+    """Convert a key for programs that compile in less time.
 
-    What ``jax.random`` draws with it, and the keys that it derives from it, have the same bits as
-    with ``key``. It has another dtype: ``plain`` gives JAX's own again, for what a user's function
-    sees.
+    Numbers that ``jax.random`` draws with the result, and keys derived from it, have the same bits
+    as with ``key``. The dtype differs; ``plain`` converts back to JAX's own key, which a user's
+    function expects.
 
     Args:
-      key: typed PRNG keys [...], or any other key, which is returned as it is; so are all keys if
+      key: typed PRNG keys [...]. Keys of other kinds are returned unchanged; so are all keys if
         ``jax_threefry_partitionable`` is off.
     """
     config: Any = jax.config  # its attributes are made at run time
@@ -45,10 +45,10 @@ def compact(key: Key) -> Key:
 
 
 def plain(key: Key) -> Key:
-    """JAX's own key with the bits of a compact one.
+    """Convert a compact key to JAX's own key with the same bits.
 
     Args:
-      key: typed PRNG keys [...]; other than compact ones are returned as they are.
+      key: typed PRNG keys [...]; keys that are not compact are returned unchanged.
     """
     if _implementation(key) != _COMPACT:
         return key
@@ -56,7 +56,7 @@ def plain(key: Key) -> Key:
 
 
 def fold_in(key: Key, data: Any) -> Key:
-    """``jax.random.fold_in``, compact inside: the same bits, and JAX's own key.
+    """Compute ``jax.random.fold_in`` with a compact key: the same bits, as JAX's own key.
 
     Args:
       key: a PRNG key.
@@ -68,7 +68,7 @@ def fold_in(key: Key, data: Any) -> Key:
 def bits_at(key: Key, high: jax.Array, low: jax.Array) -> jax.Array:
     """Draw random bits at given positions of a key's stream, a pure function of (key, high, low).
 
-    One draw by (client, step) is one kernel. Keys folded by client and step need two or more.
+    A draw indexed by (client, step) is one kernel; keys folded by client and step need two or more.
 
     Args:
       key: a PRNG key; consumed.
@@ -85,7 +85,7 @@ def bits_at(key: Key, high: jax.Array, low: jax.Array) -> jax.Array:
 
 
 def below(bits: jax.Array, bound: jax.Array) -> jax.Array:
-    """Map uniform bits to integers in [0, bound): the upper half of the product of 32 by 32 bits.
+    """Map uniform bits to integers in [0, bound): the upper half of a 32 by 32 bit product.
 
     The probabilities of two integers differ by at most 2^-32.
 
@@ -110,7 +110,7 @@ def _implementation(key: Key) -> Any:
 
 
 def _threefry(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The hash of counters, two uint32 [...], under a key, uint32 [2]."""
+    """Hash counters, two uint32 [...], with a key, uint32 [2]."""
     keys = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(_PARITY))
     high, low = high + keys[0], low + keys[1]
     for group in range(_GROUPS):
@@ -123,8 +123,8 @@ def _threefry(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Arra
 
 
 def _counters(shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
-    """The places of an array's elements, as two halves uint32 [...]."""
-    # Axis by axis, so that a compiler can divide them over devices without an exchange.
+    """Return the flat indices of an array's elements, as two halves uint32 [...]."""
+    # Axis by axis, so that a compiler can shard them over devices without communication.
     places = jnp.zeros(shape, jnp.uint32)
     for axis in range(len(shape)):
         stride = np.uint32(math.prod(shape[axis + 1 :]))

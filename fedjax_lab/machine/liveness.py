@@ -58,7 +58,7 @@ def peak_bytes(
 
 
 def _peak(jaxpr: Jaxpr, machine: _Machine, donated: set[Any]) -> int:
-    """Compute ``peak_bytes``, where ``donated`` are arguments."""
+    """Compute ``peak_bytes`` of a program whose arguments ``donated`` may be overwritten."""
     recomputes, replaces = machine.platform != "cpu", machine.platform == "tpu"
     size_of: Callable[[Any], int] = tiled_bytes if replaces else _nbytes
     arguments = {*jaxpr.invars, *jaxpr.constvars}
@@ -70,7 +70,7 @@ def _peak(jaxpr: Jaxpr, machine: _Machine, donated: set[Any]) -> int:
     for i, eqn in enumerate(eqns):
         for variable in _variables(eqn.invars):
             readers.setdefault(variable, []).append(i)
-    # When an equation is computed: its own turn, or that of the one that it is fused into.
+    # The position at which an equation is computed: its own, or that of its fused reader.
     turn, fused = list(range(len(eqns))), set()
     for i, eqn in reversed(list(enumerate(eqns))):
         read_by = {reader for v in eqn.outvars for reader in readers.get(v, ())}
@@ -78,7 +78,7 @@ def _peak(jaxpr: Jaxpr, machine: _Machine, donated: set[Any]) -> int:
             continue
         takers = [eqns[reader] for reader in read_by]
         if replaces and len(takers) > 1 and all(e.primitive.name == "slice" for e in takers):
-            continue  # computed once for all of them
+            continue  # computed once for all readers
         is_layout = replaces and _transposes(eqn)
         is_product = replaces and eqn.primitive.name == "dot_general" and len(read_by) == 1
         if not is_layout:
@@ -111,8 +111,8 @@ def _peak(jaxpr: Jaxpr, machine: _Machine, donated: set[Any]) -> int:
 def _simplified(jaxpr: Jaxpr, ignores_names: bool) -> tuple[list[Any], list[Any]]:
     """Remove equations that return an operand unchanged: (equations, results).
 
-    A branch under ``vmap`` begins with such choices between a value and itself. What has a name, to
-    be kept for the gradient, is stored, unless names are ignored.
+    A branch under ``vmap`` begins with such selections between a value and itself. A value with a
+    name, which is saved for the gradient, is stored, unless names are ignored.
     """
     same: dict[Any, Any] = {}
     identities = {"copy", "select_n", "stop_gradient", *(["name"] if ignores_names else [])}
@@ -133,7 +133,7 @@ def _simplified(jaxpr: Jaxpr, ignores_names: bool) -> tuple[list[Any], list[Any]
 
 
 def _as_reshaped(eqns: list[Any], arguments: set[Any]) -> Callable[[Any], int]:
-    """Bytes on a TPU, which does not put two axes side by side in tiles that a reshape parts."""
+    """Return bytes on a TPU, which does not tile two axes together that a reshape separates."""
     least = {
         eqn.invars[0]: _in_tiles(eqn.outvars[0].aval, eqn.outvars[0].aval.shape)
         for eqn in eqns
@@ -150,11 +150,11 @@ def _besides(eqn: Any, leaving: list[Any], machine: _Machine, size_of: Callable[
         room = max(map(size_of, _replaceable(eqn, leaving, is_tpu)), default=0)
         return -min(room, sum(map(size_of, eqn.outvars)))
     operands, carried = eqn.invars, _carried(eqn)
-    ending = leaving if is_tpu else []  # a GPU copies what a loop begins with
+    ending = leaving if is_tpu else []  # a GPU copies a loop's initial values
     given = [i for i, v in enumerate(operands) if v in ending and operands.count(v) == 1]
     copied = [operands[i] for i in carried if i not in given]
     copies = sum(size_of(v) for v in copied if not isinstance(v, Literal))
-    if is_tpu and carried and not machine.in_loop:  # within a loop they lie in order already
+    if is_tpu and carried and not machine.in_loop:  # inside a loop they are already in order
         copies += sum(map(_copied_in_order, _variables(operands[: carried.start])))
     machine = machine._replace(in_loop=machine.in_loop or bool(carried))
     besides = []
@@ -212,7 +212,7 @@ def _programs(eqn: Any, platform: str) -> list[Jaxpr]:
 
 
 def _is_elementwise(eqn: Any) -> bool:
-    """Whether each element of the results depends on at most one element of each operand."""
+    """Return True if a result's elements depend on at most one element of each operand."""
     inner = _inner(eqn.params)
     if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call") and inner:
         bodies = (part.jaxpr if isinstance(part, ClosedJaxpr) else part for part in inner)
@@ -232,7 +232,7 @@ def _replaceable(eqn: Any, leaving: list[Any], replaces: bool) -> list[Any]:
 
 
 def _takes_in(eqn: Any) -> bool:
-    """Whether compilers fuse an elementwise operand into this equation."""
+    """Return True if compilers fuse an elementwise operand into this equation."""
     return eqn.primitive.name in _REDUCTIONS or _is_elementwise(eqn)
 
 
@@ -296,7 +296,7 @@ def _copied_in_order(variable: Any) -> int:
 
 
 def _in_tiles(aval: Any, shape: Sequence[int], in_order: bool = False) -> int:
-    """Bytes with the padding of tiles over two of the axes ``shape``, or over the last two."""
+    """Compute the bytes of tiles over two of the axes ``shape``, or over the last two."""
     itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
     if len(shape) < 2 or not itemsize:
         return _nbytes(aval)

@@ -1,11 +1,11 @@
-"""What a compiled program moves: its text, read instruction by instruction.
+"""Computes the bytes that a compiled program moves, from the instructions in its text.
 
 A compiler's own cost analysis counts a loop's body once and is missing on GPUs. Here a body counts
-as often as it runs, if its condition says how often that is. Bytes are those of the operands and
-results of each scheduled instruction, in the layout that the compiler chose, with the padding of
-its tiles; of a slice or an update in place, only the part that is touched. Of a conditional its
-largest branch counts, but for the second turn of a round, which is run only where a client is not
-finite (``fedjax_lab.clients.finite``).
+as often as it runs, if its condition shows how often. Bytes are those of the operands and results
+of each scheduled instruction, in the compiler's layout, with the padding of its tiles. For a slice
+or an update in place, only the part that is accessed counts. For a conditional, the largest branch
+counts, except for the second turn of a round, which runs only if a client is not finite
+(``fedjax_lab.clients.finite``).
 """
 
 import math
@@ -17,13 +17,13 @@ _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
     *("partition-id", "replica-id", "opt-barrier", "iota", "copy-done", "async-done"),
     *("all-reduce-done", "all-gather-done", "collective-permute-done", "send-done", "recv-done"),
-    "slice-start",  # what it moves is counted when it is done
+    "slice-start",  # its bytes count when it is done
 }
 _COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
     *("ragged-all-to-all", "collective-broadcast"),
 )
-# The scope of the choice whether a cohort is run (again): of its two turns the second is skipped.
+# The scope of the choice whether a cohort runs again: its second turn is skipped.
 UNLESS_FINITE = "unless_finite"
 SKIPPED = 0.5
 _SLICES = ("dynamic-slice", "slice", "gather")
@@ -33,9 +33,9 @@ class Collectives(NamedTuple):
     """Collectives of one kind.
 
     Attributes:
-      kind: such as "all-reduce".
-      times: how many a call of the program makes.
-      bytes: of their results, on one device, together.
+      kind: name of the operation, such as "all-reduce".
+      times: number of them in a call of the program.
+      bytes: total bytes of their results on one device.
     """
 
     kind: str
@@ -44,12 +44,12 @@ class Collectives(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What a program moves in one call, on one device.
+    """The bytes that a program moves in one call, on one device.
 
     Attributes:
-      bytes_accessed: read and written.
-      collectives: by kind.
-      unknown_loops: loops whose length the program does not say; their bodies count once.
+      bytes_accessed: bytes read and written.
+      collectives: collectives by kind.
+      unknown_loops: loops whose length the program does not show; their bodies count once.
     """
 
     bytes_accessed: int
@@ -61,12 +61,12 @@ class Instruction(NamedTuple):
     """A line of a computation.
 
     Attributes:
-      name: of its result.
-      type: of its result, as text.
-      opcode: such as "fusion".
-      operands: their names.
-      rest: what follows the operands: attributes and metadata.
-      is_root: whether its result is the computation's.
+      name: name of its result.
+      type: type of its result, as text.
+      opcode: name of the operation, such as "fusion".
+      operands: names of the operands.
+      rest: text after the operands: attributes and metadata.
+      is_root: whether its result is the computation's result.
     """
 
     name: str
@@ -78,23 +78,23 @@ class Instruction(NamedTuple):
 
 
 def read_traffic(text: str) -> Traffic:
-    """Read a compiled program's text.
+    """Compute the bytes that a compiled program moves, from its text.
 
     Args:
       text: ``compiled.as_text()``, scheduled HLO.
 
     Raises:
-      ValueError: it has no entry computation.
+      ValueError: the text has no entry computation.
     """
     return Reader(text).traffic()
 
 
 def shape_bytes(type: str, padded: bool = True) -> int:
-    """Bytes of a value by its type in HLO, such as ``f32[10,64]{1,0:T(8,128)}`` or a tuple.
+    """Compute the bytes of a value of an HLO type, ``f32[10,64]{1,0:T(8,128)}`` or a tuple.
 
     Args:
       type: the text of the type.
-      padded: with the padding of the layout's first tile.
+      padded: include the padding of the layout's first tile.
     """
     total = 0.0
     for dtype, dims, layout in re.findall(r"(\w+)\[([\d,<=]*)\](\{[^{}]*\})?", type):
@@ -122,13 +122,13 @@ def _itemsize(dtype: str) -> float:
 
 
 class Reader:
-    """Adds up what a compiled program moves; a subclass may count something else in ``step``.
+    """Sums the bytes that a compiled program moves; a subclass may count others in ``step``.
 
     Args:
       text: as in ``read_traffic``.
 
     Raises:
-      ValueError: it has no entry computation.
+      ValueError: the text has no entry computation.
     """
 
     def __init__(self, text: str):
@@ -147,7 +147,7 @@ class Reader:
         self._unknown = 0
 
     def traffic(self) -> Traffic:
-        """Read the program; once for each reader."""
+        """Read the program; call it once for each reader."""
         moved = self.run(self._entry, 1)
         kinds = tuple(
             Collectives(kind, *map(round, found)) for kind, found in sorted(self._found.items())
@@ -155,22 +155,22 @@ class Reader:
         return Traffic(round(moved), kinds, self._unknown)
 
     def run(self, name: str, times: float) -> float:
-        """Bytes that a computation accesses in ``times`` runs; its collectives are kept.
+        """Compute the bytes that a computation accesses, and record its collectives.
 
         Args:
-          name: of the computation.
-          times: how often it runs.
+          name: name of the computation.
+          times: number of runs.
         """
         body = self._computations.get(name, {})
         return sum(self.step(body, instruction, times) for instruction in body.values())
 
     def step(self, body: dict[str, Instruction], instruction: Instruction, times: float) -> float:
-        """Bytes that an instruction accesses in ``times`` runs, those of what it calls included.
+        """Compute the bytes that an instruction accesses, including computations that it calls.
 
         Args:
           body: the instructions of its computation, by name.
           instruction: one of them.
-          times: how often it runs.
+          times: number of runs.
         """
         opcode = instruction.opcode
         if opcode in _FREE:
@@ -201,7 +201,7 @@ class Reader:
         if opcode.removesuffix("-done") in _SLICES:
             return times * 2 * result
         if opcode == "custom-call" and 'custom_call_target="ConcatBitcast"' in instruction.rest:
-            return 0  # a TPU's name for pieces that already lie side by side
+            return 0  # a TPU's name for pieces that are already adjacent
         if opcode == "dynamic-update-slice":
             return times * 2 * self._size(body, instruction.operands[1])
         if opcode == "copy-start":
@@ -209,11 +209,11 @@ class Reader:
         return times * (result + sum(self._size(body, name) for name in instruction.operands))
 
     def largest(self, names: list[str], times: float) -> float:
-        """The bytes of the branch that moves most; its collectives are kept, the others' not.
+        """Return the bytes of the branch that moves most, and record its collectives only.
 
         Args:
-          names: of the branches' computations.
-          times: how often one of them runs.
+          names: names of the branches' computations.
+          times: number of runs.
         """
         before = {kind: list(found) for kind, found in self._found.items()}
         best, kept = 0.0, before
@@ -229,7 +229,7 @@ class Reader:
         return shape_bytes(body[name].type) if name in body else 0
 
     def _fusion(self, body, instruction: Instruction) -> int:
-        """A fusion reads what its body reads of the operands, and writes its results."""
+        """Compute a fusion's bytes: what its body reads of the operands, and its results."""
         inner = self._computations.get(called(instruction, "calls"), {})
         moved = self._written(inner, instruction)
         for index, name in enumerate(instruction.operands):
@@ -254,7 +254,7 @@ class Reader:
         return total
 
     def _read(self, inner, index: int) -> int | None:
-        """Bytes that a fusion reads of an operand; None: all of it."""
+        """Compute the bytes that a fusion reads of an operand; None: the complete operand."""
         names = [i.name for i in inner.values() if _is_parameter(i, index)]
         total = 0
         while names:
@@ -267,7 +267,7 @@ class Reader:
                 elif user.opcode in _SLICES and user.operands[0] == name:
                     total += shape_bytes(user.type)
                 elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
-                    pass  # in place
+                    pass  # updated in place
                 elif user.opcode == "fusion":
                     inside = self._computations.get(called(user, "calls"), {})
                     for place in (p for p, n in enumerate(user.operands) if n == name):
@@ -280,7 +280,7 @@ class Reader:
         return total
 
     def _trips(self, loop: Instruction) -> int | None:
-        """How often a loop's body runs; None: the program decides as it runs."""
+        """Return how often a loop's body runs; None if that depends on values."""
         if known := re.search(r'known_trip_count"?:\{"n":"(\d+)"\}', loop.rest):
             return int(known[1])
         condition = self._computations.get(called(loop, "condition"), {})
@@ -317,7 +317,7 @@ def _parse(line: str) -> Instruction | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the parenthesis that opens at ``start`` closes."""
+    """Return the position of the parenthesis that closes the one at ``start``."""
     depth = 0
     for place in range(start, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")
@@ -327,11 +327,11 @@ def _closing(text: str, start: int) -> int:
 
 
 def called(instruction: Instruction, attribute: str) -> str:
-    """The computation that an instruction names under an attribute; "" where it names none.
+    """Return the computation that an attribute of an instruction names; "" if there is none.
 
     Args:
-      instruction: any.
-      attribute: such as "calls" or "to_apply".
+      instruction: any instruction.
+      attribute: name of the attribute, such as "calls" or "to_apply".
     """
     found = re.search(rf"\b{attribute}=%?([\w.\-]+)", instruction.rest)
     return found[1] if found else ""
@@ -342,7 +342,7 @@ def _is_parameter(instruction: Instruction, index: int) -> bool:
 
 
 def _received(instruction: Instruction) -> int:
-    """Bytes of a collective's result; a started one has its operand beside it."""
+    """Return the bytes of a collective's result, without the operand that a started one has."""
     types = re.findall(r"\w+\[[\d,]*\](?:\{[^{}]*\})?", instruction.type)
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
         count = len(instruction.operands)

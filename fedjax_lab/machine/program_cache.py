@@ -12,9 +12,9 @@ import jax
 VARIABLE = "FEDJAX_LAB_PROGRAMS"
 # Seconds; programs that compile faster are not stored.
 _WORTH_KEEPING = 0.1
-_JAX_WORTH_KEEPING, _JAX_MOST = 1.0, -1  # JAX's defaults, so not chosen
+_JAX_WORTH_KEEPING, _JAX_MOST = 1.0, -1  # JAX's defaults, which the user has not chosen
 _MOST_BYTES = 2**30
-_PATIENCE = 10.0  # seconds, as JAX waits for the lock
+_PATIENCE = 10.0  # seconds that JAX waits for the lock
 
 _SAID = ".said"  # file in the folder, written when its location has been printed
 
@@ -52,7 +52,7 @@ def keep_programs(folder: str | Path | None = None) -> bool:
     path = Path(folder or _chosen() or _default()).resolve()
     path.mkdir(
         mode=0o700, parents=True, exist_ok=True
-    )  # write access would allow running code here
+    )  # others with write access could run code here
     _throw_halves_away(path)
     config.update("jax_compilation_cache_dir", str(path))
     if config.jax_persistent_cache_min_compile_time_secs == _JAX_WORTH_KEEPING:
@@ -79,7 +79,7 @@ def keep_by_default(quiet: bool = False) -> None:
     config: Any = jax.config
     try:
         kept = keep_programs()
-    except OSError as error:  # also for a lock that is not released
+    except OSError as error:  # includes a lock that is not released
         message, said = f"compiled programs cannot be stored: {error}", None
     else:
         if not kept:
@@ -104,7 +104,7 @@ def say_where() -> None:
         except FileExistsError:
             continue
         except OSError:
-            pass  # the folder is gone, or full
+            pass  # the folder is missing or full
         print(line, file=sys.stderr, flush=True)
 
 
@@ -134,13 +134,13 @@ def processor() -> str:
 
 
 def _throw_halves_away(path: Path) -> None:
-    """Delete programs without a time of last use, which JAX writes last.
+    """Delete incomplete programs: those without a time of last use, which JAX writes last.
 
     JAX could not decide which of them to evict.
     """
-    import filelock  # a whole run's; a round is built without it
+    import filelock  # only runs need it, not a single round
 
-    with filelock.FileLock(path / ".lockfile", timeout=_PATIENCE):  # JAX's own
+    with filelock.FileLock(path / ".lockfile", timeout=_PATIENCE):  # JAX's lock
         for program in path.glob("*-cache"):
             time = program.with_name(program.name.removesuffix("-cache") + "-atime")
             if not time.exists() or time.stat().st_size != 8:

@@ -23,7 +23,7 @@ class Target:
       name: argument of ``named``; "here" for the running machine.
       platform: "cpu", "gpu" or "tpu".
       device_kind: JAX's name of the device, such as "TPU v5 lite".
-      num_devices: devices that share a cohort.
+      num_devices: number of devices that share a cohort.
       memory_bytes: bytes of one device that a program may use; None: unknown.
       flops_per_second: peak of a device for bfloat16 products; None: unknown.
       bytes_per_second: memory bandwidth; None: unknown.
@@ -59,8 +59,8 @@ class Chip(NamedTuple):
     Attributes:
       platform: "gpu" or "tpu".
       device_kind: as JAX names it.
-      memory_bytes: bytes that a program may use: three quarters of a GPU, which is JAX's default;
-        what the compiler allows on a v5e; all of another TPU.
+      memory_bytes: bytes that a program may use: three quarters of a GPU's memory, which is JAX's
+        default; the compiler's limit on a v5e; all memory of other TPUs.
       flops_per_second: peak, dense products of bfloat16.
       bytes_per_second: peak memory bandwidth.
       axes: number of axes of a TPU's topology; a GPU has none.
@@ -91,7 +91,7 @@ def here() -> Target:
     first = jax.local_devices()[0]
     try:
         memory = device_memory(first)
-    except OSError:  # neither the device nor the system tells
+    except OSError:  # neither the device nor the system reports it
         memory = None
     known = {chip.device_kind: chip for chip in CHIPS.values()}.get(first.device_kind)
     return Target(
@@ -107,7 +107,7 @@ def here() -> Target:
 
 
 def named(name: str) -> Target:
-    """Return the machine of a name, without devices; ``compiler.with_devices`` adds these.
+    """Return the machine of that name, without devices; ``compiler.with_devices`` adds them.
 
     Args:
       name: "here"; a chip, alone ("v5e", "h200") or several: a TPU with its topology ("v5e:2x2",

@@ -10,7 +10,7 @@ from fedjax_lab import algorithms, data, models, simulate, tree, with_client_met
 
 
 def main():
-    """Train with it, and print what the clients' steps had on average."""
+    """Train with the metrics, and print the means over the clients' local steps."""
     train, _ = data.load("digits")
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
     model = models.linear(10)

@@ -2,8 +2,8 @@
 
     python -m fedjax_lab.recipes.command_line
 
-``fedjax-lab`` is ``python -m fedjax_lab``. The last two are one's own data: an .npz file with
-clients' ids and float targets, which make it a regression.
+``fedjax-lab`` is ``python -m fedjax_lab``. The last two commands use your own data: an .npz file
+with clients' ids and float targets, which make it a regression.
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ report own --format markdown
 
 
 def write_patients(path, seed=0):
-    """60 patients for training, from 5 hospitals, and 20 for testing."""
+    """Write 60 patients for training, from 5 hospitals, and 20 for testing."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(80, 3)).astype(np.float32)
     y = (x @ [1.0, -2.0, 0.5]).astype(np.float32)
@@ -42,7 +42,7 @@ def write_patients(path, seed=0):
 
 
 def main():
-    """Call them all in an empty folder."""
+    """Run all commands in an empty folder."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

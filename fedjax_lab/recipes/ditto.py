@@ -14,7 +14,7 @@ from fedjax_lab.simulation.evaluate_personal import (
 
 
 def main():
-    """Accuracy of the common model and of the clients' own ones, for clients nearer to it."""
+    """Print the accuracy of the global and the personal models, for a weak and a strong pull."""
     train, _ = data.load("digits")
     clients = data.partition(train, "classes_per_client:2", num_clients=20, seed=0)
     clients, tests = data.split_examples(clients, 0.25, seed=0)

@@ -11,15 +11,15 @@ from fedjax_lab import algorithms, data, model_shardings, models, simulate, with
 from fedjax_lab.models.lora import init_adapters, merge_adapters
 from fedjax_lab.simulation.evaluate import build_evaluation
 
-CLIENT_MAP = "shard_map:2x4"  # two shares of the cohort, each on four devices
+CLIENT_MAP = "shard_map:2x4"  # two parts of the cohort, each on four devices
 
 
 def main():
-    """What a device holds of the model, and what the adapters learn."""
+    """Print each device's part of the model, and the results of training adapters."""
     train, test = data.load("digits")
     clients = data.partition(train, "iid", num_clients=8, seed=0)
     model = models.vit(10, patch_size=4, width=32, depth=1, num_heads=2)
-    # Each device makes its own part; a model from a file goes there with jax.device_put.
+    # Each device creates its own part; jax.device_put places a model from a file.
     shapes = jax.eval_shape(model.init, jax.random.key(0), train.x[:1])
     init = jax.jit(model.init, out_shardings=model_shardings(shapes, CLIENT_MAP))
     body = init(jax.random.key(0), train.x[:1])

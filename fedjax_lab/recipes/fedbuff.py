@@ -13,7 +13,7 @@ N, COHORT, TARGET = 100, 10, 0.88
 
 
 def main() -> None:
-    """Print what rounds, messages and simulated seconds it takes to 88 percent accuracy."""
+    """Print the rounds, messages and simulated seconds that each takes to 88 percent accuracy."""
     train, test = data.load("digits")
     clients = data.partition(train, "dirichlet:0.5", num_clients=N, seed=0)
     model = models.linear(10)
@@ -21,7 +21,7 @@ def main() -> None:
     prepare = data.preprocess(scale=16)
     fedavg = algorithms.fedavg(models.classification_loss(model.apply, prepare), client_lr=0.05)
     evaluate = build_evaluation(models.accuracy_counts(model.apply, prepare), test)
-    # A step takes a second in the median, and 12 seconds or more for one client in a hundred.
+    # The median time of a step is one second; for one client in a hundred it is 12 seconds or more.
     speeds = {"step_seconds": 1.0, "step_spread": 1.1, "upload": 2e3, "download": 1e4}
 
     def run(name, algorithm, **policy):

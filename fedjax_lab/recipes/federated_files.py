@@ -2,8 +2,8 @@
 
     python -m fedjax_lab.recipes.federated_files
 
-The files here are written first, with 12 writers of digits. HDF5 needs ``pip install h5py`` and is
-left out without it.
+The recipe first writes such files, with 12 writers of digits. HDF5 needs ``pip install h5py`` and
+is skipped without it.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from fedjax_lab import algorithms, data, models, simulate
 
 
 def write_sqlite(path, writers):
-    """As FedJAX's ``SQLiteFederatedDataBuilder`` does."""
+    """Write a file as FedJAX's ``SQLiteFederatedDataBuilder`` does."""
     with sqlite3.connect(path) as connection:
         connection.execute(
             "CREATE TABLE federated_data (client_id BLOB NOT NULL PRIMARY KEY, data BLOB NOT NULL,"
@@ -35,7 +35,7 @@ def write_sqlite(path, writers):
 
 
 def read_hdf5(path):
-    """{client: (pixels, label)} of a file in the layout of ``tff.simulation.datasets.emnist``."""
+    """Read {client: (pixels, label)} from a file as of ``tff.simulation.datasets.emnist``."""
     import h5py
 
     with h5py.File(path) as file:
@@ -44,7 +44,7 @@ def read_hdf5(path):
 
 
 def main():
-    """Read the writers back from each kind of file, and train on them."""
+    """Read the writers from each kind of file, and train on them."""
     train, _ = data.load("digits")
     owners = np.arange(len(train.y)) % 12
     pixels = (train.x / 16).astype(np.float32)

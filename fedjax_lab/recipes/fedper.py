@@ -14,7 +14,7 @@ from fedjax_lab.simulation.evaluate_personal import (
 
 
 def main():
-    """Accuracy of the clients, and bytes, of each."""
+    """Print the clients' accuracy and the bytes of each method."""
     train, _ = data.load("digits")
     clients = data.partition(train, "classes_per_client:2", num_clients=20, seed=0)
     clients, tests = data.split_examples(clients, 0.25, seed=0)
@@ -29,7 +29,7 @@ def main():
         "FedPer, own first layer": algorithms.fedper(**common, personal="blocks_0/"),
         "LG-FedAvg": algorithms.lg_fedavg(**common),
         "FedRep": algorithms.fedrep(**common, head_steps=5),
-        # Any other method with leaves that stay with their clients:
+        # Any other method, with leaves that stay with their clients:
         "SCAFFOLD, own biases": with_personal(
             algorithms.scaffold(**common), lambda path: path.endswith("bias")
         ),

@@ -14,7 +14,7 @@ from fedjax_lab.simulation.evaluate_personal import (
 
 
 def main():
-    """Accuracy of the clients after more and more steps."""
+    """Print the clients' accuracy after increasing numbers of steps."""
     train, _ = data.load("digits")
     clients = data.partition(train, "classes_per_client:2", num_clients=20, seed=0)
     clients, tests = data.split_examples(clients, 0.25, seed=0)

@@ -3,8 +3,9 @@
     pip install 'fedjax-lab[pretrained]'
     python -m fedjax_lab.recipes.fine_tune_a_decoder [--whole]
 
-It is pretrained on the licences that Debian ships, or else on pages of Python's manual. Each client
-has another page of that manual. Without ``--whole`` all is small, and nothing is learned.
+The decoder is pretrained on the licences in a Debian system, or else on pages of Python's manual.
+Each client has a different page of that manual. Without ``--whole`` all sizes are small, and
+nothing is learned.
 """
 
 import functools
@@ -25,7 +26,7 @@ LICENCES = Path("/usr/share/common-licenses")
 
 
 def read_texts():
-    """(Paragraphs to pretrain on, {client: its paragraphs})."""
+    """Return the paragraphs for pretraining, and {client: its paragraphs}."""
 
     def paragraphs(text):
         return [" ".join(part.split()) for part in text.split("\n\n") if len(part) > 60]
@@ -40,7 +41,7 @@ def read_texts():
 
 
 def train_tokenizer(texts, vocabulary, folder):
-    """A byte-level tokenizer, from a file as all are."""
+    """Train a byte-level tokenizer, and load it from a file, as other tokenizers are loaded."""
     from tokenizers import ByteLevelBPETokenizer
 
     trained = ByteLevelBPETokenizer()
@@ -51,7 +52,7 @@ def train_tokenizer(texts, vocabulary, folder):
 
 
 def pretrain(model, rows, steps):
-    """(Params after so many steps of Adam, the last steps' loss), compiled as one loop."""
+    """Return params after so many steps of Adam, in one compiled loop, and the last steps' loss."""
     loss_fn = models.answer_loss(model.apply)
     adam = optax.adam(optax.cosine_decay_schedule(3e-3, steps))
 
@@ -74,7 +75,7 @@ def pretrain(model, rows, steps):
 
 
 def build_perplexity(apply_with, tests):
-    """``(params, frozen) -> [N]``: the perplexity of each client's test paragraphs."""
+    """Build ``(params, frozen) -> [N]``, the perplexity of each client's test paragraphs."""
     owners = np.repeat(np.arange(CLIENTS), tests.sizes)
     rows = jax.tree.map(lambda leaf: leaf[tests.indices][:, None], tests.examples)
     scored = np.bincount(owners, np.asarray(rows.y >= 0).sum((1, 2)))
@@ -108,7 +109,7 @@ def main(whole=False):
         model, body = models.load_pretrained(f"{folder}/decoder")
     print(f"{models.count_params(body):,} weights, perplexity {np.exp(loss):.1f} of these")
 
-    def of_clients(test):  # every fourth paragraph is for testing
+    def of_clients(test):  # every fourth paragraph is a test paragraph
         records = [
             {"page": name, "text": part}
             for name, parts in pages.items()

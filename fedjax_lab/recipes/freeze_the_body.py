@@ -12,7 +12,7 @@ from fedjax_lab.simulation.evaluate import build_evaluation
 
 
 def main():
-    """Accuracy and bytes before, and with all of the model trained further, or its last layer."""
+    """Print accuracy and bytes before, and after training the full model or its last layer."""
     train, test = data.load("digits")
     clients = data.partition(train, "dirichlet:0.3", num_clients=20, seed=0)
     first, others = data.split_clients(clients, 0.5, seed=0)

@@ -15,7 +15,7 @@ from fedjax_lab.storage.saved_run import export_params
 
 
 def main() -> None:
-    """Run fifty rounds, and print what the directory and the exported file hold."""
+    """Run fifty rounds, and print the contents of the directory and of the exported file."""
     train, test = data.load("digits")
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
     scaled = data.preprocess(scale=16)
@@ -33,17 +33,17 @@ def main() -> None:
             local_steps=5,
             batch_size=16,
             replace=True,
-            client_map="scan",  # soonest compiled
+            client_map="scan",  # compiles fastest
             run_dir=Path(folder) / "run",
         )
 
-        # In another program, without the method: the model, the rows and the settings.
+        # Another program reads the model, the rows and the settings, without the method.
         run = fedjax_lab.load_run(Path(folder) / "run")
         print(f"{run.config['algorithm']}: round {run.round}, loss {run.history[-1]['loss']:.3f}")
         logits = model.apply(run.params, scaled(test, None).x)
         print(f"test accuracy {np.mean(logits.argmax(-1) == test.y):.3f}")
 
-        # For programs that know neither JAX nor this package; .safetensors works the same way.
+        # For programs without JAX and this package; .safetensors works the same way.
         file = Path(folder) / "model.npz"
         export_params(run.params, file)
         with np.load(file) as arrays:

@@ -2,7 +2,7 @@
 
     python -m fedjax_lab.recipes.ids_from_a_column
 
-The last one needs ``pip install datasets`` and is left out without it.
+The last one needs ``pip install datasets`` and is skipped without it.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ from fedjax_lab.simulation.evaluate import build_evaluation
 
 
 def make_table(rows=400, seed=0):
-    """Age, dose, response and hospital, by row: in place of this, what you have."""
+    """Make rows of age, dose, response and hospital; replace this by your own table."""
     rng = np.random.default_rng(seed)
     age, dose = rng.uniform(20, 80, rows), rng.uniform(0, 1, rows)
     hospital = rng.choice(["north", "south", "east", "west", "harbour"], rows)
@@ -25,7 +25,7 @@ def make_table(rows=400, seed=0):
 
 
 def main():
-    """Read the same clients in each way, and train on them."""
+    """Read the same clients in each of these ways, and train on them."""
     table = make_table()
     x = np.stack([table["age"], table["dose"]], axis=1)
     read = {

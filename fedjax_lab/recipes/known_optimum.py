@@ -14,14 +14,14 @@ PROBLEMS = {
     "logistic regression": data.synthetic.logistic_regression(CLIENTS, DIM, heterogeneity=2.0),
 }
 METHODS = {
-    "fedavg": {},  # local steps pull it away from the optimum: client drift
+    "fedavg": {},  # local steps move it away from the optimum: client drift
     "scaffold": {},
     "feddyn": {"prox_weight": 0.5},
 }
 
 
 def main() -> None:
-    """Train on whole clients, all of them in each round, so that nothing is left but drift."""
+    """Train all clients on all their data in each round, so that client drift alone remains."""
     for title, problem in PROBLEMS.items():
         clients = data.partition(problem.examples, problem.client_ids, CLIENTS)
         print(f"{title}: the first model is {np.linalg.norm(problem.optimum):.1f} from the optimum")

@@ -2,8 +2,8 @@
 
     python -m fedjax_lab.recipes.leaf_json
 
-The folders here are written first, with 12 writers of digits; with LEAF's own, such as
-``leaf/data/femnist/data``, leave that out. ``convert`` is for sets whose x is text.
+The recipe first writes such folders, with 12 writers of digits. Skip this step if you have LEAF's
+own, such as ``leaf/data/femnist/data``. ``convert`` is for data sets whose x is text.
 """
 
 import json
@@ -19,7 +19,7 @@ from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evalua
 
 
 def write_leaf(folder, examples, num_users=12):
-    """Write what ``preprocess.sh`` of LEAF leaves: users, num_samples, user_data."""
+    """Write files as LEAF's ``preprocess.sh`` does: users, num_samples, user_data."""
     x = (examples.x.reshape(len(examples.x), -1) / 16).round(3)
     owners = np.arange(len(x)) % num_users
     users = {
@@ -33,7 +33,7 @@ def write_leaf(folder, examples, num_users=12):
 
 
 def main():
-    """Train on the users of a folder and score on those of the other."""
+    """Train on the users of one folder and evaluate on those of the other."""
     with tempfile.TemporaryDirectory() as root:
         folders = [Path(root) / part for part in ("train", "test")]
         for folder, examples in zip(folders, data.load("digits"), strict=True):

@@ -14,7 +14,7 @@ from fedjax_lab import algorithms, data, models, simulate
 
 
 def main() -> None:
-    """Run 20 rounds, then 40 in the same directory, and 40 in another one; compare."""
+    """Run 20 rounds, then 40 in the same directory, and 40 in another one; compare them."""
     train, _ = data.load("digits")
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
     model = models.linear(10)

@@ -2,8 +2,8 @@
 
     python -m fedjax_lab.recipes.own_clients
 
-Each of 40 users has some points of a line of its own, near a common one. Some users are set aside;
-the others keep a quarter of their points for testing.
+Each of 40 users has points on its own line, which is close to a common line. Some users are held
+out; the others keep a quarter of their points for testing.
 """
 
 import jax
@@ -15,7 +15,7 @@ from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evalua
 
 
 def make_users(num_users=40, seed=0):
-    """{id: (x [n_i, 3], y [n_i])}: in place of this, what you have."""
+    """Make {id: (x [n_i, 3], y [n_i])}; replace this by your own data."""
     rng = np.random.default_rng(seed)
     common, users = np.array([1.0, -2.0, 0.5]), {}
     for i in range(num_users):
@@ -26,7 +26,7 @@ def make_users(num_users=40, seed=0):
 
 
 def main():
-    """Train on users that are seen, and score the model on those and on the others."""
+    """Train on some users, and evaluate the model on these and on the held-out users."""
     clients = data.from_clients(make_users())
     seen, unseen = data.split_clients(clients, 0.2, seed=0)
     train, test = data.split_examples(seen, 0.25, seed=0)

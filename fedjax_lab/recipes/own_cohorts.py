@@ -13,7 +13,7 @@ N, COHORT = 20, 5
 
 
 def main() -> None:
-    """Train with cohorts of either kind, and show who takes part."""
+    """Train with each kind of client sampling, and print who participates."""
     train, _ = data.load("digits")
     clients = data.partition(train, "quantity:0.5", num_clients=N, seed=0)
     model = models.linear(10)
@@ -23,11 +23,11 @@ def main() -> None:
     log_sizes = jnp.log(clients.sizes)
 
     def by_size(key, round):
-        """Gumbel's way to draw without replacement, with chances as the sizes."""
+        """Draw without replacement by the Gumbel trick, with probabilities by size."""
         return jax.lax.top_k(log_sizes + jax.random.gumbel(key, (N,)), COHORT)[1]
 
     def by_hour(key, round):
-        """Ten of the twenty are awake, and each round another one falls asleep."""
+        """Draw from the ten of twenty clients that are awake; in each round one falls asleep."""
         awake = (round + jnp.arange(10)) % N
         return jax.random.choice(key, awake, (COHORT,), replace=False)
 

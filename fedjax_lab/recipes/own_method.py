@@ -2,7 +2,7 @@
 
 python -m fedjax_lab.recipes.own_method
 
-Written out as own_method.py, it is also a method of the command line:
+Saved as own_method.py, it is also a method of the command line:
 fedjax-lab run --algorithm own_method:limited --option limit=0.5
 """
 
@@ -36,7 +36,7 @@ def limited(loss_fn: LossFn, *, limit: float = 1.0, **common: Unpack[Common]) ->
     training = LocalTraining(loss_fn, **common)
 
     def start(params, num_clients, batch):
-        return params, ()  # the server's state, and what each client keeps
+        return params, ()  # the server's state, and a client's row
 
     def broadcast(x, round):
         return x
@@ -51,7 +51,7 @@ def limited(loss_fn: LossFn, *, limit: float = 1.0, **common: Unpack[Common]) ->
 
 
 def main():
-    """Accuracy of FedAvg and of the method, for three seeds."""
+    """Print the accuracy of FedAvg and of the method, for three seeds."""
     train, test = data.load("digits")
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
     prepare = data.preprocess(scale=16)

@@ -12,7 +12,7 @@ from fedjax_lab.simulation.evaluate import build_client_evaluation
 
 
 def main():
-    """How well each client's own mix of labels is served by the common model."""
+    """Print how well the global model serves each client's own mix of labels."""
     train, test = data.load("digits")
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
     tests = data.divide_like(clients, test, seed=0)

@@ -1,15 +1,15 @@
 """Is a model for each client better than one for all, and than none together? On digits.
 
-Each of 100 clients has two classes, and about 14 images. Models are scored on the clients' own part
-of the test set; means over five seeds with 95 % intervals, each seed with a partition, first model
-and cohorts of its own, and the same ones for all methods.
+Each of 100 clients has two classes, and about 14 images. Models are evaluated on the clients' own
+part of the test set. Results are means over five seeds with 95 % intervals. Each seed has its own
+partition, initial model and cohorts, which are the same for all methods.
 
     python -m fedjax_lab.recipes.personal_methods           (a minute: four methods, two seeds)
     python -m fedjax_lab.recipes.personal_methods all       (ten methods, five seeds, 100 rounds)
     python -m fedjax_lab.recipes.personal_methods all 5     (five classes a client)
 
-What came out, accuracy in percent and, in brackets, above that of FedAvg, fine-tuned, at the same
-seeds; learning rates and weights are not tuned:
+Results: accuracy in percent and, in brackets, its difference from that of FedAvg, fine-tuned, at
+the same seeds. Learning rates and weights are not tuned:
 
 ===================  ============  =============  ============  =============
 method               two classes                  five classes
@@ -26,10 +26,10 @@ FedRep               96.8 ± 0.4
 FedAvg               93.6 ± 2.2
 ===================  ============  =============  ============  =============
 
-Two classes of digits are told apart from 14 images: no interval of a difference leaves out 0, so
-the order of training alone, fine-tuning, Ditto and FedPer is undecided. With five classes a client
-needs the others: alone it loses ten points. Fine-tuning is then above FedPer, and against Ditto
-undecided.
+14 images are enough to distinguish two classes of digits. Every interval of a difference contains
+0, so the order of local training, fine-tuning, Ditto and FedPer is undecided. With five classes a
+client needs the others: local training loses ten points. Fine-tuning is then ahead of FedPer;
+against Ditto it is undecided.
 """
 
 import sys
@@ -49,7 +49,7 @@ LR = {"client_lr": 0.1}
 
 
 def methods(loss_fn):
-    """name -> the method."""
+    """Return name -> method."""
     fedavg = algorithms.fedavg(loss_fn, **LR)
     return {
         "FedAvg, fine-tuned": algorithms.with_fine_tuning(fedavg, loss_fn, steps=10, **LR),
@@ -66,7 +66,7 @@ def methods(loss_fn):
 
 
 def score(name, seed, rounds, classes):
-    """Mean accuracy of the clients' models on their own test images."""
+    """Return the mean accuracy of the clients' models on their own test images."""
     train, test = data.load("digits")
     clients = data.partition(train, f"classes_per_client:{classes}", num_clients=100, seed=seed)
     tests = data.divide_like(clients, test, seed=seed)
@@ -88,7 +88,7 @@ SOME = ("FedAvg, fine-tuned", "local only", "FedPer", "Ditto")
 
 
 def main(rounds=30, seeds=range(2), classes=2, names=SOME):
-    """A line for each method: accuracy, and how much that is above the first one's."""
+    """Print each method's accuracy, and its difference from that of the first method."""
     first = None
     for name in names:
         found = np.array([100 * score(name, seed, rounds, classes) for seed in seeds])

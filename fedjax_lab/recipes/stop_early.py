@@ -11,7 +11,7 @@ from fedjax_lab.simulation.evaluate import build_evaluation
 
 
 def main() -> None:
-    """Stop at 60 percent accuracy, then go on from that state with a smaller learning rate."""
+    """Stop at 60 percent accuracy, then continue from that state with a smaller learning rate."""
     train, test = data.load("digits")
     clients = data.partition(train, "dirichlet:0.1", num_clients=20, seed=0)
     model = models.linear(10)

@@ -2,7 +2,7 @@
 
     python -m fedjax_lab.recipes.table_for_a_paper
 
-The same on the command line, for each method and then for all:
+The same on the command line, first for each method and then for all:
 ``run --algorithm NAME --seeds 0 1`` and ``report runs --format latex --out table.tex``.
 """
 
@@ -15,18 +15,18 @@ from fedjax_lab.report.formats import format_report
 
 
 def main() -> None:
-    """Run all four and print the table."""
+    """Run all four runs and print the table."""
     with tempfile.TemporaryDirectory() as folder:
         for algorithm in ("fedavg", "scaffold"):
             for seed in (0, 1):
                 config = RunConfig(
                     algorithm=algorithm,
                     seed=seed,
-                    partition_seed=0,  # seeds differ in cohorts, mini-batches and first models
+                    partition_seed=0,  # seeds differ in cohorts, mini-batches and initial models
                     model="linear",
                     rounds=20,
                     replace=True,
-                    client_map="scan",  # soonest compiled
+                    client_map="scan",  # compiles fastest
                     run_dir=str(Path(folder) / f"{algorithm}-{seed}"),
                 )
                 run(config, progress=False)

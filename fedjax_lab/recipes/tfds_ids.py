@@ -2,8 +2,8 @@
 
     python -m fedjax_lab.recipes.tfds_ids
 
-It needs ``pip install 'fedjax-lab[data]'``. A small set of ratings is prepared first, without
-TensorFlow; with one of TFDS's own, such as movielens, that is ``download_and_prepare`` once.
+It needs ``pip install 'fedjax-lab[data]'``. The recipe first prepares a small set of ratings,
+without TensorFlow. For a set of TFDS, such as movielens, call ``download_and_prepare`` once.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from fedjax_lab.simulation.evaluate import build_evaluation
 
 
 def prepare(folder, rows=300, seed=0):
-    """Write the set called "ratings" to a TFDS directory."""
+    """Write the data set "ratings" to a TFDS directory."""
     import tensorflow_datasets as tfds
 
     class Ratings(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -43,7 +43,7 @@ def prepare(folder, rows=300, seed=0):
 
 
 def main():
-    """Train on the users of the set."""
+    """Train on the users of the data set."""
     if not importlib.util.find_spec("tensorflow_datasets"):
         print("tensorflow-datasets is not installed, nothing is read; version >= 4.9")
         return

@@ -54,32 +54,33 @@ class RankRow(NamedTuple):
 def with_ranks(
     algorithm: Algorithm, ranks: Sequence[int] | np.ndarray, *, padded: str = "adapters"
 ) -> Algorithm:
-    """The same method, in which each client trains and sends adapters of a rank of its own.
+    """Wrap a method so that each client trains and sends adapters of its own rank.
 
     ::
 
         adapters = models.init_adapters(key, params, "layers/*/kernel", rank=16, stacked="layers/*")
         hetlora = with_ranks(with_frozen(fedavg, loss_fn, params), [4, 8, 16, ...])
 
-    A client of rank r gets the first r columns of each ``down`` and rows of each ``up``, with as
-    much of whatever else the method broadcasts or keeps for it (control variates, momenta). The
-    bytes of a round count these alone: r / r_max of a message. Under a compressor in the method
-    they are those of the compressed message, which is as long for every rank.
+    A client of rank r receives the first r columns of each ``down`` and the first r rows of each
+    ``up``, and the same part of everything else that the method broadcasts or stores for it
+    (control variates, momenta). The bytes of a round count only this part: r / r_max of a message.
+    If the method has a compressor, they are those of the compressed message, whose size is the same
+    for every rank.
 
     Args:
       algorithm: a method of one exchange that sends its change as ``delta``, such as FedAvg,
         FedProx, FedAdam and SCAFFOLD.
       ranks: int [N], each from 1 to the rank of the server's adapters, r_max.
-      padded: what the server pads with zeros. "adapters": what a client ends with, as HetLoRA does:
-        columns that few clients have shrink towards 0. "changes": what a client changed: clients
-        without a column leave it alone, and the methods minimise the mean over clients of their
-        losses at truncated adapters.
+      padded: what the server pads with zeros. "adapters": a client's trained adapters, as in
+        HetLoRA; columns that few clients have shrink towards 0. "changes": a client's changes.
+        Clients without a column then leave it unchanged, and the methods minimise the mean over
+        clients of their losses at truncated adapters.
 
     Raises:
-      TypeError: ``ranks`` holds no integers.
-      ValueError: ``ranks`` or ``padded`` is out of range, the method has several exchanges, sends
-        no ``delta`` or has a wrapper that excludes this one; or (when it is started) params are not
-        adapters of one rank, the largest of ``ranks``, or there are more or fewer clients.
+      TypeError: ``ranks`` does not hold integers.
+      ValueError: ``ranks`` or ``padded`` is out of range, or the method has several exchanges,
+        sends no ``delta`` or has a wrapper that excludes this one. When the method starts: params
+        are not adapters of one rank, the largest of ``ranks``, or the number of clients differs.
     """
     check_choice("padded", padded, PADDED)
     frame = Frame(algorithm, "ranks" if padded == "changes" else "padded_ranks")
@@ -119,11 +120,11 @@ def with_ranks(
 
 
 def truncate_adapters(values: PyTree, rank: int | jax.Array) -> PyTree:
-    """Set the columns and rows of adapters beyond a rank to 0; other leaves stay.
+    """Set the columns and rows of adapters beyond a rank to 0; other leaves are unchanged.
 
     Args:
       values: pytree of arrays [...] with ``Adapter`` nodes.
-      rank: number of columns of ``down`` and rows of ``up`` that are unchanged; may be traced.
+      rank: number of columns of ``down`` and of rows of ``up`` that stay; may be traced.
     """
 
     def one(node):
@@ -140,7 +141,7 @@ def truncate_adapters(values: PyTree, rank: int | jax.Array) -> PyTree:
 def _truncated(
     phase: Phase, algorithm: Algorithm, table: np.ndarray, largest: int, pads_adapters: bool
 ) -> Phase:
-    """The phase between a server of rank r_max and clients of lower ranks."""
+    """Wrap a phase for a server of rank r_max and clients of lower ranks."""
 
     def client_update(received, row, batch):
         received, inner = truncate_adapters((received, row.inner), row.rank)
@@ -155,7 +156,7 @@ def _truncated(
         return phase.server_update(server, messages, cohort)
 
     def padded(params: Params, delta: PyTree, cohort: Cohort) -> PyTree:
-        """x_t less what clients end with, which is 0 beyond their ranks."""
+        """Compute x_t minus the clients' trained adapters, which are 0 beyond their ranks."""
         columns = jnp.arange(largest)[None] >= _ranks_of(table, cohort)[:, None]
         lost = columns.astype(cohort.weights.dtype)  # [S, r]
         if phase.reduce["delta"] == "mean":
@@ -178,7 +179,7 @@ def _truncated(
 
 
 def _ranks_of(table: np.ndarray, cohort: Cohort) -> jax.Array:
-    """The rank of each slot, int32 [S]."""
+    """Return the rank of each slot, int32 [S]."""
     return jnp.asarray(table, jnp.int32).at[cohort.client_ids].get(mode="clip")
 
 
