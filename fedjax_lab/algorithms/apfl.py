@@ -50,7 +50,7 @@ class APFLRow(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """What is carried from step to step beside w."""
+    """State carried from step to step, in addition to w."""
 
     row: APFLRow
     is_first: jax.Array  # bool scalar
@@ -124,7 +124,7 @@ def apfl(
 
 
 def _mix(v: Params, w: Params, alpha: jax.Array) -> Params:
-    """alpha v + (1 - alpha) w; exactly w at 0 and v at 1, where both are finite."""
+    """Compute alpha v + (1 - alpha) w: exactly w at 0 and v at 1, where both are finite."""
 
     def mix(a, b):
         weight = alpha.astype(a.dtype)

@@ -91,7 +91,7 @@ def mix_direction(
     mixing: ScalarOrSchedule,
     **attributes: Any,
 ) -> Algorithm:
-    """FedCM with a local gradient of the caller's choice, and further ``Algorithm`` attributes.
+    """Build FedCM with a given local gradient and further ``Algorithm`` attributes.
 
     Args:
       name: the method's name.
@@ -239,7 +239,7 @@ def _start_mime(params, num_clients, batch):
 
 
 def _average(m: PyTree, g: PyTree, beta: Scalar) -> PyTree:
-    """beta m + (1 - beta) g."""
+    """Compute beta m + (1 - beta) g."""
     return tree.add_scaled(tree.scale(m, beta), 1 - beta, g)
 
 

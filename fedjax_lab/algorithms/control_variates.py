@@ -46,7 +46,7 @@ class Controls(NamedTuple):
     own: Params  # c_i
 
     def corrected(self, gradient: PyTree) -> PyTree:
-        """g - c_i + c: what a local step descends (line 10).
+        """Compute g - c_i + c, the direction of a local step (line 10).
 
         Args:
           gradient: g at the local params.
@@ -56,7 +56,7 @@ class Controls(NamedTuple):
         )
 
     def mean_gradient(self, delta: PyTree, lr_sum: jax.Array) -> PyTree:
-        """c_i - c + delta / lr_sum: the mean of the gradients that the local steps saw (option II).
+        """Compute c_i - c + delta / lr_sum, the mean gradient of the local steps (option II).
 
         Args:
           delta: by how much the corrected steps moved the client, x - y_i.
@@ -94,7 +94,7 @@ def correct_drift(
     control_update: str = "II",
     **attributes: Any,
 ) -> Algorithm:
-    """SCAFFOLD with a local gradient of the caller's choice, and further ``Algorithm`` attributes.
+    """Build SCAFFOLD with a given local gradient and further ``Algorithm`` attributes.
 
     Args:
       name: the method's name.

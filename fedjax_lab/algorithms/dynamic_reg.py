@@ -264,5 +264,5 @@ def _check_prox_weight(prox_weight: ScalarOrSchedule) -> None:
 
 
 def _inverse(prox_weight: Scalar) -> jax.Array:
-    """1 / prox_weight; 0 where a traced weight is 0."""
+    """Compute 1 / prox_weight; 0 if a traced weight is 0."""
     return tree.safe_divide(1.0, jnp.asarray(prox_weight))

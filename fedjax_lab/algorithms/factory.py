@@ -79,7 +79,7 @@ _NEW = ("example_clip", "example_noise")
 
 
 class LocalTraining:
-    """A client's local training: a loss function and the ``Common`` arguments, put to use.
+    """A client's local training: a loss function with the ``Common`` arguments.
 
     Attributes:
       gradient: of the mean loss over a mini-batch, transformed.
@@ -106,7 +106,7 @@ class LocalTraining:
         self.step_transform = step_transform
 
     def rate(self, round: jax.Array) -> Scalar:
-        """The local learning rate of a round.
+        """Return the local learning rate of a round.
 
         Args:
           round: int32 scalar, counted from 0.
@@ -116,7 +116,7 @@ class LocalTraining:
     def local_gradient(
         self, params: Params, step: Step, round: jax.Array
     ) -> tuple[PyTree, StepReport]:
-        """The plain gradient as a ``LocalGradient``.
+        """Return the plain gradient as a ``LocalGradient``.
 
         Args:
           params: local params.
@@ -148,7 +148,7 @@ class LocalTraining:
         return local_steps(direction, self.gradient, params, batch, lr, memory, self.step_transform)
 
     def client_update(self, params: Params, row: PyTree, batch: ClientBatch):
-        """Local SGD as the client half of a phase.
+        """Run local SGD, as the client half of a phase.
 
         Args:
           params: what the server broadcast, x_t.
@@ -172,7 +172,7 @@ _RAISES = "  ValueError: a hyper-parameter is outside what is allowed."
 
 
 def factory(build: Factory) -> Factory:
-    """Make a method's factory of a function that takes ``**common``, the ``Common`` arguments.
+    """Make a method's factory from a function with ``**common``, the ``Common`` arguments.
 
     Signature and docstring then show the common arguments like any other, learning rates are
     checked, and arguments are recorded in ``algorithm.hyperparameters``, defaults included:
@@ -238,7 +238,7 @@ _OF_A_STEP = {
 def _unknown(
     method: str, name: str, signature: inspect.Signature, symbols: Iterable[Symbol]
 ) -> TypeError:
-    """The error for a keyword that a factory does not take, with what was meant."""
+    """Make the error for an unknown keyword of a factory, with the argument that was meant."""
     known = list(signature.parameters)
     run_names = {name, *SYNONYMS.get(name, ())} & set(_OF_A_RUN)
     meant, hint = meant_by(name, symbols, method), None
@@ -257,7 +257,7 @@ def _unknown(
 
 
 def _check_subject(method: str, argument: str, given: Any) -> None:
-    """Refuse a model where a loss function is due, and the other way round."""
+    """Check that a loss function is not a model, and a model not a loss function."""
     is_model = isinstance(given, Model)
     if argument == "loss_fn" and (is_model or not callable(given) or _is_network(given)):
         what = "a Model" if is_model else f"a {type(given).__name__}"
@@ -280,7 +280,7 @@ def _check_subject(method: str, argument: str, given: Any) -> None:
 
 
 def _other_arguments(loss_fn: Callable[..., Any]) -> str | None:
-    """The arguments of a function that cannot be called as a loss; None where it can."""
+    """Return the arguments of a function that cannot be called as a loss; None if it can."""
     try:
         signature = inspect.signature(loss_fn)
     except (TypeError, ValueError):  # some built-in functions have none
@@ -294,7 +294,7 @@ def _other_arguments(loss_fn: Callable[..., Any]) -> str | None:
 
 
 def _is_network(given: Any) -> bool:
-    """Whether something that can be called is a module of flax, haiku or equinox."""
+    """Return True if a callable is a module of flax, haiku or equinox."""
     return hasattr(given, "apply") and hasattr(given, "init")
 
 
@@ -304,7 +304,7 @@ def _with_common(own: inspect.Signature) -> inspect.Signature:
 
 
 def _with_shared(doc: str, signature: inspect.Signature) -> str:
-    """The docstring with all arguments described; its own words count first."""
+    """Complete a docstring with the shared arguments; its own descriptions have priority."""
     shared = described(Common) | {name: f"{name}: {text}" for name, text in _SHARED.items()}
     server_lr = signature.parameters.get("server_lr")
     if server_lr is not None:

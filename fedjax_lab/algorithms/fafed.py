@@ -204,7 +204,7 @@ def naive_adaptive_fedavg(
 
 
 def _average(v: PyTree, g: PyTree, decay: Scalar) -> PyTree:
-    """decay v + (1 - decay) g²."""
+    """Compute decay v + (1 - decay) g²."""
 
     def leaf(v, g):
         beta = jnp.asarray(decay, v.dtype)

@@ -80,7 +80,7 @@ def fedbabu(
     training = LocalTraining(loss_fn, **common)
 
     def steps(params, batch, head_steps, lr=None):
-        """Local steps, of which the first move the head and the rest the body."""
+        """Run local steps: the first ones move the head, the others the body."""
         turns = one_after_the_other(head, head_steps, training.step_transform)
         lr = training.rate(batch.round) if lr is None else lr
         g = training.gradient
@@ -124,10 +124,10 @@ def fedbabu(
 def with_fine_tuning(
     algorithm: Algorithm, loss_fn: LossFn, *, steps: int, **common: Unpack[Common]
 ) -> Algorithm:
-    """The same method, whose clients fine-tune what they are given before they are evaluated.
+    """Wrap a method so that clients fine-tune the global model before they are evaluated.
 
-    Rounds are as they were. ``client_lr`` and the other arguments of every method are here those of
-    the fine-tuning.
+    Rounds are unchanged. ``client_lr`` and the other arguments that all methods share apply to the
+    fine-tuning.
 
     Args:
       algorithm: any method; clients that have models of their own fine-tune these.

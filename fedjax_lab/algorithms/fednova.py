@@ -80,7 +80,7 @@ def fednova(
     has_buffer = not is_plain_zero(server_momentum)
 
     def effective_steps(num_steps, max_steps, round):
-        """A_i of clients that take K_i = ``num_steps`` of at most K steps; 0 for none."""
+        """Compute A_i of clients that take K_i = ``num_steps`` of at most K steps; 0 for none."""
         shrink = 1 - jnp.asarray(training.rate(round) * at_round(prox_weight, round), float)
 
         def one_more(carry, _):

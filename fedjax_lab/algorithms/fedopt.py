@@ -71,7 +71,7 @@ class AMSServer(NamedTuple):
 
 
 def _with_server_step(name, training, start, server_step):
-    """Plain local SGD under ``server_step(server, delta, round) -> server``."""
+    """Build plain local SGD with ``server_step(server, delta, round) -> server``."""
 
     def server_update(server, messages, cohort):
         delta = messages["delta"]
@@ -135,7 +135,7 @@ def fedavgm(
 
 
 def _adaptive(name, training, second_moment, server_lr, beta1, tau, initial=None):
-    """FedAdagrad, FedYogi and FedAdam differ in v_t = ``second_moment(v, delta²)`` only."""
+    """Build FedAdagrad, FedYogi or FedAdam, which differ in v_t = ``second_moment(v, delta²)``."""
     check_number("beta1", beta1, minimum=0.0, maximum=1.0)
     check_number("tau", tau, minimum=0.0, exclusive_minimum=True)
 

@@ -86,13 +86,13 @@ class Perturbation:
 
     @property
     def gradients_per_step(self) -> int:
-        """2; 1 if radius or weight is a plain 0."""
+        """Return 2, or 1 if radius or weight is a plain 0."""
         return 1 if is_plain_zero(self.radius) or is_plain_zero(self.weight) else 2
 
     def quasi_gradient(
         self, gradient: Gradient, y: Params, step: Step, round: jax.Array
     ) -> tuple[PyTree, StepReport]:
-        """g̃ = (1 - α) g_1 + α g_2, transformed, and the report of g_1.
+        """Compute g̃ = (1 - α) g_1 + α g_2, transformed, and the report of g_1.
 
         Args:
           gradient: the plain gradient.
@@ -134,7 +134,7 @@ class DualCorrection:
 
     @property
     def inverse(self) -> jax.Array:
-        """λ, float scalar; 0 where a traced weight is 0."""
+        """Return λ, float scalar; 0 if a traced weight is 0."""
         return tree.safe_divide(1.0, jnp.asarray(self.prox_weight))
 
 
@@ -261,5 +261,5 @@ def _fedspeed(name, training, server_lr, perturbation, duals):
 
 
 def _extrapolate(new: PyTree, old: PyTree, zeta: Scalar) -> PyTree:
-    """new + zeta (new - old)."""
+    """Compute new + zeta (new - old)."""
     return tree.add_scaled(new, zeta, tree.subtract(new, old))

@@ -207,7 +207,7 @@ def _fedmoswa(name, training, final_lr_ratio, server_lr, controls):
 
 
 def _falling(first: Scalar, ratio: Scalar):
-    """η_k = η_l (1 - k/K_i) + (k/K_i) ρ η_l of one round, a function of (k, K_i)."""
+    """Return η_k = η_l (1 - k/K_i) + (k/K_i) ρ η_l of a round, as a function of (k, K_i)."""
 
     def lr(k, num_steps):
         done = tree.safe_divide(k.astype(float), num_steps)  # int32 / int32 would be float32

@@ -18,7 +18,7 @@ from fedjax_lab.types import Cohort, CohortBatch, FedState, PyTree
 
 
 def until_sync(training: LocalTraining, first: jax.Array) -> Callable[..., jax.Array]:
-    """Learning rates of a round's local steps, of which the last one is the sync: 0.
+    """Return the learning rates of a round's local steps: 0 for the last one, the sync.
 
     Args:
       training: knows the rate of each global local step.
@@ -32,7 +32,7 @@ def first_estimates(
     estimates: Callable[[PyTree], dict[str, PyTree]],
     first_step: Callable[[Any, dict, Cohort], Any],
 ) -> Phase:
-    """The exchange that a method begins with, before the local steps of its first round.
+    """Build a method's first exchange, before the local steps of its first round.
 
     The server state has ``params`` and ``started``, a bool; () there says that the exchange was
     made before the run, so that no round computes anything for it.
@@ -73,10 +73,10 @@ def first_estimates(
 def take_first_estimates(
     first_exchange: Phase, server: Any, clients: PyTree, num_clients: int, batch: CohortBatch
 ) -> Any:
-    """The server after the first estimates, which no round takes again.
+    """Take the first estimates and return the server after them; no round takes them again.
 
     Args:
-      first_exchange: what ``first_estimates`` returned.
+      first_exchange: phase that ``first_estimates`` returned.
       server, clients: the method's state before.
       num_clients: N.
       batch: round 0's batch.

@@ -56,7 +56,7 @@ class FedLESAMServer(NamedTuple):
 
 
 class LastVisit(NamedTuple):
-    """What a client remembers of the last round in which it took part."""
+    """A client's values from the last round in which it participated."""
 
     model: Params  # the x_t that it received
     happened: jax.Array  # bool, whether there was such a round
@@ -92,7 +92,7 @@ class ScaledDual(NamedTuple):
     center: Params  # x_t
 
     def corrected(self, gradient: PyTree, y: Params) -> PyTree:
-        """g + p (h_i + y - x_t): what a local step descends.
+        """Compute g + p (h_i + y - x_t), the direction of a local step.
 
         Args:
           gradient: g, like the params.

@@ -57,7 +57,7 @@ class Correction(NamedTuple):
         check_choice("qp_solver", self.solver, qp.SOLVERS)
 
     def inner_products(self, rows: PyTree, *others: PyTree) -> jax.Array:
-        """Inner products of rows, float [1 or leaves, m, k], as the scope needs them.
+        """Compute inner products of rows, float [1 or leaves, m, k], as the scope needs them.
 
         Args:
           rows: pytree [m, ...].
@@ -67,7 +67,7 @@ class Correction(NamedTuple):
         return products.sum(0, keepdims=True) if self.scope == "global" else products
 
     def project(self, p, rows, mask=None, products=None):
-        """``p`` corrected, or as it is where the QP is infeasible; and the QP's ``ConeInfo``.
+        """Correct ``p``, or return it unchanged if the QP is infeasible; also its ``ConeInfo``.
 
         Args:
           p: pytree [...].
@@ -84,7 +84,7 @@ class Correction(NamedTuple):
 
 
 class ServerMemory(NamedTuple):
-    """What the corrected server half has besides: its hyper-parameters, by their names."""
+    """The additional hyperparameters of the corrected server half, by name."""
 
     memory_size: int
     server_momentum: Scalar
@@ -214,7 +214,7 @@ def gradma_s(
 def _gradma(
     name, training, server_lr, correction, *, corrects_client, memory, keep_local_model=False
 ):
-    """All three methods: each half is either corrected or plain, the server's without memory."""
+    """Build one of the three methods; each half is corrected or plain (a server without memory)."""
     correction.check()
     if memory is not None:
         size, server_momentum, memory_decay = memory
@@ -271,12 +271,12 @@ def _gradma(
 
 
 def _active(info) -> jax.Array:
-    """How many constraints pull on the solution, as a float."""
+    """Count the active constraints, as a float."""
     return (info.z > 0).sum(dtype=info.kkt_residual.dtype)
 
 
 def _unless_nobody(cohort: Cohort, new: GradMAServer, old: GradMAServer) -> GradMAServer:
-    """``new``, or ``old`` where nobody took part, and so wrote no row of the memory."""
+    """Return ``new``, or ``old`` if nobody participated, so that no row was written."""
     if not new.memory:
         return tree.where(cohort.participates.any(), new, old)
 

@@ -33,8 +33,8 @@ class Slots(NamedTuple):
 class Memory(NamedTuple):
     """The server's buffer: D's row c is ``scale[c] * rows[c]``.
 
-    Decay changes the scales alone. The QP sees directions only, so it works on ``rows``, of which
-    a round changes the cohort's; so many inner products are new, and the others are kept.
+    Decay changes the scales only. The QP depends on directions only, so it works on ``rows``. A
+    round changes the cohort's rows: their inner products are computed, and the others are kept.
     """
 
     rows: PyTree  # [m, ...] like the params; a row's largest number is in [1, 2), or all are 0
@@ -44,7 +44,7 @@ class Memory(NamedTuple):
 
 
 def empty_memory(params: Params, size: int, inner_products: InnerProducts) -> Memory:
-    """A memory that holds nobody.
+    """Create an empty memory.
 
     Args:
       params: the global model.
@@ -112,7 +112,7 @@ def remember(
 
 
 def _power_of_two(x: jax.Array) -> jax.Array:
-    """The largest power of two up to x >= 0, within 2^-125 to 2^125: its exponent's bits alone."""
+    """Return the largest power of two up to x >= 0, within 2^-125 to 2^125: its exponent bits."""
     exponent = np.uint32(0x7F800000) if x.dtype.itemsize == 4 else np.uint64(0x7FF << 52)
     bits = jax.lax.bitcast_convert_type(x, exponent.dtype) & exponent
     return jnp.clip(jax.lax.bitcast_convert_type(bits, x.dtype), 2.0**-125, 2.0**125)

@@ -14,7 +14,7 @@ from fedjax_lab.types import Scalar, ScalarOrSchedule
 
 
 def at_round(value: ScalarOrSchedule, round: jax.Array) -> Scalar:
-    """The value in this round: a schedule is evaluated, a scalar is returned.
+    """Return the value in this round: a scalar as it is, or a schedule's value.
 
     Args:
       value: a number, a traced scalar, or a schedule.
@@ -24,7 +24,7 @@ def at_round(value: ScalarOrSchedule, round: jax.Array) -> Scalar:
 
 
 def is_plain_zero(value: ScalarOrSchedule) -> bool:
-    """Whether a number is 0 and known to stay so, which a traced one or a schedule is not.
+    """Return True for a number that is 0; traced numbers and schedules may change.
 
     Args:
       value: a number, a traced scalar, or a schedule.
@@ -92,7 +92,7 @@ def check_transform(name: str, transform: Any) -> None:
 
 
 def _turns_round(transform: optax.GradientTransformation) -> bool:
-    """Whether every entry of some step's update has the other sign, as no noise would make it."""
+    """Return True if all entries of some step's update change sign, which noise would not do."""
     with jax.ensure_compile_time_eval():
         probe = jnp.where(jnp.arange(64) % 2, 1.0, -1.0)
         params = jnp.zeros_like(probe)
@@ -129,10 +129,9 @@ _LAMBDA = re.compile(r"^lam(?:bda|bd|b|da)?(?=\d|$)")
 
 
 def read_symbols(doc: str | None, arguments: Iterable[str]) -> list[Symbol]:
-    """The symbols of a module's table, "paper | here", that stand for arguments of a method.
+    """Read the symbols of a module's table, "paper | here", that stand for a method's arguments.
 
-    Symbols and names of a row belong together in their order; a single name is that of all of the
-    row's symbols.
+    Symbols and names of a row correspond in order; a single name belongs to all symbols of the row.
 
     Args:
       doc: the module's docstring.
@@ -160,7 +159,7 @@ def read_symbols(doc: str | None, arguments: Iterable[str]) -> list[Symbol]:
 
 
 def meant_by(word: str, symbols: Iterable[Symbol], method: str) -> list[Symbol]:
-    """The symbols that a keyword such as "mu", "lam" or "beta_1" spells, the likeliest ones.
+    """Return the likeliest symbols that a keyword such as "mu", "lam" or "beta_1" spells.
 
     Args:
       word: what was given as a keyword.
@@ -175,7 +174,7 @@ def meant_by(word: str, symbols: Iterable[Symbol], method: str) -> list[Symbol]:
 
 
 def _spelled(symbol: str, subscript: bool = True) -> str:
-    """A symbol in small Latin letters and digits: "β_1" is "beta1"; without subscript, "beta"."""
+    """Spell a symbol in small Latin letters and digits: "β_1" is "beta1", or bare "beta"."""
     match = _SYMBOL.match(symbol)
     letters = symbol if match is None else match[1] + match[2] * subscript
     names = _GREEK.sub(lambda letter: unicodedata.name(letter[0]).split()[-1], letters)

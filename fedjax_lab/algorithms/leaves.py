@@ -30,7 +30,7 @@ WORDS: dict[str, Callable[[str], bool]] = {
 
 
 def check_leaves(argument: str, leaves: Leaves) -> Leaves:
-    """Return ``leaves`` if they may be asked which paths they hold.
+    """Check that ``leaves`` selects paths, and return it.
 
     Args:
       argument: the argument's name, for the error.
@@ -55,7 +55,7 @@ def check_leaves(argument: str, leaves: Leaves) -> Leaves:
 
 
 def check_some(method: str, argument: str, leaves: Leaves, params: Params) -> None:
-    """Check that some leaves of the params are meant, and some are not, unless a word says so.
+    """Check that some leaves of the params are selected and some not, unless a word allows it.
 
     Args:
       method: its name, for the error.
@@ -82,7 +82,7 @@ def check_some(method: str, argument: str, leaves: Leaves, params: Params) -> No
 
 
 def split(params: PyTree, leaves: Leaves) -> tuple[PyTree, PyTree]:
-    """(all other leaves, these leaves), each a tree like the params with None for the rest.
+    """Split params into (other leaves, these leaves), both like the params with None for the rest.
 
     Args:
       params: pytree of arrays or shapes.
@@ -98,7 +98,7 @@ def split(params: PyTree, leaves: Leaves) -> tuple[PyTree, PyTree]:
 
 
 def join(part: PyTree, other: PyTree) -> Params:
-    """The params of two parts.
+    """Join two parts to params.
 
     Args:
       part, other: as ``split`` returns them.
@@ -109,7 +109,7 @@ def join(part: PyTree, other: PyTree) -> Params:
 
 
 def exact_mean(rows: PyTree) -> PyTree:
-    """Mean of a table [N, ...] over its clients; where all rows agree, exactly the row.
+    """Average a table [N, ...] over its clients; if all rows are equal, exactly that row.
 
     Args:
       rows: pytree of arrays [N, ...].
@@ -127,7 +127,7 @@ class _Turns(NamedTuple):
 def one_after_the_other(
     leaves: Leaves, steps: int, transform: optax.GradientTransformation | None
 ) -> optax.GradientTransformation:
-    """A ``step_transform``: a round's first steps move these leaves alone, the rest the others.
+    """Build a ``step_transform``: a round's first steps move these leaves, the rest the others.
 
     Args:
       leaves: which are first.

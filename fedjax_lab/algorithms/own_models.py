@@ -10,7 +10,7 @@ from fedjax_lab.types import CohortBatch, FedState, Params, Personal, PyTree
 
 
 def start_with_own_models(server: Callable[[Params], Any]) -> Callable:
-    """The ``start`` of a method whose clients all begin with the first model as their own.
+    """Start a method whose clients all begin with the initial model as their own.
 
     Args:
       server: the first params -> the server state.
@@ -23,7 +23,7 @@ def start_with_own_models(server: Callable[[Params], Any]) -> Callable:
 
 
 def own_row(state: FedState, client: jax.Array) -> PyTree:
-    """A client's row of the table.
+    """Return a client's row of the table.
 
     Args:
       state: the method's state.

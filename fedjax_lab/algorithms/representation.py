@@ -89,7 +89,7 @@ class Contrast:
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """What FedMLB's local model learns from labels and from the hybrid paths.
+    """The loss terms of FedMLB's local model: from labels and from the hybrid paths.
 
     Attributes:
       ce_weight: of the local model's cross-entropy, or a schedule of the round.
@@ -198,7 +198,7 @@ def _moon(name, model, contrast, preprocess, server_sgd, common):
 def contrastive_loss(
     z: jax.Array, positive: jax.Array, negative: jax.Array, temperature: Scalar
 ) -> jax.Array:
-    """-log of the softmax share of ``positive`` against ``negative`` in the cosines with ``z``.
+    """Compute -log of the softmax of ``positive`` against ``negative`` in cosines with ``z``.
 
     Args:
       z, positive, negative: representations, float [B, F].
@@ -211,7 +211,7 @@ def contrastive_loss(
 
 
 def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
-    """<a, b> / max(|a| |b|, 1e-8) for each row; 0, with a finite derivative, of a zero vector."""
+    """Compute <a, b> / max(|a| |b|, 1e-8) of rows; 0, with a finite derivative, of a zero row."""
     a, b = at_least_float32(a), at_least_float32(b)
     squares = (a * a).sum(-1) * (b * b).sum(-1)
     return (a * b).sum(-1) / jnp.sqrt(jnp.maximum(squares, 1e-16))
@@ -329,7 +329,7 @@ def _fedmlb(name, model, distillation, preprocess, server_sgd, common):
 
 
 def divergence(p_logits: jax.Array, q_logits: jax.Array, temperature: Scalar) -> jax.Array:
-    """KL(softmax(p_logits / τ) || softmax(q_logits / τ)), float [B], of logits [B, C].
+    """Compute KL(softmax(p_logits / τ) || softmax(q_logits / τ)), float [B], of logits [B, C].
 
     Args:
       p_logits, q_logits: float [B, C].
@@ -342,7 +342,7 @@ def divergence(p_logits: jax.Array, q_logits: jax.Array, temperature: Scalar) ->
 
 
 def _averaged(name, start_rows, client_update, server_sgd, gradients_per_step=1):
-    """All four methods, by their client half."""
+    """Build one of the four methods from its client half."""
 
     def start(params, num_clients, batch):
         server = MomentumServer(params, server_sgd.first_momentum(params))
@@ -353,7 +353,7 @@ def _averaged(name, start_rows, client_update, server_sgd, gradients_per_step=1)
 
 
 def _gradient_of(term: jax.Array) -> jax.Array:
-    """0, with the gradient of ``term``: what is descended, but no part of the metric ``loss``."""
+    """Return 0 with the gradient of ``term``, which local steps descend but ``loss`` excludes."""
     return term - jax.lax.stop_gradient(term)
 
 

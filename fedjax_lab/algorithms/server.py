@@ -11,7 +11,7 @@ from fedjax_lab.types import Cohort, Metrics, Params, PyTree, Scalar, ScalarOrSc
 
 
 def broadcast_params(server: PyTree, round: jax.Array) -> Params:
-    """Broadcast the server model alone, as most methods do.
+    """Broadcast the global model only, as most methods do.
 
     Args:
       server: server state with a field ``params``.
@@ -21,7 +21,7 @@ def broadcast_params(server: PyTree, round: jax.Array) -> Params:
 
 
 def keep_server(server: PyTree, messages: dict, cohort: Cohort) -> tuple[PyTree, Metrics]:
-    """Leave the server as it is: the server half of an exchange that only informs the clients.
+    """Return the server unchanged: the server half of an exchange that only informs the clients.
 
     Args:
       server: any server state.
@@ -52,7 +52,7 @@ class ServerSGD:
             check_number("momentum", self.momentum, minimum=0.0, maximum=1.0)
 
     def first_momentum(self, params: Params) -> PyTree:
-        """The server state's ``momentum`` before round 0: zeros, or () without momentum.
+        """Return the server state's ``momentum`` before round 0: zeros, or () without momentum.
 
         Args:
           params: the initial global model.

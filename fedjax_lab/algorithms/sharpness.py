@@ -60,7 +60,7 @@ def perturbed_gradient(
     perturbation_radius: ScalarOrSchedule,
     ascent: Callable[[Params, PyTree], PyTree] = lambda y, g: tree.unit(g),
 ) -> tuple[LocalGradient, int]:
-    """The gradient at y + e, e = radius * ascent(y, g(y)), and how many gradients it takes.
+    """Build the gradient at y + e, e = radius * ascent(y, g(y)), and the number of gradients.
 
     The report is that of the gradient at y: losses are those of the local params.
 
