@@ -289,6 +289,7 @@ def test_a_federation_fine_tunes_a_decoder(name, tmp_path):
     on_disk = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
     sample = np.asarray(body).tobytes()[:64]
     assert not any(sample in content for content in on_disk)
+    assert 0 < sum(map(len, on_disk)) < weights  # a checkpoint is compressed
     state = algorithm.init(adapters, 4)
     batch = data.draw_batch(
         clients, jax.random.key(0), 0, cohort_size=4, local_steps=3, batch_size=2, replace=True

@@ -27,11 +27,6 @@ def _loss_masses(q, sigma, removed):
     return grid, np.diff(below, append=1.0)
 
 
-def delta_of(epsilon, q, sigma, rounds):
-    """The delta of so many rounds at an epsilon, the worse one of a client removed and added."""
-    return max(_delta(epsilon, *spent) for spent in _composed(q, sigma, rounds))
-
-
 def epsilon_of(delta, q, sigma, rounds):
     """The epsilon of so many rounds at a delta."""
     spent = _composed(q, sigma, rounds)

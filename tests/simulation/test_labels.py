@@ -81,9 +81,11 @@ def test_the_check_of_labels_as_they_are_compiles_nothing():
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         check_training_labels(METHODS["plain"], PARAMS, on_device, batch_size=4)
+        assert not any(compiled)
+        jax.jit(lambda x: x + 1)(0)
+        assert any(compiled)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert not any(compiled)
 
 
 def test_a_stream_and_a_sweep_refuse_them(tmp_path):

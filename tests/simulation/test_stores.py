@@ -187,6 +187,8 @@ def test_compressed_messages_without_personal_leaves():
     settings = {**SETTINGS, "rounds": 2, "eval_every": 1, "local_steps": 1}
     method = with_compression(personal, "sign")
     result = simulate(method, PARAMS, make_clients(), client_map="shard_map:2", **settings)
+    (residuals,) = result.state.clients.residuals
+    assert jax.tree.map(jnp.shape, residuals["delta"]) == {"w": (CLIENTS, 5), "b": (CLIENTS, 0)}
     for leaf in jax.tree.leaves(result.state.clients):
         assert {shard.data.shape[0] for shard in leaf.addressable_shards} == {CLIENTS // 2}
     assert result.history[-1]["bytes_up"] == 2 * 6 * (4 + 1)  # a scale, and a bit for each sign

@@ -118,7 +118,9 @@ def test_a_chunk_has_the_examples_that_its_rounds_draw(folder):
     key, clients = jax.random.key(5), resident()
     feed = feed_of(as_run(schedule, 5, 3, key), streamed(folder), Team())
     draw = jax.jit(schedule.draw)
-    for first, length in feed.pieces(0, 3):
+    pieces = list(feed.pieces(0, 3))
+    assert sum(length for _, length in pieces) == 3
+    for first, length in pieces:
         found = feed.take(first, length)
         for round in range(first, first + length):
             there, here = (draw(c, key, round) for c in (clients, found))

@@ -90,6 +90,8 @@ def test_client_maps_see_the_same_time(algorithm, other):
     chosen = times() if algorithm is BUFFERED else WAITING
     one, two = (run(algorithm, times=chosen, client_map=m) for m in ("scan", other))
     for before, after in zip(one.history, two.history, strict=True):
+        assert before.keys() == after.keys()
+        assert {"simulated_seconds", "bytes_up"} <= before.keys()
         for name in {"simulated_seconds", "dropped_clients", "staleness", "bytes_up"} & {*before}:
             assert before[name] == after[name]
         assert before["loss"] == pytest.approx(after["loss"], rel=1e-5)

@@ -153,9 +153,9 @@ def test_the_draw_is_the_same_on_all_devices(client_map):
         vectors(jax.tree.map(lambda x: x[None], got), 1)[0], noise_of(3)[0]
     )
     for leaf in jax.tree.leaves(got):
+        assert leaf.is_fully_replicated
         copies = [np.asarray(shard.data) for shard in leaf.addressable_shards]
-        if copies[0].shape == leaf.shape:
-            assert all((copy == copies[0]).all() for copy in copies)
+        assert all((copy == copies[0]).all() for copy in copies)
 
 
 @pytest.mark.slow
@@ -490,9 +490,11 @@ def test_rows_have_epsilon(monkeypatch):
     counted = {"cohort_size": 5, "num_clients": 20, "exchanges": 1, "first_exchanges": 1}
     counted |= {"noise_bands": 1}
     fixed = {**counted, "sampling": "without_replacement", "accountant": "rdp"}
+    assert asked
     assert all(call == (3.0, 1e-3, fixed) for call in asked)
     asked.clear()
     simulate(algorithm, start, clients, rounds=2, sampling="poisson", **SETTINGS)
+    assert asked
     assert all(
         call == (3.0, 1e-3, {**counted, "sampling": "poisson", "accountant": "pld"})
         for call in asked
