@@ -302,6 +302,7 @@ def build_round(
         batch = _known_to_all(cohort_map.whole, batch)
         cohort, mapped = complete_batch(batch, state.num_clients, cohort_map.multiple)
         cohort = _known_to_all(cohort_map.whole, cohort)
+        mapped["num_steps"] = cohort.num_steps  # else devices count their part, and exchange it
         server, clients = state.server, state.clients
         params, expected = algorithm.params(state), cohort.participates
         metrics: Metrics = {}
