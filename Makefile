@@ -10,7 +10,7 @@ STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 .PHONY: demo check test test-methods test-pretrained test-all test-newest faults fuzz lint smoke docs notebooks wheel-check release qp-accuracy clean
 .PHONY: accelerator-check
 .PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives bench-links bench-same-bits bench-bits bench-latency bench-tuning
-.PHONY: $(STUDIES:%=%-study) studies-report
+.PHONY: $(STUDIES:%=%-study) studies-report leaderboard
 
 demo: $(VENV)/.runtime
 	$(BIN)/python -m experiments.demo
@@ -160,6 +160,10 @@ $(STUDIES:%=%-study): %-study: $(VENV)/.runtime
 privacy-study robustness-study: %-study: $(VENV)/.test
 	$(BIN)/python -m experiments.$*
 
+# The cells of the leaderboard that have not been run, and its page.
+leaderboard: $(VENV)/.runtime
+	$(BIN)/python -m experiments.leaderboard
+
 # All RESULTS.md and the summary of the claims, from the kept results alone. A difference from what is
 # committed is an error, and so is a number of a discussion that its page does not have.
 studies-report: $(VENV)/.runtime
@@ -171,7 +175,8 @@ studies-report: $(VENV)/.runtime
 	for study in privacy robustness; do \
 	  $(BIN)/python -m experiments.$$study --report || exit 1; \
 	done
-	git diff --stat --exit-code -- 'experiments/*/RESULTS.md' docs/papers_and_codes.md
+	$(BIN)/python -m experiments.leaderboard --report
+	git diff --stat --exit-code -- 'experiments/*/RESULTS.md' docs/papers_and_codes.md docs/leaderboard.md
 
 # Every study at its smallest, with its report in runs/smoke. What is finished would not be run.
 smoke: $(VENV)/.runtime

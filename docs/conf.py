@@ -38,6 +38,7 @@ html_theme = "furo"
 html_title = "fedjax_lab"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["sort.js"]
 html_show_sphinx = False
 html_show_copyright = False
 html_copy_source = False

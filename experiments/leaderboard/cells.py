@@ -1,0 +1,231 @@
+"""Run the cells of the leaderboard, and keep them.
+
+A cell is a method on a task. Tuning: ``fedjax_lab.tune`` with the same number of gradients for all
+methods, seeds 0 and 1, on images that no client has. Final runs: seeds 11 to 15, one ``sweep``; the
+test set is read by them only. All methods see the same partition, and with the same seed the same
+first model, cohorts and mini-batches.
+
+A cell that is done is a file, results/TASK/METHOD.json, and is not run again.
+"""
+
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.leaderboard.methods import Method
+from experiments.leaderboard.tasks import Problem, Task
+from experiments.studies.fingerprint import fingerprint
+from experiments.studies.study import as_json
+from fedjax_lab import sweep, tune
+from fedjax_lab.command.own_code import is_own
+from fedjax_lab.machine.files import write_text
+from fedjax_lab.storage.run_dir import versions
+from fedjax_lab.tuning.found import Found
+from fedjax_lab.tuning.halving import equal_budgets
+
+RESULTS = Path(__file__).parent / "results"
+TUNING_SEEDS, SEEDS = (0, 1), (11, 12, 13, 14, 15)
+_EVALUATIONS = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How much is run.
+
+    Attributes:
+      points: points of the method with the most gradients in a local step; others get more.
+      most_gradients: gradients in a local step of that method.
+      seeds: of the final runs.
+    """
+
+    points: int = 8
+    most_gradients: int = 3
+    seeds: tuple[int, ...] = SEEDS
+
+
+SMOKE = Scale(points=2, most_gradients=2, seeds=(11, 12))
+
+
+def slug(name: str) -> str:
+    """Return a name as a file's, and as an anchor's.
+
+    Args:
+      name: name of a task or method.
+    """
+    return re.sub(r"[^\w.-]+", "_", name)
+
+
+def path_of(folder: Path, task: str, method: str) -> Path:
+    """Return the file of a cell.
+
+    Args:
+      folder: folder of all results.
+      task, method: names.
+    """
+    return folder / slug(task) / f"{slug(method)}.json"
+
+
+def load(folder: Path, task: str) -> dict[str, dict[str, Any]]:
+    """Load the cells of a task: method -> cell.
+
+    Args:
+      folder: folder of all results.
+      task: its name.
+    """
+    files = sorted((folder / slug(task)).glob("*.json"))
+    cells = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return {cell["method"]: cell for cell in cells}
+
+
+def store(folder: Path, task: str, cell: Mapping[str, Any]) -> None:
+    """Write a cell as JSON of a line for each entry.
+
+    Args:
+      folder: folder of all results.
+      task: its name.
+      cell: from ``run_cell``.
+    """
+    path = path_of(folder, task, cell["method"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(value)}" for name, value in as_json(cell).items()
+    )
+    write_text(path, f"{{\n{lines}\n}}\n")
+
+
+def declared(task: Task, method: Method, scale: Scale) -> dict[str, Any]:
+    """Return what decides the numbers of a cell, as JSON has it.
+
+    Args:
+      task, method, scale: of the cell.
+    """
+    own = {"factory": method.factory, "space": method.axes(), "fixed": method.fixed_for(task)}
+    return as_json({"task": task.conditions(), "method": own, "scale": dataclasses.asdict(scale)})
+
+
+def run_cell(
+    task: Task, problem: Problem, name: str, method: Method, scale: Scale
+) -> dict[str, Any]:
+    """Tune a method on a task, and run it with all seeds.
+
+    Args:
+      task, problem: the task and its data.
+      name: name of the row.
+      method: the row.
+      scale: how much is run.
+
+    Raises:
+      KeyboardInterrupt: Ctrl-C ended the final runs early.
+    """
+    began = time.process_time()
+    cell: dict[str, Any] = {"method": name, "declared": declared(task, method, scale)}
+    cell |= {"versions": versions(), "specification": None, "fingerprint": None}
+
+    def build(**point: Any) -> Any:
+        return method.build(task, problem, **point)
+
+    first = build(**{n: axis[0] for n, axis in method.axes().items()})
+    params = problem.params(jax.random.key(0))
+    rounds = task.rounds
+    if task.compressor is not None:  # equal bytes
+        plain = Method("fedavg").build(task, problem, client_lr=0.1)
+        rounds = max(1, round(rounds * plain.uplink(params) / first.uplink(params)))
+    per_step = [first.gradients_per_step, scale.most_gradients]
+    plan = equal_budgets(per_step, rounds, scale.points, 2, len(TUNING_SEEDS))[0]
+    try:
+        found = tune(
+            {name: build},
+            {name: method.axes()},
+            params,
+            problem.clients,
+            rounds=rounds,
+            validation=problem.validation,
+            budget=plan.points[0],
+            finalists=2,
+            seeds=TUNING_SEEDS,
+            score=problem.score,
+            mode="max",
+            **task.options(),
+        )
+    except RuntimeError as error:  # no point stayed finite
+        seconds = round(time.process_time() - began, 1)
+        return {**cell, "chosen": None, "said": str(error), "processor_seconds": seconds}
+    cell |= _tuning(name, found)
+    cell |= _final(build, cell["chosen"], task, problem, scale, rounds)
+    cell["specification"] = specification(task, method, cell["chosen"])
+    if cell["specification"] is not None:
+        cell["fingerprint"] = fingerprint(cell["specification"])
+    cell["processor_seconds"] = round(time.process_time() - began, 1)
+    return cell
+
+
+def _tuning(name: str, found: Found) -> dict[str, Any]:
+    tried = {tuple(trial.point.items()) for trial in found.trials}
+    return {
+        "chosen": {n: _short(value, 4) for n, value in found.best[name].items()},
+        "edges": found.edges.get(name, []),
+        "validation": [_short(value, 5) for value in found.scores[name]],
+        "points": len(tried),
+        "diverged": _short(found.diverged[name], 3),
+        "tuning_gradients": found.gradients[name],
+    }
+
+
+def _final(build, point, task, problem, scale, rounds) -> dict[str, Any]:
+    result = sweep(
+        build,
+        problem.params,
+        problem.clients,
+        points=[point],
+        seeds=scale.seeds,
+        rounds=rounds,
+        evaluate=problem.evaluate,
+        eval_every=max(1, rounds // _EVALUATIONS),
+        **task.options(),
+    )
+    if result.interrupted:  # it is no result
+        raise KeyboardInterrupt
+    history = {n: v[0] for n, v in result.history.items()}
+    runs = [
+        {
+            "seed": seed,
+            "scores": [_short(value, 5) for value in history["score"][i]],
+            **({"train": _short(history["train"][i, -1], 5)} if "train" in history else {}),
+            "bytes_up": int(history["bytes_up"][i, -1]),
+            "gradients": int(history["gradients"][i, -1]),
+        }
+        for i, seed in enumerate(scale.seeds)
+    ]
+    milliseconds = 1000 * result.seconds / (len(scale.seeds) * rounds)
+    return {
+        "rounds": [int(value) for value in result.rounds],
+        "runs": runs,
+        "milliseconds_a_round": _short(milliseconds, 3),
+    }
+
+
+def specification(task: Task, method: Method, point: Mapping[str, float]) -> str | None:
+    """Return what a cell's fingerprint depends on, as JSON; None: it has none.
+
+    A method that looks inside its model has none, and neither has one's own.
+
+    Args:
+      task, method: the cell.
+      point: its hyperparameters.
+    """
+    if method.looks_inside or is_own("algorithm", method.factory):
+        return None
+    option = {n: v for n, v in point.items() if n not in ("client_lr", "server_lr")}
+    rates = {"server_lr": point["server_lr"]} if "server_lr" in point else {}
+    chosen = {"algorithm": method.factory, "option": {**method.fixed_for(task), **option}, **rates}
+    return json.dumps(chosen, sort_keys=True)
+
+
+def _short(value: float, digits: int) -> float:
+    return float(f"{float(value):.{digits}g}")

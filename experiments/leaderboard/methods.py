@@ -1,0 +1,168 @@
+"""The methods of the leaderboard and the spaces in which they are tuned.
+
+Rates and other numbers without an upper limit have ranges, which a search extends if its best point
+lies at an end. Numbers below 1, such as a momentum, have lists, which it does not extend.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.leaderboard.tasks import CONVEX, Problem, Task
+from fedjax_lab import with_compression
+from fedjax_lab.command.own_code import find
+from fedjax_lab.round import Algorithm
+
+Axis = tuple[float, float] | Sequence[float]
+
+# A method is tuned over those of these that it takes, unless it has a space of its own.
+SPACE: Mapping[str, Axis] = {
+    "client_lr": (0.01, 1.0),
+    "server_lr": (0.3, 3.0),
+    "prox_weight": (1e-3, 1.0),
+    "perturbation_radius": (0.01, 0.5),
+    "momentum": [0.5, 0.8, 0.9, 0.95],
+    "mixing": [0.05, 0.1, 0.2, 0.5],
+}
+_ADAPTIVE = {"client_lr": (0.01, 1.0), "server_lr": (0.003, 0.3), "tau": [1e-4, 1e-3, 1e-2]}
+_EMA = [0.05, 0.1, 0.2, 0.5]
+_DECAY = [0.1, 0.5, 0.9]
+_RATIO = [0.1, 0.3, 0.6]
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A row of the leaderboard.
+
+    Attributes:
+      factory: a method's name, or ``package.module:factory`` of one's own.
+      space: hyperparameter -> (low, high) or a list; in place of what ``SPACE`` says, or None for
+        one that is not tuned.
+      fixed: the other arguments.
+    """
+
+    factory: str
+    space: Mapping[str, Axis | None] = dataclasses.field(default_factory=dict)
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def axes(self) -> dict[str, Axis]:
+        """Return hyperparameter -> range or list."""
+        takes = inspect.signature(find("algorithm", self.factory)).parameters
+        shared = {name: axis for name, axis in SPACE.items() if name in takes}
+        merged = {**shared, **self.space}
+        return {n: axis for n, axis in merged.items() if axis is not None and n not in self.fixed}
+
+    def fixed_for(self, task: Task) -> dict[str, Any]:
+        """Return the arguments that are not tuned; a memory has a slot for each client.
+
+        Args:
+          task: the task.
+        """
+        takes = inspect.signature(find("algorithm", self.factory)).parameters
+        slots = {"memory_size": task.num_clients} if "memory_size" in takes else {}
+        return {**slots, **self.fixed}
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the method itself compresses its messages."""
+        return "compressor" in self.fixed
+
+    def build(self, task: Task, problem: Problem, **point: Any) -> Algorithm:
+        """Build the method at a point.
+
+        Args:
+          task, problem: the task and its data.
+          **point: hyperparameters, which may be traced.
+        """
+        factory = find("algorithm", self.factory)
+        more = self.fixed_for(task)
+        subject: Any = problem.loss_fn
+        if self.looks_inside:
+            subject, more["preprocess"] = problem.model, problem.preprocess
+        algorithm = factory(subject, **more, **point)
+        if task.compressor is None or self.is_compressed:
+            return algorithm
+        return with_compression(algorithm, task.compressor)
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether the method takes a model, not a loss."""
+        return "model" in inspect.signature(find("algorithm", self.factory)).parameters
+
+    def refused(self, task: Task) -> str | None:
+        """Return why a task does not have this row; None: it has.
+
+        Args:
+          task: the task.
+        """
+        if self.looks_inside and task.dataset == CONVEX:
+            return "needs a model with layers"
+        return None
+
+
+_GRADMA = {"server_momentum": [0.5, 0.9], "memory_decay": _DECAY}
+
+# The most used first: they run first.
+METHODS: dict[str, Method] = {
+    "fedavg": Method("fedavg"),
+    "fedprox": Method("fedprox"),
+    "scaffold": Method("scaffold"),
+    "fedavgm": Method("fedavgm"),
+    "fedadam": Method("fedadam", _ADAPTIVE),
+    "fedyogi": Method("fedyogi", _ADAPTIVE),
+    "feddyn": Method("feddyn"),
+    "fednova": Method("fednova", {"prox_weight": None}),
+    "fedexp": Method("fedexp"),
+    "fedcm": Method("fedcm"),
+    "fedacg": Method("fedacg"),
+    "fedsam": Method("fedsam"),
+    "fedspeed": Method("fedspeed"),
+    "fedswa": Method("fedswa", {"final_lr_ratio": _RATIO}),
+    "fedmoswa": Method("fedmoswa", {"final_lr_ratio": _RATIO, "momentum": _EMA}),
+    "gradma_s": Method("gradma_s", _GRADMA),
+    "gradma": Method("gradma", _GRADMA),
+    "moon": Method("moon", {"contrastive_weight": (0.1, 5.0)}),
+    "mime": Method("mime", {"momentum": _DECAY}),
+    "mimelite": Method("mimelite", {"momentum": _DECAY}),
+    "cfedavg": Method("cfedavg", {}, {"compressor": "top_k:0.9"}),
+    "mifa": Method("mifa"),
+    "fafed": Method("fafed", {"momentum": _EMA, "second_moment_decay": _DECAY}),
+    "gradma_w": Method("gradma_w"),
+    "fedmo": Method("fedmo", {"momentum": _EMA}),
+    "fedspeed_ing": Method("fedspeed_ing", {"inertia": [0.1, 0.3, 0.6]}),
+    "fedadagrad": Method("fedadagrad", _ADAPTIVE),
+    "fedams": Method("fedams", {**_ADAPTIVE, "tau": [1e-6, 1e-4, 1e-3]}),
+    "stem": Method("stem", {"momentum": _EMA}),
+    "naive_adaptive_fedavg": Method(
+        "naive_adaptive_fedavg",
+        {"client_lr": (1e-3, 0.1), "second_moment_decay": [0.9, 0.99]},
+        {"initial_second_moment": 0.01},
+    ),
+    "fedadmm W": Method("fedadmm", {}, {"variant": "W"}),
+    "fedadmm G": Method("fedadmm", {}, {"variant": "G"}),
+    "fedpd": Method("fedpd", {"prox_weight": (0.01, 10.0)}),
+    "fedproxm": Method("fedproxm"),
+    "mifam": Method("mifam"),
+    "moonm": Method("moonm", {"contrastive_weight": (0.1, 5.0)}),
+    "fedmlb": Method("fedmlb"),
+    "fedmlbm": Method("fedmlbm"),
+    "fedasam": Method("fedasam", {"perturbation_radius": (0.05, 1.0)}),
+    "mofedsam": Method("mofedsam"),
+    "fedgamma": Method("fedgamma"),
+    "fedlesam": Method("fedlesam", {"prox_weight": None}),
+    "fedlesam-S": Method("fedlesam", {"prox_weight": None}, {"variant": "S"}),
+    "fedlesam-D": Method("fedlesam", {}, {"variant": "D"}),
+    "fedsmoo": Method("fedsmoo"),
+}
+# Methods of the catalogue that are no rows, and why.
+LEFT_OUT: Mapping[str, str] = {
+    "fedopt": "any optimizer of optax; `fedavgm`, `fedadam`, `fedyogi` and others are examples",
+    **dict.fromkeys(
+        (
+            *("apfl", "ditto", "fedbabu", "fedbn", "fedper", "fedrep"),
+            *("lg_fedavg", "local_only", "pfedme"),
+        ),
+        "each client has a model of its own, which a common test set cannot score",
+    ),
+}

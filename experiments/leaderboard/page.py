@@ -1,0 +1,220 @@
+"""The leaderboard's page, docs/leaderboard.md, from the stored cells alone."""
+
+import html
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.leaderboard.cells import RESULTS, SEEDS, load, slug
+from experiments.leaderboard.figure import heat_map
+from experiments.leaderboard.methods import LEFT_OUT, METHODS
+from experiments.leaderboard.scores import Row, rows_of
+from experiments.leaderboard.tasks import TASKS, Task
+from fedjax_lab.estimates import NOTHING, Estimate, code, format_estimate, markdown_table
+from fedjax_lab.machine.files import write_text
+
+PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
+OLD = "experiments/catalogue/RESULTS.md"
+
+Cells = Mapping[str, Mapping[str, Any]]
+
+
+def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
+    """Write the page.
+
+    Args:
+      folder: folder of all results.
+      page: the file.
+    """
+    write_text(page, text({name: load(folder, name) for name in TASKS}))
+
+
+def text(stored: Mapping[str, Cells]) -> str:
+    """Return the page as Markdown.
+
+    Args:
+      stored: task -> method -> cell.
+    """
+    found = {name: rows_of(TASKS[name], cells) for name, cells in stored.items()}
+    names = list(dict.fromkeys([*METHODS, *(name for rows in found.values() for name in rows)]))
+    parts = [_HEAD, _state(stored, names)]
+    parts += ["## All tasks", _FIGURE, heat_map(found, names)]
+    parts += ["## Tables", _COLUMNS]
+    for name, rows in found.items():
+        if rows:
+            parts.append(_section(name, TASKS[name], rows))
+    parts += ["## Settings", _SETTINGS]
+    for name, cells in stored.items():
+        if cells:
+            parts.append(f"### Settings: {TASKS[name].title}\n\n{_settings(name, cells)}")
+    return "\n\n".join([*parts, _left_out()]) + "\n"
+
+
+_HEAD = f"""\
+# Leaderboard
+
+<!-- Written by `python -m experiments.leaderboard --report`. -->
+
+Methods of the catalogue on small tasks that tell them apart. All methods are tuned by
+[`fedjax_lab.tune`](guides/tune.md), each with the same number of gradients (with a compressed
+uplink, of bytes), and then run with {len(SEEDS)} other seeds. The tasks are small on purpose:
+Fashion-MNIST at 14 x 14 pixels, a network with one hidden layer, 90 rounds. A rank here says
+nothing about large models.
+
+The older table of the catalogue (`{OLD}`) was made by version 0.1.0, and
+many of its learning rates lie at the ends of their grids. Where this page has a row, it replaces
+the row of that table."""
+
+_FIGURE = """\
+Each cell is the distance to the best method of its task, divided by the task's scale: 5 points of
+accuracy, or one digit. Dark cells are far behind. A cell links to its settings. Empty cells have
+not been run; a dot means that the method does not fit the task."""
+
+_COLUMNS = f"""\
+Click on a column's head to sort by it.
+
+- **Score**: mean over the last tenth of the rounds, mean ± 95 % interval over {len(SEEDS)} seeds.
+  **Top** is the best evaluation of a run; it is chosen on the test set and rewards oscillation.
+- **Rank**: by score. In brackets, the ranks that the paired differences allow: methods whose 95 %
+  interval lies above this method's come before it, those whose interval lies below come after it.
+  The intervals are not corrected for the number of comparisons.
+- **Gap**: how far the method is behind the best one, in units of the score. It is the mean of the
+  differences between runs with the same seed, with a 95 % interval.
+- **Rounds**, **MB up** and **gradients**: what it takes until the first evaluation that reaches the
+  target, for all clients together (1 MB = 10^6 bytes); mean over the seeds. A dash: a seed does
+  not reach it.
+- **Diverged**: share of the tuning points that diverged.
+- **ms**: wall-clock milliseconds of a round with its share of the evaluations, without compilation.
+  Two cells ran side by side on two busy CPU cores, so these times are rough.
+
+One partition serves all seeds of a task, so the intervals do not cover other partitions. Tuning and
+final runs share its training images, but neither seeds nor the images that they score on. In the
+convex task, both score the distance to the optimum."""
+
+_SETTINGS = """\
+The point that tuning chose for each cell. **At an end**: hyperparameters whose best value is the
+smallest or largest one tried; a better one may lie beyond. **Tuning gradients**: mini-batch
+gradients per client and local step that the search spent. **Tuning scores**: those of the chosen
+point with both tuning seeds. **Rounds**: of a final run. This command runs a cell again after its
+file is deleted: `python -m experiments.leaderboard --tasks TASK --methods METHOD`."""
+
+
+def _state(stored: Mapping[str, Cells], names: list[str]) -> str:
+    """Say which cells have been run, and how to run the others."""
+    lines = []
+    for name, cells in stored.items():
+        task = TASKS[name]
+        fitting = [m for m in names if m not in METHODS or METHODS[m].refused(task) is None]
+        missing = [m for m in fitting if m not in cells]
+        said = f"- {task.title} (`{name}`): {len(fitting) - len(missing)} of {len(fitting)}."
+        if missing and len(missing) < len(fitting):
+            said += f" Not run: {', '.join(missing)}."
+        lines.append(said)
+    versions = sorted(
+        {c["versions"]["fedjax_lab"] for cells in stored.values() for c in cells.values()}
+    )
+    seconds = sum(
+        c.get("processor_seconds", 0) for cells in stored.values() for c in cells.values()
+    )
+    made = (
+        f"They were made by version {', '.join(versions)} and took {seconds / 60:.0f} processor "
+        "minutes, tuning and compilation included."
+    )
+    body = "\n".join(lines)
+    return f"""\
+## Which cells have been run
+
+{body}
+
+{made if versions else "Nothing has been run."} Each cell is a file,
+`experiments/leaderboard/results/TASK/METHOD.json`.
+
+    python -m experiments.leaderboard                     # runs the cells that are missing
+    python -m experiments.leaderboard --tasks skew-0.1 --methods fedavg scaffold
+    python -m experiments.leaderboard --method mine=package.module:factory   # only your row
+    python -m experiments.leaderboard --report            # writes this page; runs nothing
+
+A factory of your own takes `(loss_fn, client_lr=..., ...)` like those of the catalogue. It is tuned
+over those of its arguments that `SPACE` in `experiments/leaderboard/methods.py` names, and over
+`--space mine.decay=0.5,0.9` or `--space mine.decay=log:0.01:1`. An entry in `METHODS` there does
+the same."""
+
+
+def _section(name: str, task: Task, rows: Mapping[str, Row]) -> str:
+    unit = "digits" if task.unit == "digits" else "points"
+    head = ["method", "rank", f"score ({task.unit})", f"gap ({unit})", "top"]
+    train = any(row.train is not None for row in rows.values())
+    head += ["train (%)"] if train else []
+    head += ["rounds", "MB up", "gradients", "diverged", "ms"]
+    table = [head]
+    for method, row in rows.items():
+        link = f'<a href="#{anchor(name, method)}">{html.escape(method)}</a>'
+        gap = "best" if row.is_best else _shown(row.gap)
+        line = [link, row.rank, _shown(row.score), gap, _shown(row.top)]
+        line += [_shown(row.train, 1)] if train else []
+        line += [_number(row.rounds, 0), _number(row.megabytes, 2), _number(row.gradients, 0)]
+        table.append([*line, f"{row.diverged:.0%}", _number(row.milliseconds, 1)])
+    about = f"{task.asks} The target is a score of {task.target:g}."
+    return f"### {task.title}\n\n{about}\n\n{markdown_table(table)}"
+
+
+def anchor(task: str, method: str) -> str:
+    """Return the id of a cell's settings.
+
+    Args:
+      task, method: names.
+    """
+    return f"{slug(task)}-{slug(method)}"
+
+
+def _settings(name: str, cells: Cells) -> str:
+    head = [
+        "method",
+        "chosen",
+        "at an end",
+        "points",
+        "tuning gradients",
+        "tuning scores",
+        "rounds",
+    ]
+    rows = [head]
+    for method, cell in cells.items():
+        label = f'<a id="{anchor(name, method)}"></a>{html.escape(method)}'
+        if cell["chosen"] is None:
+            rows.append([label, "all points diverged", *[NOTHING] * 5])
+            continue
+        fixed = cell["declared"]["method"]["fixed"]
+        chosen = [f"{n} {value:.4g}" for n, value in cell["chosen"].items()]
+        given = [f"{n} {code(str(value))}" for n, value in fixed.items()]
+        rows.append(
+            [
+                label,
+                ", ".join([*chosen, *given]),
+                ", ".join(cell["edges"]) or NOTHING,
+                str(cell["points"]),
+                f"{cell['tuning_gradients']:,}",
+                ", ".join(f"{score:.2f}" for score in cell["validation"]),
+                str(cell["rounds"][-1]),
+            ]
+        )
+    return markdown_table(rows, text=True)
+
+
+def _left_out() -> str:
+    lines = [
+        f"- {', '.join(_with(reason))}: {reason}." for reason in dict.fromkeys(LEFT_OUT.values())
+    ]
+    return "## Methods that have no row\n\n" + "\n".join(lines)
+
+
+def _with(reason: str) -> list[str]:
+    return [name for name, why in LEFT_OUT.items() if why == reason]
+
+
+def _shown(value: Estimate | None, digits: int = 2) -> str:
+    return NOTHING if value is None else format_estimate(value, digits)
+
+
+def _number(value: float, digits: int) -> str:
+    return NOTHING if math.isnan(value) else f"{value:,.{digits}f}"

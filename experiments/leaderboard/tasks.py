@@ -1,0 +1,246 @@
+"""The tasks of the leaderboard: data, model, schedule, and the target that a run is to reach.
+
+Images are those of Fashion-MNIST at half their resolution, 14 x 14. On them the score is the
+accuracy in percent on 4,000 test images; tuning scores on 2,000 images that no client has. On the
+convex problem the score is the number of decimal digits by which a run has come closer to the
+optimum than its first model.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import data, models
+from fedjax_lab.data import synthetic
+from fedjax_lab.data.cohort import ScheduleOptions
+from fedjax_lab.models import Model
+from fedjax_lab.simulation.evaluate import build_evaluation
+from fedjax_lab.types import Key, Params, PyTree
+
+CONVEX = "convex"
+ORDER_SEED, PARTITION_SEED = 0, 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """The conditions under which methods are compared.
+
+    Attributes:
+      title: heading of its table.
+      asks: what it tells apart, a sentence.
+      rounds: rounds of a run; with ``compressor``, of a method that sends one message a round.
+      target: the score that a run is to reach.
+      schedule: client sampling and mini-batches; ``devices`` is a dict of ``data.Devices``.
+      num_clients: number of clients.
+      dataset: data set, or ``CONVEX``.
+      partition: scheme that divides the images.
+      images: number of training images of all clients together.
+      hidden: widths of the hidden layers.
+      compressor: what all methods send through; None: uncompressed messages.
+    """
+
+    title: str
+    asks: str
+    rounds: int
+    target: float
+    schedule: Mapping[str, Any]
+    num_clients: int = 50
+    dataset: str = "fashion_mnist"
+    partition: str = "iid"
+    images: int = 4_000
+    hidden: tuple[int, ...] = (32,)
+    compressor: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """Unit of the score."""
+        return "digits" if self.dataset == CONVEX else "%"
+
+    def conditions(self) -> dict[str, Any]:
+        """Return what decides the numbers of a run."""
+        found = dataclasses.asdict(self)
+        return {name: found[name] for name in found if name not in ("title", "asks", "target")}
+
+    def options(self) -> ScheduleOptions:
+        """Return the keyword arguments of ``sweep`` and ``tune``."""
+        found: Any = dict(self.schedule)
+        if "devices" in found:
+            found["devices"] = data.Devices(**found["devices"])
+        return found
+
+
+_STEPS = {"cohort_size": 10, "local_steps": 5, "batch_size": 20}
+TASKS = {
+    "skew-0.1": Task(
+        title="Label skew, Dirichlet 0.1",
+        asks="Clients hold few classes each.",
+        rounds=90,
+        target=75.0,
+        schedule=_STEPS,
+        partition="dirichlet_equal:0.1",
+    ),
+    "skew-0.01": Task(
+        title="Label skew, Dirichlet 0.01",
+        asks="Nearly every client holds a single class.",
+        rounds=90,
+        target=70.0,
+        schedule=_STEPS,
+        partition="dirichlet_equal:0.01",
+    ),
+    "few-data": Task(
+        title="Few data",
+        asks="10 images a client: training accuracy is near 100 %, and test accuracy far below.",
+        rounds=90,
+        target=73.0,
+        schedule={"cohort_size": 10, "local_steps": 20, "batch_size": 5},
+        partition="dirichlet_equal:0.3",
+        images=500,
+        hidden=(64,),
+    ),
+    "unequal": Task(
+        title="Unequal sizes and unequal work",
+        asks="5 of 100 clients a round; a client takes 1 to 10 local steps, drawn anew each round.",
+        rounds=90,
+        target=73.0,
+        schedule={
+            **{"cohort_size": 5, "local_steps": 10, "batch_size": 20, "weights": "examples"},
+            "devices": {"min_local_steps": 1},
+        },
+        num_clients=100,
+        partition="dirichlet:0.3",
+    ),
+    "convex": Task(
+        title="Convex",
+        asks="Quadratics with different optima and curvatures, and noisy gradients.",
+        rounds=90,
+        target=1.0,
+        schedule={"cohort_size": 10, "local_steps": 10, "batch_size": 5},
+        dataset=CONVEX,
+    ),
+    "compressed": Task(
+        title="Compressed uplink, equal bytes",
+        asks="Each message keeps a tenth of its numbers, with error feedback. A method that sends "
+        "twice as much runs half the rounds.",
+        rounds=90,
+        target=70.0,
+        schedule=_STEPS,
+        partition="dirichlet_equal:0.1",
+        compressor="top_k:0.9",
+    ),
+}
+
+
+def smoke(task: Task) -> Task:
+    """Return a task at its smallest, on digits.
+
+    Args:
+      task: the task.
+    """
+    schedule = {**task.schedule, "cohort_size": 3, "local_steps": 2, "batch_size": 4}
+    small = dataclasses.replace(task, rounds=9, schedule=schedule, num_clients=6)
+    if task.dataset == CONVEX:
+        return small
+    return dataclasses.replace(small, dataset="digits", images=120, hidden=(8,))
+
+
+class Problem(NamedTuple):
+    """The data and functions of a task.
+
+    Attributes:
+      clients: the federation.
+      validation: what tuning scores on; one client.
+      params: key -> first model.
+      loss_fn: loss of the methods.
+      model, preprocess: of methods that look inside the model; None in the convex task.
+      score: (params, validation examples [B, ...]) -> [B], larger is better.
+      evaluate: params -> {"score"} on the test set; with images also {"train"}.
+    """
+
+    clients: data.FederatedArrays
+    validation: data.FederatedArrays
+    params: Callable[[Key], Params]
+    loss_fn: Callable[..., jax.Array]
+    model: Model | None
+    preprocess: Callable[..., Any] | None
+    score: Callable[[Params, PyTree], jax.Array]
+    evaluate: Callable[[Params], dict[str, jax.Array]]
+
+
+def problem(task: Task) -> Problem:
+    """Load the data of a task and build its functions.
+
+    Args:
+      task: the task.
+    """
+    return _convex(task) if task.dataset == CONVEX else _images(task)
+
+
+def _images(task: Task) -> Problem:
+    train, test = map(_halved, data.load(task.dataset))
+    order = np.random.default_rng(ORDER_SEED).permutation(len(train.y))
+    own, rest = _take(train, order[: task.images]), order[task.images :]
+    held = _take(train, rest[:2_000])
+    mean, std, scale = data.normalization(own)
+    preprocess = data.preprocess(mean, std, scale=scale)
+    classes = int(train.y.max()) + 1
+    model = models.build("mlp", num_classes=classes, hidden=list(task.hidden))
+    counts = models.accuracy_counts(model.apply, preprocess)
+    on_test = build_evaluation(counts, _take(test, np.arange(min(4_000, len(test.y)))))
+    on_train = build_evaluation(counts, _take(own, np.arange(min(1_000, task.images))))
+
+    def evaluate(params):
+        return {
+            "score": 100 * on_test(params)["accuracy"],
+            "train": 100 * on_train(params)["accuracy"],
+        }
+
+    return Problem(
+        data.partition(own, task.partition, num_clients=task.num_clients, seed=PARTITION_SEED),
+        data.partition(held, "iid", num_clients=1, seed=0),
+        lambda key: model.init(key, jnp.asarray(own.x[:1])),
+        models.classification_loss(model.apply, preprocess),
+        model,
+        preprocess,
+        lambda params, examples: 100 * counts(params, examples)[0],
+        evaluate,
+    )
+
+
+def _halved(examples: data.Examples) -> data.Examples:
+    """Return images at half their resolution: means of 2 x 2 pixels."""
+    n, height, width = examples.x.shape[:3]
+    blocks = examples.x.reshape(n, height // 2, 2, width // 2, 2, -1)
+    return data.Examples(blocks.mean((2, 4)).round().astype(examples.x.dtype), examples.y)
+
+
+def _take(examples: data.Examples, chosen: np.ndarray) -> data.Examples:
+    return data.Examples(examples.x[chosen], examples.y[chosen])
+
+
+def _convex(task: Task) -> Problem:
+    dim, scale = 30, 0.1  # curvatures from 0.1 to 2, so that rates are like those of images
+    found = synthetic.quadratics(
+        task.num_clients, dim, condition=20.0, noise=0.5, examples_per_client=20, seed=0
+    )
+    optimum = jnp.asarray(found.optimum, jnp.float32)
+
+    def digits(params):
+        distance = jnp.linalg.norm(params - optimum) / jnp.linalg.norm(optimum)
+        return -jnp.log10(jnp.maximum(distance, jnp.finfo(jnp.float32).tiny))
+
+    clients = data.partition(found.examples, found.client_ids, num_clients=task.num_clients)
+    some = _take(found.examples, np.arange(2))
+    return Problem(
+        clients,
+        data.partition(some, "iid", num_clients=1, seed=0),
+        lambda key: jnp.zeros(dim),
+        lambda params, examples, key: scale * found.loss_fn(params, examples, key),
+        None,
+        None,
+        lambda params, examples: jnp.broadcast_to(digits(params), examples.y.shape),
+        lambda params: {"score": digits(params)},
+    )

@@ -1,0 +1,148 @@
+"""The leaderboard: its cells at their smallest, its page from stored cells, and going on."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.leaderboard import __main__ as command
+from experiments.leaderboard import cells, page, scores, tasks
+from experiments.leaderboard.methods import LEFT_OUT, METHODS
+from experiments.studies.fingerprint import fingerprint, is_same
+from fedjax_lab.algorithms import ALGORITHMS, fedavg
+from fedjax_lab.tuning.halving import equal_budgets
+
+SEEDS = (11, 12, 13)
+TASK = tasks.TASKS["convex"]
+
+
+def own_method(loss_fn, client_lr, slowness: float = 2.0):
+    """FedAvg with its rate divided."""
+    return fedavg(loss_fn, client_lr=client_lr / slowness)
+
+
+def cell(method, values, chosen=None):
+    """A stored cell whose scores at the end are ``values``, one for each seed."""
+    runs = [
+        {"seed": seed, "scores": [0.5, 2.0, value, value], "bytes_up": 4_000_000, "gradients": 400}
+        for seed, value in zip(SEEDS, values, strict=True)
+    ]
+    return {
+        **{"method": method, "chosen": chosen or {"client_lr": 0.1}, "edges": ["client_lr"]},
+        **{"rounds": [10, 20, 38, 40], "runs": runs, "milliseconds_a_round": 1.5},
+        **{"points": 4, "diverged": 0.25, "tuning_gradients": 1200, "validation": [1.0, 2.0]},
+        **{"versions": {"fedjax_lab": "0.4.0"}, "processor_seconds": 6.0},
+        "declared": {"method": {"fixed": {"variant": "W"}}},
+    }
+
+
+STORED = {
+    "fedavg": cell("fedavg", [1.0, 1.2, 1.1]),
+    "scaffold": cell("scaffold", [1.5, 1.6, 1.7]),
+    "mine": cell("mine", [1.1, 1.1, 1.3]),
+    "fedsam": {**cell("fedsam", [0, 0, 0]), "chosen": None, "diverged": 1.0},
+}
+
+
+def test_every_method_of_the_catalogue_has_a_row_or_a_reason():
+    named = {method.factory for method in METHODS.values()} | set(LEFT_OUT)
+    assert named == set(ALGORITHMS)
+
+
+def test_gaps_and_ranks_are_those_of_paired_t_intervals():
+    rows = scores.rows_of(TASK, STORED)
+    assert list(rows) == ["scaffold", "mine", "fedavg", "fedsam"]
+    expected = stats.ttest_rel([1.5, 1.6, 1.7], [1.0, 1.2, 1.1]).confidence_interval(0.95)
+    gap = rows["fedavg"].gap
+    assert np.allclose([gap.mean - gap.half_width, gap.mean + gap.half_width], expected)
+    low, high = stats.ttest_rel([1.1, 1.1, 1.3], [1.0, 1.2, 1.1]).confidence_interval(0.95)
+    assert low < 0 < high  # so both may be second or third
+    assert [row.rank for row in rows.values()] == ["1 (1)", "2 (2-3)", "3 (2-3)", "-"]
+    assert rows["scaffold"].is_best
+    assert rows["fedsam"].score is None
+
+
+def test_the_cost_of_a_target_is_that_of_the_rounds_until_it_is_reached():
+    row = scores.rows_of(dataclasses.replace(TASK, target=1.9), STORED)["fedavg"]
+    assert (row.rounds, row.megabytes, row.gradients) == (20, 2.0, 200)
+    assert np.isnan(scores.rows_of(dataclasses.replace(TASK, target=2.1), STORED)["fedavg"].rounds)
+
+
+def test_the_page_shows_cells_and_says_which_are_missing():
+    shown = page.text({"convex": STORED, "few-data": {}})
+    row = r'<a href="#convex-scaffold">scaffold</a> +\| +1 \(1\) \| +1\.60 ± 0\.25 \| +best \|'
+    assert re.search(row, shown)  # t(2 degrees of freedom) 4.303, s 0.1
+    assert "(`convex`): 4 of " in shown
+    assert "(`few-data`): 0 of" in shown
+    assert "Not run: fedprox" in shown
+    linked = set(re.findall(r'href="#([^"]+)"', shown))
+    assert len(linked) == len(STORED)
+    figure = shown[shown.index("<svg") : shown.index("</svg>")]
+    assert figure.count("<a href") == len(STORED)
+    assert "\n\n" not in figure  # Markdown's HTML would end there
+    assert linked <= set(re.findall(r'id="([^"]+)"', shown))
+
+
+def test_the_committed_page_is_that_of_the_stored_cells(tmp_path):
+    page.write(page=tmp_path / "page.md")
+    assert (tmp_path / "page.md").read_text("utf-8") == page.PAGE.read_text("utf-8")
+
+
+def test_stored_cells_are_whole_and_declared_as_today():
+    for name, task in tasks.TASKS.items():
+        for method, stored in cells.load(cells.RESULTS, name).items():
+            place = f"{name}, {method}"
+            assert stored["declared"] == cells.declared(task, METHODS[method], cells.Scale()), place
+            if stored["chosen"] is not None:
+                assert [run["seed"] for run in stored["runs"]] == list(cells.SEEDS), place
+                assert {len(run["scores"]) for run in stored["runs"]} == {len(stored["rounds"])}
+
+
+@pytest.mark.methods
+def test_stored_methods_compute_what_they_computed():
+    for name in tasks.TASKS:
+        for method, stored in cells.load(cells.RESULTS, name).items():
+            if stored["specification"] is not None:
+                now = fingerprint(stored["specification"])
+                assert is_same(stored["fingerprint"], now), f"{name}, {method}"
+
+
+@pytest.mark.methods
+def test_a_cell_is_run_once_and_a_row_of_ones_own_is_the_only_one(tmp_path, monkeypatch, capsys):
+    arguments = ["--scale", "smoke", "--out", str(tmp_path), "--tasks", "convex"]
+    command.main([*arguments, "--methods", "fedavg"])
+    before = cells.load(tmp_path, "convex")
+    monkeypatch.setattr(cells, "tune", None)  # a second search would fail
+    command.main([*arguments, "--methods", "fedavg"])
+    assert cells.load(tmp_path, "convex") == before
+    monkeypatch.undo()
+    own = [f"--method=mine={__name__}:own_method", "--space", "mine.slowness=2,4"]
+    command.main([*arguments, *own])
+    after = cells.load(tmp_path, "convex")
+    assert set(after) == {"fedavg", "mine"}
+    assert set(after["mine"]["chosen"]) == {"client_lr", "slowness"}
+    assert "fedavg</a>" in (tmp_path / "leaderboard.md").read_text("utf-8")
+    monkeypatch.setattr(command, "smoke", lambda task: dataclasses.replace(task, rounds=10))
+    with pytest.raises(SystemExit, match="other conditions"):
+        command.main([*arguments, "--methods", "fedavg"])
+
+
+def test_the_convex_score_counts_digits_of_the_distance_to_the_optimum():
+    small = tasks.problem(tasks.smoke(TASK))
+    x = np.asarray(small.clients.examples.x, np.float64)
+    a, b = x[:, 0], x[:, 1]
+    optimum = (a * b).sum(0) / a.sum(0)  # where the gradient of the mean of all examples is 0
+    point = optimum + 1e-2 * np.linalg.norm(optimum) * np.eye(30)[3]
+    assert float(small.evaluate(np.zeros(30, np.float32))["score"]) == pytest.approx(0, abs=1e-5)
+    score = float(small.evaluate(np.asarray(point, np.float32))["score"])
+    assert score == pytest.approx(2, abs=1e-3)
+
+
+def test_searches_of_a_task_spend_the_same_number_of_gradients():
+    plans = [
+        equal_budgets([gradients, 3], 90, cells.Scale().points, 2, 2)[0] for gradients in (1, 2, 3)
+    ]
+    spent = [plan.run_rounds * gradients for gradients, plan in enumerate(plans, start=1)]
+    assert min(spent) > 0.95 * max(spent)
