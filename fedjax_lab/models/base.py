@@ -12,6 +12,7 @@ import jax
 
 from fedjax_lab.machine.keys import compact
 from fedjax_lab.machine.program_cache import keep_by_default
+from fedjax_lab.machine.quick import quick_jit
 from fedjax_lab.types import Key, Params
 
 
@@ -71,7 +72,7 @@ def from_linen(module: nn.Module) -> Model:
     if not isinstance(module, nn.Module):
         raise TypeError(f"module is {module!r}; it must be an instance of flax.linen.Module.")
 
-    @jax.jit  # so the forward pass, whose result is not used, is never computed
+    @quick_jit  # so the forward pass, whose result is not used, is never computed
     def init_variables(key: Key, x: jax.Array) -> dict[str, Any]:
         mode: dict[str, Any] = _mode(type(module).__call__, training=False)
         return dict(module.init({"params": compact(key)}, x, **mode))

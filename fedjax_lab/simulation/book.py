@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_lab import tree
+from fedjax_lab.machine.quick import quick_jit
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, QP_RESIDUALS, unsolved
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.chunks import Chunks
@@ -297,7 +298,7 @@ class Watch:
 
     def __init__(self, algorithm: Algorithm, on_nonfinite: str):
         self._algorithm, self._stop_at_once = algorithm, on_nonfinite == "stop"
-        self._params_are_finite = jax.jit(lambda state: tree.all_finite(algorithm.params(state)))
+        self._params_are_finite = quick_jit(lambda state: tree.all_finite(algorithm.params(state)))
         self._told = self._told_of_programs = self._told_of_losses = False
         self.diverged = False
 

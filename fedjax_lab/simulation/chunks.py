@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
+from fedjax_lab.machine.quick import quick_jit
 from fedjax_lab.simulation.feed import Feed
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
@@ -66,7 +67,7 @@ class Chunks:
         if run.state is not None:
             return run.state
         sharding = self._place.state_sharding(run.shapes(clients))
-        start = jax.jit(run.start, out_shardings=sharding)
+        start = quick_jit(run.start, out_shardings=sharding)
         return start(params, clients, self._key, self._frozen)
 
     @property

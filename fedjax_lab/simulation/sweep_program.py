@@ -15,6 +15,7 @@ from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.memory import device_memory
+from fedjax_lab.machine.quick import quick_options
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_rounds
@@ -174,7 +175,8 @@ class Program:
         if name not in self._compiled:
             before = time.perf_counter()
             lowered = jax.jit(function, donate_argnums=donated).lower(*arguments)
-            self._compiled[name] = lowered.compile()
+            runs_often = name not in ("start", "serve")
+            self._compiled[name] = lowered.compile(None if runs_often else quick_options())
             self.compile_seconds += time.perf_counter() - before
         return self._compiled[name]
 
