@@ -99,7 +99,15 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("moment", ["resume", "row", "checkpoint", "summarise"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "row",
+        "checkpoint",
+        pytest.param("resume", marks=pytest.mark.methods),
+        pytest.param("summarise", marks=pytest.mark.methods),
+    ],
+)
 def test_a_kill_while_a_run_becomes_longer_loses_nothing(tmp_path, monkeypatch, moment):
     whole = run(rounds=8, run_dir=tmp_path / "whole")
     run(rounds=5, run_dir=tmp_path / "grown")

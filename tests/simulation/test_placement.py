@@ -40,7 +40,9 @@ def visits(client_map):
     return found
 
 
-@pytest.mark.parametrize("client_map", ["chunk:2", "shard_map:2"])
+@pytest.mark.parametrize(
+    "client_map", [pytest.param("chunk:2", marks=pytest.mark.methods), "shard_map:2"]
+)
 def test_a_client_map_is_parsed_once_and_ten_functions_get_it_at_most(client_map):
     found = visits(client_map)
     assert found[0] == "simulate"

@@ -153,7 +153,8 @@ def test_a_loss_is_traced_once_per_length_of_chunk():
     ("algorithm", "changes"),
     [
         (SCAFFOLD, {}),  # a row for each client; the last chunk is shorter
-        (FAFED, {"rounds": 6}),  # a start that depends on the data
+        # a start that depends on the data
+        pytest.param(FAFED, {"rounds": 6}, marks=pytest.mark.methods),
         pytest.param(GRADMA_S, {"replace": False}, marks=SLOW),
         pytest.param(FEDADAM, {"replace": False}, marks=SLOW),
     ],
