@@ -30,6 +30,7 @@ from fedjax_lab.tuning.found import Found
 from fedjax_lab.tuning.halving import equal_budgets
 
 RESULTS = Path(__file__).parent / "results"
+FINGERPRINT_CLIENTS = 100
 TUNING_SEEDS, SEEDS = (0, 1), (11, 12, 13, 14, 15)
 _EVALUATIONS = 30
 
@@ -105,7 +106,11 @@ def declared(task: Task, method: Method, scale: Scale) -> dict[str, Any]:
     Args:
       task, method, scale: of the cell.
     """
-    own = {"factory": method.factory, "space": method.axes(), "fixed": method.fixed_for(task)}
+    own = {
+        "factory": method.factory,
+        "space": method.axes(),
+        "fixed": method.fixed_for(task.num_clients),
+    }
     return as_json({"task": task.conditions(), "method": own, "scale": dataclasses.asdict(scale)})
 
 
@@ -125,7 +130,7 @@ def run_cell(
     """
     began = time.process_time()
     cell: dict[str, Any] = {"method": name, "declared": declared(task, method, scale)}
-    cell |= {"versions": versions(), "specification": None, "fingerprint": None}
+    cell |= {"versions": versions(), "fingerprint": None}
 
     def build(**point: Any) -> Any:
         return method.build(task, problem, **point)
@@ -158,9 +163,8 @@ def run_cell(
         return {**cell, "chosen": None, "said": str(error), "processor_seconds": seconds}
     cell |= _tuning(name, found)
     cell |= _final(build, cell["chosen"], task, problem, scale, rounds)
-    cell["specification"] = specification(task, method, cell["chosen"])
-    if cell["specification"] is not None:
-        cell["fingerprint"] = fingerprint(cell["specification"])
+    if (specified := specification(method)) is not None:
+        cell["fingerprint"] = fingerprint(specified)
     cell["processor_seconds"] = round(time.process_time() - began, 1)
     return cell
 
@@ -210,21 +214,24 @@ def _final(build, point, task, problem, scale, rounds) -> dict[str, Any]:
     }
 
 
-def specification(task: Task, method: Method, point: Mapping[str, float]) -> str | None:
-    """Return what a cell's fingerprint depends on, as JSON; None: it has none.
+def specification(method: Method) -> str | None:
+    """Return what the fingerprint of a row depends on, as JSON; None: it has none.
 
-    A method that looks inside its model has none, and neither has one's own.
+    Its hyperparameters are the first of each axis, so that all cells of a row have the same one. A
+    method that looks inside its model has none, and neither has one's own.
 
     Args:
-      task, method: the cell.
-      point: its hyperparameters.
+      method: the row.
     """
     if method.looks_inside or is_own("algorithm", method.factory):
         return None
-    option = {n: v for n, v in point.items() if n not in ("client_lr", "server_lr")}
-    rates = {"server_lr": point["server_lr"]} if "server_lr" in point else {}
-    chosen = {"algorithm": method.factory, "option": {**method.fixed_for(task), **option}, **rates}
-    return json.dumps(chosen, sort_keys=True)
+    option = {name: axis[0] for name, axis in method.axes().items()}
+    option |= method.fixed_for(FINGERPRINT_CLIENTS)
+    option.pop("client_lr", None)
+    chosen: dict[str, Any] = {"algorithm": method.factory}
+    if "server_lr" in option:
+        chosen["server_lr"] = option.pop("server_lr")
+    return json.dumps({**chosen, "option": option}, sort_keys=True)
 
 
 def _short(value: float, digits: int) -> float:

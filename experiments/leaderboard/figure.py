@@ -10,7 +10,7 @@ from experiments.leaderboard.tasks import TASKS
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 150, 44, 84, 18
 _NEAR, _FAR = (255, 247, 188), (102, 37, 6)  # ColorBrewer's YlOrBr, lightness falls all the way
-_SCALES = {"%": 5.0, "digits": 1.0}
+_SCALES = {"%": 5.0, "digits": 2.0}
 
 
 def heat_map(found: Mapping[str, Mapping[str, Row]], names: Sequence[str]) -> str:

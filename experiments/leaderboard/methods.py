@@ -53,14 +53,14 @@ class Method:
         merged = {**shared, **self.space}
         return {n: axis for n, axis in merged.items() if axis is not None and n not in self.fixed}
 
-    def fixed_for(self, task: Task) -> dict[str, Any]:
+    def fixed_for(self, num_clients: int) -> dict[str, Any]:
         """Return the arguments that are not tuned; a memory has a slot for each client.
 
         Args:
-          task: the task.
+          num_clients: number of clients.
         """
         takes = inspect.signature(find("algorithm", self.factory)).parameters
-        slots = {"memory_size": task.num_clients} if "memory_size" in takes else {}
+        slots = {"memory_size": num_clients} if "memory_size" in takes else {}
         return {**slots, **self.fixed}
 
     @property
@@ -76,7 +76,7 @@ class Method:
           **point: hyperparameters, which may be traced.
         """
         factory = find("algorithm", self.factory)
-        more = self.fixed_for(task)
+        more = self.fixed_for(task.num_clients)
         subject: Any = problem.loss_fn
         if self.looks_inside:
             subject, more["preprocess"] = problem.model, problem.preprocess

@@ -57,19 +57,20 @@ _HEAD = f"""\
 <!-- Written by `python -m experiments.leaderboard --report`. -->
 
 Methods of the catalogue on small tasks that tell them apart. All methods are tuned by
-[`fedjax_lab.tune`](guides/tune.md), each with the same number of gradients (with a compressed
-uplink, of bytes), and then run with {len(SEEDS)} other seeds. The tasks are small on purpose:
-Fashion-MNIST at 14 x 14 pixels, a network with one hidden layer, 90 rounds. A rank here says
-nothing about large models.
+[`fedjax_lab.tune`](guides/tune.md), each with the same number of gradients, up to about a tenth
+(with a compressed uplink, of bytes), and then run with {len(SEEDS)} other seeds. The tasks are
+small on purpose: Fashion-MNIST at 14 x 14 pixels, a network with one hidden layer, 90 rounds. A
+rank here says nothing about large models.
 
 The older table of the catalogue (`{OLD}`) was made by version 0.1.0, and
 many of its learning rates lie at the ends of their grids. Where this page has a row, it replaces
 the row of that table."""
 
 _FIGURE = """\
-Each cell is the distance to the best method of its task, divided by the task's scale: 5 points of
-accuracy, or one digit. Dark cells are far behind. A cell links to its settings. Empty cells have
-not been run; a dot means that the method does not fit the task."""
+A number is the gap to the best method of the task: points of accuracy, or decimal digits in the
+convex task. The darkest color stands for 5 points or 2 digits and more. Methods with many cells
+come first, then those with small gaps. A cell links to its settings. Empty cells have not been run;
+a dot means that the method does not fit the task."""
 
 _COLUMNS = f"""\
 Click on a column's head to sort by it.
@@ -90,7 +91,11 @@ Click on a column's head to sort by it.
 
 One partition serves all seeds of a task, so the intervals do not cover other partitions. Tuning and
 final runs share its training images, but neither seeds nor the images that they score on. In the
-convex task, both score the distance to the optimum."""
+convex task, both score the distance to the optimum.
+
+The searches are small: about 45 points for a method with one gradient in a local step, 20 for two
+and 8 for three, whatever the number of its hyperparameters. Early rungs favor points that learn
+fast. A method far behind may have a better point that its search missed."""
 
 _SETTINGS = """\
 The point that tuning chose for each cell. **At an end**: hyperparameters whose best value is the

@@ -1,7 +1,9 @@
 """The leaderboard: its cells at their smallest, its page from stored cells, and going on."""
 
 import dataclasses
+import json
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from experiments.leaderboard.methods import LEFT_OUT, METHODS
 from experiments.studies.fingerprint import fingerprint, is_same
 from fedjax_lab.algorithms import ALGORITHMS, fedavg
 from fedjax_lab.tuning.halving import equal_budgets
+from tests.report.test_html import BROWSER, BROWSERS
 
 SEEDS = (11, 12, 13)
 TASK = tasks.TASKS["convex"]
@@ -104,8 +107,10 @@ def test_stored_cells_are_whole_and_declared_as_today():
 def test_stored_methods_compute_what_they_computed():
     for name in tasks.TASKS:
         for method, stored in cells.load(cells.RESULTS, name).items():
-            if stored["specification"] is not None:
-                now = fingerprint(stored["specification"])
+            specified = cells.specification(METHODS[method])
+            assert (stored["fingerprint"] is None) == (specified is None), f"{name}, {method}"
+            if specified is not None:
+                now = fingerprint(specified)
                 assert is_same(stored["fingerprint"], now), f"{name}, {method}"
 
 
@@ -146,3 +151,31 @@ def test_searches_of_a_task_spend_the_same_number_of_gradients():
     ]
     spent = [plan.run_rounds * gradients for gradients, plan in enumerate(plans, start=1)]
     assert min(spent) > 0.95 * max(spent)
+
+
+@pytest.mark.methods
+@pytest.mark.skipif(not BROWSER, reason=f"needs one of {', '.join(BROWSERS)}")
+def test_a_click_sorts_a_table(tmp_path):
+    """By numbers, dashes last; a second click reverses."""
+    script = (page.PAGE.parent / "static" / "sort.js").read_text("utf-8")
+    cells_shown = ["9.5 ± 1.00", "1,200", "-", "best", "10"]
+    rows = "".join(f"<tr><td>{text}</td></tr>" for text in cells_shown)
+    probe = """addEventListener("load", () => {
+        const order = () => [...document.querySelectorAll("td")].map(cell => cell.textContent);
+        const orders = [1, 2].map(() => (document.querySelector("th").click(), order()));
+        document.querySelector("pre").textContent = JSON.stringify(orders);
+    });"""
+    (tmp_path / "page.html").write_text(
+        '<meta charset="utf-8"><section id="leaderboard"><table>'
+        f"<thead><tr><th>gap</th></tr></thead><tbody>{rows}</tbody></table></section><pre></pre><script>{script}{probe}</script>",
+        encoding="utf-8",
+    )
+    command_line = [
+        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+        *("--no-first-run", f"--user-data-dir={tmp_path / 'profile'}"),
+        *("--virtual-time-budget=2000", "--dump-dom", f"file://{tmp_path / 'page.html'}"),
+    ]
+    shown = subprocess.run(command_line, capture_output=True, text=True, timeout=100, check=True)
+    (text,) = re.findall("<pre>(.*?)</pre>", shown.stdout)
+    up = ["best", "9.5 ± 1.00", "10", "1,200", "-"]
+    assert json.loads(text) == [up, [*up[3::-1], "-"]]
