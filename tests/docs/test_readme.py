@@ -1,4 +1,4 @@
-"""The README's Python blocks run, one after the other, with two fifths of the rounds; its tables."""
+"""The README's Python blocks run one after the other, with fewer rounds; its tables."""
 
 import re
 from pathlib import Path
