@@ -93,6 +93,8 @@ One partition serves all seeds of a task, so the intervals do not cover other pa
 final runs share its training images, but neither seeds nor the images that they score on. In the
 convex task, both score the distance to the optimum.
 
+Best, gaps and ranks are among the methods that have been run; further cells can change them.
+
 The searches are small: about 45 points for a method with one gradient in a local step, 20 for two
 and 8 for three, whatever the number of its hyperparameters. Early rungs favor points that learn
 fast. A method far behind may have a better point that its search missed."""
