@@ -93,7 +93,7 @@ TASKS = {
     ),
     "few-data": Task(
         title="Few data",
-        asks="10 images a client: training accuracy is near 100 %, and test accuracy far below.",
+        asks="10 images a client: training accuracy is far above test accuracy.",
         rounds=90,
         target=73.0,
         schedule={"cohort_size": 10, "local_steps": 20, "batch_size": 5},
