@@ -189,7 +189,7 @@ class Algorithm:
 
     @functools.cached_property
     def round_fn(self) -> RoundFn:
-        """The round on one device: a pure function ``(state, batch) -> (state, metrics)``."""
+        """Round on one device: a pure function ``(state, batch) -> (state, metrics)``."""
         return build_round(self, single_device_map())
 
     def uplink(self, params: Params) -> int:

@@ -166,7 +166,7 @@ class FedState(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """How a method makes a model for each client.
+    """A method's way to make a model for each client.
 
     Attributes:
       params: (state, int32 id) -> that client's params. The state is the one of the method with all

@@ -54,7 +54,7 @@ class FedMoSWAServer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MomentumControls:
-    """How FedMoSWA renews the control variates of clients and server.
+    """FedMoSWA's update of the control variates of clients and server.
 
     Attributes:
       momentum: γ in [0, 1], the share of the cohort's mean control in the new m, or a schedule.

@@ -22,7 +22,7 @@ InnerProducts = Callable[..., jax.Array]
 
 
 class Slots(NamedTuple):
-    """Which client each of the m slots of the server's buffer holds."""
+    """Clients of the m slots of the server's buffer."""
 
     owner: jax.Array  # int32 [m], the client, or _NOBODY
     seen: jax.Array  # int32 [m], c(i): cohorts of which the owner was part since it entered
@@ -67,7 +67,7 @@ def remember(
     p: PyTree,
     inner_products: InnerProducts,
 ) -> tuple[Memory, jax.Array]:
-    """Algorithm 4, then the memory's lines of Algorithm 3: D <- β_2 D (+ d^i).
+    """Run Algorithm 4, then the memory's lines of Algorithm 3: D <- β_2 D (+ d^i).
 
     Args:
       memory: as the last round left it.
@@ -121,7 +121,7 @@ def _power_of_two(x: jax.Array) -> jax.Array:
 def admit_cohort(
     slots: Slots, client_ids: jax.Array, participates: jax.Array
 ) -> tuple[Slots, jax.Array, jax.Array]:
-    """mem_red (Algorithm 4), in cohort order.
+    """Assign slots to a cohort in its order: mem_red (Algorithm 4).
 
     Args:
       slots: as the last round left them.

@@ -48,7 +48,7 @@ _Factory = Callable[..., Algorithm]
 
 
 class Published(NamedTuple):
-    """How a published code runs a method.
+    """Settings with which a published code runs a method.
 
     Attributes:
       factory: of the method.

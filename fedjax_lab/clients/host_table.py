@@ -59,7 +59,7 @@ class HostTable:
 
     @property
     def seen(self) -> np.ndarray:
-        """bool [N], the clients whose rows have been written."""
+        """Clients whose rows have been written, bool [N]."""
         return self._places >= 0
 
     def _open(self) -> list[np.memmap]:

@@ -92,12 +92,12 @@ class ClientMap:
 
     @property
     def is_planned(self) -> bool:
-        """Whether the planner still has to choose a client map."""
+        """True if the planner still has to choose a client map."""
         return self.kind in PLANNED
 
     @property
     def divides_rows(self) -> bool:
-        """Whether the table of client rows can be sharded over the devices."""
+        """True if the table of client rows can be sharded over the devices."""
         return self.kind == "shard_map" and self.shares > 1
 
 
@@ -271,17 +271,17 @@ def _longest_first(lengths):
 
 
 def _parts(leaf, count):
-    """[n, ...] -> [count, n / count, ...]."""
+    """Reshape [n, ...] to [count, n / count, ...]."""
     return leaf.reshape(count, leaf.shape[0] // count, *leaf.shape[1:])
 
 
 def _together(leaf):
-    """[count, m, ...] -> [count * m, ...]."""
+    """Reshape [count, m, ...] to [count * m, ...]."""
     return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
 
 
 def _combine(coefficients, trees):
-    """{rule: sum_s coefficients[rule][s] * trees[rule][s]}."""
+    """Compute {rule: sum_s coefficients[rule][s] * trees[rule][s]}."""
     return {rule: tree.weighted_sum(summed, coefficients[rule]) for rule, summed in trees.items()}
 
 

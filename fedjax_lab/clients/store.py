@@ -81,7 +81,7 @@ def client_mesh(devices: Sequence[Any], parts: int = 0) -> Mesh:
 
 
 class Rows(NamedTuple):
-    """How a round reads and writes the table of client rows.
+    """Access of a round to the table of client rows.
 
     Attributes:
       take: (table, client_ids [S]) -> rows [S, ...], as ``take_clients``.

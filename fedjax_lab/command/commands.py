@@ -245,7 +245,7 @@ class AlgorithmsCommand:
     """Print them as a page of Markdown."""
 
     def text(self) -> str:
-        """What is printed."""
+        """Return the text to print."""
         return catalogue.page() if self.markdown else listings.algorithms()
 
 
@@ -257,7 +257,7 @@ class RecipeCommand:
     """Name of the recipe. None: list all."""
 
     def text(self) -> str:
-        """What is printed."""
+        """Return the text to print."""
         if self.name is None:
             return listings.recipes()
         return listings.recipe(self.name).removesuffix("\n")
@@ -268,7 +268,7 @@ class PublishedCommand:
     """List the methods that --as-published knows, and how their codes run them."""
 
     def text(self) -> str:
-        """What is printed."""
+        """Return the text to print."""
         return listings.published()
 
 
@@ -277,7 +277,7 @@ class CompressorsCommand:
     """List the compressors: spelling, arguments, and the bytes of a message."""
 
     def text(self) -> str:
-        """What is printed."""
+        """Return the text to print."""
         return listings.compressors()
 
 
@@ -286,7 +286,7 @@ class DatasetsCommand:
     """List the data sets."""
 
     def text(self) -> str:
-        """What is printed."""
+        """Return the text to print."""
         return listings.datasets()
 
 
@@ -295,7 +295,7 @@ class PartitionsCommand:
     """List the partitions of data among clients."""
 
     def text(self) -> str:
-        """What is printed."""
+        """Return the text to print."""
         return listings.pairs({**PARTITIONS, NATURAL: "the clients' ids: an array [n] of npz:FILE"})
 
 
@@ -304,7 +304,7 @@ class ModelsCommand:
     """List the models, with their options and defaults."""
 
     def text(self) -> str:
-        """What is printed."""
+        """Return the text to print."""
         return listings.models()
 
 

@@ -80,7 +80,7 @@ _REPEATABLE = ("option", "model_option", "dataset_option", "log")  # given sever
 
 
 def with_settings(command: type, defaults: RunConfig, **names: str) -> type:
-    """A command whose field ``settings`` is parsed from a flag for each setting.
+    """Build a command whose field ``settings`` is parsed from one flag for each setting.
 
     Args:
       command: a dataclass with the field ``settings``.
@@ -97,7 +97,7 @@ def with_settings(command: type, defaults: RunConfig, **names: str) -> type:
 
 
 def _from_groups(defaults: RunConfig, names: Mapping[str, str]) -> Callable[..., RunConfig]:
-    """The function from groups of settings to a ``RunConfig``, whose arguments become flags."""
+    """Build a function: groups of settings -> ``RunConfig``; its arguments become flags."""
 
     def settings(**groups: Any) -> RunConfig:
         values: dict[str, Any] = {}
@@ -129,7 +129,7 @@ def _group(
     defaults: RunConfig,
     names: Mapping[str, str],
 ) -> type:
-    """A dataclass of some settings, described as those of ``RunConfig`` are."""
+    """Build a dataclass of some settings, with the descriptions of ``RunConfig``."""
     hints, texts = typing.get_type_hints(RunConfig), descriptions()
     fields: list[Any] = []
     for name in members:
@@ -147,7 +147,7 @@ def _group(
 
 @functools.cache
 def descriptions() -> dict[str, str]:
-    """Setting -> the text below it in ``RunConfig``."""
+    """Return setting -> its description, the text below it in ``RunConfig``."""
     (found,) = ast.parse(textwrap.dedent(inspect.getsource(RunConfig))).body
     assert isinstance(found, ast.ClassDef)
     texts = {}

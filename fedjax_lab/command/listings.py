@@ -83,7 +83,7 @@ def models() -> str:
 
 
 def datasets() -> str:
-    """Every data set, those of installed packages last."""
+    """List the data sets, those of installed packages last."""
     rows = {**DATASETS, **TABLES}
     for name, where, function in describe_offered("dataset"):
         rows[name] = where if function is None else f"{_first_line(function)} ({where})"
@@ -91,7 +91,7 @@ def datasets() -> str:
 
 
 def _offered(setting: str, leave_out: Iterable[str]) -> list[str]:
-    """What installed packages add to a list."""
+    """List the entries that installed packages add."""
     entries = []
     for name, where, factory in describe_offered(setting):
         if factory is None:
@@ -103,7 +103,7 @@ def _offered(setting: str, leave_out: Iterable[str]) -> list[str]:
 
 
 def _first_line(function: Any) -> str:
-    """The first sentence of a docstring, or more of it up to an empty line."""
+    """Return the first paragraph of a docstring in one line."""
     text = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
     return text.replace("``", "")
 
@@ -120,7 +120,7 @@ def _entry(name: str, factory: Any, *lines: str) -> str:
 
 
 def recipe(name: str) -> str:
-    """The source of a recipe.
+    """Return the source of a recipe.
 
     Args:
       name: of its module in ``fedjax_lab.recipes``.
@@ -133,7 +133,7 @@ def recipe(name: str) -> str:
 
 
 def recipes() -> str:
-    """Every recipe, with the first line of its docstring."""
+    """List the recipes, each with the first line of its docstring."""
     return pairs({name: recipe(name).partition("\n")[0].strip('"') for name in _recipes()})
 
 

@@ -129,7 +129,7 @@ def model_defaults(model: str) -> dict[str, Any]:
 
 
 def typed_options(setting: str, name: str, given: Iterable[str]) -> dict[str, Any]:
-    """The options of a model or a data set, checked against what its function takes.
+    """Parse the options of a model or a data set, and check them against its function.
 
     Args:
       setting: "model" or "dataset".

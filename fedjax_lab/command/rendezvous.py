@@ -68,7 +68,7 @@ class _TooLateError(Exception):
 
 
 class _Wait:
-    """Measures the waiting time, and prints who is missing once it is long."""
+    """Wait for other processes; prints who is missing once it is long."""
 
     def __init__(self, seconds: float, place: int):
         self._began, self._seconds, self._place = time.monotonic(), seconds, place

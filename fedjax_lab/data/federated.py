@@ -111,7 +111,7 @@ class FederatedArrays:
         return heterogeneity(labels, self.host_partition())
 
     def label_histogram(self) -> np.ndarray:
-        """Number of examples of each class for each client, int64 [N, C] (host).
+        """Count the examples of each class for each client, int64 [N, C] (host).
 
         Raises:
           ValueError: the examples have no class labels.

@@ -37,7 +37,7 @@ class Heterogeneity(NamedTuple):
 
     @property
     def size_range(self) -> tuple[int, float, int]:
-        """(min, median, max) of the sizes."""
+        """Minimum, median and maximum of the sizes."""
         return int(self.sizes.min()), float(np.median(self.sizes)), int(self.sizes.max())
 
 

@@ -67,7 +67,7 @@ def _add_mod(value: jax.Array, bits: jax.Array, modulus: jax.Array) -> jax.Array
 
 
 def _hash(x: jax.Array) -> jax.Array:
-    """The 32-bit finaliser of MurmurHash3: every input bit reaches every output bit."""
+    """Hash 32 bits by MurmurHash3's finaliser: every input bit reaches every output bit."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -29,7 +29,7 @@ PARTITIONS = {
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Which client holds which example.
+    """Assignment of examples to clients.
 
     Attributes:
       indices: int32 [n], example indices, grouped by client, ascending within a client.
@@ -45,12 +45,12 @@ class Partition:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """Number of clients, N."""
         return len(self.sizes)
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """int32 [N], where each client's indices begin."""
+        """Position of each client's first index in ``indices``, int32 [N]."""
         return (np.cumsum(self.sizes, dtype=np.int64) - self.sizes).astype(np.int32)
 
     @cached_property
@@ -62,7 +62,7 @@ class Partition:
         return digest.hexdigest()[:16]
 
     def client(self, i: int) -> np.ndarray:
-        """int32 [n_i], the examples of client ``i``.
+        """Return the indices of a client's examples, int32 [n_i].
 
         Args:
           i: client id, in [0, N).

@@ -123,12 +123,12 @@ BY_LABEL = ("dirichlet", "dirichlet_equal", "classes_per_client", "similarity")
 
 
 def _equal_sizes(n: int, parts: int) -> np.ndarray:
-    """int64 [parts] that sum to n and differ by at most 1, larger ones first."""
+    """Divide n into sizes that differ by at most 1, larger ones first: int64 [parts]."""
     return n // parts + (np.arange(parts) < n % parts)
 
 
 def _log_dirichlet(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> np.ndarray:
-    """Logarithms, up to a constant per row, of Dirichlet(alpha) rows.
+    """Draw the logarithms of Dirichlet(alpha) rows, up to a constant per row.
 
     Gamma(a) = Gamma(a + 1) U^(1/a) is taken in logarithms: at small a, Gamma(a) itself
     underflows to 0 in whole rows.
@@ -149,7 +149,7 @@ def _softmax(log_p: np.ndarray) -> np.ndarray:
 
 
 def _cut(log_p: np.ndarray, n: int) -> np.ndarray:
-    """int64 counts that sum to n: n items cut at the cumulative proportions exp(log_p)."""
+    """Cut n items at the cumulative proportions exp(log_p): int64 counts that sum to n."""
     ends = np.floor(np.cumsum(_softmax(log_p[None])[0]) * n).astype(np.int64)
     ends = np.minimum(ends, n)
     ends[-1] = n

@@ -41,12 +41,12 @@ class HostExamples(Protocol):
 
     @property
     def shapes(self) -> Any:
-        """Pytree of ``jax.ShapeDtypeStruct`` [n, ...], with the dtypes of a device."""
+        """Shapes of the examples on a device: pytree of ``jax.ShapeDtypeStruct`` [n, ...]."""
         ...
 
     @property
     def targets(self) -> Any | None:
-        """The targets, an array [n, ...], or None."""
+        """Targets, an array [n, ...], or None."""
         ...
 
     @property
@@ -151,7 +151,7 @@ class FederatedStream:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """Number of clients, N."""
         return self.index.num_clients
 
     @property
@@ -161,27 +161,27 @@ class FederatedStream:
 
     @property
     def partition(self) -> PartitionInfo:
-        """Scheme, seed and hash."""
+        """Origin of the partition: scheme, seed and hash."""
         return self.index.partition
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """The clients' ids as text, or None."""
+        """Clients' ids as text, or None."""
         return self.index.names
 
     @property
     def indices(self) -> jax.Array:
-        """int32 [m], as in ``FederatedArrays``."""
+        """See ``FederatedArrays``; int32 [m]."""
         return self.index.indices
 
     @property
     def starts(self) -> jax.Array:
-        """int32 [N], as in ``FederatedArrays``."""
+        """See ``FederatedArrays``; int32 [N]."""
         return self.index.starts
 
     @property
     def sizes(self) -> jax.Array:
-        """int32 [N], as in ``FederatedArrays``."""
+        """See ``FederatedArrays``; int32 [N]."""
         return self.index.sizes
 
     @property
@@ -205,7 +205,7 @@ class FederatedStream:
         return self._with_targets().heterogeneity()
 
     def label_histogram(self) -> np.ndarray:
-        """int64 [N, C], as in ``FederatedArrays``."""
+        """See ``FederatedArrays``; int64 [N, C]."""
         return self._with_targets().label_histogram()
 
     def plot(self, path: str | Path | None = None) -> Any:

@@ -47,7 +47,7 @@ def quadratics(
     examples_per_client: int = 2,
     seed: int = 0,
 ) -> Problem:
-    """Quadratic clients f_i(y) = 1/2 sum_j a_ij (y_j - b_ij)^2, up to a constant.
+    """Create quadratic clients f_i(y) = 1/2 sum_j a_ij (y_j - b_ij)^2, up to a constant.
 
     Args:
       num_clients: N.
@@ -95,7 +95,7 @@ def logistic_regression(
     examples_per_client: int = 50,
     seed: int = 0,
 ) -> Problem:
-    """Binary logistic regression whose clients differ in features and in true parameters.
+    """Create binary logistic regression: clients differ in features and in true parameters.
 
     Client i has features N(u_i, I) and labels Bernoulli(sigmoid(x . w_i)), where u_i and
     w_i - w are N(0, heterogeneity^2 I / d). The loss of an example is
@@ -188,7 +188,7 @@ def _sigmoid(z: np.ndarray) -> np.ndarray:
 
 
 def _newton(x: np.ndarray, labels: np.ndarray, l2: float) -> tuple[np.ndarray, float]:
-    """Minimiser [d] and minimum of the mean logistic loss plus l2/2 ||y||^2."""
+    """Compute minimiser [d] and minimum of the mean logistic loss plus l2/2 ||y||^2."""
     n, dim = x.shape
 
     def objective(y):

@@ -213,7 +213,7 @@ class RoundTimes:
 
     @property
     def chooses(self) -> bool:
-        """Whether the times influence client sampling or participation."""
+        """True if the times influence client sampling or participation."""
         return self.availability is not None or self.over_selection > 1
 
     def selected(self, cohort_size: int, most: int) -> int:

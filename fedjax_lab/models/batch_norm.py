@@ -49,7 +49,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 class BatchNorm(nn.Module):
-    """Normalise each channel over the mini-batch: float [B, ..., C] -> the same shape.
+    """Normalisation of each channel over the mini-batch: float [B, ..., C] -> the same shape.
 
     Parameters, float32 [C]: ``scale`` (starts at 1), ``bias`` (0), ``running_mean`` (0) and
     ``running_var`` (1). Epsilon is 1e-5. The mini-batch's variance is the biased one for

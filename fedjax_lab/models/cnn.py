@@ -16,9 +16,10 @@ from fedjax_lab.models.layers import Classifier, ConvBlock, DenseBlock
 
 
 def cnn(num_classes: int = 10, *, padding: str = "VALID") -> Model:
-    """conv5x5 32, pool, conv5x5 64, pool, dense 512: float [B, H, W, C] -> [B, num_classes].
+    """Build CFedAvg's CNN: conv5x5 32, pool, conv5x5 64, pool, dense 512.
 
-    582,026 parameters for 28 x 28 x 1 and 10 classes.
+    float [B, H, W, C] -> logits [B, num_classes]. 582,026 parameters for 28 x 28 x 1 and 10
+    classes.
 
     Args:
       num_classes: the number of logits.
@@ -33,11 +34,11 @@ def cnn(num_classes: int = 10, *, padding: str = "VALID") -> Model:
 
 
 def fafed_cnn(num_classes: int = 10, *, padding: str = "VALID", bounded: bool = True) -> Model:
-    """conv3x3 5, pool, conv3x3 10, pool, dense 100: float [B, H, W, C] -> [B, num_classes].
+    """Build FAFED's CNN: conv3x3 5, pool, conv3x3 10, pool, dense 100.
 
+    float [B, H, W, C] -> logits [B, num_classes]. 26,620 parameters for 28 x 28 x 1 and 10 classes.
     tanh follows every layer, including the last one, as in the paper. So logits lie in [-1, 1], and
     cross-entropy over 10 classes cannot fall below log(1 + 9 / e^2) = 0.797.
-    26,620 parameters for 28 x 28 x 1 and 10 classes.
 
     Args:
       num_classes: the number of logits.
@@ -56,15 +57,16 @@ def fafed_cnn(num_classes: int = 10, *, padding: str = "VALID", bounded: bool = 
 def fafed_cnn_mnist(
     num_classes: int = 10, *, padding: str = "VALID", bounded: bool = True
 ) -> Model:
-    """conv5x5 20, pool, conv5x5 50, pool, dense 500: float [B, H, W, C] -> [B, num_classes].
+    """Build FAFED's CNN for MNIST: conv5x5 20, pool, conv5x5 50, pool, dense 500.
 
-    ReLU follows every layer, including the last one, as in the paper. So logits are at least 0, and
-    a logit of 0 has no gradient. 431,080 parameters for 28 x 28 x 1 and 10 classes.
+    float [B, H, W, C] -> logits [B, num_classes]. 431,080 parameters for 28 x 28 x 1 and 10
+    classes. ReLU follows every layer, including the last one, as in the paper. So logits are at
+    least 0, and a logit of 0 has no gradient.
 
     Args:
       num_classes: the number of logits.
       padding: "VALID" (images of at least 16 x 16 pixels), or "SAME" (4 x 4).
-      bounded: False leaves the last ReLU out.
+      bounded: False omits the last ReLU.
 
     Raises:
       ValueError: ``padding`` is neither.
@@ -75,14 +77,15 @@ def fafed_cnn_mnist(
 
 
 def fafed_cnn_cifar10(num_classes: int = 10, *, bounded: bool = True) -> Model:
-    """Three times conv3x3 and pool (16, 32, 64), dense 512 and 64: logits [B, num_classes].
+    """Build FAFED's CNN for CIFAR-10: three conv3x3 (16, 32, 64) with pool, dense 512 and 64.
 
-    ``x`` is float [B, H, W, C] of at least 8 x 8 pixels. ReLU follows every layer, including the
-    last one, as for ``fafed_cnn_mnist``. 581,866 parameters for 32 x 32 x 3 and 10 classes.
+    float [B, H, W, C] -> logits [B, num_classes], for at least 8 x 8 pixels. 581,866 parameters for
+    32 x 32 x 3 and 10 classes. ReLU follows every layer, including the last one, as in
+    ``fafed_cnn_mnist``.
 
     Args:
       num_classes: the number of logits.
-      bounded: False leaves the last ReLU out.
+      bounded: False omits the last ReLU.
     """
     convs = [ConvBlock(size, padding=1, kernel_size=3) for size in (16, 32, 64)]
     blocks = (*convs, DenseBlock(512), DenseBlock(64))

@@ -147,7 +147,7 @@ class Layer(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Normalise: x / sqrt(mean(x^2) + epsilon) * scale, in float32; shape and dtype stay the same.
+    """Normalisation x / sqrt(mean(x^2) + epsilon) * scale, in float32, of the same shape and dtype.
 
     Parameter: ``scale`` [F].
     """

@@ -121,7 +121,7 @@ class Norm(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Normalise groups of channels within each example; epsilon 1e-5; the shape stays the same.
+    """Normalisation of groups of channels in each example; epsilon 1e-5; the shape stays the same.
 
     Parameters as ``flax.linen.GroupNorm``: ``scale`` and ``bias`` [C], float32. Statistics are
     computed in float32, too. Images are normalised in the layout of the convolutions on CPU, so

@@ -19,7 +19,7 @@ def lenet5(
     norm: str | None = None,
     padding: str = "VALID",
 ) -> Model:
-    """FedSWA and FL-Simulator: two conv5x5 64 with pool, dense 384 and 192.
+    """Build the LeNet-5 of FedSWA and FL-Simulator: two conv5x5 64 with pool, dense 384 and 192.
 
     float [B, H, W, C] -> logits [B, num_classes]. 797,962 parameters for 32 x 32 x 3 and 10
     classes, 815,332 with 100.
@@ -53,11 +53,11 @@ def lenet5_gradma(
     dropout: float = 0.5,
     padding: str = "VALID",
 ) -> Model:
-    """GradMA: conv5x5 32, pool, conv5x5 64, pool, dense 512 and 128 with norm and dropout.
+    """Build GradMA's LeNet-5: conv5x5 32, pool, conv5x5 64, pool, dense 512 and 128.
 
-    float [B, H, W, C] -> logits [B, num_classes]. For 32 x 32 x 3 and 10 classes 941,834
-    parameters with a norm, 940,362 without. The authors' BatchNorm, ``norm="batch"``, adds 1,472
-    running statistics (in PyTorch also four counters).
+    float [B, H, W, C] -> logits [B, num_classes]. The dense layers have norm and dropout. For
+    32 x 32 x 3 and 10 classes 941,834 parameters with a norm, 940,362 without. The authors'
+    BatchNorm, ``norm="batch"``, adds 1,472 running statistics (in PyTorch also four counters).
 
     Departure: the default is GroupNorm, which normalises each example separately (two groups of
     channels, or of units in the dense layers).

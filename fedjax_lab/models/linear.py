@@ -5,7 +5,7 @@ from fedjax_lab.models.layers import Classifier
 
 
 def linear(num_classes: int = 10) -> Model:
-    """One dense layer on the flattened input: float [B, ...] -> logits [B, num_classes].
+    """Build softmax regression: flattened input float [B, ...] -> logits [B, num_classes].
 
     Its loss is convex. 7,850 parameters for 784 inputs and 10 classes.
 

@@ -37,7 +37,7 @@ def lstm(
     dropout: float = 0.5,
     tie: bool = False,
 ) -> Model:
-    """Build word vectors, LSTM layers, decoder: words int [B, L] -> logits [B, L, num_classes].
+    """Build an LSTM language model: words int [B, L] -> logits [B, L, num_classes].
 
     50,065,078 parameters for the 33,278 words of WikiText-2 (28,434,378 with ``tie``).
 

@@ -17,7 +17,7 @@ from fedjax_lab.models.layers import Classifier, DenseBlock, check_norm
 def mlp(
     num_classes: int = 10, *, hidden: Sequence[int] = (200, 100), norm: str | None = None
 ) -> Model:
-    """Dense layers with ReLU: float [B, ...] -> logits [B, num_classes].
+    """Build dense layers with ReLU: float [B, ...] -> logits [B, num_classes].
 
     178,110 parameters for 784 inputs and 10 classes; 178,710 with a norm, and BatchNorm adds 600
     running statistics.

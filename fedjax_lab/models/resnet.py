@@ -138,7 +138,7 @@ class Stage(nn.Module):
 def resnet18(
     num_classes: int = 10, *, norm: str | None = "group", stem: str = "cifar", width: int = 64
 ) -> Model:
-    """Build four stages of two blocks, 64 to 512 channels.
+    """Build ResNet-18: four stages of two blocks, 64 to 512 channels.
 
     float [B, H, W, C] -> logits [B, num_classes].
 
@@ -176,7 +176,7 @@ def resnet20(
     shortcut: str = "identity",
     width: int = 16,
 ) -> Model:
-    """Build three stages of three blocks, 16 to 64 channels.
+    """Build ResNet-20: three stages of three blocks, 16 to 64 channels.
 
     float [B, H, W, C] -> logits [B, num_classes].
 

@@ -27,12 +27,12 @@ def vgg11(
     dropout: float = 0.0,
     width: int = 64,
 ) -> Model:
-    """Eight conv3x3 in five blocks with pools, one hidden dense layer: logits [B, num_classes].
+    """Build VGG-11: eight conv3x3 in five blocks with pools, then hidden dense layers.
 
-    ``x`` is float [B, H, W, C] of at least 32 x 32 pixels. For 32 x 32 x 3: 9,272,790 parameters
-    with 10 classes, 9,377,508 with 100 (FedSWA). GradMA's is ``norm="batch", hidden=(128,),
-    dropout=0.5``: 9,304,548 with 100 classes, and 5,504 running statistics (the authors' code
-    defines it, but offers no way to choose it).
+    float [B, H, W, C] -> logits [B, num_classes], for at least 32 x 32 pixels. For 32 x 32 x 3:
+    9,272,790 parameters with 10 classes, 9,377,508 with 100 (FedSWA). GradMA's is
+    ``norm="batch", hidden=(128,), dropout=0.5``: 9,304,548 with 100 classes, and 5,504 running
+    statistics (the authors' code defines it, but offers no way to choose it).
 
     Args:
       num_classes: the number of logits.

@@ -20,7 +20,7 @@ DECODER_IGNORED = ("model.layers.*.self_attn.rotary_emb.inv_freq",)
 
 
 class Stored(NamedTuple):
-    """How a leaf is stored in a file.
+    """Storage of a leaf in a file.
 
     Attributes:
       name: name of the array. If it contains "{layer}", the leaf is stacked, and each layer is an

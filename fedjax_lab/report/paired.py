@@ -27,7 +27,7 @@ class Difference(NamedTuple):
 
     @property
     def within_noise(self) -> bool:
-        """Whether the interval contains 0."""
+        """True if the interval contains 0."""
         half_width = self.estimate.half_width
         return half_width is not None and abs(self.estimate.mean) <= half_width
 

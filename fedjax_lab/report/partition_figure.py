@@ -63,7 +63,7 @@ def partition_figure(histogram: Sequence[Sequence[int]] | np.ndarray, title: str
 
 
 def _bubbles(axes: Any, counts: np.ndarray, width: float, height: float) -> None:
-    """Circles on axes of about ``width`` x ``height`` points; the largest is as high as its row.
+    """Draw circles on axes of about ``width`` x ``height`` points; the largest fills its row.
 
     Of many clients they may be wider than a column, since they show through.
     """

@@ -92,7 +92,7 @@ def ablation_figure(
 
 
 def _value_axis(axes: Any, values: Sequence[float]) -> None:
-    """Logarithmic where the positive values differ tenfold; 0 then is left of them."""
+    """Use a logarithmic axis if positive values differ tenfold, with 0 to their left."""
     positive = [value for value in values if value > 0]
     if len(positive) < 2 or values[0] < 0 or positive[-1] < 10 * positive[0]:
         return

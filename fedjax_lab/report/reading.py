@@ -24,7 +24,7 @@ _OF_LANDSCAPE = dict.fromkeys(("eigenvalues", "offsets", "losses"), list)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A run's config.json.
+    """Read and check a run's config.json.
 
     Args:
       path: the file.
@@ -101,7 +101,7 @@ def read_landscape(path: Path) -> dict[str, Any]:
 def read_json(
     path: Path, kinds: Mapping[str, type], missing: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A JSON object.
+    """Read a file with a JSON object, and check its values' types.
 
     Args:
       path: the file.

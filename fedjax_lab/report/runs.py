@@ -64,14 +64,14 @@ class Run(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether the run finished all rounds, or ended by ``stop_when``."""
+        """True if the run finished all rounds, or ended by ``stop_when``."""
         done = self.rows[-1]["round"]
         enough = self.summary.get("stopped") == "stop_when" and self.summary.get("round") == done
         return (done == self.config["rounds"] or enough) and not self.diverged
 
     @property
     def diverged(self) -> bool:
-        """Whether the run diverged."""
+        """True if the run diverged."""
         return self.summary.get("stopped") == DIVERGED
 
     @property

@@ -318,7 +318,7 @@ def _tail_explained(tail: Tail) -> str:
 
 
 def _are_timed(groups: Sequence[Group]) -> bool:
-    """Whether a run simulates time."""
+    """Return True if a run simulates time."""
     return any("simulated_seconds" in run.rows[-1] for group in groups for run in group.runs)
 
 

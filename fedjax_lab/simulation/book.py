@@ -51,12 +51,12 @@ class SimulationResult(NamedTuple):
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C or SIGTERM ended the run early."""
+        """True if Ctrl-C or SIGTERM ended the run early."""
         return self.stopped == "interrupt"
 
 
 class Book:
-    """Keeps the history of a run.
+    """History of a run.
 
     Args:
       run: the computation.
@@ -115,12 +115,12 @@ class Book:
 
     @property
     def is_last(self) -> bool:
-        """Whether no whole chunk is left, so that a longer run would resume here."""
+        """True if no whole chunk is left, so that a longer run would resume here."""
         return self.round + self._run.eval_every > self._run.rounds
 
     @property
     def diverged(self) -> bool:
-        """Whether the global model, or all participants of a round, were not finite."""
+        """True if the global model, or all participants of a round, were not finite."""
         return self._watch.diverged
 
     def goes_on(self, interrupted: bool) -> bool:
@@ -177,7 +177,7 @@ class Book:
 
     @property
     def stopped(self) -> str | None:
-        """Why the run ended early, as in ``SimulationResult``."""
+        """Reason why the run ended early, as in ``SimulationResult``."""
         if self.diverged:
             return "diverged"
         if self.round >= self._run.rounds:
@@ -212,7 +212,7 @@ class Book:
 
 
 class Tally:
-    """Computes exact totals since round 0 and the rows of a history.
+    """Exact totals since round 0, and the rows made from them.
 
     Args:
       algorithm: the method, which determines what a client sends, receives and computes.

@@ -62,7 +62,7 @@ class Chunks:
         self.compile_seconds = compile_seconds
 
     def _started(self, params: Params) -> FedState:
-        """The state before round 0."""
+        """Compute the state before round 0, or take the run's initial state."""
         run, clients = self._run, self._feed.clients
         if run.state is not None:
             return run.state
@@ -72,11 +72,11 @@ class Chunks:
 
     @property
     def params(self) -> Params:
-        """The global model, as arrays of this process."""
+        """Global model, as arrays of this process."""
         return self.team.local(self._run.served(self._state))
 
     def is_finite(self) -> bool:
-        """Whether the global model is finite and can be evaluated."""
+        """Return True if the global model is finite and can be evaluated."""
         return bool(tree.all_finite(self._run.served(self._state)))
 
     def whole_state(self) -> FedState:
@@ -203,7 +203,7 @@ class Chunks:
         return self.team.gathered(self._state)
 
     def template(self) -> FedState:
-        """Template for restoring a checkpoint: structure, shapes and dtypes."""
+        """Return a template for restoring a checkpoint: structure, shapes and dtypes."""
         return self._state
 
     def restore(self, saved: FedState) -> None:

@@ -91,7 +91,7 @@ def build_control_error(
 
 
 def _controls(state: FedState) -> tuple[Params, PyTree]:
-    """(x, c) of the state, after checking that its clients hold the c_i."""
+    """Return (x, c) of the state, and check that its clients hold the c_i."""
     params = getattr(state.server, "params", None)
     control = getattr(state.server, "control", None)
     shapes = [jax.tree.map(jnp.shape, value) for value in (params, control)]

@@ -19,7 +19,7 @@ from fedjax_lab.types import FedState, Metrics, Params, PyTree
 
 
 class HostChunks(Chunks):
-    """As ``Chunks``, with all rows on the host; between chunks the state has one placeholder row.
+    """``Chunks`` with all rows on the host; between chunks the state has one placeholder row.
 
     Cohorts depend only on the seed and the round, so a chunk's clients are known before it runs.
     Their rows, [M, ...] for at most M clients, are copied to the device with it. While it runs, the
@@ -179,7 +179,7 @@ class HostChunks(Chunks):
 
 
 class DividedHostChunks(HostChunks):
-    """As ``HostChunks``, with a part of the table in each of several processes.
+    """``HostChunks`` with a part of the table in each of several processes.
 
     Of D devices in the order of the mesh, device j owns the clients from j N // D on, and its
     process keeps their rows. A device's part of a chunk's window therefore has only its own

@@ -29,7 +29,7 @@ _TENSORBOARD_SUFFIX = ".fedjax_lab"  # of the event files that are ours to repla
 
 
 class Hooks:
-    """Calls hooks with rows; a hook that fails is not called again, and the run continues.
+    """Hooks that receive rows; one that fails is not called again, and the run continues.
 
     Args:
       hooks: a function of a row, or several.
@@ -68,7 +68,7 @@ class Hooks:
 
 
 class CsvLogger:
-    """Writes rows to a CSV file with a header; a number that is not finite is an empty cell.
+    """Hook that writes a CSV file with a header; numbers that are not finite are empty cells.
 
     Each call of ``simulate`` writes a new file, which is complete for a resumed run, too.
 
@@ -103,7 +103,7 @@ class CsvLogger:
 
 
 class TensorBoardLogger:
-    """Writes each metric as a scalar over the rounds, for TensorBoard.
+    """Hook that writes each metric as a scalar over the rounds, for TensorBoard.
 
     Event files of an earlier logger in the folder are replaced by one file with the same points and
     the new ones. Each run therefore needs its own folder.
@@ -138,7 +138,7 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """Sends rows to Weights & Biases, whose step is the round.
+    """Hook that sends rows to Weights & Biases, whose step is the round.
 
     Args:
       folder: folder for wandb's files and the id of its run, so that a resumed run continues there
@@ -221,7 +221,7 @@ def _imported(package: str, extra: str) -> Any:
 
 
 class Progress:
-    """Shows the progress of a run; silent if ``enabled`` is False.
+    """Progress bar of a run; silent if ``enabled`` is False.
 
     On a terminal it is a bar. Elsewhere it prints the first line, the last line, and at most one
     line in ten seconds.
@@ -314,7 +314,7 @@ class Progress:
 
 
 class Profile:
-    """Writes a profile of the first chunk, with ``jax.profiler``.
+    """Profile of the first chunk, written by ``jax.profiler``.
 
     The profile is in ``folder/plugins/profile/DATE``: a .trace.json.gz, which https://ui.perfetto.dev
     opens in a browser, and a .xplane.pb for ``xprof`` or TensorBoard's plugin of that name.

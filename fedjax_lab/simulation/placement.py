@@ -174,7 +174,7 @@ class Placement:
 
     @property
     def rows(self) -> Rows:
-        """The functions by which a round reads and writes client rows."""
+        """Functions by which a round reads and writes client rows."""
         mesh = self.client_map.mesh
         if self.client_store == "device" or not self.client_map.divides_rows or mesh is None:
             return Rows()

@@ -141,7 +141,7 @@ class Identity:
 
 
 class Recorder:
-    """Writes a run's rows and checkpoints; does nothing without a run directory.
+    """Rows and checkpoints in a run directory; does nothing without a run directory.
 
     With several processes, process 0 writes. It gathers what is sharded over processes, so a run
     directory does not depend on the number of processes.

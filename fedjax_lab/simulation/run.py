@@ -56,7 +56,7 @@ class Run:
 
     @property
     def frozen(self) -> PyTree:
-        """The method's frozen weights."""
+        """Frozen weights of the method."""
         return self.algorithm.frozen
 
     def start(self, params: Params, clients: FederatedArrays, key: Key, frozen: PyTree) -> FedState:

@@ -28,7 +28,7 @@ class Stop:
         self.at_once = True
 
     def is_set(self) -> bool:
-        """Whether a signal has arrived."""
+        """Return True if a signal has arrived."""
         return self.signal is not None
 
     def unless_set(self, action: Callable[[], None]) -> bool:
@@ -69,7 +69,7 @@ class Stop:
 
 
 def compiles_still() -> bool:
-    """Whether a compiler still works for a run that has been stopped."""
+    """Return True if a compiler still works for a run that has been stopped."""
     return any(thread.name == _WORKER for thread in threading.enumerate())
 
 

@@ -43,7 +43,7 @@ class ElsewhereError(RuntimeError):
 
 
 class Team:
-    """A single process; the base of ``_Processes``.
+    """Processes of a run and their communication; this base class is a single process.
 
     Attributes:
       size: number of processes.
@@ -60,12 +60,12 @@ class Team:
 
     @property
     def is_multiprocess(self) -> bool:
-        """Whether the run spans several processes."""
+        """True if the run spans several processes."""
         return self.size > 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this is process 0, which writes and prints for all."""
+        """True in process 0, which writes and prints for all."""
         return self.index == 0
 
     def check_map(self, client_map: ClientMap) -> None:
@@ -411,7 +411,7 @@ def _wait_at_barrier(name: str) -> None:
 
 
 def _is_loss(error: Exception) -> bool:
-    """Whether an error is about communication; a user's own error may contain the same words."""
+    """Return True for an error of communication; a user's own may contain the same words."""
     own = isinstance(error, ValueError) and not _STATUS.search(str(error))
     return not own and any(word in str(error) for word in _GONE)
 

@@ -217,7 +217,7 @@ class Checkpoints:
         )
 
     def _is_out_of_date(self) -> bool:
-        """Whether the checkpoints on disk have changed, because a run continues."""
+        """Return True if the checkpoints on disk have changed, because a run continues."""
         there = {int(path.name) for path in self._directory.iterdir() if path.name.isdecimal()}
         return there != set(self._manager.all_steps())
 

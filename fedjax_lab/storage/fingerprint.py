@@ -194,6 +194,6 @@ def _root(value: Any) -> str:
 
 
 def _is_own(value: Any, root: str) -> bool:
-    """Whether a global is data, or code of the same package."""
+    """Return True if a global is data, or code of the same package."""
     module = getattr(value, "__module__", None)
     return module is None or module.partition(".")[0] == root

@@ -180,7 +180,7 @@ _RENAMED = {"dp_clip": "dp_clip_norm", "dp_noise": "dp_noise_multiplier"}
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a run that was killed before its config.json may have left this file."""
+    """Return True if a run that was killed before its config.json may have left this file."""
     return name in (LOCK, HOLDER) or name.endswith(".tmp")
 
 

@@ -204,7 +204,7 @@ class Lane:
 
 
 class Lanes:
-    """Advances runs of one method, in groups of the size of its compiled program."""
+    """Runs of one method, advanced in groups of the size of its compiled program."""
 
     def __init__(
         self,

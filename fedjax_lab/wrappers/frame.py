@@ -48,7 +48,7 @@ class Place:
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last phase that the wrapper changes."""
+        """True if it is the last phase that the wrapper changes."""
         return self.index == self.count - 1
 
 
