@@ -238,16 +238,17 @@ def sweep(target, rates=4, seeds=3, **options):
     from fedjax_lab.clients.mapping import parse_client_map
     from fedjax_lab.machine.compiler import abstract
     from fedjax_lab.simulation.placement import Placement
+    from fedjax_lab.simulation.run import Run
     from fedjax_lab.simulation.sweep_program import Program as SweepProgram
 
     where, vmap = machine(target), parse_client_map("vmap")
     clients, _, params, _, loss_fn, schedule = task(**options)
     count = rates * seeds
 
-    def build(client_lr):
-        return algorithms.fedavg(loss_fn, client_lr=client_lr)
+    def run_of(client_lr):
+        return Run(algorithms.fedavg(loss_fn, client_lr=client_lr), schedule)
 
-    program = SweepProgram(build, schedule, vmap, Placement(vmap), None, (clients, ()))
+    program = SweepProgram(run_of, vmap, Placement(vmap), None, (clients, ()))
     runs = (
         jax.eval_shape(lambda p: jax.tree.map(lambda leaf: jnp.stack([leaf] * count), p), params),
         jax.random.split(jax.random.key(0), count),

@@ -124,30 +124,35 @@ def sweep(
     check_resident(clients, "a sweep")
     keep_by_default()
     points, seeds = list_points(points), check_seeds(seeds)
-    algorithms = build_all(build, points)
     how = Schedule.of("sweep", schedule)
+    run_with = functools.partial(Run, schedule=how, rounds=rounds, eval_every=eval_every)
+    of_points = [run_with(algorithm) for algorithm in build_all(build, points)]
+    first = of_points[0]
     clients_by = _resolve_client_map(client_map)
     runs_by = _resolve_run_map(run_map, len(points) * len(seeds))
     is_function = callable(params) and jax.tree_util.all_leaves([params])
     models = [params(jax.random.key(seed)) if is_function else params for seed in seeds]
     keys = [jax.random.key(seed) for seed in seeds]
-    clients = with_times(clients, times, algorithms[0], models[0])
+    clients = with_times(clients, times, first.algorithm, models[0])
     if how.sample_cohort is not None:
         check_cohorts(how.sample_cohort, clients, keys[0], how.cohort_size, rounds)
-    check_training_labels(algorithms[0], models[0], clients, how.batch_size)
+    check_training_labels(first.algorithm, models[0], clients, how.batch_size)
     runs = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
-    lengths = [min(eval_every, rounds - done) for done in range(0, rounds, eval_every)]
+    lengths = [first.chunk_length(done) for done in range(0, rounds, eval_every)]
     evaluated = np.cumsum(lengths)
-    tallies = [Tally(algorithm, models[0]) for algorithm in algorithms for _ in seeds]
-    book = _Book(tallies, _spent_at(algorithms, seeds, how, clients), len(lengths))
+    tallies = [Tally(run.algorithm, models[0]) for run in of_points for _ in seeds]
+    # Guarantees are computed once for each point.
+    spent = [functools.cache(run.guarantees(clients)) for run in of_points]
+    book = _Book(tallies, [of_point for of_point in spent for _ in seeds], len(lengths))
     served: list[Params] = []  # group by group
-    frozen = jax.tree.map(jnp.asarray, algorithms[0].frozen)
-    program = Program(build, how, clients_by, Placement(runs_by), evaluate, (clients, frozen))
+    data = (clients, jax.tree.map(jnp.asarray, first.frozen))
+    run_of = lambda **point: run_with(build(**point))  # noqa: E731
+    program = Program(run_of, clients_by, Placement(runs_by), evaluate, data)
     program.fit(runs, lengths[0], max_bytes)
     say_where()
     began = time.perf_counter() - program.compile_seconds
     groups = [range(len(runs))[i : i + program.size] for i in range(0, len(runs), program.size)]
-    bar = Progress(f"sweep of {algorithms[0].name}", 0, rounds * len(groups), progress)
+    bar = Progress(f"sweep of {first.algorithm.name}", 0, rounds * len(groups), progress)
     bar.start_clock()
     with closing(bar), stop_on_signal() as stop:
         for index, group in enumerate(groups):
@@ -210,12 +215,6 @@ class _Book:
         self.columns = max(self.columns, column + 1)
         means = {name: self.history[name][group, column].mean() for name in ("loss", *scores)}
         return means | {name: self.history[name][group, column].max() for name in spent}
-
-
-def _spent_at(algorithms, seeds, how, clients) -> list[Callable[[int], dict[str, Any]]]:
-    """Return the ``guarantees`` of each run; they are computed once for each point."""
-    points = [functools.cache(Run(a, how).guarantees(clients)) for a in algorithms]
-    return [spent for spent in points for _ in seeds]
 
 
 def _resolve_run_map(run_map: str, num_runs: int) -> ClientMap:

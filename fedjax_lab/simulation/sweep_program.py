@@ -13,10 +13,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from fedjax_lab import tree
 from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.data import FederatedArrays
-from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.memory import device_memory
 from fedjax_lab.machine.quick import quick_options
-from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_rounds
 from fedjax_lab.simulation.run import Run
@@ -45,19 +43,19 @@ def group_size(num_runs: int, multiple: int, capacity: int) -> int:
 class Program:
     """The compiled programs of a group of runs: their start, a chunk of rounds, the global models.
 
+    ``run_of`` makes a run from a point's values as keyword arguments, which are traced scalars.
     ``data`` has the values that all runs share: the clients' data and the frozen weights, or ().
     """
 
     def __init__(
         self,
-        build: Callable[..., Algorithm],
-        schedule: Schedule,
+        run_of: Callable[..., Run],
         client_map: ClientMap,
         place: Placement,
         evaluate: Callable[[Params], Mapping[str, Any]] | None,
         data: tuple[FederatedArrays, PyTree],
     ):
-        self._build, self._schedule, self._client_map = build, schedule, client_map
+        self._run_of, self._client_map = run_of, client_map
         self._place, self._run_map, self._evaluate = place, place.client_map, evaluate
         self._data = place.copies(data)
         self._resident: PyTree = ()  # arrays that ``evaluate`` reads in addition to the params
@@ -75,8 +73,7 @@ class Program:
         one_run = (runs[0][0], runs[0][1], _as_arrays(runs[0][2]))
         state = jax.eval_shape(self._start_one, self._data, one_run, None)[1]
         self._structure = jax.tree.structure(state)
-        algorithm = self._build(**runs[0][2])
-        self._trace_evaluation(jax.eval_shape(algorithm.params, state))
+        self._trace_evaluation(jax.eval_shape(self._run_of(**runs[0][2]).served, state))
         multiple, num_devices = self._run_map.multiple, max(1, len(self._run_map.devices))
         budget = max_bytes or int(_SHARE_OF_MEMORY * device_memory())
         shared = tree.nbytes((self._data, self._resident))
@@ -197,8 +194,7 @@ class Program:
     def _start_one(self, shared, run, _):
         clients, frozen = shared
         params, key, values = run
-        run = Run(self._build(**values), self._schedule)
-        return {}, run.start(params, clients, key, frozen)
+        return {}, self._run_of(**values).start(params, clients, key, frozen)
 
     def advance_runs(self, length: int, states: PyTree, runs: PyTree, shared: PyTree) -> PyTree:
         """Run ``length`` rounds of all runs; this function is compiled.
@@ -215,17 +211,17 @@ class Program:
         def one(shared, run, _):
             clients, frozen, resident, first = shared
             state, (key, values) = run
-            algorithm = self._build(**values)
-            run_rounds = build_rounds(Run(algorithm, self._schedule), Placement(self._client_map))
+            run = self._run_of(**values)
+            run_rounds = build_rounds(run, Placement(self._client_map))
             state, metrics = run_rounds(state, clients, key, first, length, frozen)
-            return {}, (state, metrics, self._score(resident, algorithm.params(state)))
+            return {}, (state, metrics, self._score(resident, run.served(state)))
 
         return self._map(one, shared, (states, runs))
 
     def _serve(self, states, runs):
         def one(_shared, run, _):
             state, (_, values) = run
-            return {}, self._build(**values).params(state)
+            return {}, self._run_of(**values).served(state)
 
         return self._map(one, (), (states, runs))
 

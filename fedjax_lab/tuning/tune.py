@@ -28,6 +28,7 @@ from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.sweep_program import Program
 from fedjax_lab.simulation.sweep_result import Point, check_seeds
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
@@ -222,7 +223,9 @@ class Lanes:
         place = Placement(parse_client_map(many))
         frozen = jax.tree.map(jnp.asarray, first.frozen)
         client_map = parse_client_map(kind)
-        self._program = Program(build, how, client_map, place, evaluate, (clients, frozen))
+        data = (clients, frozen)
+        run_of = lambda **point: Run(build(**point), how)  # noqa: E731
+        self._program = Program(run_of, client_map, place, evaluate, data)
         self._one_by_one = kind == "scan"
 
     def advance(self, lanes: Sequence[Lane], rounds: int) -> None:
