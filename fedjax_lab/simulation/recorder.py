@@ -144,7 +144,9 @@ class Recorder:
     """Rows and checkpoints in a run directory; does nothing without a run directory.
 
     With several processes, process 0 writes. It gathers what is sharded over processes, so a run
-    directory does not depend on the number of processes.
+    directory does not depend on the number of processes, and need not be on a shared disk. Orbax
+    can save sharded arrays itself, at a fifth of the cost. But if one process then fails to write
+    or to read its part, the others wait for it for minutes, and no older checkpoint is tried.
 
     A larger number of ``rounds`` extends a run. It is written to config.json first. From then on,
     checkpoints inside a chunk of the longer run, where the shorter one ended, are ignored.
