@@ -118,6 +118,7 @@ METHODS: dict[str, Method] = {
     "fedacg": Method("fedacg"),
     "fedsam": Method("fedsam"),
     "fedspeed": Method("fedspeed"),
+    "fedspeed all": Method("fedspeed", {}, {"server_dual": "all"}),
     "fedswa": Method("fedswa", {"final_lr_ratio": _RATIO}),
     "fedmoswa": Method("fedmoswa", {"final_lr_ratio": _RATIO, "momentum": _EMA}),
     "gradma_s": Method("gradma_s", _GRADMA),
@@ -131,6 +132,9 @@ METHODS: dict[str, Method] = {
     "gradma_w": Method("gradma_w"),
     "fedmo": Method("fedmo", {"momentum": _EMA}),
     "fedspeed_ing": Method("fedspeed_ing", {"inertia": [0.1, 0.3, 0.6]}),
+    "fedspeed_ing all": Method(
+        "fedspeed_ing", {"inertia": [0.1, 0.3, 0.6]}, {"server_dual": "all"}
+    ),
     "fedadagrad": Method("fedadagrad", _ADAPTIVE),
     "fedams": Method("fedams", {**_ADAPTIVE, "tau": [1e-6, 1e-4, 1e-3]}),
     "stem": Method("stem", {"momentum": _EMA}),

@@ -15,7 +15,6 @@ from fedjax_lab.estimates import NOTHING, Estimate, code, format_estimate, markd
 from fedjax_lab.machine.files import write_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
-OLD = "experiments/catalogue/RESULTS.md"
 
 Cells = Mapping[str, Mapping[str, Any]]
 
@@ -31,24 +30,24 @@ def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
 
 
 def text(stored: Mapping[str, Cells]) -> str:
-    """Return the page as Markdown.
+    """Return the page as Markdown, results first.
 
     Args:
       stored: task -> method -> cell.
     """
     found = {name: rows_of(TASKS[name], cells) for name, cells in stored.items()}
     names = list(dict.fromkeys([*METHODS, *(name for rows in found.values() for name in rows)]))
-    parts = [_HEAD, _state(stored, names)]
-    parts += ["## All tasks", _FIGURE, heat_map(found, names)]
-    parts += ["## Tables", _COLUMNS]
+    parts = [_HEAD, "## At a glance", _glance(found), _ROWS]
+    parts += ["## All tasks", _FIGURE, heat_map(found, names), "## Tables", _COLUMNS]
     for name, rows in found.items():
         if rows:
             parts.append(_section(name, TASKS[name], rows))
-    parts += ["## Settings", _SETTINGS]
+    parts += ["## What the numbers do not say", _LIMITS, "## Settings", _SETTINGS]
     for name, cells in stored.items():
         if cells:
             parts.append(f"### Settings: {TASKS[name].title}\n\n{_settings(name, cells)}")
-    return "\n\n".join([*parts, _left_out()]) + "\n"
+    parts += ["## Running it", _run(stored), "## Cells that have not been run"]
+    return "\n\n".join([*parts, _missing(stored, names), _left_out()]) + "\n"
 
 
 _HEAD = f"""\
@@ -57,14 +56,20 @@ _HEAD = f"""\
 <!-- Written by `python -m experiments.leaderboard --report`. -->
 
 Methods of the catalogue on small tasks that tell them apart. All methods are tuned by
-[`fedjax_lab.tune`](guides/tune.md), each with the same number of gradients, up to about a tenth
-(with a compressed uplink, of bytes), and then run with {len(SEEDS)} other seeds. The tasks are
-small on purpose: Fashion-MNIST at 14 x 14 pixels, a network with one hidden layer, 90 rounds. A
-rank here says nothing about large models.
+[`fedjax_lab.tune`](guides/tune.md) with the same number of gradients, and then run with
+{len(SEEDS)} other seeds. The tasks are small on purpose: Fashion-MNIST at 14 x 14 pixels, a network
+with one hidden layer, 90 rounds. A rank here says nothing about large models."""
 
-The older table of the catalogue (`{OLD}`) was made by version 0.1.0, and
-many of its learning rates lie at the ends of their grids. Where this page has a row, it replaces
-the row of that table."""
+_ROWS = """\
+**Level with it**: methods whose paired difference from the best one has a 95 % interval that
+contains 0. **FedAvg's gap** is the difference between the best method and FedAvg.
+
+The rows are the papers' methods as their texts have them. `W` and `G` are the two methods called
+FedADMM, `S` and `D` variants of FedLESAM. **FedSpeed has two rows**: by the paper's text the server
+averages the duals of the cohort (`fedspeed`), in the published code those of all clients
+(`fedspeed all`). Under partial participation, the first is far behind, and tuning is not why: on
+`skew-0.1`, a search with four times the points ends no higher. Without the dual correction
+(`correction=False`) or with the duals of all clients, FedSpeed is among the others there."""
 
 _FIGURE = """\
 A number is the gap to the best method of the task: points of accuracy, or decimal digits in the
@@ -79,7 +84,6 @@ Click on a column's head to sort by it.
   **Top** is the best evaluation of a run; it is chosen on the test set and rewards oscillation.
 - **Rank**: by score. In brackets, the ranks that the paired differences allow: methods whose 95 %
   interval lies above this method's come before it, those whose interval lies below come after it.
-  The intervals are not corrected for the number of comparisons.
 - **Gap**: how far the method is behind the best one, in units of the score. It is the mean of the
   differences between runs with the same seed, with a 95 % interval.
 - **Rounds**, **MB up** and **gradients**: what it takes until the first evaluation that reaches the
@@ -87,17 +91,19 @@ Click on a column's head to sort by it.
   not reach it.
 - **Diverged**: share of the tuning points that diverged.
 - **ms**: wall-clock milliseconds of a round with its share of the evaluations, without compilation.
-  Two cells ran side by side on two busy CPU cores, so these times are rough.
+  Two cells ran side by side on two busy CPU cores, so these times are rough."""
 
-One partition serves all seeds of a task, so the intervals do not cover other partitions. Tuning and
-final runs share its training images, but neither seeds nor the images that they score on. In the
-convex task, both score the distance to the optimum.
-
-Best, gaps and ranks are among the methods that have been run; further cells can change them.
-
-The searches are small: about 45 points for a method with one gradient in a local step, 20 for two
-and 8 for three, whatever the number of its hyperparameters. Early rungs favor points that learn
-fast. A method far behind may have a better point that its search missed."""
+_LIMITS = """\
+- One partition serves all seeds of a task, so the intervals do not cover other partitions.
+- Tuning and final runs share a task's training images, but neither seeds nor the images that they
+  score on. In the convex task, both score the distance to the optimum.
+- Best, gaps and ranks are among the methods that have been run; further cells can change them. The
+  intervals are not corrected for the number of comparisons.
+- The searches are small: about 45 points for a method with one gradient in a local step, 20 for two
+  and 8 for three, whatever the number of its hyperparameters. Budgets agree up to about a tenth;
+  with a compressed uplink they are equal in bytes. Early rungs favor points that learn fast. A
+  method far behind may have a better point that its search missed.
+- 90 rounds are few. A method that is slow at first and good at last is behind here."""
 
 _SETTINGS = """\
 The point that tuning chose for each cell. **At an end**: hyperparameters whose best value is the
@@ -107,34 +113,31 @@ point with both tuning seeds. **Rounds**: of a final run. This command runs a ce
 file is deleted: `python -m experiments.leaderboard --tasks TASK --methods METHOD`."""
 
 
-def _state(stored: Mapping[str, Cells], names: list[str]) -> str:
-    """Say which cells have been run, and how to run the others."""
-    lines = []
-    for name, cells in stored.items():
-        task = TASKS[name]
-        fitting = [m for m in names if m not in METHODS or METHODS[m].refused(task) is None]
-        missing = [m for m in fitting if m not in cells]
-        said = f"- {task.title} (`{name}`): {len(fitting) - len(missing)} of {len(fitting)}."
-        if missing and len(missing) < len(fitting):
-            said += f" Not run: {', '.join(missing)}."
-        lines.append(said)
-    versions = sorted(
-        {c["versions"]["fedjax_lab"] for cells in stored.values() for c in cells.values()}
-    )
-    seconds = sum(
-        c.get("processor_seconds", 0) for cells in stored.values() for c in cells.values()
-    )
-    made = (
-        f"They were made by version {', '.join(versions)} and took {seconds / 60:.0f} processor "
-        "minutes, tuning and compilation included."
-    )
-    body = "\n".join(lines)
+def _glance(found: Mapping[str, Mapping[str, Row]]) -> str:
+    """Return the best method of each task, those level with it, and how far FedAvg is behind."""
+    table = [["task", "methods", "best", "score", "level with it", "FedAvg's gap"]]
+    for name, rows in found.items():
+        ranked = [method for method, row in rows.items() if row.gap is not None]
+        if not ranked:
+            continue
+        task, (best, *rest) = TASKS[name], ranked
+        unit = "digits" if task.unit == "digits" else "points"
+        level = [m for m in rest if (gap := rows[m].gap) and gap.mean <= gap.half_width]
+        gap = rows["fedavg"].gap if "fedavg" in rows and best != "fedavg" else None
+        line = [task.title, str(len(rows)), html.escape(best)]
+        line += [f"{_shown(rows[best].score)} {task.unit}", ", ".join(level) or NOTHING]
+        table.append([*line, NOTHING if gap is None else f"{_shown(gap)} {unit}"])
+    return markdown_table(table, text=True)
+
+
+def _run(stored: Mapping[str, Cells]) -> str:
+    """Say who made the cells, and how to run more."""
+    cells = [cell for of_task in stored.values() for cell in of_task.values()]
+    versions = ", ".join(sorted({cell["versions"]["fedjax_lab"] for cell in cells}))
+    minutes = sum(cell.get("processor_seconds", 0) for cell in cells) / 60
     return f"""\
-## Which cells have been run
-
-{body}
-
-{made if versions else "Nothing has been run."} Each cell is a file,
+{len(cells)} cells have been run, by version {versions or NOTHING}, in {minutes:.0f} processor
+minutes, tuning and compilation included. Each is a file,
 `experiments/leaderboard/results/TASK/METHOD.json`.
 
     python -m experiments.leaderboard                     # runs the cells that are missing
@@ -146,6 +149,19 @@ A factory of your own takes `(loss_fn, client_lr=..., ...)` like those of the ca
 over those of its arguments that `SPACE` in `experiments/leaderboard/methods.py` names, and over
 `--space mine.decay=0.5,0.9` or `--space mine.decay=log:0.01:1`. An entry in `METHODS` there does
 the same."""
+
+
+def _missing(stored: Mapping[str, Cells], names: list[str]) -> str:
+    lines = []
+    for name, cells in stored.items():
+        task = TASKS[name]
+        fitting = [m for m in names if m not in METHODS or METHODS[m].refused(task) is None]
+        missing = [m for m in fitting if m not in cells]
+        said = f"- {task.title} (`{name}`): {len(fitting) - len(missing)} of {len(fitting)}."
+        if missing and len(missing) < len(fitting):
+            said += f" Not run: {', '.join(missing)}."
+        lines.append(said)
+    return "\n".join(lines)
 
 
 def _section(name: str, task: Task, rows: Mapping[str, Row]) -> str:

@@ -6,8 +6,10 @@ another machine: the comparison is to a tolerance.
 """
 
 import functools
+import importlib
 import inspect
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,49 +35,72 @@ _CLIENTS, _COHORT, _STEPS, _BATCH, _FEATURES, _CLASSES = 100, 10, 3, 4, 5, 3
 def specification(method: Method, column: Column) -> str | None:
     """Return what a cell's fingerprint depends on, as JSON; None: it has none.
 
-    A method of which each client has a model of its own has none, and neither has one that looks
-    inside its model.
+    A method that looks inside its model has none.
 
     Args:
       method: the cell's row.
       column: the cell's column.
     """
-    takes = inspect.signature(find("algorithm", method.algorithm)).parameters
-    if method.personal is not None or method.wrap is not None or "model" in takes:
+    if "model" in inspect.signature(find("algorithm", method.algorithm)).parameters:
         return None
     grids = {**method.grid, **method.then}
     point = {**{name: values[0] for name, values in grids.items()}, **method.start}
+    if method.personal is not None:
+        own = {name: value for name, value in point.items() if name != "client_lr"}
+        return json.dumps({"build": _path(method.personal.build), "option": own}, sort_keys=True)
     settings = method.settings_of(column, point)
     chosen = {name: settings[name] for name in SETTINGS if settings.get(name) is not None}
-    return json.dumps(chosen, sort_keys=True)
+    wrapped = {} if method.wrap is None else {"wrap": _path(method.wrap)}
+    return json.dumps({**chosen, **wrapped}, sort_keys=True)
 
 
 @functools.cache
 def fingerprint(specified: str) -> tuple[float, ...]:
     """Return the norm of the change of the params, a projection of it, and the loss.
 
+    Where a study wraps or builds the method itself, the change is also that of the clients' states.
+
     Args:
       specified: from ``specification``.
     """
     settings = json.loads(specified)
+    wrap, build = (settings.pop(name, None) for name in ("wrap", "build"))
     weighted = settings.pop("weights", None) == "examples"
-    settings = {**settings, "client_lr": _CLIENT_LR, "rounds": _ROUNDS}
-    algorithm = build_algorithm(RunConfig.from_dict(settings).resolve(), _loss_fn)
+    if build is not None:
+        algorithm = _named(build)(_loss_fn, client_lr=_CLIENT_LR, **settings["option"])
+    else:
+        settings = {**settings, "client_lr": _CLIENT_LR, "rounds": _ROUNDS}
+        algorithm = build_algorithm(RunConfig.from_dict(settings).resolve(), _loss_fn)
+    if wrap is not None:
+        algorithm = _named(wrap)(algorithm)
     start = {
-        "kernel": jnp.sin(jnp.arange(_FEATURES * _CLASSES, dtype=jnp.float32)).reshape(
-            _FEATURES, _CLASSES
-        ),
+        "classifier" if build else "kernel": jnp.sin(
+            jnp.arange(_FEATURES * _CLASSES, dtype=jnp.float32)
+        ).reshape(_FEATURES, _CLASSES),
         "bias": jnp.cos(jnp.arange(_CLASSES, dtype=jnp.float32)),
     }
-    state = algorithm.init(start, _CLIENTS)
+    before = state = algorithm.init(start, _CLIENTS)
     round_fn = jax.jit(algorithm.round_fn)
     for number in range(_ROUNDS):
         state, metrics = round_fn(state, _batch(number, weighted))
     change = jax.tree.map(jnp.subtract, algorithm.params(state), start)
-    vector = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(change)])
+    leaves = jax.tree.leaves(change)
+    if wrap is not None or build is not None:
+        leaves += jax.tree.leaves(jax.tree.map(jnp.subtract, state.clients, before.clients))
+    vector = np.concatenate([np.ravel(leaf) for leaf in leaves])
     direction = np.cos(np.arange(vector.size))
     found = (np.linalg.norm(vector), vector @ direction, metrics["loss"])
     return tuple(float(f"{float(value):.6g}") for value in found)
+
+
+def _path(function: Callable[..., Any]) -> str:
+    """Return where a function of a study is, as "module:name"."""
+    return f"{function.__module__}:{function.__name__}"
+
+
+def _named(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -90,7 +115,8 @@ def is_same(one: Any, other: Any) -> bool:
 
 def _loss_fn(params: Any, examples: Any, key: Any) -> jax.Array:
     del key
-    logits = examples["x"] @ params["kernel"] + params["bias"][None]
+    kernel = params["classifier"] if "classifier" in params else params["kernel"]
+    logits = examples["x"] @ kernel + params["bias"][None]
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), examples["y"][:, None], 1)[:, 0]
 
 
