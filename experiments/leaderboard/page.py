@@ -102,7 +102,9 @@ _LIMITS = """\
 - The searches are small: about 45 points for a method with one gradient in a local step, 20 for two
   and 8 for three, whatever the number of its hyperparameters. Budgets agree up to about a tenth;
   with a compressed uplink they are equal in bytes. Early rungs favor points that learn fast. A
-  method far behind may have a better point that its search missed.
+  method far behind may have a better point that its search missed. On `skew-0.1`, `fedswa` is such
+  a method: its search chose server_lr 0.25, with which it ends at 73.4 %; with FedAvg's rates and
+  final_lr_ratio 0.6 it ends at 77.7 %.
 - 90 rounds are few. A method that is slow at first and good at last is behind here."""
 
 _SETTINGS = """\
