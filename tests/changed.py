@@ -81,7 +81,9 @@ COVERS = {
     "simulation/test_sweep": "simulation/sweep_program simulation/sweep_result",
     "storage/test_hostile_dirs": "storage/json_file storage/run_path",
     "storage/test_run_dir": "storage/fingerprint storage/lock",
-    "tuning/test_tune": "command/tuning report/search tuning/found tuning/halving tuning/space",
+    "tuning/test_search": "tuning/halving tuning/kept tuning/proposals",
+    "tuning/test_tune": "command/tuning report/search tuning/found tuning/lanes tuning/search "
+    "tuning/space",
     "wrappers/test_robust": "wrappers/rules wrappers/stacked",
 }
 # Files that several methods share -> methods that show whether they still work.

@@ -126,11 +126,14 @@ class TuneCommand:
     settings: RunConfig
 
     methods: tuple[str, ...] = ()
-    """The methods. None: algorithm."""
+    """The methods; ``--algorithm`` takes several as well. None: algorithm."""
 
     space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Hyperparameter to tune, as name=log:low:high or name=value,value; METHOD.name= for one
     method. Repeat the flag for several hyperparameters."""
+
+    score: Literal["loss", "accuracy"] = "loss"
+    """Score of a point, the mean over the validation examples."""
 
     validation: float = 0.2
     """Share of each client's examples that is held out to score the points."""
@@ -146,6 +149,12 @@ class TuneCommand:
 
     seeds: tuple[int, ...] = (0, 1)
     """Seeds of the finalists; earlier comparisons use the first one."""
+
+    average: int = 1
+    """Number of evaluations whose mean is a point's score; one follows each ninth of the rounds."""
+
+    sampler: Literal["random", "tpe"] | None = None
+    """Sampler of optuna that proposes the points (extra `tune`). None: an even lattice."""
 
     keep_in: str | None = None
     """Folder for the search; the same command resumes it."""
@@ -318,6 +327,8 @@ def parse(argv: list[str]) -> Any:
       SystemExit: help was requested, or an argument is not understood.
       FileNotFoundError, ValueError, TypeError: as in ``RunConfig.from_file``.
     """
+    if argv[:1] == ["tune"]:  # a setting of one value elsewhere
+        argv = ["--methods" if text == "--algorithm" else text for text in argv]
     # tyro looks only at stdout, but its errors go to stderr.
     plain = os.environ.get("NO_COLOR") or not (sys.stdout.isatty() and sys.stderr.isatty())
     tyro._experimental_options["ansi_codes"] = not plain

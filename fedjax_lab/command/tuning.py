@@ -1,19 +1,23 @@
 """``fedjax-lab tune``: hyperparameters of several methods by successive halving."""
 
 import dataclasses
+import sys
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from fedjax_lab.checks import check_choice
-from fedjax_lab.command.commands import TuneCommand
+from fedjax_lab.command.commands import PROG, TuneCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.grid import at_point, may_vary
-from fedjax_lab.command.launch import start
+from fedjax_lab.command.launch import DIVERGED, start
 from fedjax_lab.command.own_code import check_known
 from fedjax_lab.command.screen import show_warning
-from fedjax_lab.tuning.found import Found
+from fedjax_lab.tuning.found import Diverged, Found
+from fedjax_lab.types import Params, PyTree
 
 _LOG = "log:"
 
@@ -39,21 +43,34 @@ def tune_command(command: TuneCommand) -> int:
             f"figure is {command.figure!r}; there is no directory {Path(command.figure).parent}."
         )
     start(command.cpu_devices, command.quiet)
-    with warnings.catch_warnings():
-        warnings.showwarning = show_warning
-        found = _tune(command, spaces)
-    print(found.table(), end="")
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = show_warning
+            found = _tune(command, spaces)
+        best = found.table()
+    except Diverged as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
+        return DIVERGED
+    except KeyboardInterrupt:
+        if command.keep_in is not None:
+            print(
+                f"\n{command.keep_in} has the finished batches; the same command resumes.",
+                file=sys.stderr,
+            )
+        raise
+    print(best, end="")
+    written = [path for path in (command.out, command.figure) if path is not None]
     if out is not None:
         from fedjax_lab.report.formats import write_format
 
         write_format(found.markdown() if out.suffix == ".md" else found.csv(), out)
-        print(f"\n{out}")
     if command.figure is not None:
         from fedjax_lab.report.search import search_figure
         from fedjax_lab.report.style import save
 
         save(search_figure(found), Path(command.figure))
-        print(f"\n{command.figure}")
+    if written:
+        print("", *written, sep="\n")
     return 0
 
 
@@ -111,6 +128,14 @@ def _tune(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> Found:
         config = at_point(dataclasses.replace(command.settings, algorithm=name), first).resolve()
         setups[name] = build(config)
     some = next(iter(setups.values()))
+    measure = getattr(some.count_fn, "score", "accuracy")
+    by_accuracy = command.score == "accuracy"
+    if by_accuracy and measure != "accuracy":
+        raise ValueError(f"score is 'accuracy'; this data set has {measure}: use loss.")
+
+    def right(params: Params, examples: PyTree) -> jax.Array:
+        return some.count_fn(params, examples)[0]
+
     schedule = config.schedule()
     left_out = ("eval_every", "times")
     return tune(
@@ -124,6 +149,10 @@ def _tune(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> Found:
         budget=command.budget,
         finalists=command.finalists,
         seeds=command.seeds,
+        score=right if by_accuracy else None,
+        mode="max" if by_accuracy else "min",
+        average=command.average,
+        sampler=command.sampler,
         run_dir=command.keep_in,
         progress=not command.quiet,
     )

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from fedjax_lab.report.style import COLOURS, frame, literal, panels
-from fedjax_lab.tuning.found import Found
+from fedjax_lab.report.style import COLOURS, frame, legend_of, literal, log_axis, new_figure
+from fedjax_lab.tuning.found import Found, Trial
 
 
 def search_figure(found: Found) -> Any:
@@ -19,28 +19,45 @@ def search_figure(found: Found) -> Any:
     Raises:
       ImportError: matplotlib is missing.
     """
-    pairs = [(method, name) for method, best in found.best.items() for name in best]
-    figure, axes = panels(len(pairs), 3.4, 2.6)
+    across = max(map(len, found.best.values()))
+    figure = new_figure(max(3.4 * across, 5), 2.5 * len(found.best))
+    figure.set_layout_engine("constrained")
+    grid = figure.subplots(len(found.best), across, squeeze=False)
     ends = sorted({trial.rounds for trial in found.trials})
-    for (method, name), ax in zip(pairs, axes, strict=True):
+    for (method, best), row in zip(found.best.items(), grid, strict=True):
         trials = [trial for trial in found.trials if trial.method == method]
-        for place, rounds in enumerate(ends):
-            shown = [t for t in trials if t.rounds == rounds and not math.isnan(t.score)]
-            ax.plot(
-                [trial.point[name] for trial in shown],
-                [trial.score for trial in shown],
-                "o",
-                markersize=4,
-                color=COLOURS[place % len(COLOURS)],
-                label=f"{rounds:,} rounds",
-            )
-        lost = [trial.point[name] for trial in trials if math.isnan(trial.score)]
-        ax.plot(lost, [0] * len(lost), "|k", transform=ax.get_xaxis_transform(), clip_on=False)
-        best = found.best[method][name]
-        ax.plot([best], [sum(found.scores[method]) / len(found.scores[method])], "xk")
-        values = [trial.point[name] for trial in trials]
-        if min(values) > 0 and max(values) > 5 * min(values):
-            ax.set_xscale("log")
-        frame(ax, name, "validation score", literal(method))
-    axes[0].legend(fontsize="small", frameon=False)
+        for empty in row[len(best) :]:
+            empty.set_axis_off()
+        for name, axes in zip(best, row, strict=False):
+            ticks = ["validation score", literal(method)] if axes is row[0] else [""]
+            frame(axes, name, *ticks)
+            mean = sum(found.scores[method]) / len(found.scores[method])
+            lines = _draw(axes, trials, name, ends, (best[name], mean))
+    legend_of(figure, lines)
     return figure
+
+
+def _draw(
+    axes: Any, trials: list[Trial], name: str, ends: list[int], best: tuple[float, float]
+) -> list[Any]:
+    """Draw a panel; returns the lines of the legend."""
+    values = [trial.point[name] for trial in trials]
+    scores = [trial.score for trial in trials if not math.isnan(trial.score)]
+    for which, numbers, ratio in (("x", values, 5), ("y", scores, 20)):
+        if min(numbers) > 0 and max(numbers) > ratio * min(numbers):
+            log_axis(axes, which, min(numbers), max(numbers))
+    lines = []
+    for place, rounds in enumerate(ends):
+        shown = [t for t in trials if t.rounds == rounds and not math.isnan(t.score)]
+        lines += axes.plot(
+            [trial.point[name] for trial in shown],
+            [trial.score for trial in shown],
+            "o",
+            markersize=4,
+            color=COLOURS[place % len(COLOURS)],
+            label=f"{rounds:,} rounds",
+        )
+    lost = [trial.point[name] for trial in trials if math.isnan(trial.score)]
+    lower = axes.get_xaxis_transform()
+    ticks = axes.plot(lost, [0.02] * len(lost), "|k", transform=lower, label="diverged")
+    return [*lines, *axes.plot(*best, "xk", markersize=8, label="chosen"), *ticks]

@@ -13,6 +13,10 @@ from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.tuning.space import Range, Space
 
 
+class Diverged(RuntimeError):
+    """All points of a method diverged."""
+
+
 class Trial(NamedTuple):
     """The score of a point at a rung.
 
@@ -31,6 +35,15 @@ class Trial(NamedTuple):
     rounds: int
     score: float
     gradients: int = 0
+
+
+def said(point: Point) -> str:
+    """Format a point, such as "client_lr 0.1, momentum 0.9".
+
+    Args:
+      point: the hyperparameters.
+    """
+    return ", ".join(f"{name} {value:.4g}" for name, value in point.items())
 
 
 class Found:
@@ -104,7 +117,7 @@ class Found:
             rows.append(
                 [
                     method,
-                    ", ".join(f"{name} {value:.4g}" for name, value in point.items()),
+                    said(point),
                     format_estimate(estimate(self.scores[method]), digits),
                     str(len(tried)),
                     f"{self.diverged[method]:.0%}",
@@ -143,6 +156,6 @@ class Found:
         sign = 1.0 if self.mode == "min" else -1.0
         alive = {point: scores for point, scores in finals.items() if np.isfinite(scores).all()}
         if not alive:
-            raise RuntimeError(f"no point of {method!r} stayed finite with all seeds.")
+            raise Diverged(f"no point of {method!r} stayed finite with all seeds.")
         ranked = sorted(alive.items(), key=lambda item: sign * float(np.mean(item[1])))
         return [(dict(point), scores) for point, scores in ranked]

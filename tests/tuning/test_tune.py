@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, data, simulate, tune
-from fedjax_lab.tuning import tune as module
-from fedjax_lab.tuning.halving import equal_budgets, rungs
+from fedjax_lab.tuning import kept
 from fedjax_lab.tuning.space import Range, Values, read_space, spread
 
 N, D = 8, 4
@@ -107,12 +106,37 @@ def test_what_diverges_has_no_score_and_goes_no_further():
         search({"fedavg": FEDAVG}, {"client_lr": [1e12, 1e13]})
 
 
+def test_a_score_is_the_mean_of_the_last_evaluations():
+    train, held = data.split_examples(make_clients(), 0.2, 0)
+    found = search(
+        {"fedavg": FEDAVG},
+        {"client_lr": [0.05]},
+        **{"budget": 1, "finalists": 1, "seeds": (0,), "rounds": 9, "average": 3},
+    )
+
+    def evaluate(params):
+        return {"score": jnp.mean(loss_fn(params, held.examples, None)[held.indices])}
+
+    run = simulate(
+        FEDAVG(client_lr=0.05),
+        PARAMS,
+        train,
+        evaluate=evaluate,
+        eval_every=1,
+        client_map="scan",
+        **{**SETTINGS, "rounds": 9},
+    )
+    scores = [row["score"] for row in run.history]
+    rungs = [scores[0], np.mean(scores[:3]), np.mean(scores[6:])]
+    np.testing.assert_allclose([t.score for t in found.trials], rungs, rtol=1e-5)
+
+
 @pytest.mark.methods
 def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, found):
     again = functools.partial(
         search, {"fedavg": FEDAVG}, {"client_lr": (1e-3, 0.3)}, budget=9, run_dir=tmp_path
     )
-    save, saved = module.Kept.save, []
+    save, saved = kept.Kept.save, []
 
     def save_once(self, *arguments):
         save(self, *arguments)
@@ -120,7 +144,7 @@ def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, found):
         if len(saved) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.Kept, "save", save_once)
+    monkeypatch.setattr(kept.Kept, "save", save_once)
     with pytest.raises(KeyboardInterrupt):
         again()
     monkeypatch.undo()
@@ -184,7 +208,7 @@ def test_trials_are_listed_and_drawn(tmp_path):
     [axes] = search_figure(found).axes
     drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     assert drawn["9 rounds"] == [[0.1, 0.25]]
-    assert [9.0, 0.0] in [point for line in axes.lines for point in line.get_xydata().tolist()]
+    assert [9.0, 0.02] in [point for line in axes.lines for point in line.get_xydata().tolist()]
 
 
 def test_a_space_is_filled_evenly():
@@ -213,15 +237,18 @@ def test_a_space_that_means_nothing_is_refused(space, error, message):
         read_space(space, {"fedavg": FEDAVG})
 
 
+def test_a_method_with_a_model_for_each_client_is_scored_with_a_warning(tmp_path):
+    (tmp_path / kept.TRIALS).write_text('{"search": "another"}')  # which ends it soon
+    ditto = functools.partial(algorithms.ditto, loss_fn)
+    with (
+        pytest.warns(UserWarning, match="'mine' has a model for each client; tune scores"),
+        pytest.raises(FileExistsError, match="holds another search"),
+    ):
+        search({"mine": ditto}, {"client_lr": [0.1]}, budget=2, run_dir=tmp_path)
+
+
 def test_a_method_without_a_loss_needs_a_score():
     build = lambda client_lr: dataclasses.replace(FEDAVG(client_lr=client_lr), loss_fn=None)  # noqa: E731
     with pytest.raises(ValueError, match="takes a model and no loss; set score"):
         search({"mine": build}, {"client_lr": [0.1]})
     assert jax.tree.leaves(PARAMS)[0].shape == (D,)
-
-
-def test_budgets_are_equal_whatever_a_step_costs():
-    plans = equal_budgets([1, 2, 3], 90, 12, 2, 2)
-    costs = [g * plan.run_rounds for g, plan in zip([1, 2, 3], plans, strict=True)]
-    assert max(costs) <= 1.03 * min(costs)
-    assert plans[2] == rungs(90, 12, 2, 2)

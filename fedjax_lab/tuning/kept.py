@@ -1,0 +1,107 @@
+"""The directory of a search, from which it resumes."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_lab.machine.files import write_atomically
+from fedjax_lab.storage.run_dir import write_json
+from fedjax_lab.tuning.found import Trial
+from fedjax_lab.tuning.lanes import Lane
+
+TRIALS = "trials.json"
+
+
+class Kept:
+    """The directory of a search: trials, and the states of the points that continue.
+
+    Args:
+      folder: the directory; None: nothing is written.
+      settings: settings of the search, a JSON object.
+
+    Raises:
+      FileExistsError: the directory has another search.
+    """
+
+    def __init__(self, folder: str | Path | None, settings: Mapping[str, Any]):
+        self._folder = None if folder is None else Path(folder)
+        text = json.dumps(settings, sort_keys=True, default=str)
+        self._digest = hashlib.sha256(text.encode()).hexdigest()
+        self._done: dict[str, Any] = {}
+        if self._folder is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / TRIALS
+        if not file.exists():
+            return
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found.get("search") != self._digest:
+            raise FileExistsError(
+                f"run_dir {str(self._folder)!r} holds another search: other methods, spaces, data, "
+                "rounds, seeds or versions. Choose another directory."
+            )
+        self._done = found["methods"]
+
+    def load(self, name: str) -> tuple[int, list[Lane], list[Trial]]:
+        """Load (number of finished rungs, lanes that continue, trials) of a method.
+
+        Args:
+          name: name of the method.
+        """
+        if self._folder is None or name not in self._done:
+            return 0, [], []
+        found = self._done[name]
+        lanes = [Lane(**{**lane, "score": _number(lane["score"])}) for lane in found["lanes"]]
+        if found["states"]:
+            with np.load(self._folder / found["states"], allow_pickle=False) as file:
+                leaves = [file[f"leaf{i}"] for i in range(len(file.files))]
+            for i, place in enumerate(found["held"]):
+                lanes[place].leaves = [leaf[i] for leaf in leaves]
+        trials = [Trial(**{**t, "score": _number(t["score"])}) for t in found["trials"]]
+        return found["rungs"], lanes, trials
+
+    def save(self, name: str, rungs: int, lanes: Sequence[Lane], trials: Sequence[Trial]) -> None:
+        """Store a method's search after a rung, or after a batch of the first one.
+
+        Args:
+          name: name of the method.
+          rungs: number of finished rungs.
+          lanes: lanes that continue; those whose ``leaves`` are None do not.
+          trials: all trials so far.
+        """
+        if self._folder is None:
+            return
+        before = self._done.get(name, {}).get("states")
+        held = [place for place, lane in enumerate(lanes) if lane.leaves is not None]
+        states = None
+        if held:
+            leaves = zip(*(lanes[place].leaves or [] for place in held), strict=True)
+            arrays: Any = {f"leaf{i}": np.stack(leaf) for i, leaf in enumerate(leaves)}
+            # A name of its own: an interruption before the last line leaves the old pair.
+            states = f"{hashlib.sha256(name.encode()).hexdigest()[:16]}-{rungs}-{len(trials)}.npz"
+            with write_atomically(self._folder / states, "wb") as file:
+                np.savez(file, **arrays)
+        said = [dataclasses.asdict(dataclasses.replace(lane, leaves=None)) for lane in lanes]
+        listed = [trial._asdict() for trial in trials]
+        for each in (*said, *listed):  # JSON has no NaN
+            each["score"] = None if math.isnan(each["score"]) else each["score"]
+        self._done[name] = {
+            "rungs": rungs,
+            "lanes": said,
+            "held": held,
+            "states": states,
+            "trials": listed,
+        }
+        write_json(self._folder / TRIALS, {"search": self._digest, "methods": self._done})
+        if before and before != states:
+            (self._folder / before).unlink(missing_ok=True)
+
+
+def _number(score: float | None) -> float:
+    return math.nan if score is None else score

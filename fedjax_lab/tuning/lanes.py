@@ -1,0 +1,104 @@
+"""Runs of one method that advance from rung to rung."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.clients.mapping import parse_client_map, single_device_map
+from fedjax_lab.data import FederatedArrays
+from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.sweep_program import Program
+from fedjax_lab.simulation.sweep_result import Point
+from fedjax_lab.tuning.space import Build
+from fedjax_lab.types import Params
+
+
+@dataclasses.dataclass
+class Lane:
+    """A run of a point with a seed.
+
+    Attributes:
+      point: the hyperparameters.
+      seed: seed of the run.
+      rounds: finished rounds.
+      score: score after these rounds; NaN for a diverged run.
+      recent: the last scores of the global model, of which ``score`` is the mean.
+      leaves: arrays of the state, on the host; None before the run starts.
+    """
+
+    point: Point
+    seed: int
+    rounds: int = 0
+    score: float = float("nan")
+    recent: list[float] = dataclasses.field(default_factory=list)
+    leaves: list[np.ndarray] | None = None
+
+
+class Lanes:
+    """Runs of one method, advanced in groups of the size of its compiled program."""
+
+    def __init__(
+        self,
+        build: Build,
+        how: Schedule,
+        evaluate: Callable[[Params], Mapping[str, Any]],
+        clients: FederatedArrays,
+        first: Algorithm,
+        common: tuple[Params, Sequence[int], str, int, int],
+    ):
+        self._params, self.seeds, self.mode, self._step, self._average = common
+        self.gradients_per_step = first.gradients_per_step
+        kind = single_device_map()
+        many = "shard_map" if jax.device_count() > 1 else kind
+        place = Placement(parse_client_map(many))
+        frozen = jax.tree.map(jnp.asarray, first.frozen)
+        client_map = parse_client_map(kind)
+        data = (clients, frozen)
+        run_of = lambda **point: Run(build(**point), how)  # noqa: E731
+        self._program = Program(run_of, client_map, place, evaluate, data)
+        self._one_by_one = kind == "scan"
+
+    def advance(self, lanes: Sequence[Lane], rounds: int) -> None:
+        """Run lanes up to a number of rounds.
+
+        Args:
+          lanes: lanes with the same number of finished rounds.
+          rounds: number of finished rounds afterwards.
+        """
+        if not lanes:
+            return
+        begun = lanes[0].rounds
+        runs = [(self._params, jax.random.key(lane.seed), lane.point) for lane in lanes]
+        # On CPU, lanes run one after the other, so a small program is enough for all rungs.
+        few = runs[: jax.device_count()] if self._one_by_one else runs
+        if not self._program.size or len(few) <= self._program.size // 2:
+            self._program.fit(few, min(self._step, rounds - begun), None)
+        size = self._program.size
+        for start in range(0, len(lanes), size):
+            group = lanes[start : start + size]
+            leaves = None if group[0].leaves is None else [lane.leaves or [] for lane in group]
+            self._program.start(runs[start : start + size], leaves)
+            is_finite = np.ones(len(group), bool)
+            recent = [list(lane.recent) for lane in group]
+            for first in range(begun, rounds, self._step):
+                length = min(self._step, rounds - first)
+                metrics, scores = self._program.advance(first, length)
+                for name in ("loss", "delta_norm"):
+                    is_finite &= np.isfinite(metrics[name][: len(group)]).all(1)
+                for own, value in zip(recent, scores["score"], strict=False):
+                    own.append(float(value))
+            after = self._program.leaves(len(group))
+            for i, lane in enumerate(group):
+                lane.recent = recent[i][-self._average :]
+                value = float(np.mean(lane.recent)) if is_finite[i] else np.nan
+                if not np.isfinite(value):
+                    value, lane.recent = float("nan"), []
+                lane.score = value
+                lane.rounds, lane.leaves = rounds, after[i]

@@ -1,0 +1,91 @@
+"""``fedjax-lab tune``: how a command line becomes a search, and how the command ends."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedjax_lab.command import cli, runner, tuning
+from fedjax_lab.command.commands import parse
+from fedjax_lab.tuning.found import Diverged, Found, Trial
+from fedjax_lab.tuning.space import Range
+
+LINE = ["tune", "--algorithm", "fedavg", "scaffold", "--space", "client_lr=log:0.001:1"]
+
+
+def result():
+    space = {name: {"client_lr": Range(0.1, 9.0)} for name in ("fedavg", "scaffold")}
+    trials = [Trial(name, {"client_lr": 0.1}, 0, 9, 0.25) for name in space]
+    return Found(trials, 9, "min", space)
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The command with another end of its search."""
+    monkeypatch.setattr(tuning, "start", lambda *arguments: None)
+
+    def run(end, *more):
+        def search(command, spaces):
+            if isinstance(end, Found):
+                return end
+            raise end
+
+        monkeypatch.setattr(tuning, "_tune", search)
+        return cli.main([*LINE, *more])
+
+    return run
+
+
+def test_algorithm_takes_several_methods():
+    assert parse(LINE).methods == ("fedavg", "scaffold")
+    assert parse(["tune", "--methods", "fedavg", "scaffold"]).methods == ("fedavg", "scaffold")
+    assert parse(["sweep", "--algorithm", "scaffold"]).settings.algorithm == "scaffold"
+
+
+def test_the_table_and_the_files_are_written(ended, tmp_path, capsys):
+    files = [tmp_path / "trials.csv", tmp_path / "trials.png"]
+    assert ended(result(), "--out", str(files[0]), "--figure", str(files[1])) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("| fedavg")
+    assert lines[-2:] == list(map(str, files))
+    assert files[0].read_text().splitlines()[1] == "fedavg,0.1,0,9,0.25"
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_status_says_how_the_search_ended(ended, capsys):
+    assert ended(Diverged("all points of 'fedavg' diverged")) == 3
+    assert capsys.readouterr().err == "fedjax-lab: all points of 'fedavg' diverged\n"
+    assert ended(KeyboardInterrupt(), "--keep-in", "found") == 130
+    assert "found has the finished batches; the same command resumes." in capsys.readouterr().err
+    assert ended(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "fedjax-lab: interrupted.\n"
+
+
+def test_flags_reach_the_search(monkeypatch):
+    from fedjax_lab.tuning import tune as module
+
+    def count_fn(params, examples):
+        return params + examples, None
+
+    setup = SimpleNamespace(vary=None, params=None, clients=None, count_fn=count_fn)
+    monkeypatch.setattr(runner, "build", lambda config: setup)
+    given = []
+    monkeypatch.setattr(module, "tune", lambda *arguments, **named: given.append(named))
+    spaces = {"fedavg": {"client_lr": [0.1]}}
+    more = ["--average", "3", "--sampler", "tpe", "--budget", "7", "--seeds", "4", "5"]
+    tuning._tune(parse([*LINE, *more, "--score", "accuracy"]), spaces)
+    tuning._tune(parse(LINE), spaces)
+    by_accuracy, by_loss = given
+    assert by_accuracy["score"](np.float32(1), np.float32(2)) == 3
+    chosen = {name: by_accuracy[name] for name in ("mode", "average", "sampler", "budget", "seeds")}
+    assert chosen == {
+        "mode": "max",
+        "average": 3,
+        "sampler": "tpe",
+        "budget": 7,
+        "seeds": (4, 5),
+    }
+    assert (by_loss["score"], by_loss["mode"], by_loss["sampler"]) == (None, "min", None)
+    count_fn.score = "mean_squared_error"
+    with pytest.raises(ValueError, match="this data set has mean_squared_error: use loss"):
+        tuning._tune(parse([*LINE, "--score", "accuracy"]), spaces)

@@ -1,0 +1,187 @@
+"""The search on scores that are computed at once: batches, samplers, interruptions, budgets."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from fedjax_lab.tuning import kept as kept_module
+from fedjax_lab.tuning.halving import equal_budgets, rungs
+from fedjax_lab.tuning.kept import Kept
+from fedjax_lab.tuning.proposals import Even, Sampled, check_sampler
+from fedjax_lab.tuning.search import Search
+from fedjax_lab.tuning.space import Range, Values
+
+SPACE = {"client_lr": Range(1e-3, 10.0), "momentum": Values((0.0, 0.5, 0.9))}
+PLAN = rungs(90, 24, 2, 2)
+SAMPLERS = (None, "random", "tpe")
+
+
+class FakeLanes:
+    """Runs whose state is (seed, finished rounds) and whose score has its minimum at 0.1, 0.5."""
+
+    def __init__(self, diverges_above=np.inf):
+        self.seeds, self.mode, self.gradients_per_step = [0, 1], "min", 1
+        self.rounds_run, self._limit = 0, diverges_above
+
+    def advance(self, lanes, rounds):
+        for lane in lanes:
+            if lane.rounds:  # continues from its own state
+                assert lane.leaves[0].tolist() == [lane.seed, lane.rounds, lane.point["client_lr"]]
+            self.rounds_run += rounds - lane.rounds
+            lane.rounds = rounds
+            lane.leaves = [np.array([lane.seed, rounds, lane.point["client_lr"]])]
+            distance = np.log10(lane.point["client_lr"] / 0.1) ** 2
+            distance += (lane.point.get("momentum", 0.5) - 0.5) ** 2
+            lost = lane.point["client_lr"] > self._limit
+            lane.score = float("nan") if lost else float(distance + 1 / rounds + 0.01 * lane.seed)
+
+
+def search(folder=None, sampler=None, space=SPACE, plan=PLAN, lanes=None):
+    if sampler is not None:
+        pytest.importorskip("optuna")
+    proposals = Even(space, 0) if sampler is None else Sampled(space, 0, sampler, plan.points[0])
+    lanes = lanes or FakeLanes()
+    return Search("m", space, plan, lanes, proposals, Kept(folder, {}), progress=False)
+
+
+def points_of(trials, rounds=PLAN.rounds[0]):
+    return [tuple(trial.point.values()) for trial in trials if trial.rounds == rounds]
+
+
+def shown(trials):
+    """NaN is not equal to itself."""
+    return list(map(str, trials))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_all_samplers_spend_the_same(sampler):
+    trials = search(sampler=sampler).run()
+    assert [len(points_of(trials, rounds)) for rounds in PLAN.rounds] == [24, 8, 4]
+    assert sum(trial.gradients for trial in trials) == PLAN.run_rounds
+    assert len(set(points_of(trials))) == 24
+    assert search(sampler=sampler).run() == trials
+
+
+@pytest.mark.parametrize("sampler", [None, "tpe"])
+def test_a_search_that_is_interrupted_anywhere_goes_on_to_the_same_trials(
+    sampler, tmp_path, monkeypatch
+):
+    whole = shown(search(sampler=sampler, lanes=FakeLanes(1.0)).run())
+    saves, rounds_run = [], []
+    for moment in ("before", "after"):
+        for allowed in range(8):
+            folder = tmp_path / f"{moment}{allowed}"
+            with monkeypatch.context() as patch:
+                left = [allowed]
+                write = kept_module.write_json
+
+                def limited(path, value, left=left, moment=moment, write=write):
+                    left[0] -= 1
+                    if left[0] < 0 and moment == "before":  # the states are written
+                        raise KeyboardInterrupt
+                    write(path, value)
+                    if left[0] < 0:
+                        raise KeyboardInterrupt
+
+                patch.setattr(kept_module, "write_json", limited)
+                first = FakeLanes(1.0)
+                try:
+                    search(folder, sampler, lanes=first).run()
+                except KeyboardInterrupt:
+                    saves.append(allowed)
+            again = FakeLanes(1.0)
+            assert shown(search(folder, sampler, lanes=again).run()) == whole
+            if allowed in saves and moment == "after":
+                rounds_run.append(first.rounds_run + again.rounds_run)
+                assert len(list(folder.glob("*.npz"))) <= 1
+    assert any("nan" in trial for trial in whole)
+    assert len(saves) >= 2 * 5  # all batches and rungs were interrupted
+    assert set(rounds_run) == {PLAN.run_rounds}  # nothing is run twice
+
+
+def test_tpe_searches_where_scores_are_good_and_avoids_what_diverges():
+    trials = search(sampler="tpe", lanes=FakeLanes(diverges_above=1.0)).run()
+    rates = np.array([rate for rate, _ in points_of(trials)])
+    drawn, proposed = rates[:12], rates[12:]
+    assert (drawn > 1).sum() >= 2  # or the rest says nothing
+    assert (proposed > 1).sum() <= 1
+    median = [np.median(np.abs(np.log10(part / 0.1))) for part in (drawn, proposed)]
+    assert median[1] < 0.7 * median[0]
+    with pytest.raises(RuntimeError, match="all points of 'm' diverged within 10 rounds"):
+        search(sampler="tpe", lanes=FakeLanes(diverges_above=0)).run()
+
+
+def test_a_best_value_at_an_end_is_followed_with_a_sampler_as_well():
+    trials = search(sampler="tpe", space={"client_lr": Range(1e-4, 1e-3)}).run()
+    assert max(rate for (rate,) in points_of(trials)) > 1.4e-3
+
+
+def test_a_function_gives_any_sampler():
+    optuna = pytest.importorskip("optuna")
+    seeds = []
+
+    def quasi_random(seed):
+        seeds.append(seed)
+        return optuna.samplers.RandomSampler(seed=seed + 1)
+
+    found = points_of(search(sampler=quasi_random).run())
+    assert seeds == [0]
+    assert found != points_of(search(sampler="random").run())
+    with pytest.raises(TypeError, match="sampler\\(seed\\) returned int; it must return a sampler"):
+        search(sampler=lambda seed: seed)
+
+
+def test_a_list_is_tried_whole_if_the_budget_allows_it():
+    values = Values(tuple(float(x) for x in range(1, 9)))
+    for sampler in SAMPLERS[:2]:
+        plan = rungs(90, 8 if sampler is None else 40, 2, 2)
+        trials = search(sampler=sampler, space={"client_lr": values}, plan=plan).run()
+        assert len(set(points_of(trials))) == 8
+        assert len(points_of(trials)) == 8
+
+
+@pytest.mark.parametrize(
+    ("sampler", "error", "message"),
+    [
+        ("tpa", ValueError, "sampler is 'tpa'; it must be one of random, tpe. Did you mean 'tpe'"),
+        (3, TypeError, "sampler is 3; it must be None, one of random, tpe, or a function"),
+    ],
+)
+def test_an_unknown_sampler_is_refused(sampler, error, message):
+    with pytest.raises(error, match=message):
+        check_sampler(sampler)
+
+
+def test_without_optuna_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    check_sampler(None)
+    with pytest.raises(ImportError, match=r"pip install 'fedjax-lab\[tune\]'"):
+        check_sampler("tpe")
+
+
+def test_only_states_that_can_continue_are_stored(tmp_path):
+    done = []
+
+    class Stopping(Kept):
+        def save(self, *arguments):
+            super().save(*arguments)
+            done.append(None)
+            raise KeyboardInterrupt
+
+    lanes = FakeLanes()
+    proposals = Even(SPACE, 0)
+    with pytest.raises(KeyboardInterrupt):
+        Search("m", SPACE, PLAN, lanes, proposals, Stopping(tmp_path, {}), False).run()
+    stored = json.loads((tmp_path / "trials.json").read_text())["methods"]["m"]
+    scores = [lane["score"] for lane in stored["lanes"]]
+    assert len(scores) == 18
+    assert sorted(scores)[:8] == sorted(scores[place] for place in stored["held"])
+
+
+def test_budgets_are_equal_whatever_a_step_costs():
+    plans = equal_budgets([1, 2, 3], 90, 12, 2, 2)
+    costs = [g * plan.run_rounds for g, plan in zip([1, 2, 3], plans, strict=True)]
+    assert max(costs) <= 1.03 * min(costs)
+    assert plans[2] == rungs(90, 12, 2, 2)
