@@ -100,6 +100,15 @@ def store(folder: Path, task: str, cell: Mapping[str, Any]) -> None:
     write_text(path, f"{{\n{lines}\n}}\n")
 
 
+def seeds_of(task: Task, scale: Scale) -> tuple[int, ...]:
+    """Return the seeds of the final runs.
+
+    Args:
+      task, scale: of a cell.
+    """
+    return task.seeds or scale.seeds
+
+
 def declared(task: Task, method: Method, scale: Scale) -> dict[str, Any]:
     """Return what decides the numbers of a cell, as JSON has it.
 
@@ -182,12 +191,13 @@ def _tuning(name: str, found: Found) -> dict[str, Any]:
 
 
 def _final(build, point, task, problem, scale, rounds) -> dict[str, Any]:
+    seeds = seeds_of(task, scale)
     result = sweep(
         build,
         problem.params,
         problem.clients,
         points=[point],
-        seeds=scale.seeds,
+        seeds=seeds,
         rounds=rounds,
         evaluate=problem.evaluate,
         eval_every=max(1, rounds // _EVALUATIONS),
@@ -204,9 +214,9 @@ def _final(build, point, task, problem, scale, rounds) -> dict[str, Any]:
             "bytes_up": int(history["bytes_up"][i, -1]),
             "gradients": int(history["gradients"][i, -1]),
         }
-        for i, seed in enumerate(scale.seeds)
+        for i, seed in enumerate(seeds)
     ]
-    milliseconds = 1000 * result.seconds / (len(scale.seeds) * rounds)
+    milliseconds = 1000 * result.seconds / (len(seeds) * rounds)
     return {
         "rounds": [int(value) for value in result.rounds],
         "runs": runs,

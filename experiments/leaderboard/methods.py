@@ -80,6 +80,10 @@ class Method:
         subject: Any = problem.loss_fn
         if self.looks_inside:
             subject, more["preprocess"] = problem.model, problem.preprocess
+        if task.decay != 1.0:
+            rate = point["client_lr"]
+            more["client_lr"] = lambda round: rate * task.decay ** (round / task.rounds)
+            point = {name: value for name, value in point.items() if name != "client_lr"}
         algorithm = factory(subject, **more, **point)
         if task.compressor is None or self.is_compressed:
             return algorithm

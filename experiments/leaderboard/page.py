@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.leaderboard import claims
 from experiments.leaderboard.cells import RESULTS, SEEDS, load, slug
 from experiments.leaderboard.figure import heat_map
 from experiments.leaderboard.methods import LEFT_OUT, METHODS
@@ -42,6 +43,7 @@ def text(stored: Mapping[str, Cells]) -> str:
     for name, rows in found.items():
         if rows:
             parts.append(_section(name, TASKS[name], rows))
+    parts += _claims(stored.get(claims.TASK, {}))
     parts += ["## What the numbers do not say", _LIMITS, "## Settings", _SETTINGS]
     for name, cells in stored.items():
         if cells:
@@ -130,6 +132,22 @@ def _glance(found: Mapping[str, Mapping[str, Row]]) -> str:
         line += [f"{_shown(rows[best].score)} {task.unit}", ", ".join(level) or NOTHING]
         table.append([*line, NOTHING if gap is None else f"{_shown(gap)} {unit}"])
     return markdown_table(table, text=True)
+
+
+def _claims(cells: Cells) -> list[str]:
+    """Say which claims of generalisation show."""
+    found = claims.decided(cells)
+    if not found:
+        return []
+    few, lead = cells["fedavg"]["runs"], _shown(claims.lead(cells["fedavg"]), 1)
+    about = f"""\
+What the papers of FedSWA and FedSpeed claim, on `{claims.TASK}` with {len(few)} seeds: differences
+in points with 95 % intervals, by the rules of the papers' studies (`experiments/PROTOCOL.md`). The
+claims were written before the runs. FedAvg's training accuracy is {lead} points above its test
+accuracy, and {claims.LEAST_GAP:g} were required. "Generalizes better" compares this lead. Of
+{len(found)} claims, {0.025 * len(found):.1f} would show by chance."""
+    table = [["claim", "top", "tail", "verdict"], *map(list, found)]
+    return ["## Claims of generalization", about, markdown_table(table, text=True)]
 
 
 def _run(stored: Mapping[str, Cells]) -> str:

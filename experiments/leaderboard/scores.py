@@ -43,8 +43,7 @@ def rows_of(task: Task, cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Row
       task: the task.
       cells: method -> stored cell.
     """
-    tails = {name: _tails(cell) for name, cell in cells.items() if cell["chosen"] is not None}
-    tails = {name: values for name, values in tails.items() if all(map(math.isfinite, values))}
+    tails = tails_of(cells)
     order = sorted(tails, key=lambda name: -estimate(tails[name]).mean)
     rows = {}
     for place, name in enumerate(order, start=1):
@@ -56,6 +55,16 @@ def rows_of(task: Task, cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Row
         if name not in rows:
             rows[name] = _row(task, cells[name], "-", None, None, False)
     return rows
+
+
+def tails_of(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return method -> the score of each seed; methods without one are left out.
+
+    Args:
+      cells: method -> stored cell.
+    """
+    tails = {name: _tails(cell) for name, cell in cells.items() if cell["chosen"] is not None}
+    return {name: values for name, values in tails.items() if all(map(math.isfinite, values))}
 
 
 def ranks(tails: Mapping[str, Sequence[float]], name: str) -> tuple[int, int]:

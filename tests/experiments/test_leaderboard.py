@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from experiments.leaderboard import __main__ as command
-from experiments.leaderboard import cells, page, scores, tasks
+from experiments.leaderboard import cells, claims, methods, page, scores, tasks
 from experiments.leaderboard.methods import LEFT_OUT, METHODS
 from experiments.studies.fingerprint import fingerprint, is_same
 from fedjax_lab.algorithms import ALGORITHMS, fedavg
@@ -99,7 +99,9 @@ def test_stored_cells_are_whole_and_declared_as_today():
             place = f"{name}, {method}"
             assert stored["declared"] == cells.declared(task, METHODS[method], cells.Scale()), place
             if stored["chosen"] is not None:
-                assert [run["seed"] for run in stored["runs"]] == list(cells.SEEDS), place
+                assert [run["seed"] for run in stored["runs"]] == list(task.seeds or cells.SEEDS), (
+                    place
+                )
                 assert {len(run["scores"]) for run in stored["runs"]} == {len(stored["rounds"])}
 
 
@@ -143,6 +145,46 @@ def test_the_convex_score_counts_digits_of_the_distance_to_the_optimum():
     assert float(small.evaluate(np.zeros(30, np.float32))["score"]) == pytest.approx(0, abs=1e-5)
     score = float(small.evaluate(np.asarray(point, np.float32))["score"])
     assert score == pytest.approx(2, abs=1e-3)
+
+
+def test_claims_are_decided_by_paired_intervals_of_top_tail_and_gap():
+    """Differences of the tails are -0.7, -0.8 and -0.8; the tops are all 2."""
+    few = {
+        "fedavg": cell("fedavg", [1.8, 1.9, 1.9]),
+        "fedswa": cell("fedswa", [1.1, 1.1, 1.1]),
+        "fedsam": cell("fedsam", [1.0, 1.5, 1.2]),
+    }
+    for name, train in (("fedavg", 11.0), ("fedswa", 4.0), ("fedsam", 9.0)):
+        few[name]["runs"] = [{**run, "train": train} for run in few[name]["runs"]]
+    found = {text: said for text, *said in claims.decided(few)}
+    assert len(found) == 4  # others lack a method
+    low, high = stats.ttest_rel([1.1] * 3, [1.8, 1.9, 1.9]).confidence_interval(0.95)
+    assert high < 0 < -low
+    said = found["FedSWA is ahead of FedAvg (FedSWA, Tables 2, 3)"]
+    assert said == [
+        "-",
+        f"contradicted: {(low + high) / 2:.1f} ± {(high - low) / 2:.1f}",
+        "contradicted",
+    ]
+    assert found["FedSWA is ahead of FedSAM (FedSWA, Tables 2, 3)"][2] == "undecided"
+    assert found["FedSWA generalizes better than FedSAM (FedSWA, Table 1)"][2] == "shows"
+    assert claims.lead(few["fedavg"]).mean == pytest.approx(11 - 5.6 / 3)
+
+
+def test_a_task_with_a_falling_rate_has_it_at_each_round():
+    task = dataclasses.replace(tasks.smoke(TASK), decay=0.2)
+    rates = []
+
+    def factory(loss_fn, client_lr):
+        rates.append([float(client_lr(np.float32(number))) for number in (0, 9)])
+        return fedavg(loss_fn, client_lr=0.1)
+
+    METHODS["fedavg"].build(task, tasks.problem(task), client_lr=0.5)  # takes a schedule
+    own = methods.Method("own")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(methods, "find", lambda kind, name: factory)
+        own.build(task, tasks.problem(task), client_lr=0.5)
+    assert rates == [pytest.approx([0.5, 0.1])]
 
 
 def test_searches_of_a_task_spend_the_same_number_of_gradients():
