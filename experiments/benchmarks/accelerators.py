@@ -96,7 +96,7 @@ def task(
 
 def method(name, network, preprocess, loss_fn):
     """A method of the catalogue, by its name there or as "cfedavg top-k"."""
-    from experiments.catalogue.table import METHODS
+    from experiments.benchmarks.catalogue_rows import METHODS
     from experiments.studies.study import Column
     from fedjax_lab import algorithms
     from fedjax_lab.command.build import build_algorithm
@@ -266,7 +266,7 @@ def sweep(target, rates=4, seeds=3, **options):
 
 def programs(target: str) -> list[Program]:
     """All that are compiled for a chip ("v5e" or "h200"), the most telling ones first."""
-    from experiments.catalogue.table import METHODS
+    from experiments.benchmarks.catalogue_rows import METHODS
     from fedjax_lab import models
     from fedjax_lab.wrappers.compression import with_compression
 

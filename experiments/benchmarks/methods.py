@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.catalogue.table import METHODS
+from experiments.benchmarks.catalogue_rows import METHODS
 from experiments.studies.study import Column
 from fedjax_lab import data, models
 from fedjax_lab.command.build import build_algorithm

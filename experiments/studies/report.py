@@ -50,7 +50,7 @@ from fedjax_lab.report.write import show_figures, write_page
 
 RESULTS, DISCUSSION, FIGURES = "RESULTS.md", "discussion.md", "figures"
 _PAPERS = {
-    "catalogue": "the whole catalogue",
+    "catalogue": "a model for each client, and old control variates",
     "cfedavg": "CFedAvg",
     "fafed": "FAFED",
     "fedspeed": "FedSpeed",

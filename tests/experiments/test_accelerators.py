@@ -18,7 +18,7 @@ def test_programs_have_names_of_their_own(target):
     found = accelerators.programs(target)
     assert len({program.key for program in found}) == len(found) > 300
     assert {program.name for program in found} >= set(accelerators.CI)
-    from experiments.catalogue.table import METHODS
+    from experiments.benchmarks.catalogue_rows import METHODS
 
     for client_map in ("vmap", "scan", "chunk:5", "shard_map", "pmap"):
         assert {f"{name} {client_map}" for name in METHODS} <= {p.name for p in found}

@@ -1,12 +1,6 @@
-"""The whole catalogue in one table: every method under the same conditions.
+"""The catalogue's methods as rows with an example of each hyperparameter, for benchmarks."""
 
-Setting: GradMA's Table 1 (Luo et al., CVPR 2023) with Fashion-MNIST in place of MNIST: 10 of 100
-clients, 5 steps of batch 64, the MLP 784-200-100-10, Dirichlet 0.1 and 0.01.
-
-    python -m experiments.catalogue table
-"""
-
-from experiments.studies.study import Method, Point, Scale, Study, columns, smoke
+from experiments.studies.study import Method
 
 _CLIENT = {"client_lr": (0.1, 0.01, 0.001)}
 _BOTH = {**_CLIENT, "server_lr": (1.0, 0.1, 10.0)}
@@ -74,59 +68,3 @@ METHODS = {
     "gradma_s": Method("gradma_s", _BOTH, _MEMORY, option=_ALL_SLOTS),
     "gradma": Method("gradma", _BOTH, _MEMORY, option=_ALL_SLOTS),
 }
-
-
-def _tried(point: Point) -> bool:
-    """Pairs of learning rates whose product is far from 0.1 and 0.01 are left out.
-
-    They were the worst of FedAvg, FedAvgM and SCAFFOLD in GradMA's study at Dirichlet 0.01, where
-    all were tried. Adaptive servers' steps have lengths of their own.
-    """
-    if "server_lr" not in point or "tau" in point:
-        return True
-    return 0.0099 < point["client_lr"] * point["server_lr"] < 0.11
-
-
-def _setting(rounds: int) -> dict:
-    return {
-        "dataset": "fashion_mnist",
-        "model": "mlp",
-        "num_clients": 100,
-        "cohort_size": 10,
-        "batch_size": 64,
-        "local_steps": 5,
-        "rounds": rounds,
-        "eval_every": 10,
-    }
-
-
-_PARTITIONS = ("dirichlet:0.1", "dirichlet:0.01")
-
-STUDY = Study(
-    name="catalogue/table",
-    title="The whole catalogue on Fashion-MNIST",
-    notes="""\
-GradMA's Table 1 setting (Luo et al., CVPR 2023) with Fashion-MNIST in place of MNIST: 100
-clients, 10 a round, 5 steps of batch 64, the MLP 784-200-100-10, uniform weights. Learning rates
-from {0.001, 0.01, 0.1} and {0.1, 1, 10}, of which pairs with a product between 0.01 and 0.1 are
-tried; each method's own hyper-parameters one after the other at the best of these. `fedopt`
-stands for any optax optimiser and is here in its published forms; `cfedavg` is `top_k:0.9` with
-error feedback.""",
-    methods=METHODS,
-    scales={
-        "paper": Scale(
-            columns=columns(_setting(500), _PARTITIONS, 100),
-            hardware="2 CPU cores",
-            minutes=600,
-            finalists=2,
-        ),
-        "machine": Scale(
-            columns=columns(_setting(120), _PARTITIONS, 40),
-            hardware="2 CPU cores",
-            minutes=183,
-            finalists=2,
-        ),
-        "smoke": smoke(100, 4, model_option={"hidden": [16, 16]}),
-    },
-    allowed=_tried,
-)
