@@ -12,6 +12,7 @@ from experiments.leaderboard.figure import heat_map
 from experiments.leaderboard.methods import LEFT_OUT, METHODS
 from experiments.leaderboard.scores import Row, rows_of
 from experiments.leaderboard.tasks import TASKS, Task
+from experiments.studies.verdicts import CHANCE
 from fedjax_lab.estimates import NOTHING, Estimate, code, format_estimate, markdown_table
 from fedjax_lab.machine.files import write_text
 
@@ -141,11 +142,14 @@ def _claims(cells: Cells) -> list[str]:
         return []
     few, lead = cells["fedavg"]["runs"], _shown(claims.lead(cells["fedavg"]), 1)
     about = f"""\
-What the papers of FedSWA and FedSpeed claim, on `{claims.TASK}` with {len(few)} seeds: differences
-in points with 95 % intervals, by the rules of the papers' studies (`experiments/PROTOCOL.md`). The
-claims were written before the runs. FedAvg's training accuracy is {lead} points above its test
-accuracy, and {claims.LEAST_GAP:g} were required. "Generalizes better" compares this lead. Of
-{len(found)} claims, {0.025 * len(found):.1f} would show by chance."""
+What the papers of FedSWA and FedSpeed claim, on `{claims.TASK}` with {len(few)} seeds: paired
+differences in points with 95 % intervals, by the rules of the papers' studies
+(`experiments/PROTOCOL.md`). The claims were written before the runs. FedAvg's training accuracy is
+{lead} points above its test accuracy; {claims.LEAST_GAP:g} were required. "Generalizes better"
+compares this lead. Of {len(found)} claims, {CHANCE * len(found):.1f} would show by chance.
+
+An undecided claim is not an open one here: its interval says how large the difference can be. As in
+all tasks, one partition serves all seeds."""
     table = [["claim", "top", "tail", "verdict"], *map(list, found)]
     return ["## Claims of generalization", about, markdown_table(table, text=True)]
 
