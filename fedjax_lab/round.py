@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_lab import tree, types
 from fedjax_lab.checks import check_choice, check_int, is_traced
@@ -298,7 +299,8 @@ def build_round(
         if asked.is_planned:
             planned = plan_round(algorithm, state, batch, target).client_map
             cohort_map = parse_client_map(planned, target)
-        how = _How(cohort_map, rows, exclude)
+        equal_steps = batch.num_steps is None and batch.participates is None
+        how = _How(cohort_map, rows, exclude, equal_steps)
         batch = _known_to_all(cohort_map.whole, batch)
         cohort, mapped = complete_batch(batch, state.num_clients, cohort_map.multiple)
         cohort = _known_to_all(cohort_map.whole, cohort)
@@ -368,11 +370,13 @@ class _How(NamedTuple):
       client_map: the devices, and the number of concurrent clients.
       table: how client rows are read and written.
       exclude: whether clients that are not finite are left out.
+      equal_steps: whether the batch has neither step counts nor absent clients.
     """
 
     client_map: ClientMap
     table: Rows
     exclude: bool
+    equal_steps: bool
 
 
 def _run_clients(phase, params, how, shared, clients, drawn, key):
@@ -380,7 +384,7 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
 
     ``drawn`` is the result of ``complete_batch``.
     """
-    cohort_map, table, exclude = how
+    cohort_map, table, exclude, equal_steps = how
     cohort, mapped = drawn
     slots = cohort.client_ids.shape[0]
     extra = -slots % cohort_map.multiple
@@ -403,7 +407,10 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
         numbers = jnp.arange(1, mapped["step_mask"].shape[1] + 1)
         lengths = jnp.where(mapped["step_mask"], numbers[None], 0).max(1)
         if cohort_map.sort is not None:
-            order = cohort_map.whole(cohort_map.sort(lengths))
+            if equal_steps:  # known before the round, so the program has no sort
+                order = cohort_map.sort(np.arange(slots + extra) < slots)
+            else:
+                order = cohort_map.whole(cohort_map.sort(lengths))
             ids, participates, weighs, coefficients, mapped, lengths = jax.tree.map(
                 lambda leaf: leaf[order], (ids, participates, weighs, coefficients, mapped, lengths)
             )
@@ -413,7 +420,7 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
         row, fields, counts, weighs = client
         batch = ClientBatch(**fields, round=round, source=source, longest=longest, frozen=frozen)
         message, row, report = phase.client_update(received, row, batch)
-        report = metrics_of(report)
+        report = tree.Joined.of(metrics_of(report))
         if (layout := held_layout()) is not None:
             message, row = layout.constrain((message, row))
         if look is not None:
@@ -440,15 +447,17 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
     sums, (rows, stack, counts) = run_until_finite(run, without_report) if exclude else run(None)
     stack, counts = cohort_map.collect((stack, counts))
     total, report = sums["sum"]
+    report = report.separate()
     clients = table.put(clients, ids, rows, counts)
     if order is not None:
-        back = jnp.argsort(order)
+        back = (np if equal_steps else jnp).argsort(order)
         stack, counts = jax.tree.map(lambda leaf: leaf[back], (stack, counts))
     stack, counts = jax.tree.map(lambda leaf: leaf[:slots], (stack, counts))
     mean = sums["mean"]
     if exclude:
         cohort, rest = _without(cohort, counts)
-        mean = jax.tree.map(lambda leaf: tree.safe_divide(leaf, rest.astype(leaf.dtype)), mean)
+        # A product is fused into its users, unlike a quotient; the factor is normally exactly 1.
+        mean = tree.scale(mean, tree.safe_divide(1, rest))
     report = {name: tree.safe_divide(value, weight) for name, (value, weight) in report.items()}
     return {**mean, **total, **stack}, clients, report, cohort
 

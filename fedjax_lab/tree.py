@@ -1,5 +1,8 @@
 """Arithmetic on pytrees that keeps each leaf's dtype, whatever the dtype of the scalar."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,6 +75,41 @@ def _few(leaves: list[jax.Array]) -> list[jax.Array]:
         else:
             large.append(leaf)
     return large + [jnp.concatenate(parts) for parts in small.values()]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """A pytree of scalars as one vector for each dtype, so that a sum over clients is one kernel.
+
+    Attributes:
+      vectors: dtype -> the scalars of this dtype, [n]; a map over clients may add leading axes.
+      dtypes: dtype of each scalar, in the order of the tree's leaves.
+      structure: structure of the tree.
+    """
+
+    vectors: dict[str, jax.Array]
+    dtypes: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    structure: Any = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, tree: PyTree) -> "Joined":
+        """Join the scalars of a tree.
+
+        Args:
+          tree: pytree of scalars.
+        """
+        leaves, structure = jax.tree.flatten(tree)
+        groups: dict[str, list[jax.Array]] = {}
+        for leaf in map(jnp.asarray, leaves):
+            groups.setdefault(str(leaf.dtype), []).append(leaf)
+        dtypes = tuple(str(jnp.result_type(leaf)) for leaf in leaves)
+        return cls({name: jnp.stack(group) for name, group in groups.items()}, dtypes, structure)
+
+    def separate(self) -> PyTree:
+        """Return the tree of scalars."""
+        rest = {name: iter(vector) for name, vector in self.vectors.items()}
+        return jax.tree.unflatten(self.structure, [next(rest[name]) for name in self.dtypes])
 
 
 def scale_rows(stacked: PyTree, factors: jax.Array) -> PyTree:

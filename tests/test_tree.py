@@ -1,5 +1,6 @@
 """Arithmetic on pytrees, next to NumPy's."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,3 +23,18 @@ def test_rows_are_scaled_by_their_own_factor_in_their_own_dtype(dtype):
         assert scaled[name].dtype == leaf.dtype
         expected = [factor * row for factor, row in zip(factors, np.float64(leaf), strict=True)]
         np.testing.assert_array_equal(np.float64(scaled[name]), np.array(expected))
+
+
+def test_joined_scalars_come_back_with_their_dtypes_and_structure():
+    values = {"a": (jnp.float32(1), jnp.float16(2)), "b": [jnp.int32(3)], "c": jnp.float32(4)}
+
+    def add(total, factor):
+        return jax.tree.map(lambda x: x * factor.astype(x.dtype), total), None
+
+    joined = tree.Joined.of(values)
+    assert sorted(joined.vectors) == ["float16", "float32", "int32"]
+    found = jax.lax.scan(add, joined, jnp.array([2, 3]))[0].separate()
+    assert jax.tree.structure(found) == jax.tree.structure(values)
+    for leaf, value in zip(jax.tree.leaves(found), jax.tree.leaves(values), strict=True):
+        assert (leaf.dtype, leaf.shape, float(leaf)) == (value.dtype, (), 6 * float(value))
+    assert tree.Joined.of({}).separate() == {}

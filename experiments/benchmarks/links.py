@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import algorithms, models
-from fedjax_lab.clients.exchange import SMALL
+from fedjax_lab.clients.exchange import is_divided
 
 SHAPES = Path(__file__).with_name("accelerators.jsonl")
 CASES = (
@@ -93,7 +93,7 @@ def exchanged(algorithm, params, slots, devices, store):
     rows = jax.eval_shape(lambda params: algorithm.start(params, _MANY, None)[1], params)
     found = dict.fromkeys(("all-to-all", "all-gather", "reduce-scatter"), 0)
     for leaf in jax.tree.leaves(sums):
-        if leaf.size < SMALL:
+        if not is_divided(leaf.size, devices):
             found["all-gather"] += devices * leaf.size * leaf.dtype.itemsize
             continue
         longest = max(leaf.shape)

@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_lab import tree
@@ -70,7 +71,7 @@ class ClientMap:
       parts: number of devices that divide a model.
       devices: the devices that divide the cohort; empty for a single-device map, and for a target
         without devices.
-      sort: lengths [S] -> the best order of the slots; None: any order.
+      sort: lengths [S], traced or in NumPy -> the best order of the slots; None: any order.
       mesh: mesh of the devices with the axis ``clients``, and for ``shard_map:CxM`` also ``model``;
         None if there are no devices.
       collect: unsummed results [S, ...] -> copies on all devices, for the server. If devices divide
@@ -264,6 +265,8 @@ def _is_count(text: str) -> bool:
 
 
 def _longest_first(lengths):
+    if isinstance(lengths, np.ndarray):
+        return np.argsort(-lengths.astype(int), stable=True)
     return jnp.argsort(-lengths, stable=True)
 
 

@@ -6,8 +6,10 @@ may also round products and sums differently. Rounds are therefore never compile
 of a run would depend on how long it is.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -31,6 +33,22 @@ def _is_known() -> bool:
     except jax.errors.JaxRuntimeError:  # no such option
         return False
     return True
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Pause Python's cyclic garbage collection; also a decorator.
+
+    Tracing a round creates hundreds of thousands of objects that stay alive. Collections then look
+    at all objects of JAX again and again, which takes a fifth of the time of tracing.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def quick_jit(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:

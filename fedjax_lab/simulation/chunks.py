@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.machine.quick import quick_jit
+from fedjax_lab.machine.quick import quick_jit, without_collection
 from fedjax_lab.simulation.feed import Feed
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
@@ -102,6 +102,7 @@ class Chunks:
         """
         return self._lower(min(length, self._feed.longest), length)
 
+    @without_collection()
     def _lower(self, piece: int, length: int) -> jax.stages.Lowered:
         began = time.perf_counter()
         which = self._which(piece, length)

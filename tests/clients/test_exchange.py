@@ -11,6 +11,7 @@ from fedjax_lab.clients.exchange import sum_in_order
 from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.compiler import figures
+from fedjax_lab.round import build_round
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
 from fedjax_lab.simulation.run import Run
@@ -18,7 +19,8 @@ from fedjax_lab.simulation.run import Run
 RNG = np.random.default_rng(0)
 DEVICES = 4
 # Small leaves travel together, large ones are divided along their longest axis, evenly or not.
-SHAPES = {"scalar": (), "small": (3, 5), "even": (8, 1024), "uneven": (5, 1031), "flat": (4999,)}
+SHAPES = {"scalar": (), "small": (8, 1024), "even": (8, 4096), "uneven": (32, 1031)}
+SHAPES["flat"] = (34999,)
 
 
 def summed(values):
@@ -50,7 +52,7 @@ def test_sums_are_those_in_the_order_of_the_devices():
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.bfloat16])
 def test_a_leaf_keeps_its_dtype(dtype):
-    values = {"a": jnp.ones((DEVICES, 3), dtype), "b": jnp.ones((DEVICES, 3, 2000), dtype)}
+    values = {"a": jnp.ones((DEVICES, 3), dtype), "b": jnp.ones((DEVICES, 30, 2000), dtype)}
     found = summed({**values, "c": jnp.ones((DEVICES, 2), jnp.float32)})
     for name in values:
         assert found[name].dtype == dtype
@@ -83,3 +85,17 @@ def test_a_round_exchanges_its_sum_and_who_was_finite(kind, cohort_size):
     program = chunk.lower(state, *values[1:], jnp.int32(0), length=5).compile()
     found = figures(program).collectives
     assert [(c.kind, c.times) for c in found] == [("all-gather", 2 * 5)]
+
+
+def test_equal_steps_are_dealt_to_the_devices_without_a_sort_and_as_with_one():
+    rng = np.random.default_rng(2)
+    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    clients = data.from_clients({str(i): (normal(6, 3), normal(6)) for i in range(8)})
+    method = algorithms.fedavg(lambda w, xy, _: (xy[0] @ w["w"] - xy[1]) ** 2, client_lr=0.1)
+    equal = Schedule(6, batch_size=2, local_steps=3).draw(clients, jax.random.key(0), jnp.int32(0))
+    counted = equal._replace(num_steps=jnp.full(6, 3, jnp.int32))
+    state = method.init({"w": jnp.zeros(3)}, 8)
+    rounds = jax.jit(build_round(method, f"shard_map:{DEVICES}"))
+    known, sorts = rounds.lower(state, equal).as_text(), rounds.lower(state, counted).as_text()
+    assert (known.count("stablehlo.sort"), sorts.count("stablehlo.sort")) == (0, 2)
+    jax.tree.map(np.testing.assert_array_equal, rounds(state, equal), rounds(state, counted))

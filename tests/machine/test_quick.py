@@ -1,5 +1,7 @@
 """Short compilations: the same values, inside other programs too; never of rounds."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from fedjax_lab import algorithms, data, models, simulate
 from fedjax_lab.machine import quick
-from fedjax_lab.machine.quick import quick_jit, quick_options
+from fedjax_lab.machine.quick import quick_jit, quick_options, without_collection
 
 ONLY_BEFORE_0_11 = pytest.mark.skipif(
     jax.__version_info__ >= (0, 11), reason="JAX 0.11's compiler has no such option"
@@ -80,3 +82,20 @@ def test_rounds_are_compiled_with_the_compilers_defaults(compiled_with):
     plan = {"rounds": 1, "cohort_size": 1, "local_steps": 1, "batch_size": 2}
     simulate(algorithms.fedavg(loss_fn, client_lr=0.1), params, clients, **plan)
     assert compiled_with == [None]
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_collection_pauses_for_a_call_and_is_then_as_before(was_on):
+    @without_collection()
+    def fails():
+        assert not gc.isenabled()
+        raise ArithmeticError
+
+    before = gc.isenabled()
+    try:
+        (gc.enable if was_on else gc.disable)()
+        with pytest.raises(ArithmeticError):
+            fails()
+        assert gc.isenabled() == was_on
+    finally:
+        (gc.enable if before else gc.disable)()
