@@ -456,8 +456,7 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
     mean = sums["mean"]
     if exclude:
         cohort, rest = _without(cohort, counts)
-        # A product is fused into its users, unlike a quotient; the factor is normally exactly 1.
-        mean = tree.scale(mean, tree.safe_divide(1, rest))
+        mean = jax.tree.map(lambda leaf: tree.safe_divide(leaf, rest.astype(leaf.dtype)), mean)
     report = {name: tree.safe_divide(value, weight) for name, (value, weight) in report.items()}
     return {**mean, **total, **stack}, clients, report, cohort
 
