@@ -118,21 +118,33 @@ class Search:
         return [point for point in chosen if point not in tried][:room]
 
     def _next(self, lanes: list[Lane], rung: int) -> list[Lane]:
-        """Select the lanes that continue; finalists also run with the other seeds."""
-        rounds = self._plan.rounds[rung]
-        self._advance(lanes, rounds)
+        """Run the lanes that continue; finalists also run with the other seeds.
+
+        If all finalists diverge, the next best points take their place.
+        """
+        rounds, count = self._plan.rounds[rung], self._plan.points[rung]
         if rounds < self._plan.rounds[-1]:
+            self._advance(lanes, rounds)
             return lanes
-        alive = [lane for lane in lanes if np.isfinite(lane.score)]
-        again = [Lane(x.point, seed) for seed in self._lanes.seeds[1:] for x in alive]
-        self._advance(again, rounds)
-        return [*lanes, *again]
+        finished: list[Lane] = []
+        for start in range(0, len(lanes), count):
+            self._advance(first := lanes[start : start + count], rounds)
+            alive = [lane for lane in first if np.isfinite(lane.score)]
+            again = [Lane(x.point, seed) for seed in self._lanes.seeds[1:] for x in alive]
+            self._advance(again, rounds)
+            finished += [*first, *again]
+            lost = [lane.point for lane in again if not np.isfinite(lane.score)]
+            if any(lane.point not in lost for lane in alive):
+                break
+        return finished
 
     def _going_on(self, lanes: list[Lane], rung: int) -> list[Lane]:
+        """Return the lanes that continue, the best first; before the last rung, all in order."""
         if rung == len(self._plan.rounds):
             return []
         order = best_first([self._sign * lane.score for lane in lanes])
-        return [lanes[place] for place in order[: self._plan.points[rung]]]
+        is_last = rung == len(self._plan.rounds) - 1
+        return [lanes[place] for place in (order if is_last else order[: self._plan.points[rung]])]
 
     def _advance(self, lanes: list[Lane], rounds: int) -> None:
         before = [lane.rounds for lane in lanes]

@@ -82,7 +82,7 @@ def tune(
         methods that have it. Method -> such a mapping: only for this method.
       params: the initial global model.
       clients: the clients' training data.
-      rounds: number of rounds of a full run.
+      rounds: number of rounds of a full run, at least 2.
       validation: share of each client's examples (with ``hold_out="clients"``, of the clients) that
         is held out for validation; or a separate federation.
       hold_out: what to hold out, "examples" or "clients".
@@ -112,7 +112,7 @@ def tune(
       RuntimeError: all points of a method diverged.
     """
     check_tune(methods, validation)
-    check_int("rounds", rounds, minimum=1)
+    check_int("rounds", rounds, minimum=2)
     check_int("budget", budget, minimum=1)
     check_int("finalists", finalists, minimum=1, maximum=budget)
     check_choice("hold_out", hold_out, ("clients", "examples"))

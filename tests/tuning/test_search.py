@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab.tuning import kept as kept_module
+from fedjax_lab.tuning.found import Found, Trial
 from fedjax_lab.tuning.halving import equal_budgets, rungs
 from fedjax_lab.tuning.kept import Kept
 from fedjax_lab.tuning.proposals import Even, Sampled, check_sampler
@@ -21,8 +22,9 @@ SAMPLERS = (None, "random", "tpe")
 class FakeLanes:
     """Runs whose state is (seed, finished rounds) and whose score has its minimum at 0.1, 0.5."""
 
-    def __init__(self, diverges_above=np.inf):
-        self.seeds, self.mode, self.gradients_per_step = [0, 1], "min", 1
+    def __init__(self, diverges_above=np.inf, late=lambda lane: False, mode="min"):
+        self._late = late
+        self.seeds, self.mode, self.gradients_per_step = [0, 1], mode, 1
         self.rounds_run, self._limit = 0, diverges_above
 
     def advance(self, lanes, rounds):
@@ -34,8 +36,9 @@ class FakeLanes:
             lane.leaves = [np.array([lane.seed, rounds, lane.point["client_lr"]])]
             distance = np.log10(lane.point["client_lr"] / 0.1) ** 2
             distance += (lane.point.get("momentum", 0.5) - 0.5) ** 2
-            lost = lane.point["client_lr"] > self._limit
-            lane.score = float("nan") if lost else float(distance + 1 / rounds + 0.01 * lane.seed)
+            lost = lane.point["client_lr"] > self._limit or self._late(lane)
+            distance = distance if self.mode == "min" else -distance
+            lane.score = float("nan") if lost else float(distance + 0.01 * lane.seed)
 
 
 def search(folder=None, sampler=None, space=SPACE, plan=PLAN, lanes=None):
@@ -62,6 +65,27 @@ def test_all_samplers_spend_the_same(sampler):
     assert sum(trial.gradients for trial in trials) == PLAN.run_rounds
     assert len(set(points_of(trials))) == 24
     assert search(sampler=sampler).run() == trials
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_large_scores_are_sought_as_small_ones_are(sampler):
+    small, large = (
+        search(sampler=sampler, lanes=FakeLanes(mode=mode)).run() for mode in ("min", "max")
+    )
+    assert [trial.point for trial in small] == [trial.point for trial in large]
+
+
+def test_the_best_point_has_the_best_mean_over_the_seeds_and_none_that_diverged():
+    scores = {0.1: (0.1, 0.9), 0.2: (0.3, 0.4), 0.3: (0.0, float("nan"))}
+    trials = [
+        Trial("m", {"client_lr": rate}, seed, 90, score)
+        for rate, both in scores.items()
+        for seed, score in enumerate(both)
+    ]
+    for mode, best in (("min", 0.2), ("max", 0.1)):
+        found = Found(trials, 90, mode, {"m": SPACE})
+        assert found.best == {"m": {"client_lr": best}}
+        assert found.scores["m"] == list(scores[best])
 
 
 @pytest.mark.parametrize("sampler", [None, "tpe"])
@@ -102,15 +126,32 @@ def test_a_search_that_is_interrupted_anywhere_goes_on_to_the_same_trials(
 
 
 def test_tpe_searches_where_scores_are_good_and_avoids_what_diverges():
-    trials = search(sampler="tpe", lanes=FakeLanes(diverges_above=1.0)).run()
+    plan = rungs(90, 80, 2, 2)
+    trials = search(sampler="tpe", plan=plan, lanes=FakeLanes(diverges_above=1.0)).run()
     rates = np.array([rate for rate, _ in points_of(trials)])
-    drawn, proposed = rates[:12], rates[12:]
-    assert (drawn > 1).sum() >= 2  # or the rest says nothing
-    assert (proposed > 1).sum() <= 1
+    drawn, proposed = rates[:40], rates[40:60]  # the others refine or extend
+    assert (drawn > 1).sum() >= 10  # or the rest says nothing
+    assert (proposed > 1).sum() <= 2
     median = [np.median(np.abs(np.log10(part / 0.1))) for part in (drawn, proposed)]
-    assert median[1] < 0.7 * median[0]
+    assert median[1] < 0.6 * median[0]
     with pytest.raises(RuntimeError, match="all points of 'm' diverged within 10 rounds"):
         search(sampler="tpe", lanes=FakeLanes(diverges_above=0)).run()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_next_best_points_replace_finalists_that_all_diverge(seed, tmp_path):
+    def late(lane):
+        return lane.seed == seed and lane.rounds == 90 and 0.05 < lane.point["client_lr"] < 0.2
+
+    usual = Found(search().run(), 90, "min", {"m": SPACE})
+    assert 0.05 < usual.best["m"]["client_lr"] < 0.2
+    trials = search(tmp_path, lanes=FakeLanes(late=late)).run()
+    found = Found(trials, 90, "min", {"m": SPACE})
+    assert not 0.05 < found.best["m"]["client_lr"] < 0.2
+    finals = [trial.point for trial in trials if (trial.rounds, trial.seed) == (90, 0)]
+    third = sorted((t for t in trials if t.rounds == 30), key=lambda t: t.score)
+    assert finals == [trial.point for trial in third[: len(finals)]]
+    assert shown(search(tmp_path).run()) == shown(trials)
 
 
 def test_a_best_value_at_an_end_is_followed_with_a_sampler_as_well():

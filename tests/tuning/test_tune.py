@@ -131,6 +131,19 @@ def test_a_score_is_the_mean_of_the_last_evaluations():
     np.testing.assert_allclose([t.score for t in found.trials], rungs, rtol=1e-5)
 
 
+def test_a_training_loss_that_is_not_finite_ends_a_point_whatever_its_score():
+    def build(spoilt):
+        def loss(params, examples, key):
+            return loss_fn(params, examples, key) + jnp.where(spoilt > 0.5, jnp.nan, 0.0)
+
+        return algorithms.fedavg(loss, client_lr=0.05)
+
+    score = lambda params, examples: jnp.ones(examples[1].shape)  # noqa: E731
+    more = {"budget": 2, "finalists": 1, "rounds": 2, "seeds": (0,), "score": score}
+    found = search({"mine": build}, {"spoilt": [0.0, 1.0]}, **more)
+    assert [np.isfinite(trial.score) for trial in found.trials] == [True, False, True]
+
+
 @pytest.mark.methods
 def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, found):
     again = functools.partial(
