@@ -83,7 +83,8 @@ def tuned(**changes):
         "methods": {"fedavg": functools.partial(A.fedavg, loss)},
         "space": {"client_lr": (0.01, 1.0)},
     }
-    return tune(**given | {"params": params(), "clients": clients()} | SCHEDULE | changes)
+    given |= {"params": params(), "clients": clients()} | SCHEDULE | {"rounds": 2}
+    return tune(**given | changes)
 
 
 def planned(**changes):
@@ -196,6 +197,8 @@ SIMULATIONS = [
     (lambda: tuned(space={"lr": (0.1, 1.0)}), ["'lr'", "client_lr"]),
     (lambda: tuned(space={"fedavg": {"lr": (0.1, 1.0)}}), ["'lr'", "client_lr"]),
     (lambda: tuned(space={"client_lr": (1.0, 0.1)}), ["space['client_lr']", "low < high"]),
+    (lambda: tuned(rounds=1), ["rounds is 1", "at least 2"]),
+    (lambda: tuned(sampler="tpa"), ["sampler is 'tpa'", "random, tpe"]),
     (lambda: tuned(hold_out="rounds"), ["hold_out is 'rounds'", "clients, examples"]),
     (lambda: tuned(validation=2.0), ["validation is 2.0", "less than 1"]),
     (lambda: tuned(methods=fedavg()), ["methods", "Algorithm", "functools.partial"]),
