@@ -156,7 +156,7 @@ def test_claims_are_decided_by_paired_intervals_of_top_tail_and_gap():
     }
     for name, train in (("fedavg", 11.0), ("fedswa", 4.0), ("fedsam", 9.0)):
         few[name]["runs"] = [{**run, "train": train} for run in few[name]["runs"]]
-    found = {text: said for text, *said in claims.decided(few)}
+    found = {claim.text: said for claim, *said in claims.decided(few)}
     assert len(found) == 4  # others lack a method
     low, high = stats.ttest_rel([1.1] * 3, [1.8, 1.9, 1.9]).confidence_interval(0.95)
     assert high < 0 < -low
