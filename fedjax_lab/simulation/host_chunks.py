@@ -270,7 +270,7 @@ class DividedHostChunks(HostChunks):
 
     def _told(self, saved: FedState) -> FedState:
         team, state = self.team, self._state._replace(clients=())
-        rest = team.broadcast(saved._replace(clients=()), state)
+        rest = team.broadcast(saved._replace(clients=()) if team.is_first else None, state)
         count = team.first_says(len(saved.clients.ids) if team.is_first else None)
         mine = self.table.seen_rows()
         like = _shapes(mine, count)

@@ -101,8 +101,9 @@ def test_cohorts_by_chance_and_in_turns_have_the_same_bits(layout):
         }
 
 
-@SLOW
-@pytest.mark.parametrize("store", ["sharded", "host"])
+@pytest.mark.parametrize(
+    "store", [pytest.param("sharded", marks=SLOW), pytest.param("host", marks=pytest.mark.methods)]
+)
 def test_a_run_goes_on_in_any_number_of_processes_and_stops_for_any_of_them(tmp_path, store):
     settings = {"rounds": 9, "run_dir": str(tmp_path / "run"), "client_map": "shard_map"}
     job = {**SHARDED, "settings": {**settings, "client_store": store}, "block": 100}
