@@ -145,7 +145,7 @@ class Recorder:
 
     With several processes, process 0 writes. It gathers what is sharded over processes, so a run
     directory does not depend on the number of processes, and need not be on a shared disk. Orbax
-    can save sharded arrays itself, at a fifth of the cost. But if one process then fails to write
+    can save sharded arrays itself, in half the time. But if one process then fails to write
     or to read its part, the others wait for it for minutes, and no older checkpoint is tried.
 
     A larger number of ``rounds`` extends a run. It is written to config.json first. From then on,

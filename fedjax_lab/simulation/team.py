@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients.mapping import ClientMap
-from fedjax_lab.clients.store import sharded_rows
+from fedjax_lab.clients.store import AXIS
 from fedjax_lab.storage.run_dir import differences
 from fedjax_lab.types import PyTree
 
@@ -430,16 +430,24 @@ def _put_together(table: jax.Array, wanted: bool) -> np.ndarray | None:
     assert isinstance(table.sharding, NamedSharding)
     mesh = table.sharding.mesh
     assert isinstance(mesh, jax.sharding.Mesh)
-    take = jax.jit(sharded_rows(mesh).take, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    whole = np.empty(table.shape, table.dtype) if wanted else None
-    blocks = list(_blocks(table))
-    size = -(-(blocks[0].stop - blocks[0].start) // mesh.size) * mesh.size
-    for rows in blocks:
-        ids = np.minimum(rows.start + np.arange(size, dtype=np.int32), table.shape[0] - 1)
-        block = take(table, ids)
+    split, same = PartitionSpec(AXIS), PartitionSpec()
+    share = table.shape[0] // mesh.size
+    rows = min(share, -(-next(_blocks(table)).stop // mesh.size))  # of each device at once
+    part_of = jax.shard_map(
+        lambda own, first: jax.lax.dynamic_slice_in_dim(own, first, rows),
+        mesh=mesh,
+        in_specs=(split, same),
+        out_specs=split,
+    )
+    take = jax.jit(part_of, out_shardings=NamedSharding(mesh, same))
+    whole = np.empty((mesh.size, share, *table.shape[1:]), table.dtype) if wanted else None
+    for start in range(0, share, rows):
+        first = min(start, share - rows)
+        block = take(table, np.int32(first))
         if whole is not None:
-            whole[rows] = np.asarray(block.addressable_data(0))[: rows.stop - rows.start]
-    return whole
+            parts = np.asarray(block.addressable_data(0)).reshape(mesh.size, rows, *whole.shape[2:])
+            whole[:, first : first + rows] = parts
+    return None if whole is None else whole.reshape(table.shape)
 
 
 def _blocks(leaf: Any) -> Iterator[slice]:
