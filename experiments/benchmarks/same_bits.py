@@ -31,7 +31,9 @@ PROCESSES = (1, 2, 4)
 STORES = ("device", "sharded", "host")
 CLIENTS = 24
 METHODS = ("fedavg", "scaffold", "gradma", "fedmoswa", "fedspeed", "fafed", "cfedavg")
-_TOLERANCE = 1e-5  # of a leaf's norm, after all rounds
+# Of a leaf's norm, after all rounds. A change of one bit in the first params moves the rows of
+# GradMA's memory by 1.5e-5.
+_TOLERANCE = 5e-5
 _JUMPS = {"cfedavg"}
 
 
