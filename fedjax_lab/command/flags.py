@@ -79,6 +79,7 @@ _ALIASES = {"dp_clip_norm": ("--dp-clip",), "dp_noise_multiplier": ("--dp-noise"
 _REPEATABLE = ("option", "model_option", "dataset_option", "log")  # given several times
 
 
+@functools.cache  # tyro asks several times, and remembers what it finds about a type
 def with_settings(command: type, defaults: RunConfig, **names: str) -> type:
     """Build a command whose field ``settings`` is parsed from one flag for each setting.
 
@@ -87,7 +88,7 @@ def with_settings(command: type, defaults: RunConfig, **names: str) -> type:
       defaults: what flags mean that are not given, such as the settings of a file.
       **names: setting -> its flag, where the flag is not called as the setting is.
     """
-    factory = functools.partial(_from_groups, defaults, names)
+    factory = functools.cache(functools.partial(_from_groups, defaults, names))
     parsed: Any = Annotated[RunConfig, tyro.conf.arg(name="", constructor_factory=factory)]
     made = dataclasses.make_dataclass(
         command.__name__, [("settings", parsed)], bases=(command,), frozen=True
