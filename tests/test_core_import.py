@@ -42,6 +42,7 @@ PROGRAM = textwrap.dedent(
     assert not refused, refused
     loaded = {name.partition(".")[0] for name in sys.modules}
     unwanted = {"tyro", "matplotlib", "tensorflow_datasets", "sklearn", "torch"} & loaded
+    unwanted |= {"orbax.checkpoint"} & sys.modules.keys()  # imported when a run is stored or read
     assert not unwanted, unwanted
     print("built")
     """

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
 import sys
 from typing import NamedTuple
 
@@ -289,8 +288,3 @@ def test_what_cannot_be_exported(tmp_path, name, params, error, message):
     with pytest.raises(error, match=message):
         export_params(params, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_orbax_is_imported_when_a_run_is_read():
-    program = "import sys, fedjax_lab; assert 'orbax.checkpoint' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
