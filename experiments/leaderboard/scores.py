@@ -20,7 +20,6 @@ class Row(NamedTuple):
       train: accuracy on training images after the last round.
       rounds, megabytes, gradients: cost until the target is reached.
       diverged: share of the tuning points that diverged.
-      milliseconds: time of a round.
     """
 
     score: Estimate | None
@@ -33,7 +32,6 @@ class Row(NamedTuple):
     megabytes: float
     gradients: float
     diverged: float
-    milliseconds: float
 
 
 def rows_of(task: Task, cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Row]:
@@ -99,7 +97,7 @@ def _tails(cell: Mapping[str, Any]) -> list[float]:
 def _row(task, cell, rank, gap, tails, is_best) -> Row:
     if tails is None:
         costs = [math.nan] * 3
-        return Row(None, None, rank, None, False, None, *costs, cell.get("diverged", 1.0), math.nan)
+        return Row(None, None, rank, None, False, None, *costs, cell.get("diverged", 1.0))
     runs, rounds = cell["runs"], cell["rounds"]
     reached = [_reach(run["scores"], rounds, task.target) for run in runs]
     shares = [number / rounds[-1] for number in reached]
@@ -115,7 +113,6 @@ def _row(task, cell, rank, gap, tails, is_best) -> Row:
         megabytes=_mean([s * r["bytes_up"] / 1e6 for s, r in zip(shares, runs, strict=True)]),
         gradients=_mean([s * r["gradients"] for s, r in zip(shares, runs, strict=True)]),
         diverged=cell["diverged"],
-        milliseconds=cell["milliseconds_a_round"],
     )
 
 
