@@ -1,12 +1,13 @@
 """Processor seconds from the start of a process to the first round's row, and where they go.
 
-README's quick start (an MLP on digits, 20 clients, cohort 5, 5 steps of 16), each method in a
-process of its own: cold, without any compiled program, and once more with the programs that the
-first process kept. Processor seconds are those of all threads, on which other processes weigh
-little. Beside them a PyTorch loop of FedAvg, if there is PyTorch.
+README's quick start (an MLP on digits, 20 clients, cohort 5, 5 steps of 16), or with ``--workload
+W1s`` the LeNet of ``workloads``, each method in a process of its own: cold, without any compiled
+program, and once more with the programs that the first process kept. Processor seconds are those of
+all threads, on which other processes weigh little. Beside them a PyTorch loop of FedAvg, if there
+is PyTorch.
 
-    python -m experiments.benchmarks.latency [--methods M ...] [--torch-python PATH] [--parts]
-        [--origins]
+    python -m experiments.benchmarks.latency [--methods M ... | all] [--workload W1s]
+        [--torch-python PATH] [--parts] [--origins]
 
 ``--parts`` adds what the compiler makes of each part, as XLA's instructions and fusions: of drawing
 a batch, of the round, of the same round written by hand (``by_hand``), and of a chunk of rounds.
@@ -16,6 +17,7 @@ nor torch before it is asked to measure one of them.
 
 import argparse
 import collections
+import inspect
 import json
 import os
 import re
@@ -26,6 +28,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from experiments.benchmarks.workloads import WORKLOADS
+
 METHODS = {
     "fedavg": {},
     "scaffold": {},
@@ -34,9 +38,24 @@ METHODS = {
     "fedspeed": {},
     "cfedavg": {"compressor": "top_k:0.99"},
 }
+# Values of hyperparameters that have no default, for the other methods of the catalogue.
+REQUIRED = {
+    "inertia": 0.5,
+    "memory_size": 20,
+    "mixing": 0.1,
+    "momentum": 0.9,
+    "perturbation_radius": 0.05,
+    "prox_weight": 0.1,
+    "second_moment_decay": 0.9,
+    "server_lr": 0.1,
+}
 STAGES = ("import", "data", "model", "simulate")
-CLIENTS, RATE, ROUNDS = 20, 0.1, 10
-PLAN = {"cohort_size": 5, "local_steps": 5, "batch_size": 16}
+RATE, ROUNDS = 0.1, 10
+CLIENTS = {"quick_start": 20, "W1s": 100}
+PLANS = {
+    "quick_start": {"cohort_size": 5, "local_steps": 5, "batch_size": 16},
+    "W1s": {"cohort_size": 10, "local_steps": 5, "batch_size": 64},
+}
 _DIGITS = Path(__file__).parents[2] / "fedjax_lab" / "data" / "digits.npz"
 
 
@@ -54,44 +73,61 @@ class Clock:
         self._before = now
 
 
-def quick_start(method):
-    """(algorithm, params, clients) of README's ten lines, and the clock."""
+def start(method, workload):
+    """(algorithm, params, clients) of a user's first lines, and the clock."""
     clock = Clock()
     import jax
 
     from fedjax_lab import algorithms, data, models
 
     clock.stop("import")
-    train, _ = data.load("digits")
-    clients = data.partition(train, "dirichlet:0.1", num_clients=CLIENTS, seed=0)
+    if workload == "quick_start":
+        train, scheme, scale, name = data.load("digits")[0], "dirichlet:0.1", 16, ("mlp", {})
+    else:
+        chosen = WORKLOADS[workload]
+        train = data.synthetic.noise_images(chosen.num_examples, chosen.input_shape, seed=0)
+        scheme, scale, name = chosen.partition, 255, chosen.model
+    clients = data.partition(train, scheme, num_clients=CLIENTS[workload], seed=0)
     clock.stop("data")
-    preprocess = data.preprocess(scale=16)
-    model = models.build("mlp", num_classes=10)
+    preprocess = data.preprocess(scale=scale)
+    model = models.build(name[0], num_classes=10, **name[1])
     loss_fn = models.classification_loss(model.apply, preprocess)
     params = jax.block_until_ready(model.init(jax.random.key(0), train.x[:1]))
     clock.stop("model")
-    algorithm = algorithms.ALGORITHMS[method](loss_fn, client_lr=RATE, **METHODS[method])
+    factory = algorithms.ALGORITHMS[method]
+    arguments = inspect.signature(factory).parameters
+    needed = {name for name, argument in arguments.items() if argument.default is argument.empty}
+    options = {name: value for name, value in REQUIRED.items() if name in needed}
+    if "server_optimizer" in needed:
+        import optax
+
+        options["server_optimizer"] = optax.sgd(1.0, momentum=0.9)
+    if "preprocess" in arguments:
+        options["preprocess"] = preprocess
+    first = model if "model" in needed else loss_fn
+    algorithm = factory(first, client_lr=RATE, **{**options, **METHODS.get(method, {})})
     return algorithm, params, clients, clock
 
 
-def first_row(method):
+def first_row(method, workload="quick_start"):
     """Processor seconds of each stage up to the first row of ``simulate``."""
-    algorithm, params, clients, clock = quick_start(method)
+    algorithm, params, clients, clock = start(method, workload)
     import fedjax_lab
 
-    fedjax_lab.simulate(algorithm, params, clients, rounds=ROUNDS, eval_every=ROUNDS, **PLAN)
+    plan = {"rounds": ROUNDS, "eval_every": ROUNDS, **PLANS[workload]}
+    fedjax_lab.simulate(algorithm, params, clients, **plan)
     clock.stop("simulate")
     return clock.seconds
 
 
-def parts(method):
+def parts(method, workload):
     """{part: (seconds of lowering, of compilation, instructions, fusions)}."""
-    return {part: measured for part, (*measured, _) in _programs(method)}
+    return {part: measured for part, (*measured, _) in _programs(method, workload)}
 
 
-def origins(method):
+def origins(method, workload):
     """{file of ours: (instructions, fusions)} of the chunk, the most first."""
-    *_, (_, (*_, text)) = _programs(method)
+    *_, (_, (*_, text)) = _programs(method, workload)
     return count_origins(text)
 
 
@@ -121,9 +157,9 @@ def count_origins(text):
     return dict(sorted(found.items(), key=lambda item: -item[1][0]))
 
 
-def _programs(method):
+def _programs(method, workload):
     """Pairs of a part and what ``_compiled`` returns."""
-    algorithm, params, clients, _ = quick_start(method)
+    algorithm, params, clients, _ = start(method, workload)
     import jax
     import jax.numpy as jnp
 
@@ -133,7 +169,7 @@ def _programs(method):
     from fedjax_lab.simulation.rounds import build_chunk
     from fedjax_lab.simulation.run import Run
 
-    schedule, key, first = Schedule(**PLAN), jax.random.key(0), jnp.int32(0)
+    schedule, key, first = Schedule(**PLANS[workload]), jax.random.key(0), jnp.int32(0)
     jax.jit(lambda x: x + 1)(first)  # what the first program of a process costs
     run = Run(algorithm, schedule)
     batch = jax.eval_shape(schedule.draw, clients, key, first)
@@ -142,8 +178,9 @@ def _programs(method):
     yield "draw", _compiled(jax.jit(schedule.draw).lower, clients, key, first)
     yield "round", _compiled(jax.jit(algorithm.round_fn).lower, state, batch)
     if hand := getattr(by_hand, method, None):
-        start, round = hand(algorithm.loss_fn, CLIENTS, client_lr=RATE, **METHODS[method])
-        state_by_hand = jax.eval_shape(start, params)
+        options = {"client_lr": RATE, **METHODS[method]}
+        begin, round = hand(algorithm.loss_fn, CLIENTS[workload], **options)
+        state_by_hand = jax.eval_shape(begin, params)
         yield "round by hand", _compiled(jax.jit(round).lower, state_by_hand, batch)
     yield "chunk", _compiled(chunk.lower, state, clients, key, first, length=ROUNDS)
 
@@ -160,36 +197,47 @@ def _compiled(lower, *arguments, **options):
     return clock.seconds["lower"], clock.seconds["compile"], *sizes, text
 
 
-def torch_loop(_):
+def torch_loop(_, workload):
     """The same stages of a PyTorch loop of FedAvg, iid clients of equal size."""
     clock = Clock()
     import numpy as np
     import torch
 
     clock.stop("import")
-    with np.load(_DIGITS) as file:
-        images = torch.from_numpy(file["x_train"].reshape(-1, 64) / np.float32(16))
-        labels = torch.from_numpy(file["y_train"].astype(np.int64))
-    owned = torch.randperm(len(images)).tensor_split(CLIENTS)
+    plan = PLANS[workload]
+    if workload == "quick_start":
+        with np.load(_DIGITS) as file:
+            images = torch.from_numpy(file["x_train"].reshape(-1, 64) / np.float32(16))
+            labels = torch.from_numpy(file["y_train"].astype(np.int64))
+    else:
+        count = WORKLOADS[workload].num_examples
+        images = torch.rand(count, *WORKLOADS[workload].input_shape)
+        labels = torch.randint(10, (count,))
+    owned = torch.randperm(len(images)).tensor_split(CLIENTS[workload])
     clock.stop("data")
-    layers = [torch.nn.Linear(64, 200), torch.nn.Linear(200, 100), torch.nn.Linear(100, 10)]
-    relu = torch.nn.ReLU()
-    model = torch.nn.Sequential(layers[0], relu, layers[1], relu, layers[2])
+    if workload == "quick_start":
+        layers = [torch.nn.Linear(64, 200), torch.nn.Linear(200, 100), torch.nn.Linear(100, 10)]
+        relu = torch.nn.ReLU()
+        model = torch.nn.Sequential(layers[0], relu, layers[1], relu, layers[2])
+    else:
+        from experiments.benchmarks import torch_models
+
+        model = torch_models.build_model(WORKLOADS[workload])
     params = list(model.parameters())
     shared = [param.detach().clone() for param in params]
     clock.stop("model")
     for _ in range(ROUNDS):
         total = [torch.zeros_like(param) for param in shared]
-        for client in torch.randperm(CLIENTS)[: PLAN["cohort_size"]].tolist():
+        for client in torch.randperm(len(owned))[: plan["cohort_size"]].tolist():
             with torch.no_grad():
                 torch._foreach_copy_(params, shared)
-            for _ in range(PLAN["local_steps"]):
-                rows = owned[client][torch.randint(len(owned[client]), (PLAN["batch_size"],))]
+            for _ in range(plan["local_steps"]):
+                rows = owned[client][torch.randint(len(owned[client]), (plan["batch_size"],))]
                 loss = torch.nn.functional.cross_entropy(model(images[rows]), labels[rows])
                 with torch.no_grad():
                     torch._foreach_sub_(params, torch.autograd.grad(loss, params), alpha=RATE)
             torch._foreach_add_(total, [param.detach() for param in params])
-        shared = [value / PLAN["cohort_size"] for value in total]
+        shared = [value / plan["cohort_size"] for value in total]
     clock.stop("simulate")
     return clock.seconds
 
@@ -197,11 +245,12 @@ def torch_loop(_):
 MEASURES = {"first_row": first_row, "parts": parts, "origins": origins, "torch": torch_loop}
 
 
-def in_a_process(python, measure, method, programs):
+def in_a_process(python, measure, method, programs, workload="quick_start"):
     """What a measure says in a process of its own; None if it fails, whose error is shown."""
     environment = {**os.environ, "FEDJAX_LAB_PROGRAMS": programs}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     command = [python, "-m", "experiments.benchmarks.latency", "--measure", measure, method]
+    command += ["--workload", workload]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
 
@@ -217,7 +266,8 @@ def row(name, seconds):
 def main(arguments=None):
     """Print one or two Markdown tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="names, or: all")
+    parser.add_argument("--workload", choices=list(PLANS), default="quick_start")
     parser.add_argument("--torch-python", default=sys.executable, help="interpreter with PyTorch")
     parser.add_argument("--parts", action="store_true", help="what compilers make of each part")
     parser.add_argument("--origins", action="store_true", help="files that a chunk is of")
@@ -225,8 +275,12 @@ def main(arguments=None):
     given = parser.parse_args(arguments)
     if given.measure:
         measure, method = given.measure
-        print(json.dumps(MEASURES[measure](method)))
+        print(json.dumps(MEASURES[measure](method, given.workload)))
         return
+    if given.methods == ["all"]:
+        from fedjax_lab.algorithms import ALGORITHMS
+
+        given.methods = list(ALGORITHMS)
     torch_python = shutil.which(given.torch_python)
     if not torch_python:
         parser.error(f"--torch-python is {given.torch_python!r}, which cannot be run")
@@ -235,34 +289,35 @@ def main(arguments=None):
     for method in given.methods:
         with tempfile.TemporaryDirectory() as folder:
             for name in (f"{method}, cold", f"{method}, programs kept"):
-                found = in_a_process(sys.executable, "first_row", method, folder)
+                found = in_a_process(sys.executable, "first_row", method, folder, given.workload)
                 print(row(name, found), flush=True)
     search = [torch_python, "-c", "import torch"]
     if subprocess.run(search, capture_output=True).returncode == 0:
-        print(row("PyTorch, FedAvg", in_a_process(torch_python, "torch", "fedavg", "off")))
+        found = in_a_process(torch_python, "torch", "fedavg", "off", given.workload)
+        print(row("PyTorch, FedAvg", found))
     if given.parts:
-        print_parts(given.methods)
+        print_parts(given.methods, given.workload)
     if given.origins:
-        print_origins(given.methods)
+        print_origins(given.methods, given.workload)
 
 
-def print_parts(methods):
+def print_parts(methods, workload):
     """Print the parts of some methods as a Markdown table."""
     print("\n| part | lowering s | compilation s | instructions | fusions |")
     print("|---|---:|---:|---:|---:|")
     for method in methods:
-        found = in_a_process(sys.executable, "parts", method, "off") or {}
+        found = in_a_process(sys.executable, "parts", method, "off", workload) or {}
         for part, (lowering, compilation, instructions, fusions) in found.items():
             times = f"{lowering:.2f} | {compilation:.2f}"
             print(f"| {method}, {part} | {times} | {instructions} | {fusions} |", flush=True)
 
 
-def print_origins(methods):
+def print_origins(methods, workload):
     """Print the origins of some methods' instructions as a Markdown table."""
     print("\n| chunk, file of ours | instructions | fusions |")
     print("|---|---:|---:|")
     for method in methods:
-        found = in_a_process(sys.executable, "origins", method, "off") or {}
+        found = in_a_process(sys.executable, "origins", method, "off", workload) or {}
         for file, (instructions, fusions) in found.items():
             print(f"| {method}, {file} | {instructions} | {fusions} |", flush=True)
 
