@@ -85,9 +85,9 @@ def check_transform(name: str, transform: Any) -> None:
         )
     if _turns_round(transform):
         raise ValueError(
-            f"{name} changes the sign of what it is given, as optax.adam(...) and optax.sgd(...) "
-            "do, but clients descend its result, with client_lr: give the transformation without "
-            "a learning rate, such as optax.scale_by_adam() or optax.trace(0.9)."
+            f"{name} changes the sign of its input, as optax.adam(...) and optax.sgd(...) do. "
+            "Clients subtract its result times client_lr: pass a transformation without a learning "
+            "rate, such as optax.scale_by_adam() or optax.trace(0.9)."
         )
 
 

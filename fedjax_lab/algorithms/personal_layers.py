@@ -152,8 +152,8 @@ def fedrep(
         first = batch.max_steps // 2 if head_steps is None else head_steps
         if first >= batch.max_steps or (head_steps is None and not first):
             raise ValueError(
-                f"head_steps is {head_steps}; a round has {batch.max_steps} local steps, of which "
-                "some must be left for the shared leaves (None takes half)."
+                f"head_steps is {head_steps}; a round has {batch.max_steps} local steps, and some "
+                "must remain to train the shared leaves (None takes half)."
             )
         turns = one_after_the_other(personal, first, training.step_transform)
         g, lr = training.gradient, training.rate(batch.round)

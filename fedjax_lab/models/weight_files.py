@@ -159,7 +159,7 @@ def _check_index(index: Path, folder: Path, entries: Mapping[str, Entry]) -> Non
         if name not in entries or indexed.get(name) != entries[name].file:
             there = entries[name].file.name if name in entries else "no file"
             claimed = indexed[name].name if name in indexed else "no file"
-            raise ValueError(f"{index}: {name!r} is said to be in {claimed}; it is in {there}.")
+            raise ValueError(f"{index}: {name!r} is listed in {claimed}; it is in {there}.")
 
 
 def _entries(file: Path) -> Iterator[tuple[str, Entry]]:

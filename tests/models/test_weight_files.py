@@ -303,8 +303,8 @@ def test_a_file_that_is_cut_off_meanwhile(tmp_path):
         ("..\\model-0.safetensors", "it must be the name of a .safetensors file"),
         ("model-0.bin", "it must be the name of a .safetensors file"),
         (3, "it must be the name of a .safetensors file"),
-        ("model-1.safetensors", "is said to be in model-1.safetensors; it is in model-0.safete"),
-        (None, "is said to be in no file; it is in model-0.safetensors"),
+        ("model-1.safetensors", "is listed in model-1.safetensors; it is in model-0.safete"),
+        (None, "is listed in no file; it is in model-0.safetensors"),
     ],
 )
 def test_an_index_that_lies(file, message, tmp_path):
