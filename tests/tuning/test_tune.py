@@ -168,6 +168,17 @@ def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, found):
 
 
 @pytest.mark.methods
+def test_a_sampler_belongs_to_the_search(tmp_path):
+    pytest.importorskip("optuna")
+    space, more = {"client_lr": (1e-3, 0.3)}, {"budget": 4, "rounds": 4, "run_dir": tmp_path}
+    first = search({"fedavg": FEDAVG}, space, sampler="tpe", **more)
+    assert len({trial.point["client_lr"] for trial in first.trials}) == 4
+    assert search({"fedavg": FEDAVG}, space, sampler="tpe", **more).trials == first.trials
+    with pytest.raises(FileExistsError, match="holds another search"):
+        search({"fedavg": FEDAVG}, space, sampler="random", **more)
+
+
+@pytest.mark.methods
 def test_held_out_examples_do_not_train():
     clients = make_clients()
     _, held = data.split_examples(clients, 0.2, 0)
