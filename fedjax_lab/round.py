@@ -74,6 +74,8 @@ class Phase(NamedTuple):
       broadcast_bytes: (what ``broadcast`` returns, params) -> bytes that a client receives.
       once: True if the phase sends something in only one round of a run, such as first estimates.
         ``uplink`` and ``downlink`` then do not count it, because they are bytes of every round.
+      is_over: server state -> whether the phase would change nothing from now on, known when the
+        round is traced. The round then leaves it out, unless a wrapper changed the method.
       if_nobody: the server state after a round in which no client participates:
 
         - "restored": ``build_round`` restores the state from before the round.
@@ -93,6 +95,7 @@ class Phase(NamedTuple):
     message_bytes: Callable[[dict[str, PyTree]], int] = tree.nbytes
     broadcast_bytes: Callable[[PyTree, Params], int] = lambda received, _: tree.nbytes(received)
     once: bool = False
+    is_over: Callable[[PyTree], bool] = lambda server: False
     if_nobody: str = "restored"
     derived: tuple[str, ...] = ()
     extra_bytes: int = 0
@@ -299,8 +302,8 @@ def build_round(
         if asked.is_planned:
             planned = plan_round(algorithm, state, batch, target).client_map
             cohort_map = parse_client_map(planned, target)
-        equal_steps = batch.num_steps is None and batch.participates is None
-        how = _How(cohort_map, rows, exclude, equal_steps)
+        equal = batch.num_steps is None and batch.participates is None
+        how = _How(cohort_map, rows, exclude, equal)
         batch = _known_to_all(cohort_map.whole, batch)
         cohort, mapped = complete_batch(batch, state.num_clients, cohort_map.multiple)
         cohort = _known_to_all(cohort_map.whole, cohort)
@@ -309,6 +312,8 @@ def build_round(
         params, expected = algorithm.params(state), cohort.participates
         metrics: Metrics = {}
         for index, phase in enumerate(_checked(phase, params) for phase in algorithm.phases):
+            if not algorithm.wrappers and phase.is_over(server):
+                continue
             key = fold_in(batch.key, index)
             received = phase.broadcast(server, cohort.round)
             shared = (received, cohort.round, batch.source, state.frozen)
@@ -407,10 +412,9 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
         numbers = jnp.arange(1, mapped["step_mask"].shape[1] + 1)
         lengths = jnp.where(mapped["step_mask"], numbers[None], 0).max(1)
         if cohort_map.sort is not None:
-            if equal_steps:  # known before the round, so the program has no sort
-                order = cohort_map.sort(np.arange(slots + extra) < slots)
-            else:
-                order = cohort_map.whole(cohort_map.sort(lengths))
+            # Equal steps are known when the round is traced, so the program has no sort.
+            order = cohort_map.sort(np.arange(slots + extra) < slots if equal_steps else lengths)
+            order = order if equal_steps else cohort_map.whole(order)
             ids, participates, weighs, coefficients, mapped, lengths = jax.tree.map(
                 lambda leaf: leaf[order], (ids, participates, weighs, coefficients, mapped, lengths)
             )

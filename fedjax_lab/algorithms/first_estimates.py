@@ -66,7 +66,12 @@ def first_estimates(
 
     fields = estimates(jnp.zeros(()))
     return Phase(
-        broadcast, client_update, server_update, reduce=dict.fromkeys(fields, "mean"), once=True
+        broadcast,
+        client_update,
+        server_update,
+        reduce=dict.fromkeys(fields, "mean"),
+        once=True,
+        is_over=lambda server: isinstance(server.started, tuple),
     )
 
 

@@ -1,5 +1,7 @@
 """FAFED's first estimates and its limits: FedAvg, STEM, centralised STORM."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,6 +107,20 @@ def test_later_rounds_do_not_compute_first_estimates(client_map):
     assert flagged[:2] == (True, True)
     assert settled[:2] == (False, False)
     assert flagged[2] == settled[2] > 0
+
+
+def test_a_first_exchange_that_is_over_is_left_out_with_the_same_bits():
+    batch = to_batch(draw(1)[0][1], 0)
+    algorithm = algorithms.fafed(loss_fn, **OPTIONS)
+    first, steps = algorithm.phases
+    made = dataclasses.replace(algorithm, phases=(first._replace(is_over=lambda _: False), steps))
+    state, ends, sizes = begin(algorithm, initial_params(), batch), [], []
+    for method in (algorithm, made):
+        round_fn = jax.jit(build_round(method, "scan"))
+        ends.append(round_fn(state, batch))
+        sizes.append(round_fn.lower(state, batch).as_text().count("stablehlo.while"))
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+    assert sizes[0] < sizes[1]
 
 
 @pytest.mark.methods
