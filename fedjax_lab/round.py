@@ -446,7 +446,8 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
 
     def without_report(results):
         sums, (rows, stack, _) = results
-        return sums["mean"], sums["sum"][0], rows, stack
+        # Leaves that devices divide are summed one by one: joining them would gather them.
+        return [(sums["mean"], sums["sum"][0]), *jax.tree.leaves((rows, stack))]
 
     sums, (rows, stack, counts) = run_until_finite(run, without_report) if exclude else run(None)
     stack, counts = cohort_map.collect((stack, counts))

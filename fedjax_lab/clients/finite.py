@@ -5,7 +5,8 @@ over the cohort are finite, every client is. Only if they are not, the cohort is
 with a check of each client.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from fedjax_lab.types import PyTree
 
 
 def run_until_finite(
-    run: Callable[[jax.Array], PyTree], looked_at: Callable[[PyTree], PyTree]
+    run: Callable[[jax.Array], PyTree], looked_at: Callable[[PyTree], Sequence[PyTree]]
 ) -> PyTree:
     """Return ``run(False)`` if its results are finite, else ``run(True)``.
 
@@ -27,7 +28,7 @@ def run_until_finite(
 
     Args:
       run: whether to check each client -> results of the cohort.
-      looked_at: results -> the part that must be finite.
+      looked_at: results -> the trees that must be finite. Small leaves of each are joined.
     """
     traced, shapes = jax.make_jaxpr(run, return_shape=True)(jnp.asarray(False))
     structure = jax.tree.structure(shapes)
@@ -35,7 +36,8 @@ def run_until_finite(
     def attempt(carry, look):
         def again(_):
             results = jax.tree.unflatten(structure, jaxpr_as_fun(traced)(look))
-            return results, tree.all_finite(looked_at(results))
+            finite = map(tree.all_finite, looked_at(results))
+            return results, functools.reduce(jnp.logical_and, finite)
 
         results, done = carry
         with jax.named_scope(UNLESS_FINITE):

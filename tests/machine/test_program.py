@@ -106,7 +106,7 @@ def test_of_branches_the_largest_counts():
 
 def test_a_cohort_that_is_finite_is_run_once():
     def round(w, x):
-        return run_until_finite(lambda look: step(w, x) + look, lambda results: results)
+        return run_until_finite(lambda look: step(w, x) + look, lambda results: [results])
 
     found = read_traffic(compiled(round, W, X).as_text()).bytes_accessed
     one = read_traffic(compiled(step, W, X).as_text()).bytes_accessed
