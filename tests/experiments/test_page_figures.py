@@ -30,11 +30,12 @@ def test_speedups_are_read_from_a_page():
 def test_every_page_says_the_speed_of_the_table():
     found = page_figures.read_speedups((page_figures.DOCS / "performance.md").read_text())
     ratios = [speedup.ratio for speedup in found]
-    words = f"{min(ratios):.1f} to {max(ratios):.1f} times as fast"
     for page in ("README.md", "docs/comparison.md"):
         text = " ".join((page_figures.DOCS.parent / page).read_text().split())
-        assert words in text, page
-        assert len(re.findall(r"to [\d.]+ times as fast", text)) == 1, page
+        ((low, high),) = re.findall(r"([\d.]+) to ([\d.]+) times as fast", text)
+        # Rounded down: other machines had less.
+        for said, measured in ((low, min(ratios)), (high, max(ratios))):
+            assert measured - 0.1 < float(said) <= measured, page
     short = " ".join((page_figures.DOCS / "performance.md").read_text().split())
     assert f"{min(ratios):g} to {max(ratios):g} times as fast" in short
     assert f"over {NUMBERS[len(found)]} workloads" in short
