@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from fedjax_lab.clients.model_axis import held_layout
 from fedjax_lab.types import PyTree
 
 _SMALL = 2**12  # elements
@@ -54,7 +55,9 @@ def is_divided(size: int, devices: int) -> bool:
       size: number of elements of the leaf.
       devices: number of devices.
     """
-    return size >= max(_SMALL, _GATHERED // devices)
+    # With a divided model, joining leaves would gather their parts.
+    most = _SMALL if held_layout() is not None else max(_SMALL, _GATHERED // devices)
+    return size >= most
 
 
 def _sum_large(leaf: jax.Array, axis: str, devices: int) -> jax.Array:

@@ -225,7 +225,7 @@ def test_examples_that_are_not_finite_are_told_of():
     stream = data.stream((broken, Y), OWNERS, CLIENTS)
     schedule = Schedule(CLIENTS, 4, local_steps=2, full_examples=True)
     feed = feed_of(as_run(schedule, 4, 2), stream, Team())
-    with pytest.warns(UserWarning, match="the examples 7 have values that are not finite"):
+    with pytest.warns(UserWarning, match="the examples 7 hold values that are not finite"):
         feed.take(0, 2)
     feed.take(2, 2)  # said once
     feed.close()

@@ -237,7 +237,11 @@ FEW = ("fedavg",)
 @pytest.mark.parametrize("attack", [pytest.param("sign_flip", marks=pytest.mark.slow), "alie"])
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=() if c.id in FEW else pytest.mark.slow) for c in MAIN],
+    [
+        pytest.param(c, marks=() if c.id in FEW else pytest.mark.slow)
+        for c in MAIN
+        if c.id != "local_only"
+    ],
     ids=lambda case: case.id,
 )
 def test_every_method(case, attack):

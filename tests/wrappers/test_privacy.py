@@ -263,8 +263,10 @@ def test_the_noise_of_the_count_and_of_the_messages_under_an_adaptive_clip():
 
 
 REFUSED = {
-    "gradma": "delta by itself",
-    "gradma_s": "delta by itself",
+    "gradma": "delta of each client",
+    "gradma_s": "delta of each client",
+    "fedexp": "delta of each client",
+    "local_only": "clients send no messages",
     "fednova": "number of local steps of each client",
 }
 FEW = ("fedavg", *REFUSED)
