@@ -31,9 +31,9 @@ PROCESSES = (1, 2, 4)
 STORES = ("device", "sharded", "host")
 CLIENTS = 24
 METHODS = ("fedavg", "scaffold", "gradma", "fedmoswa", "fedspeed", "fafed", "cfedavg")
-# Of a leaf's norm, after all rounds. A change of one bit in the first params moves the rows of
-# GradMA's memory by 1.5e-5.
-_TOLERANCE = 5e-5
+_TOLERANCE = 1e-5  # of a leaf's norm, after all rounds
+# A change of one bit in the first params moves the rows of GradMA's memory by 1.5e-5.
+_TOLERANCES = {"gradma": 2e-5}
 _JUMPS = {"cfedavg"}
 
 
@@ -197,7 +197,7 @@ def main(arguments=None):
         for name in given.methods:
             reference = found[1][name, given.stores[0]][0]
             off = largest_difference(*(files[name, "device"][1] for files in smooth))
-            failed |= off > _TOLERANCE and name not in _JUMPS
+            failed |= off > _TOLERANCES.get(name, _TOLERANCE) and name not in _JUMPS
             for store in given.stores:
                 hashes = [found[count][name, store][0] for count in PROCESSES]
                 failed |= any(digest != reference for digest in hashes)

@@ -79,6 +79,13 @@ class Task:
 
 
 _STEPS = {"cohort_size": 10, "local_steps": 5, "batch_size": 20}
+_FEW: Any = {
+    "target": 73.0,
+    "schedule": {"cohort_size": 10, "local_steps": 20, "batch_size": 5},
+    "partition": "dirichlet_equal:0.3",
+    "images": 500,
+    "hidden": (64,),
+}
 TASKS = {
     "skew-0.1": Task(
         title="Label skew, Dirichlet 0.1",
@@ -100,22 +107,14 @@ TASKS = {
         title="Few data",
         asks="10 images a client: training accuracy is far above test accuracy.",
         rounds=90,
-        target=73.0,
-        schedule={"cohort_size": 10, "local_steps": 20, "batch_size": 5},
-        partition="dirichlet_equal:0.3",
-        images=500,
-        hidden=(64,),
+        **_FEW,
     ),
     "few-data-decay": Task(
         title="Few data, falling learning rate",
         asks="As few data; the learning rate falls to 0.135 of the first, as it does over the "
         "1,000 rounds of FedSWA's paper. Ten seeds.",
         rounds=90,
-        target=73.0,
-        schedule={"cohort_size": 10, "local_steps": 20, "batch_size": 5},
-        partition="dirichlet_equal:0.3",
-        images=500,
-        hidden=(64,),
+        **_FEW,
         decay=0.135,
         seeds=tuple(range(11, 21)),
     ),
