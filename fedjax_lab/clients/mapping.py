@@ -33,7 +33,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_lab import tree
 from fedjax_lab.checks import LARGEST_INT, check_choice
 from fedjax_lab.clients.exchange import sum_in_order
-from fedjax_lab.clients.model_axis import MODEL, ParamsSharding, model_layout
+from fedjax_lab.clients.model_axis import MODEL, ParamsSharding, held_layout, model_layout
 from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.machine.target import Target, platform_of
 from fedjax_lab.types import Params, PyTree
@@ -74,8 +74,8 @@ class ClientMap:
       sort: lengths [S], traced or in NumPy -> the best order of the slots; None: any order.
       mesh: mesh of the devices with the axis ``clients``, and for ``shard_map:CxM`` also ``model``;
         None if there are no devices.
-      collect: unsummed results [S, ...] -> copies on all devices, for the server. If devices divide
-        a model, the results are returned unchanged.
+      collect: unsummed results [S, ...] -> copies on all devices, for the server; if devices divide
+        a model, each has its part of them.
       whole: traced values -> the same values, computed by each device for itself.
     """
 
@@ -197,7 +197,7 @@ def parse_client_map(
         devices,
         deal,
         mesh,
-        collect=_same if MODEL in mesh.axis_names else whole,
+        collect=_collected_parts if MODEL in mesh.axis_names else whole,
         whole=whole,
     )
 
@@ -361,6 +361,16 @@ def _sharded(share, mesh):
         return jax.tree.map(lambda leaf: leaf.sum(0), sums) if divided else sums, kept
 
     return run
+
+
+def _collected_parts(kept):
+    """Copy to all shares of the cohort; the devices of each share still divide the model.
+
+    Without it, a compiler sends parts of the values more than once, to other divisions of them.
+    """
+    if (layout := held_layout()) is None:
+        return kept
+    return jax.lax.with_sharding_constraint(kept, layout.shardings(layout.specs(kept)))
 
 
 def _collected(mesh):
