@@ -44,6 +44,7 @@ def main(folder: Path, rounds: int = 100) -> Path:
                 client_lr=0.1,
                 seed=seed,
                 eval_every=min(5, rounds),
+                checkpoint_every=rounds,
                 run_dir=str(directory),
             )
             if run(config, progress=False).interrupted:
