@@ -10,6 +10,7 @@ FEDJAX_LAB_TEST_OPTIMIZED=1 compiles as users do, FEDJAX_LAB_TEST_PROGRAMS=off k
 import gc
 import itertools
 import os
+import shutil
 
 import jax
 import pytest
@@ -34,6 +35,12 @@ jax.config.update("jax_traceback_in_locations_limit", 0)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+# The tests save hundreds of checkpoints, which wait for the disk; a folder in memory is as good.
+_IN_MEMORY = "/dev/shm"
+if os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > 2**32:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _IN_MEMORY)
 
 
 @pytest.fixture
