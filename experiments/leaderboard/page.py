@@ -76,12 +76,13 @@ averages the duals of the cohort (`fedspeed`), in the published code those of al
 `skew-0.1`, a search with four times the points ends no higher. Without the dual correction
 (`correction=False`) or with the duals of all clients, FedSpeed is among the others there."""
 
-_MEMORY = """**Why GradMA-S is ahead**: its server keeps a fading sum of what each client has sent, N vectors of
+_MEMORY = """\
+**Why GradMA-S is ahead**: its server keeps a fading sum of what each client has sent, N vectors of
 the model's size, and corrects the update so that it opposes none of them. With the point that was
 chosen on `skew-0.1`, `skew-0.01` and `unequal` it ends at 82.5, 81.9 and 81.9 %; without the memory
-(`memory_size=0`) at 76.9, 74.6 and 76.5 %, and with a memory of one cohort at 77.3, 74.4 and 76.3 %.
-So the memory of clients that are absent makes the difference. `gradma` and `mifa` keep N vectors,
-too. In the convex task, `gradma_s` is behind FedAvg."""
+(`memory_size=0`) at 76.9, 74.6 and 76.5 %, and with a memory of one cohort at 77.3, 74.4 and
+76.3 %. So the memory of clients that are absent makes the difference. `gradma` and `mifa` keep N
+vectors, too. In the convex task, `gradma_s` is behind FedAvg."""
 
 _FIGURE = """\
 A number is the gap to the best method of the task: points of accuracy, or decimal digits in the
