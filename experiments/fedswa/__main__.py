@@ -3,6 +3,7 @@
 from experiments.fedswa import (
     figure_5,
     figures_1_and_4,
+    larger_rates,
     more_rounds,
     table_4,
     table_5,
@@ -20,6 +21,7 @@ STUDIES = (
     *figure_5.STUDIES,
     figures_1_and_4.STUDY,
     more_rounds.STUDY,
+    larger_rates.STUDY,
 )
 
 if __name__ == "__main__":

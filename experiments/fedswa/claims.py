@@ -7,6 +7,7 @@ _COLUMN = "dirichlet_equal:0.1"
 _MAIN = ("tables_2_3_and_6", _COLUMN)
 _OTHERS = ("FedAvg", "SCAFFOLD", "FedSAM", "FedMo", "FedSWA")
 _FLAT = ("figures_1_and_4", _COLUMN)
+_LARGER = ("larger_rates", _COLUMN)
 
 CLAIMS = (
     Claim(
@@ -26,6 +27,19 @@ CLAIMS = (
     ),
     Claim("FedMo is ahead of FedAvg (Table 6)", *_MAIN, "FedMo", ("FedAvg",)),
     Claim("FedMoSWA is ahead of its parts (Table 6)", *_MAIN, "FedMoSWA", ("FedMo", "FedSWA")),
+    *(
+        Claim(f"{ahead} is ahead of {text}, larger rates and the whole decay", *_LARGER, ahead, of)
+        for ahead, text, of in (
+            ("FedMoSWA", "four of its nine rivals and FedMo", _OTHERS),
+            ("FedMoSWA", "SCAFFOLD", ("SCAFFOLD",)),
+            ("FedMoSWA", "FedAvg", ("FedAvg",)),
+            ("FedMoSWA", "its parts", ("FedMo", "FedSWA")),
+            ("FedSWA", "FedAvg", ("FedAvg",)),
+            ("FedSWA", "FedSAM", ("FedSAM",)),
+            ("FedAvg", "FedSAM", ("FedSAM",)),
+            ("FedMo", "FedAvg", ("FedAvg",)),
+        )
+    ),
     *(
         Claim(
             f"{name} with rho = 0.1 is ahead of 1.0 (Table 4)",
