@@ -12,7 +12,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +171,7 @@ def run_cell(
         seconds = round(time.process_time() - began, 1)
         return {**cell, "chosen": None, "said": str(error), "processor_seconds": seconds}
     cell |= _tuning(name, found)
-    cell |= _final(build, cell["chosen"], task, problem, scale, rounds)
+    cell |= final_runs(build, cell["chosen"], task, problem, scale, rounds)
     if (specified := specification(method)) is not None:
         cell["fingerprint"] = fingerprint(specified)
     cell["processor_seconds"] = round(time.process_time() - began, 1)
@@ -190,7 +190,26 @@ def _tuning(name: str, found: Found) -> dict[str, Any]:
     }
 
 
-def _final(build, point, task, problem, scale, rounds) -> dict[str, Any]:
+def final_runs(
+    build: Callable[..., Any],
+    point: Mapping[str, Any],
+    task: Task,
+    problem: Problem,
+    scale: Scale,
+    rounds: int,
+) -> dict[str, Any]:
+    """Run a method at a point with all seeds.
+
+    Args:
+      build: hyperparameters -> the method.
+      point: the hyperparameters.
+      task, problem: the task and its data.
+      scale: its seeds, if the task has none of its own.
+      rounds: of each run.
+
+    Raises:
+      KeyboardInterrupt: Ctrl-C ended the runs early.
+    """
     seeds = seeds_of(task, scale)
     result = sweep(
         build,

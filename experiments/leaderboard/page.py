@@ -81,8 +81,9 @@ _MEMORY = """\
 the model's size, and corrects the update so that it opposes none of them. With the point that was
 chosen on `skew-0.1`, `skew-0.01` and `unequal` it ends at 82.5, 81.9 and 81.9 %; without the memory
 (`memory_size=0`) at 76.9, 74.6 and 76.5 %, and with a memory of one cohort at 77.3, 74.4 and
-76.3 %. So the memory of clients that are absent makes the difference. `gradma` and `mifa` keep N
-vectors, too. In the convex task, `gradma_s` is behind FedAvg."""
+76.3 %. So the memory of clients that are absent makes the difference
+(`python -m experiments.leaderboard.memory`). `gradma` and `mifa` keep N vectors, too. In the convex
+task, `gradma_s` is behind FedAvg."""
 
 _FIGURE = """\
 A number is the gap to the best method of the task: points of accuracy, or decimal digits in the
