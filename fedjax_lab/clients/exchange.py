@@ -1,17 +1,19 @@
-"""Sums over the devices of a client map in a fixed order of addition.
+"""Exchanges between the devices of a client map, with small leaves sent together.
 
-The order in which an all-reduce adds depends on the connection between the devices; between
-processes it differs from the order within a process. Here each device gets a share of every
-device's values, adds them in the order of the devices, and sends the sums to all devices. This
-moves as many bytes as a ring all-reduce, and gives the same bits for any number of processes.
+Sums have a fixed order of addition. The order in which an all-reduce adds depends on the connection
+between the devices; between processes it differs from the order within a process. Here each device
+gets a share of every device's values, adds them in the order of the devices, and sends the sums to
+all devices. This moves as many bytes as a ring all-reduce, and gives the same bits for any number
+of processes.
 """
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_lab.clients.model_axis import held_layout
 from fedjax_lab.types import PyTree
@@ -32,21 +34,53 @@ def sum_in_order(values: PyTree, axis: str, devices: int) -> PyTree:
     if devices == 1:
         return values
     leaves, structure = jax.tree.flatten(values)
-    sums: dict[int, jax.Array] = {}
-    small: dict[jnp.dtype, list[int]] = {}
-    for place, leaf in enumerate(leaves):
-        if not is_divided(leaf.size, devices):
-            small.setdefault(leaf.dtype, []).append(place)
-        else:
-            sums[place] = _sum_large(leaf, axis, devices)
-    for places in small.values():
+    large, small = _by_size(leaves, devices)
+    sums = {place: _sum_large(leaves[place], axis, devices) for place in large}
+    for places in small:
         added = _sum_small([leaves[place] for place in places], axis)
         sums.update(zip(places, added, strict=True))
     return jax.tree.unflatten(structure, [sums[place] for place in range(len(leaves))])
 
 
+def send_rows(rows: PyTree, send: Callable[[jax.Array], jax.Array], devices: int) -> PyTree:
+    """Send the rows of a cohort, the small leaves of each dtype as one array.
+
+    Args:
+      rows: pytree of arrays [S, ...].
+      send: [S, ...] -> [T, ...], a collective that does not mix the values of a row.
+      devices: number of devices.
+
+    Returns:
+      Pytree of arrays [T, ...].
+    """
+    leaves, structure = jax.tree.flatten(rows)
+    large, small = _by_size(leaves, devices)
+    sent = {place: send(leaves[place]) for place in large}
+    for places in small:
+        shapes = [leaves[place].shape[1:] for place in places]
+        flat = [leaves[place].reshape(len(leaves[place]), -1) for place in places]
+        ends = np.cumsum([part.shape[1] for part in flat])
+        together = send(jnp.concatenate(flat, axis=1) if len(flat) > 1 else flat[0])
+        for place, shape, end, part in zip(places, shapes, ends, flat, strict=True):
+            own = together[:, end - part.shape[1] : end]
+            sent[place] = own.reshape(len(together), *shape)
+    return jax.tree.unflatten(structure, [sent[place] for place in range(len(leaves))])
+
+
+def _by_size(leaves: Sequence[jax.Array], devices: int) -> tuple[list[int], list[list[int]]]:
+    """Return (places of the leaves that are sent alone, groups of places sent together)."""
+    large: list[int] = []
+    small: dict[jnp.dtype, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        if is_divided(leaf.size, devices):
+            large.append(place)
+        else:
+            small.setdefault(leaf.dtype, []).append(place)
+    return large, list(small.values())
+
+
 def is_divided(size: int, devices: int) -> bool:
-    """Return whether a leaf is summed in shares; smaller leaves are sent together as they are.
+    """Return whether a leaf is sent alone, and summed in shares; smaller leaves are sent together.
 
     A program that sends them together needs two operations in place of about six for each leaf.
     With two devices it moves as many bytes, with more devices up to half as many times as devices.

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from fedjax_lab.clients.exchange import send_rows
 from fedjax_lab.clients.model_axis import MODEL, held_layout
 from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.types import Params, PyTree
@@ -103,7 +104,7 @@ def sharded_rows(mesh: Mesh) -> Rows:
       mesh: mesh with the axis ``clients``, whose length divides N and the number of slots. A second
         axis divides the rows themselves, like the model.
     """
-    split, same = PartitionSpec(AXIS), PartitionSpec()
+    split, same, devices = PartitionSpec(AXIS), PartitionSpec(), mesh.shape[AXIS]
 
     def own(ids, table):
         """Return (positions in this device's share, which ids are there)."""
@@ -118,15 +119,19 @@ def sharded_rows(mesh: Mesh) -> Rows:
 
     def take(clients, client_ids):
         def on_device(clients, ids):
-            def one(table):
-                last = table.shape[0] * mesh.shape[AXIS] - 1  # a padded slot reads the last row
-                place, here = own(jnp.minimum(ids, last), table)
-                bits = _bits(table.at[place].get(mode="clip"))
+            if not (tables := jax.tree.leaves(clients)):
+                return clients
+            last = tables[0].shape[0] * devices - 1  # a padded slot reads the last row
+            place, here = own(jnp.minimum(ids, last), tables[0])
+
+            def send(rows):
+                bits = _bits(rows)
                 bits = jnp.where(here.reshape(-1, *(1,) * (bits.ndim - 1)), bits, 0)
                 bits = jax.lax.psum_scatter(bits, AXIS, scatter_dimension=0, tiled=True)
-                return _from_bits(bits, table.dtype)
+                return _from_bits(bits, rows.dtype)
 
-            return jax.tree.map(one, clients)
+            rows = jax.tree.map(lambda table: table.at[place].get(mode="clip"), clients)
+            return send_rows(rows, send, devices)
 
         spread = jax.shard_map(
             on_device,
@@ -139,13 +144,15 @@ def sharded_rows(mesh: Mesh) -> Rows:
 
     def put(clients, client_ids, rows, participates):
         def on_device(clients, ids, rows, participates):
+            def send(rows):
+                return _from_bits(jax.lax.all_gather(_bits(rows), AXIS, tiled=True), rows.dtype)
+
             def one(table, new):
                 place, here = own(ids, table)
                 target = jnp.where(here & participates, place, table.shape[0])
-                new = _from_bits(jax.lax.all_gather(_bits(new), AXIS, tiled=True), table.dtype)
                 return table.at[target].set(new, mode="drop", unique_indices=False)
 
-            return jax.tree.map(one, clients, rows)
+            return jax.tree.map(one, clients, send_rows(rows, send, devices))
 
         spread = jax.shard_map(
             on_device,

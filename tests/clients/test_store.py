@@ -24,6 +24,8 @@ def make_table():
     values[5] = np.array(0x7FC12345, np.uint32).view(np.float32)
     return {
         "float": values,
+        "more": rng.normal(size=(N, 2, 5)).astype(np.float32),
+        "large": rng.normal(size=(N, 20_000)).astype(np.float32),
         "count": rng.integers(-9, 9, N).astype(np.int32),
         "half": jnp.asarray(rng.normal(size=(N, 2, 2)), jnp.bfloat16),
         "seen": rng.integers(0, 2, N).astype(bool),
@@ -78,6 +80,15 @@ def test_what_moves_is_the_cohorts_rows():
     assert moved
     assert max(sizes) <= S * d  # not N d
     assert len(moved) == 2
+
+
+def test_small_leaves_move_together():
+    mesh = client_mesh(jax.devices()[:2])
+    split = NamedSharding(mesh, PartitionSpec("clients"))
+    table, rows = jax.device_put(make_table(), split), sharded_rows(mesh)
+    text = jax.jit(rows.take).lower(table, np.zeros(S, np.int32)).compile().as_text()
+    # One for each of four dtypes, and one for the large leaf.
+    assert len(re.findall(r" reduce-scatter(?:-start)?\(", text)) == 5
 
 
 def state_shapes(num_clients, d):
