@@ -46,6 +46,17 @@ CLAIMS = (
         "FedAvg",
         why={_HIGH: "not known; larger learning rates do not change it"},
     ),
+    *(
+        Claim(f"{text}, high heterogeneity at batch 100 (Table 2)", "large_batch", HIGH, ahead, of)
+        for text, ahead, of in (
+            ("FAFED is ahead of all others", "FAFED", _OTHERS),
+            ("FAFED is ahead of FedAvg", "FAFED", ("FedAvg",)),
+            ("FedAdam is ahead of FedAvg", "FedAdam", ("FedAvg",)),
+            ("FedAMS is ahead of FedAvg", "FedAMS", ("FedAvg",)),
+            ("STEM is ahead of FedAvg", "STEM", ("FedAvg",)),
+            ("SCAFFOLD is ahead of FedAvg", "SCAFFOLD", ("FedAvg",)),
+        )
+    ),
     *_table("STEM is ahead of FedAvg, larger rates", "STEM", "FedAvg", study="larger_rates"),
     *_table(
         "SCAFFOLD is ahead of FedAvg, larger rates",

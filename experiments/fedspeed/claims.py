@@ -82,6 +82,16 @@ CLAIMS = (
         "FedSpeed, rho_0 = 0.1, alpha = 1",
         ("FedSpeed, rho_0 = 0, alpha = 1",),
     ),
+    *(
+        Claim(
+            f"rho_0 = 0.1 is ahead of {radius}, 500 rounds (Table 4.7)",
+            "more_rounds",
+            _DIRICHLET,
+            "FedSpeed, rho_0 = 0.1, alpha = 1",
+            (f"FedSpeed, rho_0 = {radius}, alpha = 1",),
+        )
+        for radius in ("0", "0.01", "0.2")
+    ),
     Claim(
         "alpha = 0.9375 is as good as 1 (Table 4.8)",
         "table_4_8",
