@@ -23,9 +23,10 @@ STUDY = Study(
     name="fedspeed/more_rounds",
     title="Table 4.7: FedSpeed over rho_0, 500 rounds",
     notes="""\
-Table 4.7's study with the paper's 500 rounds in place of 60: Fashion-MNIST at Dirichlet 0.6, the MLP
-784-200-100-10, 10 local steps. Nothing is tuned. Only as published, with the mean of all clients'
-duals; as written, with the duals of the cohort, FedSpeed is behind FedAvg (Table 4.6). Ten seeds.""",
+Table 4.7's study with the paper's 500 rounds in place of 60: Fashion-MNIST at Dirichlet 0.6, the
+MLP 784-200-100-10, 10 local steps. Nothing is tuned. Only as published, with the mean of all
+clients' duals; as written, with the duals of the cohort, FedSpeed is behind FedAvg (Table 4.6). Ten
+seeds.""",
     methods=RADII,
     scales={
         "machine": Scale(

@@ -21,7 +21,6 @@ def _column(partition: str) -> Column:
     return Column(machine_setting(MLP, **changed, rounds=_ROUNDS, eval_every=2), 20)
 
 
-
 STUDY = Study(
     name="fedswa/larger_rates",
     title="Tables 2, 3 and 6 with larger learning rates and the whole decay",
