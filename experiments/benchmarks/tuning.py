@@ -11,8 +11,8 @@ the clients' 6,000.
 The quality of a point is its mean test accuracy at the end of the run, over seeds that no search
 uses. The best of the grid is chosen on four seeds, and then measured with the points of ten
 searches on four others, so that its luck on the first four does not count. A control says how far
-behind an exhaustive search is that has as many seeds as ``tune``: the best of all 200 points on three
-of the first four seeds, by test accuracy.
+behind an exhaustive search is that has as many seeds as ``tune``: the best of all 200 points on
+three of the first four seeds, by test accuracy.
 """
 
 import functools
