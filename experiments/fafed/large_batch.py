@@ -27,7 +27,7 @@ has 100. Grids and order of tuning are those of Table 2. Ten seeds.""",
         "machine": Scale(
             columns={
                 HIGH: dataclasses.replace(
-                    _AT_BATCH_5, settings={**_AT_BATCH_5.settings, **_SHORT}, tuning_rounds=15
+                    _AT_BATCH_5, settings={**_AT_BATCH_5.settings, **_SHORT}, tuning_rounds=18
                 )
             },
             hardware="2 CPU cores",

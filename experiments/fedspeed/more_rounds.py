@@ -10,6 +10,7 @@ from experiments.fedspeed.tables_4_3_and_4_4 import SLOW, machine_setting
 from experiments.fedspeed.tables_4_7_and_4_8 import RADII
 from experiments.studies.study import Column, Scale, Study, smoke
 
+_ROWS = tuple(f"FedSpeed, rho_0 = {radius}, alpha = 1" for radius in ("0", "0.01", "0.1", "0.2"))
 _SKEWED, _ROUNDS = "dirichlet_equal:0.6", 500
 _PUBLISHED = Column(
     {**machine_setting(_SKEWED), "rounds": _ROUNDS, "eval_every": 10},
@@ -25,8 +26,8 @@ STUDY = Study(
     notes="""\
 Table 4.7's study with the paper's 500 rounds in place of 60: Fashion-MNIST at Dirichlet 0.6, the
 MLP 784-200-100-10, 10 local steps. Nothing is tuned. Only as published, with the mean of all
-clients' duals; as written, with the duals of the cohort, FedSpeed is behind FedAvg (Table 4.6). Ten
-seeds.""",
+clients' duals; as written, with the duals of the cohort, FedSpeed is behind FedAvg (Table 4.6).
+Four of the five radii, to save time; 0.05 is not run. Ten seeds.""",
     methods=RADII,
     scales={
         "machine": Scale(
@@ -34,6 +35,7 @@ seeds.""",
             hardware="2 CPU cores",
             minutes=25,
             seeds=tuple(range(11, 21)),
+            methods=_ROWS,
         ),
         "smoke": smoke(20, 5, tuple(RADII)[:2], partition=_SKEWED),
     },
