@@ -3,6 +3,7 @@
 from experiments.fedspeed import (
     duals,
     figure_4_3,
+    more_rounds,
     table_4_6,
     tables_4_2_and_4_5,
     tables_4_3_and_4_4,
@@ -16,6 +17,7 @@ STUDIES = (
     tables_4_3_and_4_4.STUDY,
     table_4_6.STUDY,
     *tables_4_7_and_4_8.STUDIES,
+    more_rounds.STUDY,
     figure_4_3.STUDY,
     duals.STUDY,
 )

@@ -52,7 +52,7 @@ def _scales(table, machine, minutes):
     }
 
 
-_RADII = {
+RADII = {
     f"FedSpeed, rho_0 = {radius:g}, alpha = 1": _fedspeed(radius, 1.0, radius)
     for radius in (0.0, 0.01, 0.05, 0.1, 0.2)
 }
@@ -67,8 +67,8 @@ STUDIES = (
         title="Table 4.7: FedSpeed over rho_0",
         notes="rho_0 is `perturbation_radius`, the length of the ascent step; 0 takes one "
         f"gradient. {_NOTES}",
-        methods=_RADII,
-        scales=_scales("4.7", tuple(_RADII)[:1] + tuple(_RADII)[2:], 1.2),
+        methods=RADII,
+        scales=_scales("4.7", tuple(RADII)[:1] + tuple(RADII)[2:], 1.2),
         paper_head="paper, CIFAR-10 %",
         axis="perturbation_radius",
     ),

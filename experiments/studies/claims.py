@@ -17,6 +17,9 @@ from experiments.studies.measures import ACCURACY, Measure
 from experiments.studies.verdicts import (
     CHANCE,
     CONTRADICTED,
+    MARGIN,
+    SHOWS,
+    UNDECIDED,
     Decision,
     ahead,
     alike,
@@ -30,6 +33,7 @@ from fedjax_lab.report.tables import UNSOLVED, UNSOLVED_NOTE, worst_residual
 
 AS_PUBLISHED = ", as published"
 _UNKNOWN = "not known"
+_POINT = "a point" if MARGIN == 1 else f"{MARGIN:g} points"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +84,14 @@ class Judged(NamedTuple):
     def comparisons(self) -> int:
         """In how many ways the claim was tested: as written, as published."""
         return sum(self.decisions[i].estimate is not None for i in (0, 2))
+
+    @property
+    def is_level(self) -> bool:
+        """Whether it is undecided, and accuracy differs by less than ``MARGIN`` in every way."""
+        if self.verdict != UNDECIDED or self.claim.measure != ACCURACY:
+            return False
+        found = [each.estimate for each in self.decisions if each.estimate is not None]
+        return all(alike(estimate).verdict == SHOWS for estimate in found)
 
 
 def decide(
@@ -177,7 +189,8 @@ def claims_section(judged: Sequence[Judged]) -> list[str]:
         name = f" [{one.claim.measure.name}]" if one.claim.measure.name else ""
         mark = f" {UNSOLVED}" if one.marked else ""
         cells = [str(one.decisions[i]) for i in used]
-        rows.append([f"{one.claim.text}{name}{mark}", *cells, one.verdict])
+        level = f", within {_POINT}" if one.is_level else ""
+        rows.append([f"{one.claim.text}{name}{mark}", *cells, f"{one.verdict}{level}"])
     contradicted = [one.claim for one in judged if CONTRADICTED in one.verdict]
     return [
         "## Claims",
@@ -197,6 +210,22 @@ def claims_section(judged: Sequence[Judged]) -> list[str]:
             else []
         ),
     ]
+
+
+def level_note(judged: Sequence[Judged]) -> str:
+    """Say how many undecided claims are about methods that hardly differ; "" if none is undecided.
+
+    Args:
+      judged: from ``judge``.
+    """
+    undecided = sum(one.verdict == UNDECIDED for one in judged)
+    level = sum(one.is_level for one in judged)
+    if not undecided:
+        return ""
+    return (
+        f"Of {undecided} undecided claims, {level} compare methods whose accuracy differs by less "
+        f"than {_POINT}: two one-sided tests say so, by both measures and in both ways."
+    )
 
 
 def chance_note(judged: Sequence[Judged]) -> str:

@@ -8,7 +8,7 @@ writes it from the kept results.
 import importlib
 from pathlib import Path
 
-from experiments.studies.claims import Judged, chance_note, judge
+from experiments.studies.claims import Judged, chance_note, judge, level_note
 from experiments.studies.verdicts import CONTRADICTED, DEPENDS, SHOWS, UNDECIDED, WAYS, one_way
 from fedjax_lab.estimates import NOTHING, markdown_table
 from fedjax_lab.machine.files import write_text
@@ -54,7 +54,7 @@ def summary() -> str:
         rows.append([name, *_counts(judged)])
         everything += judged
     rows.append(["all", *_counts(everything)])
-    return f"{markdown_table(rows)}\n\n{chance_note(everything)}"
+    return f"{markdown_table(rows)}\n\n{chance_note(everything)} {level_note(everything)}".rstrip()
 
 
 def _counts(judged: list[Judged]) -> list[str]:

@@ -175,7 +175,8 @@ def test_claims_are_about_what_the_studies_run(paper):
     by_name = {study.short: study for study in studies}
     for one in importlib.import_module(f"experiments.{paper}.claims").CLAIMS:
         study = by_name[one.study]
-        column = study.scales["machine"].columns[one.column]
+        columns = study.scales["machine"].columns
+        column = columns.get(one.column) or columns[one.column + claims.AS_PUBLISHED]
         assert {one.ahead, *one.of} <= set(study.methods)
         assert {one.ahead, *one.of} <= set(column.methods or study.methods)
         assert not one.since or one.since in study.scales["machine"].columns
@@ -188,6 +189,29 @@ def test_what_is_contradicted_has_a_reason_or_says_that_it_is_not_known(paper):
         assert bool(one.claim.why) == (CONTRADICTED in one.verdict), one.claim.text
     text = "\n".join(claims.claims_section(judged))
     assert all(one.claim.why in text for one in judged)
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [
+        ([-0.2, 0.0, 0.3], True),  # undecided, and within a point
+        ([-1.0, 0.0, 1.1], False),  # undecided, and wide
+        ([0.2, 0.25, 0.3], False),  # it shows
+    ],
+)
+def test_an_undecided_claim_within_a_point_is_marked(differences, expected):
+    tops = [80 + value for value in differences]
+    found = groups(A=tops, B=[80, 80, 80])
+    sides = (stats.ttest_1samp(differences, -1, alternative="greater").pvalue,)
+    sides += (stats.ttest_1samp(differences, 1, alternative="less").pvalue,)
+    about = claim()
+    decisions = (*decide(about, found), *decide(about, {}))
+    said = both_measures(decisions[0].verdict, decisions[1].verdict)
+    judged = claims.Judged(about, decisions, said, marked=False)
+    assert judged.is_level is expected
+    assert expected == (said == UNDECIDED and max(sides) < 0.05)
+    assert ("within a point" in claims.claims_section([judged])[3]) is expected
+    assert claims.level_note([judged]).count(", 1 compare") == expected
 
 
 def test_the_summary_on_the_page_is_that_of_the_results():
