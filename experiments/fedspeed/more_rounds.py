@@ -1,7 +1,7 @@
 """FedSpeed's Table 4.7 over the paper's 500 rounds: how far the gradient is perturbed.
 
 Paper: Sun, thesis of 2023, Table 4.7: CIFAR-10, 10 of 100 clients, 500 rounds. The study of that
-table has 60 rounds, after which no method has begun to overfit.
+table has 60 rounds.
 
     python -m experiments.fedspeed more_rounds
 """
