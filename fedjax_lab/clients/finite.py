@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
-from jax.extend.core import jaxpr_as_fun
 
 from fedjax_lab import tree
 from fedjax_lab.machine.program import UNLESS_FINITE
+from fedjax_lab.machine.traced import trace_once
 from fedjax_lab.types import PyTree
 
 
@@ -30,12 +30,11 @@ def run_until_finite(
       run: whether to check each client -> results of the cohort.
       looked_at: results -> the trees that must be finite. Small leaves of each are joined.
     """
-    traced, shapes = jax.make_jaxpr(run, return_shape=True)(jnp.asarray(False))
-    structure = jax.tree.structure(shapes)
+    run, shapes = trace_once(run, jnp.asarray(False))
 
     def attempt(carry, look):
         def again(_):
-            results = jax.tree.unflatten(structure, jaxpr_as_fun(traced)(look))
+            results = run(look)
             finite = map(tree.all_finite, looked_at(results))
             return results, functools.reduce(jnp.logical_and, finite)
 

@@ -17,6 +17,7 @@ from fedjax_lab.clients.examples import clipped_gradient
 from fedjax_lab.clients.metrics import Measures, apply_loss
 from fedjax_lab.clients.resident import gather
 from fedjax_lab.machine.keys import fold_in
+from fedjax_lab.machine.traced import trace_once
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
 
 # The entry of a client's report that is no metric: the local params after the last step. Wrappers
@@ -278,13 +279,14 @@ def local_steps(
             is_taken = mask.any()
             after, totals = take(carry, step_index, examples, mask)
             return tree.where(is_taken, after, carry), tree.zero_unless(is_taken, totals)
-        _, totals = jax.eval_shape(take, carry, step_index, examples, mask)
+        take_step, (_, totals) = trace_once(take, carry, step_index, examples, mask)
 
         def skip(carry):
             return carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), totals)
 
         def take_or_skip(carry):
-            return jax.lax.cond(taken, lambda c: take(c, step_index, examples, mask), skip, carry)
+            given = step_index, examples, mask
+            return jax.lax.cond(taken, lambda carry: take_step(carry, *given), skip, carry)
 
         if batch.longest is None:
             return take_or_skip(carry)

@@ -36,6 +36,7 @@ from fedjax_lab.clients.exchange import sum_in_order
 from fedjax_lab.clients.model_axis import MODEL, ParamsSharding, held_layout, model_layout
 from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.machine.target import Target, platform_of
+from fedjax_lab.machine.traced import trace_once
 from fedjax_lab.types import Params, PyTree
 
 # (shared, one client, longest) -> ({rule: tree to sum with that rule's coefficients}, unsummed)
@@ -304,17 +305,17 @@ def _chunked(size: int):
             summed, kept = fn(shared, clients, None)
             return {rule: tree.scale(summed[rule], coefficients[rule]) for rule in summed}, kept
 
-        def body(sums, chunk):
-            partial, kept = one_chunk(*chunk)
-            return jax.tree.map(jnp.add, sums, partial), kept
-
         chunks = (clients, coefficients, lengths)
         if size > 1:
             chunks = jax.tree.map(lambda leaf: _parts(leaf, leaf.shape[0] // size), chunks)
         first = jax.tree.map(lambda leaf: leaf[0], chunks)
-        # If nothing is summed, there is no need to trace a second time.
-        shapes = jax.eval_shape(one_chunk, *first)[0] if coefficients else {}
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        run_chunk, (sums, _) = trace_once(one_chunk, *first)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
+
+        def body(sums, chunk):
+            partial, kept = run_chunk(*chunk)
+            return jax.tree.map(jnp.add, sums, partial), kept
+
         sums, kept = jax.lax.scan(body, zeros, chunks)
         if size > 1:
             kept = jax.tree.map(_together, kept)

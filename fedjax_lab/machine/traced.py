@@ -1,0 +1,32 @@
+"""Traces a function once, where both its results' shapes and its results are needed.
+
+``jax.eval_shape`` traces a function for its shapes, and calling it traces it again. The local steps
+of a client are most of what there is to trace in a round.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+
+from fedjax_lab.types import PyTree
+
+
+def trace_once(function: Callable[..., PyTree], *like: Any) -> tuple[Callable[..., PyTree], PyTree]:
+    """Trace a function; returns (the same function without a trace of its own, result's shapes).
+
+    Args:
+      function: pytrees of arrays -> pytree of arrays. It may close over traced values.
+      like: arguments with the structure, shapes and dtypes of all later ones; values do not matter.
+    """
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)(*like)
+    expected: Any = jax.tree.structure(like)
+    structure = jax.tree.structure(shapes)
+
+    def run(*arguments):
+        leaves, given = jax.tree.flatten(arguments)
+        assert given == expected, f"traced for {expected}, called with {given}"
+        return jax.tree.unflatten(structure, jaxpr_as_fun(traced)(*leaves))
+
+    return run, shapes
