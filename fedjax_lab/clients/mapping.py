@@ -309,8 +309,8 @@ def _chunked(size: int):
         if size > 1:
             chunks = jax.tree.map(lambda leaf: _parts(leaf, leaf.shape[0] // size), chunks)
         first = jax.tree.map(lambda leaf: leaf[0], chunks)
-        run_chunk, (sums, _) = trace_once(one_chunk, *first)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
+        run_chunk, (shapes, _) = trace_once(one_chunk, *first)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
         def body(sums, chunk):
             partial, kept = run_chunk(*chunk)
