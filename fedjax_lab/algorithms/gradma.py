@@ -11,7 +11,7 @@ d^(i)                      ``delta`` = x_t - x^(i)_I
 m, m̃ (Alg. 3)              ``momentum``: the corrected one is kept and carried on
 D (Alg. 3)                 ``gradma_memory.Memory``: ``scale * rows``, [m, ...]
 buf, c(i) (Alg. 4)         ``Slots.owner`` and ``Slots.seen``
-QP_l, QP_g                 ``qp.project_to_cone``
+QP_l, QP_g                 ``gradma_correction``, on ``qp.project_to_cone``
 η_l, η_g                   ``client_lr``, ``server_lr``
 β_1, β_2                   ``server_momentum``, ``memory_decay``
 m                          ``memory_size``
@@ -26,61 +26,16 @@ mean of the deltas takes the batch's weights (uniform: the paper; example counts
 
 from typing import NamedTuple, Unpack
 
-import jax
-
-from fedjax_lab import qp, tree
+from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.gradma_correction import Correction
 from fedjax_lab.algorithms.gradma_memory import Memory, empty_memory, remember
 from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
-from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
-from fedjax_lab.types import Cohort, LossFn, Params, PyTree, Scalar, ScalarOrSchedule
-
-
-class Correction(NamedTuple):
-    """GradMA's QP: how a vector is corrected by the rows of a memory."""
-
-    margin: Scalar
-    scope: str  # "global" or "per_leaf"
-    solver: str
-
-    def check(self) -> None:
-        """Check the arguments of the same names, ``qp_`` before the last two.
-
-        Raises:
-          TypeError, ValueError: one is out of range.
-        """
-        check_number("margin", self.margin, minimum=0.0, maximum=1.0)
-        check_choice("qp_scope", self.scope, ("global", "per_leaf"))
-        check_choice("qp_solver", self.solver, qp.SOLVERS)
-
-    def inner_products(self, rows: PyTree, *others: PyTree) -> jax.Array:
-        """Compute inner products of rows, float [1 or leaves, m, k], as the scope needs them.
-
-        Args:
-          rows: pytree [m, ...].
-          *others: pytrees [k_i, ...], whose numbers of rows add up to k; none: ``rows``.
-        """
-        products = qp.inner_products(rows, *others)
-        return products.sum(0, keepdims=True) if self.scope == "global" else products
-
-    def project(self, p, rows, mask=None, products=None):
-        """Correct ``p``, or return it unchanged if the QP is infeasible; also its ``ConeInfo``.
-
-        Args:
-          p: pytree [...].
-          rows: pytree [m, ...].
-          mask: bool [m], which rows count; None: all.
-          products: of the rows with each other and with ``p``, as ``inner_products`` gives them.
-        """
-        is_global = self.scope == "global"
-        if is_global:
-            products = products and tuple(product[0] for product in products)
-        cone = qp.project_to_cone if is_global else qp.project_to_cone_per_leaf
-        q, info = cone(p, rows, mask, self.margin, products=products, solver=self.solver)
-        return tree.where(info.feasible, q, p), info
+from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
 
 class ServerMemory(NamedTuple):
@@ -227,7 +182,7 @@ def _gradma(
         if memory is None:
             return GradMAServer(params, (), ()), rows
         check_int("memory_size", size, minimum=0, maximum=num_clients)
-        held = empty_memory(params, size, correction.inner_products) if size else ()
+        held = empty_memory(params, size, correction) if size else ()
         return GradMAServer(params, tree.zeros_like(params), held), rows
 
     def corrected_client_update(x, last_local, batch):  # Algorithm 2
@@ -250,15 +205,15 @@ def _gradma(
         m = tree.add_scaled(delta, server_momentum, server.momentum)
         held, metrics = server.memory, {"delta_norm": tree.norm(delta)}
         if size:
-            held, with_m = remember(
-                held, messages["delta"], cohort, memory_decay, m, correction.inner_products
-            )
-            m, info = correction.project(m, held.rows, held.scale > 0, (held.products, with_m))
+            held, qp = remember(held, messages["delta"], cohort, memory_decay, m, correction)
+            corrected, info = correction.project(qp.p, qp.rows, held.scale > 0, qp.products)
+            m = correction.separated(tree.scale(corrected, qp.unit), m)
             metrics["server_qp_residual"] = info.kkt_residual
             metrics["server_qp_active"] = _active(info)
             metrics["server_qp_iterations"] = info.iterations.astype(metrics["delta_norm"].dtype)
         params = tree.descend(server.params, at_round(server_lr, cohort.round), m)
-        return _unless_nobody(cohort, GradMAServer(params, m, held), server), metrics
+        new, old = (params, m), (server.params, server.momentum)
+        return GradMAServer(*tree.where(cohort.participates.any(), new, old), held), metrics
 
     phase = Phase(
         broadcast_params,
@@ -270,18 +225,6 @@ def _gradma(
     return Algorithm(name, start, (phase,), gradients_per_step=3 if corrects_client else 1)
 
 
-def _active(info) -> jax.Array:
+def _active(info):
     """Count the active constraints, as a float."""
     return (info.z > 0).sum(dtype=info.kkt_residual.dtype)
-
-
-def _unless_nobody(cohort: Cohort, new: GradMAServer, old: GradMAServer) -> GradMAServer:
-    """Return ``new``, or ``old`` if nobody participated, so that no row was written."""
-    if not new.memory:
-        return tree.where(cohort.participates.any(), new, old)
-
-    def without_rows(server):
-        return server._replace(memory=server.memory._replace(rows=()))
-
-    kept = tree.where(cohort.participates.any(), without_rows(new), without_rows(old))
-    return kept._replace(memory=kept.memory._replace(rows=new.memory.rows))

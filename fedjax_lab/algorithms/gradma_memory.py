@@ -4,21 +4,18 @@ GradMA (CVPR 2023), Algorithm 4 (``admit_cohort``), and the memory's lines of Al
 (``remember``). ``gradma`` has the table of symbols.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.algorithms.gradma_correction import Correction
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.tree import scale_rows
 from fedjax_lab.types import Cohort, Params, PyTree, Scalar
 
 _NOBODY = -1
-
-# (rows [m, ...], *others [k, ...] each) -> float [1 or leaves, m, k of all others]
-InnerProducts = Callable[..., jax.Array]
 
 
 class Slots(NamedTuple):
@@ -43,20 +40,36 @@ class Memory(NamedTuple):
     slots: Slots
 
 
-def empty_memory(params: Params, size: int, inner_products: InnerProducts) -> Memory:
+def empty_memory(params: Params, size: int, correction: Correction) -> Memory:
     """Create an empty memory.
 
     Args:
       params: the global model.
       size: m, at least 1.
-      inner_products: of the rows with other rows.
+      correction: of the server.
     """
     zeros = jnp.zeros(size, jnp.int32)
     slots = Slots(zeros + _NOBODY, zeros, zeros, jnp.zeros((), jnp.int32))
     rows = zero_row_per_client(params, size)
-    products = jax.eval_shape(inner_products, rows, rows)
+    products = jax.eval_shape(correction.inner_products, rows, rows)
     scale = jnp.zeros(size, products.dtype)
     return Memory(rows, scale, jnp.zeros(products.shape, products.dtype), slots)
+
+
+class ServerQP(NamedTuple):
+    """What the server's quadratic program is given: small leaves are joined, nothing is unknown.
+
+    Attributes:
+      p: the vector divided by ``unit``, so that its largest number is in [1, 2).
+      unit: float scalar, a power of two, or 0 for a vector of zeros.
+      rows: [m, ...].
+      products: of the rows with each other and with p, and of p with itself.
+    """
+
+    p: PyTree
+    unit: jax.Array
+    rows: PyTree
+    products: tuple[jax.Array, jax.Array, jax.Array]
 
 
 def remember(
@@ -65,50 +78,67 @@ def remember(
     cohort: Cohort,
     decay: Scalar,
     p: PyTree,
-    inner_products: InnerProducts,
-) -> tuple[Memory, jax.Array]:
+    correction: Correction,
+) -> tuple[Memory, ServerQP]:
     """Run Algorithm 4, then the memory's lines of Algorithm 3: D <- β_2 D (+ d^i).
 
     Args:
       memory: as the last round left it.
       deltas: what the cohort sent, each leaf [S, ...].
-      cohort: who took part.
+      cohort: who took part; if nobody did, the memory is unchanged.
       decay: β_2.
-      p: a vector, like the params.
-      inner_products: of the rows with other rows.
+      p: the vector to correct, like the params.
+      correction: of the server.
 
     Returns:
-      (memory, its rows' inner products with ``p``, float [1 or leaves, m]).
+      (memory, the quadratic program of its rows and ``p``).
 
     Raises:
       ValueError: the memory is smaller than the cohort.
     """
     slots, slot, is_new = admit_cohort(memory.slots, cohort.client_ids, cohort.participates)
-    dtype, decay = memory.scale.dtype, jnp.asarray(decay, memory.scale.dtype)
+    dtype = memory.scale.dtype
+    decay = jnp.where(cohort.participates.any(), jnp.asarray(decay, dtype), 1)
     # A row that decays below the range of floats keeps its direction.
     floor = jnp.where((memory.scale > 0) & (decay > 0), jnp.finfo(dtype).tiny, 0)
     scale = jnp.maximum(decay * memory.scale, floor)
     kept = jnp.where(is_new, 0, scale.at[slot].get(mode="clip"))
 
-    def sum_up(rows, delta):
-        return scale_rows(rows.at[slot].get(mode="clip"), kept) + delta
-
-    sums = jax.tree.map(sum_up, memory.rows, deltas)
-    sizes = [jnp.abs(leaf).max(range(1, leaf.ndim), initial=0) for leaf in jax.tree.leaves(sums)]
-    largest = jnp.max(jnp.stack(sizes), 0).astype(dtype)
-    power = _power_of_two(largest)
-    new = scale_rows(sums, 1 / power)
-    new_scale = jnp.where(largest == 0, 0, power)
+    held = jax.tree.map(lambda table: table.at[slot].get(mode="clip"), memory.rows)
+    held, deltas = correction.joined(held), correction.joined(deltas)
+    new, units = _scaled(jax.tree.map(jnp.add, scale_rows(held, kept), deltas))
 
     def put(table, values):
         return table.at[slot].set(values, mode="drop")
 
-    rows = jax.tree.map(put, memory.rows, new)
-    with_new = inner_products(rows, new, jax.tree.map(lambda leaf: leaf[None], p))
+    rows = jax.tree.map(put, memory.rows, correction.separated(new, p))
+    joined = correction.joined(rows)
+    p, unit = _scaled(correction.joined(jax.tree.map(lambda leaf: leaf[None], p)))
+    with_new = correction.inner_products(joined, new, p)
     with_new, with_p = with_new[..., :-1], with_new[..., -1]
     products = memory.products.at[:, slot].set(with_new.mT, mode="drop")
     products = products.at[:, :, slot].set(with_new, mode="drop")
-    return Memory(rows, put(scale, new_scale), products, slots), with_p
+    square = correction.inner_products(p, p)[:, 0, 0]
+    p = jax.tree.map(lambda leaf: leaf[0], p)
+    qp = ServerQP(p, unit[0], joined, (products, with_p, square))
+    return Memory(rows, put(scale, units.astype(dtype)), products, slots), qp
+
+
+def _scaled(rows: PyTree) -> tuple[PyTree, jax.Array]:
+    """Divide rows [k, ...] by units [k], powers of two, so that largest numbers are in [1, 2).
+
+    The unit of a row of zeros is 0.
+    """
+    sizes = [jnp.abs(leaf).max(range(1, leaf.ndim), initial=0) for leaf in jax.tree.leaves(rows)]
+    dtype = jnp.result_type(jnp.float32, *sizes)
+    largest = jnp.max(jnp.stack([size.astype(dtype) for size in sizes]), 0)
+    power = _power_of_two(largest)
+
+    def divided(leaf):
+        factors = (1 / power).reshape(-1, *(1,) * (leaf.ndim - 1))
+        return (factors * leaf).astype(leaf.dtype)
+
+    return jax.tree.map(divided, rows), jnp.where(largest == 0, 0, power)
 
 
 def _power_of_two(x: jax.Array) -> jax.Array:

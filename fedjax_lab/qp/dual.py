@@ -31,7 +31,8 @@ class _State(NamedTuple):
     dz: jax.Array  # float [C], the correction so far
     r: jax.Array  # float [C], r0 + G dz
     basis: Basis
-    row: jax.Array  # bool [C], the row to enter or leave; all False: refine
+    row: jax.Array  # int32, the row to enter or leave; C: none, refine
+    enters: jax.Array  # bool, whether it enters
     barred: jax.Array  # bool [C], rows that may not enter, because they left at once
     error: jax.Array  # float, the largest |r| on the last step's support, if that refined
     ended: jax.Array  # bool
@@ -99,41 +100,44 @@ def solve(
     """
     eps = float(jnp.finfo(gram.dtype).eps)
 
+    size = len(r0)
+
     def entering(basis, dz, r, barred):  # the row to enter; the largest |r| on the support
         error = jnp.max(jnp.where(basis.support, jnp.abs(r), 0))
         outside = valid & ~basis.support & ~barred
         noise = jnp.maximum(_noise(dz, eps), 2 * error)
         wrong = jnp.where(z0 + dz > 0, -jnp.abs(r), r)  # or one with z > 0 for no reason
-        return _least(jnp.where(outside, wrong, 0), -noise), error
+        worst, row = _smallest(jnp.where(outside, wrong, 0))
+        return jnp.where(worst < -noise, row, size), error
 
     def step(state):
         z = z0 + state.dz
-        basis = _sweep(state.basis, state.row)
+        basis = _sweep(state.basis, state.row, state.enters)
         target = step_on_support(basis, state.r)
         # How far z may move before an entry becomes negative; that row leaves next.
         blocking = basis.support & (z + target < 0)
-        ratio = jnp.where(blocking, z / jnp.where(blocking, -target, 1), 1)
-        leaving = _least(ratio, 1)
-        dz = jnp.maximum(state.dz + jnp.min(ratio) * target, -z0)
-        dz = jnp.where(leaving, -z0, dz)
+        length, leaving = _smallest(jnp.where(blocking, z / jnp.where(blocking, -target, 1), 1))
+        leaving = jnp.where(length < 1, leaving, size)
+        dz = jnp.maximum(state.dz + length * target, -z0)
+        dz = jnp.where(_is_row(leaving, size), -z0, dz)
         r = r0 + matvec(gram, dz)
         # A row that leaves when it enters depends on the others, up to rounding.
-        enters = state.row & ~state.basis.support
-        fails = enters & leaving
-        entered = jnp.any(enters & ~leaving)
-        barred = jnp.where(entered, False, state.barred | fails)
+        fails = state.enters & (leaving == state.row)
+        barred = state.barred | (fails & _is_row(leaving, size))
+        barred = barred & ~(state.enters & ~fails)
         row, error = entering(basis, dz, r, barred)
-        row = jnp.where(jnp.any(leaving), leaving, row)
+        enters = (leaving == size) & (row < size)
+        row = jnp.where(leaving < size, leaving, row)
         # Written so that an error of NaN ends the loop.
         rests = ~((error > _noise(dz, eps)) & (error <= 0.5 * state.error))
-        ended = ~jnp.any(row) & rests
-        error = jnp.where(jnp.any(row), jnp.inf, error)
-        return _State(dz, r, basis, row, barred, error, ended, state.iterations + 1)
+        ended = (row == size) & rests
+        error = jnp.where(row < size, jnp.inf, error)
+        return _State(dz, r, basis, row, enters, barred, error, ended, state.iterations + 1)
 
     dz, none = jnp.zeros_like(z0), jnp.zeros_like(valid)
     row, _ = entering(basis, dz, r0, none)
     infinite = jnp.asarray(jnp.inf, r0.dtype)
-    first = _State(dz, r0, basis, row, none, infinite, jnp.bool_(False), iterations)
+    first = _State(dz, r0, basis, row, row < size, none, infinite, jnp.bool_(False), iterations)
     last = lax.while_loop(lambda s: ~s.ended & (s.iterations < max_iterations), step, first)
     return last.dz, last.basis, last.iterations
 
@@ -143,16 +147,31 @@ def _noise(dz: jax.Array, eps: float) -> jax.Array:
     return 2 * eps * jnp.sum(jnp.abs(dz))
 
 
-def _least(values: jax.Array, bound: jax.Array | float) -> jax.Array:
-    """Mark the first of the smallest values, bool [C], if it is below the bound."""
-    index = jnp.arange(values.shape[0])
-    return (index == jnp.argmin(values)) & (jnp.min(values) < bound)
+def _smallest(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the smallest of some values [C] and the first index of it; NaN is the smallest.
+
+    One kernel computes both; ``jnp.min`` and ``jnp.argmin`` are two.
+    """
+
+    def smaller(some, others):
+        (value, index), (other, place) = some, others
+        is_smaller = (value < other) | (value != value) | ((value == other) & (index < place))
+        return jnp.where(is_smaller, value, other), jnp.where(is_smaller, index, place)
+
+    indices = jnp.arange(len(values), dtype=jnp.int32)
+    start = jnp.asarray(jnp.inf, values.dtype), jnp.int32(len(values))
+    return lax.reduce((values, indices), start, smaller, (0,))
 
 
-def _sweep(basis: Basis, row: jax.Array) -> Basis:
-    """Add a row to the support, or remove it: bool [C] with at most one True."""
+def _is_row(row: jax.Array, size: int) -> jax.Array:
+    """Mark a row by its number, bool [C]."""
+    return jnp.arange(size) == row
+
+
+def _sweep(basis: Basis, row: jax.Array, enters: jax.Array) -> Basis:
+    """Add a row to the support if it enters, else remove it; C is no row."""
     support, swept = basis
-    enters = jnp.any(row & ~support)
+    row = _is_row(row, len(support))
     column = jnp.sum(jnp.where(row[:, None], swept, 0), axis=0)
     pivot = jnp.sum(jnp.where(row, column, 0))
     # The square of a row's distance to the others is at most 1; its rounding error grows with the
@@ -184,7 +203,8 @@ def moved_to(basis: Basis, support: jax.Array) -> Basis:
         return jnp.where(basis.support & ~support, jnp.inf, jnp.where(enters, diagonal, 0))
 
     def change(basis):
-        return _sweep(basis, _least(-changes(basis), 0))
+        least, row = _smallest(-changes(basis))
+        return _sweep(basis, jnp.where(least < 0, row, len(support)), support[row])
 
     return lax.while_loop(lambda basis: jnp.any(changes(basis) > 0), change, basis)
 

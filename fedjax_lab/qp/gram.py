@@ -109,15 +109,12 @@ def _block(
     length: int,
     dtype: Any,
     is_new: jax.Array | None = None,
-    scale: jax.Array | None = None,
-) -> jax.Array:
-    """Return a block of all rows, float [C, length, ...], with 0 where it is not new."""
-    slices = [lax.dynamic_slice_in_dim(part, start, length, axis=1) for part in parts]
-    rows = jnp.concatenate([part.astype(dtype) for part in slices])
-    ones = (1,) * (rows.ndim - 2)
-    if scale is not None:
-        rows = rows * scale.reshape(-1, 1, *ones)
-    return rows if is_new is None else jnp.where(is_new.reshape(1, -1, *ones), rows, 0)
+) -> list[jax.Array]:
+    """Return a block of all parts, float [k, length, ...], with 0 where it is not new."""
+    block = [lax.dynamic_slice_in_dim(part, start, length, axis=1).astype(dtype) for part in parts]
+    if is_new is None:
+        return block
+    return [jnp.where(is_new.reshape(1, -1, *[1] * (part.ndim - 2)), part, 0) for part in block]
 
 
 def _product(
@@ -151,16 +148,23 @@ def _own_product(left, right, dtype):
     return total[0] + total[1]
 
 
-def _times(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Compute inner products [C, K] of rows [C, ...] with columns [K, ...], in float32."""
-    return lax.platform_dependent(rows, columns, tpu=_times_on_tpu, default=matrix_product)
+def _times(rows: list[jax.Array], columns: list[jax.Array]) -> jax.Array:
+    """Compute inner products [C, K] of parts [k, ...] of rows and of columns, in float32."""
+    return lax.platform_dependent(rows, columns, tpu=_times_on_tpu, default=_matrix_of_parts)
 
 
 def _times_on_tpu(rows, columns):
+    """Compute inner products part by part, so that a TPU does not join the parts in a copy."""
+    return jnp.block([[_pair_on_tpu(part, other) for other in columns] for part in rows])
+
+
+def _pair_on_tpu(rows, columns):
     """Compute inner products on a TPU: fast to compile, or fast to run if they are large.
 
     A float32 matrix product in full precision takes three times as long to compile there.
     """
+    if len(rows) == len(columns) == 1:
+        return jnp.sum(rows[0] * columns[0]).reshape(1, 1)
     many = min(len(rows), len(columns)) > _MANY_ROWS and rows[0].size > _MANY_NUMBERS
     takes_parts = many and rows.dtype == jnp.float32
     return (product_of_parts if takes_parts else sums_of_products)(rows, columns)
@@ -206,13 +210,35 @@ def matrix_product(rows, columns):
     return jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST)
 
 
-def _pairs_on_tpu(*groups):
-    return jnp.block([[_times_on_tpu(rows, others) for others in groups] for rows in groups])
+def _matrix_of_parts(rows, columns):
+    return matrix_product(jnp.concatenate(rows), jnp.concatenate(columns))
 
 
-def _matrix_square(*groups):
-    rows = jnp.concatenate(groups)
-    return matrix_product(rows, rows)
+def _largest(rows):
+    return jnp.max(jnp.abs(rows), axis=range(1, rows.ndim), initial=0)
+
+
+def _scaled(rows, scale):
+    return rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
+
+
+def _square_on_tpu(parts, scale):
+    """Compute scaled rows' inner products, those of two parts once, and largest numbers."""
+    scales = jnp.split(scale, list(itertools.accumulate(map(len, parts)))[:-1])
+    rows = list(map(_scaled, parts, scales))
+    found = {}
+    for i, part in enumerate(rows):
+        for j, other in enumerate(rows[: i + 1]):
+            found[i, j] = _pair_on_tpu(part, other)
+            found[j, i] = found[i, j].T
+    square = jnp.block([[found[i, j] for j in range(len(rows))] for i in range(len(rows))])
+    return square, jnp.concatenate(list(map(_largest, rows)))
+
+
+def _matrix_square(parts, scale):
+    """Compute scaled rows' inner products by one matrix product, and largest numbers."""
+    rows = _scaled(jnp.concatenate(parts), scale)
+    return matrix_product(rows, rows), _largest(rows)
 
 
 def _gram(
@@ -234,21 +260,14 @@ def _own_gram(vectors, dtype, scale):
     size = len(scale)
     state = (jnp.zeros((size, size), dtype),) * 2, jnp.zeros(size, dtype)
     for parts in vectors:
-        # Rows of one array and single rows are not stacked. Otherwise a TPU stores copies of both,
-        # with the rows as lanes, throughout the loop; a single row's copy is 128 times its size.
-        many = [[part] for part in parts if len(part) > 1]
-        groups = [*many, [part for part in parts if len(part) == 1]]
-        scales = jnp.split(scale, list(itertools.accumulate(len(part[0]) for part in many)))
 
-        def body(start, length, is_new, state, groups=groups, scales=scales):
+        def body(start, length, is_new, state, parts=parts):
             total, largest = state
-            rows = [
-                _block(group, start, length, dtype, is_new, own)
-                for group, own in zip(groups, scales, strict=True)
-            ]
-            new = [jnp.max(jnp.abs(r), axis=range(1, r.ndim), initial=0) for r in rows]
-            largest = jnp.maximum(largest, jnp.concatenate(new))
-            found = lax.platform_dependent(*rows, tpu=_pairs_on_tpu, default=_matrix_square)
+            rows = _block(parts, start, length, dtype, is_new)
+            found, new = lax.platform_dependent(
+                rows, scale, tpu=_square_on_tpu, default=_matrix_square
+            )
+            largest = jnp.maximum(largest, new)
             return _add(total, found), largest
 
         state = _over_blocks(parts[0].shape[1:], body, state)
@@ -256,26 +275,39 @@ def _own_gram(vectors, dtype, scale):
     return total + error, largest
 
 
+def are_safe(squares: jax.Array) -> jax.Array:
+    """Return whether squared norms are far from the limits of float32, bool [...].
+
+    Args:
+      squares: float [...].
+    """
+    return (squares > 1 / _SAFE_SQUARE) & (squares < _SAFE_SQUARE)
+
+
 def scaled_gram(
     p: list[jax.Array],
     rows: list[jax.Array],
     dtype: Any,
     mask: jax.Array | None,
-    products: tuple[jax.Array, jax.Array] | None,
+    products: tuple[jax.Array, ...] | None,
     divided: Sequence[bool],
 ) -> tuple[jax.Array, jax.Array]:
     """Compute scales [C + 1], powers of 2, and the Gram matrix [C + 1, C + 1] of scaled (rows, p).
 
-    A scale is 1 unless a squared norm could leave the range of float32.
+    A scale is 1 unless a squared norm could leave the range of float32. If all products are known,
+    including p'p, nothing is computed and all scales are 1.
     """
+    if products is not None and len(products) == 3:
+        known, with_p, square = (jnp.asarray(product, dtype) for product in products)
+        gram = jnp.block([[known, with_p[:, None]], [with_p, square]])
+        return jnp.ones(len(gram), dtype), gram
     own = [_parts(p_leaf[None]) for p_leaf in p]
     vectors = [[*_parts(leaf), *part] for part, leaf in zip(own, rows, strict=True)]
     size = len(rows[0]) + 1
     counts = jnp.ones(size, bool) if mask is None else jnp.append(mask, True)
 
     def unsafe(gram):
-        squares = jnp.diagonal(gram)
-        return counts & ~((squares > 1 / _SAFE_SQUARE) & (squares < _SAFE_SQUARE))
+        return counts & ~are_safe(jnp.diagonal(gram))
 
     def turn(state):
         _, scale, _, turns = state

@@ -11,6 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_lab.clients.model_axis import held_layout
+from fedjax_lab.types import PyTree
+
 _SMALL = 2**15  # largest number of elements of a leaf that is concatenated
 _MOST = 2**17  # largest number of elements of all these leaves together
 FEW_ROWS = 8  # up to this number, each row is read as a separate vector
@@ -68,23 +71,25 @@ def packed_rows(leaves: Sequence[jax.Array], groups: Groups) -> list[jax.Array]:
             leaves[group[0]] if len(group) == 1 else jnp.stack([row[place] for row in rows])
             for place, group in enumerate(groups)
         ]
+    return _joined(leaves, groups)
+
+
+def _joined(leaves, groups):
     return [
         leaves[group[0]]
         if len(group) == 1
-        else jnp.concatenate([leaves[index].reshape(count, -1) for index in group], axis=1)
+        else jnp.concatenate([leaves[i].reshape(len(leaves[i]), -1) for i in group], axis=1)
         for group in groups
     ]
 
 
-def unpacked(
-    leaves: Sequence[jax.Array], groups: Groups, like: Sequence[jax.Array]
-) -> list[jax.Array]:
+def unpacked(leaves: Sequence[jax.Array], groups: Groups, like: Sequence[Any]) -> list[jax.Array]:
     """Split packed leaves into the original ones.
 
     Args:
-      leaves: as ``packed`` returns them.
+      leaves: as ``packed`` or ``packed_rows`` returns them.
       groups: as ``groups_of`` returns them.
-      like: arrays of the original shapes.
+      like: arrays or shapes of one row.
     """
     found: dict[int, jax.Array] = {}
     for leaf, group in zip(leaves, groups, strict=True):
@@ -94,6 +99,36 @@ def unpacked(
         start = 0
         for index in group:
             size, shape = like[index].size, like[index].shape
-            found[index] = jax.lax.slice(leaf, [start], [start + size]).reshape(shape)
+            part = jax.lax.slice_in_dim(leaf, start, start + size, axis=-1)
+            found[index] = part.reshape(*leaf.shape[:-1], *shape)
             start += size
     return [found[index] for index in range(len(like))]
+
+
+def join_leaves(rows: PyTree) -> PyTree:
+    """Join the small leaves of rows [C, ...], unless devices divide the model.
+
+    Args:
+      rows: pytree [C, ...].
+
+    Returns:
+      a list of leaves [C, ...], or ``rows``.
+    """
+    if held_layout() is not None:
+        return rows
+    leaves = jax.tree.leaves(rows)
+    groups = groups_of([jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves])
+    return _joined(leaves, groups)
+
+
+def separate_leaves(joined: PyTree, like: PyTree) -> PyTree:
+    """Undo ``join_leaves``.
+
+    Args:
+      joined: as ``join_leaves`` returns it; any number of leading axes.
+      like: pytree [...] of the shapes of one row.
+    """
+    if held_layout() is not None:
+        return joined
+    leaves, structure = jax.tree.flatten(like)
+    return jax.tree.unflatten(structure, unpacked(joined, groups_of(leaves), leaves))

@@ -40,7 +40,7 @@ from jax.sharding import PartitionSpec
 from fedjax_lab import checks
 from fedjax_lab.clients.model_axis import are_divided, held_layout, on_each_part
 from fedjax_lab.qp import dual, projected_gradient
-from fedjax_lab.qp.gram import add_scaled, along, scaled_gram, sum_of_rows
+from fedjax_lab.qp.gram import add_scaled, along, are_safe, scaled_gram, sum_of_rows
 from fedjax_lab.qp.packing import groups_of, packed, packed_rows, unpacked
 from fedjax_lab.types import PyTree, Scalar
 
@@ -87,7 +87,7 @@ def project_to_cone(
     mask: jax.Array | None = None,
     margin: Scalar = 0.0,
     *,
-    products: tuple[jax.Array, jax.Array] | None = None,
+    products: tuple[jax.Array, ...] | None = None,
     solver: str = "auto",
     tolerance: float | None = None,
     max_iterations: int = 2000,
@@ -109,7 +109,9 @@ def project_to_cone(
       margin: scalar >= 0, may be traced (rho in the official code).
       products: (M'M [C, C], M'p [C]), known inner products of the rows with each other and with p.
         They must be as accurate as those of ``inner_products``, which is not checked. They are
-        ignored if a squared norm is near the limits of float32. None: computed here.
+        ignored if a squared norm is near the limits of float32. With a third, p'p [], the program
+        has no pass for the inner products, so that nothing can be computed again: ``feasible`` is
+        False if a squared norm is not 0 and not within 2^-60 to 2^60. None: computed here.
       solver: solver of the dual. "active_set" takes about one step for each active row.
         "projected_gradient" takes ten steps or more for any number of active rows, and a sweep for
         each. "auto" is "active_set", which is as accurate, compiles faster on every platform and
@@ -200,7 +202,9 @@ def _project_leaves(p_leaves, row_leaves, mask, margin, products, options, divid
     norms = jnp.sqrt(jnp.diagonal(gram))  # [C + 1], of the scaled rows and, last, of the scaled p
     mask = jnp.ones(num_rows, bool) if mask is None else jnp.asarray(mask)
     valid = mask & (norms[:-1] > 0) & (norms[-1] > 0)  # p = 0 is its own projection
-    finite = jnp.all(jnp.isfinite(jnp.where(jnp.append(mask, True), norms, 0)))
+    counted = jnp.where(jnp.append(mask, True), norms, 0)
+    known = products is not None and len(products) == 3
+    usable = (counted == 0) | are_safe(counted**2) if known else jnp.isfinite(counted)
     unit = 1 / jnp.where(norms == 0, 1, norms)
     unit = jnp.append(jnp.where(valid, unit[:-1], 0), unit[-1])
     gram = gram * unit[:, None] * unit[None, :]
@@ -249,7 +253,7 @@ def _project_leaves(p_leaves, row_leaves, mask, margin, products, options, divid
 
     z, r = jnp.zeros_like(b), jnp.where(valid, b - margin, 0)
     basis, none = dual.empty_basis(gram), jnp.int32(0)
-    step = _to_go(z, r, basis, valid)
+    step = jnp.max(jnp.maximum(-r, 0))  # what ``_to_go`` finds on an empty support
     infinite = jnp.full_like(step, jnp.inf)  # the first correction may seem far worse
     state = (p_leaves, z, r, basis, none, step, infinite, none, none)
     q, z, r, _, iterations, *_ = lax.while_loop(unfinished, correct, state)
@@ -260,7 +264,7 @@ def _project_leaves(p_leaves, row_leaves, mask, margin, products, options, divid
         z=z * (unit[:-1] * norms[-1]) * (scale[:-1] / scale[-1]),
         kkt_residual=jnp.max(jnp.maximum(-r, z * jnp.abs(r) / scale_of_z), initial=0),
         iterations=iterations,
-        feasible=finite & jnp.all(jnp.isfinite(r) & (r >= -slack)),
+        feasible=jnp.all(usable) & jnp.all(jnp.isfinite(r) & (r >= -slack)),
     )
     return q, info
 
@@ -271,7 +275,7 @@ def project_to_cone_per_leaf(
     mask: jax.Array | None = None,
     margin: Scalar = 0.0,
     *,
-    products: tuple[jax.Array, jax.Array] | None = None,
+    products: tuple[jax.Array, ...] | None = None,
     solver: str = "auto",
     tolerance: float | None = None,
     max_iterations: int = 2000,
@@ -283,7 +287,8 @@ def project_to_cone_per_leaf(
       rows: pytree like p, each leaf with one leading axis C.
       mask: bool [C], True for rows that are constraints. None: all rows are.
       margin: scalar >= 0, may be traced.
-      products: each leaf's inner products, [leaves, C, C] and [leaves, C]; None: computed here.
+      products: each leaf's inner products, [leaves, C, C] and [leaves, C], and [leaves] if p'p are
+        known, too, as in ``project_to_cone``; None: computed here.
       solver: as in ``project_to_cone``.
       tolerance: as in ``project_to_cone``.
       max_iterations: upper bound of the iterations of each leaf.
@@ -307,7 +312,7 @@ def project_to_cone_per_leaf(
         specs = structure.flatten_up_to(layout.specs(p))
     results = []
     for index, (leaf, leaf_rows) in enumerate(zip(leaves, jax.tree.leaves(rows), strict=True)):
-        own = None if products is None else (products[0][index], products[1][index])
+        own = products and tuple(product[index] for product in products)
         given = leaf, leaf_rows, mask, margin, own, options
         results.append(_project_parts(*given, specs[index]))
     infos = [info for _, info in results]
@@ -323,10 +328,12 @@ def project_to_cone_per_leaf(
 def _check_products(products: Any, shape: tuple[int, ...]) -> None:
     if products is None:
         return
-    expected = ((*shape, shape[-1]), shape)
+    expected = ((*shape, shape[-1]), shape, shape[:-1])
     shapes = tuple(jnp.shape(part) for part in products)
-    if shapes != expected:
-        raise ValueError(f"products has the shapes {shapes}; they must be {expected}.")
+    if shapes not in (expected[:2], expected):
+        raise ValueError(
+            f"products has the shapes {shapes}; they must be {expected}, or the first two."
+        )
 
 
 def _check(p, rows, mask, margin, options) -> int:

@@ -283,9 +283,17 @@ def test_what_a_tpu_computes_instead_of_matrix_products():
     exact = rows.astype(np.float64) @ rows[:4].astype(np.float64).T
     np.testing.assert_allclose(gram.sums_of_products(blocks, blocks[:4]), exact, atol=1e-3)
     flat = blocks.reshape(len(blocks), -1).astype(np.float64)
-    for groups in ([blocks], [blocks[:-1], blocks[-1:]]):  # the rows and p
-        for square in (gram._pairs_on_tpu, gram._matrix_square):
-            np.testing.assert_allclose(square(*groups), flat @ flat.T, atol=1e-3)
+    scale = np.float32(2) ** np.arange(-4, 5)
+    scaled = flat * scale[:, None]
+    for parts in ([blocks], [blocks[:-1], blocks[-1:]], [*blocks[:, None]]):  # the rows and p
+        for square in (gram._square_on_tpu, gram._matrix_square):
+            found, largest = square(parts, scale)
+            bound = 1e-6 * np.outer(scale, scale) * (flat**2).sum(1).max()
+            assert (abs(found - scaled @ scaled.T) <= bound).all()
+            np.testing.assert_array_equal(largest, abs(scaled).max(1))
+        for times in (gram._times_on_tpu, gram._matrix_of_parts):
+            found = times(parts, [blocks[:3], blocks[3:4]])
+            np.testing.assert_allclose(found, flat @ flat[:4].T, atol=1e-3)
     parts = gram.product_of_parts(blocks, blocks[:4])
     np.testing.assert_allclose(parts, exact, atol=1e-6 * exact.max())
     combined = (weights.astype(np.float64) @ rows).reshape(20, 15)
@@ -307,6 +315,28 @@ def test_known_products(row_scale):
     check(p, rows, *_solve_known(p, rows, products))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_all_products_known(seed):
+    p, rows = draw(seed, 8, 50, "conflicting")
+    check(p, rows, *_solve_known(p, rows, (rows @ rows.T, rows @ p, p @ p)))
+
+
+@pytest.mark.parametrize(("scale", "row_scale"), [(1, 1e-12), (1, 1e12), (1e-12, 1), (1e12, 1)])
+def test_all_products_known_near_the_limits_are_not_feasible(scale, row_scale):
+    p, rows = draw(4, 8, 50, "conflicting")
+    p, rows = p * np.float32(scale), rows * np.float32(row_scale)
+    _, info = _solve_known(p, rows, (rows @ rows.T, rows @ p, p @ p))
+    assert not info.feasible
+
+
+def test_all_products_known_may_be_of_zeros():
+    rows = np.array([[0, 0], [0, 1]], np.float32)
+    for p in (np.zeros(2, np.float32), np.array([1, -1], np.float32)):
+        q, info = _solve_known(p, rows, (rows @ rows.T, rows @ p, p @ p))
+        np.testing.assert_allclose(q, np.maximum(p, 0), atol=1e-6)
+        assert info.feasible
+
+
 def test_known_products_are_not_computed_again():
     p, rows = draw(4, 8, 50, "conflicting")
     products = np.eye(8, dtype=np.float32), np.ones(8, np.float32)  # as if p were feasible
@@ -314,7 +344,8 @@ def test_known_products_are_not_computed_again():
     assert np.asarray(q).tobytes() == p.tobytes()
 
 
-def test_known_products_of_every_leaf():
+@pytest.mark.parametrize("with_square", [False, True])
+def test_known_products_of_every_leaf(with_square):
     p, rows = draw(3, 4, 50, "conflicting")
     tree, row_tree = {"a": p[:20], "b": p[20:]}, {"a": rows[:, :20], "b": rows[:, 20:]}
 
@@ -322,7 +353,9 @@ def test_known_products_of_every_leaf():
     def run(tree, row_tree):
         with_rows = inner_products(row_tree, row_tree)
         with_p = inner_products(row_tree, jax.tree.map(lambda leaf: leaf[None], tree))[..., 0]
-        return project_to_cone_per_leaf(tree, row_tree, products=(with_rows, with_p))
+        squares = jnp.stack([jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)])
+        products = with_rows, with_p, squares
+        return project_to_cone_per_leaf(tree, row_tree, products=products[: 2 + with_square])
 
     q, info = jax.tree.map(np.asarray, run(tree, row_tree))
     for i, name in enumerate(tree):

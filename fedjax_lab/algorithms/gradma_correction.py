@@ -1,0 +1,72 @@
+"""GradMA's correction: the quadratic program over all parameters, or one for each array."""
+
+from typing import NamedTuple
+
+import jax
+
+from fedjax_lab import qp, tree
+from fedjax_lab.checks import check_choice, check_number
+from fedjax_lab.qp.packing import join_leaves, separate_leaves
+from fedjax_lab.types import PyTree, Scalar
+
+
+class Correction(NamedTuple):
+    """GradMA's QP: how a vector is corrected by the rows of a memory."""
+
+    margin: Scalar
+    scope: str  # "global" or "per_leaf"
+    solver: str
+
+    def check(self) -> None:
+        """Check the arguments of the same names, ``qp_`` before the last two.
+
+        Raises:
+          TypeError, ValueError: one is out of range.
+        """
+        check_number("margin", self.margin, minimum=0.0, maximum=1.0)
+        check_choice("qp_scope", self.scope, ("global", "per_leaf"))
+        check_choice("qp_solver", self.solver, qp.SOLVERS)
+
+    def joined(self, rows: PyTree) -> PyTree:
+        """Join the small leaves of rows, where the scope has no need of the leaves.
+
+        Args:
+          rows: pytree [m, ...].
+        """
+        return join_leaves(rows) if self.scope == "global" else rows
+
+    def separated(self, joined: PyTree, like: PyTree) -> PyTree:
+        """Undo ``joined``.
+
+        Args:
+          joined: as ``joined`` returns it, with any number of leading axes.
+          like: pytree [...] of the shapes of one row.
+        """
+        return separate_leaves(joined, like) if self.scope == "global" else joined
+
+    def inner_products(self, rows: PyTree, *others: PyTree) -> jax.Array:
+        """Compute inner products of rows, float [1 or leaves, m, k], as the scope needs them.
+
+        Args:
+          rows: pytree [m, ...].
+          *others: pytrees [k_i, ...], whose numbers of rows add up to k; none: ``rows``.
+        """
+        products = qp.inner_products(rows, *others)
+        return products.sum(0, keepdims=True) if self.scope == "global" else products
+
+    def project(self, p, rows, mask=None, products=None):
+        """Correct ``p``, or return it unchanged if the QP is infeasible; also its ``ConeInfo``.
+
+        Args:
+          p: pytree [...].
+          rows: pytree [m, ...].
+          mask: bool [m], which rows count; None: all.
+          products: of the rows with each other and with ``p``, and of ``p`` with itself, as
+            ``inner_products`` gives them: [1 or leaves, m, m], [..., m] and [...].
+        """
+        if self.scope == "global":
+            cone, products = qp.project_to_cone, products and tuple(of[0] for of in products)
+        else:  # a leaf may be small beside the others, so its products may be computed again
+            cone, products = qp.project_to_cone_per_leaf, products and products[:2]
+        q, info = cone(p, rows, mask, self.margin, products=products, solver=self.solver)
+        return tree.where(info.feasible, q, p), info
