@@ -201,16 +201,18 @@ def _gradma(
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
     def corrected_server_update(server, messages, cohort):  # Algorithm 3
-        delta = tree.weighted_sum(messages["delta"], cohort.weights)
-        m = tree.add_scaled(delta, server_momentum, server.momentum)
+        deltas = correction.joined(messages["delta"], axes=1)
+        delta = tree.weighted_sum(deltas, cohort.weights)
+        m = tree.add_scaled(delta, server_momentum, correction.joined(server.momentum))
         held, metrics = server.memory, {"delta_norm": tree.norm(delta)}
         if size:
-            held, qp = remember(held, messages["delta"], cohort, memory_decay, m, correction)
+            held, qp = remember(held, deltas, cohort, memory_decay, m, correction)
             corrected, info = correction.project(qp.p, qp.rows, held.scale > 0, qp.products)
-            m = correction.separated(tree.scale(corrected, qp.unit), m)
+            m = tree.scale(corrected, qp.unit)
             metrics["server_qp_residual"] = info.kkt_residual
             metrics["server_qp_active"] = _active(info)
             metrics["server_qp_iterations"] = info.iterations.astype(metrics["delta_norm"].dtype)
+        m = correction.separated(m, server.momentum)
         params = tree.descend(server.params, at_round(server_lr, cohort.round), m)
         new, old = (params, m), (server.params, server.momentum)
         return GradMAServer(*tree.where(cohort.participates.any(), new, old), held), metrics

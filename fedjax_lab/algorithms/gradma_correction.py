@@ -27,20 +27,21 @@ class Correction(NamedTuple):
         check_choice("qp_scope", self.scope, ("global", "per_leaf"))
         check_choice("qp_solver", self.solver, qp.SOLVERS)
 
-    def joined(self, rows: PyTree) -> PyTree:
-        """Join the small leaves of rows, where the scope has no need of the leaves.
+    def joined(self, values: PyTree, axes: int = 0) -> PyTree:
+        """Join the small leaves of vectors, where the scope has no need of the leaves.
 
         Args:
-          rows: pytree [m, ...].
+          values: pytree [...], or [m, ...] with one of ``axes``.
+          axes: number of leading axes.
         """
-        return join_leaves(rows) if self.scope == "global" else rows
+        return join_leaves(values, axes) if self.scope == "global" else values
 
     def separated(self, joined: PyTree, like: PyTree) -> PyTree:
         """Undo ``joined``.
 
         Args:
-          joined: as ``joined`` returns it, with any number of leading axes.
-          like: pytree [...] of the shapes of one row.
+          joined: as ``joined`` returns it.
+          like: arrays or shapes of one vector.
         """
         return separate_leaves(joined, like) if self.scope == "global" else joined
 

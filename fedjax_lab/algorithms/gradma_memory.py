@@ -84,10 +84,10 @@ def remember(
 
     Args:
       memory: as the last round left it.
-      deltas: what the cohort sent, each leaf [S, ...].
+      deltas: what the cohort sent, [S, ...], joined by ``correction``.
       cohort: who took part; if nobody did, the memory is unchanged.
       decay: β_2.
-      p: the vector to correct, like the params.
+      p: the vector to correct, joined.
       correction: of the server.
 
     Returns:
@@ -105,15 +105,18 @@ def remember(
     kept = jnp.where(is_new, 0, scale.at[slot].get(mode="clip"))
 
     held = jax.tree.map(lambda table: table.at[slot].get(mode="clip"), memory.rows)
-    held, deltas = correction.joined(held), correction.joined(deltas)
-    new, units = _scaled(jax.tree.map(jnp.add, scale_rows(held, kept), deltas))
+    held = scale_rows(correction.joined(held, axes=1), kept)
+    new, units = _scaled(jax.tree.map(jnp.add, held, deltas))
 
     def put(table, values):
         return table.at[slot].set(values, mode="drop")
 
-    rows = jax.tree.map(put, memory.rows, correction.separated(new, p))
-    joined = correction.joined(rows)
-    p, unit = _scaled(correction.joined(jax.tree.map(lambda leaf: leaf[None], p)))
+    one = jax.tree.map(
+        lambda table: jax.ShapeDtypeStruct(table.shape[1:], table.dtype), memory.rows
+    )
+    rows = jax.tree.map(put, memory.rows, correction.separated(new, one))
+    joined = correction.joined(rows, axes=1)
+    p, unit = _scaled(jax.tree.map(lambda leaf: leaf[None], p))
     with_new = correction.inner_products(joined, new, p)
     with_new, with_p = with_new[..., :-1], with_new[..., -1]
     products = memory.products.at[:, slot].set(with_new.mT, mode="drop")

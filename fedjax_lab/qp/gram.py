@@ -6,10 +6,9 @@ its parts, and these are summed. ``divided`` tells for each leaf whether it is d
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +40,9 @@ def inner_products(rows: PyTree, *others: PyTree) -> jax.Array:
     def of_leaves(divided, *trees):
         products = []
         for is_divided, leaf, *other in zip(divided, *map(jax.tree.leaves, trees), strict=True):
-            columns = [[_at_least_2d(part) for part in other]]
-            products.append(_product([_parts(leaf)], columns, dtype, [is_divided]))
+            left = rows_of(leaf)
+            right = Rows(left.shape, [part.reshape(-1, *left.shape) for part in other])
+            products.append(_product([left], [right], dtype, [is_divided]))
         return jnp.stack(products)
 
     if layout is None:
@@ -93,37 +93,62 @@ def _add(total: tuple[jax.Array, jax.Array], term: jax.Array) -> tuple[jax.Array
     return new, error + ((value - (new - part)) + (term - part))
 
 
-def _at_least_2d(rows: jax.Array) -> jax.Array:
-    return rows[:, None] if rows.ndim == 1 else rows
+class Rows(NamedTuple):
+    """A leaf of C rows. Few rows are separate arrays, which avoids a stack.
+
+    Attributes:
+      shape: shape of one row, at least one axis.
+      parts: arrays of this shape, each a row, or arrays [k, *shape].
+    """
+
+    shape: tuple[int, ...]
+    parts: list[jax.Array]
+
+    def count(self) -> int:
+        """Count the rows."""
+        return sum(1 if part.shape == self.shape else len(part) for part in self.parts)
+
+    def blocks(
+        self, start: Any, length: int, dtype: Any, is_new: jax.Array | None = None
+    ) -> list[jax.Array]:
+        """Return a block of all parts, float [length, ...] or [k, length, ...].
+
+        Args:
+          start: its start along the first axis of a row, which has ``length``.
+          length: of the block.
+          dtype: of the block.
+          is_new: bool [length], where the block is not 0; None: everywhere.
+        """
+        found = []
+        for part in self.parts:
+            axis = part.ndim - len(self.shape)
+            block = lax.dynamic_slice_in_dim(part, start, length, axis).astype(dtype)
+            if is_new is not None:
+                block = jnp.where(is_new.reshape(-1, *[1] * (len(self.shape) - 1)), block, 0)
+            found.append(block)
+        return found
 
 
-def _parts(leaf: jax.Array) -> list[jax.Array]:
-    """Return a leaf's rows as arrays [k, ...]; few rows are separate, which avoids a stack."""
-    leaf = _at_least_2d(leaf)
-    return [row[None] for row in leaf] if len(leaf) <= FEW_ROWS else [leaf]
+def rows_of(leaf: jax.Array) -> Rows:
+    """Return a leaf of rows as ``Rows``.
+
+    Args:
+      leaf: [C, ...].
+    """
+    leaf = leaf[:, None] if leaf.ndim == 1 else leaf
+    return Rows(leaf.shape[1:], list(leaf) if len(leaf) <= FEW_ROWS else [leaf])
 
 
-def _block(
-    parts: list[jax.Array],
-    start: Any,
-    length: int,
-    dtype: Any,
-    is_new: jax.Array | None = None,
-) -> list[jax.Array]:
-    """Return a block of all parts, float [k, length, ...], with 0 where it is not new."""
-    block = [lax.dynamic_slice_in_dim(part, start, length, axis=1).astype(dtype) for part in parts]
-    if is_new is None:
-        return block
-    return [jnp.where(is_new.reshape(1, -1, *[1] * (part.ndim - 2)), part, 0) for part in block]
+def _row_of(leaf: jax.Array) -> Rows:
+    return rows_of(leaf[None])
 
 
-def _product(
-    left: list[list[jax.Array]],
-    right: list[list[jax.Array]],
-    dtype: Any,
-    divided: Sequence[bool],
-) -> jax.Array:
-    """Compute left @ right.T [C, K], compensated over blocks; a leaf is a list of its parts."""
+def _joined(*some: Rows) -> Rows:
+    return Rows(some[0].shape, [part for rows in some for part in rows.parts])
+
+
+def _product(left: list[Rows], right: list[Rows], dtype: Any, divided: Sequence[bool]) -> jax.Array:
+    """Compute left @ right.T [C, K] of vectors, as lists of leaves, compensated over blocks."""
     whole, parts = _split(divided)
     found = [
         _own_product([left[i] for i in some], [right[i] for i in some], dtype)
@@ -136,35 +161,35 @@ def _product(
 
 
 def _own_product(left, right, dtype):
-    shape = tuple(sum(len(part) for part in side[0]) for side in (left, right))
-    total = (jnp.zeros(shape, dtype),) * 2
-    for parts, others in zip(left, right, strict=True):
+    total = (jnp.zeros((left[0].count(), right[0].count()), dtype),) * 2
+    for rows, columns in zip(left, right, strict=True):
 
-        def body(start, length, is_new, total, parts=parts, others=others):
-            rows = _block(parts, start, length, dtype, is_new)
-            return _add(total, _times(rows, _block(others, start, length, dtype)))
+        def body(start, length, is_new, total, rows=rows, columns=columns):
+            found = lax.platform_dependent(
+                rows.blocks(start, length, dtype, is_new),
+                columns.blocks(start, length, dtype),
+                tpu=functools.partial(_times_on_tpu, axes=len(rows.shape)),
+                default=functools.partial(_matrix_of_parts, axes=len(rows.shape)),
+            )
+            return _add(total, found)
 
-        total = _over_blocks(parts[0].shape[1:], body, total)
+        total = _over_blocks(rows.shape, body, total)
     return total[0] + total[1]
 
 
-def _times(rows: list[jax.Array], columns: list[jax.Array]) -> jax.Array:
-    """Compute inner products [C, K] of parts [k, ...] of rows and of columns, in float32."""
-    return lax.platform_dependent(rows, columns, tpu=_times_on_tpu, default=_matrix_of_parts)
+def _times_on_tpu(rows, columns, axes):
+    """Compute inner products [C, K] part by part, so that a TPU does not join them in a copy."""
+    return jnp.block([[_pair_on_tpu(part, other, axes) for other in columns] for part in rows])
 
 
-def _times_on_tpu(rows, columns):
-    """Compute inner products part by part, so that a TPU does not join the parts in a copy."""
-    return jnp.block([[_pair_on_tpu(part, other) for other in columns] for part in rows])
-
-
-def _pair_on_tpu(rows, columns):
+def _pair_on_tpu(rows, columns, axes):
     """Compute inner products on a TPU: fast to compile, or fast to run if they are large.
 
     A float32 matrix product in full precision takes three times as long to compile there.
     """
-    if len(rows) == len(columns) == 1:
-        return jnp.sum(rows[0] * columns[0]).reshape(1, 1)
+    if rows.ndim == columns.ndim == axes:
+        return jnp.sum(rows * columns).reshape(1, 1)
+    rows, columns = _stacked([rows], axes), _stacked([columns], axes)
     many = min(len(rows), len(columns)) > _MANY_ROWS and rows[0].size > _MANY_NUMBERS
     takes_parts = many and rows.dtype == jnp.float32
     return (product_of_parts if takes_parts else sums_of_products)(rows, columns)
@@ -210,39 +235,45 @@ def matrix_product(rows, columns):
     return jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST)
 
 
-def _matrix_of_parts(rows, columns):
-    return matrix_product(jnp.concatenate(rows), jnp.concatenate(columns))
+def _stacked(parts, axes):
+    """Join parts of rows with ``axes`` axes: [C, ...]."""
+    return jnp.concatenate([part if part.ndim > axes else part[None] for part in parts])
 
 
-def _largest(rows):
-    return jnp.max(jnp.abs(rows), axis=range(1, rows.ndim), initial=0)
+def _matrix_of_parts(rows, columns, axes):
+    return matrix_product(_stacked(rows, axes), _stacked(columns, axes))
 
 
-def _scaled(rows, scale):
-    return rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
+def _largest(rows, axes):
+    return jnp.max(jnp.abs(rows), axis=range(rows.ndim - axes, rows.ndim), initial=0)
 
 
-def _square_on_tpu(parts, scale):
+def _square_on_tpu(parts, scale, axes):
     """Compute scaled rows' inner products, those of two parts once, and largest numbers."""
-    scales = jnp.split(scale, list(itertools.accumulate(map(len, parts)))[:-1])
-    rows = list(map(_scaled, parts, scales))
+    rows, start = [], 0
+    for part in parts:
+        count = len(part) if part.ndim > axes else 1
+        factors = scale[start : start + count].reshape(-1, *[1] * axes)
+        rows.append(part * factors.reshape(factors.shape[-part.ndim :]))
+        start += count
     found = {}
     for i, part in enumerate(rows):
         for j, other in enumerate(rows[: i + 1]):
-            found[i, j] = _pair_on_tpu(part, other)
+            found[i, j] = _pair_on_tpu(part, other, axes)
             found[j, i] = found[i, j].T
     square = jnp.block([[found[i, j] for j in range(len(rows))] for i in range(len(rows))])
-    return square, jnp.concatenate(list(map(_largest, rows)))
+    return square, jnp.concatenate([_largest(part, axes).reshape(-1) for part in rows])
 
 
-def _matrix_square(parts, scale):
+def _matrix_square(parts, scale, axes):
     """Compute scaled rows' inner products by one matrix product, and largest numbers."""
-    rows = _scaled(jnp.concatenate(parts), scale)
-    return matrix_product(rows, rows), _largest(rows)
+    rows = _stacked(parts, axes)
+    rows = rows * scale.reshape(-1, *[1] * axes)
+    return matrix_product(rows, rows), _largest(rows, axes)
 
 
 def _gram(
-    vectors: list[list[jax.Array]], dtype: Any, scale: jax.Array, divided: Sequence[bool]
+    vectors: list[Rows], dtype: Any, scale: jax.Array, divided: Sequence[bool]
 ) -> tuple[jax.Array, jax.Array]:
     """Compute the scaled vectors' inner products [K, K], compensated, and largest numbers [K]."""
     whole, parts = _split(divided)
@@ -259,18 +290,19 @@ def _gram(
 def _own_gram(vectors, dtype, scale):
     size = len(scale)
     state = (jnp.zeros((size, size), dtype),) * 2, jnp.zeros(size, dtype)
-    for parts in vectors:
+    for rows in vectors:
 
-        def body(start, length, is_new, state, parts=parts):
+        def body(start, length, is_new, state, rows=rows):
             total, largest = state
-            rows = _block(parts, start, length, dtype, is_new)
             found, new = lax.platform_dependent(
-                rows, scale, tpu=_square_on_tpu, default=_matrix_square
+                rows.blocks(start, length, dtype, is_new),
+                scale,
+                tpu=functools.partial(_square_on_tpu, axes=len(rows.shape)),
+                default=functools.partial(_matrix_square, axes=len(rows.shape)),
             )
-            largest = jnp.maximum(largest, new)
-            return _add(total, found), largest
+            return _add(total, found), jnp.maximum(largest, new)
 
-        state = _over_blocks(parts[0].shape[1:], body, state)
+        state = _over_blocks(rows.shape, body, state)
     (total, error), largest = state
     return total + error, largest
 
@@ -286,7 +318,7 @@ def are_safe(squares: jax.Array) -> jax.Array:
 
 def scaled_gram(
     p: list[jax.Array],
-    rows: list[jax.Array],
+    rows: list[Rows],
     dtype: Any,
     mask: jax.Array | None,
     products: tuple[jax.Array, ...] | None,
@@ -301,9 +333,9 @@ def scaled_gram(
         known, with_p, square = (jnp.asarray(product, dtype) for product in products)
         gram = jnp.block([[known, with_p[:, None]], [with_p, square]])
         return jnp.ones(len(gram), dtype), gram
-    own = [_parts(p_leaf[None]) for p_leaf in p]
-    vectors = [[*_parts(leaf), *part] for part, leaf in zip(own, rows, strict=True)]
-    size = len(rows[0]) + 1
+    own = [_row_of(leaf) for leaf in p]
+    vectors = list(map(_joined, rows, own))
+    size = rows[0].count() + 1
     counts = jnp.ones(size, bool) if mask is None else jnp.append(mask, True)
 
     def unsafe(gram):
@@ -335,17 +367,28 @@ def scaled_gram(
 
 
 def sum_of_rows(
-    rows: list[jax.Array], weights: jax.Array, scale: jax.Array, dtype: Any
+    rows: list[Rows], weights: jax.Array, scale: jax.Array, dtype: Any
 ) -> list[jax.Array]:
     """Compute sum_c weights[c] rows[c] of the scaled rows.
 
     Args:
-      rows: arrays [C, ...].
+      rows: the leaves.
       weights: float [C].
       scale: float [C + 1], as ``scaled_gram`` returns it.
       dtype: dtype of the result.
     """
-    return _sum_of_rows(rows, weights * scale[:-1], dtype)
+    weights = weights * scale[:-1]
+
+    def of_leaf(leaf):
+        if leaf.parts[0].shape == leaf.shape:  # one loop; XLA's CPU product is slow on few rows
+            return sum(weights[c] * row.astype(dtype) for c, row in enumerate(leaf.parts))
+        (leaf,) = leaf.parts
+        change = lax.platform_dependent(
+            weights, leaf.astype(dtype), tpu=_weighted_sum, default=_weighted_product
+        )
+        return jnp.reshape(change, leaf.shape[1:])
+
+    return [of_leaf(leaf) for leaf in rows]
 
 
 def add_scaled(
@@ -360,24 +403,9 @@ def add_scaled(
       scale: float [C + 1].
     """
     return [
-        ((leaf * scale[-1] + length * new) / scale[-1]).astype(leaf.dtype)
+        ((leaf * scale[-1] + length * new.reshape(leaf.shape)) / scale[-1]).astype(leaf.dtype)
         for leaf, new in zip(q, change, strict=True)
     ]
-
-
-def _sum_of_rows(rows, weights, dtype):
-    """Compute sum_c weights[c] rows[c], leaf by leaf."""
-
-    def of_leaf(leaf):
-        if len(leaf) <= FEW_ROWS:  # one fused loop; XLA's CPU product is slow on few rows
-            change = sum(weights[c] * row[0].astype(dtype) for c, row in enumerate(_parts(leaf)))
-        else:
-            change = lax.platform_dependent(
-                weights, leaf.astype(dtype), tpu=_weighted_sum, default=_weighted_product
-            )
-        return jnp.reshape(change, leaf.shape[1:])
-
-    return [of_leaf(leaf) for leaf in rows]
 
 
 def _weighted_sum(weights, rows):
@@ -392,7 +420,7 @@ def _weighted_product(weights, rows):
 def along(
     q: list[jax.Array],
     change: list[jax.Array],
-    rows: list[jax.Array],
+    rows: list[Rows],
     scale: jax.Array,
     dtype: Any,
     divided: Sequence[bool],
@@ -402,15 +430,13 @@ def along(
     Args:
       q: arrays [...].
       change: v, in units of the scaled q.
-      rows: arrays [C, ...].
+      rows: the leaves.
       scale: float [C + 1].
       dtype: dtype of the products.
       divided: for each leaf, whether devices divide it.
     """
-    right = [
-        [*_parts(leaf[None].astype(dtype) * scale[-1]), *_parts(new[None])]
-        for leaf, new in zip(q, change, strict=True)
-    ]
-    left = [[*_parts(leaf), *_parts(new[None])] for leaf, new in zip(rows, change, strict=True)]
+    own = [_row_of(leaf.astype(dtype) * scale[-1]) for leaf in q]
+    new = [_row_of(leaf) for leaf in change]
+    left, right = list(map(_joined, rows, new)), list(map(_joined, own, new))
     products = _product(left, right, dtype, divided)
     return products[:-1, 0] * scale[:-1], products[-1]

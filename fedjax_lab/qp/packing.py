@@ -49,10 +49,17 @@ def packed(leaves: Sequence[jax.Array], groups: Groups) -> list[jax.Array]:
       leaves: arrays [...].
       groups: as ``groups_of`` returns them.
     """
+    return _concatenated(leaves, groups, 0)
+
+
+def _concatenated(leaves, groups, axes):
+    def flat(leaf):
+        return leaf.reshape(*leaf.shape[:axes], -1)
+
     return [
         leaves[group[0]]
         if len(group) == 1
-        else jnp.concatenate([jnp.ravel(leaves[index]) for index in group])
+        else jnp.concatenate([flat(leaves[index]) for index in group], axis=axes)
         for group in groups
     ]
 
@@ -71,16 +78,7 @@ def packed_rows(leaves: Sequence[jax.Array], groups: Groups) -> list[jax.Array]:
             leaves[group[0]] if len(group) == 1 else jnp.stack([row[place] for row in rows])
             for place, group in enumerate(groups)
         ]
-    return _joined(leaves, groups)
-
-
-def _joined(leaves, groups):
-    return [
-        leaves[group[0]]
-        if len(group) == 1
-        else jnp.concatenate([leaves[i].reshape(len(leaves[i]), -1) for i in group], axis=1)
-        for group in groups
-    ]
+    return _concatenated(leaves, groups, 1)
 
 
 def unpacked(leaves: Sequence[jax.Array], groups: Groups, like: Sequence[Any]) -> list[jax.Array]:
@@ -105,28 +103,29 @@ def unpacked(leaves: Sequence[jax.Array], groups: Groups, like: Sequence[Any]) -
     return [found[index] for index in range(len(like))]
 
 
-def join_leaves(rows: PyTree) -> PyTree:
-    """Join the small leaves of rows [C, ...], unless devices divide the model.
+def join_leaves(values: PyTree, axes: int) -> PyTree:
+    """Join the small leaves of vectors, unless devices divide the model.
 
     Args:
-      rows: pytree [C, ...].
+      values: pytree [..., *shape of a leaf].
+      axes: number of leading axes, which all leaves share: 0 for a vector, 1 for rows.
 
     Returns:
-      a list of leaves [C, ...], or ``rows``.
+      a list of longer leaves, or ``values``.
     """
     if held_layout() is not None:
-        return rows
-    leaves = jax.tree.leaves(rows)
-    groups = groups_of([jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves])
-    return _joined(leaves, groups)
+        return values
+    leaves = jax.tree.leaves(values)
+    shapes = [jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype) for leaf in leaves]
+    return _concatenated(leaves, groups_of(shapes), axes)
 
 
 def separate_leaves(joined: PyTree, like: PyTree) -> PyTree:
-    """Undo ``join_leaves``.
+    """Undo ``join_leaves``, with any number of leading axes.
 
     Args:
-      joined: as ``join_leaves`` returns it; any number of leading axes.
-      like: pytree [...] of the shapes of one row.
+      joined: as ``join_leaves`` returns it.
+      like: arrays or shapes of one vector.
     """
     if held_layout() is not None:
         return joined

@@ -40,7 +40,7 @@ from jax.sharding import PartitionSpec
 from fedjax_lab import checks
 from fedjax_lab.clients.model_axis import are_divided, held_layout, on_each_part
 from fedjax_lab.qp import dual, projected_gradient
-from fedjax_lab.qp.gram import add_scaled, along, are_safe, scaled_gram, sum_of_rows
+from fedjax_lab.qp.gram import add_scaled, along, are_safe, rows_of, scaled_gram, sum_of_rows
 from fedjax_lab.qp.packing import groups_of, packed, packed_rows, unpacked
 from fedjax_lab.types import PyTree, Scalar
 
@@ -198,7 +198,8 @@ def _project_leaves(p_leaves, row_leaves, mask, margin, products, options, divid
     tolerance = 4 * eps if options.tolerance is None else options.tolerance
     solve = projected_gradient.solve if options.solver == "projected_gradient" else dual.solve
     # Everything below is in units of p and of the rows: ||p|| = 1 and ||M_c|| = 1.
-    scale, gram = scaled_gram(p_leaves, row_leaves, dtype, mask, products, divided)
+    rows = [rows_of(leaf) for leaf in row_leaves]
+    scale, gram = scaled_gram(p_leaves, rows, dtype, mask, products, divided)
     norms = jnp.sqrt(jnp.diagonal(gram))  # [C + 1], of the scaled rows and, last, of the scaled p
     mask = jnp.ones(num_rows, bool) if mask is None else jnp.asarray(mask)
     valid = mask & (norms[:-1] > 0) & (norms[-1] > 0)  # p = 0 is its own projection
@@ -225,7 +226,7 @@ def _project_leaves(p_leaves, row_leaves, mask, margin, products, options, divid
         # The effect on q of rounding in G dz, given how parallel the active rows are.
         known = eps * jnp.sum(jnp.abs(dz)) <= tolerance * least
 
-        change = sum_of_rows(row_leaves, dz * unit[:-1] * norms[-1], scale, dtype)
+        change = sum_of_rows(rows, dz * unit[:-1] * norms[-1], scale, dtype)
 
         until_zero = jnp.where(dz < 0, z / jnp.where(dz < 0, -dz, 1), _FARTHEST)
         farthest = jnp.minimum(jnp.min(until_zero), _FARTHEST)
@@ -233,7 +234,7 @@ def _project_leaves(p_leaves, row_leaves, mask, margin, products, options, divid
         def search(turn, found):  # the minimum of the dual along dz, and r there
             length, _ = found
             there = add_scaled(q, length, change, scale)
-            of_rows, of_change = along(there, change, row_leaves, scale, dtype, divided)
+            of_rows, of_change = along(there, change, rows, scale, dtype, divided)
             slope, curvature = of_change * unit[-1] ** 2
             slope = slope - margin * jnp.sum(dz)
             least = jnp.where(curvature > 0, -slope / jnp.where(curvature > 0, curvature, 1), 1)

@@ -285,14 +285,14 @@ def test_what_a_tpu_computes_instead_of_matrix_products():
     flat = blocks.reshape(len(blocks), -1).astype(np.float64)
     scale = np.float32(2) ** np.arange(-4, 5)
     scaled = flat * scale[:, None]
-    for parts in ([blocks], [blocks[:-1], blocks[-1:]], [*blocks[:, None]]):  # the rows and p
+    for parts in ([blocks], [blocks[:-1], blocks[-1]], [*blocks]):  # the rows and p
         for square in (gram._square_on_tpu, gram._matrix_square):
-            found, largest = square(parts, scale)
+            found, largest = square(parts, scale, axes=2)
             bound = 1e-6 * np.outer(scale, scale) * (flat**2).sum(1).max()
             assert (abs(found - scaled @ scaled.T) <= bound).all()
             np.testing.assert_array_equal(largest, abs(scaled).max(1))
         for times in (gram._times_on_tpu, gram._matrix_of_parts):
-            found = times(parts, [blocks[:3], blocks[3:4]])
+            found = times(parts, [blocks[:3], blocks[3]], axes=2)
             np.testing.assert_allclose(found, flat @ flat[:4].T, atol=1e-3)
     parts = gram.product_of_parts(blocks, blocks[:4])
     np.testing.assert_allclose(parts, exact, atol=1e-6 * exact.max())
