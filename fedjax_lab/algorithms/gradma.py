@@ -214,8 +214,9 @@ def _gradma(
             metrics["server_qp_iterations"] = info.iterations.astype(metrics["delta_norm"].dtype)
         m = correction.separated(m, server.momentum)
         params = tree.descend(server.params, at_round(server_lr, cohort.round), m)
-        new, old = (params, m), (server.params, server.momentum)
-        return GradMAServer(*tree.where(cohort.participates.any(), new, old), held), metrics
+        old = server.params, server.momentum
+        params, m = tree.where(cohort.participates.any(), (params, m), old)
+        return GradMAServer(params, m, held), metrics
 
     phase = Phase(
         broadcast_params,

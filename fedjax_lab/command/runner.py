@@ -22,9 +22,10 @@ from fedjax_lab.command.client_scores import (
 )
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import is_natural
+from fedjax_lab.command.last_method import last_or_new
 from fedjax_lab.command.loading import load_divided
 from fedjax_lab.command.options import defaults_of, parse_options
-from fedjax_lab.command.own_code import build_model, find, is_own, own_sources
+from fedjax_lab.command.own_code import build_model, find, is_own, own_sources, sources
 from fedjax_lab.command.table_data import TableData
 from fedjax_lab.data.files import read_npz
 from fedjax_lab.data.heterogeneity import labels_of
@@ -38,6 +39,7 @@ from fedjax_lab.simulation.evaluate import (
     with_recomputed_statistics,
 )
 from fedjax_lab.simulation.loggers import Hook, build_loggers
+from fedjax_lab.simulation.rounds import keep_chunks
 from fedjax_lab.simulation.simulate import simulate
 from fedjax_lab.simulation.team import Team
 from fedjax_lab.storage.fingerprint import add_bits
@@ -112,18 +114,25 @@ def build(
     _check_model(config, is_text)
     clients = given.clients or _clients(config, train)
     _warn_of_outliers(clients)
-    model_options = parse_options(config.model_option, "model_option")
-    if is_regression or is_own("model", config.model):  # one output is enough
-        model = build_model(config.model, outputs, model_options)
-    else:
-        model = models.build(config.model, outputs, **model_options)
-    model = models.mixed_precision(model, config.compute_dtype)
     init_key = jax.random.key(config.seed if config.init_seed is None else config.init_seed)
-    first_x, prepare, loss_fn, count_fn = _task(config, train, model, is_text, is_regression)
     evaluated = _EVALUATED
     if is_text:
         evaluated = max(1, min(evaluated, _MAX_LOGITS // (train.y.shape[1] * outputs)))
-    evaluate = build_evaluation(count_fn, test, evaluated)
+
+    def of_no_seed():  # what does not depend on a seed
+        model = _model(config, outputs, is_regression)
+        task = _task(config, train, model, is_text, is_regression)
+        _, prepare, loss_fn, count_fn = task
+        evaluate = build_evaluation(count_fn, test, evaluated)
+        algorithm = build_algorithm(config, loss_fn, model, prepare)
+        return model, task, evaluate, algorithm if wrap is None else wrap(algorithm)
+
+    content = _hash(*train, *test)
+    is_ours = wrap is None and not sources(config)
+    made = last_or_new(config, content, of_no_seed) if is_ours else of_no_seed()
+    model, (first_x, prepare, loss_fn, count_fn), evaluate, algorithm = made
+    if is_ours:
+        keep_chunks(algorithm)
 
     def init(key: Key) -> Params:
         return model.init(key, first_x)
@@ -138,7 +147,6 @@ def build(
         algorithm = build_algorithm(config, loss_fn, model, prepare, changed)
         return algorithm if wrap is None else wrap(algorithm)
 
-    algorithm = vary()
     return Setup(
         algorithm,
         vary,
@@ -155,7 +163,7 @@ def build(
             "test": len(test.y),
             "shape": list(train.x.shape[1:]),
             **({"outputs": outputs} if is_regression else {"classes": outputs}),
-            "hash": _hash(*train, *test),
+            "hash": content,
         },
     )
 
@@ -244,6 +252,15 @@ def _warn_of_outliers(clients: data.FederatedArrays) -> None:
             UserWarning,
             stacklevel=2,
         )
+
+
+def _model(config: RunConfig, outputs: int, is_regression: bool) -> models.Model:
+    options = parse_options(config.model_option, "model_option")
+    if is_regression or is_own("model", config.model):  # one output is enough
+        model = build_model(config.model, outputs, options)
+    else:
+        model = models.build(config.model, outputs, **options)
+    return models.mixed_precision(model, config.compute_dtype)
 
 
 def _task(

@@ -26,7 +26,7 @@ from fedjax_lab.data.client_sampling import (
 )
 from fedjax_lab.data.cyclic import cyclic_slots, sample_cyclic
 from fedjax_lab.data.devices import Devices
-from fedjax_lab.data.federated import FederatedArrays
+from fedjax_lab.data.federated import FederatedArrays, PartitionInfo
 from fedjax_lab.data.order import ROUNDS, shuffled
 from fedjax_lab.data.poisson import poisson_slots
 from fedjax_lab.data.times import check_devices
@@ -137,6 +137,34 @@ class Schedule(NamedTuple):
         if self.sampling == "cyclic":
             return cyclic_slots(self.cohort_size, clients.num_available)
         return self.cohort_size
+
+    def read_in_rounds(self, clients: FederatedArrays) -> FederatedArrays:
+        """Return a federation without what is constant in a program of rounds, but not needed.
+
+        Names and origin are left out, and the smallest and largest sizes are replaced by sizes of
+        the same consequences. So the rounds of two partitions are traced and compiled only once.
+
+        Args:
+          clients: the clients' data.
+        """
+        smallest, largest = clients.min_size, clients.max_size
+        if not self.full_examples:
+            batch_size, num_steps, equal_steps, full = _checked_steps(self, clients)
+            if self.local_epochs is None:
+                smallest, largest = (num_steps * batch_size,) * 2 if full else (1, 2)
+            else:
+                most = num_steps // self.local_epochs
+                largest = most * batch_size
+                partly = largest - batch_size + 1 if equal_steps else 1
+                smallest = largest if full else partly
+        return dataclasses.replace(
+            clients,
+            partition=PartitionInfo("", 0, ""),
+            names=None,
+            categories=(),
+            min_size=smallest,
+            max_size=largest,
+        )
 
     def draw(self, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:
         """Draw the batch of one round; see ``draw_batch``.

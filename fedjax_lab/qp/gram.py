@@ -104,7 +104,7 @@ class Rows(NamedTuple):
     shape: tuple[int, ...]
     parts: list[jax.Array]
 
-    def count(self) -> int:
+    def num_rows(self) -> int:
         """Count the rows."""
         return sum(1 if part.shape == self.shape else len(part) for part in self.parts)
 
@@ -161,7 +161,7 @@ def _product(left: list[Rows], right: list[Rows], dtype: Any, divided: Sequence[
 
 
 def _own_product(left, right, dtype):
-    total = (jnp.zeros((left[0].count(), right[0].count()), dtype),) * 2
+    total = (jnp.zeros((left[0].num_rows(), right[0].num_rows()), dtype),) * 2
     for rows, columns in zip(left, right, strict=True):
 
         def body(start, length, is_new, total, rows=rows, columns=columns):
@@ -335,7 +335,7 @@ def scaled_gram(
         return jnp.ones(len(gram), dtype), gram
     own = [_row_of(leaf) for leaf in p]
     vectors = list(map(_joined, rows, own))
-    size = rows[0].count() + 1
+    size = rows[0].num_rows() + 1
     counts = jnp.ones(size, bool) if mask is None else jnp.append(mask, True)
 
     def unsafe(gram):

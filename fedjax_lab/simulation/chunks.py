@@ -118,7 +118,8 @@ class Chunks:
 
     def _arguments(self, piece: int, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         first = jnp.zeros((), jnp.int32)
-        arguments = (self._state, self._feed.clients, self._key, first)
+        clients = self._run.schedule.read_in_rounds(self._feed.clients)
+        arguments = (self._state, clients, self._key, first)
         return arguments, {"length": piece, "frozen": self._frozen}
 
     def prepare(self, length: int, patiently: Callable[[Action], bool] | None = None) -> bool:
@@ -180,7 +181,7 @@ class Chunks:
         self.prepare(length)
         of_pieces = []
         for start, piece in self._feed.pieces(first, length):
-            clients = self._feed.take(start, piece)
+            clients = self._run.schedule.read_in_rounds(self._feed.take(start, piece))
             self._state, metrics = self._compiled[self._which(piece, length)](
                 self._state,
                 clients,
