@@ -146,6 +146,9 @@ class Schedule(NamedTuple):
 
         Args:
           clients: the clients' data.
+
+        Raises:
+          ValueError: as in ``draw_batch``.
         """
         smallest, largest = clients.min_size, clients.max_size
         if not self.full_examples:
