@@ -304,7 +304,7 @@ def test_another_seed_is_not_traced_again_and_has_the_same_results(monkeypatch, 
     jax.tree.map(np.testing.assert_array_equal, again.params, alone.params)
 
 
-def test_attackers_of_another_seed_are_others(tmp_path):
+def test_attackers_of_another_seed_are_others_and_own_code_is_never_shared(monkeypatch, tmp_path):
     def method(seed, **changed):
         config = RunConfig(num_clients=6, cohort_size=2, local_steps=1, seed=seed, **changed)
         return runner.build(dataclasses.replace(config, run_dir=str(tmp_path))).algorithm
@@ -312,3 +312,5 @@ def test_attackers_of_another_seed_are_others(tmp_path):
     assert method(0) is method(1)
     assert method(0) is not method(0, client_lr=0.2)
     assert method(0, attack="sign_flip:0.3") is not method(1, attack="sign_flip:0.3")
+    monkeypatch.setattr(runner, "sources", lambda config: {"own.py": "1234"})
+    assert method(0) is not method(1)
