@@ -450,6 +450,7 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
         return [(sums["mean"], sums["sum"][0]), *jax.tree.leaves((rows, stack))]
 
     sums, (rows, stack, counts) = run_until_finite(run, without_report) if exclude else run(None)
+    rows, stack, counts = cohort_map.divide((rows, stack, counts))
     stack, counts = cohort_map.collect((stack, counts))
     total, report = sums["sum"]
     report = report.separate()

@@ -78,6 +78,7 @@ class ClientMap:
       collect: unsummed results [S, ...] -> copies on all devices, for the server; if devices divide
         a model, each has its part of them.
       whole: traced values -> the same values, computed by each device for itself.
+      divide: unsummed results [S, ...] -> the same, each device with those of its clients.
     """
 
     name: str
@@ -91,6 +92,7 @@ class ClientMap:
     mesh: Mesh | None = None
     collect: Callable[[PyTree], PyTree] = _same
     whole: Callable[[PyTree], PyTree] = _same
+    divide: Callable[[PyTree], PyTree] = _same
 
     @property
     def is_planned(self) -> bool:
@@ -185,9 +187,11 @@ def parse_client_map(
 
     if kind == "pmap":
         # In the order of the mesh, which all programs use; on a TPU, `jax.devices` differs.
-        spread, whole = _pmapped(on_device.run, tuple(mesh.devices.flat)), _same
+        spread = _pmapped(on_device.run, tuple(mesh.devices.flat))
     else:
-        spread, whole = _sharded(on_device.run, mesh), _collected(mesh)
+        spread = _sharded(on_device.run, mesh)
+    whole, divide = _placed(mesh, PartitionSpec()), _placed(mesh, PartitionSpec(AXIS))
+    is_divided = MODEL in mesh.axis_names
     return ClientMap(
         client_map,
         kind,
@@ -198,8 +202,9 @@ def parse_client_map(
         devices,
         deal,
         mesh,
-        collect=_collected_parts if MODEL in mesh.axis_names else whole,
+        collect=_collected_parts if is_divided else whole,
         whole=whole,
+        divide=_same if is_divided else divide,
     )
 
 
@@ -374,7 +379,6 @@ def _collected_parts(kept):
     return jax.lax.with_sharding_constraint(kept, layout.shardings(layout.specs(kept)))
 
 
-def _collected(mesh):
-    """Copy to all devices, so that each device adds the values in the same order."""
-    whole = NamedSharding(mesh, PartitionSpec())
-    return lambda kept: jax.lax.with_sharding_constraint(kept, whole)
+def _placed(mesh, spec):
+    """Return a function that places values; copied to all devices, each adds in the same order."""
+    return lambda values: jax.lax.with_sharding_constraint(values, NamedSharding(mesh, spec))
