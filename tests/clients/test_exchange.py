@@ -99,3 +99,21 @@ def test_equal_steps_are_dealt_to_the_devices_without_a_sort_and_as_with_one():
     known, sorts = rounds.lower(state, equal).as_text(), rounds.lower(state, counted).as_text()
     assert (known.count("stablehlo.sort"), sorts.count("stablehlo.sort")) == (0, 2)
     jax.tree.map(np.testing.assert_array_equal, rounds(state, equal), rounds(state, counted))
+
+
+@pytest.mark.parametrize("make", [algorithms.scaffold, algorithms.gradma_s])
+def test_pmap_collects_messages_once_and_the_server_exchanges_nothing(make):
+    options = {"memory_size": 12} if make is algorithms.gradma_s else {}
+    method = make(lambda w, x, _: (jnp.tanh(x @ w["w"]) @ w["v"]) ** 2, client_lr=0.1, **options)
+    params = {"w": jnp.ones((5, 7)), "v": jnp.ones(7)}
+    clients = data.from_clients({str(i): np.full((6, 5), i, np.float32) for i in range(16)})
+    schedule = Schedule(8, batch_size=2, local_steps=3)
+    place = Placement.of("pmap/vmap")
+    values = place.copies((params, clients, jax.random.key(0)))
+    state = jax.eval_shape(Run(method, schedule).start, *values, ())
+    chunk = build_chunk(Run(method, schedule), place)
+    program = chunk.lower(state, *values[1:], jnp.int32(0), length=1).compile()
+    found = {c.kind: c.times for c in figures(program).collectives}
+    assert found.keys() == {"all-gather", "all-reduce"}
+    assert found["all-reduce"] == 1  # of the sums
+    assert found["all-gather"] <= 2 * len(params) + 1  # rows or messages, and who was finite
