@@ -452,18 +452,17 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
     sums, (rows, stack, counts) = run_until_finite(run, without_report) if exclude else run(None)
     rows, stack, counts = cohort_map.divide((rows, stack, counts))
     stack, counts = cohort_map.collect((stack, counts))
-    total, report = sums["sum"]
-    report = report.separate()
+    mean, (total, report) = sums["mean"], sums["sum"]
     clients = table.put(clients, ids, rows, counts)
     if order is not None:
         back = (np if equal_steps else jnp).argsort(order)
         stack, counts = jax.tree.map(lambda leaf: leaf[back], (stack, counts))
     stack, counts = jax.tree.map(lambda leaf: leaf[:slots], (stack, counts))
-    mean = sums["mean"]
     if exclude:
         cohort, rest = _without(cohort, counts)
         mean = jax.tree.map(lambda leaf: tree.safe_divide(leaf, rest.astype(leaf.dtype)), mean)
-    report = {name: tree.safe_divide(value, weight) for name, (value, weight) in report.items()}
+    named = report.separate().items()
+    report = {name: tree.safe_divide(value, weight) for name, (value, weight) in named}
     return {**mean, **total, **stack}, clients, report, cohort
 
 
