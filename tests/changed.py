@@ -53,7 +53,7 @@ COVERS = {
     "machine/test_program": "machine/arithmetic machine/compiler",
     "machine/test_target": "clients/host_devices machine/memory",
     "models/test_adapters": "models/adapter_files models/token_losses wrappers/ranks",
-    "models/test_convolution": "models/layout",
+    "models/test_convolution": "machine/layout",
     "models/test_decoder": "models/decoder_config models/generation",
     "models/test_image_models": "models/resnet models/vgg models/vit",
     "models/test_losses": "models/labels",

@@ -4,7 +4,7 @@ JAX draws with the Threefry hash. On CPU, JAX implements the hash as a loop, whi
 kernels for each draw and each fold. ``compact`` selects an implementation with unrolled rounds: it
 is one kernel, and draws three to five times as fast. A barrier after each derived key ensures that
 the key is computed once. Without it, the compiler copies the hashes of a chain of keys into every
-kernel that uses the last key.
+kernel that uses the last key. ``stored`` does the same for the numbers that are drawn.
 
 Source: Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3. SC 2011.
 """
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl
 
+from fedjax_lab.machine.layout import written_out
 from fedjax_lab.types import Key
 
 _NAME = "threefry2x32"  # the name in JAX
@@ -44,13 +45,29 @@ def compact(key: Key) -> Key:
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=_COMPACT)
 
 
-def plain(key: Key) -> Key:
-    """Convert a compact key to JAX's own key with the same bits.
+def stored(key: Key) -> Key:
+    """Convert a key as ``compact`` does; numbers drawn with the result are written to memory once.
+
+    This is for numbers that several kernels read, such as those of dropout, which the backward pass
+    reads again. A compiler would draw them anew in each, and does so slowly where the reader
+    transposes: element by element instead of in vectors.
 
     Args:
-      key: typed PRNG keys [...]; keys that are not compact are returned unchanged.
+      key: typed PRNG keys [...].
     """
+    key = compact(key)
     if _implementation(key) != _COMPACT:
+        return key
+    return jax.random.wrap_key_data(jax.random.key_data(key), impl=_STORED)
+
+
+def plain(key: Key) -> Key:
+    """Convert the result of ``compact`` or ``stored`` to JAX's own key with the same bits.
+
+    Args:
+      key: typed PRNG keys [...]; keys of other kinds are returned unchanged.
+    """
+    if _implementation(key) not in (_COMPACT, _STORED):
         return key
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=_NAME)
 
@@ -78,7 +95,7 @@ def bits_at(key: Key, high: jax.Array, low: jax.Array) -> jax.Array:
       uint32 [...]
     """
     high, low = jnp.broadcast_arrays(jnp.asarray(high, jnp.uint32), jnp.asarray(low, jnp.uint32))
-    is_threefry = _implementation(key) in (_NAME, _COMPACT)
+    is_threefry = _implementation(key) in (_NAME, _COMPACT, _STORED)
     words = jax.random.key_data(key) if is_threefry else jax.random.bits(key, (2,), jnp.uint32)
     first, second = _threefry(words, high, low)
     return first ^ second
@@ -159,12 +176,14 @@ def _random_bits(key: jax.Array, bit_width: int, shape: Sequence[int]) -> jax.Ar
     return (high ^ low).astype(f"uint{bit_width}")
 
 
+def _stored_bits(key: jax.Array, bit_width: int, shape: Sequence[int]) -> jax.Array:
+    return written_out(_random_bits(key, bit_width, shape))
+
+
+_SHARED: Any = {"key_shape": (2,), "seed": _seed, "split": _split, "fold_in": _fold_in}
 _COMPACT: Any = define_prng_impl(
-    key_shape=(2,),
-    seed=_seed,
-    split=_split,
-    random_bits=_random_bits,
-    fold_in=_fold_in,
-    name="compact_threefry2x32",
-    tag="fryc",
+    **_SHARED, random_bits=_random_bits, name="compact_threefry2x32", tag="fryc"
+)
+_STORED: Any = define_prng_impl(
+    **_SHARED, random_bits=_stored_bits, name="stored_threefry2x32", tag="frys"
 )

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import flax.linen as nn
 import jax
 
-from fedjax_lab.machine.keys import compact
+from fedjax_lab.machine.keys import compact, stored
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.machine.quick import quick_jit
+from fedjax_lab.models.convolution import platform
 from fedjax_lab.types import Key, Params
 
 
@@ -94,7 +95,9 @@ def from_linen(module: nn.Module) -> Model:
 
         def run(params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
             mode: dict[str, Any] = _mode(function, training=key is not None)
-            rngs = None if key is None else {"dropout": compact(key)}
+            rngs = None
+            if key is not None:  # a CPU reads bits sooner than it hashes them again
+                rngs = {"dropout": stored(key) if platform() == "cpu" else compact(key)}
             outputs: Any = module.apply({"params": params}, x, rngs=rngs, method=call, **mode)
             return outputs
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.machine.layout import written_out
 from fedjax_lab.machine.target import Target
 from fedjax_lab.models import winograd
-from fedjax_lab.models.layout import written_out
 
 LOWERINGS = ("auto", "winograd", "gemm", "im2col", "lax")
 PADDINGS = ("SAME", "VALID")

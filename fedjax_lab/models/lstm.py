@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 
 from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.machine.layout import written_out
 from fedjax_lab.models.base import Model, from_linen
 from fedjax_lab.models.convolution import platform
-from fedjax_lab.models.layout import written_out
 from fedjax_lab.models.losses import at_least_float32
 from fedjax_lab.types import Key
 

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from fedjax_lab.machine.layout import written_out
 from fedjax_lab.models.convolution import platform
-from fedjax_lab.models.layout import written_out
 
 
 @jax.named_scope("max_pool")

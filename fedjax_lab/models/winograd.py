@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_lab.models.layout import written_out
+from fedjax_lab.machine.layout import written_out
 
 # Small numbers with small differences, which keep rounding errors small; infinity follows them.
 _POINTS = (0.0, 1.0, -1.0, 2.0, -0.5, -2.0, 0.5)

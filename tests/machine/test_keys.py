@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import models
-from fedjax_lab.machine.keys import below, bits_at, compact, fold_in, plain
+from fedjax_lab.machine.keys import below, bits_at, compact, fold_in, plain, stored
 from fedjax_lab.models import from_linen
 from fedjax_lab.models.layers import Classifier, DenseBlock
 
@@ -35,8 +35,9 @@ DRAWS = {
 def test_draws_have_the_bits_of_jax(name):
     draw = DRAWS[name]
     expected = np.asarray(draw(KEY))
-    np.testing.assert_array_equal(jax.jit(lambda key: draw(compact(key)))(KEY), expected)
-    np.testing.assert_array_equal(draw(compact(KEY)), expected)
+    for kind in (compact, stored):
+        np.testing.assert_array_equal(jax.jit(lambda key, k=kind: draw(k(key)))(KEY), expected)
+        np.testing.assert_array_equal(draw(kind(KEY)), expected)
 
 
 def test_draws_of_64_bits_have_the_bits_of_jax(x64):
@@ -52,8 +53,10 @@ def test_draws_of_64_bits_have_the_bits_of_jax(x64):
 
 def test_a_key_goes_there_and_back():
     there = compact(KEY)
-    assert there.dtype != KEY.dtype
+    assert KEY.dtype != there.dtype != stored(KEY).dtype
     assert compact(there).dtype == there.dtype
+    assert stored(there).dtype == stored(KEY).dtype == stored(stored(KEY)).dtype
+    assert plain(stored(KEY)).dtype == KEY.dtype
     assert plain(there).dtype == KEY.dtype == plain(KEY).dtype
     np.testing.assert_array_equal(*map(jax.random.key_data, (plain(there), KEY)))
     seeded = jax.random.key(7, impl=jax.random.key_impl(there))
@@ -62,7 +65,7 @@ def test_a_key_goes_there_and_back():
 
 def test_other_keys_stay_as_they_are():
     for key in (jax.random.key(0, impl="rbg"), jax.random.PRNGKey(0)):
-        assert compact(key) is key
+        assert compact(key) is key is stored(key)
     with jax.threefry_partitionable(False):
         assert compact(KEY) is KEY
 
@@ -73,6 +76,24 @@ def test_a_draw_is_one_kernel():
 
     uniform = DRAWS["uniform"]
     assert kernels(lambda key: uniform(compact(key))) == 1 < kernels(uniform)
+
+
+def test_stored_numbers_are_hashed_once():
+    """Dropout between images with the batch as their minor axis and a dense layer: the gradient
+    needs the mask again, and transposed.
+    """
+
+    def gradient(key, x, w):
+        def loss(x):
+            images = x.transpose(3, 0, 2, 1)
+            dropped = jnp.where(jax.random.bernoulli(key, 0.5, images.shape), images, 0)
+            return jnp.square(dropped.reshape(len(images), -1) @ w).sum()
+
+        return jax.grad(loss)(x)
+
+    x, w = jnp.ones((4, 8, 4, 16)), jnp.ones((128, 3))
+    text = jax.jit(lambda key: gradient(stored(key), x, w)).lower(KEY).compile().as_text()
+    assert text.count("shift-left(") == 20  # the rounds of one hash; 40 with ``compact``
 
 
 def test_draws_that_32_bits_cannot_count_are_left_to_jax():
@@ -106,6 +127,7 @@ def test_dropout_has_the_bits_of_jax(monkeypatch):
 
     compacted, without = run()
     monkeypatch.setattr("fedjax_lab.models.base.compact", lambda key: key)
+    monkeypatch.setattr("fedjax_lab.models.base.stored", lambda key: key)
     np.testing.assert_array_equal(compacted, run()[0])
     assert (compacted != without).any()
 
