@@ -54,14 +54,14 @@ def _key(run: Run) -> Any:
 
 
 def _p_value(found: Estimate) -> float:
-    from scipy import stats
+    from scipy.special import stdtr, stdtrit
 
     if found.half_width is None or math.isnan(found.mean):
         return math.nan
     if found.half_width == 0:
         return 1.0 if found.mean == 0 else 0.0
-    t = abs(found.mean) / found.half_width * stats.t.ppf(0.975, found.n - 1)
-    return float(2 * stats.t.sf(t, found.n - 1))
+    t = abs(found.mean) / found.half_width * stdtrit(found.n - 1, 0.975)
+    return float(2 * stdtr(found.n - 1, -t))
 
 
 def best_group(groups: Sequence[Group], measure: Callable[[Run], float]) -> Group | None:

@@ -116,7 +116,7 @@ def _curve(
     across, measured = values[..., 0].mean(0), values[..., 1]
     if len(seeds) == 1:
         return across, measured[0], None
-    from scipy import stats
+    from scipy.special import stdtrit
 
     spread = measured.std(0, ddof=1) / np.sqrt(len(seeds))
-    return across, measured.mean(0), stats.t.ppf(_CONFIDENCE, len(seeds) - 1) * spread
+    return across, measured.mean(0), stdtrit(len(seeds) - 1, _CONFIDENCE) * spread
