@@ -4,7 +4,7 @@
 
 20 clients hold labels in shares of Dirichlet(0.1); 5 of them take part in a round, with 5
 local steps each. All methods see the same partition, first model, cohorts and mini-batches for
-a seed, and share model and learning rates. Three seeds; a quarter of a minute on two CPU cores,
+a seed, and share model and learning rates. Three seeds; less than twenty seconds on two CPU cores,
 most of it compilation. On CPU, two processes share the machine, so the seconds that runs took are
 longer than alone. Started again, it finds its runs finished and writes the report anew.
 """

@@ -40,11 +40,20 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean = math.fsum(values) / n
     if n == 1:
         return Estimate(mean, None, 1)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    return Estimate(mean, standard_errors(n) * deviation / math.sqrt(n), n)
+
+
+def standard_errors(n: int) -> float:
+    """Return the half-width of a mean's 95 % interval (Student's t), in standard errors.
+
+    Args:
+      n: number of values, at least 2.
+    """
     # A dependency of jax that only reports need; scipy.stats takes half a second to import.
     from scipy.special import stdtrit
 
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    return Estimate(mean, float(stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n), n)
+    return float(stdtrit(n - 1, 0.975))
 
 
 def format_estimate(value: Estimate, digits: int) -> str:

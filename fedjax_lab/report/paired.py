@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate
+from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate, standard_errors
 from fedjax_lab.report.runs import Group, Run
 
 NOISE = "≈"  # marks a difference whose interval contains 0
@@ -54,13 +54,13 @@ def _key(run: Run) -> Any:
 
 
 def _p_value(found: Estimate) -> float:
-    from scipy.special import stdtr, stdtrit
+    from scipy.special import stdtr
 
     if found.half_width is None or math.isnan(found.mean):
         return math.nan
     if found.half_width == 0:
         return 1.0 if found.mean == 0 else 0.0
-    t = abs(found.mean) / found.half_width * stdtrit(found.n - 1, 0.975)
+    t = abs(found.mean) / found.half_width * standard_errors(found.n)
     return float(2 * stdtr(found.n - 1, -t))
 
 

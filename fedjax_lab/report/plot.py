@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.checks import check_number
+from fedjax_lab.estimates import standard_errors
 from fedjax_lab.report.print_size import COLUMN, FORMS, at_print_size, save_vectors
 from fedjax_lab.report.style import frame, legend, new_figure, plain_numbers, save, styles_of
 
 History = Sequence[Mapping[str, Any]]
-_CONFIDENCE = 0.975  # of each side: an interval of 95 %
 _SCREEN = (5.6, 3.5)  # inches, before it gets its printed size
 
 
@@ -116,7 +116,5 @@ def _curve(
     across, measured = values[..., 0].mean(0), values[..., 1]
     if len(seeds) == 1:
         return across, measured[0], None
-    from scipy.special import stdtrit
-
     spread = measured.std(0, ddof=1) / np.sqrt(len(seeds))
-    return across, measured.mean(0), stdtrit(len(seeds) - 1, _CONFIDENCE) * spread
+    return across, measured.mean(0), standard_errors(len(seeds)) * spread
