@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_lab import tree, types
 from fedjax_lab.checks import check_choice, check_int, is_traced
 from fedjax_lab.clients.batch import complete_batch
-from fedjax_lab.clients.finite import is_finite, run_until_finite
+from fedjax_lab.clients.finite import is_cohort_finite, is_finite, run_until_finite
 from fedjax_lab.clients.local import metrics_of
 from fedjax_lab.clients.mapping import ClientMap, parse_client_map, single_device_map
 from fedjax_lab.clients.model_axis import (
@@ -30,6 +30,7 @@ from fedjax_lab.clients.returned import check_kept, check_message
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.keys import fold_in
 from fedjax_lab.machine.target import Target
+from fedjax_lab.machine.traced import with_ending
 from fedjax_lab.models.convolution import convolutions_for
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import (
@@ -324,10 +325,10 @@ def build_round(
             if twice := report.keys() & server_metrics.keys():
                 raise ValueError(f"the clients and the server both report {', '.join(twice)}.")
             metrics = {**metrics, **report, **server_metrics}
-        if any(phase.if_nobody == "restored" for phase in algorithm.phases):
-            server = tree.where(cohort.participates.any(), server, state.server)
-        state = state._replace(server=server, clients=clients)
         participants = cohort.participates.sum(dtype=cohort.weights.dtype)
+        if any(phase.if_nobody == "restored" for phase in algorithm.phases):
+            server = tree.where(participants > 0, server, state.server)
+        state = state._replace(server=server, clients=clients)
         if algorithm.communicates is not None:
             metrics["communicated"] = algorithm.communicates(cohort).astype(participants.dtype)
         senders = participants * metrics.get("communicated", 1)
@@ -337,12 +338,12 @@ def build_round(
             metrics["message_parts"] = parts.astype(participants.dtype)
             senders = metrics["message_parts"] * metrics.get("communicated", 1) / whole
         if exclude:
-            left_out = expected & ~cohort.participates
-            nobody = left_out.any() & (participants == 0)
+            left_out = (expected & ~cohort.participates).sum(dtype=participants.dtype)
+            nobody = (left_out > 0) & (participants == 0)
             for name in ("loss", "delta_norm"):  # NaN, unlike the 0 of a round without clients
                 if name in metrics:
                     metrics[name] = jnp.where(nobody, jnp.nan, metrics[name])
-            metrics["nonfinite_clients"] = left_out.sum(dtype=participants.dtype)
+            metrics["nonfinite_clients"] = left_out
         return state, {
             **metrics,
             "participants": participants,
@@ -423,13 +424,12 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
         (received, round, source, frozen), look = shared
         row, fields, counts, weighs = client
         batch = ClientBatch(**fields, round=round, source=source, longest=longest, frozen=frozen)
-        message, row, report = phase.client_update(received, row, batch)
-        report = tree.Joined.of(metrics_of(report))
+        (message, row, report), again = with_ending(phase.client_update, received, row, batch)
+        if look is not None:
+            counts = counts & is_finite(lambda: again()[:2], look)
         if (layout := held_layout()) is not None:
             message, row = layout.constrain((message, row))
-        if look is not None:
-            counts = counts & is_finite((message, row), look)
-        message, report = tree.zero_unless(counts, (message, report))
+        message, report = tree.zero_unless(counts, (message, tree.Joined.of(metrics_of(report))))
         mean, total, stack = (
             {name: message[name] for name, how in phase.reduce.items() if how == rule}
             for rule in ("mean", "sum", "stack")
@@ -444,12 +444,11 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
         slots = (rows, mapped, participates, weighs)
         return cohort_map.run(one_client, (shared, look), slots, coefficients, lengths)
 
-    def without_report(results):
+    def are_finite(results):
         sums, (rows, stack, _) = results
-        # Leaves that devices divide are summed one by one: joining them would gather them.
-        return [(sums["mean"], sums["sum"][0]), *jax.tree.leaves((rows, stack))]
+        return is_cohort_finite((sums["mean"], sums["sum"][0]), (rows, stack))
 
-    sums, (rows, stack, counts) = run_until_finite(run, without_report) if exclude else run(None)
+    sums, (rows, stack, counts) = run_until_finite(run, are_finite) if exclude else run(None)
     rows, stack, counts = cohort_map.divide((rows, stack, counts))
     stack, counts = cohort_map.collect((stack, counts))
     mean, (total, report) = sums["mean"], sums["sum"]

@@ -1,6 +1,7 @@
 """Arithmetic on pytrees that keeps each leaf's dtype, whatever the dtype of the scalar."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -61,8 +62,10 @@ def norm(tree: PyTree, squared: bool = False) -> jax.Array:
     return jnp.asarray(total if squared else jnp.sqrt(total))
 
 
-def _few(leaves: list[jax.Array]) -> list[jax.Array]:
+def _few(leaves: list[jax.Array], axes: int = 0) -> list[jax.Array]:
     """Concatenate the small leaves of each dtype, so that sums over all leaves need fewer kernels.
+
+    ``axes`` leading axes are kept, because devices may divide them.
 
     A compiler makes up to three kernels of each sum, whatever its length. With small leaves joined,
     the norm of an MLP compiles and runs in about half the time.
@@ -71,10 +74,11 @@ def _few(leaves: list[jax.Array]) -> list[jax.Array]:
     large = []
     for leaf in map(jnp.asarray, leaves):
         if leaf.size <= _SMALL:
-            small.setdefault(leaf.dtype, []).append(leaf.reshape(-1))
+            flat = leaf.reshape(*leaf.shape[:axes], math.prod(leaf.shape[axes:]))
+            small.setdefault(leaf.dtype, []).append(flat)
         else:
             large.append(leaf)
-    return large + [jnp.concatenate(parts) for parts in small.values()]
+    return large + [jnp.concatenate(parts, axis=axes) for parts in small.values()]
 
 
 @jax.tree_util.register_dataclass
@@ -162,15 +166,21 @@ def weighted_sum(stacked: PyTree, weights: jax.Array) -> PyTree:
     return jax.tree.map(total, stacked)
 
 
-def all_finite(tree: PyTree) -> jax.Array:
+def all_finite(tree: PyTree, axes: int = 0) -> jax.Array:
     """Return a bool scalar: whether all floating-point numbers of a tree are finite.
 
     Args:
       tree: pytree of arrays.
+      axes: number of leading axes that all leaves share and devices may divide.
     """
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
-    # 0 * x is NaN if x is not finite. Adding these products takes half as long as isfinite.
-    return jnp.asarray(sum((leaf * 0).sum() for leaf in _few(leaves)) == 0)
+    # 0 * x is NaN if x is not finite. Adding these products takes half as long as isfinite. Leaves
+    # of one shape, such as those of params and momentum, are added first, in the same kernel.
+    groups: dict[Any, jax.Array] = {}
+    for leaf in leaves:
+        alike = jnp.shape(leaf), jnp.result_type(leaf)
+        groups[alike] = groups[alike] + leaf * 0 if alike in groups else leaf
+    return jnp.asarray(sum((leaf * 0).sum() for leaf in _few(list(groups.values()), axes)) == 0)
 
 
 def stack(trees: list[PyTree]) -> PyTree:

@@ -38,3 +38,24 @@ def test_joined_scalars_come_back_with_their_dtypes_and_structure():
     for leaf, value in zip(jax.tree.leaves(found), jax.tree.leaves(values), strict=True):
         assert (leaf.dtype, leaf.shape, float(leaf)) == (value.dtype, (), 6 * float(value))
     assert tree.Joined.of({}).separate() == {}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("axes", [0, 1])
+def test_one_number_that_is_not_finite_is_found_and_large_ones_are_not_taken_for_it(dtype, axes):
+    largest = float(jnp.finfo(dtype).max)
+    shapes = [(3, 5), (3, 5), (3, 2, 2), (3, 5), (3, 5000), (3, 5000), (3,)]
+
+    def values():
+        return [np.full(shape, largest * (-1) ** i) for i, shape in enumerate(shapes)]
+
+    def answer(values):
+        found = {str(i): jnp.asarray(value, dtype) for i, value in enumerate(values)}
+        return bool(jax.jit(tree.all_finite, static_argnums=1)({**found, "n": jnp.arange(3)}, axes))
+
+    assert answer(values())
+    for i, shape in enumerate(shapes):
+        for broken in (np.nan, np.inf, -np.inf):
+            spoilt = values()
+            spoilt[i][(2,) + (1,) * (len(shape) - 1)] = broken
+            assert not answer(spoilt), (i, broken)

@@ -97,8 +97,9 @@ def fafed(
     training = LocalTraining(loss_fn, **common)
 
     def preconditioned(m, v):  # A^{-1} m
-        def divide(m, v):
-            return tree.safe_divide(m, jnp.sqrt(v) + jnp.asarray(stability, v.dtype))
+        def divide(m, v):  # a step of 0 where the dtype rounds ``stability`` to 0
+            root = jnp.sqrt(v) + jnp.asarray(stability, v.dtype)
+            return m / jnp.where(root == 0, jnp.inf, root)
 
         return jax.tree.map(divide, m, v)
 

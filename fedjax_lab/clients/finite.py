@@ -6,20 +6,21 @@ with a check of each client.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from fedjax_lab import tree
+from fedjax_lab.clients.model_axis import held_layout
 from fedjax_lab.machine.program import UNLESS_FINITE
 from fedjax_lab.machine.traced import trace_once
 from fedjax_lab.types import PyTree
 
 
 def run_until_finite(
-    run: Callable[[jax.Array], PyTree], looked_at: Callable[[PyTree], Sequence[PyTree]]
+    run: Callable[[jax.Array], PyTree], are_finite: Callable[[PyTree], jax.Array]
 ) -> PyTree:
     """Return ``run(False)`` if its results are finite, else ``run(True)``.
 
@@ -28,15 +29,14 @@ def run_until_finite(
 
     Args:
       run: whether to check each client -> results of the cohort.
-      looked_at: results -> the trees that must be finite. Small leaves of each are joined.
+      are_finite: results -> bool scalar, whether what the server reads of them is finite.
     """
     run, shapes = trace_once(run, jnp.asarray(False))
 
     def attempt(carry, look):
         def again(_):
             results = run(look)
-            finite = map(tree.all_finite, looked_at(results))
-            return results, functools.reduce(jnp.logical_and, finite)
+            return results, are_finite(results)
 
         results, done = carry
         with jax.named_scope(UNLESS_FINITE):
@@ -48,14 +48,28 @@ def run_until_finite(
     return results
 
 
-def is_finite(values: PyTree, look: jax.Array) -> jax.Array:
+def is_finite(values: Callable[[], PyTree], look: jax.Array) -> jax.Array:
     """Return whether all values are finite; without a check, return True.
 
     Args:
-      values: pytree of arrays.
+      values: computes a pytree of arrays, from values that are in memory.
       look: bool scalar, whether to check; the same for all clients.
     """
-    return jax.lax.cond(look, tree.all_finite, lambda _: jnp.asarray(True), values)
+    return jax.lax.cond(look, lambda: tree.all_finite(values()), lambda: jnp.asarray(True))
+
+
+def is_cohort_finite(sums: PyTree, of_clients: PyTree) -> jax.Array:
+    """Return a bool scalar: whether the results of a cohort are finite.
+
+    Args:
+      sums: pytree of arrays, the aggregated messages.
+      of_clients: pytree of arrays [S, ...], rows and messages that are not aggregated.
+    """
+    if held_layout() is None:
+        return tree.all_finite(sums) & tree.all_finite(of_clients, axes=1)
+    # Leaves that devices divide are summed one by one: joining them would gather them.
+    each = map(tree.all_finite, jax.tree.leaves(of_clients))
+    return functools.reduce(jnp.logical_and, each, tree.all_finite(sums))
 
 
 @custom_vmap

@@ -207,3 +207,27 @@ def test_naive_method_follows_its_golden_trajectory_and_is_sign_descent_without_
     signs = toy_path(naive(toy_loss, client_lr=0.01, second_moment_decay=0.0), [(2,)])
     slope = reference.TOY_A[2] * (reference.TOY_X0 - reference.TOY_B[2])
     np.testing.assert_allclose(signs[0], reference.TOY_X0 - 0.03 * np.sign(slope), atol=1e-12)
+
+
+def test_a_stability_that_half_precision_rounds_to_zero_stops_coordinates_without_a_gradient():
+    """0 / 0 is a step of 0; the other coordinate takes the step of sign descent."""
+
+    def slope_of_the_first(params, examples, key):
+        return examples * params[0]
+
+    algorithm = algorithms.fafed(
+        slope_of_the_first,
+        client_lr=0.125,
+        momentum=1.0,
+        second_moment_decay=0.0,
+        stability=1e-9,
+        precondition_first_step=True,
+    )
+    assert np.float16(1e-9) == 0
+    examples = jnp.full((1, 3, 2), 0.5, jnp.float16)
+    batch = CohortBatch(jnp.array([0]), examples, jax.random.key(0), jnp.int32(0))
+    state = begin(algorithm, jnp.array([1, 1], jnp.float16), num_clients=1)
+    state, metrics = jax.jit(algorithm.round_fn)(state, batch)
+    # A first step from the first estimates, and three of the round.
+    np.testing.assert_array_equal(algorithm.params(state), [1 - 4 * 0.125, 1])
+    assert metrics["nonfinite_clients"] == 0

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
+from fedjax_lab import tree
 from fedjax_lab.clients.finite import run_until_finite
 from fedjax_lab.machine.arithmetic import count_flops
 from fedjax_lab.machine.compiler import abstract, compile_for, figures, mesh_of, try_compile
@@ -106,7 +107,7 @@ def test_of_branches_the_largest_counts():
 
 def test_a_cohort_that_is_finite_is_run_once():
     def round(w, x):
-        return run_until_finite(lambda look: step(w, x) + look, lambda results: [results])
+        return run_until_finite(lambda look: step(w, x) + look, tree.all_finite)
 
     found = read_traffic(compiled(round, W, X).as_text()).bytes_accessed
     one = read_traffic(compiled(step, W, X).as_text()).bytes_accessed
