@@ -247,10 +247,10 @@ def placed_chunks(
     place = place.with_layout(run.params, run.frozen)
     if on_host:
         kind = DividedHostChunks if team.is_multiprocess else HostChunks
-        return place, kind(run, place, feed, progress)
+        return place, kind(run, place, feed, shapes, progress)
     name = run.algorithm.name
     place = team.together(lambda: place.with_store(shapes, num_clients, name))
-    return place, Chunks(run, place, feed, compiled, seconds)
+    return place, Chunks(run, place, feed, shapes, compiled, seconds)
 
 
 def _one_row(table: Any) -> jax.ShapeDtypeStruct:

@@ -31,6 +31,7 @@ class Chunks:
       run: the computation.
       place: its placement.
       feed: the clients' data.
+      shapes: shapes of the state without frozen weights.
       compiled: programs that are already compiled, by their number of rounds.
       compile_seconds: time spent on these.
 
@@ -44,6 +45,7 @@ class Chunks:
         run: Run,
         place: Placement,
         feed: Feed,
+        shapes: FedState,
         compiled: Mapping[int, Any] | None = None,
         compile_seconds: float = 0.0,
     ):
@@ -52,7 +54,7 @@ class Chunks:
         feed.place(place)
         params, self._frozen = place.models(run.params, run.frozen)
         self._key = place.copies(run.key)
-        self._state = self._started(params)
+        self._state = self._started(params, shapes)
         self._sharding = place.state_sharding(self._state)
         self._state = self.team.put(self._state, self._sharding)
         self._program = build_chunk(run, place, place.left_by_programs(self._state))
@@ -61,14 +63,13 @@ class Chunks:
         self._compiled = {self._which(n, n): program for n, program in (compiled or {}).items()}
         self.compile_seconds = compile_seconds
 
-    def _started(self, params: Params) -> FedState:
+    def _started(self, params: Params, shapes: FedState) -> FedState:
         """Compute the state before round 0, or take the run's initial state."""
-        run, clients = self._run, self._feed.clients
+        run = self._run
         if run.state is not None:
             return run.state
-        sharding = self._place.state_sharding(run.shapes(clients))
-        start = quick_jit(run.start, out_shardings=sharding)
-        return start(params, clients, self._key, self._frozen)
+        start = quick_jit(run.start, out_shardings=self._place.state_sharding(shapes))
+        return start(params, self._feed.clients, self._key, self._frozen)
 
     @property
     def params(self) -> Params:

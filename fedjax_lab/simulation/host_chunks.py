@@ -29,23 +29,26 @@ class HostChunks(Chunks):
       run: what is computed.
       place: where; ``shard_map`` divides a chunk's rows over its shares.
       feed: the clients' data.
+      shapes: shapes of the state without frozen weights.
       progress: print the size of the table on stderr.
 
     Attributes:
       table: the rows of all clients.
     """
 
-    def __init__(self, run: Run, place: Placement, feed: Feed, progress: bool = False):
+    def __init__(
+        self, run: Run, place: Placement, feed: Feed, shapes: FedState, progress: bool = False
+    ):
         self._shares = place.client_map.shares if place.client_map.divides_rows else 1
         self._progress = progress
-        super().__init__(run, place, feed)
+        super().__init__(run, place, feed, shapes)
         rows = self.table.read(np.full(1, self.table.num_clients))
         self._row_sharding = place.row_sharding(rows)
         self._cohorts = jax.jit(self._draw_ids, static_argnames="length")
         self._pending: tuple[np.ndarray, PyTree] | None = None
         self._ahead: tuple[tuple[int, int], np.ndarray, PyTree] | None = None
 
-    def _started(self, params: Params) -> FedState:
+    def _started(self, params: Params, shapes: FedState) -> FedState:
         clients = self._feed.clients
         arguments = self.team.local((params, clients, self._key, self._frozen))
         state, self.table = _start(self._run, clients.num_clients, arguments)
@@ -186,8 +189,10 @@ class DividedHostChunks(HostChunks):
     clients. Rows move between hosts only in a round, as with any sharded table.
     """
 
-    def __init__(self, run: Run, place: Placement, feed: Feed, progress: bool = False):
-        super().__init__(run, place, feed, progress)
+    def __init__(
+        self, run: Run, place: Placement, feed: Feed, shapes: FedState, progress: bool = False
+    ):
+        super().__init__(run, place, feed, shapes, progress)
         self._of_rows = jax.tree.leaves(self._row_sharding)[0]
         order = self._of_rows.mesh.devices.flat
         count = self.table.num_clients
