@@ -15,7 +15,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_lab.machine.cpu_options import quick_options
+_EMITTERS = "xla_cpu_use_fusion_emitters"
+
+
+def quick_options() -> dict[str, Any] | None:
+    """Return the compiler's options for a short compilation; None: it has none.
+
+    XLA's compiler for CPU alone has them, and not in every release.
+    """
+    return {_EMITTERS: False} if jax.default_backend() == "cpu" and _is_known() else None
+
+
+@functools.cache
+def _is_known() -> bool:
+    try:
+        jax.jit(lambda: 0).lower().compile(compiler_options={_EMITTERS: False})
+    except jax.errors.JaxRuntimeError:  # no such option
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from fedjax_lab.clients.resident import flatten_examples
 from fedjax_lab.clients.store import window_rows
-from fedjax_lab.machine.cpu_options import round_options
 from fedjax_lab.machine.target import here
 from fedjax_lab.round import Algorithm, build_round
 from fedjax_lab.simulation.placement import Placement
@@ -90,8 +89,6 @@ def build_chunk(run: Run, place: Placement, state_sharding: Any = None) -> jax.s
     options: dict[str, Any] = {"static_argnames": "length", "donate_argnums": 0}
     if state_sharding is not None:
         options["out_shardings"] = state_sharding, None
-    if place.target is None:
-        options["compiler_options"] = round_options()
     is_kept = bool(_kept) and _kept[0][0] is run.algorithm
     if not is_kept or place.target or place.layout or place.team.is_multiprocess:
         return jax.jit(build_rounds(run, place), **options)

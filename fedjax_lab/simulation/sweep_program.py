@@ -13,8 +13,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from fedjax_lab import tree
 from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.data import FederatedArrays
-from fedjax_lab.machine.cpu_options import quick_options, round_options
 from fedjax_lab.machine.memory import device_memory
+from fedjax_lab.machine.quick import quick_options
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_rounds
 from fedjax_lab.simulation.run import Run
@@ -173,9 +173,7 @@ class Program:
             before = time.perf_counter()
             lowered = jax.jit(function, donate_argnums=donated).lower(*arguments)
             runs_often = name not in ("start", "serve")
-            self._compiled[name] = lowered.compile(
-                round_options() if runs_often else quick_options()
-            )
+            self._compiled[name] = lowered.compile(None if runs_often else quick_options())
             self.compile_seconds += time.perf_counter() - before
         return self._compiled[name]
 
