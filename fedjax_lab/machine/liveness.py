@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -82,7 +82,7 @@ def _peak(jaxpr: Jaxpr, machine: _Machine, donated: set[Any]) -> int:
         is_layout = replaces and _transposes(eqn)
         is_product = replaces and eqn.primitive.name == "dot_general" and len(read_by) == 1
         if not is_layout:
-            if not (is_product or _is_elementwise(eqn)):
+            if not (is_product or is_elementwise(eqn)):
                 continue
             if not all(_takes_in(e) or (replaces and _transposes(e)) for e in takers):
                 continue
@@ -146,7 +146,7 @@ def _besides(eqn: Any, leaving: list[Any], machine: _Machine, size_of: Callable[
     """Return the bytes of an equation besides operands and results, less those that are both."""
     is_tpu = machine.platform == "tpu"
     programs = _programs(eqn, machine.platform)
-    if not programs or eqn.primitive.name in _UPDATES or _is_elementwise(eqn):
+    if not programs or eqn.primitive.name in _UPDATES or is_elementwise(eqn):
         room = max(map(size_of, _replaceable(eqn, leaving, is_tpu)), default=0)
         return -min(room, sum(map(size_of, eqn.outvars)))
     operands, carried = eqn.invars, _carried(eqn)
@@ -211,13 +211,18 @@ def _programs(eqn: Any, platform: str) -> list[Jaxpr]:
     return [part.jaxpr if isinstance(part, ClosedJaxpr) else part for part in _inner(params)]
 
 
-def _is_elementwise(eqn: Any) -> bool:
-    """Return True if a result's elements depend on at most one element of each operand."""
+def is_elementwise(eqn: Any, primitives: Collection[str] = _ELEMENTWISE) -> bool:
+    """Return True if a result's elements depend on at most one element of each operand.
+
+    Args:
+      eqn: an equation of a traced program.
+      primitives: names of the elementwise operations that count.
+    """
     inner = _inner(eqn.params)
     if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call") and inner:
         bodies = (part.jaxpr if isinstance(part, ClosedJaxpr) else part for part in inner)
-        return all(_is_elementwise(e) for body in bodies for e in body.eqns)
-    return eqn.primitive.name in _ELEMENTWISE
+        return all(is_elementwise(e, primitives) for body in bodies for e in body.eqns)
+    return eqn.primitive.name in primitives
 
 
 def _transposes(eqn: Any) -> bool:
@@ -228,12 +233,12 @@ def _replaceable(eqn: Any, leaving: list[Any], replaces: bool) -> list[Any]:
     """Return the operands whose last read is here, which the result may replace."""
     if eqn.primitive.name in _UPDATES:
         return [v for v in leaving if v is eqn.invars[0]]
-    return leaving if replaces and (_is_elementwise(eqn) or _transposes(eqn)) else []
+    return leaving if replaces and (is_elementwise(eqn) or _transposes(eqn)) else []
 
 
 def _takes_in(eqn: Any) -> bool:
     """Return True if compilers fuse an elementwise operand into this equation."""
-    return eqn.primitive.name in _REDUCTIONS or _is_elementwise(eqn)
+    return eqn.primitive.name in _REDUCTIONS or is_elementwise(eqn)
 
 
 def _variables(atoms: Sequence[Any]) -> set[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 
+from fedjax_lab.machine.liveness import is_elementwise
 from fedjax_lab.types import PyTree
 
 # Operations whose results a compiler writes to memory, and elementwise ones that cost little.
@@ -84,7 +85,7 @@ def _ending(whole: Jaxpr) -> list[JaxprEqn]:
         arrays = {var for var in filter(_is_var, equation.invars) if getattr(var.aval, "shape", ())}
         if equation.primitive.name in _WRITTEN:
             written.update(equation.outvars)
-        elif _is_cheap(equation) and arrays <= written | computed:
+        elif is_elementwise(equation, _CHEAP) and arrays <= written | computed:
             computed.update(equation.outvars)
             last.append(equation)
     needed, kept = set(filter(_is_var, whole.outvars)), []
@@ -93,10 +94,3 @@ def _ending(whole: Jaxpr) -> list[JaxprEqn]:
             needed.update(filter(_is_var, equation.invars))
             kept.append(equation)
     return kept[::-1]
-
-
-def _is_cheap(equation: JaxprEqn) -> bool:
-    inner = equation.params.get("jaxpr")
-    if equation.primitive.name in ("jit", "pjit") and inner is not None:
-        return all(map(_is_cheap, inner.jaxpr.eqns))
-    return equation.primitive.name in _CHEAP
