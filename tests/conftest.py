@@ -5,6 +5,7 @@ LLVM's optimisations and without XLA's own code generator for fused loops, which
 as long, and without the lines of code that each operation comes from; and a program that another
 test, another worker or an earlier run has compiled is read from a cache (``tests.kept_programs``).
 FEDJAX_LAB_TEST_OPTIMIZED=1 compiles as users do, FEDJAX_LAB_TEST_PROGRAMS=off keeps no programs.
+FEDJAX_LAB_TEST_PLATFORM=cuda runs on a GPU, for which `make test-gpu` has a choice of the tests.
 """
 
 import gc
@@ -32,7 +33,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["FEDJAX_LAB_TEST_CACHE"] = str(_KEPT.folder)  # workers inherit it
 use_programs(os.environ["FEDJAX_LAB_TEST_CACHE"])
 jax.config.update("jax_traceback_in_locations_limit", 0)
-jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_platforms", os.environ.get("FEDJAX_LAB_TEST_PLATFORM", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

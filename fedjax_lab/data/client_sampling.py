@@ -186,17 +186,25 @@ def _own_cohort(sample_cohort, clients, key, round, cohort_size):
 
 
 def _floyd(key: Key, available: int, count: int) -> jax.Array:
-    """Sample distinct numbers below ``available``: int32 [count] in random order (Floyd 1987)."""
+    """Sample distinct numbers below ``available``: int32 [count] in random order (Floyd 1987).
+
+    Floyd's loop replaces a number that was drawn before by the largest one, which is not there
+    yet. Here, all numbers are examined at once, because a GPU starts several kernels for each
+    iteration of a loop.
+    """
     bits, order = jax.random.bits(key, (2, count), jnp.uint32)
-    last = jnp.arange(available - count, available, dtype=jnp.int32)
-    draws = below(bits, last + 1)
-
-    def add(i, chosen):
-        # A number that was drawn before is replaced by the largest one, which is not there yet.
-        taken = jnp.any(chosen == draws[i])
-        return chosen.at[i].set(jnp.where(taken, last[i], draws[i]))
-
-    chosen = jax.lax.fori_loop(0, count, add, jnp.full((count,), -1, jnp.int32))
+    place = jnp.arange(count, dtype=jnp.int32)
+    draws = below(bits, place + (available - count + 1))
+    largest = place + (available - count)
+    # A number is there if it was drawn, or if it is the largest of an earlier place that was
+    # replaced. Each step follows these references twice as far.
+    is_earlier = place[None] < place[:, None]
+    replaced = jnp.any(is_earlier & (draws[None] == draws[:, None]), axis=1)
+    earlier = draws - (available - count)
+    earlier = jnp.where((earlier >= 0) & (earlier < place), earlier, place)
+    for _ in range((count - 1).bit_length()):
+        replaced, earlier = replaced | replaced[earlier], earlier[earlier]
+    chosen = jnp.where(replaced, largest, draws)
     # Shuffled, because large numbers are more frequent in late places.
     return jax.lax.sort((order, chosen), num_keys=1)[1]
 

@@ -8,6 +8,7 @@ convolutions, which are slow there, too.
 """
 
 import functools
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,9 +23,12 @@ from fedjax_lab.models import winograd
 
 LOWERINGS = ("auto", "winograd", "gemm", "im2col", "lax")
 PADDINGS = ("SAME", "VALID")
+_FEW_CHANNELS = 8
+_JOINED_AT_ONCE = 9
 
-# The meaning of "auto" in the program that is being traced: (platform, lowering or None). None: the
-# default of the running machine. JAX caches traces under different values separately.
+# The meaning of "auto" in the program that is being traced: (platform, lowering or None, whether
+# clients run at once). None: the default of the running machine, for one client. JAX caches traces
+# under different values separately.
 _AUTO: Any = jax.make_user_context(None)
 
 
@@ -34,7 +38,16 @@ def convolutions_for(target: Target | None) -> AbstractContextManager[None]:
     Args:
       target: a machine; None: the current machine.
     """
-    return nullcontext() if target is None else _AUTO((target.platform, target.convolution))
+    return nullcontext() if target is None else _AUTO((target.platform, target.convolution, False))
+
+
+def convolutions_at_once() -> AbstractContextManager[None]:
+    """Return a context for functions that ``vmap`` maps over clients with kernels of their own."""
+    return _AUTO((*_auto()[:2], True))
+
+
+def _auto() -> tuple[str, str | None, bool]:
+    return _AUTO.value or (jax.default_backend(), None, False)
 
 
 def convolution(
@@ -54,10 +67,10 @@ def convolution(
     - "lax" is ``jax.lax.conv_general_dilated``.
 
     On CPU "auto" is "winograd" if the shapes promise a gain, and otherwise "gemm"; inside a loop,
-    both are many times faster than "lax". On other platforms "auto" is "lax". This includes the
-    grouped convolution that ``vmap`` makes for clients with different weights: according to the
-    compilers, "im2col" then moves five times the bytes on a TPU and twice as many on a GPU
-    (docs/accelerators.md).
+    both are many times faster than "lax". On other platforms "auto" is "lax", with one exception:
+    on a GPU, clients that a client map runs at once take "im2col". "lax" becomes a grouped
+    convolution there, which cuDNN computes group by group, with up to ten kernels for each. A round
+    on an H100 takes 1.7 to 2.8 times as long (docs/accelerators.md).
 
     Args:
       x: float [B, H, W, C].
@@ -91,7 +104,7 @@ def convolution(
     _check_arrays(x, kernel, padding)
 
     if lowering == "auto":
-        lowering = _lowering_of(*(_AUTO.value or (jax.default_backend(), None)))
+        lowering = _lowering_of(*_auto())
     if lowering == "lax":
         numbers = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(x, kernel, strides, around, dimension_numbers=numbers)
@@ -111,20 +124,23 @@ def convolution(
 
 def platform() -> str:
     """Return the platform of the current target, such as "cpu"."""
-    return (_AUTO.value or (jax.default_backend(), None))[0]
+    return _auto()[0]
 
 
-def lowering_for(target: Target) -> str:
+def lowering_for(target: Target, at_once: bool) -> str:
     """Return the lowering of "auto" on a machine; "auto" if it depends on shapes.
 
     Args:
       target: a machine.
+      at_once: whether several clients run at once, as one batched program.
     """
-    return _lowering_of(target.platform, target.convolution)
+    return _lowering_of(target.platform, target.convolution, at_once)
 
 
-def _lowering_of(platform: str, chosen: str | None) -> str:
-    return chosen or ("auto" if platform == "cpu" else "lax")
+def _lowering_of(platform: str, chosen: str | None, at_once: bool) -> str:
+    if chosen or platform == "cpu":
+        return chosen or "auto"
+    return "im2col" if platform == "gpu" and at_once else "lax"
 
 
 def _tile(x: jax.Array, kernel: jax.Array, stride: int, lowering: str) -> int:
@@ -171,14 +187,48 @@ def _zeros_around(size: int, kernel_size: int, stride: int) -> tuple[int, int]:
 
 
 def _all_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
-    """Multiply all patches [B, H', W', h w C] by the kernel as one matrix [h w C, F]."""
-    height, width, _, num_features = kernel.shape
-    patches = [
-        _windows(_windows(x, 1, i, height, strides[0]), 2, j, width, strides[1])
-        for i in range(height)
-        for j in range(width)
+    """Multiply all patches, a matrix of h w C columns, by the kernel as one matrix [h w C, F].
+
+    With few channels, the positions are the minor axis of the patches, because a GPU writes many
+    short rows slowly.
+    """
+    *size, num_channels, num_features = kernel.shape
+    matrix = kernel.reshape(-1, num_features)
+    if num_channels >= _FEW_CHANNELS:
+        return _patches(x, tuple(size), strides, False) @ matrix
+    patches = _patches(x.transpose(3, 0, 1, 2), tuple(size), strides, True)
+    features = jnp.tensordot(patches.reshape(len(matrix), -1), matrix, (0, 0))
+    return features.reshape(*patches.shape[1:], num_features)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+def _patches(x, size, strides, planar):
+    """Collect patches [B, H', W', h w C] of images [B, H, W, C]; planar: C and h w C come first.
+
+    The columns of a large kernel are collected before its rows: on a GPU, joining five arrays twice
+    takes half of the time of joining 25. The gradient adds them up at once, which is faster there.
+    """
+    if math.prod(size) <= _JOINED_AT_ONCE:
+        return _joined(x, size, strides, planar)
+    columns = written_out(_joined(x, (1, size[1]), (1, strides[1]), planar))
+    return _joined(columns, (size[0], 1), (strides[0], 1), planar)
+
+
+@_patches.defjvp
+def _patches_jvp(size, strides, planar, primals, tangents):
+    (x,), (tangent,) = primals, tangents
+    return _patches(x, size, strides, planar), _joined(tangent, size, strides, planar)
+
+
+def _joined(x, size, strides, planar):
+    """Join the pixels under each place of a kernel along the channels."""
+    down, across = (2, 3) if planar else (1, 2)
+    under = [
+        _windows(_windows(x, down, i, size[0], strides[0]), across, j, size[1], strides[1])
+        for i in range(size[0])
+        for j in range(size[1])
     ]
-    return jnp.concatenate(patches, axis=-1) @ kernel.reshape(-1, num_features)
+    return jnp.concatenate(under, axis=0 if planar else -1)
 
 
 def _windows(x: jax.Array, axis: int, offset: int, kernel_size: int, stride: int) -> jax.Array:

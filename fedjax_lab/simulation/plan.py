@@ -143,6 +143,7 @@ def plan(
     shares = place.table_shares(clients.num_clients)
     one, each = estimate(planner.round_of, state, planner.batch, machine, shares)
     found, parts = None, place.client_map.parts
+    many = at_once(chosen.client_map, how.slots(clients), machine)
     if machine.devices:
         program, seconds = planner.compiled(chosen.client_map, 1), planner.compile_seconds
         if program is None:
@@ -152,10 +153,10 @@ def plan(
     return RoundPlan(
         machine,
         chosen,
-        lowering_for(machine),
+        lowering_for(machine, many > 1),
         tree.nbytes(params),
         count_flops(traced),
-        (one + (at_once(chosen.client_map, how.slots(clients), machine) - 1) * each) // parts,
+        (one + (many - 1) * each) // parts,
         found,
         note,
     )

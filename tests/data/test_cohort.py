@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedjax_lab import data
 from fedjax_lab.data import cohort
-from fedjax_lab.data.client_sampling import _redrawn
+from fedjax_lab.data.client_sampling import _floyd, _redrawn
 from fedjax_lab.data.order import ROUNDS, shuffled
 
 key = jax.random.key(7)
@@ -87,6 +87,19 @@ def test_large_cohorts_are_uniform():
     left_out = 1225 - ids.sum(1)
     assert left_out.mean() == pytest.approx(5 * 24.5, rel=0.01)
     assert left_out.var() == pytest.approx(5 * (50**2 - 1) / 12 * 45 / 49, rel=0.05)
+
+
+@pytest.mark.parametrize(("available", "count"), [(1, 1), (6, 6), (7, 5), (20, 16), (400, 80)])
+def test_floyds_algorithm_at_once_is_his_loop(available, count):
+    for seed in range(20):
+        words, order = jax.random.bits(jax.random.key(seed), (2, count), "uint32").tolist()
+        chosen = []
+        for place, word in enumerate(words):
+            largest = available - count + place
+            drawn = word * (largest + 1) >> 32
+            chosen.append(largest if drawn in chosen else drawn)
+        expected = [number for _, number in sorted(zip(order, chosen, strict=True))]
+        assert _floyd(jax.random.key(seed), available, count).tolist() == expected
 
 
 def test_redrawing_makes_all_sequences_equally_likely():

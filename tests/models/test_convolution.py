@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_lab import algorithms, build_round, data, models, plan
+from fedjax_lab.machine.target import named
 from fedjax_lab.models.convolution import convolution
 from fedjax_lab.models.layers import Conv, ConvBlock
 
@@ -20,6 +22,7 @@ CASES = [
     ((1, 3, 3, 1), (3, 3, 1, 1), 1),
     ((3, 8, 11, 4), (1, 1, 4, 2), (3, 2)),
     ((4, 6, 5, 2), (4, 2, 2, 3), (1, 2)),
+    ((2, 6, 7, 9), (4, 5, 9, 2), (2, 1)),
 ]
 # With padding and dtype. Float32 and 7 x 7 kernels (slow to compile) need not meet everything.
 COMBINATIONS = [
@@ -130,6 +133,53 @@ def test_automatic_lowering_is_gemm_on_cpu():
     }
     assert programs["auto"] == programs["gemm"]
     assert ["conv_general" in programs[name] for name in LOWERINGS] == [False, False, True]
+
+
+@pytest.mark.parametrize(("channels", "size"), [(2, 3), (2, 4), (9, 3), (9, 4)])
+def test_patches_have_forward_mode_and_second_derivatives(x64, channels, size):
+    x, kernel = normal((2, 6, 5, channels), 0), normal((size, size, channels, 3), 1)
+    of_x, of_kernel = normal(x.shape, 2), normal(kernel.shape, 3)
+
+    def derivatives(fn):
+        def loss(x, kernel):
+            return jnp.sin(fn(x, kernel)).sum()
+
+        gradient = jax.grad(loss, (0, 1))
+        forward = jax.jvp(fn, (x, kernel), (of_x, of_kernel))
+        hessian = jax.grad(lambda *at: sum(map(jnp.vdot, gradient(*at), (of_x, of_kernel))), (0, 1))
+        return forward, jax.jvp(gradient, (x, kernel), (of_x, of_kernel)), hessian(x, kernel)
+
+    ours = functools.partial(convolution, padding="SAME", lowering="im2col")
+    theirs = functools.partial(xla, strides=(1, 1), padding="SAME")
+    compare(jax.jit(lambda: derivatives(ours))(), jax.jit(lambda: derivatives(theirs))(), 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("target", "client_map", "lowering"),
+    [
+        ("h100", "vmap", "im2col"),
+        ("h100", "chunk:2", "im2col"),
+        ("h100", "scan", "lax"),
+        ("v5e", "vmap", "lax"),
+    ],
+)
+def test_automatic_lowering_of_a_round(target, client_map, lowering):
+    """On a GPU, clients at once multiply patches, because cuDNN computes groups one by one."""
+    images = data.synthetic.noise_images(40, (8, 8, 1), seed=0)
+    clients = data.partition(images, "iid", num_clients=4, seed=0)
+    model = models.cnn(10, padding="SAME")
+    params = jax.eval_shape(model.init, jax.random.key(0), images.x[:1])
+    loss_fn = models.classification_loss(model.apply, data.preprocess())
+    algorithm = algorithms.fedavg(loss_fn, client_lr=0.1)
+    machine = named(target)
+    round_fn = build_round(algorithm, client_map, target=machine)
+    schedule = {"cohort_size": 4, "batch_size": 2, "local_steps": 1}
+    batch = data.draw_batch(clients, jax.random.key(0), 0, **schedule)
+    state = jax.eval_shape(lambda p: algorithm.init(p, 4), params)
+    program = str(jax.make_jaxpr(round_fn)(state, batch))
+    assert ("conv_general" in program) == (lowering == "lax")
+    planned = plan(algorithm, params, clients, target=machine, client_map=client_map, **schedule)
+    assert planned.convolution == lowering
 
 
 @pytest.mark.parametrize(("lowering", "work"), [("gemm", " dot("), ("winograd", " while(")])
