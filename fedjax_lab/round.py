@@ -29,9 +29,8 @@ from fedjax_lab.clients.planner import Plan, plan
 from fedjax_lab.clients.returned import check_kept, check_message
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.keys import fold_in
-from fedjax_lab.machine.target import Target
+from fedjax_lab.machine.target import Target, tracing_for
 from fedjax_lab.machine.traced import with_ending
-from fedjax_lab.models.convolution import convolutions_for
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import (
     ClientBatch,
@@ -287,7 +286,7 @@ def build_round(
     is_divided = divides_models(asked.mesh, params_sharding)
 
     def for_target(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
-        with convolutions_for(target):
+        with tracing_for(target):
             return divided(state, batch) if is_divided else round_fn(state, batch)
 
     def divided(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:

@@ -197,11 +197,11 @@ def context_variables(text):
 
 
 def test_two_values_are_handed_on_by_context():
-    """The layout of a model that devices divide, and the convolutions of the target."""
+    """The layout of a model that devices divide, and what a program is traced for."""
     found = {name: context_variables(path.read_text()) for name, path in modules(ROOT).items()}
     assert {name.split(".")[-1] for name, number in found.items() if number} == {
         "model_axis",
-        "convolution",
+        "target",
     }
     assert sum(found.values()) == 2
 

@@ -214,7 +214,7 @@ def evaluation(target):
 
     from fedjax_lab import data, models
     from fedjax_lab.machine.compiler import abstract
-    from fedjax_lab.models.convolution import convolutions_for
+    from fedjax_lab.machine.target import tracing_for
     from fedjax_lab.simulation.evaluate import build_evaluation
 
     where = machine(target)
@@ -223,7 +223,7 @@ def evaluation(target):
     evaluate = build_evaluation(models.accuracy_counts(network.apply, preprocess), test)
 
     def score(params):
-        with convolutions_for(where):
+        with tracing_for(where):
             return evaluate(params)
 
     return where, jax.jit(score), [abstract(params, where.devices[:1])], {}, {}

@@ -35,9 +35,8 @@ from fedjax_lab.checks import LARGEST_INT, check_choice
 from fedjax_lab.clients.exchange import sum_in_order
 from fedjax_lab.clients.model_axis import MODEL, ParamsSharding, held_layout, model_layout
 from fedjax_lab.clients.store import AXIS, client_mesh
-from fedjax_lab.machine.target import Target, platform_of
+from fedjax_lab.machine.target import Target, platform_of, tracing_at_once
 from fedjax_lab.machine.traced import trace_once
-from fedjax_lab.models.convolution import convolutions_at_once
 from fedjax_lab.types import Params, PyTree
 
 # (shared, one client, longest) -> ({rule: tree to sum with that rule's coefficients}, unsummed)
@@ -297,7 +296,7 @@ def _combine(coefficients, trees):
 
 def _vmapped(fn: ClientFn, shared, clients, coefficients, lengths):
     longest = None if lengths is None else lengths.max()
-    with convolutions_at_once():
+    with tracing_at_once():
         summed, kept = jax.vmap(fn, in_axes=(None, 0, None))(shared, clients, longest)
     return _combine(coefficients, summed), kept
 

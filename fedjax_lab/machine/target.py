@@ -8,6 +8,7 @@ the hardware: see ``fedjax_lab.machine.compiler``.
 import dataclasses
 import math
 import re
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -83,6 +84,46 @@ CHIPS = {
     "h100": Chip("gpu", "NVIDIA H100 80GB HBM3", int(0.75 * 80e9), 989e12, 3350e9),
     "h200": Chip("gpu", "NVIDIA H200", int(0.75 * 141e9), 989e12, 4800e9),
 }
+
+
+# What a program is being traced for; None: the running machine, one client. JAX caches traces under
+# different values separately.
+_TRACED_FOR: Any = jax.make_user_context(None)
+
+
+class TracedFor(NamedTuple):
+    """What a program is being traced for.
+
+    Attributes:
+      platform: "cpu", "gpu" or "tpu".
+      convolution: as in ``Target``.
+      at_once: whether ``vmap`` maps over clients, each with weights of its own.
+    """
+
+    platform: str
+    convolution: str | None = None
+    at_once: bool = False
+
+
+def traced_for() -> TracedFor:
+    """Return what the current program is being traced for."""
+    return _TRACED_FOR.value or TracedFor(jax.default_backend())
+
+
+def tracing_for(target: Target | None) -> AbstractContextManager[None]:
+    """Return a context in which programs are traced for a machine.
+
+    Args:
+      target: a machine; None: no change.
+    """
+    if target is None:
+        return nullcontext()
+    return _TRACED_FOR(TracedFor(target.platform, target.convolution))
+
+
+def tracing_at_once() -> AbstractContextManager[None]:
+    """Return a context for what ``vmap`` maps over clients with weights of their own."""
+    return _TRACED_FOR(traced_for()._replace(at_once=True))
 
 
 def here() -> Target:

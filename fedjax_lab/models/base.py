@@ -13,7 +13,7 @@ import jax
 from fedjax_lab.machine.keys import compact, stored
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.machine.quick import quick_jit
-from fedjax_lab.models.convolution import platform
+from fedjax_lab.machine.target import traced_for
 from fedjax_lab.types import Key, Params
 
 
@@ -97,7 +97,7 @@ def from_linen(module: nn.Module) -> Model:
             mode: dict[str, Any] = _mode(function, training=key is not None)
             rngs = None
             if key is not None:  # a CPU reads bits sooner than it hashes them again
-                rngs = {"dropout": stored(key) if platform() == "cpu" else compact(key)}
+                rngs = {"dropout": stored(key) if traced_for().platform == "cpu" else compact(key)}
             outputs: Any = module.apply({"params": params}, x, rngs=rngs, method=call, **mode)
             return outputs
 

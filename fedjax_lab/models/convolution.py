@@ -9,8 +9,6 @@ convolutions, which are slow there, too.
 
 import functools
 import math
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,36 +16,13 @@ from jax import lax
 
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.machine.layout import written_out
-from fedjax_lab.machine.target import Target
+from fedjax_lab.machine.target import Target, traced_for
 from fedjax_lab.models import winograd
 
 LOWERINGS = ("auto", "winograd", "gemm", "im2col", "lax")
 PADDINGS = ("SAME", "VALID")
 _FEW_CHANNELS = 8
 _JOINED_AT_ONCE = 9
-
-# The meaning of "auto" in the program that is being traced: (platform, lowering or None, whether
-# clients run at once). None: the default of the running machine, for one client. JAX caches traces
-# under different values separately.
-_AUTO: Any = jax.make_user_context(None)
-
-
-def convolutions_for(target: Target | None) -> AbstractContextManager[None]:
-    """Return a context in which the lowering "auto" is the one for ``target``.
-
-    Args:
-      target: a machine; None: the current machine.
-    """
-    return nullcontext() if target is None else _AUTO((target.platform, target.convolution, False))
-
-
-def convolutions_at_once() -> AbstractContextManager[None]:
-    """Return a context for functions that ``vmap`` maps over clients with kernels of their own."""
-    return _AUTO((*_auto()[:2], True))
-
-
-def _auto() -> tuple[str, str | None, bool]:
-    return _AUTO.value or (jax.default_backend(), None, False)
 
 
 def convolution(
@@ -104,7 +79,7 @@ def convolution(
     _check_arrays(x, kernel, padding)
 
     if lowering == "auto":
-        lowering = _lowering_of(*_auto())
+        lowering = _lowering_of(*traced_for())
     if lowering == "lax":
         numbers = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(x, kernel, strides, around, dimension_numbers=numbers)
@@ -120,11 +95,6 @@ def convolution(
     else:
         features = _by_rows(inner, kernel, strides)
     return features.transpose(3, 0, 2, 1)
-
-
-def platform() -> str:
-    """Return the platform of the current target, such as "cpu"."""
-    return _auto()[0]
 
 
 def lowering_for(target: Target, at_once: bool) -> str:

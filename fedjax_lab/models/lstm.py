@@ -22,8 +22,8 @@ from flax.linen.dtypes import promote_dtype
 
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.machine.layout import written_out
+from fedjax_lab.machine.target import traced_for
 from fedjax_lab.models.base import Model, from_linen
-from fedjax_lab.models.convolution import platform
 from fedjax_lab.models.losses import at_least_float32
 from fedjax_lab.types import Key
 
@@ -124,7 +124,7 @@ class LSTM(nn.Module):
         # The inputs' part of the gates, for all words in one matrix product.
         gates = x.swapaxes(0, 1) @ input_kernel + bias.reshape(1, 1, -1)
 
-        run = _run_on_cpu if platform() == "cpu" else _run
+        run = _run_on_cpu if traced_for().platform == "cpu" else _run
         outputs = run(gates, hidden_kernel)
         return outputs.swapaxes(0, 1)
 

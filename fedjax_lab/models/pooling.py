@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_lab.machine.layout import written_out
-from fedjax_lab.models.convolution import platform
+from fedjax_lab.machine.target import traced_for
 
 
 @jax.named_scope("max_pool")
@@ -37,7 +37,7 @@ def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
             f"x has shape {x.shape} where a max-pool takes {size} x {size} pixels; give larger "
             "images."
         )
-    if (size, padding) == (2, 0) and platform() != "cpu":
+    if (size, padding) == (2, 0) and traced_for().platform != "cpu":
         return _of_pairs(x)
     # In the layout of the convolutions on CPU: XLA then cancels the transposes between the two.
     x = x.transpose(1, 3, 2, 0)

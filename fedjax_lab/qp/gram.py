@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from fedjax_lab.clients.model_axis import MODEL, are_divided, held_layout, on_each_part
+from fedjax_lab.machine.target import traced_for
 from fedjax_lab.qp.packing import FEW_ROWS
 from fedjax_lab.types import PyTree
 
@@ -64,11 +65,13 @@ def _over_blocks(shape: tuple[int, ...], body: Callable[..., Any], carry: Any) -
     A row keeps its axes, because flattening would rearrange it on accelerators. All blocks have
     the same length, so that the program contains ``body`` once. If that length does not divide the
     axis, the last block starts early, and ``is_new``, bool [length] or None for all, excludes what
-    earlier blocks have covered.
+    earlier blocks have covered. On a GPU all is one block.
     """
     size, across = math.prod(shape), math.prod(shape[1:])
     if not size:
         return carry
+    if traced_for().platform == "gpu":
+        return body(0, shape[0], None, carry)
     block = max(1, max(_MIN_BLOCK, math.ceil(size / _MAX_BLOCKS)) // across)
     if shape[0] <= block:
         return body(0, shape[0], None, carry)
@@ -165,21 +168,36 @@ def _own_product(left, right, dtype):
     for rows, columns in zip(left, right, strict=True):
 
         def body(start, length, is_new, total, rows=rows, columns=columns):
-            found = lax.platform_dependent(
-                rows.blocks(start, length, dtype, is_new),
-                columns.blocks(start, length, dtype),
-                tpu=functools.partial(_times_on_tpu, axes=len(rows.shape)),
-                default=functools.partial(_matrix_of_parts, axes=len(rows.shape)),
-            )
-            return _add(total, found)
+            parts = rows.blocks(start, length, dtype, is_new)
+            others = columns.blocks(start, length, dtype)
+            return _add(total, _times(parts, others, len(rows.shape)))
 
         total = _over_blocks(rows.shape, body, total)
     return total[0] + total[1]
 
 
-def _times_on_tpu(rows, columns, axes):
-    """Compute inner products [C, K] part by part, so that a TPU does not join them in a copy."""
-    return jnp.block([[_pair_on_tpu(part, other, axes) for other in columns] for part in rows])
+def _times(rows, columns, axes):
+    """Compute inner products [C, K]; on accelerators part by part, which joins none in a copy."""
+    if traced_for().platform == "cpu":
+        return _matrix_of_parts(rows, columns, axes)
+    return jnp.block([[_pair(part, other, axes) for other in columns] for part in rows])
+
+
+def _pair(rows, columns, axes):
+    on_gpu = traced_for().platform == "gpu"
+    return (_pair_on_gpu if on_gpu else _pair_on_tpu)(rows, columns, axes)
+
+
+def _pair_on_gpu(rows, columns, axes):
+    """Compute inner products on a GPU without loops, each of whose steps would start its kernels.
+
+    Its sums are trees, which need no blocks.
+    """
+    if rows.ndim == columns.ndim == axes:
+        return jnp.sum(rows * columns).reshape(1, 1)
+    rows, columns = _stacked([rows], axes), _stacked([columns], axes)
+    few = min(len(rows), len(columns)) <= FEW_ROWS
+    return (sums_of_products if few else product_of_blocks)(rows, columns)
 
 
 def _pair_on_tpu(rows, columns, axes):
@@ -229,6 +247,19 @@ def _in_bfloat16(rows):
     return jnp.concatenate(parts)
 
 
+def product_of_blocks(rows, columns):
+    """Compute inner products [C, K] by a matrix product for each block of numbers, all at once."""
+    size = rows[0].size
+    count = min(_MAX_BLOCKS, math.ceil(size / _MIN_BLOCK))
+    length = math.ceil(size / count)
+    more = ((0, 0), (0, count * length - size))
+    rows, columns = (
+        jnp.pad(part.reshape(len(part), -1), more).reshape(len(part), count, length)
+        for part in (rows, columns)
+    )
+    return jnp.einsum("cbl,kbl->bck", rows, columns, precision=lax.Precision.HIGHEST).sum(0)
+
+
 def matrix_product(rows, columns):
     """Compute inner products [C, K] by one matrix product in full precision."""
     rows, columns = (part.reshape(len(part), -1) for part in (rows, columns))
@@ -248,8 +279,10 @@ def _largest(rows, axes):
     return jnp.max(jnp.abs(rows), axis=range(rows.ndim - axes, rows.ndim), initial=0)
 
 
-def _square_on_tpu(parts, scale, axes):
-    """Compute scaled rows' inner products, those of two parts once, and largest numbers."""
+def _square(parts, scale, axes):
+    """Compute scaled rows' inner products, on accelerators those of two parts once, and largest."""
+    if traced_for().platform == "cpu":
+        return _matrix_square(parts, scale, axes)
     rows, start = [], 0
     for part in parts:
         count = len(part) if part.ndim > axes else 1
@@ -259,7 +292,7 @@ def _square_on_tpu(parts, scale, axes):
     found = {}
     for i, part in enumerate(rows):
         for j, other in enumerate(rows[: i + 1]):
-            found[i, j] = _pair_on_tpu(part, other, axes)
+            found[i, j] = _pair(part, other, axes)
             found[j, i] = found[i, j].T
     square = jnp.block([[found[i, j] for j in range(len(rows))] for i in range(len(rows))])
     return square, jnp.concatenate([_largest(part, axes).reshape(-1) for part in rows])
@@ -294,12 +327,7 @@ def _own_gram(vectors, dtype, scale):
 
         def body(start, length, is_new, state, rows=rows):
             total, largest = state
-            found, new = lax.platform_dependent(
-                rows.blocks(start, length, dtype, is_new),
-                scale,
-                tpu=functools.partial(_square_on_tpu, axes=len(rows.shape)),
-                default=functools.partial(_matrix_square, axes=len(rows.shape)),
-            )
+            found, new = _square(rows.blocks(start, length, dtype, is_new), scale, len(rows.shape))
             return _add(total, found), jnp.maximum(largest, new)
 
         state = _over_blocks(rows.shape, body, state)
@@ -383,10 +411,8 @@ def sum_of_rows(
         if leaf.parts[0].shape == leaf.shape:  # one loop; XLA's CPU product is slow on few rows
             return sum(weights[c] * row.astype(dtype) for c, row in enumerate(leaf.parts))
         (leaf,) = leaf.parts
-        change = lax.platform_dependent(
-            weights, leaf.astype(dtype), tpu=_weighted_sum, default=_weighted_product
-        )
-        return jnp.reshape(change, leaf.shape[1:])
+        combine = _weighted_sum if traced_for().platform == "tpu" else _weighted_product
+        return combine(weights, leaf.astype(dtype))
 
     return [of_leaf(leaf) for leaf in rows]
 

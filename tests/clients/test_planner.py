@@ -14,8 +14,8 @@ from fedjax_lab import algorithms, build_round
 from fedjax_lab.clients import planner
 from fedjax_lab.clients.mapping import check_client_map, parse_client_map
 from fedjax_lab.machine.liveness import peak_bytes
-from fedjax_lab.machine.target import Target, named
-from fedjax_lab.models.convolution import convolution, convolutions_for
+from fedjax_lab.machine.target import Target, named, tracing_for
+from fedjax_lab.models.convolution import convolution
 from fedjax_lab.round import plan_round
 from tests.algorithms.problem import initial_params, loss_fn, to_batch
 from tests.reference.problem import make_rounds
@@ -244,11 +244,11 @@ def test_lowering_follows_the_target():
 
     assert not is_lax()
     for name in ("v5e", "h200"):
-        with convolutions_for(named(name)):
+        with tracing_for(named(name)):
             assert is_lax()
-    with convolutions_for(dataclasses.replace(named("v5e"), convolution="im2col")):
+    with tracing_for(dataclasses.replace(named("v5e"), convolution="im2col")):
         assert not is_lax()
-    with convolutions_for(None):
+    with tracing_for(None):
         assert not is_lax()
 
 

@@ -11,9 +11,8 @@ import pytest
 from scipy.signal import correlate
 
 from fedjax_lab import models
-from fedjax_lab.machine.target import named
+from fedjax_lab.machine.target import named, tracing_for
 from fedjax_lab.models import layers
-from fedjax_lab.models.convolution import convolutions_for
 
 # Layer tables, written from the papers: ("conv", kernel, in, out) or ("dense", in, out), and
 # whether a norm (a scale and a bias per output) follows every layer but the last.
@@ -268,7 +267,7 @@ def test_pool_is_flaxs_with_its_derivatives_where_no_pixels_are_equal(machine):
         return pool(x), slope, jax.jvp(pool, (x,), (change,))[1]
 
     expected = run(lambda x: nn.max_pool(x, (2, 2), strides=(2, 2)), x)
-    with convolutions_for(named(machine)):
+    with tracing_for(named(machine)):
         found = run(models.max_pool, x)
     for ours, flaxs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, flaxs)
@@ -278,7 +277,7 @@ def test_pool_elsewhere_hands_on_nan_and_gives_the_gradient_to_the_first_of_equa
     x = np.zeros((1, 4, 4, 1), np.float32)
     x[0, :2, :2, 0] = [[1, np.nan], [2, np.nan]]
     x[0, :2, 2:, 0] = [[-np.inf, 3], [3, 3]]
-    with convolutions_for(named("h200")):
+    with tracing_for(named("h200")):
         value, slope = jax.jit(jax.value_and_grad(lambda x: models.max_pool(x)[0, 0, 1, 0]))(x)
         pooled = jax.jit(models.max_pool)(x)
     assert value == 3

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
+from fedjax_lab.machine.target import named, tracing_for
 from fedjax_lab.qp import gram, inner_products, project_to_cone, project_to_cone_per_leaf
 from fedjax_lab.qp.packing import groups_of
 
@@ -277,7 +278,22 @@ def test_blocks_that_do_not_divide_a_leaf(shape, row_scale):
     check(p, rows, np.ravel(q), info)
 
 
-def test_what_a_tpu_computes_instead_of_matrix_products():
+@pytest.mark.parametrize("target", ["v5e", "h100"])
+@pytest.mark.parametrize("count", [4, 12])
+def test_accelerators_project_as_a_cpu_does(x64, target, count):
+    """In float64, because a CPU adds the numbers of their sums one by one, which costs digits."""
+    p, rows = (part.astype(np.float64) for part in draw(6, count, 811 * 41, "conflicting"))
+    p, rows = p.reshape(811, 41), rows.reshape(count, 811, 41)
+    expected, info = _solve(p, rows)
+    with tracing_for(named(target)):
+        jaxpr = str(jax.make_jaxpr(lambda: inner_products(rows, p[None]))())
+        found, on_target = jax.jit(lambda: project_to_cone(p, rows))()
+    assert ("while" in jaxpr or "scan" in jaxpr) == (target != "h100")
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    assert on_target.iterations == info.iterations
+
+
+def test_what_accelerators_compute_instead_of_one_matrix_product():
     _, rows = draw(7, 9, 300, "random")
     blocks, weights = rows.reshape(9, 20, 15), np.linspace(-1, 1, 9, dtype=np.float32)
     exact = rows.astype(np.float64) @ rows[:4].astype(np.float64).T
@@ -286,18 +302,26 @@ def test_what_a_tpu_computes_instead_of_matrix_products():
     scale = np.float32(2) ** np.arange(-4, 5)
     scaled = flat * scale[:, None]
     for parts in ([blocks], [blocks[:-1], blocks[-1]], [*blocks]):  # the rows and p
-        for square in (gram._square_on_tpu, gram._matrix_square):
-            found, largest = square(parts, scale, axes=2)
+        for target in ("cpu", "v5e", "h100"):
+            with tracing_for(named(target)):
+                found, largest = gram._square(parts, scale, axes=2)
+                product = gram._times(parts, [blocks[:3], blocks[3]], axes=2)
             bound = 1e-6 * np.outer(scale, scale) * (flat**2).sum(1).max()
             assert (abs(found - scaled @ scaled.T) <= bound).all()
             np.testing.assert_array_equal(largest, abs(scaled).max(1))
-        for times in (gram._times_on_tpu, gram._matrix_of_parts):
-            found = times(parts, [blocks[:3], blocks[3]], axes=2)
-            np.testing.assert_allclose(found, flat @ flat[:4].T, atol=1e-3)
+            np.testing.assert_allclose(product, flat @ flat[:4].T, atol=1e-3)
     parts = gram.product_of_parts(blocks, blocks[:4])
     np.testing.assert_allclose(parts, exact, atol=1e-6 * exact.max())
     combined = (weights.astype(np.float64) @ rows).reshape(20, 15)
     np.testing.assert_allclose(gram._weighted_sum(weights, blocks), combined, atol=1e-5)
+
+
+@pytest.mark.parametrize(("count", "size"), [(12, 40_000), (9, 2**18 + 3)])
+def test_products_of_blocks_at_once(count, size):
+    rows, columns = np.random.default_rng(0).standard_normal((2, count, size)).astype(np.float32)
+    exact = rows.astype(np.float64) @ columns.astype(np.float64).T
+    found = jax.jit(gram.product_of_blocks)(rows, columns)
+    np.testing.assert_allclose(found, exact, atol=1e-6 * size)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-20, 1e30])
