@@ -10,7 +10,7 @@ WORKERS ?= auto
 export PYTHONDONTWRITEBYTECODE :=
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
-.PHONY: demo check test test-methods test-pretrained test-all test-newest faults fuzz lint smoke docs notebooks wheel-check release qp-accuracy clean
+.PHONY: demo check test test-methods test-pretrained test-all test-gpu test-newest faults fuzz lint smoke docs notebooks wheel-check release qp-accuracy clean
 .PHONY: accelerator-check
 .PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives bench-links bench-same-bits bench-bits bench-latency bench-tuning
 .PHONY: $(STUDIES:%=%-study) studies-report leaderboard
@@ -41,6 +41,15 @@ $(VENV)/pretrained/.installed: pyproject.toml tests/models/peers.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  --constraint tests/models/peers.txt --editable '.[peers]'
 	touch $@
+
+# Every method and option against its twin on a GPU, by an interpreter whose JAX has one (extras "cuda"
+# and "test").
+GPU_PYTHON ?= python3
+test-gpu:
+	XLA_PYTHON_CLIENT_PREALLOCATE=false FEDJAX_LAB_TEST_OPTIMIZED=1 FEDJAX_LAB_TEST_PROGRAMS=off \
+	  FEDJAX_LAB_TEST_PLATFORM=cuda $(GPU_PYTHON) -m pytest --numprocesses $(WORKERS) \
+	  --dist worksteal -W default -m 'methods or not slow' -k 'agrees_with_its_twin or test_options' \
+	  tests/algorithms/test_contract.py tests/algorithms/test_twins.py
 
 # Also every method under every map and compressor, and the examples of the documentation. With
 # FEDJAX_LAB_TEST_OPTIMIZED=1 programs are compiled as users compile them, which takes hours.

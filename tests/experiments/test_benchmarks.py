@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks import __main__ as benchmark
-from experiments.benchmarks import compare, latency, memory, systems
+from experiments.benchmarks import compare, latency, lowerings, memory, systems
 from experiments.benchmarks.workloads import WORKLOADS, flop_per_example, multiplications
 from fedjax_lab import models
 
@@ -161,6 +161,19 @@ def test_systems_are_set_next_to_their_gradients(small, capsys):
     systems.main(["--workload", "W3", "--methods", "fedspeed", "--rounds", "1", "--repeats", "2"])
     *_, row = capsys.readouterr().out.splitlines()
     assert row.startswith("| fedspeed | 2 | ")
+
+
+@pytest.mark.slow  # two CNNs
+def test_lowerings_take_turns(monkeypatch, capsys):
+    sizes = {"num_clients": 4, "num_examples": 16, "cohort_size": 2, "local_steps": 1}
+    tiny = dataclasses.replace(WORKLOADS["W1s"], **sizes, batch_size=2)
+    monkeypatch.setitem(WORKLOADS, "W1s", tiny)
+    arguments = "--lowerings lax im2col --client-maps vmap --rounds 1 --repeats 1"
+    lowerings.main(arguments.split())
+    *_, first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("| W1s | lax | vmap | ")
+    assert second.startswith("| W1s | im2col | vmap | ")
+    assert first.endswith(" | same |")
 
 
 def test_the_programs_of_a_first_round_stay_small(capsys):
