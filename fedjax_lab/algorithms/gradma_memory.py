@@ -162,8 +162,8 @@ def admit_cohort(
       participates: bool [S].
 
     Returns:
-      (the new ``Slots``; where each client of the cohort is held, int32 [S], m if it did not take
-      part; whether it is new there, bool [S]).
+      (the new ``Slots``; the slot of each client, int32 [S], m if it did not take part; whether it
+      took part and is new there, bool [S]).
 
     Raises:
       ValueError: there are fewer slots than S.
@@ -174,30 +174,27 @@ def admit_cohort(
             f"memory_size is {size}; it must be at least the cohort's {client_ids.shape[0]} slots "
             "(or 0 for no memory)."
         )
-    never = jnp.iinfo(jnp.int32).max
+    held = slots.owner[None] == client_ids[:, None]  # [S, m]
+    known, place = held.any(1), jnp.arange(len(client_ids), dtype=jnp.int32)
+    is_new = participates & ~known
+    number = jnp.sum(is_new[None] & (place[None] < place[:, None]), axis=1, dtype=jnp.int32)
+    # Empty slots are taken first. Then the least counted leave, the oldest first, of those outside
+    # the present cohort.
+    empty, present = slots.owner == _NOBODY, (held & participates[:, None]).any(0)
+    index = jnp.arange(size, dtype=jnp.int32)
+    turn = jnp.where(empty, 0, jnp.where(present, 2, 1))
+    seen, order = jnp.where(empty, 0, slots.seen), jnp.where(empty, index, slots.order)
+    *_, vacant = jax.lax.sort((turn, seen, order, index), num_keys=3)
+    slot = jnp.where(known, jnp.argmax(held, axis=1), vacant[number])
+    target = jnp.where(participates, slot, size)
 
-    def admit(slots: Slots, client):
-        client_id, takes_part = client
-        held, free = slots.owner == client_id, slots.owner == _NOBODY
-        # Discard the least counted among those outside the present cohort, the oldest first.
-        present = ((slots.owner[:, None] == client_ids[None]) & participates[None]).any(-1)
-        seen = jnp.where(present, never, slots.seen)
-        oldest = jnp.argmin(jnp.where(seen == seen.min(), slots.order, never))
-        vacant = jnp.where(free.any(), jnp.argmax(free), oldest)
-        known = held.any()
-        slot = jnp.where(known, jnp.argmax(held), vacant)
-        target = jnp.where(takes_part, slot, size)
+    def write(table, value):
+        return table.at[target].set(value, mode="drop")
 
-        def write(table, value):
-            return table.at[target].set(value, mode="drop")
-
-        slots = Slots(
-            owner=write(slots.owner, client_id),
-            seen=write(slots.seen, jnp.where(known, slots.seen[slot] + 1, 1)),
-            order=write(slots.order, jnp.where(known, slots.order[slot], slots.entered)),
-            entered=slots.entered + (takes_part & ~known),
-        )
-        return slots, (target, ~known)
-
-    slots, (held_at, is_new) = jax.lax.scan(admit, slots, (client_ids, participates))
-    return slots, held_at, is_new
+    slots = Slots(
+        owner=write(slots.owner, client_ids),
+        seen=write(slots.seen, jnp.where(known, slots.seen[slot] + 1, 1)),
+        order=write(slots.order, jnp.where(known, slots.order[slot], slots.entered + number)),
+        entered=slots.entered + jnp.sum(is_new, dtype=jnp.int32),
+    )
+    return slots, target, is_new

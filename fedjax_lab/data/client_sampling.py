@@ -194,17 +194,18 @@ def _floyd(key: Key, available: int, count: int) -> jax.Array:
     """
     bits, order = jax.random.bits(key, (2, count), jnp.uint32)
     place = jnp.arange(count, dtype=jnp.int32)
-    draws = below(bits, place + (available - count + 1))
     largest = place + (available - count)
-    # A number is there if it was drawn, or if it is the largest of an earlier place that was
-    # replaced. Each step follows these references twice as far.
-    is_earlier = place[None] < place[:, None]
-    replaced = jnp.any(is_earlier & (draws[None] == draws[:, None]), axis=1)
+    draws = below(bits, largest + 1)
+    # A number is there if it was drawn before. So is the largest of an earlier place, if it was
+    # taken there: a place refers to that one, or to ``count`` if it takes its own largest, or to
+    # itself. Each step follows the references twice as far.
+    was_drawn = jnp.any((place[None] < place[:, None]) & (draws[None] == draws[:, None]), axis=1)
     earlier = draws - (available - count)
     earlier = jnp.where((earlier >= 0) & (earlier < place), earlier, place)
+    refers = jnp.append(jnp.where(was_drawn, count, earlier), count)
     for _ in range((count - 1).bit_length()):
-        replaced, earlier = replaced | replaced[earlier], earlier[earlier]
-    chosen = jnp.where(replaced, largest, draws)
+        refers = refers.at[refers].get(mode="promise_in_bounds")
+    chosen = jnp.where(refers[:count] == count, largest, draws)
     # Shuffled, because large numbers are more frequent in late places.
     return jax.lax.sort((order, chosen), num_keys=1)[1]
 

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_lab import CohortBatch, algorithms
+from fedjax_lab.algorithms.gradma_correction import Correction
+from fedjax_lab.algorithms.gradma_memory import admit_cohort, empty_memory
+from tests.reference.gradma_numpy import mem_red
 
 
 def linear_loss(y, examples, key):
@@ -25,6 +28,28 @@ def run(decay, cohorts, deltas, dtype=jnp.float32):
         ids, key = jnp.asarray(cohort), jax.random.key(t)
         state, metrics = round_fn(state, CohortBatch(ids, examples, key, jnp.int32(t)))
     return state.server, metrics
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "slots", "cohort"), [(9, 3, 3), (20, 8, 5), (10, 10, 4), (40, 15, 12)]
+)
+def test_a_cohort_is_admitted_as_by_algorithm_4_client_by_client(num_clients, slots, cohort):
+    rng, admit = np.random.default_rng(0), jax.jit(admit_cohort)
+    held = empty_memory(jnp.ones(1), slots, Correction(0.0, "global", "auto")).slots
+    memory, counter = {}, [0] * num_clients
+    for _ in range(60):
+        ids = rng.choice(num_clients, cohort, replace=False).astype(np.int32)
+        takes_part = rng.random(cohort) < rng.choice([0, 0.5, 1])
+        new = mem_red(memory, counter, ids[takes_part].tolist(), slots)
+        held, slot, is_new = admit(held, ids, takes_part)
+        owned = held.owner >= 0
+        by_entry = np.argsort(np.where(owned, held.order, np.iinfo(np.int32).max))[: owned.sum()]
+        assert held.owner[by_entry].tolist() == list(memory)
+        assert held.seen[by_entry].tolist() == [counter[i] for i in memory]
+        assert held.owner[slot[takes_part]].tolist() == ids[takes_part].tolist()
+        assert (slot[~takes_part] == slots).all()
+        assert set(ids[is_new].tolist()) == new
+    assert max(counter) > 1
 
 
 def test_rows_and_products_follow_the_recursion():
