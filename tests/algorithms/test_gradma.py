@@ -36,7 +36,7 @@ def run(decay, cohorts, deltas, dtype=jnp.float32):
 def test_a_cohort_is_admitted_as_by_algorithm_4_client_by_client(num_clients, slots, cohort):
     rng, admit = np.random.default_rng(0), jax.jit(admit_cohort)
     held = empty_memory(jnp.ones(1), slots, Correction(0.0, "global", "auto")).slots
-    memory, counter = {}, [0] * num_clients
+    memory, counter, most = {}, [0] * num_clients, 0
     for _ in range(60):
         ids = rng.choice(num_clients, cohort, replace=False).astype(np.int32)
         takes_part = rng.random(cohort) < rng.choice([0, 0.5, 1])
@@ -49,7 +49,8 @@ def test_a_cohort_is_admitted_as_by_algorithm_4_client_by_client(num_clients, sl
         assert held.owner[slot[takes_part]].tolist() == ids[takes_part].tolist()
         assert (slot[~takes_part] == slots).all()
         assert set(ids[is_new].tolist()) == new
-    assert max(counter) > 1
+        most = max(most, *counter)
+    assert most > 1
 
 
 def test_rows_and_products_follow_the_recursion():
