@@ -22,7 +22,6 @@ from flax.linen.dtypes import promote_dtype
 
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.machine.layout import written_out
-from fedjax_lab.machine.target import traced_for
 from fedjax_lab.models.base import Model, from_linen
 from fedjax_lab.models.losses import at_least_float32
 from fedjax_lab.types import Key
@@ -123,12 +122,15 @@ class LSTM(nn.Module):
         x, input_kernel, hidden_kernel, bias = promote_dtype(x, input_kernel, hidden_kernel, bias)
         # The inputs' part of the gates, for all words in one matrix product.
         gates = x.swapaxes(0, 1) @ input_kernel + bias.reshape(1, 1, -1)
-
-        run = _run_on_cpu if traced_for().platform == "cpu" else _run
-        outputs = run(gates, hidden_kernel)
-        return outputs.swapaxes(0, 1)
+        return _run(gates, hidden_kernel).swapaxes(0, 1)
 
 
+# A custom gradient, without forward mode. What does not depend on later words is computed for all
+# words at once. This includes the gradient of the kernel, which would otherwise take a product and
+# an addition to the full kernel for each word.
+
+
+@jax.custom_vjp
 def _run(gates: jax.Array, kernel: jax.Array) -> jax.Array:
     """Compute the outputs [L, B, H] from the inputs' part of the gates, [L, B, 4H]."""
 
@@ -153,16 +155,6 @@ def _zero_state(gates: jax.Array) -> tuple[jax.Array, jax.Array]:
     zeros = jnp.zeros((gates.shape[1], gates.shape[2] // 4), gates.dtype)
     # A sum over the words, in float32 for bfloat16.
     return zeros, at_least_float32(zeros)
-
-
-# A custom gradient on CPU, without forward mode. Everything that does not depend on later words is
-# computed for all words at once. This includes the gradient of the kernel, which would otherwise
-# take a product and an addition to the full kernel for each word.
-
-
-@jax.custom_vjp
-def _run_on_cpu(gates: jax.Array, kernel: jax.Array) -> jax.Array:
-    return _run(gates, kernel)
 
 
 def _run_forward(gates, kernel):
@@ -204,7 +196,7 @@ def _run_backward(residuals, to_outputs):
     return to_gates, before.T @ after
 
 
-_run_on_cpu.defvjp(_run_forward, _run_backward)
+_run.defvjp(_run_forward, _run_backward)
 
 
 def _uniform(bound: float) -> Callable[..., jax.Array]:
