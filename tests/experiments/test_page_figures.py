@@ -30,12 +30,17 @@ def test_speedups_are_read_from_a_page():
 def test_every_page_says_the_speed_of_the_table():
     found = page_figures.read_speedups((page_figures.DOCS / "performance.md").read_text())
     ratios = [speedup.ratio for speedup in found]
+    text = (page_figures.DOCS / "on_a_gpu.md").read_text()
+    table = text.partition("## Compared with PyTorch")[2].partition("\n\n`python")[0]
+    gpu = [float(line.split("|")[5]) for line in table.splitlines() if line.startswith("| W")]
+    assert len(gpu) == 4
     for page in ("README.md", "docs/comparison.md"):
         text = " ".join((page_figures.DOCS.parent / page).read_text().split())
-        ((low, high),) = re.findall(r"([\d.]+) to ([\d.]+) times as fast", text)
+        (low, high), on_a_gpu = re.findall(r"([\d.]+) to ([\d.]+) times as fast", text)
         # Rounded down: other machines had less.
         for said, measured in ((low, min(ratios)), (high, max(ratios))):
             assert measured - 0.1 < float(said) <= measured, page
+        assert tuple(map(float, on_a_gpu)) == (min(gpu), max(gpu)), page
     short = " ".join((page_figures.DOCS / "performance.md").read_text().split())
     assert f"{min(ratios):g} to {max(ratios):g} times as fast" in short
     assert f"over {NUMBERS[len(found)]} workloads" in short
