@@ -38,7 +38,8 @@ def lstm(
 ) -> Model:
     """Build an LSTM language model: words int [B, L] -> logits [B, L, num_classes].
 
-    50,065,078 parameters for the 33,278 words of WikiText-2 (28,434,378 with ``tie``).
+    50,065,078 parameters for the 33,278 words of WikiText-2 (28,434,378 with ``tie``). It has no
+    forward-mode derivative.
 
     Args:
       num_classes: the size of the vocabulary, V.
