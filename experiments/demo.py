@@ -11,6 +11,7 @@ longer than alone. Started again, it finds its runs finished and writes the repo
 
 import argparse
 import multiprocessing
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +70,11 @@ def run_all(folder: Path, rounds: int) -> None:
     other = multiprocessing.get_context("spawn").Process(
         target=run_methods, args=(first, folder, rounds)
     )
+    # A terminal's Ctrl-C reaches both. The other one inherits that it ignores it between its runs,
+    # without a traceback; it is ended from here.
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     other.start()
+    signal.signal(signal.SIGINT, interrupted)
     try:
         run_methods(second, folder, rounds)
     except BaseException:
