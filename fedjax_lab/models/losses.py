@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_lab.machine.keys import compact, plain
 from fedjax_lab.models.base import Apply, Model
@@ -263,12 +262,43 @@ def _word_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 def _losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Compute the cross-entropy [...] of logits [..., C]; NaN for a label that has no logit."""
-    number = logits.shape[-1]
-    labels = mark_labels(number, labels)
-    if jnp.issubdtype(labels.dtype, jnp.signedinteger):  # -1 would be the last class
-        labels = labels.astype(jnp.promote_types(labels.dtype, jnp.int32))
-        labels = jnp.where(labels < 0, number, labels)
-    return optax.softmax_cross_entropy_with_integer_labels(at_least_float32(logits), labels)
+    labels = mark_labels(logits.shape[-1], labels)
+    wide = at_least_float32(logits)
+    return jax.nn.logsumexp(wide, axis=-1) - pick(wide, labels)
+
+
+@jax.custom_jvp
+def pick(values: jax.Array, indices: jax.Array) -> jax.Array:
+    """Return the value at each index, [...]; NaN for an index that has none.
+
+    The gradient of indexing would add to an array of zeros, place by place. This one compares all
+    places with the index, in the same kernel as the gradient of a softmax.
+
+    Args:
+      values: float [..., C].
+      indices: integers [...], from 0.
+    """
+    number, indices = values.shape[-1], _without_overflow(indices)
+    # -1 would be the last one, and 2^32 the first.
+    indices = jnp.where((indices < 0) | (indices > number), number, indices)
+    picked = jnp.take_along_axis(
+        values, indices[..., None], axis=-1, mode="fill", fill_value=jnp.nan
+    )
+    return picked[..., 0]
+
+
+@pick.defjvp
+def _pick_jvp(primals, tangents):
+    (values, indices), (tangent, _) = primals, tangents
+    indices = _without_overflow(indices)
+    places = jax.lax.broadcasted_iota(indices.dtype, values.shape, values.ndim - 1)
+    at_index = jnp.where(places == indices[..., None], tangent, 0)
+    return pick(values, indices), at_index.sum(axis=-1)
+
+
+def _without_overflow(indices: jax.Array) -> jax.Array:
+    """Convert to a signed dtype in which an index that is too large does not become a valid one."""
+    return indices.astype(jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_lab.checks import check_number, is_traced
 from fedjax_lab.models.base import Apply
-from fedjax_lab.models.losses import at_least_float32, check_functions
+from fedjax_lab.models.losses import at_least_float32, check_functions, pick
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
 
@@ -107,10 +107,8 @@ def _losses(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array
     wide = at_least_float32(logits)
     total = jax.nn.logsumexp(wide, axis=-1)
     # A token without a logit makes the loss NaN, instead of counting as another one.
-    picked = jnp.take_along_axis(
-        wide, jnp.where(scored, targets, 0)[..., None], axis=-1, mode="fill", fill_value=jnp.nan
-    )
-    return jnp.where(scored, total - picked[..., 0], 0), scored
+    picked = pick(wide, jnp.where(scored, targets, 0))
+    return jnp.where(scored, total - picked, 0), scored
 
 
 def _per_row(values: jax.Array, scored: jax.Array, tokens_per_row: float | None) -> jax.Array:

@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_lab import models
+from fedjax_lab.models.losses import cross_entropy, pick
 
 
 class Examples(NamedTuple):
@@ -78,6 +80,46 @@ def test_gradient_is_softmax_minus_onehot(model, params):
         classifier["kernel"], np.asarray(examples.x).T @ residual, rtol=1e-4, atol=1e-6
     )
     np.testing.assert_allclose(classifier["bias"], residual.sum(axis=0), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "classes"), [("uint8", 300), ("int8", 7), ("uint16", 7), ("int64", 7), ("uint64", 7)]
+)
+def test_cross_entropy_and_its_derivatives_are_those_of_optax(x64, dtype, classes):
+    rng = np.random.default_rng(1)
+    logits, direction = (jnp.asarray(rng.normal(size=(6, classes))) for _ in range(2))
+    labels = jnp.asarray(rng.integers(0, min(classes, 256), 6).astype(dtype))
+
+    def derivatives(loss):
+        gradient = jax.grad(lambda x: jnp.sin(loss(x, labels)).sum())
+        both = jax.jvp(gradient, (logits,), (direction,))
+        back = jax.grad(lambda x: (gradient(x) * direction).sum())(logits)
+        return loss(logits, labels), *both, back
+
+    expected = derivatives(optax.softmax_cross_entropy_with_integer_labels)
+    for found, wanted in zip(derivatives(cross_entropy), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint32", "uint64"])
+def test_an_index_without_a_value_picks_nan_and_has_no_gradient(x64, dtype):
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    indices = np.array([0, 4, 5, least, most, most - 2**32 if most > 2**32 else 6], dtype)
+    values = jnp.arange(30.0).reshape(6, 5)
+    outside = (indices < 0) | (indices > 4)
+    picked, back = jax.vjp(lambda x: pick(x, jnp.asarray(indices)), values)
+    np.testing.assert_array_equal(np.isnan(picked), outside)
+    expected = np.zeros((6, 5))
+    for row in np.flatnonzero(~outside):
+        assert picked[row] == values[row, indices[row]]
+        expected[row, indices[row]] = 1
+    np.testing.assert_array_equal(back(jnp.ones(6))[0], expected)
+
+
+def test_the_gradient_of_a_loss_adds_nothing_place_by_place(model, params):
+    losses = models.classification_loss(model.apply, scale)
+    loss = lambda params: losses(params, EXAMPLES, jax.random.key(0)).sum()  # noqa: E731
+    assert "scatter" not in str(jax.make_jaxpr(jax.grad(loss))(params))
 
 
 def test_keys_are_split_in_training_and_absent_in_evaluation():
