@@ -159,7 +159,7 @@ def _zeros_around(size: int, kernel_size: int, stride: int) -> tuple[int, int]:
 def _all_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
     """Multiply all patches, a matrix of h w C columns, by the kernel as one matrix [h w C, F].
 
-    A GPU has forms of its own, which move up to three times the bytes on a TPU. With few channels,
+    A GPU has forms of its own, which move up to twice the bytes on a TPU. With few channels,
     the positions are the minor axis of the patches, because a GPU writes many short rows slowly.
     """
     *size, num_channels, num_features = kernel.shape
