@@ -11,6 +11,7 @@ longer than alone. Started again, it finds its runs finished and writes the repo
 
 import argparse
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from fedjax_lab.report.tables import accuracy_table, default_target, markdown_ta
 # Two shares of about the same work.
 SHARES = (("fedavg", "scaffold"), ("gradma",))
 SEEDS = (0, 1, 2)
+STOPPED = "Stopped early; the same command goes on from there."
 
 
 def directory_of(folder: Path, algorithm: str, seed: int) -> Path:
@@ -70,11 +72,19 @@ def run_all(folder: Path, rounds: int) -> None:
     other = multiprocessing.get_context("spawn").Process(
         target=run_methods, args=(first, folder, rounds)
     )
-    # A terminal's Ctrl-C reaches both. The other one inherits that it ignores it between its runs,
-    # without a traceback; it is ended from here.
-    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def leave(*_):
+        # Not by an exception, which is lost if Python is in JAX's callback of garbage collection.
+        other.terminate()
+        other.join()
+        print(STOPPED, file=sys.stderr, flush=True)
+        os._exit(1)
+
+    # Ctrl-C reaches both processes. In a run it saves. Between runs, where nothing is to save, the
+    # other one ignores it, and this one ends both.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     other.start()
-    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGINT, leave)
     try:
         run_methods(second, folder, rounds)
     except BaseException:
@@ -82,6 +92,7 @@ def run_all(folder: Path, rounds: int) -> None:
         raise
     finally:
         other.join()
+        signal.signal(signal.SIGINT, before)
     if other.exitcode:
         sys.exit(1)
 
@@ -91,7 +102,7 @@ def main(folder: Path, rounds: int = 100) -> Path:
     try:
         run_all(folder, rounds)
     except (KeyboardInterrupt, SystemExit):
-        sys.exit("Stopped early; the same command goes on from there.")
+        sys.exit(STOPPED)
     directories = [
         directory_of(folder, algorithm, seed)
         for share in SHARES
