@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Required, TypedDict, TypeVar
 
 import jax
-import numpy as np
 import optax
 
 from fedjax_lab import tree
@@ -30,7 +29,6 @@ from fedjax_lab.algorithms.hyper import (
     meant_by,
     read_symbols,
 )
-from fedjax_lab.checks import is_traced
 from fedjax_lab.clients.local import (
     Direction,
     Gradient,
@@ -42,6 +40,7 @@ from fedjax_lab.clients.local import (
 from fedjax_lab.clients.metrics import takes_mask
 from fedjax_lab.compressors import Compressor
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.descriptions import describe
 from fedjax_lab.models.base import Model
 from fedjax_lab.models.losses import classification_loss
 from fedjax_lab.signatures import SYNONYMS, complete_doc, described, show, spell_out, unknown
@@ -176,8 +175,9 @@ def factory(build: Factory) -> Factory:
 
     Signature and docstring then show the common arguments like any other, learning rates are
     checked, and arguments are recorded in ``algorithm.hyperparameters``, defaults included:
-    numbers, strings and None as they are; a schedule, an optimiser, a compressor or a traced
-    scalar as a short description. A function without ``**common`` only gets the record.
+    numbers, strings and None as they are; a compressor as its text; a schedule, an optimiser or
+    another function by its name and arguments (``describe``); a traced scalar as "traced". A
+    function without ``**common`` only gets the record.
 
     Args:
       build: own arguments, ``**common`` -> ``Algorithm``.
@@ -202,7 +202,7 @@ def factory(build: Factory) -> Factory:
             rates = ("client_lr", "server_lr")
             check_lrs(**{name: given.arguments[name] for name in rates if name in given.arguments})
         described = {
-            name: _describe(value)
+            name: str(value) if isinstance(value, Compressor) else describe(value)
             for name, value in given.arguments.items()
             if name not in ("loss_fn", "model", "preprocess")
             and not (name in _NEW and value is None)
@@ -311,19 +311,3 @@ def _with_shared(doc: str, signature: inspect.Signature) -> str:
         required = server_lr.default is inspect.Parameter.empty
         shared["server_lr"] += "." if required else f"; {server_lr.default} by default."
     return complete_doc(doc, signature, shared, _RAISES)
-
-
-def _describe(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if is_traced(value):
-        return "traced"
-    if isinstance(value, Compressor):
-        return str(value)
-    if callable(value):
-        return f"function {getattr(value, '__qualname__', type(value).__name__)}"
-    return float(value) if _is_scalar(value) else type(value).__name__
-
-
-def _is_scalar(value: Any) -> bool:
-    return not isinstance(value, tuple) and np.ndim(value) == 0

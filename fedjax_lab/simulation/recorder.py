@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from fedjax_lab.descriptions import describe
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.feed import Feed
 from fedjax_lab.simulation.placement import Placement
@@ -89,6 +90,16 @@ class Identity:
             "versions": versions(),
             "asked": asked,
         }
+        if is_kept:
+            described = {
+                "loss_fn": run.algorithm.loss_fn,
+                "sample_cohort": run.schedule.sample_cohort,
+            }
+            self.entries["functions"] = {
+                name: describe(function)
+                for name, function in described.items()
+                if function is not None
+            }
         if is_kept or place.team.is_multiprocess:
             self.entries["content"] = self._content(feed, functions)
         for name in self._config:

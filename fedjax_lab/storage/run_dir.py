@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.checks import MOST_ROUNDS
+from fedjax_lab.descriptions import may_agree
 from fedjax_lab.machine.files import write_atomically, write_text
 from fedjax_lab.storage.json_file import parse_json
 from fedjax_lab.storage.lock import HOLDER, LOCK
@@ -84,6 +85,7 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
     before = read_config(path)
     if "asked" not in before:  # a directory of version 0.3.0, which knows what ran alone
         config = {name: value for name, value in config.items() if name != "asked"}
+    config["hyperparameters"] = _reconciled(before, config)
     changed = differences(_comparable(before, config), _comparable(config, before))
     if changed:
         asked, there = config.get("rounds"), before.get("rounds")
@@ -102,6 +104,15 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
             stacklevel=6,
         )
     return True
+
+
+def _reconciled(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters with those of ``before`` that may be described otherwise there."""
+    there, here = (config.get("hyperparameters", {}) for config in (before, now))
+    return {
+        name: there[name] if name in there and may_agree(there[name], value) else value
+        for name, value in here.items()
+    }
 
 
 _OTHER_ROUNDS = (
@@ -206,6 +217,7 @@ def _on_any_machine(config: Mapping[str, Any]) -> dict[str, Any]:
     if kept.get("client_store") == "sharded":  # whether rows can be divided is up to the devices
         kept["client_store"] = "device"
     kept |= kept.pop("asked", {})  # of "auto", what it came to is up to the devices, too
+    kept.pop("functions", None)  # to be read; what they compute is in the program
     return kept
 
 

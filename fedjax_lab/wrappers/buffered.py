@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.descriptions import describe
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, PyTree
@@ -133,7 +134,7 @@ def with_buffered_aggregation(
         raise ValueError(
             f"concurrency is {concurrency}; it must be a multiple of buffer_size, {buffer_size}."
         )
-    factor, text = _parse_staleness(staleness)
+    factor = _parse_staleness(staleness)
     like = frame.only_phase(
         "the server does not stay as it is between a client's first exchange and its second"
     ).message_like
@@ -154,7 +155,7 @@ def with_buffered_aggregation(
         hyperparameters={
             "buffer_size": buffer_size,
             "concurrency": concurrency,
-            "staleness": text,
+            "staleness": describe(staleness),
         },
     )
 
@@ -231,22 +232,22 @@ def _nobody(waiting: int, num_clients: int) -> InFlight:
     return InFlight(ids, real + jnp.inf, number, number > 0, real, number)
 
 
-def _parse_staleness(staleness: str | Staleness) -> tuple[Staleness, str]:
-    """Return (s, its text)."""
+def _parse_staleness(staleness: str | Staleness) -> Staleness:
+    """Return the function s."""
     if callable(staleness):
-        return staleness, getattr(staleness, "__qualname__", "function")
+        return staleness
     kind, colon, number = staleness.partition(":")
     check_choice("staleness", kind, ("constant", "polynomial"))
     if kind == "constant":
         if colon:
             raise ValueError(f"staleness is {staleness!r}; constant takes no number.")
-        return jnp.ones_like, staleness
+        return jnp.ones_like
     try:
         power = float(number)
     except ValueError:
         raise ValueError(f"staleness is {staleness!r}; it must be polynomial:A.") from None
     check_number("staleness", power, minimum=0.0)
-    return lambda age: (1 + age) ** -power, staleness
+    return lambda age: (1 + age) ** -power
 
 
 def _starting(cohort: Cohort, version: jax.Array) -> InFlight:

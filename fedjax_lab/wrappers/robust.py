@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
+from fedjax_lab.descriptions import describe
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, PyTree
@@ -85,11 +86,12 @@ def with_robust_aggregation(
     if not (isinstance(chosen, Rule) and chosen.factors):
         frame.refuse_stacks("what stands for all of them cannot stand for each")
     text = chosen.text if isinstance(chosen, Rule) else getattr(rule, "__qualname__", "function")
+    recorded = text if isinstance(chosen, Rule) else describe(rule)
 
     return frame.wrap(
         text.split(":")[0],
         lambda phase, place: _robust(algorithm.name, phase, chosen, scope),
-        hyperparameters={"rule": text, "rule_scope": scope},
+        hyperparameters={"rule": recorded, "rule_scope": scope},
     )
 
 

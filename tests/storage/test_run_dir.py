@@ -18,6 +18,7 @@ import optax
 import pytest
 
 from fedjax_lab import algorithms, data
+from fedjax_lab.simulation import recorder
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.stop import stop_on_signal
@@ -95,6 +96,51 @@ def test_another_program_is_refused(tmp_path, before, now, named):
     assert_same_bits(first.state, again.state)
     with pytest.raises(FileExistsError, match=named):
         run(rounds=2, algorithm=now, run_dir=tmp_path)
+
+
+def test_the_record_names_schedules_transforms_and_loss(tmp_path):
+    def method(factor, norm, decay):
+        transform = optax.chain(optax.clip_by_global_norm(norm), optax.add_decayed_weights(decay))
+        rate = optax.exponential_decay(0.1, 1, factor)
+        return algorithms.fedavg(loss_fn, client_lr=rate, gradient_transform=transform)
+
+    run(rounds=1, algorithm=method(0.998, 10.0, 1e-3), run_dir=tmp_path)
+    config = folder.read_config(tmp_path)
+    found = config["hyperparameters"]
+    assert found["client_lr"]["function"] == "optax.exponential_decay"
+    assert found["client_lr"]["arguments"]["decay_rate"] == 0.998
+    assert found["gradient_transform"] == {
+        "function": "optax.chain",
+        "arguments": [
+            {"function": "optax.clip_by_global_norm", "arguments": {"max_norm": 10.0}},
+            {"function": "optax.add_decayed_weights", "arguments": {"weight_decay": 1e-3}},
+        ],
+    }
+    assert config["functions"]["loss_fn"]["function"] == f"{loss_fn.__module__}.loss_fn"
+
+
+def test_a_directory_of_before_version_0_5_goes_on(tmp_path, monkeypatch):
+    """It has texts for functions and transforms, and its checkpoints are bound to them."""
+    rate, transform = scheduled(0.9), optax.clip(1.0)
+
+    def method(rate, transform=transform):
+        return algorithms.fedavg(loss_fn, client_lr=rate, gradient_transform=transform)
+
+    texts = {"client_lr": "function exponential_decay.<locals>.schedule"}
+    texts |= {"gradient_transform": "GradientTransformation", "step_transform": None}
+    old = dataclasses.replace(method(rate), hyperparameters={"server_lr": 1.0, **texts})
+    with monkeypatch.context() as before:
+        before.setattr(recorder, "describe", lambda value: None)
+        run(rounds=2, algorithm=old, run_dir=tmp_path)
+    config = json.loads((tmp_path / folder.CONFIG).read_text())
+    del config["functions"]  # no checkpoint is bound to it
+    folder.write_json(tmp_path / folder.CONFIG, config)
+    longer = run(rounds=4, algorithm=method(rate), run_dir=tmp_path)
+    assert [row["round"] for row in longer.history] == [2, 4]
+    assert folder.read_config(tmp_path) == {**config, "rounds": 4}
+    cosine = method(optax.cosine_decay_schedule(0.3, 9))
+    with pytest.raises(FileExistsError, match=r"the compiled rounds.*hyperparameters\.client_lr"):
+        run(rounds=4, algorithm=cosine, run_dir=tmp_path)
 
 
 def test_other_params_data_and_evaluations_are_refused(tmp_path, monkeypatch):

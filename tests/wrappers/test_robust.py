@@ -326,7 +326,7 @@ def test_a_function_is_a_rule():
     got, _ = run(algorithm, batch_of(messages, weights=WEIGHTS))
     np.testing.assert_allclose(got, messages[3] * [[1], [N]], rtol=1e-6)
     assert seen[0][0]["first"] == {"v": (N, 3), "w": (N, 2, 2)}
-    assert algorithm.hyperparameters["rule"].endswith("first_in_line")
+    assert algorithm.hyperparameters["rule"]["function"].endswith("first_in_line")
     wrong = with_robust_aggregation(teller(), lambda messages, weights: messages)
     with pytest.raises(ValueError, match=r"rule returned arrays .* they must be"):
         run(wrong, batch_of(messages))
