@@ -198,4 +198,5 @@ def _own_models(row: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _perplexity(row: Mapping[str, Any]) -> list[list[str]]:
-    return [["perplexity", f"{row['perplexity']:.4g}"]] if "perplexity" in row else []
+    value = row.get("perplexity")
+    return [] if value is None else [["perplexity", f"{value:.4g}"]]

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.report.runs import Group, Run
+from fedjax_lab.report.sections import accuracy_of, runs_of
+from fedjax_lab.report.statistics import ACCURACY as TEST
+from fedjax_lab.report.statistics import ERROR, OWN
 from fedjax_lab.report.style import (
     Styles,
     frame,
@@ -35,13 +38,16 @@ def metric(name: str, label: str, scale: float = 1.0) -> Measure:
 
 
 ROUNDS = metric("round", "round")
-ACCURACY = metric("accuracy", "test accuracy (%)", 100)
+ACCURACY = metric(TEST, "test accuracy (%)", 100)
+OWN_MODELS = metric(f"{OWN}{TEST}", "test accuracy of the own models (%)", 100)
+GLOBAL_MODEL = metric(TEST, "test accuracy of the global model (%)", 100)
 COSTS = (
     ROUNDS,
     metric("bytes_up", "uplink of all clients together (MB)", 1e-6),
     metric("gradients", "mini-batch gradients of all clients (thousands)", 1e-3),
 )
-ERRORS = metric("mean_squared_error", "mean squared error")
+ERRORS = metric(ERROR, "mean squared error")
+OWN_ERRORS = metric(f"{OWN}{ERROR}", "mean squared error of the own models")
 PERPLEXITIES = metric("perplexity", "perplexity")
 LOSSES = (metric("loss", "training loss (in local steps)"), metric("test_loss", "test loss"))
 DRIFT = metric("client_drift", "client drift, mean ‖y - x‖²")
@@ -66,8 +72,15 @@ def has(groups: Sequence[Group], measure: Measure) -> bool:
     return any(math.isfinite(value) and value != 0 for value in values)
 
 
+def compared_accuracy(groups: Sequence[Group]) -> Measure:
+    """Return the accuracy that compares the groups: of one global model, or of the own models."""
+    return ACCURACY if accuracy_of(runs_of(groups)) == TEST else OWN_MODELS
+
+
 def accuracy_figure(groups: Sequence[Group], styles: Styles | None = None) -> Any:
     """Draw accuracy against rounds, uplink and gradients, side by side; unknown costs are omitted.
+
+    The accuracy is the one that compares the groups.
 
     A cost axis is logarithmic if the groups' totals differ more than tenfold.
 
@@ -78,10 +91,11 @@ def accuracy_figure(groups: Sequence[Group], styles: Styles | None = None) -> An
     styles = styles or styles_of(group.label for group in groups)
     costs = [cost for cost in COSTS if has(groups, cost)]
     figure, all_axes = panels(len(costs), 5.0 if len(costs) < 3 else 4.2, 3.7)
-    limits = _accuracy_limits(groups)
+    accuracy = compared_accuracy(groups)
+    limits = _accuracy_limits(groups, accuracy)
     for axes, cost in zip(all_axes, costs, strict=True):
-        draw_curves(axes, groups, cost, ACCURACY, styles, shows_single_runs(groups))
-        frame(axes, cost.label, ACCURACY.label if axes is all_axes[0] else "")
+        draw_curves(axes, groups, cost, accuracy, styles, shows_single_runs(groups))
+        frame(axes, cost.label, accuracy.label if axes is all_axes[0] else "")
         axes.set_ylim(*limits)
         _cost_axis(axes, groups, cost)
     legend(figure, [group.label for group in groups], styles)
@@ -168,11 +182,11 @@ def common_curves(group: Group, x: Measure, y: Measure) -> tuple[np.ndarray, np.
     return values[..., 0].mean(0), values[..., 1]
 
 
-def _accuracy_limits(groups: Sequence[Group]) -> tuple[float, float]:
+def _accuracy_limits(groups: Sequence[Group], accuracy: Measure) -> tuple[float, float]:
     """Compute axis limits for all but the first fifth of each curve."""
     settled = []
     for group in groups:
-        values = common_curves(group, ROUNDS, ACCURACY)[1]
+        values = common_curves(group, ROUNDS, accuracy)[1]
         settled += values[:, values.shape[1] // 5 :].ravel().tolist()
     settled = [value for value in settled if math.isfinite(value)] or [0.0, 100.0]
     low, high = min(settled), max(settled)

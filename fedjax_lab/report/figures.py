@@ -10,11 +10,14 @@ from fedjax_lab.report.curves import (
     DRIFT,
     ERROR_MEMORY,
     ERRORS,
+    GLOBAL_MODEL,
     LOSSES,
+    OWN_ERRORS,
     PERPLEXITIES,
     Measure,
     Panel,
     accuracy_figure,
+    compared_accuracy,
     has,
     metric_figure,
     panels_note,
@@ -59,12 +62,19 @@ def write_figures(
         if shown:
             add(metric_figure(shown), name, f"{caption}{panels_note(shown)}")
 
-    if has(groups, ACCURACY):
+    accuracy = compared_accuracy(groups)
+    if has(groups, accuracy):
+        what = "test accuracy" if accuracy is ACCURACY else "test accuracy of the own models"
         if len(groups) > MOST_CURVES:
-            caption = "Top test accuracy: mean, 95 % interval, and the single seeds as ticks."
+            caption = f"Top {what}: mean, 95 % interval, and the single seeds as ticks."
             add(ranking_figure(groups), "ranking.png", caption)
-        caption = "Test accuracy against rounds, bytes sent and gradients taken."
+        caption = f"{what.capitalize()} against rounds, bytes sent and gradients taken."
         add(accuracy_figure(groups), "accuracy.png", f"{caption}{spread_note(groups)}")
+    if accuracy is not ACCURACY:
+        caption = "Test accuracy of the global model against rounds."
+        add_metrics([GLOBAL_MODEL], "global_model.png", caption)
+    own = "Mean squared error of the own models on the clients' test examples against rounds."
+    add_metrics([OWN_ERRORS], "own_error.png", own)
     add_metrics([ERRORS], "error.png", "Mean squared error of the test set against rounds.")
     add_metrics([PERPLEXITIES], "perplexity.png", "Perplexity of the test set against rounds.")
     add_metrics(LOSSES, "loss.png", "Loss against rounds.")

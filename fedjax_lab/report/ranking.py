@@ -6,7 +6,8 @@ from typing import Any
 
 from fedjax_lab.estimates import estimate
 from fedjax_lab.report.runs import Group
-from fedjax_lab.report.statistics import best
+from fedjax_lab.report.sections import accuracy_of, runs_of
+from fedjax_lab.report.statistics import ACCURACY, best
 from fedjax_lab.report.style import (
     COLOURS,
     Styles,
@@ -21,9 +22,14 @@ from fedjax_lab.report.style import (
 _SPAN = 30.0  # points below the best that a ranking shows
 
 
-def tops(group: Group) -> list[float]:
-    """Return the highest accuracy of each run, in percent."""
-    return [100 * best(run.values("accuracy")) for run in group.runs]
+def tops(group: Group, metric: str = ACCURACY) -> list[float]:
+    """Return the highest accuracy of each run, in percent.
+
+    Args:
+      group: of runs.
+      metric: name of the accuracy in rows.
+    """
+    return [100 * best(run.values(metric)) for run in group.runs]
 
 
 def ranking_figure(groups: Sequence[Group]) -> Any:
@@ -31,7 +37,8 @@ def ranking_figure(groups: Sequence[Group]) -> Any:
 
     A value far below the best is a number at the edge.
     """
-    found = {group.label: tops(group) for group in groups}
+    metric = accuracy_of(runs_of(groups))
+    found = {group.label: tops(group, metric) for group in groups}
     means = {label: estimate(values).mean for label, values in found.items()}
     labels = sorted(
         (label for label in found if math.isfinite(means[label])), key=means.__getitem__
@@ -50,7 +57,8 @@ def ranking_figure(groups: Sequence[Group]) -> Any:
         axes.plot(found[label], [height] * len(found[label]), "|", color=COLOURS[1], ms=7)
     if labels:
         axes.set_xlim(edge, highest + 2)
-    frame(axes, "top test accuracy (%)", "")
+    of_what = "" if metric == ACCURACY else " of the own models"
+    frame(axes, f"top test accuracy{of_what} (%)", "")
     axes.grid(False, axis="y")
     axes.set_yticks(range(len(labels)), list(map(literal, labels)), fontsize=9)
     axes.set_ylim(-0.7, len(labels) - 0.3)

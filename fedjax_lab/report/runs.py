@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_lab.descriptions import ARRAY, flat, text_of
 from fedjax_lab.estimates import format_value, printable
 from fedjax_lab.report.reading import (
     read_landscape,
@@ -14,9 +15,10 @@ from fedjax_lab.report.reading import (
     read_run,
     read_summary,
 )
-from fedjax_lab.report.statistics import ERROR, number
+from fedjax_lab.report.statistics import ACCURACY, ERROR, OWN, PERPLEXITY, number
 from fedjax_lab.storage.run_dir import (
     CHECKPOINTS,
+    CLIENTS,
     CONFIG,
     METRICS,
     PARTITION,
@@ -26,15 +28,29 @@ from fedjax_lab.storage.run_dir import (
 
 LANDSCAPE, REPORT, RERUN = "landscape.json", "report.md", "rerun.json"
 DIVERGED = "diverged"
-SCORES = ("accuracy", ERROR, "test_loss")  # of which a run that diverged has none
+# Names, or their beginnings, of what a run that diverged has none of.
+_SCORES = (ACCURACY, ERROR, PERPLEXITY, "test_loss", "personal_", "client_", "worst_10_percent_")
+_NO_SCORES = ("client_drift",)
+_OBJECTS = ("gradient_transform", "step_transform", "server_optimizer")
 # Not a setting: who runs it, on what, or a count that follows from the rest.
 _NO_SETTING = {
     *("algorithm", "hyperparameters", "partition", "run_config", "data", "versions", "content"),
     *("seed", "partition_seed", "init_seed", "option", "model_option", "num_params"),
+    *("asked", "functions", "devices", "num_devices"),
 }
 _LONG = 48  # characters of differing settings that fit into a label
-# Objects, of which config.json has a description only; their own settings are in run_config.
-_OBJECTS = ("gradient_transform", "step_transform", "server_optimizer")
+# What a settings table leaves out: values that nobody chose, ...
+_DEFAULTS = {
+    **dict.fromkeys(("client_map", "client_store"), "auto"),
+    **{"client_lr_schedule": "constant", "compute_dtype": "float32", "on_nonfinite": "exclude"},
+    **{"sampling": "without_replacement", "over_selection": 1.0, "test_split": "clients:0.2"},
+}
+# ... and settings that have no effect without another one, or on other data.
+_NEEDS = {
+    **{"error_feedback": "compressor", "step_time": "time_budget"},
+    **{"over_selection": "times", "test_split": "client"},
+}
+_OF_TEXT = ("tokens", "sequence_length", "vocabulary_size")
 
 
 class Run(NamedTuple):
@@ -45,7 +61,8 @@ class Run(NamedTuple):
       algorithm: the method's name.
       seed: the run's seed.
       settings: name -> value of everything that may change the numbers, except seeds.
-      rows: metrics.jsonl, a row per evaluation, with ``seconds`` if known.
+      rows: metrics.jsonl, a row per evaluation, with ``seconds`` if known, and ``own_accuracy`` (or
+        another score): that of the models that the clients use on their own test examples.
       config: config.json.
       summary: summary.json; {} if the run did not end.
       partition: partition.json; {} if the run did not end, or was not made by ``runner.run``.
@@ -164,38 +181,77 @@ def _load(path: Path) -> Run:
     config, rows = read_run(path)
     if not rows:
         raise ValueError(f"{path} has no evaluation yet: {METRICS} is empty or missing.")
-    times = {row["round"]: row for row in read_rows(path / TIMES)}
-    rows = [{**times.get(row["round"], {}), **row} for row in rows]
-    summary = read_summary(path / SUMMARY)
+    beside: dict[int, dict[str, Any]] = {}
+    for row in (*read_rows(path / TIMES), *read_rows(path / CLIENTS)):
+        beside.setdefault(row["round"], {}).update(row)
+    rows = [{**beside.get(row["round"], {}), **row} for row in rows]
+    summary, landscape = read_summary(path / SUMMARY), read_landscape(path / LANDSCAPE)
     if summary.get("stopped") == DIVERGED:
-        rows = [{**row, **{name: None for name in SCORES if name in row}} for row in rows]
+        rows, landscape = [_without_scores(row) for row in rows], {}
+        summary = _without_scores(summary)
     return Run(
         path,
         config["algorithm"],
         config["seed"],
         _settings(config),
-        rows,
+        [{**row, **_own(row)} for row in rows],
         config,
         summary,
         read_partition(path / PARTITION),
-        read_landscape(path / LANDSCAPE),
+        landscape,
     )
 
 
+def _without_scores(row: Mapping[str, Any]) -> dict[str, Any]:
+    scores = {name for name in row if name.startswith(_SCORES) and name not in _NO_SCORES}
+    return {name: None if name in scores else value for name, value in row.items()}
+
+
+def _own(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scores of the models that clients use, on their own test examples.
+
+    These are the clients' own models, or the global model of a method that has no other.
+    """
+    return {
+        f"{OWN}{name.removeprefix(model)}": value
+        for model in ("client_test_", "personal_")
+        for name, value in row.items()
+        if name.startswith(model)
+    }
+
+
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    asked = config.get("run_config", {})
+    asked, given = config.get("run_config", {}), config.get("hyperparameters", {})
     partition, data = config.get("partition", {}), config.get("data", {})
     settings = {"partition": partition.get("spec")} if partition else {}
-    for source in (asked, config):
+    for source in (asked, config, config.get("asked", {})):
         settings.update({k: v for k, v in source.items() if k not in _NO_SETTING})
     if "hash" in data:
         settings["data_hash"] = data["hash"]
-    hyperparameters = config.get("hyperparameters", {})
-    settings.update({k: v for k, v in hyperparameters.items() if k not in _OBJECTS})
-    settings.update(asked.get("option", {}))
+    if asked:  # the settings of which the objects among the hyperparameters are made
+        given = {name: value for name, value in given.items() if not _is_object(name, value)}
+    else:
+        settings |= {**(config.get("devices") or {}), **config.get("functions", {})}
+        if "num_params" in config:
+            settings["model"] = f"{config['num_params']:,} parameters"
+    settings |= {**given, **asked.get("option", {})}
     model_options = asked.get("model_option", {})
     settings.update({f"model.{name}": value for name, value in model_options.items()})
-    return {name: value for name, value in settings.items() if value is not None}
+    return {name: _without_hashes(value) for name, value in settings.items() if value is not None}
+
+
+def _is_object(name: str, value: Any) -> bool:
+    """Return True for a function or a transform, also as versions before 0.5 described them."""
+    text = isinstance(value, str) and (name in _OBJECTS or value.startswith("function "))
+    return text or isinstance(value, Mapping)
+
+
+def _without_hashes(value: Any) -> Any:
+    """Return a description without the hashes of its arrays, which may be those of a seed."""
+    if isinstance(value, Mapping):
+        hashed = ("hash",) if ARRAY in value else ()
+        return {name: _without_hashes(v) for name, v in value.items() if name not in hashed}
+    return [_without_hashes(part) for part in value] if isinstance(value, list) else value
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
@@ -217,8 +273,9 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     members = [sorted(group, key=lambda run: run.seed) for group in groups.values()]
     for group in members:
         _check_distinct(group)
-    differing = _differing(group[0].settings for group in members)
-    differs = [_shown(group[0].settings, differing) for group in members]
+    settings = [_parts(group[0].settings) for group in members]
+    differing = _differing(settings)
+    differs = [shown_settings(one, differing) for one in settings]
     if max(map(len, differs), default=0) > _LONG:
         labels = [f"{group[0].algorithm} #{i}" for i, group in enumerate(members, start=1)]
     else:
@@ -242,13 +299,36 @@ def _check_distinct(group: list[Run]) -> None:
             )
 
 
-def _shown(settings: Mapping[str, Any], names: Iterable[str]) -> str:
+def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the parts of objects by name, such as client_lr.decay_rate."""
+    return {path: part for name, value in settings.items() for path, part in flat(value, name)}
+
+
+def shown_settings(settings: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Format some settings in one line, such as "client_lr=0.1, momentum=0.9".
+
+    Args:
+      settings: of a run.
+      names: the settings to show, if the run has them.
+    """
     shown = [name for name in settings if name in set(names)]
     return ", ".join(f"{printable(name)}={_short(settings[name])}" for name in shown)
 
 
 def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else printable(format_value(value))
+    return f"{value:.6g}" if isinstance(value, float) else show(value)
+
+
+def show(value: Any) -> str:
+    """Format a setting's value as text.
+
+    Args:
+      value: JSON value.
+    """
+    is_described = isinstance(value, Mapping) or (
+        isinstance(value, list) and any(isinstance(part, (Mapping, list)) for part in value)
+    )
+    return printable(text_of(value) if is_described else format_value(value))
 
 
 def _differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -269,3 +349,27 @@ def common_settings(groups: Iterable[Group]) -> dict[str, Any]:
         for name, value in settings[0].items()
         if name not in differing and all(name in other for other in settings)
     }
+
+
+def chosen(settings: Mapping[str, Any], of: Run) -> dict[str, Any]:
+    """Return the settings without those that are off, at a default, or of no effect on the run.
+
+    A hyperparameter of the method is always kept.
+
+    Args:
+      settings: settings of the run, or some of them.
+      of: the run.
+    """
+    options = of.config.get("run_config", {}).get("option", {})
+    own = {*of.config.get("hyperparameters", {}), *options}
+    is_text = any(PERPLEXITY in row for row in of.rows)
+
+    def is_shown(name: str, value: Any) -> bool:
+        if name in own:
+            return True
+        if name == "data_hash" or (name in _OF_TEXT and not is_text):
+            return False
+        has_effect = name not in _NEEDS or of.settings.get(_NEEDS[name])
+        return bool(value) and value != _DEFAULTS.get(name) and bool(has_effect)
+
+    return {name: value for name, value in settings.items() if is_shown(name, value)}

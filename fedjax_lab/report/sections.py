@@ -1,31 +1,68 @@
-"""Comparable runs: those with the same data set, metric and number of rounds; their tail."""
+"""Comparable runs: those with the same data set, metric, number of rounds and setting; their tail.
 
+A setting is the task that methods are compared on: the partition, the cohort, the local work, the
+mini-batches, the model, the clients' devices and the attack. Hyperparameters of a method are none.
+"""
+
+import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_lab.estimates import printable
-from fedjax_lab.report.runs import Group, Run, group_runs
-from fedjax_lab.report.statistics import ERROR, best, mean, number, tail_start
+from fedjax_lab.report.runs import Group, Run, group_runs, show
+from fedjax_lab.report.statistics import (
+    ACCURACY,
+    ERROR,
+    OWN,
+    PERPLEXITY,
+    best,
+    mean,
+    number,
+    tail_start,
+)
 
-ACCURACY, PERPLEXITY = "accuracy", "perplexity"
 _METRICS = {ERROR: "mean squared error", PERPLEXITY: "perplexity", ACCURACY: "accuracy"}
+SETTINGS = (
+    *("partition", "num_clients", "min_client_size", "test_split"),
+    *("cohort_size", "sampling", "local_steps", "local_epochs", "batch_size"),
+    *("model", "compute_dtype", "sequence_length", "vocabulary_size", "tokens", "flip", "crop"),
+    *("min_local_steps", "time_budget", "step_time", "step_time_spread", "dropout"),
+    *("times", "over_selection", "deadline", "attack", "attack_share", "attack_strength"),
+)
+_MODEL_OPTION = "model."  # before the name of one
 
 
 class Section(NamedTuple):
     """Groups of comparable runs.
 
     Attributes:
-      title: common data set, metric and rounds, such as "digits, accuracy, 100 rounds".
+      title: common data set, metric and rounds, such as "digits, accuracy, 100 rounds", and the
+        setting where there are others, such as "partition dirichlet:0.1".
       dataset: name of the data set; "" if unknown.
       rounds: number of rounds of all runs.
       groups: the best one first.
+      setting: the settings that differ from those of other sections.
     """
 
     title: str
     dataset: str
     rounds: int
     groups: list[Group]
+    setting: dict[str, Any]
+
+
+def setting_of(run: Run) -> dict[str, Any]:
+    """Return the settings that runs must have in common to be compared.
+
+    Args:
+      run: from ``load_runs``.
+    """
+    return {
+        name: value
+        for name, value in run.settings.items()
+        if name in SETTINGS or name.startswith(_MODEL_OPTION)
+    }
 
 
 class Tail(NamedTuple):
@@ -90,13 +127,13 @@ def check_comparable(runs: Sequence[Run]) -> None:
       runs: at least one.
 
     Raises:
-      ValueError: they differ in data set, metric or number of rounds.
+      ValueError: they differ in data set, metric, number of rounds or setting.
     """
-    titles = [title for title, _ in _divided(runs)]
+    titles = [title for title, _, _ in _divided(runs)]
     if len(titles) > 1:
         raise ValueError(
-            f"runs are of {'; '.join(titles)}: a table compares runs of one data set, metric and "
-            "number of rounds; sections_of puts those together."
+            f"runs are of {'; '.join(titles)}: a table compares runs of one data set, metric, "
+            "number of rounds and setting; sections_of puts those together."
         )
 
 
@@ -110,39 +147,68 @@ def sections_of(runs: Iterable[Run]) -> list[Section]:
       ValueError: as ``group_runs``.
     """
     return [
-        Section(title, _dataset(some[0]), some[0].config["rounds"], best_first(group_runs(some)))
-        for title, some in _divided(list(runs))
+        Section(title, dataset_of(some[0]), some[0].config["rounds"], groups, setting)
+        for title, some, setting in _divided(list(runs))
+        for groups in [best_first(group_runs(some))]
     ]
 
 
-def _divided(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """Return (title, runs) of each section, in the order of the runs."""
+def _divided(runs: Sequence[Run]) -> list[tuple[str, list[Run], dict[str, Any]]]:
+    """Return (title, runs, settings that differ from other sections), in the order of the runs."""
     found: dict[Any, list[Run]] = {}
     for run in sorted(runs, key=lambda run: not metric_of([run])):  # those without one come last
-        data = run.settings.get("data_hash") or _dataset(run)
-        about, metric = (data, run.config["rounds"]), metric_of([run])
+        about, metric = _task(run), metric_of([run])
         # A run that diverged at once has no metric; it is judged by that of the others.
-        known = [key for key in found if key[:2] == about]
-        found.setdefault(known[0] if known and not metric else (*about, metric), []).append(run)
+        known = [key for key in found if key[0] == about]
+        found.setdefault(known[0] if known and not metric else (about, metric), []).append(run)
     order = {id(run): place for place, run in enumerate(runs)}
     parts = [sorted(some, key=lambda run: order[id(run)]) for some in found.values()]
     parts.sort(key=lambda some: order[id(some[0])])
     titles = [_title(some) for some in parts]
+    settings: list[dict[str, Any]] = [{} for _ in parts]
+    for title in set(titles):
+        alike = [place for place, other in enumerate(titles) if other == title]
+        differing = differing_settings([parts[place][0] for place in alike])
+        for place, setting in zip(alike, differing, strict=True):
+            settings[place] = setting
+            titles[place] += "".join(f", {printable(n)} {show(v)}" for n, v in setting.items())
     return [
-        (f"{title}, data {some[0].settings.get('data_hash', 'unknown')}", some)
+        (f"{title}, data {some[0].settings.get('data_hash', 'unknown')}", some, setting)
         if titles.count(title) > 1
-        else (title, some)
-        for title, some in zip(titles, parts, strict=True)
+        else (title, some, setting)
+        for title, some, setting in zip(titles, parts, settings, strict=True)
     ]
+
+
+def _task(run: Run) -> tuple[Any, ...]:
+    data = run.settings.get("data_hash") or dataset_of(run)
+    return data, run.config["rounds"], json.dumps(setting_of(run), sort_keys=True)
+
+
+def differing_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return for each run its settings that differ among the runs.
+
+    Args:
+      runs: one of each section.
+    """
+    found = [setting_of(run) for run in runs]
+    names = dict.fromkeys(name for one in found for name in one)
+    differ = [name for name in names if len({json.dumps(one.get(name)) for one in found}) > 1]
+    return [{name: one[name] for name in differ if name in one} for one in found]
 
 
 def _title(runs: Sequence[Run]) -> str:
     rounds = runs[0].config["rounds"]
-    about = [_dataset(runs[0]), _METRICS.get(metric_of(runs), ""), f"{rounds:,} rounds"]
+    about = [dataset_of(runs[0]), _METRICS.get(metric_of(runs), ""), f"{rounds:,} rounds"]
     return ", ".join(filter(None, about))
 
 
-def _dataset(run: Run) -> str:
+def dataset_of(run: Run) -> str:
+    """Return the name of a run's data set; "" if unknown.
+
+    Args:
+      run: from ``load_runs``.
+    """
     return printable(str(run.settings.get("dataset", "")))
 
 
@@ -156,9 +222,8 @@ def best_first(groups: Iterable[Group]) -> list[Group]:
       ValueError: they cannot be compared.
     """
     groups = list(groups)
-    runs = [run for group in groups for run in group.runs]
-    sign, metric = direction(runs)
-    tail = tail_of(runs)
+    runs = runs_of(groups)
+    (sign, metric), tail = direction(runs), tail_of(runs)
 
     def key(group: Group) -> list[float]:
         tails = mean([sign * tail.mean(run, metric) for run in group.runs])
@@ -168,6 +233,45 @@ def best_first(groups: Iterable[Group]) -> list[Group]:
     return sorted(groups, key=key)
 
 
+def is_personal(runs: Iterable[Run]) -> bool:
+    """Return True if a run has scores of the clients' own models.
+
+    All of its section is then compared by the models that the clients use.
+
+    Args:
+      runs: of a section.
+    """
+    return any(name.startswith("personal_") for run in runs for row in run.rows for name in row)
+
+
 def direction(runs: Iterable[Run]) -> tuple[float, str]:
-    """Return (1, "accuracy"), or (-1, "mean_squared_error") if smaller is better."""
-    return (-1.0, ERROR) if metric_of(runs) == ERROR else (1.0, ACCURACY)
+    """Return the sign and the name in rows of the score that compares runs.
+
+    The sign is -1 for an error, of which smaller is better. The name is "accuracy", or
+    "own_accuracy" where a run has personal models: that of the model that each client uses, on the
+    client's own test examples.
+
+    Args:
+      runs: of a section.
+    """
+    runs = list(runs)
+    sign, metric = (-1.0, ERROR) if metric_of(runs) == ERROR else (1.0, ACCURACY)
+    return sign, f"{OWN}{metric}" if is_personal(runs) else metric
+
+
+def accuracy_of(runs: Iterable[Run]) -> str:
+    """Return the name in rows of the accuracy that compares runs, as ``direction`` does.
+
+    Args:
+      runs: of a section.
+    """
+    return f"{OWN}{ACCURACY}" if is_personal(runs) else ACCURACY
+
+
+def runs_of(groups: Iterable[Group]) -> list[Run]:
+    """Return the runs of all groups.
+
+    Args:
+      groups: from ``group_runs``.
+    """
+    return [run for group in groups for run in group.runs]

@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+ACCURACY, PERPLEXITY = "accuracy", "perplexity"
 ERROR = "mean_squared_error"  # in place of the accuracy, where a run is a regression
+OWN = "own_"  # before a score's name: of the models that clients use, on their own test examples
 TAIL = 10  # one part in so many of the rounds, the last one, is a run's tail
 
 
@@ -42,6 +44,14 @@ def tail_start(rounds: int) -> int:
     return rounds - -(-rounds // TAIL) + 1
 
 
-def reach(rows: Sequence[Mapping[str, Any]], target: float) -> Mapping[str, Any] | None:
-    """Return the first row whose accuracy is at least ``target``, or None."""
-    return next((row for row in rows if number(row.get("accuracy")) >= target), None)
+def reach(
+    rows: Sequence[Mapping[str, Any]], target: float, metric: str = ACCURACY
+) -> Mapping[str, Any] | None:
+    """Return the first row whose accuracy is at least ``target``, or None.
+
+    Args:
+      rows: of a run.
+      target: the accuracy.
+      metric: its name in the rows.
+    """
+    return next((row for row in rows if number(row.get(metric)) >= target), None)

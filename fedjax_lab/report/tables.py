@@ -1,8 +1,7 @@
 """A report's tables, as Markdown."""
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_lab.estimates import (
@@ -12,23 +11,34 @@ from fedjax_lab.estimates import (
     code,
     estimate,
     format_estimate,
-    format_value,
     inert,
     markdown_table,
 )
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, unsolved
 from fedjax_lab.report.paired import NOISE, behind_best
-from fedjax_lab.report.runs import Group, Run, common_settings
+from fedjax_lab.report.runs import Group, Run, chosen, common_settings, show
 from fedjax_lab.report.sections import (
-    PERPLEXITY,
     Section,
     Tail,
+    accuracy_of,
     direction,
+    is_personal,
     metric_of,
+    runs_of,
     sections_of,
     tail_of,
 )
-from fedjax_lab.report.statistics import ERROR, best, last, lowest, number, reach
+from fedjax_lab.report.statistics import (
+    ACCURACY,
+    ERROR,
+    OWN,
+    PERPLEXITY,
+    best,
+    last,
+    lowest,
+    number,
+    reach,
+)
 
 PAIRED = (
     "Behind the best: the mean difference over the seeds that both have, which share partition, "
@@ -42,25 +52,33 @@ UNSOLVED_NOTE = (
     f"{LARGEST_RESIDUAL:g}); the numbers are not the method's."
 )
 SEVERAL = (
-    "The runs are of several data sets, metrics or numbers of rounds: each part compares those "
-    "that have all three in common."
+    "The runs are of several data sets, metrics, numbers of rounds or settings (partition, "
+    "clients, cohort, local steps, mini-batches, model): each part compares those that have all "
+    "in common."
 )
-_ACCURACY = ("accuracy", "accuracy (%)", 100)
 _MEASURED = {
     ERROR: ("Error", "Mean squared error of the test set; less is better."),
     PERPLEXITY: ("Accuracy", "Test accuracy in percent: the share of next words foretold."),
 }
+OWN_MODELS = (
+    "Some methods make a model for each client. All are compared by the models that the clients "
+    "use, each on the client's own test examples: the client's own model, or the global model of a "
+    "method that has no other. These are means over the clients."
+)
+_NOT_SCORED = " **Without scores on the clients' test examples, and so not compared: {}.**"
 
 
 def default_target(groups: Iterable[Group]) -> float:
     """Compute 95 % of the best group's best accuracy (mean over its seeds), cut to 0.001.
 
-    NaN if no run has an accuracy.
+    The accuracy is the one that compares the groups (``sections.direction``). NaN if no run has it.
 
     Args:
       groups: from ``group_runs``.
     """
-    means = [over_seeds(group, top).mean for group in groups]
+    groups = list(groups)
+    metric = accuracy_of(runs_of(groups))
+    means = [over_seeds(group, lambda run: best(run.values(metric))).mean for group in groups]
     return math.floor(950 * best(means)) / 1000 if not math.isnan(best(means)) else math.nan
 
 
@@ -88,10 +106,10 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
     Raises:
       ValueError: the groups differ in data set, metric or number of rounds.
     """
-    runs = [run for group in groups for run in group.runs]
+    runs = runs_of(groups)
     tail, (sign, metric) = tail_of(runs), direction(runs)
     columns = measures(runs, tail)
-    unit, scale = ("", 1.0) if metric == ERROR else (" (points)", 100.0)
+    unit, scale = ("", 1.0) if sign < 0 else (" (points)", 100.0)
     head = ["method", "seeds", *columns, f"behind the best{unit}", "p"]
 
     def by_tail(run: Run) -> float:
@@ -129,28 +147,50 @@ def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float
     spent: dict[str, Callable[[Run], float]] = {}
     if any("epsilon" in run.rows[-1] for run in runs):
         spent = {"epsilon": lambda run: last(run.values("epsilon"))}
-    found: dict[str, Callable[[Run], float]] = {
-        "top (%)": lambda run: 100 * top(run),
-        "last (%)": lambda run: 100 * last(run.values("accuracy")),
-        f"{tail.name} (%)": lambda run: 100 * tail.mean(run),
-        "worst 10 % of clients (%)": lambda run: 100 * _worst(run),
-    }
-    if any("personal_accuracy" in run.rows[-1] for run in runs):
-        for name, key in (("own models (%)", ""), ("own models, worst 10 % (%)", "_worst")):
-            found[name] = functools.partial(_own_models, f"personal_accuracy{key}")
+    personal = is_personal(runs)
     if any(ERROR in run.rows[-1] for run in runs):
-        return {
+        errors: dict[str, Callable[[Run], float]] = {
             "last mean squared error": lambda run: last(run.values(ERROR)),
             "lowest mean squared error": lambda run: lowest(run.values(ERROR)),
             tail.name: lambda run: tail.mean(run, ERROR),
+        }
+        worst = {
             "worst 10 % of clients": lambda run: number(
                 run.summary.get(f"worst_10_percent_{ERROR}")
             ),
-            **spent,
         }
-    if any("perplexity" in run.rows[-1] for run in runs):
+        own = _own_models(ERROR, tail, 1, "") if personal else {}
+        return {**own, **_named(errors, personal), **worst, **spent}
+    accuracies: dict[str, Callable[[Run], float]] = {
+        "top (%)": lambda run: 100 * top(run),
+        "last (%)": lambda run: 100 * last(run.values(ACCURACY)),
+        f"{tail.name} (%)": lambda run: 100 * tail.mean(run),
+    }
+    worst = {"worst 10 % of clients (%)": lambda run: 100 * _worst(run)}
+    own = _own_models(ACCURACY, tail, 100, " (%)") if personal else {}
+    found = {**own, **_named(accuracies, personal), **worst}
+    if any(PERPLEXITY in run.rows[-1] for run in runs):
         found["lowest perplexity"] = _lowest_perplexity
     return {**found, **spent}
+
+
+def _named(
+    columns: Mapping[str, Callable[[Run], float]], personal: bool
+) -> dict[str, Callable[[Run], float]]:
+    """Say in the columns' names that they are of the global model, where there are others."""
+    return {f"global model, {name}" if personal else name: f for name, f in columns.items()}
+
+
+def _own_models(
+    metric: str, tail: Tail, scale: float, unit: str
+) -> dict[str, Callable[[Run], float]]:
+    """Return the columns of the models that the clients use, on their own test examples."""
+    name = f"{OWN}{metric}"
+    return {
+        f"own models, {tail.name}{unit}": lambda run: scale * tail.mean(run, name),
+        f"own models{unit}": lambda run: scale * last(run.values(name)),
+        f"own models, worst 10 %{unit}": lambda run: scale * last(run.values(f"{name}_worst")),
+    }
 
 
 def seed_table(runs: Sequence[Run]) -> Rows:
@@ -167,10 +207,6 @@ def seed_table(runs: Sequence[Run]) -> Rows:
     means = [estimate([f(run) for run in runs]) for f in columns.values()]
     mean = ["mean ± 95 %", *(format_estimate(found, 2) for found in means)]
     return [["seed", *(name.replace(" of clients (%)", " (%)") for name in columns)], *rows, mean]
-
-
-def _own_models(name: str, run: Run) -> float:
-    return 100 * last(run.values(name))
 
 
 def _lowest_perplexity(run: Run) -> float:
@@ -192,8 +228,11 @@ def target_table(groups: Sequence[Group], target: float) -> Rows:
     if _are_timed(groups):
         columns["simulated seconds"] = ("simulated_seconds", 1, 1)
 
+    metric = accuracy_of(runs_of(groups))
+
     def row(group: Group) -> list[str]:
-        reached = [row for run in group.runs if (row := reach(run.rows, target)) is not None]
+        found = [reach(run.rows, target, metric) for run in group.runs]
+        reached = [row for row in found if row is not None]
         count = f"{len(reached)} of {len(group.runs)}"
         if len(reached) < len(group.runs):
             return [group.label, count, *[NOTHING] * len(columns)]
@@ -228,8 +267,9 @@ def _rounds_per_second(run: Run) -> float:
 
 def run_table(groups: Sequence[Group]) -> Rows:
     """Return header and rows: every run with its partition's hash and its state."""
-    is_error = metric_of(run for group in groups for run in group.runs) == ERROR
-    name, unit, scale = (ERROR, "mean squared error", 1) if is_error else _ACCURACY
+    sign, metric = direction(runs_of(groups))
+    unit, scale = ("mean squared error", 1) if sign < 0 else ("accuracy (%)", 100)
+    unit = f"own models, {unit}" if metric.startswith(OWN) else unit
     head = ["run", "method", "seed", "partition", "rounds", unit]
 
     def row(group: Group, run: Run) -> list[str]:
@@ -240,7 +280,7 @@ def run_table(groups: Sequence[Group]) -> Rows:
         if residual := worst_residual(run):
             rounds += f" {UNSOLVED} residual {residual:.2g}"
         partition = run.config.get("partition", {}).get("hash", NOTHING)
-        accuracy = format_estimate(estimate([scale * run.values(name)[-1]]), 2)
+        accuracy = format_estimate(estimate([scale * run.values(metric)[-1]]), 2)
         return [str(run.path), group.label, str(run.seed), partition, rounds, accuracy]
 
     return [head, *(row(group, run) for group in groups for run in group.runs)]
@@ -250,8 +290,8 @@ def summary_table(groups: Iterable[Group], target: float | None = None) -> str:
     """Format the report's text without figures and title, as Markdown.
 
     Args:
-      groups: result of ``group_runs``; there is a section for each data set, metric and number of
-        rounds.
+      groups: result of ``group_runs``; there is a section for each data set, metric, number of
+        rounds and setting.
       target: accuracy in (0, 1); None: ``default_target``.
     """
     sections = sections_of(run for group in groups for run in group.runs)
@@ -280,21 +320,27 @@ def section_text(section: Section, target: float | None = None, level: int = 2) 
         )
     several = any(len(group.runs) > 1 for group in groups)
     interval = f" Mean ± 95 % interval over the seeds (Student's t). {PAIRED}" if several else ""
-    runs = [run for group in groups for run in group.runs]
+    runs = runs_of(groups)
     head, measured = _MEASURED.get(metric_of(runs), ("Accuracy", "Test accuracy in percent."))
+    personal = is_personal(runs)
+    compared = f" {OWN_MODELS}" if personal else ""
+    without = [g.label for g in groups if personal and not any(map(_is_scored, g.runs))]
+    missing = _NOT_SCORED.format(", ".join(map(inert, without))) if without else ""
     parts += [
         f"{mark} {head}",
-        f"{measured} {_tail_explained(tail_of(runs))}; the worst 10 % of clients are those on "
-        f"whose own training data the last model does worst.{interval}{_unfinished(groups)}",
+        f"{measured}{compared} {_tail_explained(tail_of(runs))}; the worst 10 % of clients are "
+        f"those on whose own training data the last model does worst.{interval}"
+        f"{_unfinished(groups)}{missing}",
         _shown(accuracy_table(groups)),
         *([UNSOLVED_NOTE] if any(map(worst_residual, runs)) else []),
     ]
     if not math.isnan(target):
+        of_what = "of the own models " if personal else ""
         timed = ", simulated seconds are the clients'" if _are_timed(groups) else ""
         parts += [
             f"{mark} Up to the target",
-            f"What it takes until the first evaluation with a test accuracy of at least the "
-            f"target; {explained} Uplink counts all clients' messages (1 MB = 10^6 bytes), "
+            f"What it takes until the first evaluation with a test accuracy {of_what}of at least "
+            f"the target; {explained} Uplink counts all clients' messages (1 MB = 10^6 bytes), "
             "gradients are mini-batch gradients, seconds leave compilation out"
             f"{timed}.",
             _shown(target_table(groups, target)),
@@ -304,6 +350,11 @@ def section_text(section: Section, target: float | None = None, level: int = 2) 
     parts += [f"{mark} Settings", *_settings(groups)]
     parts += [f"{mark} Runs", _shown(run_table(groups))]
     return "\n\n".join(parts) + "\n"
+
+
+def _is_scored(run: Run) -> bool:
+    """Return True if a run that ended well has scores on the clients' own test examples."""
+    return run.diverged or any(name.startswith(OWN) for row in run.rows for name in row)
 
 
 def _shown(rows: Rows) -> str:
@@ -324,7 +375,7 @@ def _are_timed(groups: Sequence[Group]) -> bool:
 
 def _unfinished(groups: Sequence[Group]) -> str:
     """Return a warning if a run is unfinished."""
-    runs = [run for group in groups for run in group.runs]
+    runs = runs_of(groups)
     diverged = sum(run.diverged for run in runs)
     open_ = sum(not run.finished for run in runs) - diverged
     counts = {"Unfinished runs": open_, "Runs that diverged and have no score": diverged}
@@ -345,6 +396,7 @@ def _settings(groups: Sequence[Group]) -> list[str]:
         {name: value for name, value in group.runs[0].settings.items() if name not in common}
         for group in groups
     ]
+    common = chosen(common, groups[0].runs[0])
     parts = []
     if len(groups) > 1 and any(own):
         rows = [[inert(g.label), _listed(values)] for g, values in zip(groups, own, strict=True)]
@@ -364,13 +416,13 @@ def _settings(groups: Sequence[Group]) -> list[str]:
 
 
 def _listed(values: dict[str, Any]) -> str:
-    shown = [f"{inert(name)} {code(format_value(value))}" for name, value in values.items()]
+    shown = [f"{inert(name)} {code(show(value))}" for name, value in values.items()]
     return ", ".join(shown) or NOTHING
 
 
 def _in_columns(values: dict[str, Any], columns: int = 3) -> Rows:
     """Format names and values in several columns, to be read downwards."""
-    cells = [[inert(name), code(format_value(value))] for name, value in sorted(values.items())]
+    cells = [[inert(name), code(show(value))] for name, value in sorted(values.items())]
     height = -(-len(cells) // columns)
     cells += [["", ""]] * (-len(cells) % height)
     rows = [[text for cell in cells[row::height] for text in cell] for row in range(height)]

@@ -24,6 +24,7 @@ from fedjax_lab.storage.lock import HOLDER, LOCK
 
 CONFIG, METRICS, TIMES = "config.json", "metrics.jsonl", "times.jsonl"
 CHECKPOINTS, SUMMARY, PARTITION = "checkpoints", "summary.json", "partition.json"
+CLIENTS = "clients.jsonl"
 # Entries of config.json that are read, not only compared.
 _KINDS = {
     **dict.fromkeys(("rounds", "eval_every", "seed", "num_devices"), int),

@@ -60,7 +60,7 @@ def test_a_name_is_no_link_and_no_image(tmp_path, name):
         folders[place] = write_run(tmp_path / str(place), **changes)
     text = summary_table(groups_of(*folders.values()))
     assert active(text) == set()
-    assert text.count("\n## ") == 2  # a part for each data set
+    assert text.count("\n## ") == 3  # a part for each data set and partition
 
 
 @pytest.mark.slow

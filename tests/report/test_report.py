@@ -27,6 +27,8 @@ from tests.report.by_hand import CURVE, groups_of, write_run
 
 LONG = {"DEEP": "[" * 100_000, "HUGE": str(10**400)}  # in place of these words
 
+LONG_NAMES = ("prox_weight", "perturbation_radius", "perturbation_weight")
+
 
 def edited(**changes):
     """A config.json with other values."""
@@ -120,12 +122,12 @@ def test_labels_name_what_differs(tmp_path):
 
 def test_long_labels_become_numbers_with_a_list(tmp_path):
     paths = [
-        write_run(tmp_path / str(n), num_clients=n, eval_every=n, local_steps=n, batch_size=n)
+        write_run(tmp_path / str(n), hyperparameters=dict.fromkeys(("client_lr", *LONG_NAMES), n))
         for n in (10, 20)
     ]
     groups = groups_of(*paths)
     assert [group.label for group in groups] == ["fedavg #1", "fedavg #2"]
-    assert "| fedavg #2 | num_clients `20`, eval_every `20`" in summary_table(groups)
+    assert "| fedavg #2 | client_lr `20`, prox_weight `20`" in summary_table(groups)
 
 
 def test_options_and_other_maps_make_other_rows(tmp_path):
