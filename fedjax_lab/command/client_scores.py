@@ -1,5 +1,6 @@
 """Scores of the clients, each with the model that it uses."""
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,14 +15,14 @@ from fedjax_lab.command.config import RunConfig
 from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.book import SimulationResult
-from fedjax_lab.simulation.evaluate import CountFn
+from fedjax_lab.simulation.evaluate import CountFn, build_client_evaluation
 from fedjax_lab.simulation.evaluate_personal import (
     build_personal_evaluation,
     client_models,
     personal_scores,
 )
 from fedjax_lab.simulation.team import Team
-from fedjax_lab.types import FedState
+from fedjax_lab.types import FedState, Params
 
 ACCURACY = "accuracy"
 
@@ -50,22 +51,15 @@ def build_own_tests(
     """
     if algorithm.personal is None:
         return None
-    labels, why = labels_of(test), None
-    if config.client is not None and own is None:
-        why = f"test_split is {config.test_split!r}, of other clients; examples:0.2 is of these"
-    elif own is not None:
-        labels = None
-    elif labels is None or labels.ndim > 1:
-        why = f"{config.dataset} has no class labels by which to divide the test set"
-    if why is None and config.client_store == "host":
+    parts, why = _test_parts(config, clients, test, own)
+    if parts is not None and config.client_store == "host":
         why = "client_store is 'host', where no device holds all clients' models"
-    if why is not None:
+    if parts is None or why:
         warnings.warn(
             f"rows have no personal_accuracy of {algorithm.name}: {why}.", UserWarning, stacklevel=2
         )
         return None
-    seed = config.seed if config.partition_seed is None else config.partition_seed
-    tests = own or data.divide_like(clients, test, seed=seed)
+    tests = parts()
     score = getattr(count_fn, "score", ACCURACY)
     models = client_models(algorithm, clients, config.batch_size, config.seed)
     score_clients = build_personal_evaluation(count_fn, models, tests)
@@ -74,6 +68,60 @@ def build_own_tests(
         return personal_scores(score_clients(state), tests.sizes, score)
 
     return diagnose
+
+
+def build_client_tests(
+    config: RunConfig,
+    algorithm: Algorithm,
+    count_fn: CountFn,
+    clients: data.FederatedArrays,
+    test: data.Examples,
+    own: data.FederatedArrays | None = None,
+) -> Callable[[Params], Mapping[str, Any]] | None:
+    """Build global model -> its scores on the clients' test examples, such as client_test_accuracy.
+
+    They compare methods with one global model to personal ones, of which each client's model is
+    scored on the same examples. None for methods with personal models, and if the clients have no
+    test examples.
+
+    Args:
+      config, algorithm, count_fn, clients, test, own: as of ``build_own_tests``.
+    """
+    parts, _ = _test_parts(config, clients, test, own)
+    if parts is None or algorithm.personal is not None:
+        return None
+    score = getattr(count_fn, "score", ACCURACY)
+
+    @functools.cache  # after the first row, which does not wait for it
+    def built():
+        tests = parts()
+        return build_client_evaluation(count_fn, tests), tests.sizes
+
+    def score_clients(params: Params) -> Mapping[str, Any]:
+        score_each, sizes = built()
+        found = personal_scores(score_each(params), sizes, score)
+        return {f"client_test_{name.removeprefix('personal_')}": v for name, v in found.items()}
+
+    return score_clients
+
+
+def _test_parts(
+    config: RunConfig,
+    clients: data.FederatedArrays,
+    test: data.Examples,
+    own: data.FederatedArrays | None,
+) -> tuple[Callable[[], data.FederatedArrays] | None, str | None]:
+    """Return a function that gives each client its test examples; or None and the reason."""
+    if own is not None:
+        return lambda: own, None
+    if config.client is not None:
+        why = f"test_split is {config.test_split!r}, of other clients; examples:0.2 is of these"
+        return None, why
+    labels = labels_of(test)
+    if labels is None or labels.ndim > 1:
+        return None, f"{config.dataset} has no class labels by which to divide the test set"
+    seed = config.seed if config.partition_seed is None else config.partition_seed
+    return lambda: data.divide_like(clients, test, seed=seed), None
 
 
 def score_on_training_data(

@@ -199,6 +199,14 @@ class ReportCommand:
     target: float | None = None
     """Target accuracy, such as 0.9. None: 95 % of the best method's."""
 
+    rows: str | None = None
+    """With columns: begin with a table of methods and settings, such as --rows method --columns
+    partition. With --format: print only this table."""
+
+    columns: str | None = None
+    """Setting of the table's columns, such as partition, num_clients, cohort_size, local_steps,
+    batch_size, model or dataset; or method, with a setting as rows."""
+
     quiet: bool = False
     """Print errors only."""
 

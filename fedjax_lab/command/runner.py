@@ -16,6 +16,7 @@ from fedjax_lab import data, models
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.client_scores import (
     ACCURACY,
+    build_client_tests,
     build_own_tests,
     score_on_training_data,
     summarise_clients,
@@ -70,6 +71,8 @@ class Setup(NamedTuple):
         training data.
       diagnose: state -> scores of personal models on the clients' own test examples, see
         ``client_scores.build_own_tests``; None for methods with one global model.
+      score_clients: params -> scores of a method's global model on the same examples, see
+        ``client_scores.build_client_tests``; None for methods with personal models.
       data: identity of the data set: sizes, shape of an example, classes (for text: size of the
         vocabulary) or outputs of a regression, and a hash.
     """
@@ -84,6 +87,7 @@ class Setup(NamedTuple):
     count_fn: CountFn
     evaluate_clients: Callable[[Params], jax.Array]
     diagnose: Callable[[FedState], Mapping[str, Any]] | None
+    score_clients: Callable[[Params], Mapping[str, Any]] | None
     data: dict[str, Any]
 
 
@@ -158,6 +162,7 @@ def build(
         count_fn,
         build_client_evaluation(count_fn, clients, evaluated),
         build_own_tests(config, algorithm, count_fn, clients, test, given.tests),
+        build_client_tests(config, algorithm, count_fn, clients, test, given.tests),
         {
             "train": len(train.y),
             "test": len(test.y),
@@ -299,7 +304,8 @@ def run(
     each client's training data, its mean and ``worst_10_percent_accuracy`` (for a regression, the
     same of "mean_squared_error"). partition.json has the label histogram (null for text). For
     methods with personal models, rows have ``personal_accuracy`` and other scores, see
-    ``client_scores.build_own_tests``.
+    ``client_scores.build_own_tests``; for others, clients.jsonl has those of the global model on
+    the same examples, ``client_test_accuracy``.
 
     Args:
       config: the settings; they are resolved here.
@@ -336,6 +342,7 @@ def run(
             seed=config.seed,
             evaluate=setup.evaluate,
             diagnose=setup.diagnose,
+            score_clients=setup.score_clients,
             client_map=config.client_map,
             client_store=config.client_store,
             on_nonfinite=config.on_nonfinite,

@@ -14,12 +14,21 @@ from fedjax_lab.estimates import NOTHING, Estimate, Rows
 from fedjax_lab.machine.files import write_text
 from fedjax_lab.report.html import html_page
 from fedjax_lab.report.paired import NOISE
-from fedjax_lab.report.runs import Run, load_runs
+from fedjax_lab.report.pivot import (
+    Pivot,
+    check_axes,
+    pivot_text,
+    pivots_of,
+    score_rows,
+    target_rows,
+)
+from fedjax_lab.report.runs import Run, load_runs, show
 from fedjax_lab.report.sections import Section, sections_of, tail_of
-from fedjax_lab.report.statistics import last
+from fedjax_lab.report.statistics import ERROR, last
 from fedjax_lab.report.tables import accuracy_table, measures, over_seeds
 from fedjax_lab.report.write import check_target, report_text, write_report
 
+_BOLD = "\0"  # before the text of a cell in bold type; no text has it
 FORMATS = ("markdown", "html", "latex", "csv")
 # Columns of metrics.jsonl whose last values are also lines of the CSV.
 _LAST = ("loss", "test_loss", "round", "bytes_up", "bytes_down", "gradients", "seconds")
@@ -42,6 +51,8 @@ def format_report(
     *,
     target: float | None = None,
     title: str = "Report",
+    rows: str | None = None,
+    columns: str | None = None,
 ) -> str:
     """Format a report on run directories as a single text.
 
@@ -51,14 +62,21 @@ def format_report(
         package booktabs) or "csv" (see ``runs_csv``).
       target: target accuracy in (0, 1); None: 95 % of the best method's.
       title: the first line of Markdown and of HTML.
+      rows, columns: only a table of methods and settings, see ``pivot.check_axes``. None: the
+        report.
 
     Raises:
-      FileNotFoundError, ValueError: as ``load_runs``; or ``target`` or ``form`` is not allowed.
+      FileNotFoundError, ValueError: as ``load_runs``; or ``target``, ``form``, ``rows`` or
+        ``columns`` is not allowed.
       ImportError: matplotlib or markdown-it-py is missing, which HTML needs.
     """
     check_choice("format", form, FORMATS)
     check_target(target)
-    sections = sections_of(load_runs(directories := list(directories)))
+    axes = check_axes(rows, columns)
+    runs = load_runs(directories := list(directories))
+    if axes is not None:
+        return _format_pivots(pivots_of(runs, axes, target), form, title)
+    sections = sections_of(runs)
     if form == "latex":
         tables = [latex_table(accuracy_table(section.groups)) for section in sections]
         titles = [f"% {section.title}\n" if len(sections) > 1 else "" for section in sections]
@@ -70,6 +88,46 @@ def format_report(
     with tempfile.TemporaryDirectory() as folder:
         report = write_report(directories, folder, target=target, title=title)
         return html_page(report.read_text(encoding="utf-8"), Path(folder))
+
+
+def _format_pivots(pivots: Sequence[Pivot], form: str, title: str) -> str:
+    if form == "latex":
+        return "\n".join(map(_latex_pivot, pivots))
+    if form == "csv":
+        return pivots_csv(pivots)
+    text = f"# {title}\n\n{pivot_text(pivots)}"
+    return text if form == "markdown" else html_page(text, Path())
+
+
+def _latex_pivot(pivot: Pivot) -> str:
+    """Format the scores and the rounds to the target; the best of each setting is bold."""
+    comments = [f"% {pivot.title}\n"] if pivot.title else []
+    rounds = target_rows(pivot)
+    parts = [*comments, latex_table(score_rows(pivot, lambda text: f"{_BOLD}{text}"))]
+    if rounds is not None:
+        parts += ["\n% Rounds to the target\n", latex_table(rounds)]
+    return "".join(parts)
+
+
+def pivots_csv(pivots: Sequence[Pivot]) -> str:
+    """Format pivots as CSV, with a line for each cell and metric.
+
+    The columns are table, the two axes, mark ("best", "tie" or empty), metric, mean, half-width of
+    the 95 % interval, and n. The metrics are the score, accuracies in percent, and "rounds to
+    TARGET".
+
+    Args:
+      pivots: of ``pivots_of``.
+    """
+    lines = []
+    for pivot in pivots:
+        for (row, column), cell in pivot.cells.items():
+            about = [pivot.title, row, column, cell.mark]
+            unit = "" if pivot.metric.endswith(ERROR) else " (%)"
+            lines.append((about, f"{pivot.metric}{unit}", cell.score))
+            if not math.isnan(cell.target):
+                lines.append((about, f"rounds to {100 * cell.target:.10g} %", cell.rounds))
+    return estimates_csv(["table", *pivots[0].axes, "mark"], lines)
 
 
 def write_format(text: str, out: str | Path) -> None:
@@ -97,8 +155,13 @@ def latex_table(rows: Rows) -> str:
       rows: texts; ± and special characters of LaTeX are escaped.
     """
 
+    def escaped(cell: str) -> str:
+        if cell.startswith(_BOLD):
+            return rf"\textbf{{{latex_escape(cell.removeprefix(_BOLD))}}}"
+        return "--" if cell == NOTHING else latex_escape(cell)
+
     def line(row: Sequence[str]) -> str:
-        cells = ["--" if cell == NOTHING else latex_escape(cell) for cell in row]
+        cells = map(escaped, row)
         return "  " + " & ".join(cells) + r" \\"
 
     head, *body = rows
@@ -129,9 +192,10 @@ def latex_escape(text: str) -> str:
 def runs_csv(sections: Sequence[Section]) -> str:
     """Format runs as CSV, with a line for each group and metric.
 
-    The columns are method, settings that differ, data set, number of rounds, metric, mean,
-    half-width of the 95 % interval, and n. Accuracies are in percent, as in the tables. A mean is
-    empty if a seed has no number; the half-width also for a single seed. Numbers are not rounded.
+    The columns are method, settings that differ between groups or sections, data set, number of
+    rounds, metric, mean, half-width of the 95 % interval, and n. Accuracies are in percent, as in
+    the tables. A mean is empty if a seed has no number; the half-width also for a single seed.
+    Numbers are not rounded.
 
     Args:
       sections: result of ``sections_of``.
@@ -142,7 +206,9 @@ def runs_csv(sections: Sequence[Section]) -> str:
         columns = measures(runs, tail_of(runs)._replace(name="mean of the last tenth"))
         columns |= {name: functools.partial(_last, name) for name in _LAST}
         for group in section.groups:
-            about = [group.runs[0].algorithm, group.differs, section.dataset, str(section.rounds)]
+            setting = [f"{name}={show(value)}" for name, value in section.setting.items()]
+            differs = ", ".join([*setting, *([group.differs] if group.differs else [])])
+            about = [group.runs[0].algorithm, differs, section.dataset, str(section.rounds)]
             lines += [(about, name, over_seeds(group, f)) for name, f in columns.items()]
     return estimates_csv(["method", "settings", "dataset", "rounds"], lines)
 

@@ -29,8 +29,10 @@ from fedjax_lab.storage.run_dir import (
 LANDSCAPE, REPORT, RERUN = "landscape.json", "report.md", "rerun.json"
 DIVERGED = "diverged"
 # Names, or their beginnings, of what a run that diverged has none of.
-_SCORES = (ACCURACY, ERROR, PERPLEXITY, "test_loss", "personal_", "client_", "worst_10_percent_")
-_NO_SCORES = ("client_drift",)
+_SCORES = (
+    *(ACCURACY, ERROR, PERPLEXITY, "test_loss", "personal_", "client_test_", "worst_10_percent_"),
+    *(f"client_{ACCURACY}", f"client_{ERROR}"),
+)
 _OBJECTS = ("gradient_transform", "step_transform", "server_optimizer")
 # Not a setting: who runs it, on what, or a count that follows from the rest.
 _NO_SETTING = {
@@ -203,7 +205,7 @@ def _load(path: Path) -> Run:
 
 
 def _without_scores(row: Mapping[str, Any]) -> dict[str, Any]:
-    scores = {name for name in row if name.startswith(_SCORES) and name not in _NO_SCORES}
+    scores = {name for name in row if name.startswith(_SCORES)}
     return {name: None if name in scores else value for name, value in row.items()}
 
 
@@ -273,9 +275,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     members = [sorted(group, key=lambda run: run.seed) for group in groups.values()]
     for group in members:
         _check_distinct(group)
-    settings = [_parts(group[0].settings) for group in members]
-    differing = _differing(settings)
-    differs = [shown_settings(one, differing) for one in settings]
+    differs, _ = differing_parts([group[0].settings for group in members])
     if max(map(len, differs), default=0) > _LONG:
         labels = [f"{group[0].algorithm} #{i}" for i, group in enumerate(members, start=1)]
     else:
@@ -299,20 +299,23 @@ def _check_distinct(group: list[Run]) -> None:
             )
 
 
-def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the parts of objects by name, such as client_lr.decay_rate."""
-    return {path: part for name, value in settings.items() for path, part in flat(value, name)}
+def differing_parts(settings: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return for each settings what differs from others, such as "client_lr=0.1"; and the names.
 
-
-def shown_settings(settings: Mapping[str, Any], names: Iterable[str]) -> str:
-    """Format some settings in one line, such as "client_lr=0.1, momentum=0.9".
+    Parts of objects are settings, such as client_lr.decay_rate.
 
     Args:
-      settings: of a run.
-      names: the settings to show, if the run has them.
+      settings: name -> value, of several runs.
     """
-    shown = [name for name in settings if name in set(names)]
-    return ", ".join(f"{printable(name)}={_short(settings[name])}" for name in shown)
+    parts = [
+        {path: part for name, value in one.items() for path, part in flat(value, name)}
+        for one in settings
+    ]
+    names = _differing(parts)
+    return [
+        ", ".join(f"{printable(name)}={_short(one[name])}" for name in names if name in one)
+        for one in parts
+    ], names
 
 
 def _short(value: Any) -> str:

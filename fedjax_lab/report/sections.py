@@ -30,7 +30,7 @@ SETTINGS = (
     *("min_local_steps", "time_budget", "step_time", "step_time_spread", "dropout"),
     *("times", "over_selection", "deadline", "attack", "attack_share", "attack_strength"),
 )
-_MODEL_OPTION = "model."  # before the name of one
+MODEL_OPTION = "model."  # before the name of one
 
 
 class Section(NamedTuple):
@@ -61,7 +61,7 @@ def setting_of(run: Run) -> dict[str, Any]:
     return {
         name: value
         for name, value in run.settings.items()
-        if name in SETTINGS or name.startswith(_MODEL_OPTION)
+        if name in SETTINGS or name.startswith(MODEL_OPTION)
     }
 
 

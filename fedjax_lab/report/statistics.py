@@ -49,9 +49,16 @@ def reach(
 ) -> Mapping[str, Any] | None:
     """Return the first row whose accuracy is at least ``target``, or None.
 
+    None, too, if a row before it was not scored, which may have been the first one.
+
     Args:
       rows: of a run.
       target: the accuracy.
       metric: its name in the rows.
     """
-    return next((row for row in rows if number(row.get(metric)) >= target), None)
+    for row in rows:
+        if metric not in row:
+            return None
+        if number(row[metric]) >= target:
+            return row
+    return None

@@ -68,16 +68,17 @@ OWN_MODELS = (
 _NOT_SCORED = " **Without scores on the clients' test examples, and so not compared: {}.**"
 
 
-def default_target(groups: Iterable[Group]) -> float:
+def default_target(groups: Iterable[Group], metric: str | None = None) -> float:
     """Compute 95 % of the best group's best accuracy (mean over its seeds), cut to 0.001.
 
-    The accuracy is the one that compares the groups (``sections.direction``). NaN if no run has it.
+    NaN if no run has an accuracy.
 
     Args:
       groups: from ``group_runs``.
+      metric: name of the accuracy in rows; None: the one that compares the groups.
     """
     groups = list(groups)
-    metric = accuracy_of(runs_of(groups))
+    metric = metric or accuracy_of(runs_of(groups))
     means = [over_seeds(group, lambda run: best(run.values(metric))).mean for group in groups]
     return math.floor(950 * best(means)) / 1000 if not math.isnan(best(means)) else math.nan
 

@@ -9,6 +9,7 @@ from fedjax_lab.estimates import inert
 from fedjax_lab.machine.files import write_text
 from fedjax_lab.report.figures import write_figures
 from fedjax_lab.report.html import html_page
+from fedjax_lab.report.pivot import check_axes, pivot_text, pivots_of
 from fedjax_lab.report.print_size import FORMS
 from fedjax_lab.report.runs import REPORT, Run, load_runs
 from fedjax_lab.report.sections import Section, sections_of
@@ -22,6 +23,8 @@ def write_report(
     target: float | None = None,
     title: str = "Report",
     figures: str = "png",
+    rows: str | None = None,
+    columns: str | None = None,
 ) -> Path:
     """Write report.md with its figures, and report.html, which contains them.
 
@@ -34,18 +37,22 @@ def write_report(
       title: the first line.
       figures: "png"; "pdf" or "svg" writes the figures once more as vectors for a paper, with
         their fonts, as wide as a column (3.4 inches; several panels: 7).
+      rows, columns: the report begins with a table of methods and settings; see
+        ``pivot.check_axes``. None: it does not.
 
     Returns:
       The path of report.md.
 
     Raises:
-      FileNotFoundError, ValueError: as ``load_runs``; or ``target`` or ``figures`` is not
-        allowed.
+      FileNotFoundError, ValueError: as ``load_runs``; or ``target``, ``figures``, ``rows`` or
+        ``columns`` is not allowed.
       ImportError: matplotlib is missing.
     """
     check_target(target)
     check_choice("figures", figures, FORMS)
+    axes = check_axes(rows, columns)
     runs = load_runs(directories)
+    first = "" if axes is None else pivot_section(runs, axes, target)
     sections = sections_of(runs)
     folder = default_folder(runs) if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +61,7 @@ def write_report(
         write_figures(section.groups, folder, prefix, figures)
         for section, prefix in zip(sections, prefixes, strict=True)
     ]
-    write_page(report_text(sections, shown, target, title), folder / REPORT)
+    write_page(report_text(sections, shown, target, title, first), folder / REPORT)
     return folder / REPORT
 
 
@@ -76,6 +83,7 @@ def report_text(
     figures: Sequence[Sequence[tuple[str, str]]],
     target: float | None,
     title: str,
+    first: str = "",
 ) -> str:
     """Format report.md: title; for each section main figure, tables, settings, other figures.
 
@@ -84,16 +92,29 @@ def report_text(
       figures: for each section, (file name, caption).
       target: accuracy in (0, 1); None: 95 % of the best method's.
       title: the first line.
+      first: text before the sections, such as ``pivot_section`` returns.
     """
     several = len(sections) > 1
     level = 3 if several else 2
-    parts = [f"# {title}", *([SEVERAL] if several else [])]
+    parts = [f"# {title}", *([first] if first else []), *([SEVERAL] if several else [])]
     for section, shown in zip(sections, figures, strict=True):
         parts += [f"## {inert(section.title)}"] if several else []
         parts += [show_figures(shown[:1])] if shown else []
         parts += [section_text(section, target, level).rstrip()]
         parts += [f"{'#' * level} More figures\n\n{show_figures(shown[1:])}"] if shown[1:] else []
     return "\n\n".join(parts) + "\n"
+
+
+def pivot_section(runs: Iterable[Run], axes: tuple[str, str], target: float | None) -> str:
+    """Format the tables of methods and settings, under a heading.
+
+    Args:
+      runs: from ``load_runs``.
+      axes: from ``check_axes``.
+      target: accuracy in (0, 1); None: 95 % of the best method's in each setting.
+    """
+    text = pivot_text(pivots_of(runs, axes, target), level=3)
+    return f"## {axes[0].capitalize()} by {axes[1]}\n\n{text.rstrip()}"
 
 
 def show_figures(figures: Iterable[tuple[str, str]]) -> str:

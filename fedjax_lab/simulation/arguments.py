@@ -16,11 +16,15 @@ from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
 from fedjax_lab.models.labels import check_labels
 from fedjax_lab.round import Algorithm, check_algorithm
+from fedjax_lab.storage.run_dir import CLIENTS
 from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.types import Params, PyTree
 
 _NAMED = 10  # clients in a warning
-_OF = {"evaluate": "the params", "diagnose": "the state", "stop_when": "a row"}
+_OF = {
+    **{"evaluate": "the params", "diagnose": "the state", "stop_when": "a row"},
+    "score_clients": "the params",
+}
 
 
 def check_lengths(rounds: int, eval_every: int, checkpoint_every: int | None) -> int:
@@ -55,17 +59,23 @@ def check_functions(**functions: Any) -> None:
             )
 
 
-def check_outputs(run_dir: Any, profile_dir: Any, config: Any) -> None:
+def check_outputs(run_dir: Any, profile_dir: Any, config: Any, score_clients: Any = None) -> None:
     """Check where a run writes, and the caller's entries of config.json.
 
     Args:
-      run_dir, profile_dir, config: as of ``simulate``.
+      run_dir, profile_dir, config, score_clients: as of ``simulate``.
 
     Raises:
       TypeError: a folder is no path, or ``config`` is no mapping of text to JSON values.
-      ValueError: checkpoints cannot have the path, or a number in ``config`` is not finite.
+      ValueError: checkpoints cannot have the path, a number in ``config`` is not finite, or
+        ``score_clients`` is given without a ``run_dir``.
     """
     check_run_dir(run_dir)
+    if score_clients is not None and run_dir is None:
+        raise ValueError(
+            f"score_clients is {score_clients!r} and run_dir None; its results go to {CLIENTS} of "
+            "run_dir: give one."
+        )
     if not (profile_dir is None or isinstance(profile_dir, (str, os.PathLike))):
         raise TypeError(f"profile_dir is {profile_dir!r}; it must be a path or None.")
     _check_config(config)

@@ -166,6 +166,18 @@ class Book:
         self.seconds = time.perf_counter() - self._began - self._chunks.compile_seconds
         return row
 
+    def score_clients(self) -> Row | None:
+        """Return the clients' scores with the current model, whose time is not counted.
+
+        None: they are not asked for, or the run diverged.
+        """
+        if self._scores.score_clients is None or self.diverged:
+            return None
+        began = time.perf_counter()
+        found = {"round": self.round, **self._scores.of_clients(self._chunks)}
+        self._began += time.perf_counter() - began
+        return found
+
     def tell(self, row: Row) -> None:
         """Pass a row to the hooks and to ``stop_when``; the hooks' time is not counted.
 

@@ -20,6 +20,7 @@ from fedjax_lab.storage.fingerprint import hash_arrays, hash_function, hash_prog
 from fedjax_lab.storage.lock import RunDirLock
 from fedjax_lab.storage.run_dir import (
     CHECKPOINTS,
+    CLIENTS,
     METRICS,
     SUMMARY,
     TIMES,
@@ -167,6 +168,12 @@ class Recorder:
       every: rounds between checkpoints.
       config: the required contents of config.json, except the number of ``rounds``.
       team: the processes of the run.
+      scored: whether the clients are scored, see ``client_row``.
+
+    Attributes:
+      saved: rounds in the last checkpoint.
+      spent: (seconds, compile_seconds) before this call.
+      unscored: whether the clients' scores of the restored round are missing.
 
     Raises:
       FileExistsError: ``run_dir`` has another run.
@@ -181,11 +188,11 @@ class Recorder:
         every: int,
         config: Row,
         team: Team,
+        scored: bool = False,
     ):
-        self._every, self._team = every, team
+        self._every, self._team, self._scored = every, team, scored
         self._keeps = run_dir is not None
-        self.saved = 0  # rounds in the last checkpoint
-        self.spent = (0.0, 0.0)  # (seconds, compile_seconds) before this call
+        self.saved, self.spent, self.unscored = 0, (0.0, 0.0), False
         self._path = Path(run_dir) if run_dir is not None and team.is_first else None
         self._open: list[Any] = []  # resources for ``close``, in this order
         self._passes: Callable[[int], bool] = lambda step: True
@@ -239,8 +246,8 @@ class Recorder:
         """
         team = self._team
         round, found, history = team.together(lambda: self._begin(chunks))
-        first = team.first_says([round, history, self.saved, self.spent])
-        round, history, self.saved, self.spent = first
+        first = team.first_says([round, history, self.saved, self.spent, self.unscored])
+        round, history, self.saved, self.spent, self.unscored = first
         if round:
             chunks.restore(found)
         return history, round, self.spent
@@ -261,9 +268,22 @@ class Recorder:
         with disk_full_in_one_line(self._path):
             self._metrics = MetricsFile(self._path / METRICS, history)
             self._times = MetricsFile(self._path / TIMES, times)
+            self._open_clients()
         self._all_times = times
         self._open = [self._metrics.close, self._times.close, *self._open]
         return self.saved, state, history
+
+    def _open_clients(self) -> None:
+        """Open the file of the clients' scores, with the rows up to the restored round."""
+        assert self._path is not None
+        if not self._scored:
+            return
+        kept: list[Row] = []
+        with suppress(OSError, ValueError):  # what is damaged is left out
+            kept = [row for row in read_metrics(self._path / CLIENTS) if row["round"] <= self.saved]
+        self._clients = MetricsFile(self._path / CLIENTS, kept)
+        self._open = [self._clients.close, *self._open]
+        self.unscored = self.saved > 0 and self.saved not in (row["round"] for row in kept)
 
     def _compare_rows(self, expected: list[Row]) -> None:
         """Warn if the file's rows differ from the checkpoint's, which replace them."""
@@ -288,6 +308,16 @@ class Recorder:
             with disk_full_in_one_line(self._path):
                 self._metrics.append(row)
                 self._times.append(self._all_times[-1])
+
+    def client_row(self, row: Row | None) -> None:
+        """Append the clients' scores to a file of their own, because they are no metrics of rounds.
+
+        Args:
+          row: ``round`` and the scores; None: nothing is written.
+        """
+        if self._path is not None and row is not None:
+            with disk_full_in_one_line(self._path):
+                self._clients.append(row)
 
     def checkpoint(self, round: int, chunks: Chunks, history: list[Row], *, last: bool) -> None:
         """Save the state if a checkpoint is due, or if ``last`` and it is not saved yet.

@@ -20,10 +20,12 @@ class Scores(NamedTuple):
     Attributes:
       evaluate: global model -> dict of scalars, or None.
       diagnose: state -> dict of scalars, or None.
+      score_clients: global model -> dict of scalars that are no part of a row, or None.
     """
 
     evaluate: Callable[[Params], Mapping[str, Any]] | None = None
     diagnose: Callable[[FedState], Mapping[str, Any]] | None = None
+    score_clients: Callable[[Params], Mapping[str, Any]] | None = None
 
     def of(self, chunks: Chunks, taken: set[str]) -> Row:
         """Compute the scores of the current state for a row; all processes call it.
@@ -40,6 +42,18 @@ class Scores(NamedTuple):
         if self.diagnose is None:
             return found
         return found | _scores("diagnose", self.diagnose, chunks.whole_state(), {*taken, *found})
+
+    def of_clients(self, chunks: Chunks) -> Row:
+        """Compute what ``score_clients`` says of the global model; all processes call it.
+
+        Args:
+          chunks: hold the state.
+
+        Raises:
+          TypeError: the function did not return a dict of numbers.
+          ValueError: it returned "round".
+        """
+        return _scores("score_clients", self.score_clients, chunks.params, {"round"})
 
     def missing(self, run: Run, chunks: Chunks, history: Sequence[Row], taken: set[str]) -> Row:
         """Return NaN under the names of the scores, for a model that is not evaluated.

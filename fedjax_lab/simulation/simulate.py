@@ -57,6 +57,7 @@ def simulate(
     config: Mapping[str, Any] | None = None,
     on_row: Hook | Iterable[Hook] = (),
     stop_when: Callable[[Row], Any] | None = None,
+    score_clients: Callable[[Params], Mapping[str, Any]] | None = None,
     profile_dir: str | Path | None = None,
     progress: bool = False,
     on_nonfinite: str = "exclude",
@@ -121,6 +122,9 @@ def simulate(
         checkpoint. It is called after ``on_row`` with the same rows, except the row of a diverged
         run. ``run_dir`` is not bound to it: the same call returns the existing result, and a call
         with another ``stop_when`` continues. Its errors are raised.
+      score_clients: global model -> dict of scalars, called after each row for ``clients.jsonl`` of
+        ``run_dir``; such as the mean accuracy over the clients' own test examples. Neither rows nor
+        ``seconds`` depend on it, and ``run_dir`` is not bound to it.
       profile_dir: folder for a profile of ``eval_every`` compiled rounds; see ``jax.profiler``.
         None: no profile.
       progress: show progress on stderr.
@@ -142,10 +146,11 @@ def simulate(
         cohort had more clients than slots, which has a probability of 1e-9.
     """
     check_simulate(algorithm, params, clients, state)
-    check_functions(evaluate=evaluate, diagnose=diagnose, stop_when=stop_when)
+    scores = Scores(evaluate, diagnose, score_clients)
+    check_functions(**scores._asdict(), stop_when=stop_when)
+    check_outputs(run_dir, profile_dir, config, score_clients)
     every = check_lengths(rounds, eval_every, checkpoint_every)
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
-    check_outputs(run_dir, profile_dir, config)
     keep_by_default()
     team = Team.here()
     place = Placement.of(client_map, client_store, params_sharding, team=team)
@@ -157,20 +162,25 @@ def simulate(
         run = run.adopt(team.gathered(state, everywhere=True), feed.clients)
     shapes = run.shapes(feed.clients)  # this checks the schedule, too
     place = place.with_layout(run.params, run.frozen)
-    scores, is_kept = Scores(evaluate, diagnose), run_dir is not None
-    identity = Identity(run, feed, place, scores._asdict(), seed, config, is_kept)
+    functions, is_kept = {"evaluate": evaluate, "diagnose": diagnose}, run_dir is not None
+    identity = Identity(run, feed, place, functions, seed, config, is_kept)
     identity.agree(run_dir=is_kept, every=every)
     feed.check(run)
     spent = run.guarantees(feed.clients)
     place, chunks = placed_chunks(run, place, feed, shapes, diagnose, progress)
     recorded = identity.with_program(place, chunks)
-    recorder = team.together(lambda: Recorder(run_dir, every=every, config=recorded, team=team))
+    scored = score_clients is not None
+    recorder = team.together(
+        lambda: Recorder(run_dir, every=every, config=recorded, team=team, scored=scored)
+    )
     chunks.keep_beside(run_dir)
     say_where()
     bar, profile = Progress(algorithm.name, 0, rounds, progress), Profile(profile_dir)
     with _running(team, recorder, bar, feed) as stop:
         book = Book(run, chunks, scores, spent, hooks, stop_when)
         book.go_on_from(*recorder.resume(chunks))
+        if recorder.unscored:
+            recorder.client_row(book.score_clients())
         bar.go_on_from(book.round, finished=book.enough)
         while book.goes_on(stop.is_set()):
             if not chunks.prepare(book.next_length, stop.unless_set):
@@ -187,6 +197,7 @@ def simulate(
             if not book.diverged:
                 recorder.checkpoint(book.round, chunks, book.history, last=book.is_last)
             book.tell(row)
+            recorder.client_row(book.score_clients())
         if not book.diverged:
             recorder.checkpoint(book.round, chunks, book.history, last=True)
         team.together(lambda: recorder.summarise(**book.summary()))

@@ -1,0 +1,356 @@
+"""Tables of methods by settings: a row for each method, a column for each partition, and so on."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_lab.checks import check_choice
+from fedjax_lab.estimates import (
+    NOTHING,
+    Estimate,
+    Rows,
+    estimate,
+    format_estimate,
+    inert,
+    markdown_table,
+    printable,
+)
+from fedjax_lab.report.paired import NOISE, best_group, paired_difference
+from fedjax_lab.report.runs import Group, Run, differing_parts, show
+from fedjax_lab.report.sections import (
+    MODEL_OPTION,
+    SETTINGS,
+    Section,
+    dataset_of,
+    direction,
+    metric_of,
+    runs_of,
+    sections_of,
+    setting_of,
+    tail_of,
+)
+from fedjax_lab.report.statistics import ERROR, OWN, number, reach
+from fedjax_lab.report.tables import OWN_MODELS, default_target
+
+METHOD, DATASET, ROUNDS = "method", "dataset", "rounds"
+# Settings of which each value has data of its own.
+_OF_DATA = (DATASET, "sequence_length", "vocabulary_size", "tokens")
+
+
+class Cell(NamedTuple):
+    """A method's score in a setting.
+
+    Attributes:
+      score: mean and interval over the seeds; of accuracies in percent.
+      mark: "best" of its setting, "tie" (the paired difference from the best is within noise), "".
+      rounds: rounds to the target; NaN if a seed does not reach it.
+      target: that of the setting, a fraction; NaN for errors.
+      reached: seeds that reach it.
+    """
+
+    score: Estimate
+    mark: str
+    rounds: Estimate
+    target: float
+    reached: int
+
+
+class Pivot(NamedTuple):
+    """A table of scores.
+
+    Attributes:
+      title: the settings of all its runs that differ from those of other tables; "" for one table.
+      axes: names of the rows and of the columns.
+      rows, columns: their labels.
+      cells: by (row, column); empty ones are missing.
+      metric: name of the score in rows of a history.
+      merged: methods of which each column has other hyperparameters, with their names.
+    """
+
+    title: str
+    axes: tuple[str, str]
+    rows: list[str]
+    columns: list[str]
+    cells: dict[tuple[str, str], Cell]
+    metric: str
+    merged: dict[str, list[str]]
+
+
+class _Entry(NamedTuple):
+    """A group with its setting, and the section that it is compared in."""
+
+    group: Group
+    section: Section
+    values: dict[str, Any]  # of the axes a section may have
+
+
+def check_axes(rows: str | None, columns: str | None) -> tuple[str, str] | None:
+    """Check the names of a pivot's axes; returns None if there are none.
+
+    Args:
+      rows, columns: "method" for one of them, and for the other "dataset", "rounds", or a setting.
+
+    Raises:
+      ValueError: one is missing or unknown, or none of them or both are "method".
+    """
+    if rows is None and columns is None:
+        return None
+    if rows is None or columns is None:
+        raise ValueError(f"rows is {rows!r} and columns {columns!r}; give both, or none.")
+    for argument, name in (("rows", rows), ("columns", columns)):
+        if not name.startswith(MODEL_OPTION):
+            check_choice(argument, name, (METHOD, DATASET, ROUNDS, *SETTINGS))
+    if (rows == METHOD) == (columns == METHOD):
+        raise ValueError(f"rows is {rows!r} and columns {columns!r}; one of them must be method.")
+    return rows, columns
+
+
+def pivots_of(
+    runs: Iterable[Run], axes: tuple[str, str], target: float | None = None
+) -> list[Pivot]:
+    """Arrange runs in tables; a table for each value of what is neither in rows nor in columns.
+
+    Methods are compared within a setting: each setting has a best one, ties with it, and a target.
+
+    Args:
+      runs: from ``load_runs``.
+      axes: names of the rows and of the columns, as ``check_axes`` returns them.
+      target: accuracy in (0, 1); None: 95 % of the best method's in each setting.
+
+    Raises:
+      ValueError: no run has a setting of such a name; or as ``group_runs``.
+    """
+    entries = [
+        _Entry(group, section, _values(group.runs[0], section))
+        for section in sections_of(runs)
+        for group in section.groups
+    ]
+    for name in axes:
+        if name != METHOD and all(entry.values.get(name) is None for entry in entries):
+            raise ValueError(f"{name} is to be an axis of the table; no run has such a setting.")
+    tables: dict[str, list[_Entry]] = {}
+    for entry in entries:
+        tables.setdefault(_rest(entry, axes), []).append(entry)
+    rests = [{n: v for n, v in some[0].values.items() if n not in axes} for some in tables.values()]
+    names = dict.fromkeys(name for rest in rests for name in rest if name != "data_hash")
+    differ = [n for n in names if len({json.dumps(rest.get(n)) for rest in rests}) > 1]
+    titles = [
+        ", ".join(f"{printable(n)} {show(rest[n])}" for n in differ if n in rest) for rest in rests
+    ]
+    return [_pivot(t, some, axes, target) for t, some in zip(titles, tables.values(), strict=True)]
+
+
+def _values(run: Run, section: Section) -> dict[str, Any]:
+    data = {"data_hash": run.settings.get("data_hash")}
+    about = {"metric": metric_of(runs_of(section.groups)), DATASET: dataset_of(run)}
+    return {**about, **data, ROUNDS: section.rounds, **setting_of(run)}
+
+
+def _rest(entry: _Entry, axes: tuple[str, str]) -> str:
+    """Return the key of an entry's table."""
+    out = {*axes, *(("data_hash",) if set(axes) & set(_OF_DATA) else ())}
+    return json.dumps({n: v for n, v in entry.values.items() if n not in out}, sort_keys=True)
+
+
+def _pivot(
+    title: str, entries: Sequence[_Entry], axes: tuple[str, str], target: float | None
+) -> Pivot:
+    runs = runs_of(entry.group for entry in entries)
+    sign, metric = direction(runs)
+    labels, merged = _labels(entries)
+
+    def name(axis: str, place: int) -> str:
+        return labels[place] if axis == METHOD else show(entries[place].values.get(axis))
+
+    at = [(name(axes[0], place), name(axes[1], place)) for place in range(len(entries))]
+    cells: dict[tuple[str, str], Cell] = {}
+    for section in {id(entry.section): entry.section for entry in entries}.values():
+        found = _cells(section, sign, metric, target)
+        for place, entry in enumerate(entries):
+            if entry.section is section:
+                cells[at[place]] = found[id(entry.group)]
+    rows, columns = ([place[axis] for place in at] for axis in (0, 1))
+
+    def order(axis: int, names: Iterable[str]) -> list[str]:
+        names = list(dict.fromkeys(names))
+        if axes[axis] != METHOD:
+            return sorted(names, key=_natural)
+        return sorted(names, key=lambda name: _loss(cells, sign, axis, name))
+
+    ordered = order(0, rows), order(1, columns)
+    return Pivot(title, axes, *ordered, cells, metric, merged)
+
+
+def _loss(cells: dict[tuple[str, str], Cell], sign: float, axis: int, name: str) -> float:
+    """Return minus the mean of a method's scores, by which methods are ordered."""
+    means = [cell.score.mean for place, cell in cells.items() if place[axis] == name]
+    means = [value for value in means if not math.isnan(value)]
+    return -sign * math.fsum(means) / len(means) if means else math.inf
+
+
+def _natural(text: str) -> list[Any]:
+    """Return a key that orders numbers in texts by their values."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(float(part), "") if place % 2 else (0.0, part) for place, part in enumerate(parts)]
+
+
+def _cells(section: Section, sign: float, metric: str, target: float | None) -> dict[int, Cell]:
+    """Return id of a group -> its cell; groups are compared with the best one of the section."""
+    scale = 100.0 if sign > 0 else 1.0
+    tail = tail_of(runs_of(section.groups))
+
+    def measure(run: Run) -> float:
+        return sign * scale * tail.mean(run, metric)
+
+    leader = best_group(section.groups, measure)
+    if sign < 0:
+        target = math.nan
+    elif target is None:
+        target = default_target(section.groups, metric)
+    found = {}
+    for group in section.groups:
+        difference = paired_difference(leader, group, measure) if leader else None
+        tied = difference is not None and difference.within_noise
+        mark = "best" if group is leader else "tie" if tied else ""
+        score = estimate([sign * measure(run) for run in group.runs])
+        reached = [reach(run.rows, target, metric) for run in group.runs]
+        rounds = estimate([math.nan if row is None else number(row["round"]) for row in reached])
+        count = sum(row is not None for row in reached)
+        found[id(group)] = Cell(score, mark, rounds, target, count)
+    return found
+
+
+def _labels(entries: Sequence[_Entry]) -> tuple[list[str], dict[str, list[str]]]:
+    """Return each entry's method, and the methods whose hyperparameters differ between settings.
+
+    A method with one group in each setting is one row, because it may have been tuned there.
+    """
+    labels = [entry.group.runs[0].algorithm for entry in entries]
+    merged: dict[str, list[str]] = {}
+    for name in set(labels):
+        of_method = [place for place, label in enumerate(labels) if label == name]
+        own = [_hyperparameters(entries[place].group.runs[0]) for place in of_method]
+        shown, names = differing_parts(own)
+        sections = [id(entries[place].section) for place in of_method]
+        if len(set(sections)) == len(sections):
+            if names:
+                merged[name] = names
+            continue
+        for place, text in zip(of_method, shown, strict=True):
+            labels[place] = f"{name} ({text})" if text else name
+    return labels, merged
+
+
+def _hyperparameters(run: Run) -> dict[str, Any]:
+    task = {*setting_of(run), *SETTINGS, DATASET, "data_hash", ROUNDS, "eval_every"}
+    return {name: value for name, value in run.settings.items() if name not in task}
+
+
+def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Rows:
+    """Return header and rows of scores: mean and interval over the seeds.
+
+    Args:
+      pivot: one of ``pivots_of``.
+      best: function of a cell's text, which marks the best one of a setting.
+    """
+
+    def text(cell: Cell) -> str:
+        shown = format_estimate(cell.score, 2)
+        if cell.mark == "best":
+            return best(shown)
+        return f"{shown} {NOISE}" if cell.mark == "tie" else shown
+
+    return _rows(pivot, text)
+
+
+def target_rows(pivot: Pivot) -> Rows | None:
+    """Return header and rows of rounds to the target; None if there is no target.
+
+    A mean is given only if all seeds reach it. Targets stand beside the settings' names.
+
+    Args:
+      pivot: one of ``pivots_of``.
+    """
+
+    def text(cell: Cell) -> str:
+        if cell.reached == cell.score.n:
+            return format_estimate(cell.rounds, 0)
+        return f"{cell.reached} of {cell.score.n} seeds" if cell.reached else NOTHING
+
+    if all(math.isnan(cell.target) for cell in pivot.cells.values()):
+        return None
+    side = 1 - pivot.axes.index(METHOD)  # of the settings
+    targets = {place[side]: cell.target for place, cell in pivot.cells.items()}
+    return _rows(pivot, text, lambda name: f"{name} ({100 * targets[name]:.10g} %)", side)
+
+
+def _rows(
+    pivot: Pivot,
+    text: Callable[[Cell], str],
+    named: Callable[[str], str] = str,
+    side: int | None = None,
+) -> Rows:
+    rows, columns = (
+        {name: named(name) if side == axis else name for name in names}
+        for axis, names in enumerate((pivot.rows, pivot.columns))
+    )
+    return [
+        [pivot.axes[0], *columns.values()],
+        *(
+            [
+                label,
+                *(
+                    text(pivot.cells[row, column]) if (row, column) in pivot.cells else NOTHING
+                    for column in columns
+                ),
+            ]
+            for row, label in rows.items()
+        ),
+    ]
+
+
+def pivot_text(pivots: Sequence[Pivot], level: int = 2) -> str:
+    """Format pivots as Markdown, with an explanation.
+
+    Args:
+      pivots: of ``pivots_of``.
+      level: level of the headings.
+    """
+    parts = [_explained(pivots)]
+    mark = "#" * level
+    for pivot in pivots:
+        parts += [f"{mark} {inert(pivot.title)}"] if pivot.title else []
+        parts += [_shown(score_rows(pivot, lambda text: f"**{text}**"))]
+        parts += [_merged(pivot)] if pivot.merged else []
+        rounds = target_rows(pivot)
+        if rounds is not None:
+            parts += ["Rounds until the setting's target, which stands beside its name:"]
+            parts += [_shown(rounds)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _merged(pivot: Pivot) -> str:
+    said = "; ".join(
+        f"{inert(name)}: {', '.join(map(inert, names))}" for name, names in pivot.merged.items()
+    )
+    return f"Hyperparameters that differ between the settings: {said}."
+
+
+def _explained(pivots: Sequence[Pivot]) -> str:
+    metrics = {pivot.metric for pivot in pivots}
+    units = ["mean squared error" if m.endswith(ERROR) else "test accuracy in percent"
+             for m in sorted(metrics)]  # fmt: skip
+    unit = " or ".join(dict.fromkeys(units))
+    own = f" {OWN_MODELS}" if any(metric.startswith(OWN) for metric in metrics) else ""
+    return (
+        f"{unit[0].upper()}{unit[1:]}, mean over the last tenth of the rounds ± 95 % interval over "
+        f"the seeds (Student's t).{own} Bold: the best of its setting. {NOISE}: the paired "
+        "difference from the best one is within noise."
+    )
+
+
+def _shown(rows: Rows) -> str:
+    head, *body = rows
+    return markdown_table([list(map(inert, head)), *([inert(row[0]), *row[1:]] for row in body)])
