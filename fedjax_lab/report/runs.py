@@ -41,6 +41,7 @@ _NO_SETTING = {
     *("asked", "functions", "devices", "num_devices"),
 }
 _LONG = 48  # characters of differing settings that fit into a label
+_MANY = 8  # more values than fit into a cell, such as local steps of each client
 # What a settings table leaves out: values that nobody chose, ...
 _DEFAULTS = {
     **dict.fromkeys(("client_map", "client_store"), "auto"),
@@ -331,6 +332,8 @@ def show(value: Any) -> str:
     is_described = isinstance(value, Mapping) or (
         isinstance(value, list) and any(isinstance(part, (Mapping, list)) for part in value)
     )
+    if isinstance(value, list) and len(value) > _MANY and not is_described:
+        return f"{format_value(value[:_MANY])},... ({len(value)} values)"
     return printable(text_of(value) if is_described else format_value(value))
 
 

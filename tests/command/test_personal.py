@@ -1,6 +1,7 @@
 """Methods with a model for each client, as the command line runs and scores them."""
 
 import json
+import warnings
 
 import jax
 import numpy as np
@@ -13,8 +14,9 @@ from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.grid import run_grid
 from fedjax_lab.command.runner import build, run
 from fedjax_lab.report import load_runs
-from fedjax_lab.report.sections import tail_of
-from fedjax_lab.report.tables import measures
+from fedjax_lab.report.sections import sections_of, tail_of
+from fedjax_lab.report.tables import accuracy_table, measures
+from fedjax_lab.wrappers import client_params
 from tests.experiments.test_personal import accuracies
 
 SETTING = {
@@ -60,6 +62,64 @@ def test_rows_and_summary_score_the_clients_own_models(tmp_path):
     assert shown == pytest.approx(100 * row["personal_accuracy"])
 
 
+def test_a_global_model_is_scored_on_the_same_test_examples(tmp_path):
+    """In a file of its own: rows, and the identity of older directories, do not depend on it."""
+    folder = tmp_path / "global"
+    config = RunConfig.from_dict({**SETTING, "run_dir": str(folder)})
+    result = run(config, progress=False)
+    train, test = data.load("digits")
+    clients = data.partition(train, "dirichlet:0.3", num_clients=6, seed=11)
+    tests = data.divide_like(clients, test, seed=11)
+    expected, sizes = (
+        accuracies(lambda client: result.params, train, tests),
+        np.asarray(tests.sizes),
+    )
+    (row,) = map(json.loads, (folder / "clients.jsonl").read_text().splitlines())
+    held = sizes > 0
+    assert row == {
+        "round": 2,
+        "client_test_accuracy": pytest.approx(np.nanmean(expected), abs=1e-6),
+        "client_test_accuracy_weighted": pytest.approx(
+            np.average(expected[held], weights=sizes[held]), abs=1e-6
+        ),
+        "client_test_accuracy_worst": pytest.approx(np.nanmin(expected), abs=1e-6),
+    }
+    assert not [name for name in result.history[-1] if "client_test" in name or "personal" in name]
+    config = json.loads((folder / "config.json").read_text())
+    assert config["content"]["diagnose"] is None
+
+
+@pytest.mark.methods
+def test_a_report_of_both_kinds_is_ordered_by_the_clients_models(tmp_path):
+    """The order and the numbers of the table by hand, from the saved params and rows."""
+    own = {"partition": "classes_per_client:2", "rounds": 20, "eval_every": 20}
+    train, test = data.load("digits")
+    clients = data.partition(train, own["partition"], num_clients=6, seed=11)
+    tests = data.divide_like(clients, test, seed=11)
+    expected, accuracy = {}, {}
+    for name in ("fedavg", "local_only"):
+        folder = str(tmp_path / name)
+        config = RunConfig.from_dict({**SETTING, **own, "algorithm": name, "run_dir": folder})
+        result = run(config, progress=False)
+        accuracy[name] = result.history[-1]["accuracy"]
+        algorithm = build(config).algorithm
+        models = [
+            client_params(algorithm, result.state, i) if algorithm.personal else result.params
+            for i in range(6)
+        ]
+        expected[name] = 100 * np.nanmean(accuracies(models.__getitem__, train, tests))
+    assert expected["local_only"] > expected["fedavg"]
+    assert accuracy["local_only"] < accuracy["fedavg"]  # the global model alone would mislead
+    (section,) = sections_of(load_runs([tmp_path]))
+    assert [group.runs[0].algorithm for group in section.groups] == ["local_only", "fedavg"]
+    head, first, second = accuracy_table(section.groups)
+    shown = head.index("own models, mean of rounds 19 to 20 (%)")
+    assert float(first[shown]) == pytest.approx(expected["local_only"], abs=0.006)
+    assert float(second[shown]) == pytest.approx(expected["fedavg"], abs=0.006)
+    gap = expected["local_only"] - expected["fedavg"]
+    assert float(second[head.index("behind the best (points)")]) == pytest.approx(gap, abs=0.006)
+
+
 def test_what_has_no_labels_or_no_rows_at_hand_says_so(tmp_path):
     rng = np.random.default_rng(0)
     examples = data.Examples(rng.normal(size=(60, 3)).astype(np.float32), rng.normal(size=60))
@@ -67,6 +127,11 @@ def test_what_has_no_labels_or_no_rows_at_hand_says_so(tmp_path):
     config = RunConfig.from_dict({**SETTING, "algorithm": "ditto", "partition": "iid"})
     with pytest.warns(UserWarning, match="no personal_accuracy of ditto: digits has no class"):
         assert build(config, (examples, examples)).diagnose is None
+    for algorithm in ("ditto", "fedavg"):
+        config = RunConfig.from_dict({**SETTING, "algorithm": algorithm, "partition": "iid"})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert build(config, (examples, examples)).score_clients is None
     hosted = RunConfig.from_dict({**SETTING, "algorithm": "ditto", "client_store": "host"})
     with pytest.warns(UserWarning, match="client_store is 'host', where no device holds"):
         assert build(hosted).diagnose is None
@@ -80,7 +145,7 @@ def test_what_has_no_labels_or_no_rows_at_hand_says_so(tmp_path):
         {"algorithm": "fedper"},
         {"algorithm": "lg_fedavg", "option": {"personal": "bias"}},
         {"algorithm": "fedbn", "model_option": {"norm": "group", "hidden": 8}, "model": "mlp"},
-        {"algorithm": "fedrep", "option": {"head_steps": 1}},
+        {"algorithm": "local_only", "option": {"head_steps": 1}},
         {"algorithm": "fedbabu", "option": {"fine_tune": "head"}},
         {"algorithm": "local_only"},
         {"algorithm": "pfedme"},
@@ -114,7 +179,7 @@ def test_a_sweep_says_what_it_does_not_see():
 
 
 def test_the_catalogue_names_them():
-    names = {"ditto", "apfl", "pfedme", "fedper", "lg_fedavg", "fedbn", "fedrep", "fedbabu"}
+    names = {"ditto", "apfl", "pfedme", "fedper", "lg_fedavg", "fedbn", "local_only", "fedbabu"}
     assert {name for name, (method, _) in SOURCES.items() if "a model for each" in method} == {
         *names,
         "local_only",

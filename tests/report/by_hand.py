@@ -19,9 +19,17 @@ def write_run(
     up=1_000_000,
     every=5,
     more=None,
+    own=None,
+    clients=None,
+    stopped=None,
     **config,
 ):
-    """A run directory: ``up`` bytes sent and 100 gradients a round, an evaluation ``every`` few."""
+    """A run directory: ``up`` bytes sent and 100 gradients a round, an evaluation ``every`` few.
+
+    Args:
+      own: the clients' models' accuracies, in the rows. clients: the global model's on the clients'
+        test examples, in a file of their own.
+    """
     path.mkdir(parents=True)
     settings = {
         "algorithm": algorithm,
@@ -48,10 +56,18 @@ def write_run(
         }
         for r, a in zip(rounds, accuracies, strict=True)
     ]
+    for row, value in zip(metrics, own or (), strict=False):
+        row |= {"personal_accuracy": value, "personal_accuracy_worst": value and value / 2}
+    scored = [
+        {"round": r, "client_test_accuracy": value, "client_test_accuracy_worst": value / 2}
+        for r, value in zip(rounds, clients or (), strict=False)
+    ]
     times = [{"round": r, "seconds": r / 10, "compile_seconds": 3.0} for r in rounds]
-    for name, rows in (("metrics.jsonl", metrics), ("times.jsonl", times)):
+    files = {"metrics.jsonl": metrics, "times.jsonl": times}
+    for name, rows in {**files, **({"clients.jsonl": scored} if clients else {})}.items():
         (path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (path / "summary.json").write_text(json.dumps({"worst_10_percent_accuracy": worst}))
+    summary = {"worst_10_percent_accuracy": worst, "stopped": stopped}
+    (path / "summary.json").write_text(json.dumps(summary))
     partition = {"spec": "iid", "seed": seed, "hash": "h", "label_histogram": [[3, 1], [0, 4]]}
     (path / "partition.json").write_text(json.dumps(partition))
     return path

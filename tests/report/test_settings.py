@@ -1,0 +1,439 @@
+"""Methods are compared within a setting, and by the models that the clients use."""
+
+import csv
+import io
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_lab.command.cli import main
+from fedjax_lab.report import figures, load_runs, summary_table, write
+from fedjax_lab.report.curves import accuracy_figure, compared_accuracy, has
+from fedjax_lab.report.formats import format_report
+from fedjax_lab.report.pivot import pivots_of, score_rows, target_rows
+from fedjax_lab.report.ranking import ranking_figure
+from fedjax_lab.report.sections import sections_of
+from fedjax_lab.report.tables import accuracy_table, default_target, run_table, target_table
+from tests.report.by_hand import groups_of, write_run
+
+SEEDS = (0, 1, 2)
+# Last accuracies by partition, method and seed.
+GRID = {
+    "dirichlet:0.1": {"fedavg": (0.70, 0.72, 0.74), "scaffold": (0.75, 0.70, 0.79)},
+    "dirichlet:1": {"fedavg": (0.90, 0.91, 0.92), "scaffold": (0.80, 0.81, 0.83)},
+    "dirichlet:10": {"fedavg": (0.95, 0.94, 0.93)},
+}
+
+
+def partition(spec, seed=0):
+    return {"partition": {"spec": spec, "seed": seed, "hash": f"{spec}-{seed}"}}
+
+
+@pytest.fixture
+def grid(tmp_path):
+    for spec, methods in GRID.items():
+        for name, values in methods.items():
+            for seed, value in zip(SEEDS, values, strict=True):
+                path = tmp_path / "runs" / spec / f"{name}{seed}"
+                curve = [value - 0.2, value]
+                write_run(path, curve, seed=seed, algorithm=name, **partition(spec, seed))
+    return tmp_path / "runs"
+
+
+def test_each_partition_is_a_section_with_a_ranking_and_a_target(grid):
+    sections = sections_of(load_runs([grid]))
+    titles = [f"digits, accuracy, 10 rounds, partition {spec}" for spec in GRID]
+    assert [section.title for section in sections] == titles
+    best_of = [section.groups[0].label for section in sections]
+    assert best_of == ["scaffold", "fedavg", "fedavg"]
+    for section, methods in zip(sections, GRID.values(), strict=True):
+        top = max(np.mean(values) for values in methods.values())
+        assert default_target(section.groups) == math.floor(950 * top) / 1000
+        rows = accuracy_table(section.groups)
+        if len(rows) > 2:
+            first, second = (np.array(methods[group.label]) for group in section.groups)
+            p = stats.ttest_rel(first, second).pvalue
+            assert rows[2][-1] == ("< 0.001" if p < 0.001 else f"{p:.3f}")
+    text = summary_table([group for section in sections for group in section.groups])
+    assert re.findall("^## (.*)", text, re.M) == titles
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_clients": 7},
+        {"cohort_size": 7},
+        {"local_steps": 7},
+        {"local_epochs": 7},
+        {"batch_size": 7},
+        {"model": "cnn"},
+        {"model_option": {"hidden": [7]}},
+        {"dropout": 0.7},
+        {"attack": "sign_flip:0.2"},
+        {"compute_dtype": "bfloat16"},
+        {"num_params": 7},
+        {"devices": {"dropout": 0.7}},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_a_setting_is_what_methods_are_compared_on(tmp_path, settings):
+    of_python = settings.keys() & {"num_params", "devices"}
+    asked = {} if of_python else {"dataset": "digits", "option": {}}
+    usual = {"num_params": 5, "devices": None} if of_python else {}
+    write_run(tmp_path / "a", run_config=asked, **usual)
+    kept = {**usual, **settings} if of_python else usual
+    changed = {"run_config": asked if of_python else {**asked, **settings}, **kept}
+    if "num_clients" in settings:
+        changed = {"num_clients": 7}
+    write_run(tmp_path / "b", algorithm="scaffold", **changed)
+    first, second = sections_of(load_runs([tmp_path]))
+    assert first.title != second.title
+    assert (
+        "7" in second.title
+        or "cnn" in second.title
+        or "sign" in second.title
+        or "bf" in (second.title)
+    )
+
+
+@pytest.mark.parametrize("name", ["client_lr", "server_lr", "weight_decay", "compressor"])
+def test_a_hyperparameter_is_none(tmp_path, name):
+    for value in (0.1, 0.2):
+        asked = {"dataset": "digits", "option": {}, name: value}
+        write_run(tmp_path / str(value), hyperparameters={}, run_config=asked)
+    (section,) = sections_of(load_runs([tmp_path]))
+    assert [group.differs for group in section.groups] == [f"{name}=0.1", f"{name}=0.2"]
+
+
+def paired(first, second):
+    return stats.ttest_rel(first, second).pvalue
+
+
+def test_a_table_of_methods_by_partitions_against_numpy(grid):
+    (pivot,) = pivots_of(load_runs([grid]), ("method", "partition"))
+    assert pivot.columns == ["dirichlet:0.1", "dirichlet:1", "dirichlet:10"]
+    assert pivot.rows == ["fedavg", "scaffold"]
+    for spec, methods in GRID.items():
+        means = {name: np.mean(values) for name, values in methods.items()}
+        best = max(means, key=means.get)
+        for name, values in methods.items():
+            cell = pivot.cells[name, spec]
+            half = stats.sem(values) * stats.t.ppf(0.975, 2)
+            assert cell.score.mean == pytest.approx(100 * means[name])
+            assert cell.score.half_width == pytest.approx(100 * half)
+            tied = name != best and paired(methods[best], values) > 0.05
+            assert cell.mark == ("best" if name == best else "tie" if tied else "")
+            assert cell.target == math.floor(950 * means[best]) / 1000
+    assert ("scaffold", "dirichlet:10") not in pivot.cells
+    rows = score_rows(pivot, lambda text: f"<{text}>")
+    assert rows[0] == ["method", *GRID]
+    half = 100 * stats.sem(GRID["dirichlet:0.1"]["fedavg"]) * stats.t.ppf(0.975, 2)
+    assert rows[1][1] == f"72.00 ± {half:.2f} ≈"
+    half = 100 * stats.sem(GRID["dirichlet:1"]["fedavg"]) * stats.t.ppf(0.975, 2)
+    assert rows[1][2] == f"<91.00 ± {half:.2f}>"
+    assert rows[2][3] == "-"
+    targets = target_rows(pivot)
+    assert targets[0][1:] == ["dirichlet:0.1 (70.9 %)", "dirichlet:1 (86.4 %)",
+                              "dirichlet:10 (89.3 %)"]  # fmt: skip
+    assert targets[1][1:] == ["2 of 3 seeds", "10 ± 0", "10 ± 0"]
+    assert targets[2][1:] == ["2 of 3 seeds", "-", "-"]
+
+
+def test_every_format_prints_the_table(grid, capsys, monkeypatch):
+    monkeypatch.setattr(write, "write_figures", lambda *arguments: [])
+
+    def printed(*flags):
+        words = ["report", str(grid), "--rows", "method", "--columns", "partition", *flags]
+        assert main(words) == 0
+        return capsys.readouterr().out
+
+    half = f"± {100 * stats.sem((0.90, 0.91, 0.92)) * stats.t.ppf(0.975, 2):.2f}"
+    assert f"**91.00 {half}**" in printed("--format", "markdown")
+    latex = printed("--format", "latex")
+    spread = half.replace("±", r"$\pm$")
+    assert rf"\textbf{{91.00 {spread}}}" in latex
+    assert latex.count(r"\toprule") == latex.count(r"\bottomrule") == 2
+    assert f"<strong>91.00 {half}</strong>" in printed("--format", "html")
+    lines = list(csv.DictReader(io.StringIO(printed("--format", "csv"))))
+    (line,) = (
+        row for row in lines
+        if (row["method"], row["partition"], row["metric"])
+        == ("fedavg", "dirichlet:1", "accuracy (%)")
+    )  # fmt: skip
+    assert (float(line["mean"]), line["mark"], line["n"]) == (pytest.approx(91), "best", "3")
+    assert f"91.00 {half} *" in printed("--out", str(grid.parent / "out"))
+    page = (grid.parent / "out" / "report.md").read_text()
+    assert page.startswith("# Report\n\n## Method by partition\n\nTest accuracy in percent, mean")
+    assert main(["report", str(grid), "--rows", "partition", "--columns", "method"]) == 0
+    assert re.search(r"dirichlet:1 +91\.00", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        (["--rows", "method"], "rows is 'method' and columns None; give both"),
+        (["--columns", "method"], "rows is None and columns 'method'; give both"),
+        (["--rows", "method", "--columns", "method"], "one of them must be method"),
+        (["--rows", "model", "--columns", "partition"], "one of them must be method"),
+        (["--rows", "method", "--columns", "alpha"], "columns is 'alpha'; it must be one of"),
+        (["--rows", "method", "--columns", "attack"], "attack is to be an axis of the table; no"),
+    ],
+)
+def test_axes_that_do_not_exist(grid, capsys, axes, message):
+    for form in ([], ["--format", "csv"]):
+        assert main(["report", str(grid), *axes, *form]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_what_is_in_no_axis_makes_another_table(grid):
+    for seed in SEEDS:
+        settings = {"cohort_size": 9, **partition("dirichlet:1", seed)}
+        write_run(grid / f"large{seed}", [0.5, 0.6], seed=seed, **settings)
+    pivots = pivots_of(load_runs([grid]), ("method", "partition"))
+    assert [pivot.title for pivot in pivots] == ["", "cohort_size 9"]
+    assert list(pivots[1].cells) == [("fedavg", "dirichlet:1")]
+    text = format_report([grid], "markdown", rows="method", columns="partition")
+    assert re.findall("^## (.*)", text, re.M) == ["cohort_size 9"]
+
+
+def test_a_method_tuned_in_each_setting_is_one_row(tmp_path):
+    for spec, rate in (("iid", 0.1), ("dirichlet:1", 0.3)):
+        write_run(tmp_path / spec, [0.5], lr=rate, **partition(spec))
+        for weight in (0.1, 1.0):
+            settings = {"client_lr": 0.1, "prox_weight": weight}
+            asked = {"dataset": "digits", "option": {}}
+            path = tmp_path / f"{spec}{weight}"
+            write_run(
+                path, [0.4], algorithm="fedprox", hyperparameters=settings, run_config=asked,
+                **partition(spec),
+            )  # fmt: skip
+    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "partition"))
+    assert pivot.rows == ["fedavg", "fedprox (prox_weight=0.1)", "fedprox (prox_weight=1)"]
+    assert pivot.merged == {"fedavg": ["client_lr"]}
+    text = format_report([tmp_path], "markdown", rows="method", columns="partition")
+    assert "Hyperparameters that differ between the settings: fedavg: client_lr." in text
+
+
+def test_numbers_in_columns_are_in_their_order(tmp_path):
+    for count in (100, 20, 3):
+        write_run(tmp_path / str(count), [0.5], num_clients=count)
+    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "num_clients"))
+    assert pivot.columns == ["3", "20", "100"]
+
+
+# Personal methods. The global model of "head" is poor, and its clients' models are the best.
+OWN = {
+    "head": ([0.3, 0.4], [0.90, 0.98]),
+    "ditto": ([0.8, 0.9], [0.85, 0.95]),
+}
+GLOBAL = ([0.7, 0.92], [0.75, 0.89])
+
+
+@pytest.fixture
+def personal(tmp_path):
+    for seed in (0, 1):
+        gap = 0.02 * seed
+        for name, (of_global, own) in OWN.items():
+            write_run(
+                tmp_path / f"{name}{seed}", [v - gap for v in of_global], seed=seed,
+                algorithm=name, own=[v - gap for v in own],
+            )  # fmt: skip
+        write_run(
+            tmp_path / f"fedavg{seed}", [v - gap for v in GLOBAL[0]], seed=seed,
+            clients=[v - gap for v in GLOBAL[1]],
+        )  # fmt: skip
+    return tmp_path
+
+
+def column(rows, name):
+    return {row[0]: row[rows[0].index(name)] for row in rows[1:]}
+
+
+def test_clients_models_rank_and_the_global_model_stands_beside_them(personal):
+    (section,) = sections_of(load_runs([personal]))
+    assert [group.label for group in section.groups] == ["head", "ditto", "fedavg"]
+    rows = accuracy_table(section.groups)
+    spread = f"± {2 * stats.t.ppf(0.975, 1) / math.sqrt(2) / math.sqrt(2):.2f}"
+    own = column(rows, "own models, mean of round 10 (%)")
+    assert own == {
+        "head": f"97.00 {spread}",
+        "ditto": f"94.00 {spread}",
+        "fedavg": f"88.00 {spread}",
+    }
+    assert column(rows, "own models, worst 10 % (%)")["fedavg"].startswith("44.00")
+    beside = column(rows, "global model, mean of round 10 (%)")
+    assert beside == {"head": f"39.00 {spread}", "ditto": f"89.00 {spread}",
+                      "fedavg": f"91.00 {spread}"}  # fmt: skip
+    behind = column(rows, "behind the best (points)")
+    assert behind == {"head": "best", "ditto": "3.00 ± 0.00", "fedavg": "9.00 ± 0.00"}
+    assert default_target(section.groups) == math.floor(950 * 0.97) / 1000
+    reached = target_table(section.groups, 0.92)
+    assert column(reached, "rounds") == {"head": "10 ± 0", "ditto": "10 ± 0", "fedavg": "-"}
+    last = column(run_table(section.groups), "own models, accuracy (%)")
+    assert last[str(personal / "fedavg1")] == "87.00"
+    text = summary_table(section.groups)
+    assert "All are compared by the models that the clients use" in text
+    assert "first evaluation with a test accuracy of the own models of at least" in text
+    (pivot,) = pivots_of(load_runs([personal]), ("method", "partition"))
+    assert [pivot.cells[name, "iid"].mark for name in pivot.rows] == ["best", "", ""]
+    assert pivot.cells["fedavg", "iid"].score.mean == pytest.approx(88)
+
+
+def test_the_main_figure_shows_the_clients_models(personal, tmp_path, monkeypatch):
+    groups = groups_of(personal)
+    axes = accuracy_figure(groups).axes[0]
+    assert axes.get_ylabel() == "test accuracy of the own models (%)"
+    thick = [line for line in axes.lines if line.get_linewidth() > 1]
+    ends = sorted(line.get_ydata()[-1] for line in thick)
+    np.testing.assert_allclose(ends, [88, 94, 97])
+    ranking = ranking_figure(groups).axes[0]
+    assert ranking.get_xlabel() == "top test accuracy of the own models (%)"
+    names = [label.get_text() for label in ranking.get_yticklabels()]
+    assert names == ["fedavg", "ditto", "head"]  # the best one at the top
+    monkeypatch.setattr(figures, "save", lambda *arguments: None)
+    shown = dict(figures.write_figures(groups, tmp_path))
+    assert shown["accuracy.png"].startswith("Test accuracy of the own models against rounds")
+    assert "global_model.png" in shown
+
+
+def test_a_run_whose_clients_were_not_scored_is_named(personal):
+    for seed in (0, 1):
+        (personal / f"fedavg{seed}" / "clients.jsonl").unlink()
+    (section,) = sections_of(load_runs([personal]))
+    assert [group.label for group in section.groups] == ["head", "ditto", "fedavg"]
+    assert accuracy_table(section.groups)[3][-2:] == ["-", "-"]
+    assert "test examples, and so not compared: fedavg." in summary_table(section.groups)
+
+
+def test_rows_that_were_not_scored_hide_when_a_target_was_reached(personal):
+    file = personal / "fedavg0" / "clients.jsonl"
+    file.write_text(file.read_text().splitlines()[1] + "\n")
+    (section,) = sections_of(load_runs([personal]))
+    assert column(target_table(section.groups, 0.5), "seeds that reach it")["fedavg"] == "1 of 2"
+
+
+def test_global_methods_alone_are_compared_by_the_test_set(tmp_path):
+    write_run(tmp_path / "a", [0.9], clients=[0.1])
+    write_run(tmp_path / "b", [0.8], clients=[0.9], algorithm="scaffold")
+    (section,) = sections_of(load_runs([tmp_path]))
+    assert [group.label for group in section.groups] == ["fedavg", "scaffold"]
+    assert "own" not in " ".join(accuracy_table(section.groups)[0])
+
+
+def test_errors_of_the_clients_models_rank_too(tmp_path):
+    def write(name, of_global, own, file=False):
+        error = {"mean_squared_error": 5 * of_global}
+        path = write_run(tmp_path / name, [0.1], algorithm=name, more=error)
+        rows = json.loads((path / "metrics.jsonl").read_text())
+        scored = {"round": 5, f"{'client_test' if file else 'personal'}_mean_squared_error": own}
+        if file:
+            (path / "clients.jsonl").write_text(json.dumps(scored) + "\n")
+        else:
+            (path / "metrics.jsonl").write_text(json.dumps({**rows, **scored}) + "\n")
+
+    write("ditto", 9.0, 1.0)
+    write("fedavg", 3.0, 2.0, file=True)
+    (section,) = sections_of(load_runs([tmp_path]))
+    assert [group.label for group in section.groups] == ["ditto", "fedavg"]
+    rows = accuracy_table(section.groups)
+    assert column(rows, "own models, mean of round 5") == {"ditto": "1.00", "fedavg": "2.00"}
+    assert column(rows, "global model, mean of round 5") == {"ditto": "9.00", "fedavg": "3.00"}
+    assert rows[2][-2] == "1.00"
+    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "partition"))
+    assert pivot.cells["ditto", "iid"].mark == "best"
+    assert target_rows(pivot) is None
+
+
+def test_a_run_that_diverged_has_no_score_of_any_name(tmp_path):
+    scores = {"accuracy_recomputed": 6.0, "perplexity": 7.0, "test_loss": 8.0, "client_drift": 9.0}
+    folder = write_run(tmp_path / "a", [0.6, 0.7], own=[0.7, 0.9], more=scores, stopped="diverged")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary |= {"client_accuracy": [0.5], "client_accuracy_mean": 0.5}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "landscape.json").write_text(
+        json.dumps({"eigenvalues": [1.0], "offsets": [0, 1], "losses": [[0, 1], [1, 2]]})
+    )
+    dead = write_run(tmp_path / "b", [0.6, 0.7], clients=[0.8, 0.9], stopped="diverged")
+    write_run(tmp_path / "c", [0.6, 0.7], own=[0.7, 0.8], seed=1, algorithm="ditto", more=scores)
+    (run,) = load_runs([folder])
+    assert run.landscape == {}
+    assert {run.summary[name] for name in summary if name != "stopped"} == {None}
+    no_scores = {"round", "loss", "bytes_up", "bytes_down", "gradients", "seconds",
+                 "compile_seconds", "client_drift"}  # fmt: skip
+    for row in (*run.rows, *load_runs([dead])[0].rows):
+        assert {value for name, value in row.items() if name not in no_scores} == {None}
+    for parts in ([folder], [dead], [folder, tmp_path / "c"]):
+        groups = groups_of(*parts)
+        shown = [
+            cell for row in accuracy_table(groups)[1:] if row[0] != "ditto" for cell in row[2:]
+        ]
+        assert set(shown) == {"-"}
+        lines = csv.DictReader(io.StringIO(format_report(parts, "csv")))
+        scored = [r for r in lines if r["method"] == "fedavg" and "%" in r["metric"]]
+        assert scored
+        assert {row["mean"] for row in scored} == {""}
+        assert not has(groups_of(*parts[:1]), compared_accuracy(groups))
+
+
+CHOSEN = {
+    "dataset": "digits", "model": "mlp", "partition": "iid", "batch_size": 16, "option": {},
+    "client_map": "auto", "client_store": "auto", "flip": False, "crop": 0, "dropout": 0.0,
+    "sequence_length": 35, "tokens": "words", "error_feedback": True, "step_time": 1.0,
+    "over_selection": 1.0, "weight_decay": 0.0, "on_nonfinite": "exclude", "as_published": False,
+}  # fmt: skip
+
+
+def test_settings_are_what_a_person_chose(tmp_path):
+    asked = {"client_map": "auto", "client_store": "auto"}
+    about = {"asked": asked, "client_map": "shard_map", "num_devices": 2, "devices": None}
+    functions = {"loss_fn": {"function": "fedjax_lab.classification_loss"}}
+    write_run(tmp_path / "a", run_config=CHOSEN, functions=functions, data={"hash": "x"}, **about)
+    text = summary_table(groups_of(tmp_path / "a"))
+    table = text[text.index("## Settings") : text.index("## Runs")]
+    names = re.findall(r"(\w+) +\| `", table)
+    expected = ["batch_size", "client_lr", "dataset", "model", "num_clients", "partition", "rounds"]
+    assert sorted(names) == expected
+    kept = {"crop": 4, "tokens": "bytes", "compressor": "sign", "dropout": 0.5, "option": {"mu": 0}}
+    kept |= {"client_map": "scan"}
+    about["asked"] = {**asked, "client_map": "scan"}
+    more = {"perplexity": 3.0}
+    write_run(tmp_path / "b", run_config={**CHOSEN, **kept}, more=more, **about)
+    text = summary_table(groups_of(tmp_path / "b"))
+    for name in ("error_feedback", "sequence_length", *(kept.keys() - {"option"}), "mu"):
+        assert re.search(rf"\| {name} +\| `", text), name
+    write_run(tmp_path / "c", run_config={**CHOSEN, "crop": 4}, algorithm="scaffold")
+    titles = [section.title for section in sections_of(load_runs([tmp_path / "a", tmp_path / "c"]))]
+    assert len(titles) == 2
+
+
+def test_schedules_and_losses_of_python_runs_have_names(tmp_path):
+    def rate(factor):
+        arguments = {"decay_rate": factor, "init_value": 0.1}
+        return {"function": "optax.exponential_decay", "arguments": arguments}
+
+    for factor in (0.9, 0.998):
+        given = {
+            "client_lr": rate(factor),
+            "gradient_transform": {
+                "function": "optax.chain",
+                "arguments": [{"function": "optax.clip", "arguments": {"max_delta": 10.0}}],
+            },
+        }
+        write_run(tmp_path / str(factor), run_config={}, hyperparameters=given)  # fmt: skip
+    groups = groups_of(tmp_path)
+    assert [group.differs for group in groups] == [
+        "client_lr.decay_rate=0.9",
+        "client_lr.decay_rate=0.998",
+    ]
+    text = summary_table(groups)
+    assert "`exponential_decay(decay_rate=0.998, init_value=0.1)`" in text
+    assert "`chain(clip(max_delta=10))`" in text
+    weights = {"array": "float32[100]", "hash": "of a seed"}
+    for seed in (0, 1):
+        loss = {"function": "loss", "arguments": {"w": {**weights, "hash": str(seed)}}}
+        write_run(tmp_path / "s" / str(seed), seed=seed, functions={"loss_fn": loss}, run_config={})
+    assert len(groups_of(tmp_path / "s")) == 1
