@@ -46,8 +46,8 @@ CLAIMS = (
         "GradMA",
         "FedAvg",
         by=20.0,
-        why="FedAvg is far ahead of the paper's here; BatchNorm and weights by examples, each run alone, "
-        "lower it (see the end of this page)",
+        why="FedAvg is far ahead of the paper's here; BatchNorm and weights by examples, each run "
+        "alone, lower it (see the end of this page)",
     ),
     _table("GradMA-S is ahead of FedAvgM, 0.01", "GradMA-S", "FedAvgM"),
     _table("GradMA-S is ahead of FedAvgM, 0.1", "GradMA-S", "FedAvgM", column=_MILD),

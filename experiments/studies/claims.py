@@ -350,8 +350,8 @@ def chance_note(judged: Sequence[Judged]) -> str:
         "ten)"
     )
     return (
-        f"{len(judged)} claims in {len(tests)} comparisons, of which {len(plain)} say that a method "
-        f"is ahead. If no method differed from another, about {shows:.1f} of these would show by "
-        f"chance by one measure, and {contradicted:.1f} would be contradicted"
+        f"{len(judged)} claims in {len(tests)} comparisons, of which {len(plain)} say that a "
+        f"method is ahead. If no method differed from another, about {shows:.1f} of these would "
+        f"show by chance by one measure, and {contradicted:.1f} would be contradicted"
         f"{against if most > 1 else ''}."
     )

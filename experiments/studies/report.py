@@ -19,6 +19,7 @@ from experiments.leaderboard import beside
 from experiments.studies.claims import Judged, claims_section
 from experiments.studies.groups import groups_of, is_drawn_as_today
 from experiments.studies.measures import flatness
+from experiments.studies.numbers import DISCUSSION, RESULTS, filled
 from fedjax_lab.estimates import NOTHING, estimate, format_estimate, markdown_table
 from fedjax_lab.report.curves import (
     ACCURACY,
@@ -49,7 +50,7 @@ from fedjax_lab.report.tables import (
 )
 from fedjax_lab.report.write import show_figures, write_page
 
-RESULTS, DISCUSSION, FIGURES = "RESULTS.md", "discussion.md", "figures"
+FIGURES = "figures"
 _PAPERS = {
     "catalogue": "a model for each client, and old control variates",
     "cfedavg": "CFedAvg",
@@ -72,13 +73,14 @@ The target is 95 % of the best method's top accuracy. What it takes to get there
 where all seeds do: uplink counts all clients' messages (1 MB = 10^6 bytes), gradients are
 mini-batch gradients, seconds leave compilation out. The machine did other work as well, so that
 minutes and seconds compare a table's methods roughly at best. A dash stands for what was not
-measured."""
+measured, and for differences of runs whose versions drew other mini-batches. A column with a
+paper's numbers is for their order: they are of its data and model, not of those above them."""
 
 
 def write_results(studies: Sequence[Any], folder: Path, judged: Sequence[Judged] = ()) -> Path:
     """Write RESULTS.md, RESULTS.html and the figures of all studies that have results.
 
-    discussion.md of the folder, where it is, becomes the end of both.
+    discussion.md of the folder, where it is, becomes the end of both, with its numbers filled in.
 
     Args:
       studies: of one paper.
@@ -106,7 +108,7 @@ def write_results(studies: Sequence[Any], folder: Path, judged: Sequence[Judged]
     parts = [title, *claims_section(judged), *pairs, _READING, *sections]
     discussion = folder / DISCUSSION
     if discussion.exists():
-        parts.append(discussion.read_text(encoding="utf-8").strip())
+        parts.append(filled(discussion.read_text(encoding="utf-8"), studies, folder))
     write_page("\n\n".join(parts) + "\n", folder / RESULTS)
     return folder / RESULTS
 
