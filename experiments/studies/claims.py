@@ -52,7 +52,8 @@ class Claim:
       by: how much it is said to be ahead, at least.
       since: a column whose measure is subtracted, of the same method and seed.
       why: why it is contradicted, in a sentence that says what was measured.
-      left_out: rivals of the paper's that were not run, the strongest by the paper's numbers first.
+      left_out: rivals of the paper's that were not run, the strongest by its numbers first.
+      has_numbers: whether the paper prints numbers, by which the first one is its strongest.
       reversed_by: text of a claim: the same one, in an experiment nearer to the paper's.
     """
 
@@ -67,6 +68,7 @@ class Claim:
     since: str = ""
     why: str = ""
     left_out: Sequence[str] = ()
+    has_numbers: bool = True
     reversed_by: str = ""
 
     @property
@@ -77,9 +79,10 @@ class Claim:
             found += f": of {', '.join(self.of)}"
         if not self.left_out:
             return found
-        strongest, *rest = self.left_out
+        first, *rest = self.left_out
+        strongest = ", the paper's strongest rival" if self.has_numbers else ""
         others = f", and without {', '.join(rest)}" if rest else ""
-        return f"{found}; without {strongest}, the paper's strongest rival{others}"
+        return f"{found}; without {first}{strongest}{others}"
 
 
 class Compared(NamedTuple):
