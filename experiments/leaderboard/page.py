@@ -168,10 +168,14 @@ against the best of several rivals.
 An undecided claim is not an open one here: its interval says how large the difference can be. As in
 all tasks, one partition serves all seeds."""
     table = [["claim", "top", "tail", "verdict"]]
-    table += [[claim.text, *said] for claim, *said in found]
+    table += [[_with_rivals(claim), *said] for claim, *said in found]
     whys = [f"- {c.text}: {c.why or 'not known'}." for c, *_, v in found if v == CONTRADICTED]
     parts = ["## Claims of generalization", about, markdown_table(table, text=True)]
     return [*parts, "Why a claim is contradicted here:", "\n".join(whys)] if whys else parts
+
+
+def _with_rivals(claim: claims.Claim) -> str:
+    return claim.text if len(claim.of) == 1 else f"{claim.text}: of {', '.join(claim.of)}"
 
 
 def _run(stored: Mapping[str, Cells]) -> str:
