@@ -93,9 +93,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Throughput next to PyTorch and pfl, half an hour; what is not installed is named and left out.
+# Throughput next to PyTorch and pfl, half an hour; what is not installed is named and left out. All
+# measurements are stored; `python -m experiments.benchmarks.page_figures` writes the pages from them.
 bench: $(VENV)/.runtime
-	$(BIN)/python -m experiments.benchmarks \
+	$(BIN)/python -m experiments.benchmarks --json experiments/benchmarks/cpu.json \
 	  $(if $(wildcard $(OPPONENTS)/.installed),--torch-python $(OPPONENTS)/bin/python)
 
 # PyTorch and pfl for `make bench`, in an environment of their own, because pfl excludes chex.
@@ -177,7 +178,7 @@ leaderboard: $(VENV)/.runtime
 	$(BIN)/python -m experiments.leaderboard
 
 # All RESULTS.md and the summary of the claims, from the kept results alone. A difference from what is
-# committed is an error, and so is a number of a discussion that its page does not have.
+# committed is an error, and so is a number of a discussion that is none of results or settings.
 studies-report: $(VENV)/.runtime
 	for paper in $(STUDIES); do \
 	  $(BIN)/python -m experiments.$$paper --report --runs build/none || exit 1; \

@@ -3,9 +3,9 @@
 The systems are fedjax_lab with its default settings (``simulate``, client_map "auto"), with a
 convolutional network of the user's own, a plain PyTorch loop, ``torch.func.vmap`` over clients,
 and Apple's pfl. In each repeat every system gets a process of its own, one after the other; a
-ratio is the best opponent's time over one's own of the same repeat, given as the median over the
-repeats and, in brackets, their range. Compilation and the first call are apart. The GEMM peak is
-the rate of a float32 product of 2048 x 2048 matrices, the better of jax and PyTorch.
+ratio is the time of the best opponent of a repeat over one's own of the same repeat, given as the
+median over the repeats and, in brackets, their range. Compilation and the first call are apart. The
+GEMM peak is the rate of a float32 product of 2048 x 2048 matrices, the better of jax and PyTorch.
 
     python -m experiments.benchmarks [--workloads W1 W1s ...] [--systems ...] [--repeats 5]
         [--json FILE] [--scale full|smoke|gpu] [--torch-python PATH] [--minutes M]
@@ -16,6 +16,7 @@ Systems whose packages are missing are named and left out. On a GPU: ``--scale g
 """
 
 import argparse
+import datetime
 import json
 import os
 import shutil
@@ -24,7 +25,8 @@ import tempfile
 
 from experiments.benchmarks.compare import (
     SYSTEMS,
-    rows_of,
+    measured,
+    peak_of,
     run_child,
     table,
     take_turns,
@@ -58,9 +60,9 @@ def job_of(name, path, scale, max_seconds):
 
 
 def measure_peak(torch_python):
-    """{"jax": FLOP/s, "torch": FLOP/s}, of those that are installed."""
+    """{"jax": GFLOP/s, "torch": GFLOP/s}, of those that are installed."""
     answers = {kind: run_child(f"peak_{kind}", {}, torch_python) for kind in ("jax", "torch")}
-    return {kind: answer["flops"] for kind, answer in answers.items() if "flops" in answer}
+    return {kind: answer["flops"] / 1e9 for kind, answer in answers.items() if "flops" in answer}
 
 
 def main(arguments=None):
@@ -70,7 +72,7 @@ def main(arguments=None):
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), metavar="W")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument("--repeats", type=int)
-    parser.add_argument("--json", metavar="FILE", help="one row per workload and system")
+    parser.add_argument("--json", metavar="FILE", help="where all measurements are stored")
     parser.add_argument("--torch-python", default=sys.executable, help="interpreter with PyTorch")
     parser.add_argument("--minutes", type=float, help="start no process after so long")
     parser.add_argument("--profile", choices=["memory"], help="measure memory instead")
@@ -104,10 +106,17 @@ def main(arguments=None):
         answers = take_turns(plan, systems, repeats, child, seconds, say)
     if seconds is None:
         peaks.append(measure_peak(torch_python))
-    peak = max((rate for each in peaks for rate in each.values()), default=None)
-    rows = [row for name in names for row in rows_of(name, data[name][1], answers[name], peak)]
-    if peak:
-        print(f"GEMM peak {peak / 1e9:,.0f} GFLOP/s, {repeats} repeats.\n")
+    found = measured(
+        names,
+        {name: source for name, (_, source) in data.items()},
+        answers,
+        command=f"python -m experiments.benchmarks {' '.join(arguments or sys.argv[1:])}".strip(),
+        date=f"{datetime.date.today()}",
+        load=load,
+        gemm_gflops=peaks,
+    )
+    if peak_of(found):
+        print(f"GEMM peak {peak_of(found) / 1e9:,.0f} GFLOP/s, {repeats} repeats.\n")
     if load > 0.5:
         print(
             f"The machine was busy before the run (load {load:.1f}): threads that wait for each "
@@ -120,10 +129,10 @@ def main(arguments=None):
             f"{workload.num_clients} clients, {workload.local_steps} steps of batch "
             f"{workload.batch_size}: {workload.flop_per_round / 1e9:,.2f} GFLOP a round"
         )
-    print(f"\n{table(rows)}")
+    print(f"\n{table(found)}")
     if given.json:
         with open(given.json, "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=2)
+            json.dump(found, file, indent=1)
             file.write("\n")
 
 

@@ -4,9 +4,9 @@
 
 The job names the ``workload``, the file of its ``data``, ``rounds`` (of a sample), ``samples``,
 whether to ``evaluate`` at the end of each, and ``max_seconds``, after which an opponent stops
-early. The answer has ``seconds_per_round``, a list over the samples without the first call,
-``compile_seconds`` or None, ``peak_bytes``, ``device`` and ``versions``; or only a ``status``: why
-there is no measurement.
+early. The answer has ``milliseconds`` a round, a list over the samples without the first call,
+``compile_seconds`` or None, ``peak_bytes``, ``device``, ``threads`` (None on an accelerator) and
+``versions``; or only a ``status``: why there is no measurement.
 
 Imports neither jax nor torch itself, so that each may be missing.
 """
@@ -34,14 +34,14 @@ class Unsupported(Exception):
 
 
 def samples(run_rounds, job):
-    """Seconds per round of each sample; ``run_rounds()`` runs a sample and waits for its end."""
+    """Milliseconds a round of each sample; ``run_rounds()`` runs one and waits for its end."""
     run_rounds()  # what happens once: allocation, the choice of algorithms
     times, began = [], time.perf_counter()
     for _ in range(job["samples"]):
         before = time.perf_counter()
         run_rounds()
         now = time.perf_counter()
-        times.append((now - before) / job["rounds"])
+        times.append(1e3 * (now - before) / job["rounds"])
         if now - began > job["max_seconds"]:
             break
     return times

@@ -1,7 +1,14 @@
-"""Systems taking turns: child processes, the ratios of each turn, and the table."""
+"""Systems taking turns: child processes, what they measured, the ratios of each turn, the table.
+
+What was measured is one value of JSON, from which all tables, figures and sentences are made:
+``workloads`` is workload -> ``data``, ``samples_per_round``, ``flop_per_round`` and ``systems``:
+system -> the answers of its processes, one for each repeat. ``machine``, ``commit``, ``command``,
+``load`` and ``gemm_gflops`` say where, of what and how.
+"""
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -116,77 +123,74 @@ def take_turns(plan, systems, repeats, child, seconds=None, say=print):
 
 def sample_of(answer):
     """Seconds per round of one process: the median of its samples."""
-    return float(np.median(answer["seconds_per_round"]))
+    return float(np.median(answer["milliseconds"])) / 1e3
 
 
-def ratios(times):
-    """(median, lowest, highest) ratio of each system to the best opponent.
+def times_of(answers):
+    """{system: {repeat: seconds per round}} of those that measured something."""
+    found = {
+        system: {i: sample_of(a) for i, a in enumerate(given) if "status" not in a}
+        for system, given in answers.items()
+    }
+    return {system: times for system, times in found.items() if times}
 
-    ``times`` is {system: seconds [repeats]}. The best opponent is the one with the smallest
-    median; a ratio is its time divided by that of the system in the same repeat, so that more is
-    faster. Repeats that not both have finished do not count. Without opponents: {system: None}.
+
+def ratios(times, opponents=OPPONENTS):
+    """{system: (median, lowest, highest) ratio to the best opponent of each repeat}.
+
+    ``times`` is {system: {repeat: seconds}}. In each repeat the best opponent is the one with the
+    smallest time; a ratio is its time over that of the system in the same repeat, so that more is
+    faster. Repeats in which no opponent has finished do not count; without any: {system: None}.
     """
-    medians = {name: np.median(found) for name, found in times.items() if name in OPPONENTS}
-    if not medians:
-        return dict.fromkeys(times)
-    best = times[min(medians, key=medians.__getitem__)]
+    each = [times[name] for name in opponents if name in times]
     found = {}
     for name, own in times.items():
-        each = [theirs / mine for theirs, mine in zip(best, own, strict=False)]
-        found[name] = float(np.median(each)), min(each), max(each)
+        values = [
+            min(other[i] for other in each if i in other) / mine
+            for i, mine in own.items()
+            if any(i in other for other in each)
+        ]
+        found[name] = (float(np.median(values)), min(values), max(values)) if values else None
     return found
 
 
-def rows_of(name, source, answers, peak):
-    """One dict per system of a workload; what was not measured is None and has its status."""
-    workload = WORKLOADS[name]
-    good = {
-        system: [answer for answer in given if "status" not in answer]
-        for system, given in answers.items()
+def measured(names, sources, answers, **about):
+    """The value that is stored."""
+    workloads = {}
+    for name in names:
+        workload = WORKLOADS[name]
+        workloads[name] = {
+            "data": sources[name],
+            "samples_per_round": workload.samples_per_round,
+            "flop_per_round": workload.flop_per_round,
+            "systems": answers[name],
+        }
+    return {**about, "machine": machine(), "commit": commit(), "workloads": workloads}
+
+
+def machine():
+    """{"processor", "cores", "memory_gib"} of this one."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    named = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processor": named[0] if named else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
     }
-    times = {system: [sample_of(a) for a in given] for system, given in good.items() if given}
-    compared = ratios(times)
-    rows = []
-    for system, given in answers.items():
-        status = "measured" if good[system] else given[-1]["status"]
-        row = {"workload": name, "system": system, "title": workload.title, "data": source}
-        row |= dict.fromkeys(MEASURED) | {"status": status, "repeats": len(good[system])}
-        if system in times:
-            seconds = float(np.median(times[system]))
-            compile_seconds = [answer["compile_seconds"] for answer in good[system]]
-            ratio, low, high = compared[system] or (None, None, None)
-            row |= {
-                "samples_per_second": workload.samples_per_round / seconds,
-                "ratio_to_best_opponent": ratio,
-                "ratio_low": low,
-                "ratio_high": high,
-                "seconds_per_round": seconds,
-                "compile_seconds": None
-                if None in compile_seconds
-                else float(np.median(compile_seconds)),
-                "peak_bytes": max(a["peak_bytes"] or 0 for a in good[system]) or None,
-                "share_of_peak": workload.flop_per_round / seconds / peak if peak else None,
-                "device": good[system][0]["device"],
-                "versions": good[system][0]["versions"],
-                "seconds_per_round_of_repeats": times[system],
-            }
-        rows.append(row)
-    return rows
 
 
-MEASURED = (
-    "samples_per_second",
-    "ratio_to_best_opponent",
-    "ratio_low",
-    "ratio_high",
-    "seconds_per_round",
-    "compile_seconds",
-    "peak_bytes",
-    "share_of_peak",
-    "device",
-    "versions",
-    "seconds_per_round_of_repeats",
-)
+def commit():
+    """Git's name of the measured code, "+" if it was changed since; None outside a repository."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None
+
+
 COLUMNS = (
     "workload",
     "system",
@@ -199,29 +203,40 @@ COLUMNS = (
 )
 
 
-def table(rows):
-    """The rows as Markdown; a system without a measurement in a line of its own."""
+def table(found):
+    """What was measured as Markdown; a system without a measurement in a line of its own."""
+    peak = peak_of(found)
     lines = [f"| {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * (len(COLUMNS) - 2)]
-    for row in rows:
-        cells = [row["workload"], row["system"]]
-        if row["status"] != "measured":
-            cells += [row["status"].replace("|", "/"), *[""] * (len(COLUMNS) - 3)]
-        else:
-            ratio = "-"
-            if row["ratio_to_best_opponent"] is not None:
-                ratio = f"{row['ratio_to_best_opponent']:.2f}"
-                ratio += f" ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})"
-            cells += [
-                f"{row['samples_per_second']:,.0f}",
-                ratio,
-                f"{1e3 * row['seconds_per_round']:.1f}",
-                _cell(row["compile_seconds"], "{:.1f}"),
-                _cell(row["share_of_peak"], "{:.1%}"),
-                _cell(row["peak_bytes"] and row["peak_bytes"] / 1e6, "{:,.0f}"),
-            ]
-        lines.append(f"| {' | '.join(cells)} |")
+    for name, of in found["workloads"].items():
+        times = times_of(of["systems"])
+        compared = ratios(times)
+        for system, given in of["systems"].items():
+            cells = [name, system]
+            if system not in times:
+                cells += [given[-1]["status"].replace("|", "/"), *[""] * (len(COLUMNS) - 3)]
+            else:
+                good = [answer for answer in given if "status" not in answer]
+                seconds = float(np.median([*times[system].values()]))
+                compiled = [answer["compile_seconds"] for answer in good]
+                memory = max(answer["peak_bytes"] or 0 for answer in good)
+                cells += [
+                    f"{of['samples_per_round'] / seconds:,.0f}",
+                    spread(compared[system]),
+                    f"{1e3 * seconds:.1f}",
+                    "-" if None in compiled else f"{np.median(compiled):.1f}",
+                    f"{of['flop_per_round'] / seconds / peak:.1%}" if peak else "-",
+                    f"{memory / 1e6:,.0f}" if memory else "-",
+                ]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _cell(value, form):
-    return "-" if value is None else form.format(value)
+def peak_of(found):
+    """The fastest product's operations per second; None if none was measured."""
+    rates = [rate for each in found["gemm_gflops"] for rate in each.values()]
+    return 1e9 * max(rates) if rates else None
+
+
+def spread(ratio):
+    """Such as "1.29 (1.24 to 1.32)"."""
+    return "-" if ratio is None else f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})"

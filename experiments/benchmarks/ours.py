@@ -107,7 +107,7 @@ def run(system, job):
             "first evaluation and the last one."
         )
     return {
-        "seconds_per_round": (np.diff(clock) / job["rounds"]).tolist(),
+        "milliseconds": (1e3 * np.diff(clock) / job["rounds"]).tolist(),
         "compile_seconds": result.compile_seconds,
         **about_device(),
         "versions": versions(),
@@ -115,12 +115,13 @@ def run(system, job):
 
 
 def about_device():
-    """``peak_bytes`` (of an accelerator's memory, or of the process) and ``device``."""
+    """``peak_bytes`` (of an accelerator's memory, or of the process), ``device``, ``threads``."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
-        return {"peak_bytes": max_resident_bytes(), "device": "cpu"}
+        streams = jax.local_device_count()
+        return {"peak_bytes": max_resident_bytes(), "device": "cpu", "threads": streams}
     peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
-    return {"peak_bytes": peak, "device": device.device_kind}
+    return {"peak_bytes": peak, "device": device.device_kind, "threads": None}
 
 
 def peak():

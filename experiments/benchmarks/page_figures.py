@@ -1,16 +1,17 @@
 """Draw the figures of docs/performance.md and docs/accelerators.md as SVG files.
 
-Run ``python -m experiments.benchmarks.page_figures`` after the numbers have changed. It reads the
-first table of docs/performance.md and ``accelerators.jsonl``, and measures nothing.
+Run ``python -m experiments.benchmarks.page_figures`` after the numbers have changed. It reads
+``cpu.json`` and ``accelerators.jsonl``, measures nothing, and also writes the pages' table and
+sentences on speed.
 """
 
 import argparse
 import json
 import math
-import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from experiments.benchmarks.speed import Speedup, speedups, stored, write
 from fedjax_lab.report.style import COLOURS, frame, log_axis, new_figure
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -22,63 +23,25 @@ MEASURES = {
 }
 
 
-class Speedup(NamedTuple):
-    """One line of the first table of docs/performance.md.
-
-    Attributes:
-      workload: short name of the workload.
-      ratio: median speed-up over the fastest opponent.
-      low: smallest speed-up of the repeats.
-      high: largest speed-up of the repeats.
-    """
-
-    workload: str
-    ratio: float
-    low: float
-    high: float
-
-
-def read_speedups(page: str) -> list[Speedup]:
-    """Read the speed-ups from the text of docs/performance.md.
+def speedup_figure(rows: list[Speedup]) -> Any:
+    """Draw the speed-up of each row with the range of its repeats.
 
     Args:
-      page: text of the page.
-
-    Raises:
-      ValueError: the page has no such table.
+      rows: in the order of the table.
     """
-    rows = re.findall(r"^\| (W\w+)([^|]*)\| ([\d.]+) \(([\d.]+) to ([\d.]+)\) \|", page, re.M)
-    if not rows:
-        raise ValueError("page has no table of workloads; a row begins with | W and has a range.")
-    return [
-        Speedup(_short_name(name, rest), float(ratio), float(low), float(high))
-        for name, rest, ratio, low, high in rows
-    ]
-
-
-def _short_name(name: str, rest: str) -> str:
-    if rest.startswith(" with"):
-        return f"{name}, your own flax CNN"
-    described = rest.lstrip(": ").removeprefix("two-convolution ")
-    return f"{name}: {re.split(r'[,(]| of LeCun| of pfl', described)[0].strip()}"
-
-
-def speedup_figure(speedups: list[Speedup]) -> Any:
-    """Draw the speed-up of each workload with the range of its repeats.
-
-    Args:
-      speedups: in the order of the table.
-    """
-    figure = new_figure(7.0, 0.4 * len(speedups) + 1.0)
+    figure = new_figure(7.0, 0.4 * len(rows) + 1.0)
     axes = figure.subplots()
-    places = list(range(len(speedups), 0, -1))
-    ratios = [s.ratio for s in speedups]
-    around = [[s.ratio - s.low for s in speedups], [s.high - s.ratio for s in speedups]]
+    places = list(range(len(rows), 0, -1))
+    ratios = [row.ratio[0] for row in rows]
+    around = [
+        [row.ratio[0] - row.ratio[1] for row in rows],
+        [row.ratio[2] - row.ratio[0] for row in rows],
+    ]
     axes.errorbar(ratios, places, xerr=around, fmt="o", color=COLOURS[0], capsize=3)
     axes.axvline(1, color="black", linewidth=1)
-    axes.set_yticks(places, [s.workload for s in speedups])
-    axes.set_xlim(0, math.ceil(max(s.high for s in speedups)))
-    axes.set_ylim(0.4, len(speedups) + 0.6)
+    axes.set_yticks(places, [row.label for row in rows])
+    axes.set_xlim(0, math.ceil(max(row.ratio[2] for row in rows)))
+    axes.set_ylim(0.4, len(rows) + 0.6)
     frame(axes, "times as fast as the fastest opponent", "")
     return figure
 
@@ -122,7 +85,7 @@ def accelerator_figure(models: dict[str, dict[str, dict[str, Any]]]) -> Any:
 
 
 def main() -> None:
-    """Write both figures."""
+    """Write both figures, and the pages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--format", choices=("svg", "png"), default="svg")
     parser.add_argument("--folder", type=Path, default=DOCS / "images")
@@ -130,15 +93,17 @@ def main() -> None:
     import matplotlib
 
     matplotlib.rcParams["svg.hashsalt"] = "fedjax_lab"  # equal figures, equal bytes
-    page = (DOCS / "performance.md").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
-    for name, figure in {
-        "speedups": speedup_figure(read_speedups(page)),
-        "accelerators": accelerator_figure(read_models(rows)),
-    }.items():
+    figures = {"accelerators": accelerator_figure(read_models(rows))}
+    measured = stored()
+    if measured is not None:
+        figures["speedups"] = speedup_figure(speedups(measured))
+    for name, figure in figures.items():
         path = arguments.folder / f"{name}.{arguments.format}"
         metadata = {"Date": None} if arguments.format == "svg" else None
         figure.savefig(path, metadata=metadata, dpi=110)
+        print(path)
+    for path in write():
         print(path)
 
 

@@ -99,8 +99,9 @@ def run(system, job):
     )
     about = torch_models.about_device()
     return {
-        "seconds_per_round": [
-            (later - sooner) / job["rounds"] for sooner, later in itertools.pairwise(clock.ends)
+        "milliseconds": [
+            1e3 * (later - sooner) / job["rounds"]
+            for sooner, later in itertools.pairwise(clock.ends)
         ],
         **about,
         "versions": {**about["versions"], "pfl": pfl_version},

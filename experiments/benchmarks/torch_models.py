@@ -156,12 +156,13 @@ def wait():
 
 
 def about_device():
-    """``peak_bytes``, ``device`` and ``versions`` of the answer."""
+    """``peak_bytes``, ``device``, ``threads`` and ``versions`` of the answer."""
     on_gpu = DEVICE.type == "cuda"
     return {
         "compile_seconds": None,
         "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else max_resident_bytes(),
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "threads": None if on_gpu else torch.get_num_threads(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
 

@@ -50,4 +50,4 @@ def run(system, job):
             clients.evaluate(model)
         torch_models.wait()
 
-    return {"seconds_per_round": samples(run_rounds, job), **torch_models.about_device()}
+    return {"milliseconds": samples(run_rounds, job), **torch_models.about_device()}

@@ -21,7 +21,7 @@ def _figure(text: str, p: int, ahead: str, *of: str, alike: bool = False, **more
 
 _WHY = {
     ("Top-k 0.99 is as good as FedAvg", 2): "the rate is too high for this skew: at 0.9 the "
-    "difference is within 0.1 points",
+    "claim shows",
     ("Top-k 0.99 is as good as FedAvg", 1): "the rate is too high for this skew: at 0.9 the claim "
     "shows",
 }

@@ -6,6 +6,7 @@ from experiments.fedswa import (
     larger_rates,
     more_rounds,
     table_4,
+    table_4_rates,
     table_5,
     table_8,
     tables_2_3_and_6,
@@ -16,6 +17,7 @@ from experiments.studies.command import main
 STUDIES = (
     tables_2_3_and_6.STUDY,
     table_4.STUDY,
+    table_4_rates.STUDY,
     table_5.STUDY,
     table_8.STUDY,
     *figure_5.STUDIES,

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.leaderboard.scores import difference, tails_of
+from experiments.leaderboard.scores import tails_of
 from experiments.studies.verdicts import ahead, both_measures
 from fedjax_lab.estimates import Estimate, estimate
 
@@ -125,12 +125,14 @@ def decided(cells: Mapping[str, Mapping[str, Any]]) -> list[tuple[Claim, str, st
             continue
         if claim.is_gap:
             leads = {name: _leads(cells[name]) for name in (claim.ahead, *claim.of)}
-            said = ahead(_from_best({n: [-v for v in leads[n]] for n in leads}, claim))
+            said = ahead(estimate(_from_best({n: [-v for v in leads[n]] for n in leads}, claim)))
             found.append((claim, str(said), "-", said.verdict))
             continue
         tops = {n: [max(run["scores"]) for run in cells[n]["runs"]] for n in tails}
-        top, tail = (ahead(_from_best(values, claim)) for values in (tops, tails))
-        verdict = both_measures(top.verdict, tail.verdict)
+        each = [_from_best(values, claim) for values in (tops, tails)]
+        top, tail = (ahead(estimate(values)) for values in each)
+        change = estimate([a - b for a, b in zip(*each, strict=True)])
+        verdict = both_measures(top, tail, change)
         found.append((claim, str(top), str(tail), verdict))
     return found
 
@@ -148,6 +150,6 @@ def _leads(cell: Mapping[str, Any]) -> list[float]:
     return [run["train"] - run["scores"][-1] for run in cell["runs"]]
 
 
-def _from_best(values: Mapping[str, list[float]], claim: Claim) -> Estimate:
+def _from_best(values: Mapping[str, list[float]], claim: Claim) -> list[float]:
     best = max(claim.of, key=lambda name: sum(values[name]))
-    return difference(values[claim.ahead], values[best])
+    return [a - b for a, b in zip(values[claim.ahead], values[best], strict=True)]

@@ -12,7 +12,8 @@ from experiments.leaderboard.figure import heat_map
 from experiments.leaderboard.methods import LEFT_OUT, METHODS
 from experiments.leaderboard.scores import Row, rows_of
 from experiments.leaderboard.tasks import TASKS, Task
-from experiments.studies.verdicts import CHANCE, CONTRADICTED
+from experiments.studies import chance
+from experiments.studies.verdicts import CONTRADICTED
 from fedjax_lab.estimates import NOTHING, Estimate, code, format_estimate, markdown_table
 from fedjax_lab.machine.files import write_text
 
@@ -153,20 +154,28 @@ def _claims(cells: Cells) -> list[str]:
     if not found:
         return []
     few, lead = cells["fedavg"]["runs"], _shown(claims.lead(cells["fedavg"]), 1)
+    chances = [chance.of(len(claim.of), len(few)) for claim, *_ in found]
+    shows, contradicted = (sum(values) / 100 for values in zip(*chances, strict=True))
     about = f"""\
 What the papers of FedSWA and FedSpeed claim, on `{claims.TASK}` with {len(few)} seeds: paired
 differences in points with 95 % intervals, by the rules of the papers' studies
 (`experiments/PROTOCOL.md`). The claims were written before the runs. FedAvg's training accuracy is
 {lead} points above its test accuracy; at least {claims.LEAST_GAP:g} were required. "Generalizes
-better" compares this lead. Of {len(found)} claims, {CHANCE * len(found):.1f} would show by chance.
+better" compares this lead. If no method differed from another, {shows:.1f} of {len(found)} claims
+would show by chance by one measure, and {contradicted:.1f} would be contradicted, which is likelier
+against the best of several rivals.
 
 An undecided claim is not an open one here: its interval says how large the difference can be. As in
 all tasks, one partition serves all seeds."""
     table = [["claim", "top", "tail", "verdict"]]
-    table += [[claim.text, *said] for claim, *said in found]
+    table += [[_with_rivals(claim), *said] for claim, *said in found]
     whys = [f"- {c.text}: {c.why or 'not known'}." for c, *_, v in found if v == CONTRADICTED]
     parts = ["## Claims of generalization", about, markdown_table(table, text=True)]
     return [*parts, "Why a claim is contradicted here:", "\n".join(whys)] if whys else parts
+
+
+def _with_rivals(claim: claims.Claim) -> str:
+    return claim.text if len(claim.of) == 1 else f"{claim.text}: of {', '.join(claim.of)}"
 
 
 def _run(stored: Mapping[str, Cells]) -> str:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.studies.groups import groups_of
-from experiments.studies.measures import ACCURACY, Measure
+from experiments.studies import chance
+from experiments.studies.groups import difference, groups_of
+from experiments.studies.measures import ACCURACY, Measure, in_tail
 from experiments.studies.verdicts import (
-    CHANCE,
+    AT_SCALE,
     CONTRADICTED,
     MARGIN,
     SHOWS,
@@ -26,8 +27,8 @@ from experiments.studies.verdicts import (
     both_measures,
     both_ways,
 )
-from fedjax_lab.estimates import NOTHING, markdown_table
-from fedjax_lab.report.paired import best_group, paired_difference
+from fedjax_lab.estimates import NOTHING, Estimate, markdown_table
+from fedjax_lab.report.paired import best_group
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.tables import UNSOLVED, UNSOLVED_NOTE, worst_residual
 
@@ -51,6 +52,9 @@ class Claim:
       by: how much it is said to be ahead, at least.
       since: a column whose measure is subtracted, of the same method and seed.
       why: why it is contradicted, in a sentence that says what was measured.
+      left_out: rivals of the paper's that were not run, the strongest by its numbers first.
+      has_numbers: whether the paper prints numbers, by which the first one is its strongest.
+      reversed_by: text of a claim: the same one, in an experiment nearer to the paper's.
     """
 
     text: str
@@ -63,6 +67,50 @@ class Claim:
     by: float = 0.0
     since: str = ""
     why: str = ""
+    left_out: Sequence[str] = ()
+    has_numbers: bool = True
+    reversed_by: str = ""
+
+    @property
+    def headline(self) -> str:
+        """The claim with its rivals, as far as its text does not name them, and what is missing."""
+        found = self.text
+        if len(self.of) > 1 and any(name not in found for name in self.of):
+            found += f": of {', '.join(self.of)}"
+        if not self.left_out:
+            return found
+        first, *rest = self.left_out
+        strongest = ", the paper's strongest rival" if self.has_numbers else ""
+        others = f", and without {', '.join(rest)}" if rest else ""
+        return f"{found}; without {first}{strongest}{others}"
+
+
+class Compared(NamedTuple):
+    """What a column says of a claim.
+
+    Attributes:
+      top, tail: decisions.
+      change: the difference by top less that by tail; None where one is missing.
+      rivals: methods of ``Claim.of`` that were run.
+      evaluations: those that the tail is the mean of.
+    """
+
+    top: Decision = Decision(NOTHING)
+    tail: Decision = Decision(NOTHING)
+    change: Estimate | None = None
+    rivals: int = 0
+    evaluations: int = 0
+
+    @property
+    def verdict(self) -> str:
+        """By both measures."""
+        return both_measures(self.top, self.tail, self.change)
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Both decisions; that of a tail of one evaluation says so."""
+        alone = self.evaluations == 1 and self.tail.estimate is not None
+        return str(self.top), f"{self.tail}, one evaluation" if alone else str(self.tail)
 
 
 class Judged(NamedTuple):
@@ -70,33 +118,40 @@ class Judged(NamedTuple):
 
     Attributes:
       claim: the claim.
-      decisions: by top and by tail as written, then by top and by tail as published.
-      verdict: over all four.
+      written, published: what the columns of both ways say.
+      verdict: over both.
       marked: whether quadratic programs of a method that it names were not solved.
     """
 
     claim: Claim
-    decisions: tuple[Decision, ...]
+    written: Compared
+    published: Compared
     verdict: str
-    marked: bool
+    marked: bool = False
 
     @property
-    def comparisons(self) -> int:
-        """In how many ways the claim was tested: as written, as published."""
-        return sum(self.decisions[i].estimate is not None for i in (0, 2))
+    def comparisons(self) -> list[Compared]:
+        """The ways in which the claim was tested."""
+        return [way for way in (self.written, self.published) if way.top.estimate is not None]
+
+    @property
+    def has_short_tail(self) -> bool:
+        """Whether a tail that decides it is a single evaluation."""
+        return any(way.evaluations == 1 for way in self.comparisons)
 
     @property
     def is_level(self) -> bool:
         """Whether it is undecided, and accuracy differs by less than ``MARGIN`` in every way."""
         if self.verdict != UNDECIDED or self.claim.measure != ACCURACY:
             return False
-        found = [each.estimate for each in self.decisions if each.estimate is not None]
+        decisions = [each for way in self.comparisons for each in (way.top, way.tail)]
+        found = [each.estimate for each in decisions if each.estimate is not None]
         return all(alike(estimate).verdict == SHOWS for estimate in found)
 
 
 def decide(
     claim: Claim, groups: Mapping[str, Group], before: Mapping[str, Group] | None = None
-) -> tuple[Decision, Decision]:
+) -> Compared:
     """Decide a claim in one column, by top and by tail.
 
     Args:
@@ -105,25 +160,38 @@ def decide(
       before: those of the column ``claim.since``.
     """
     top, tail = claim.measure.top, claim.measure.tail
-    first = _decide_by(top, claim, groups, before)
-    return first, Decision(NOTHING) if tail is None else _decide_by(tail, claim, groups, before)
-
-
-def _decide_by(
-    measure: Callable[[Run], float],
-    claim: Claim,
-    groups: Mapping[str, Group],
-    before: Mapping[str, Group] | None,
-) -> Decision:
-    measure = measure if before is None else _change(measure, before)
+    if before is not None:
+        top, tail = _change(top, before), None if tail is None else _change(tail, before)
     rivals = [groups[name] for name in claim.of if name in groups]
-    best = best_group(rivals, measure)
-    if claim.ahead not in groups or best is None:
+    first = best_group(rivals, top)
+    if claim.ahead not in groups or first is None:
+        return Compared()
+    method = groups[claim.ahead]
+    by_top = _decided(claim, method, first, top)
+    last = best_group(rivals, tail) if tail is not None else None
+    if tail is None or last is None:
+        return Compared(by_top, rivals=len(rivals))
+    ends = {run.seed: tail(run) for run in last.runs}
+
+    def fall(run: Run) -> float:
+        end = tail(run) if run.algorithm == claim.ahead else ends.get(run.seed, math.nan)
+        return top(run) - end
+
+    return Compared(
+        by_top,
+        _decided(claim, method, last, tail),
+        difference(method, first, fall),
+        len(rivals),
+        min(in_tail(run) for run in method.runs),
+    )
+
+
+def _decided(claim: Claim, method: Group, best: Group, measure: Callable[[Run], float]) -> Decision:
+    found = difference(method, best, measure)
+    if found is None or math.isnan(found.mean):
         return Decision(NOTHING)
-    found = paired_difference(groups[claim.ahead], best, measure)
-    if found is None or math.isnan(found.estimate.mean):
-        return Decision(NOTHING)
-    return alike(found.estimate) if claim.alike else ahead(found.estimate, claim.by)
+    decision = alike(found) if claim.alike else ahead(found, claim.by)
+    return decision._replace(paired=method.runs[0].config["drawn"] == best.runs[0].config["drawn"])
 
 
 def _change(measure: Callable[[Run], float], before: Mapping[str, Group]) -> Callable[[Run], float]:
@@ -141,25 +209,38 @@ def judge(claims: Sequence[Claim], studies: Sequence[Any], folder: Path) -> list
     """
     by_name = {study.short: study for study in studies}
     kept: dict[str, Any] = {}
-    found = []
-    for claim in claims:
+    found: dict[str, Judged] = {}
+    # Those that reverse others come first.
+    for claim in sorted(claims, key=lambda claim: bool(claim.reversed_by)):
         study = by_name[claim.study]
         if claim.study not in kept:
             path = study.result_path(folder)
             result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
             kept[claim.study] = (result, groups_of(study, result) if result else {})
         result, columns = kept[claim.study]
-        decisions: list[Decision] = []
+        ways = []
         marked = False
         for way in ("", AS_PUBLISHED):
-            groups = _groups(columns, result, claim.column, way)
-            before = _groups(columns, result, claim.since, way) if claim.since else None
-            decisions += decide(claim, groups, before)
+            groups = groups_of_way(columns, result, claim.column, way)
+            before = groups_of_way(columns, result, claim.since, way) if claim.since else None
+            ways.append(decide(claim, groups, before))
             marked = marked or _is_marked(claim, groups)
-        top, tail, published_top, published_tail = (each.verdict for each in decisions)
-        said = both_ways(both_measures(top, tail), both_measures(published_top, published_tail))
-        found.append(Judged(claim, tuple(decisions), said, marked))
-    return found
+        written, published = ways
+        said = both_ways(*_at_scale(ways, found.get(claim.reversed_by)))
+        found[claim.text] = Judged(claim, written, published, said, marked)
+    return [found[claim.text] for claim in claims]
+
+
+def _at_scale(ways: Sequence[Compared], larger: Judged | None) -> list[str]:
+    """The verdicts of both ways, of which a larger experiment reverses those that contradict."""
+    if larger is None:
+        return [way.verdict for way in ways]
+    return [
+        AT_SCALE
+        if way.verdict == CONTRADICTED and SHOWS in (again.top.verdict, again.tail.verdict)
+        else way.verdict
+        for way, again in zip(ways, (larger.written, larger.published), strict=True)
+    ]
 
 
 def _is_marked(claim: Claim, groups: Mapping[str, Group]) -> bool:
@@ -168,8 +249,17 @@ def _is_marked(claim: Claim, groups: Mapping[str, Group]) -> bool:
     return any(worst_residual(run) for group in named for run in group.runs)
 
 
-def _groups(columns: Mapping[str, Any], result: Any, name: str, way: str) -> dict[str, Group]:
-    """A column's methods; those that its code runs as they are written are not run again."""
+def groups_of_way(
+    columns: Mapping[str, Sequence[Group]], result: Any, name: str, way: str
+) -> dict[str, Group]:
+    """Return a column's methods; those that its code runs as they are written are not run again.
+
+    Args:
+      columns: name -> groups, of ``result``.
+      result: a study's stored results.
+      name: the column's name, as written.
+      way: "" or ``AS_PUBLISHED``.
+    """
     if name + way not in columns:
         return {}
     found = columns[name + way]
@@ -183,24 +273,25 @@ def claims_section(judged: Sequence[Judged]) -> list[str]:
     if not judged:
         return []
     heads = ["top, as written", "tail, as written", "top, as published", "tail, as published"]
-    used = [i for i in range(len(heads)) if any(one.decisions[i].estimate for one in judged)]
+    texts = [[*one.written.texts, *one.published.texts] for one in judged]
+    used = [i for i in range(len(heads)) if any(cells[i] != NOTHING for cells in texts)]
     rows = [["claim", *(heads[i] for i in used), "verdict"]]
-    for one in judged:
+    for one, cells in zip(judged, texts, strict=True):
         name = f" [{one.claim.measure.name}]" if one.claim.measure.name else ""
         mark = f" {UNSOLVED}" if one.marked else ""
-        cells = [str(one.decisions[i]) for i in used]
         level = f", within {_POINT}" if one.is_level else ""
-        rows.append([f"{one.claim.text}{name}{mark}", *cells, f"{one.verdict}{level}"])
+        shown = [cells[i] for i in used]
+        rows.append([f"{one.claim.headline}{name}{mark}", *shown, f"{one.verdict}{level}"])
     contradicted = [one.claim for one in judged if CONTRADICTED in one.verdict]
     return [
         "## Claims",
         "Each claim as a comparison of a table's methods: the paired difference with its 95 % "
-        "interval, in points of accuracy where brackets name nothing else. Top is a run's best "
-        "evaluation, tail the mean over the last tenth of its rounds. Methods run as the paper "
-        "writes them and as its code runs them. Behind an undecided difference stands the number "
-        "of seeds that would decide it if mean and spread stayed as they are. "
-        "[The protocol](../PROTOCOL.md) has the rules.",
-        chance_note(judged),
+        "interval, in points of accuracy where brackets name nothing else. Of several rivals, the "
+        "one with the best mean counts. Top is a run's best evaluation, tail the mean of those in "
+        "the last tenth of its rounds. Methods run as the paper writes them and as its code runs "
+        "them. Behind an undecided difference stands the number of seeds that would decide it if "
+        "mean and spread stayed as they are. [The protocol](../PROTOCOL.md) has the rules.",
+        f"{chance_note(judged)} {tail_note(judged)}".rstrip(),
         markdown_table(rows),
         *([UNSOLVED_NOTE] if any(one.marked for one in judged) else []),
         *(["Why a claim is contradicted here:"] if contradicted else []),
@@ -228,15 +319,42 @@ def level_note(judged: Sequence[Judged]) -> str:
     )
 
 
-def chance_note(judged: Sequence[Judged]) -> str:
-    """Say how many claims there are and how many would show by chance.
+def tail_note(judged: Sequence[Judged]) -> str:
+    """Say how many tails are single evaluations; "" if none is.
 
     Args:
       judged: from ``judge``.
     """
-    tests = sum(one.comparisons for one in judged)
+    with_tail = [one for one in judged if any(way.evaluations for way in one.comparisons)]
+    alone = sum(one.has_short_tail for one in with_tail)
+    if not alone:
+        return ""
     return (
-        f"{len(judged)} claims in {tests} comparisons. If no method differed from another, "
-        f"{CHANCE:.1%} of the comparisons, about {CHANCE * tests:.1f}, would show by chance, and "
-        "as many would be contradicted."
+        f"In {alone} of the {len(with_tail)} claims that have a tail, it is a single evaluation, "
+        "the last one: too few rounds were evaluated."
+    )
+
+
+def chance_note(judged: Sequence[Judged]) -> str:
+    """Say how many claims there are, and how many would be decided by chance.
+
+    Args:
+      judged: from ``judge``.
+    """
+    tests = [(one.claim, way) for one in judged for way in one.comparisons]
+    plain = [way for claim, way in tests if not claim.alike and not claim.by]
+    chances = [chance.of(way.rivals, way.top.estimate.n) for way in plain if way.top.estimate]
+    shows, contradicted = (sum(values) / 100 for values in zip(*chances, strict=True))
+    most = max(way.rivals for way in plain)
+    against = (
+        f" (against one rival both have 2.5 %; against the best of {most}, the most here, "
+        f"{chance.of(most, 3).shows:.2g} and {chance.of(most, 3).contradicted:.1f} % with three "
+        f"seeds, {chance.of(most, 10).shows:.1g} and {chance.of(most, 10).contradicted:.1f} % with "
+        "ten)"
+    )
+    return (
+        f"{len(judged)} claims in {len(tests)} comparisons, of which {len(plain)} say that a "
+        f"method is ahead. If no method differed from another, about {shows:.1f} of these would "
+        f"show by chance by one measure, and {contradicted:.1f} would be contradicted"
+        f"{against if most > 1 else ''}."
     )

@@ -1,9 +1,12 @@
 """A study's results, as they are kept, as groups of runs: what tables and claims are made of."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_lab.estimates import Estimate, estimate, standard_errors
+from fedjax_lab.report.paired import paired_difference
 from fedjax_lab.report.runs import Group, Run
 
 
@@ -24,7 +27,46 @@ def groups_of(study: Any, result: Mapping[str, Any]) -> dict[str, list[Group]]:
     return {name: found for name, found in groups.items() if found}
 
 
+def is_drawn_as_today(cell: Mapping[str, Any]) -> bool:
+    """Whether the version that made a cell draws the cohorts and mini-batches of today's.
+
+    Args:
+      cell: a stored cell.
+    """
+    version = (cell.get("code") or {}).get("fedjax_lab", "0.4.0")
+    # Its development version still drew those of 0.3.0.
+    return version >= "0.4.0" and version != "0.4.0.dev0"
+
+
+def difference(one: Group, other: Group, measure: Callable[[Run], float]) -> Estimate | None:
+    """Return ``measure`` of the first group less that of the second; None without runs in common.
+
+    Seeds pair the runs. Those of versions that draw other mini-batches for a seed are no pairs:
+    their means are compared, with Welch's interval.
+
+    Args:
+      one, other: groups of runs.
+      measure: of a run.
+    """
+    if one.runs[0].config["drawn"] == other.runs[0].config["drawn"]:
+        found = paired_difference(one, other, measure)
+        return None if found is None else found.estimate
+    means, squares, counts = [], [], []
+    for group in (one, other):
+        found = estimate([measure(run) for run in group.runs])
+        if found.half_width is None or math.isnan(found.mean):
+            return None
+        means.append(found.mean)
+        squares.append((found.half_width / standard_errors(found.n)) ** 2)
+        counts.append(found.n)
+    total = math.fsum(squares)
+    freedom = sum(square**2 / (n - 1) for square, n in zip(squares, counts, strict=True))
+    n = 1 + max(1, math.floor(total**2 / freedom)) if freedom else min(counts)
+    return Estimate(means[0] - means[1], standard_errors(n) * math.sqrt(total), n)
+
+
 def _group(method: str, cell: Mapping[str, Any], rounds: int | None) -> Group:
+    drawn = is_drawn_as_today(cell)
     runs = [
         Run(
             path=Path(method) / f"seed{run['seed']}",
@@ -34,7 +76,9 @@ def _group(method: str, cell: Mapping[str, Any], rounds: int | None) -> Group:
             rows=_rows(run["curves"]),
             config={
                 "rounds": rounds or run["curves"]["round"][-1],
-                "partition": {"hash": run.get("partition_hash")},
+                # Runs that were drawn otherwise are no pair.
+                "partition": {"hash": (run.get("partition_hash"), drawn)},
+                "drawn": drawn,
             },
             summary=run.get("summary") or {},
             partition={},

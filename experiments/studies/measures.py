@@ -41,6 +41,11 @@ def tail(run: Run) -> float:
     return 100 * tail_of([run]).mean(run)
 
 
+def in_tail(run: Run) -> int:
+    """Return the number of evaluations in the last tenth of a run's rounds."""
+    return len(tail_of([run]).rounds)
+
+
 def _lost(run: Run) -> float:
     return 100 * run.values("accuracy")[-1] - top(run)
 

@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from experiments.leaderboard import beside
 from experiments.studies.claims import Judged, claims_section
-from experiments.studies.groups import groups_of
+from experiments.studies.groups import groups_of, is_drawn_as_today
 from experiments.studies.measures import flatness
-from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate, markdown_table
+from experiments.studies.numbers import DISCUSSION, RESULTS, filled
+from fedjax_lab.estimates import NOTHING, estimate, format_estimate, markdown_table
 from fedjax_lab.report.curves import (
     ACCURACY,
     DRIFT,
@@ -33,7 +35,7 @@ from fedjax_lab.report.curves import (
 from fedjax_lab.report.figures import MOST_CURVES, having, landscapes_of
 from fedjax_lab.report.paired import behind_best
 from fedjax_lab.report.partition_figure import partition_figure
-from fedjax_lab.report.ranking import ablation_figure, ranking_figure, tops
+from fedjax_lab.report.ranking import ablation_figure, ranking_figure
 from fedjax_lab.report.runs import Group
 from fedjax_lab.report.style import COLOURS, Styles, line_style, save
 from fedjax_lab.report.surfaces import surface_figure
@@ -48,7 +50,7 @@ from fedjax_lab.report.tables import (
 )
 from fedjax_lab.report.write import show_figures, write_page
 
-RESULTS, DISCUSSION, FIGURES = "RESULTS.md", "discussion.md", "figures"
+FIGURES = "figures"
 _PAPERS = {
     "catalogue": "a model for each client, and old control variates",
     "cfedavg": "CFedAvg",
@@ -71,13 +73,14 @@ The target is 95 % of the best method's top accuracy. What it takes to get there
 where all seeds do: uplink counts all clients' messages (1 MB = 10^6 bytes), gradients are
 mini-batch gradients, seconds leave compilation out. The machine did other work as well, so that
 minutes and seconds compare a table's methods roughly at best. A dash stands for what was not
-measured."""
+measured, and for differences of runs whose versions drew other mini-batches. A column with a
+paper's numbers is for their order: they are of its data and model, not of those above them."""
 
 
 def write_results(studies: Sequence[Any], folder: Path, judged: Sequence[Judged] = ()) -> Path:
     """Write RESULTS.md, RESULTS.html and the figures of all studies that have results.
 
-    discussion.md of the folder, where it is, becomes the end of both.
+    discussion.md of the folder, where it is, becomes the end of both, with its numbers filled in.
 
     Args:
       studies: of one paper.
@@ -101,10 +104,11 @@ def write_results(studies: Sequence[Any], folder: Path, judged: Sequence[Judged]
         names = ", ".join(str(study.result_path(folder)) for study in studies)
         raise FileNotFoundError(f"there are no results to report; looked for {names}.")
     title = f"# Results: {_PAPERS.get(studies[0].paper, studies[0].paper)}"
-    parts = [title, *claims_section(judged), _READING, *sections]
+    pairs = beside.section(one.claim for one in judged)
+    parts = [title, *claims_section(judged), *pairs, _READING, *sections]
     discussion = folder / DISCUSSION
     if discussion.exists():
-        parts.append(discussion.read_text(encoding="utf-8").strip())
+        parts.append(filled(discussion.read_text(encoding="utf-8"), studies, folder))
     write_page("\n\n".join(parts) + "\n", folder / RESULTS)
     return folder / RESULTS
 
@@ -183,27 +187,14 @@ def _styles(study: Any, shown: Sequence[str]) -> Styles:
 
 def _setting(study: Any, result: Mapping[str, Any]) -> str:
     declared = result.get("declared") or {}
-    seconds = [
-        cell["seconds"]
-        for column in result["columns"].values()
-        for cell in column["methods"].values()
-        if cell.get("seconds") is not None
-    ]
-    lines = [
-        f"Command: `python -m experiments.{study.paper} {study.short} --scale {result['scale']}`"
-    ]
+    seconds = [cell["seconds"] for cell in _cells(result) if cell.get("seconds") is not None]
+    command = f"`python -m experiments.{study.paper} {study.short} --scale {result['scale']}`"
+    lines = [f"Command: {command}{_older(result)}"]
     if seconds:
         lines.append(f"Time: {_minutes(sum(seconds))}, compilation and tuning included")
     if declared.get("hardware"):
         lines.append(f"Hardware: {declared['hardware']}")
-    seeds = sorted(
-        {
-            run["seed"]
-            for column in result["columns"].values()
-            for cell in column["methods"].values()
-            for run in cell["runs"]
-        }
-    )
+    seeds = sorted({run["seed"] for cell in _cells(result) for run in cell["runs"]})
     lines.append(
         f"Seeds: {', '.join(map(str, seeds))}; each has its own partition, first model, cohorts "
         "and mini-batches, the same for all methods"
@@ -217,9 +208,26 @@ def _setting(study: Any, result: Mapping[str, Any]) -> str:
     return "\n".join(f"- {line}." for line in lines)
 
 
+def _cells(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [cell for c in result["columns"].values() for cell in c["methods"].values()]
+
+
+def _older(result: Mapping[str, Any]) -> str:
+    """Say how many cells the command does not repeat."""
+    cells = _cells(result)
+    older = sum(not is_drawn_as_today(cell) for cell in cells)
+    if not older:
+        return ""
+    which = f"{older} of the {len(cells)}" if older < len(cells) else f"all {len(cells)}"
+    return (
+        f"; {which} cells are of versions whose seeds draw other cohorts and mini-batches than "
+        "today's, so that it repeats their settings and not their numbers"
+    )
+
+
 def _code(result: Mapping[str, Any]) -> list[str]:
     """Which version made the cells, and how many are compared with today's code."""
-    cells = [cell for c in result["columns"].values() for cell in c["methods"].values()]
+    cells = _cells(result)
     codes = [cell["code"] for cell in cells if cell.get("code")]
     if not codes:
         return []
@@ -231,11 +239,7 @@ def _code(result: Mapping[str, Any]) -> list[str]:
 
 
 def _tuning(result: Mapping[str, Any], declared: Mapping[str, Any]) -> str:
-    tried = [
-        len((cell.get("tuning") or {}).get("tried") or {})
-        for column in result["columns"].values()
-        for cell in column["methods"].values()
-    ]
+    tried = [len((cell.get("tuning") or {}).get("tried") or {}) for cell in _cells(result)]
     if not any(tried):
         return "none"
     held_out = declared.get("held_out")
@@ -289,21 +293,15 @@ def _column_tables(study: Any, column: Mapping[str, Any], groups: Sequence[Group
 def _with_paper(
     study: Any, rows: list[list[str]], paper: Mapping[str, Any], groups: Sequence[Group]
 ) -> list[list[str]]:
-    """The table with the paper's accuracies, and how far ours are above them."""
+    """The table with the paper's accuracies, which are of other data or other models."""
     accuracies = paper.get("accuracy") or {}
     if not accuracies:
         return rows
-    added = [[study.paper_head, "ours - paper"]]
+    added = [study.paper_head]
     for group in groups:
         printed = accuracies.get(group.label)
-        added.append([NOTHING] * 2 if printed is None else _beside(printed, estimate(tops(group))))
-    return [[*row, *more] for row, more in zip(rows, added, strict=True)]
-
-
-def _beside(printed: float, ours: Estimate) -> list[str]:
-    if math.isnan(ours.mean):
-        return [f"{printed:.2f}", NOTHING]
-    return [f"{printed:.2f}", f"{ours.mean - printed:+.2f}"]
+        added.append(NOTHING if printed is None else f"{printed:.2f}")
+    return [[*row, more] for row, more in zip(rows, added, strict=True)]
 
 
 def _cost_table(

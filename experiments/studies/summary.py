@@ -8,8 +8,16 @@ writes it from the kept results.
 import importlib
 from pathlib import Path
 
-from experiments.studies.claims import Judged, chance_note, judge, level_note
-from experiments.studies.verdicts import CONTRADICTED, DEPENDS, SHOWS, UNDECIDED, WAYS, one_way
+from experiments.studies.claims import Judged, chance_note, judge, level_note, tail_note
+from experiments.studies.verdicts import (
+    AT_SCALE,
+    CONTRADICTED,
+    DEPENDS,
+    SHOWS,
+    UNDECIDED,
+    WAYS,
+    one_way,
+)
 from fedjax_lab.estimates import NOTHING, markdown_table
 from fedjax_lab.machine.files import write_text
 
@@ -26,6 +34,7 @@ KINDS = (
     *(one_way(SHOWS, way) for way in reversed(WAYS)),
     DEPENDS,
     UNDECIDED,
+    AT_SCALE,
     _ONE_WAY,
     CONTRADICTED,
 )
@@ -54,7 +63,8 @@ def summary() -> str:
         rows.append([name, *_counts(judged)])
         everything += judged
     rows.append(["all", *_counts(everything)])
-    return f"{markdown_table(rows)}\n\n{chance_note(everything)} {level_note(everything)}".rstrip()
+    notes = (chance_note(everything), level_note(everything), tail_note(everything))
+    return f"{markdown_table(rows)}\n\n{' '.join(filter(None, notes))}"
 
 
 def _counts(judged: list[Judged]) -> list[str]:

@@ -7,9 +7,9 @@ from fedjax_lab.estimates import NOTHING, Estimate, format_estimate
 
 SHOWS, CONTRADICTED, UNDECIDED = "shows", "contradicted", "undecided"
 DEPENDS = "depends on the measure"
+AT_SCALE = "contradicted at this scale"
 WAYS = ("written", "published")
 MARGIN = 1.0  # of claims that two methods are alike, in points
-CHANCE = 0.025  # of a claim to show, or to be contradicted, where there is no difference
 _CONFIDENCE = 0.95  # of each one-sided test of "alike"
 _MOST_SEEDS = 1000
 
@@ -22,27 +22,30 @@ class Decision(NamedTuple):
       estimate: the difference and its 95 % interval.
       seeds: how many would decide if mean and spread stayed as they are; None: it is decided, or
         ``_MOST_SEEDS`` would not do.
+      paired: whether it is of pairs of runs; if not, it is one of means.
     """
 
     verdict: str
     estimate: Estimate | None = None
     seeds: int | None = None
+    paired: bool = True
 
     def __str__(self) -> str:
         """Such as "undecided: 0.6 ± 0.7 (5 seeds)"."""
         if self.estimate is None:
             return NOTHING
-        text = f"{self.verdict}: {format_estimate(self.estimate, _digits(self.estimate))}"
+        text = f"{self.verdict}: {format_difference(self.estimate)}"
+        text += "" if self.paired else ", not paired"
         if self.verdict != UNDECIDED or self.estimate.half_width is None:
             return text
         return f"{text} ({self.seeds or f'> {_MOST_SEEDS:,}'} seeds)"
 
 
-def _digits(found: Estimate) -> int:
-    """Two where one digit would hide on which side of 0 the interval ends."""
+def format_difference(found: Estimate) -> str:
+    """Format with one digit, or two where one would hide on which side of 0 the interval ends."""
     half = found.half_width
     close = half is not None and abs(abs(found.mean) - half) < 0.1
-    return 2 if close or abs(found.mean) < 0.1 else 1
+    return format_estimate(found, 2 if close or abs(found.mean) < 0.1 else 1)
 
 
 def ahead(found: Estimate, by: float = 0.0) -> Decision:
@@ -108,15 +111,21 @@ def _quantile(share: float, n: int) -> float:
     return float(stats.t.ppf(share, n - 1)) if n > 1 else math.inf
 
 
-def both_measures(top: str, tail: str) -> str:
+def both_measures(top: Decision, tail: Decision, change: Estimate | None) -> str:
     """Join the verdicts on top and tail.
 
+    Two verdicts that differ are a difference between the measures only if the measures differ: one
+    interval may contain 0 and another, hardly shifted, may not.
+
     Args:
-      top, tail: verdicts; a dash where there is no such measure.
+      top, tail: decisions; a dash where there is no such measure.
+      change: the difference by top less that by tail, paired over the seeds.
     """
-    if NOTHING in (top, tail):
-        return top if tail == NOTHING else tail
-    return top if top == tail else DEPENDS
+    if NOTHING in (top.verdict, tail.verdict):
+        return top.verdict if tail.verdict == NOTHING else tail.verdict
+    if top.verdict == tail.verdict:
+        return top.verdict
+    return UNDECIDED if change is not None and ahead(change).verdict == UNDECIDED else DEPENDS
 
 
 def both_ways(written: str, published: str) -> str:
@@ -134,7 +143,7 @@ def both_ways(written: str, published: str) -> str:
         for way in WAYS:
             if said[way] == clear:
                 return one_way(clear, way)
-    return DEPENDS
+    return AT_SCALE if AT_SCALE in said.values() else DEPENDS
 
 
 def one_way(verdict: str, way: str) -> str:

@@ -73,25 +73,26 @@ def test_resnet_and_lstm_have_the_operations_of_their_weights():
     assert WORKLOADS["W4-fedspeed"].flop_per_round == 2 * WORKLOADS["W4"].flop_per_round
 
 
-def test_ratios_are_medians_over_repeats_to_the_opponent_with_the_smallest_median():
+def test_ratios_are_medians_over_repeats_to_the_best_opponent_of_each():
     times = {
-        "fedjax_lab": [1.0, 2.0, 4.0],
-        "torch": [4.0, 4.0, 4.0],
-        "pfl": [3.0, 1.0, 5.0],  # median 3: the best opponent
+        "fedjax_lab": {0: 1.0, 1: 2.0, 2: 4.0},
+        "torch": {0: 4.0, 1: 4.0, 2: 4.0},
+        "pfl": {0: 3.0, 1: 1.0},  # fails in the third
     }
     found = compare.ratios(times)
-    assert found["fedjax_lab"] == (1.25, 0.5, 3.0)
-    assert found["torch"] == (0.75, 0.25, 1.25)
+    assert found["fedjax_lab"] == (1.0, 0.5, 3.0)
+    assert found["torch"] == (0.75, 0.25, 1.0)
     assert found["pfl"] == (1.0, 1.0, 1.0)
-    assert compare.ratios({"fedjax_lab": [1.0]}) == {"fedjax_lab": None}
+    assert compare.ratios({"fedjax_lab": {0: 1.0}}) == {"fedjax_lab": None}
 
 
 def answer(seconds, compile_seconds=None):
     return {
-        "seconds_per_round": [seconds, seconds],
+        "milliseconds": [1e3 * seconds, 1e3 * seconds],
         "compile_seconds": compile_seconds,
         "peak_bytes": 5_000_000,
         "device": "cpu",
+        "threads": 2,
         "versions": {},
     }
 
@@ -112,21 +113,18 @@ def test_systems_take_turns_and_missing_ones_are_named():
     first.remove(("W3", "pfl"))  # known by then to be missing
     assert turns == first + [turn for turn in first if turn[1] != "pfl"]
 
-    rows = compare.rows_of("W3", "noise", answers["W3"], peak=1e12)
-    ours, torch, pfl = rows
-    assert ours["samples_per_second"] == pytest.approx(10_000 / 0.1)
-    assert ours["ratio_to_best_opponent"] == pytest.approx(4.0)
-    assert ours["share_of_peak"] == pytest.approx(7.532e9 / 0.1 / 1e12)
-    assert (torch["ratio_low"], torch["ratio_high"]) == (1.0, 1.0)
-    assert (pfl["status"], pfl["samples_per_second"]) == ("not installed: pfl", None)
-    text = compare.table(rows)
+    sources = dict.fromkeys(plan, "noise")
+    text = compare.table(compare.measured(plan, sources, answers, gemm_gflops=[{"jax": 1e3}]))
     assert "| W3 | pfl | not installed: pfl |" in text
-    assert "4.00 (4.00 to 4.00)" in text
+    share = f"{7.532e9 / 0.1 / 1e12:.1%}"
+    ours = f"| W3 | fedjax_lab | 100,000 | 4.00 (4.00 to 4.00) | 100.0 | - | {share} | 5 |"
+    assert ours in text
+    assert "| W3 | torch | 25,000 | 1.00 (1.00 to 1.00) | 400.0 |" in text
 
 
 @pytest.mark.slow
-def test_a_smoke_run_of_our_own_writes_a_row_per_system(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(benchmark, "measure_peak", lambda torch_python: {"jax": 1e11})
+def test_a_smoke_run_of_our_own_stores_what_each_process_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark, "measure_peak", lambda torch_python: {"jax": 100.0})
     # An interpreter without PyTorch, wherever the tests run.
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "$@"\n')
@@ -136,12 +134,18 @@ def test_a_smoke_run_of_our_own_writes_a_row_per_system(tmp_path, monkeypatch, c
         f"--scale smoke --workloads W3 --systems fedjax_lab torch --torch-python {python} "
         f"--json {file}".split()
     )
-    ours, torch = json.loads(file.read_text())
-    assert {"workload", "system", *compare.MEASURED} <= ours.keys() == torch.keys()
-    assert (ours["workload"], ours["system"], ours["status"]) == ("W3", "fedjax_lab", "measured")
-    assert ours["samples_per_second"] * ours["seconds_per_round"] == pytest.approx(10_000)
-    assert ours["ratio_to_best_opponent"] is None
+    found = json.loads(file.read_text())
+    assert found["gemm_gflops"] == [{"jax": 100.0}] * 2
+    assert {"processor", "cores", "memory_gib"} == found["machine"].keys()
+    assert found["command"].startswith("python -m experiments.benchmarks --scale smoke")
+    workload = found["workloads"]["W3"]
+    ((ours,), (torch,)) = (workload["systems"][name] for name in ("fedjax_lab", "torch"))
+    assert workload["samples_per_round"] == 10_000
+    assert len(ours["milliseconds"]) == 1
+    assert ours["milliseconds"][0] > 0
     assert ours["compile_seconds"] > 0
+    assert ours["threads"] >= 1
+    assert ours["versions"]["jax"] == jax.__version__
     assert ours["peak_bytes"] > 60_000 * 784  # the images are in memory
     assert torch["status"].startswith("not installed")
     assert "| W3 | torch | not installed" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Verdicts on claims: from the rules alone, on differences whose intervals are known."""
 
 import importlib
+import json
 import math
 from pathlib import Path
 
@@ -8,23 +9,27 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.studies import claims, measures, summary
+from experiments.leaderboard import beside
+from experiments.leaderboard.cells import RESULTS
+from experiments.studies import chance, claims, measures, paper_numbers, summary
 from experiments.studies.claims import Claim, decide
+from experiments.studies.groups import difference
 from experiments.studies.summary import PAPERS
 from experiments.studies.verdicts import (
+    AT_SCALE,
     CONTRADICTED,
     DEPENDS,
     SHOWS,
     UNDECIDED,
     ahead,
     alike,
-    both_measures,
     both_ways,
     seeds_needed,
 )
 from fedjax_lab.estimates import NOTHING, estimate
 from fedjax_lab.report.runs import Group, Run
 
+STRONGEST = ("FedACG", "MIFAM", "FedMLBM", "FedAMS", "FedCM")  # of the papers' tables
 ROUNDS = 20  # of which the last two are the tail
 
 
@@ -36,7 +41,7 @@ def group(method, tops, tails=None, **config):
         rows = [
             {"round": t, "accuracy": a / 100} for t, a in ((10, top), (19, end - 1), (20, end + 1))
         ]
-        config = {"rounds": ROUNDS, "partition": {"hash": str(seed)}}
+        config = {"rounds": ROUNDS, "partition": {"hash": str(seed)}, "drawn": True, **config}
         runs.append(Run(Path(), method, seed, {}, rows, config, {}, {}, {}))
     return Group(method, runs, "")
 
@@ -50,7 +55,7 @@ def claim(ahead="A", of=("B",), **more):
 
 
 def verdict(*arguments):
-    return decide(*arguments)[0].verdict
+    return decide(*arguments).top.verdict
 
 
 def test_a_difference_is_decided_where_its_interval_leaves_zero_out():
@@ -62,7 +67,7 @@ def test_a_difference_is_decided_where_its_interval_leaves_zero_out():
         (-half - 0.01, CONTRADICTED),
     ):
         found = groups(A=[80 + mean - 0.5, 70 + mean, 60 + mean + 0.5], B=[80, 70, 60])
-        decision = decide(claim(), found)[0]
+        decision = decide(claim(), found).top
         assert decision.verdict == expected
         assert decision.estimate.mean == pytest.approx(mean)
         assert decision.estimate.half_width == pytest.approx(half)
@@ -73,11 +78,89 @@ def test_top_and_tail_are_decided_apart():
         "A": group("A", [80, 81, 82], tails=[50, 60, 70]),
         "B": group("B", [70, 71, 72], tails=[50.1, 59.8, 70.2]),
     }
-    top, tail = decide(claim(), found)
-    assert (top.verdict, tail.verdict) == (SHOWS, UNDECIDED)
-    assert tail.estimate.mean == pytest.approx(-0.1 / 3)
-    assert both_measures(top.verdict, tail.verdict) == DEPENDS
-    assert both_measures(SHOWS, NOTHING) == both_measures(SHOWS, SHOWS) == SHOWS
+    both = decide(claim(), found)
+    assert (both.top.verdict, both.tail.verdict) == (SHOWS, UNDECIDED)
+    assert both.tail.estimate.mean == pytest.approx(-0.1 / 3)
+    assert both.verdict == DEPENDS  # 10 points by top, 0 by tail
+    assert both.evaluations == 2
+    assert decide(claim(), groups(A=[80, 81, 82], B=[70, 71, 72.1])).verdict == SHOWS
+
+
+@pytest.mark.parametrize(
+    ("tails", "expected"),
+    [([75.9, 75.2, 76.3], UNDECIDED), ([74.9, 75.0, 75.15], DEPENDS)],
+)
+def test_measures_that_differ_by_chance_leave_a_claim_undecided(tails, expected):
+    """The top shows and the tail does not, by a difference of the two that may be chance."""
+    rivals, ends = [80.0, 80.0, 80.0], [75.0, 75.0, 75.0]
+    tops = [81.0, 81.1, 80.9]
+    found = {"A": group("A", tops, tails), "B": group("B", rivals, ends)}
+    both = decide(claim(), found)
+    assert (both.top.verdict, both.tail.verdict) == (SHOWS, UNDECIDED)
+    change = np.array(tops) - rivals - (np.array(tails) - ends)
+    assert (stats.ttest_1samp(change, 0).pvalue < 0.05) == (expected == DEPENDS)
+    assert both.verdict == expected
+
+
+def test_a_tail_of_one_evaluation_says_so():
+    found = groups(A=[80, 81, 82], B=[70, 71, 72.1])
+    for each in found.values():
+        for run in each.runs:
+            del run.rows[1]
+    both = decide(claim(), found)
+    assert both.evaluations == 1
+    assert both.texts[1].endswith(", one evaluation")
+    judged = [claims.Judged(claim(), both, claims.Compared(), both.verdict)]
+    assert claims.tail_note(judged).startswith("In 1 of the 1 claims that have a tail")
+
+
+def test_runs_of_versions_that_draw_otherwise_are_not_paired():
+    first, second = [80.0, 82.0, 81.0], [75.0, 79.0, 78.0, 74.0]
+    found = {"A": group("A", first), "B": group("B", second, drawn=False)}
+    decision = decide(claim(), found).top
+    welch = stats.ttest_ind(first, second, equal_var=False)
+    low, high = welch.confidence_interval(0.95)
+    half = decision.estimate.half_width
+    assert decision.estimate.mean == pytest.approx((low + high) / 2)
+    # Its degrees of freedom are cut to whole ones, which makes the interval wider.
+    assert (
+        (high - low) / 2
+        <= half
+        < stats.t.ppf(0.975, int(welch.df)) / stats.t.ppf(0.975, welch.df) * (high - low) / 2 + 1e-9
+    )
+    assert str(decision).endswith(", not paired")
+    assert "not paired" not in str(decide(claim(), groups(A=first, B=second[:3])).top)
+    assert difference(found["A"], group("C", [1.0], drawn=False), measures.top) is None
+
+
+@pytest.mark.parametrize(("rivals", "seeds"), [(1, 3), (1, 10), (2, 3), (5, 10), (9, 10)])
+def test_chances_are_those_of_t_tests_against_the_best_of_equal_rivals(rivals, seeds):
+    rng, draws = np.random.default_rng(5), 20_000
+    own = rng.normal(size=(draws, seeds))
+    others = rng.normal(size=(draws, seeds, rivals))
+    best = np.take_along_axis(others, others.mean(1).argmax(1)[:, None, None], 2)[..., 0]
+    test = stats.ttest_rel(own, best, axis=1)
+    significant = test.pvalue < 0.05
+    found = chance.of(rivals, seeds)
+    for sign, said in zip((1, -1), found, strict=True):
+        share = 100 * np.mean(significant & (sign * test.statistic > 0))
+        error = 100 * math.sqrt(max(share, 0.1) / 100 / draws)
+        assert abs(share - said) < 4 * error
+    assert chance.simulate(rivals, seeds, 20_000).contradicted == pytest.approx(
+        found.contradicted, rel=0.15
+    )
+
+
+def test_the_chances_of_a_page_add_up_over_its_comparisons():
+    found = groups(A=[80, 81, 82], B=[70, 71, 72], C=[60, 61, 62])
+    pairs = [
+        claims.Judged(one, decide(one, found), claims.Compared(), SHOWS)
+        for one in (claim(), claim(of=("B", "C")), claim(alike=True), claim(by=5.0))
+    ]
+    text = claims.chance_note(pairs)
+    contradicted = (2.5 + chance.of(2, 3).contradicted) / 100
+    assert "4 claims in 4 comparisons, of which 2 say that a method is ahead" in text
+    assert f"and {contradicted:.1f} would be contradicted (against one rival" in text
 
 
 def test_the_best_rival_counts():
@@ -128,7 +211,7 @@ def test_an_undecided_difference_says_how_many_seeds_would_decide():
 def test_a_change_is_counted_from_another_column():
     now = groups(A=[70, 71, 72], B=[80, 81, 82])
     before = groups(A=[71, 72.1, 73], B=[85, 86, 87.2])
-    decision = decide(claim(), now, before)[0]
+    decision = decide(claim(), now, before).top
     assert decision.verdict == SHOWS
     assert decision.estimate.mean == pytest.approx((4 + 3.9 + 4.2) / 3)
 
@@ -136,9 +219,9 @@ def test_a_change_is_counted_from_another_column():
 def test_a_run_that_ended_early_leaves_no_verdict():
     found = groups(A=[80, 80, 80], B=[70, 70, 70])
     found["A"].runs[1].rows.pop()
-    assert [one.verdict for one in decide(claim(), found)] == [NOTHING, NOTHING]
-    lost = claim(measure=measures.LOST)
-    assert decide(lost, found)[0].verdict == NOTHING
+    both = decide(claim(), found)
+    assert [both.top.verdict, both.tail.verdict] == [NOTHING, NOTHING]
+    assert verdict(claim(measure=measures.LOST), found) == NOTHING
 
 
 def test_measures_of_a_run():
@@ -163,6 +246,9 @@ def test_measures_of_a_run():
         (CONTRADICTED, CONTRADICTED, CONTRADICTED),
         (UNDECIDED, CONTRADICTED, f"{CONTRADICTED} only as published"),
         (UNDECIDED, DEPENDS, DEPENDS),
+        (UNDECIDED, AT_SCALE, AT_SCALE),
+        (AT_SCALE, NOTHING, AT_SCALE),
+        (CONTRADICTED, AT_SCALE, f"{CONTRADICTED} only as written"),
     ],
 )
 def test_both_ways_make_one_verdict(written, published, both):
@@ -205,9 +291,9 @@ def test_an_undecided_claim_within_a_point_is_marked(differences, expected):
     sides = (stats.ttest_1samp(differences, -1, alternative="greater").pvalue,)
     sides += (stats.ttest_1samp(differences, 1, alternative="less").pvalue,)
     about = claim()
-    decisions = (*decide(about, found), *decide(about, {}))
-    said = both_measures(decisions[0].verdict, decisions[1].verdict)
-    judged = claims.Judged(about, decisions, said, marked=False)
+    written = decide(about, found)
+    said = written.verdict
+    judged = claims.Judged(about, written, decide(about, {}), said, marked=False)
     assert judged.is_level is expected
     assert expected == (said == UNDECIDED and max(sides) < 0.05)
     assert ("within a point" in claims.claims_section([judged])[3]) is expected
@@ -226,3 +312,63 @@ def test_a_claim_of_programs_that_were_not_solved_is_marked():
     assert claims._is_marked(claim(of=("B", "C")), found)
     assert claims._is_marked(claim("C"), found)
     assert not claims._is_marked(claim(), found)
+
+
+def test_a_claim_is_contradicted_at_its_scale_where_a_larger_experiment_reverses_it():
+    small, large = (
+        groups(A=[70, 71, 72.1], B=[80, 81, 82]),
+        groups(A=[80, 81, 82], B=[70, 71, 72.1]),
+    )
+    again = claims.Judged(claim(), decide(claim(), large), claims.Compared(), SHOWS)
+    ways = [decide(claim(), small), claims.Compared()]
+    assert claims._at_scale(ways, again) == [AT_SCALE, NOTHING]
+    assert claims._at_scale(ways, None) == [CONTRADICTED, NOTHING]
+    level = claims.Judged(claim(), decide(claim(), small), claims.Compared(), CONTRADICTED)
+    assert claims._at_scale(ways, level) == [CONTRADICTED, NOTHING]
+    reversing = {
+        one.claim.reversed_by: one.verdict
+        for paper in PAPERS
+        for one in summary.judged_of(paper)
+        if one.claim.reversed_by
+    }
+    assert len(reversing) == 2
+    assert AT_SCALE in reversing.values()
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_claim_names_its_rivals_and_the_strongest_that_was_not_run(paper):
+    """By the accuracies that the paper prints."""
+    studies = importlib.import_module(f"experiments.{paper}.__main__").STUDIES
+    columns = {s.short: s.scales["machine"].columns for s in studies}
+    for one in importlib.import_module(f"experiments.{paper}.claims").CLAIMS:
+        assert len(one.of) == 1 or all(name in one.headline for name in one.of)
+        assert all(name in one.headline for name in one.left_out)
+        column = columns[one.study].get(one.column)
+        looked_up = dict(column.paper) if column else {}
+        if one.left_out and looked_up:
+            family = ("GradMA", "FedMo")  # the paper's own methods and their parts
+            printed = paper_numbers.paper_accuracies(
+                paper, looked_up, [*STRONGEST, *one.left_out, *one.of]
+            )["accuracy"]
+            rivals = {n: v for n, v in printed.items() if not n.startswith(family)}
+            assert max(rivals, key=rivals.get) == one.left_out[0], one.text
+
+
+def test_pairs_of_claims_stand_beside_the_leaderboards_cells():
+    pair = Claim("", "", "", "FedSpeed", ("FedAvg",))
+    head, about, table = beside.section([pair, pair, claim(), claim(alike=True)])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    assert head == "### Beside the leaderboard"
+    assert "`fedspeed all` is the method as its code runs it" in about
+    assert [row[0] for row in rows[2:]] == ["fedspeed: fedavg", "fedspeed all: fedavg"]
+    for name, row in zip(("fedspeed", "fedspeed_all"), rows[2:], strict=True):
+        files = [RESULTS / "skew-0.1" / f"{each}.json" for each in (name, "fedavg")]
+        own, other = (json.loads(file.read_text()) for file in files)
+        last = [i for i, number in enumerate(own["rounds"]) if number > 0.9 * own["rounds"][-1]]
+        tails = [
+            [np.mean([run["scores"][i] for i in last]) for run in cell["runs"]]
+            for cell in (own, other)
+        ]
+        low, high = stats.ttest_rel(*tails).confidence_interval(0.95)
+        assert row[1] == f"{(low + high) / 2:.2f} ± {(high - low) / 2:.2f}"
+    assert beside.section([claim()]) == []

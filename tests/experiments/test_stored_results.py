@@ -3,8 +3,12 @@
 import functools
 import importlib
 import json
+import random
+import re
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from experiments.studies import numbers
 from experiments.studies.fingerprint import fingerprint, is_same, specification
@@ -90,14 +94,55 @@ def test_another_method_has_another_fingerprint():
 
 
 @pytest.mark.parametrize("paper", numbers.PAGES)
-def test_each_number_of_a_discussion_stands_in_the_results(paper):
+def test_each_number_of_a_discussion_is_one_of_results_or_settings(paper):
     assert numbers.check(paper) == []
 
 
-def test_a_number_that_the_page_does_not_have_is_found():
-    page = "| A | 81.92 ± 0.13 | 1,200 |"
-    assert numbers.missing(page, "81.9, 82 and 81.92 ± 0.13 in 1,200 rounds") == []
-    lost = numbers.missing(page, "81.8 in 1,201 rounds, 81.9 ± 0.2")
-    assert lost == ["81.8", "1201", "0.2", "81.9 ± 0.2"]
-    assert numbers.missing(page, "81.923") == ["81.923"]
-    assert numbers.missing(page, "7 and 0.1 ± 81.9", elsewhere=("7",)) == ["0.1 ± 81.9"]
+@pytest.mark.parametrize("paper", numbers.PAGES)
+def test_a_number_in_place_of_another_is_found(paper):
+    """All fields replaced by random numbers, and all numbers of settings by others."""
+    source = (numbers.ROOT / paper / numbers.DISCUSSION).read_text(encoding="utf-8")
+    head, text = source.split("-->", 1)
+    rng = random.Random(0)
+    places = [*re.finditer(r"\{\w+ [\w-]+ [^{}]+\}|(?<![\w.])\d[\d,]*(?:\.\d+)?", text)]
+    assert len(places) > 20
+    passed = 0
+    for place in places:
+        other = f"{rng.uniform(0, 100):.{rng.choice((0, 1, 2))}f}"
+        changed = f"{head}-->{text[: place.start()]}{other}{text[place.end() :]}"
+        passed += other != place.group() and not numbers.unbound(changed)
+    assert passed <= 0.05 * len(places)
+
+
+def test_fields_are_filled_from_the_cells_that_they_name(tmp_path):
+    studies = importlib.import_module("experiments.fedswa.__main__").STUDIES
+    result = json.loads((numbers.ROOT / "fedswa/results/table_8.json").read_text(encoding="utf-8"))
+    cells = result["columns"]["dirichlet_equal:0.1"]["methods"]
+    tops, ends = (
+        {
+            name: np.array([100 * best(run["curves"]["accuracy"]) for run in cells[name]["runs"]])
+            for name in ("FedSMOO", "FedMoSWA", "FedGAMMA")
+        }
+        for best in (max, lambda values: values[-1])
+    )
+    lead = tops["FedMoSWA"] - tops["FedSMOO"]
+    low, high = stats.ttest_1samp(lead, 0).confidence_interval(0.95)
+    source = """<!--
+eight = table_8 / dirichlet_equal:0.1
+settings = Table 8
+-->
+
+{eight mean FedMoSWA :3}, {eight mean-last FedSMOO :2}, {eight lead FedMoSWA | FedGAMMA | FedSMOO},
+{eight gap FedMoSWA | FedSMOO}, {eight paper FedSMOO} and {eight chosen-client_lr FedSMOO} of
+Table 8
+"""
+    text = numbers.filled(source, studies, numbers.ROOT / "fedswa")
+    assert text.split() == [
+        *(f"{tops['FedMoSWA'].mean():.3f},", f"{ends['FedSMOO'].mean():.2f},"),
+        *(f"{lead.mean():.2f}", "±", f"{(high - low) / 2:.2f},"),
+        *(f"{abs(lead.mean()):.1f},", "46.5", "and", "0.1", "of", "Table", "8"),
+    ]
+    for wrong in ("eight mean FedX", "eight medium FedSMOO", "nine mean FedSMOO"):
+        with pytest.raises(ValueError, match=wrong.split()[0]):
+            numbers.filled(f"{source}{{{wrong}}}", studies, numbers.ROOT / "fedswa")
+    assert numbers.unbound(f"{source} 3.1 in Table 9 and Table 8.5") == ["3.1", "9", "8.5"]

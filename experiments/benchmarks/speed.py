@@ -1,0 +1,177 @@
+"""What docs/performance.md and README say of speed, from what ``make bench`` stored.
+
+    python -m experiments.benchmarks.page_figures
+
+writes table and sentences between the marks of the pages, with the figures.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.benchmarks.compare import OPPONENTS, OURS, peak_of, ratios, spread, times_of
+from experiments.benchmarks.workloads import WORKLOADS
+from fedjax_lab.machine.files import write_text
+
+STORED = Path(__file__).parent / "cpu.json"
+ROOT = Path(__file__).parents[2]
+_LIBRARY, _OWN = OURS
+_FASTEST = "the fastest of a PyTorch loop, `torch.func.vmap` and pfl-research"
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+class Speedup(NamedTuple):
+    """A row of the first table of docs/performance.md.
+
+    Attributes:
+      label: workload, and whose model.
+      workload: its name.
+      is_own: whether the model is one of the user's own, a second row of its workload.
+      ratio: (median, lowest, highest) over the repeats, to the best opponent of each.
+    """
+
+    label: str
+    workload: str
+    is_own: bool
+    ratio: tuple[float, float, float]
+
+
+def speedups(found: Mapping[str, Any]) -> list[Speedup]:
+    """Return the rows, the fastest first.
+
+    Args:
+      found: what ``experiments.benchmarks`` stored.
+    """
+    rows = []
+    for name, of in found["workloads"].items():
+        compared = ratios(times_of(of["systems"]))
+        for system in OURS:
+            if compared.get(system):
+                is_own = system == _OWN
+                title = "your own flax CNN" if is_own else WORKLOADS[name].title.split(",")[0]
+                rows.append(Speedup(f"{name}: {title}", name, is_own, compared[system]))
+    return sorted(rows, key=lambda row: -row.ratio[0])
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return the first table of docs/performance.md as Markdown.
+
+    Args:
+      found: what ``experiments.benchmarks`` stored.
+    """
+    peak = peak_of(found)
+    lines = [
+        "| workload | next to the best opponent | the PyTorch loop | `torch.func.vmap` | pfl "
+        "| share of the GEMM peak: ours, the loop's |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in speedups(found):
+        workload, of = WORKLOADS[row.workload], found["workloads"][row.workload]
+        times = times_of(of["systems"])
+        own = times[_OWN if row.is_own else _LIBRARY]
+        each = [ratios({"own": own, name: times.get(name, {})}, [name]) for name in OPPONENTS]
+        cells = ["-" if one.get("own") is None else f"{one['own'][0]:.2f}" for one in each]
+        shares = [
+            f"{of['flop_per_round'] / np.median([*seconds.values()]) / peak:.0%}"
+            for seconds in (own, times.get("torch", {}))
+            if seconds and peak
+        ]
+        sizes = (
+            f"{workload.cohort_size} of {workload.num_clients:,} clients, {workload.local_steps} "
+            f"steps of batch {workload.batch_size}"
+        )
+        title = "a flax CNN of the user's own with `Conv` and `max_pool`, as W1s"
+        label = title if row.is_own else f"{workload.title}, {sizes}"
+        cells = [f"{row.workload}: {label}", spread(row.ratio), *cells, ", ".join(shares) or "-"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """Return how many times as fast as the best opponent it is, each workload counted once.
+
+    Args:
+      found: what ``experiments.benchmarks`` stored.
+    """
+    rows = [row for row in speedups(found) if not row.is_own]
+    ahead = [row.ratio[0] for row in rows if row.ratio[0] >= 1]
+    behind = [row for row in rows if row.ratio[0] < 1]
+    text = f"{min(ahead):.2f} to {max(ahead):.2f} times as fast as {_FASTEST}"
+    count = _NUMBERS[len(rows)]
+    if not behind:
+        return f"{text}, over {count} workloads"
+    slower = ", ".join(f"{row.ratio[0]:.2f} on {row.label.split(': ')[1]}" for row in behind)
+    return f"{text} on {_NUMBERS[len(ahead)]} of {count} workloads, and {slower}"
+
+
+def about(found: Mapping[str, Any]) -> str:
+    """Return where, when and with what it was measured, as a list in Markdown.
+
+    Args:
+      found: what ``experiments.benchmarks`` stored.
+    """
+    answers = {
+        system: answer
+        for of in found["workloads"].values()
+        for system, given in of["systems"].items()
+        for answer in given
+        if "status" not in answer
+    }
+    versions: dict[str, str] = {}
+    for answer in answers.values():
+        versions |= answer["versions"]
+    shown = ", ".join(
+        f"{name} {versions[name]}" for name in ("jax", "torch", "pfl", "python") if name in versions
+    )
+    threads = ", ".join(f"{system} {answer['threads']}" for system, answer in answers.items())
+    machine, peak = found["machine"], peak_of(found)
+    place = f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gib']:.0f} GiB"
+    gemm = f"; float32 products of 2048 x 2048 ran at {peak / 1e9:,.0f} GFLOP/s" if peak else ""
+    made = f"fedjax_lab {versions.get('fedjax_lab', '-')}, commit {found['commit']}"
+    lines = {
+        "Machine": f"{place} of memory, no GPU; load {found['load']:.1f} before the run{gemm}",
+        "Versions": f"{shown}; {made}, on {found['date']}",
+        "Threads": threads,
+        "Command": f"`{found['command']}`",
+    }
+    return "\n".join(f"- **{name}.** {text}." for name, text in lines.items())
+
+
+def pages(found: Mapping[str, Any]) -> dict[Path, str]:
+    """Return the pages with what was measured between their marks.
+
+    Args:
+      found: what ``experiments.benchmarks`` stored.
+    """
+    said = {"speed": sentence(found), "speed table": f"\n{table(found)}\n"}
+    said["speed machine"] = f"\n{about(found)}\n"
+    texts = {}
+    for name in ("README.md", "docs/comparison.md", "docs/performance.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for mark, content in said.items():
+            before, begin, rest = text.partition(f"<!-- {mark} -->")
+            if begin:
+                _, end, after = rest.partition(f"<!-- /{mark} -->")
+                text = f"{before}{begin}{content}{end}{after}"
+        texts[ROOT / name] = text
+    return texts
+
+
+def stored() -> Mapping[str, Any] | None:
+    """Return what ``make bench`` stored; None if it has not yet."""
+    if not STORED.exists():
+        return None
+    found: Mapping[str, Any] = json.loads(STORED.read_text(encoding="utf-8"))
+    return found
+
+
+def write() -> list[Path]:
+    """Write the pages; returns them."""
+    found = stored()
+    texts = {} if found is None else pages(found)
+    for path, text in texts.items():
+        write_text(path, text)
+    return list(texts)
