@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int
+from fedjax_lab.data.dtypes import stored_dtype
 from fedjax_lab.data.federated import (
     FederatedArrays,
     PartitionInfo,
@@ -28,7 +29,7 @@ from fedjax_lab.data.federated import (
 from fedjax_lab.data.heterogeneity import Heterogeneity, describe, labels_of, targets_of
 from fedjax_lab.data.partition import Partition
 from fedjax_lab.data.records import open_records
-from fedjax_lab.data.stream_files import content_of, map_file, open_stream, stored_dtype
+from fedjax_lab.data.stream_files import content_of, map_file, open_stream
 from fedjax_lab.machine.memory import device_memory
 from fedjax_lab.signatures import suggest_keywords
 
