@@ -193,7 +193,7 @@ def _read(table: Table, inputs: Sequence[str], config: Any, first: Rows | None =
         inputs,
         target,
         client=None if lacks_ids else config.client,
-        categories=dict.fromkeys(config.categories),
+        categories=dict.fromkeys(config.categories) or None,
         first=first,
         names=("x", "target"),
     )

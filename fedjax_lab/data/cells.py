@@ -3,13 +3,13 @@
 Axes: n rows of a table, d distinct values of a column.
 """
 
+import math
+import numbers
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from fedjax_lab.checks import check_number
 
 # Marks of a missing value, in small letters.
 MARKS = ("", "?", "na", "n/a", "#n/a", "nan", "<na>", "null", "none", "-", ".")
@@ -57,7 +57,7 @@ class Missing:
         an empty cell, None and NaN, and other marks are errors. None: all are errors.
 
     Raises:
-      TypeError, ValueError: it is none of these.
+      ValueError: it is none of these.
     """
 
     def __init__(self, meaning: Any):
@@ -65,13 +65,12 @@ class Missing:
         self.of_all = None if isinstance(meaning, Mapping) else meaning
         self.marks = {str(mark).strip().lower(): value for mark, value in marks.items()}
         for value in [*self.marks.values(), *([] if self.of_all is None else [self.of_all])]:
-            if isinstance(value, str) and value not in MEANINGS:
+            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if value not in MEANINGS and not (is_number and math.isfinite(value)):
                 raise ValueError(
-                    f"missing is {meaning!r}; it must be 'drop', 'mean', 'keep' or a number, or "
-                    "map marks of missing values to these, such as {'?': 'drop'}."
+                    f"missing is {meaning!r}; it must be 'drop', 'mean', 'keep' or a finite "
+                    "number, or map marks of missing values to these, such as {'?': 'drop'}."
                 )
-            if not isinstance(value, str):
-                check_number("missing", value)
 
     def has(self, meaning: str) -> bool:
         """Return True if a mark has this meaning.

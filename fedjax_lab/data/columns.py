@@ -58,12 +58,17 @@ def read_columns(
       ValueError: as ``from_table``.
     """
     given = dict(categories or {}) if first is None else dict(first.categories)
-    is_later = first is not None or any(values is not None for values in given.values())
+    # dict(train.categories) is empty if the first table had no text.
+    has_values = not given or any(values is not None for values in given.values())
+    is_later = first is not None or (categories is not None and has_values)
     found: dict[tuple[str, Any], Column] = {}
     for argument, of in zip(names, (x, y), strict=True):
         for name in several(of):
             is_category = True if name in given else (False if is_later else None)
-            found[argument, name] = table.column(argument, name, is_category)
+            values, marks = table.column(argument, name, is_category)
+            known = given.get(name) or ()  # NA, for example, if the first table has it as a value
+            marks = {mark: rows for mark, rows in marks.items() if mark not in known}
+            found[argument, name] = Column(values, marks)
     for name in given:
         if first is None and not any(name == column for _, column in found):
             raise ValueError(f"categories names {name!r}; it must be columns of text in x or y.")

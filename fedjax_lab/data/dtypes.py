@@ -28,8 +28,8 @@ def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
             f"{name} has an array of dtype {dtype}, which no device has; convert it, for example "
             "by array.astype(np.float64)."
         )
-    is_number = dtype.kind in "biufc" or jnp.issubdtype(dtype, jnp.number)
-    if not is_number:
+    # Those of ml_dtypes, such as bfloat16, have the kind "V".
+    if dtype.kind not in "biufcV" or (dtype.kind == "V" and not jnp.issubdtype(dtype, jnp.number)):
         raise ValueError(f"{name} has an array of dtype {dtype}; it must be numeric.")
     stored = jax.dtypes.canonicalize_dtype(dtype)
     if dtype.kind in "iu" and stored != dtype and array.size:

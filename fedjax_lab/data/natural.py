@@ -44,10 +44,10 @@ def from_table(
 
         clients = data.from_table("users.csv", client="user_id", x=["age", "dose"], y="response")
 
-    The cells of a CSV file are text. A column is one of numbers if at least half of its cells that
-    are not missing are numbers; then any other text is an error. It is one of truth values if all
-    are "true" or "false", and else one of categories. Other tables say the type of a column
-    themselves; only text that looks like numbers with mistakes is an error.
+    A column of text, as all columns of a CSV file are, is one of numbers if at least half of its
+    cells that are not missing are numbers (also as people write them: "2,5", "$25", "25%",
+    "1,000"). Then any text that is no number is an error. In a CSV file it is one of truth values
+    if all cells are "true" or "false". Otherwise it has categories.
 
     Args:
       table: a pandas or polars data frame, a pyarrow table, a ``Dataset`` of Hugging Face's
@@ -61,8 +61,8 @@ def from_table(
       y: name of the column of targets, or several names.
       min_size: examples that every client has at least.
       categories: {text column: its values in the order of their codes, or None for the values that
-        occur, sorted}. It makes a column one of text, whatever its cells are. If it has values,
-        such as ``dict(train.categories)`` for a second table, all other columns must be numbers.
+        occur, sorted}. It makes a column one of text, whatever its cells are. With the values of a
+        first table, ``dict(train.categories)``, all other columns must be numbers.
       missing: what a missing value means: "drop" (leave the row out), "mean" (of the column's other
         numbers) or a number to fill in, both in ``x`` alone, or "keep" (a category like others).
         None and NaN are missing, and in text the marks ``cells.MARKS`` (an empty cell, ?, NA, N/A,
@@ -75,7 +75,7 @@ def from_table(
       ``y`` become integers from 0; ``categories`` of the result gives their values.
 
     Raises:
-      TypeError: ``table`` has no named columns, or ``missing`` is no meaning.
+      TypeError: ``table`` has no named columns.
       FileNotFoundError: there is no such file.
       ImportError: narwhals or pyarrow is required and missing.
       ValueError: a file is damaged, or not UTF-8; a column is missing, has another length, values

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int
-from fedjax_lab.data.dtypes import stored_dtype
+from fedjax_lab.data.dtypes import stored_dtype, to_native
 from fedjax_lab.data.federated import (
     FederatedArrays,
     PartitionInfo,
@@ -96,7 +96,8 @@ class HostArrays:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, stored_dtype("examples", leaf)),
             self._arrays,
         )
-        self.targets = targets_of(self._arrays)
+        targets = targets_of(self._arrays)
+        self.targets = None if targets is None else to_native(targets)
         mapped = any(isinstance(leaf, np.memmap) for leaf in leaves)
         self.where = "in mapped files" if mapped else "in the host's memory"
 

@@ -58,7 +58,7 @@ class Table:
           table, missing: as in ``from_table``.
 
         Raises:
-          TypeError: ``table`` has no named columns, or ``missing`` is no meaning.
+          TypeError: ``table`` has no named columns.
           FileNotFoundError: there is no such file.
           ValueError: a file has another ending, or it is damaged; ``missing`` is no meaning; or
             columns of a data frame have the same name.
@@ -108,7 +108,7 @@ class Table:
                 return Column(integers, {})
         values, marks = self._read(argument, name, place)
         if not isinstance(values, Text):
-            return Column(values, marks)
+            return self._whole(values, marks)
         # NA may be an id among others of text, such as the code of Namibia. Among numbers it is a
         # mark.
         is_text = cells.kind_of(values, self.missing) != "numbers"
@@ -126,8 +126,7 @@ class Table:
         Args:
           argument, name: as in ``ids``.
           is_category: whether the column must be text (True) or numbers (False), as that of an
-            earlier table is. None: text of a data frame is text, and a column of a CSV file has the
-            kind that ``cells.kind_of`` finds.
+            earlier table is. None: text has the kind that ``cells.kind_of`` finds.
 
         Raises:
           ValueError: there is no such column; it has values of several kinds, or not of the
@@ -154,12 +153,12 @@ class Table:
             return Column(values, marks | self._marks(values, cells.TEXT_MARKS))
         marks |= self._marks(values, cells.MARKS)
         rest = [cell for cell in values.distinct if cell not in marks]
-        if rest and all(map(cells.is_truth, rest)):
+        if self._csv is not None and rest and all(map(cells.is_truth, rest)):
             truths = np.array([cell.strip().lower() == "true" for cell in values.distinct])
             return Column(truths[values.codes], marks)
         strays = [cell for cell in rest if not cells.is_number(cell)]
-        if strays or self._csv is None:
-            self._refuse(about, values, strays or rest)
+        if strays:
+            raise self._stray_error(about, values, strays)
         numbers = cells.to_numbers([cell if cell in rest else "0" for cell in values.distinct])
         return self._of_numbers(about, numbers[values.codes], marks)
 
@@ -223,33 +222,35 @@ class Table:
                 "numbers, or name the column in categories (on the command line --categories) if "
                 "they are categories."
             )
-        if self._csv is not None:
-            return kind not in ("numbers", "truths")
-        if kind != "numbers":
-            return True
-        strays = [cell for cell in text.distinct if cell.strip() and not cells.is_number(cell)]
-        if strays:
-            self._refuse(about, text, strays)
-        warnings.warn(
-            f"{about} is text and all of its cells are numbers; they become categories in the "
-            "order of text. Convert the column to numbers; or name it in categories (on the "
-            "command line --categories) if it has categories.",
-            UserWarning,
-            stacklevel=2,
-        )
-        return True
+        if self._csv is None and kind == "numbers" and all(map(cells.is_number, text.distinct)):
+            warnings.warn(
+                f"{about} is text whose cells are numbers, and read as numbers; name it in "
+                "categories (on the command line --categories) if it has categories.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return kind != "numbers" and not (kind == "truths" and self._csv is not None)
 
-    def _refuse(self, about: str, text: Text, strays: list[str]) -> None:
-        """Refuse text in a column of numbers, with the first row that has it."""
+    def _stray_error(self, about: str, text: Text, strays: list[str]) -> ValueError:
+        """Build the error for text in a column of numbers, with the first row that has it."""
         rows = np.flatnonzero(np.isin(text.codes, [text.distinct.index(cell) for cell in strays]))
-        raise ValueError(
+        return ValueError(
             f"{about} must be numbers, and {self.where(int(rows[0]))} has "
-            f"{text.distinct[text.codes[rows[0]]]!r}, which is text, as "
-            f"{len(rows):,} of {len(text.codes):,} rows have. Write numbers such as 2.5 or 1000; "
-            "or say what a mark of missing values means with missing (on the command line "
-            "--missing), such as 'drop'; or name the column in categories (--categories) if it has "
-            "categories."
+            f"{text.distinct[text.codes[rows[0]]]!r} ({len(rows):,} of {len(text.codes):,} rows "
+            "have text). Write numbers such as 2.5 or 1000; or say with missing (on the command "
+            "line --missing) what this text means, such as {'unknown': 'drop'}; or name the column "
+            "in categories (--categories) if it has categories."
         )
+
+    def _whole(self, ids: np.ndarray, marks: dict[str, np.ndarray]) -> Column:
+        """Convert ids to integers that are floats only because pandas has NaN among them."""
+        if ids.dtype.kind == "f" and ids.ndim == 1:
+            lacks = np.isnan(ids)
+            lacks[marks.get("", np.array([], int))] = True
+            filled = np.where(lacks, 0, ids)
+            if lacks.any() and (filled == np.rint(filled)).all() and abs(filled).max() < 2**53:
+                return Column(filled.astype(np.int64), marks | {"": np.flatnonzero(lacks)})
+        return Column(ids, marks)
 
     def _of_numbers(self, about: str, array: np.ndarray, marks: dict[str, np.ndarray]) -> Column:
         """Find missing values among numbers: NaN, and the marks of the user's that are numbers."""
@@ -317,7 +318,7 @@ def _read_file(path: Path) -> Any:
     if path.suffix != ".parquet":
         return CsvFile(path)
     try:
-        return parquet.read_table(path)
+        return parquet.read_table(path, page_checksum_verification=True)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(
             f"table is {str(path)!r}, which cannot be read as Parquet (damaged or cut short?); get "
