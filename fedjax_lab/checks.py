@@ -111,6 +111,34 @@ def check_number(
     return value
 
 
+def check_channels_last(argument: str, shape: tuple[int, ...]) -> None:
+    """Check that images are [..., H, W, C], not [..., C, H, W] as in PyTorch.
+
+    They count as channels first if the third last axis has 1, 3 or 4 entries, the last one more
+    than 4, and height and width would be alike: equal, or at least 16 and within a factor of two.
+
+    Args:
+      argument: the argument's name, for the error.
+      shape: of the images; of rank 4 or more, others pass.
+
+    Raises:
+      ValueError: images are channels first.
+    """
+    if len(shape) < 4:
+        return
+    channels, height, width = shape[-3:]
+    low, high = min(height, width), max(height, width)
+    is_square = low == high or (low >= 16 and high <= 2 * low)
+    if channels in (1, 3, 4) and width > 4 and is_square:
+        first = len(shape) - 3
+        axes = ", ".join(map(str, (*range(first), first + 1, first + 2, first)))
+        raise ValueError(
+            f"{argument} has shape {shape}, which looks like images with {channels} "
+            f"channel{'s' * (channels > 1)} first, as in PyTorch; here channels are last: "
+            f"transpose them, x.transpose({axes})."
+        )
+
+
 def check_scalar_or_schedule(
     argument: str, value: Any, *, minimum: float = 0.0, maximum: float = math.inf
 ) -> Any:

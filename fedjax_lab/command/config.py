@@ -37,7 +37,7 @@ _NUM_CLIENTS = 20
 # Not recorded if they have their defaults, so that older runs, which lack them, have equal records.
 _NEW = (
     *(*GUARDS, "sampling", "client", "x", "target", "task", "test_split"),
-    *("dataset_option", "tokens"),
+    *("dataset_option", "tokens", "categories", "missing"),
 )
 
 
@@ -133,9 +133,16 @@ class RunConfig:
     task: str | None = None
     """For a table: regression or classification. None: floats are a regression."""
 
+    categories: tuple[str, ...] = ()
+    """Of a table: columns of text, also where its cells are numbers, such as postcodes."""
+
+    missing: tuple[str, ...] = ()
+    """Of a table: what missing values mean: drop (their rows), mean (of the column) or a number, in
+    x, keep (a category); or MARK=MEANING for some marks, such as ?=drop. None: they are errors."""
+
     test_split: str = "clients:0.2"
     """Of a table, what tests: a share of the clients, all of whose rows training never sees;
-    examples:0.2, a share of each client's rows; or another file .csv or .parquet."""
+    examples:0.2, a share of each client's rows; or another file .csv, .tsv or .parquet."""
 
     data_dir: str | None = None
     """Folder with the data set's files, where it is not found by itself."""
@@ -316,7 +323,8 @@ class RunConfig:
                 option: list(value) if isinstance(value, tuple) else value
                 for option, value in parse_options(values[name], name).items()
             }
-        return {**values, **{name: list(values[name]) for name in ("x", "target", "log")}}
+        lists = ("x", "target", "categories", "missing", "log")
+        return {**values, **{name: list(values[name]) for name in lists}}
 
     def record(self) -> dict[str, Any]:
         """Return the settings for config.json: ``to_dict`` without paths.

@@ -34,6 +34,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
                 "x",
                 "target",
                 "task",
+                "categories",
+                "missing",
                 "test_split",
                 "partition",
                 "num_clients",

@@ -11,15 +11,18 @@ import numpy as np
 
 from fedjax_lab import data
 from fedjax_lab.checks import check_choice
+from fedjax_lab.data.cells import Missing
+from fedjax_lab.data.columns import Rows, read_columns
 from fedjax_lab.data.federated import from_partition
-from fedjax_lab.data.natural import read_columns
 from fedjax_lab.data.partition import Partition, number_owners
 from fedjax_lab.data.sources import TABLES, checked_splits
-from fedjax_lab.data.tables import Table
+from fedjax_lab.data.tables import FILES, Table
 
 TASKS = ("classification", "regression")
 SPLITS = ("clients", "examples")
-_FORMS = "clients:SHARE, examples:SHARE, or another file .csv or .parquet"
+_FORMS = "clients:SHARE, examples:SHARE, or another file .csv, .tsv or .parquet"
+_NAMES = ("client", "x", "target", "task", "categories", "missing")
+_ENDINGS = {"csv": (".csv", ".tsv"), "parquet": (".parquet",)}
 
 
 class TableData(NamedTuple):
@@ -60,7 +63,7 @@ def check_table(config: Any) -> None:
     if config.task is not None:
         check_choice("task", config.task, TASKS)
     if not is_table(config.dataset):
-        for name in ("client", "x", "target", "task"):
+        for name in _NAMES:
             if getattr(config, name):
                 raise ValueError(
                     f"{name} is {getattr(config, name)!r} and dataset {config.dataset!r}; columns "
@@ -68,8 +71,10 @@ def check_table(config: Any) -> None:
                 )
         return
     scheme, _, path = config.dataset.partition(":")
-    if Path(path).suffix != f".{scheme}":
-        raise ValueError(f"dataset is {config.dataset!r}; the file must end in .{scheme}.")
+    if Path(path).suffix not in _ENDINGS[scheme]:
+        allowed = " or ".join(_ENDINGS[scheme])
+        raise ValueError(f"dataset is {config.dataset!r}; the file must end in {allowed}.")
+    Missing(parse_missing(config.missing))
     if not config.target:
         raise ValueError(
             f"target is missing; dataset {config.dataset!r} is a table: set --target to the column "
@@ -86,7 +91,7 @@ def check_table(config: Any) -> None:
 def _split(text: str) -> tuple[str, float | int | None]:
     """Parse a split: ("clients" or "examples", share or number), or (path of a file, None)."""
     kind, _, amount = text.partition(":")
-    if Path(text).suffix in (".csv", ".parquet"):
+    if Path(text).suffix in FILES:
         return text, None
     try:
         check_choice("test_split", kind, SPLITS)
@@ -114,50 +119,87 @@ def load_table(config: Any) -> TableData:
       FileNotFoundError: there is no such file.
       ImportError: narwhals or pyarrow is missing.
     """
-    table = Table(config.dataset.partition(":")[2])
-    inputs = config.x or tuple(
-        name for name in table.columns if name not in (config.client, *config.target)
-    )
-    if not inputs:
-        raise ValueError(f"x is empty; {config.dataset} has no column but client and target.")
-    (x, y), categories = _read(table, inputs, config)
-    owners = names = None
-    if config.client is not None:
-        column = table.column("client", config.client)
-        names, owners = number_owners(column, config.min_client_size, f"client={config.client!r}")
+    table = Table(config.dataset.partition(":")[2], parse_missing(config.missing))
+    inputs = config.x or _other_columns(table, config)
+    found = _read(table, inputs, config)
+    (x, y), owners, names = found.examples, None, None
+    if found.ids is not None:
+        about = f"client={config.client!r}"
+        names, owners = number_owners(found.ids, config.min_client_size, about)
     kind, share = _split(config.test_split)
     if share is None:
-        return _with_file(config, kind, inputs, (x, y, names, owners), categories)
+        return _with_file(config, kind, inputs, found, (names, owners))
     seed = config.seed if config.partition_seed is None else config.partition_seed
     if owners is None or names is None:
         order = np.random.default_rng(seed).permutation(len(y))
         held = max(1, round(share * len(y)))
         parts = np.sort(order[held:]), np.sort(order[:held])
-        return _divided(config, (x, y), parts, categories)
+        return _divided(config, (x, y), parts)
     rows = data.partition(np.arange(len(y), dtype=np.int32), owners, len(names), min_size=1)
     rows = rows.share(rows.host_partition(), names)
     if kind == "clients":
         seen, unseen = data.split_clients(rows, share, seed)
-        return _divided(config, (x, y), _indices(seen, unseen), categories, seen)
+        return _divided(config, (x, y), _indices(seen, unseen), seen)
     seen, own = data.split_examples(rows, share, seed)
-    return _divided(config, (x, y), _indices(seen, own), categories, seen, own)
+    return _divided(config, (x, y), _indices(seen, own), seen, own)
 
 
-def _read(
-    table: Table,
-    inputs: Sequence[str],
-    config: Any,
-    categories: Mapping[str, Sequence[str]] | None = None,
-) -> tuple[data.Examples, dict[str, tuple[str, ...]]]:
-    """Read inputs [n, ...] and targets of the table, with the dtypes for the task."""
-    nested = len(inputs) == 1 and table.column("x", inputs[0]).ndim > 1
+def parse_missing(texts: Sequence[str]) -> Any:
+    """Convert the setting ``missing`` to the argument of ``from_table``.
+
+    Args:
+      texts: none; one meaning, such as "drop" or "0"; or several MARK=MEANING.
+    """
+
+    def meaning(text: str) -> str | float:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+    if not texts:
+        return None
+    if len(texts) == 1 and "=" not in texts[0]:
+        return meaning(texts[0])
+    pairs = [text.rpartition("=") for text in texts]
+    if not all(separator for _, separator, _ in pairs):
+        raise ValueError(
+            f"missing is {' '.join(texts)!r}; it must be drop, mean, keep or a number, or several "
+            "MARK=MEANING, such as ?=drop."
+        )
+    return {mark: meaning(text) for mark, _, text in pairs}
+
+
+def _other_columns(table: Table, config: Any) -> tuple[str, ...]:
+    """Return all columns but client and target."""
+    inputs = tuple(name for name in table.columns if name not in (config.client, *config.target))
+    if not inputs:
+        raise ValueError(f"x is empty; {config.dataset} has no column but client and target.")
+    if "" in inputs:
+        raise ValueError(
+            f"x is empty, so that all columns but client and target are inputs, and column "
+            f"{table.columns.index('') + 1} of {config.dataset} has no name (an index that pandas "
+            "wrote?); set --x to the columns of inputs."
+        )
+    return inputs
+
+
+def _read(table: Table, inputs: Sequence[str], config: Any, first: Rows | None = None) -> Rows:
+    """Read inputs [n, ...], targets and ids of the table, with the dtypes for the task."""
     target = config.target[0] if len(config.target) == 1 else config.target
-    found, used = read_columns(
-        table, inputs[0] if nested else inputs, target, categories, ("x", "target")
+    lacks_ids = first is not None and config.client not in table.columns
+    found = read_columns(
+        table,
+        inputs,
+        target,
+        client=None if lacks_ids else config.client,
+        categories=dict.fromkeys(config.categories) or None,
+        first=first,
+        names=("x", "target"),
     )
-    y = found.y
+    y = found.examples.y
     if config.task == "regression" or (config.task is None and y.dtype.kind == "f"):
-        if any(name in used for name in config.target):
+        if any(name in found.categories for name in config.target):
             raise ValueError(
                 f"task is 'regression' and target {config.target}, a column of text; it must be "
                 "numbers."
@@ -170,7 +212,7 @@ def _read(
         )
     elif y.dtype.kind == "b":
         y = y.astype(np.int32)
-    return data.Examples(found.x, y), used
+    return found._replace(examples=data.Examples(found.examples.x, y))
 
 
 def _indices(*parts: data.FederatedArrays) -> tuple[np.ndarray, ...]:
@@ -181,7 +223,6 @@ def _divided(
     config: Any,
     examples: tuple[np.ndarray, np.ndarray],
     rows: Sequence[np.ndarray],
-    categories: Mapping[str, Sequence[str]],
     seen: data.FederatedArrays | None = None,
     own: data.FederatedArrays | None = None,
 ) -> TableData:
@@ -217,26 +258,25 @@ def _with_file(
     config: Any,
     path: str,
     inputs: Sequence[str],
-    of_training: tuple[np.ndarray, np.ndarray, Any, Any],
-    categories: Mapping[str, Sequence[str]],
+    found: Rows,
+    clients: tuple[tuple[str, ...] | None, np.ndarray | None],
 ) -> TableData:
     """Read the test set from another file, with the clients of its rows if it has their column."""
-    x, y, names, owners = of_training
-    table = Table(path)
-    (x_test, y_test), _ = _read(table, inputs, config, categories or None)
+    (x, y), (names, owners) = found.examples, clients
+    table = Table(path, parse_missing(config.missing))
+    (x_test, y_test), ids, *_ = _read(table, inputs, config, found)
     seen = own = None
-    if names is not None:
+    if names is not None and owners is not None:
         order, sizes = np.argsort(owners, kind="stable"), np.bincount(owners)
         seen = _parts(sizes, names)
         x, y = x[order], y[order]
-    if names is not None and config.client in table.columns:
-        ids = table.column("client", config.client)
-        places = {name: place for place, name in enumerate(names)}
-        of = np.array([places.get(str(name), len(names)) for name in ids.tolist()])
-        order = np.argsort(of, kind="stable")
-        x_test, y_test = x_test[order], y_test[order]  # rows of other clients come last
-        counts = np.bincount(of, minlength=len(names) + 1)[:-1]
-        own = _parts(counts, names) if counts.sum() else None
+        if ids is not None:
+            places = {name: place for place, name in enumerate(names)}
+            of = np.array([places.get(str(name), len(names)) for name in ids.tolist()])
+            order = np.argsort(of, kind="stable")
+            x_test, y_test = x_test[order], y_test[order]  # rows of other clients come last
+            counts = np.bincount(of, minlength=len(names) + 1)[:-1]
+            own = _parts(counts, names) if counts.sum() else None
     arrays = {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
     return _checked(config, arrays, np.concatenate([y, y_test]), seen, own)
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.checks import check_channels_last, check_int, check_number
+from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.keys import compact
 from fedjax_lab.signatures import suggest_keywords
@@ -22,8 +23,8 @@ class Normalization(NamedTuple):
     """Statistics of the training inputs, after division by ``scale``.
 
     Attributes:
-      mean: float64 [C].
-      std: float64 [C]; 1 for a channel that is constant.
+      mean: float64 [C]; [1] for x [n] and for images without a channel axis [n, H, W].
+      std: float64, as ``mean``; 1 for a channel that is constant.
       scale: divisor of the stored values, applied first.
     """
 
@@ -39,17 +40,19 @@ def normalization(train: Any, scale: float | None = None) -> Normalization:
     floats. Use it as ``preprocess(*normalization(train))``.
 
     Args:
-      train: ``Examples`` with ``x`` [n, ..., C]; x of rank 1 counts as one channel.
+      train: ``Examples`` with ``x`` [n, ..., C], channels last. x [n], and images [n, H, W], have
+        one channel; [n, C] has a column for each.
       scale: as in ``preprocess``.
 
     Raises:
-      ValueError: no examples, or ``scale`` is not positive.
+      ValueError: no examples, ``scale`` is not positive, or images are channels first.
     """
     x = np.asarray(train.x)
+    check_channels_last("train.x", x.shape)
     if x.size == 0:
         raise ValueError(f"train has examples of shape {x.shape}; there must be at least one.")
     scale = _scale_of(x.dtype, scale)
-    channels = x.shape[-1] if x.ndim > 1 else 1
+    channels = 1 if x.ndim in (1, 3) else x.shape[-1]
     pieces = [x[start : start + _CHUNK].reshape(-1, channels) for start in range(0, len(x), _CHUNK)]
     count = x.size // channels
     mean = sum(piece.sum(0, dtype=np.float64) for piece in pieces) / count
@@ -74,8 +77,8 @@ def preprocess(
     ``scale``, ``(x - mean) / std``. The crop's padding is therefore 0 in raw pixels (black).
 
     Args:
-      mean: scalar or [C], after division by ``scale``; None: 0.
-      std: scalar or [C], positive; None: 1.
+      mean: scalar, [1] or [C], after division by ``scale``; None: 0.
+      std: scalar, [1] or [C], positive; None: 1.
       scale: positive; None: 255 for uint8, 1 for other dtypes.
       flip: whether each image is mirrored left to right with probability 1/2.
       crop: number of pixels by which each image is padded on each side before it is cropped to its
@@ -98,12 +101,14 @@ def preprocess(
         raise ValueError(f"std is {std}; it must be positive.")
 
     def apply(examples: Examples, key: jax.Array | None = None) -> Examples:
-        x = jnp.asarray(examples.x)
+        x = to_device("examples.x", examples.x)
         if key is not None and (flip or crop):
-            if x.ndim < 3:
+            if x.ndim < 4:
                 raise ValueError(
-                    f"examples.x has shape {x.shape}; flip and crop need images [..., H, W, C]."
+                    f"examples.x has shape {x.shape}; flip and crop need images [B, H, W, C]: give "
+                    "gray images an axis of one channel, x[..., None]."
                 )
+            check_channels_last("examples.x", x.shape)
             images = x.reshape(-1, *x.shape[-3:])
             crop_key, flip_key = jax.random.split(compact(key))
             if crop:
@@ -136,12 +141,12 @@ def _check_statistic(argument: str, value: Any) -> np.ndarray:
 
 
 def _like(statistic: np.ndarray, x: jax.Array) -> jax.Array:
-    if statistic.ndim and statistic.shape != x.shape[-1:]:
+    if statistic.shape not in ((), (1,), x.shape[-1:]):
         raise ValueError(
             f"mean or std has shape {statistic.shape}; examples.x of shape {x.shape} needs "
             f"{x.shape[-1:]} or a number."
         )
-    shape = (1,) * (x.ndim - statistic.ndim) + statistic.shape
+    shape = (1,) * (x.ndim - 1) + (statistic.size,)
     return jnp.asarray(statistic.reshape(shape), x.dtype)
 
 

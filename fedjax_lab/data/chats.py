@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_lab.checks import check_choice
+from fedjax_lab.data.cells import check_text
 from fedjax_lab.data.clients import from_clients
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.packing import Sentence, pack
@@ -252,4 +253,4 @@ def _messages(where: str, record: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _text(where: str, field: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{where}: {field} is {value!r}; it must be text.")
-    return value
+    return check_text(f"{where}: {field}", value)

@@ -13,6 +13,8 @@ import jax
 import numpy as np
 
 from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.data.cells import check_text
+from fedjax_lab.data.dtypes import native, stored_dtype, to_native
 from fedjax_lab.data.federated import FederatedArrays, as_examples, from_partition
 from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.data.partition import Partition
@@ -40,7 +42,7 @@ def from_clients(clients: Mapping[Any, PyTree], *, min_size: int = 1) -> Federat
         other pytree of arrays [n_i, ...], with targets of any kind and shape. Structure, dtypes and
         the shape of an example must be the same for all clients.
       min_size: examples that every client has at least; 0 allows empty clients, which are never
-        drawn.
+        drawn. Their arrays may be ``np.array([])``.
 
     Returns:
       The federation, with the scheme "natural". 64-bit numbers become 32-bit ones.
@@ -63,14 +65,16 @@ def from_clients(clients: Mapping[Any, PyTree], *, min_size: int = 1) -> Federat
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"clients has two ids with the text {twice!r}; they must differ.")
-    trees, sizes = [], []
-    for name, value in zip(names, clients.values(), strict=True):
-        tree = jax.tree.map(np.asarray, as_examples(value))
-        sizes.append(_size(name, tree, min_size))
-        trees.append(tree)
-        _check_alike(name, tree, names[0], trees[0])
+    for name in names:
+        check_text("clients has an id that", name)
+    trees = [jax.tree.map(np.asanyarray, as_examples(value)) for value in clients.values()]
+    sizes = [_size(name, tree, min_size) for name, tree in zip(names, trees, strict=True)]
     count = check_int("number of examples", sum(sizes), minimum=1, maximum=_MOST_EXAMPLES)
-    examples = jax.tree.map(lambda *parts: np.concatenate(parts), *trees)
+    first = sizes.index(next(filter(None, sizes)))
+    for name, tree, size in zip(names, trees, sizes, strict=True):
+        _check_alike(name, tree, names[first], trees[first], is_empty=not size)
+    held = [jax.tree.map(to_native, tree) for tree, size in zip(trees, sizes, strict=True) if size]
+    examples = jax.tree.map(lambda *parts: np.concatenate(parts), *held)
     host = Partition(np.arange(count, dtype=np.int32), np.array(sizes, np.int32), "natural", 0)
     return from_partition(examples, host, names)
 
@@ -91,7 +95,8 @@ def _size(name: str, tree: PyTree, min_size: int) -> int:
     return size
 
 
-def _check_alike(name: str, tree: PyTree, first_name: str, first: PyTree) -> None:
+def _check_alike(name: str, tree: PyTree, first_name: str, first: PyTree, is_empty: bool) -> None:
+    """Check structure, dtypes and shapes; ``np.array([])`` fits as examples of any shape."""
     found: Any = jax.tree.structure(tree)
     wanted: Any = jax.tree.structure(first)
     if found != wanted:
@@ -100,8 +105,10 @@ def _check_alike(name: str, tree: PyTree, first_name: str, first: PyTree) -> Non
         )
     leaves = zip(jax.tree.leaves(tree), jax.tree.leaves_with_path(first), strict=True)
     for leaf, (path, other) in leaves:
-        if (leaf.dtype, leaf.shape[1:]) != (other.dtype, other.shape[1:]):
-            where = jax.tree_util.keystr(path)
+        where = jax.tree_util.keystr(path)
+        stored_dtype(f"clients[{name!r}]{where}", leaf)
+        is_alike = (native(leaf.dtype), leaf.shape[1:]) == (native(other.dtype), other.shape[1:])
+        if not is_alike and not (is_empty and leaf.shape[1:] in ((), other.shape[1:])):
             raise ValueError(
                 f"clients[{name!r}]{where} has examples of shape {leaf.shape[1:]} and dtype "
                 f"{leaf.dtype}, clients[{first_name!r}]{where} of {other.shape[1:]} and "

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int
+from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.data.heterogeneity import (
     Heterogeneity,
     describe,
@@ -23,7 +23,6 @@ from fedjax_lab.data.heterogeneity import (
 from fedjax_lab.data.partition import Partition, number_owners
 from fedjax_lab.data.partition import split_indices as _split_indices
 from fedjax_lab.data.sources import Examples
-from fedjax_lab.data.stream_files import stored_dtype
 from fedjax_lab.data.times import RoundTimes
 from fedjax_lab.signatures import suggest_keywords
 
@@ -308,9 +307,8 @@ def from_resident(
 
 
 def _put(array: Any) -> jax.Array:
-    stored_dtype("train", np.asarray(array))
     # A copy: on the CPU the device array may alias the host's, and a later write would show.
-    return jnp.array(array, copy=True)
+    return to_device("train", array, copy=True)
 
 
 def _draw(figure_type: Any, clients: FederatedArrays) -> Any:

@@ -63,6 +63,34 @@ def read_idx_folder(folder: Path, name: str) -> dict[str, np.ndarray]:
     return arrays
 
 
+def not_utf8(path: Path) -> ValueError:
+    """Build the error for a text file that is not UTF-8, with the line and what to do.
+
+    Args:
+      path: the file.
+    """
+    with path.open("rb") as file:
+        if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+            what, encoding = "line 1 begins as UTF-16 does; convert the file", "utf-16"
+        else:
+            file.seek(0)
+            what, encoding = _first_bad_line(file), "latin1"
+    return ValueError(
+        f"{path} is no UTF-8 text: {what}, for example by `iconv -f {encoding} -t utf-8 "
+        f"{path.name}`."
+    )
+
+
+def _first_bad_line(file: Any) -> str:
+    for number, line in enumerate(file, start=1):
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            byte = line[error.start]
+            return f"line {number} has the byte 0x{byte:02x}; if it is Latin-1, convert the file"
+    return "convert the file"
+
+
 def has_idx(folder: Path) -> bool:
     """Return True if a folder has MNIST's training images.
 

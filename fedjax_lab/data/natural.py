@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +16,27 @@ from flax import serialization
 
 from fedjax_lab.data import tfds
 from fedjax_lab.data.clients import from_clients
+from fedjax_lab.data.columns import Categories, Columns, read_columns, several
 from fedjax_lab.data.federated import FederatedArrays, partition
 from fedjax_lab.data.partition import number_owners
 from fedjax_lab.data.sources import Examples
-from fedjax_lab.data.tables import Table, as_codes
+from fedjax_lab.data.tables import Table
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import PyTree
 
-# The name of a column, or of several columns that become one array.
-Columns = str | Sequence[str]
-
 _CONVERT = "convert is None, so that x and y must be numbers of one shape; found:"
-_EXACT = 2**24  # up to here float32 holds all integers
 
 
 @suggest_keywords
 def from_table(
     table: Any,
     *,
-    client: str,
+    client: Any,
     x: Columns,
     y: Columns,
     min_size: int = 1,
-    categories: Mapping[str, Sequence[str]] | None = None,
+    categories: Categories | None = None,
+    missing: Any = None,
 ) -> FederatedArrays:
     """Put a table with a column of client ids on the device.
 
@@ -46,17 +44,31 @@ def from_table(
 
         clients = data.from_table("users.csv", client="user_id", x=["age", "dose"], y="response")
 
+    A column of text, as all columns of a CSV file are, is one of numbers if at least half of its
+    cells that are not missing are numbers (also as people write them: "2,5", "$25", "25%",
+    "1,000"). Then any text that is no number is an error. In a CSV file it is one of truth values
+    if all cells are "true" or "false". Otherwise it has categories.
+
     Args:
       table: a pandas or polars data frame, a pyarrow table, a ``Dataset`` of Hugging Face's
-        ``datasets``, the path of a .csv or .parquet file, or a mapping from names to columns [n,
-        ...], such as a dict of arrays.
-      client: name of the column of client ids, integers or text.
+        ``datasets``, the path of a .csv, .tsv or .parquet file, or a mapping from names to columns
+        [n, ...], such as a dict of arrays. A file of text is UTF-8, has a header, and may separate
+        cells by commas, tabs, semicolons or |.
+      client: name of the column of client ids, integers or text. The ids of a CSV file are as it
+        has them: "007" and "7" are two clients.
       x: name of the column of inputs; or several names of columns [n], which become one float array
         [n, number of columns].
       y: name of the column of targets, or several names.
       min_size: examples that every client has at least.
-      categories: {text column: its values in the order of their codes}, such as
-        ``dict(train.categories)`` for a second table. None: the values that occur, sorted.
+      categories: {text column: its values in the order of their codes, or None for the values that
+        occur, sorted}. It makes a column one of text, whatever its cells are. With the values of a
+        first table, ``dict(train.categories)``, all other columns must be numbers.
+      missing: what a missing value means: "drop" (leave the row out), "mean" (of the column's other
+        numbers) or a number to fill in, both in ``x`` alone, or "keep" (a category like others).
+        None and NaN are missing, and in text the marks ``cells.MARKS`` (an empty cell, ?, NA, N/A,
+        NaN, null, None, - and .; among categories not ?, None, - and .). A mapping from marks to
+        these gives single marks a meaning, also others, such as {"?": "mean", "unknown": "drop"};
+        its mark "" is that of empty cells, None and NaN. None: a missing value is an error.
 
     Returns:
       The clients in the order of their ids, which are their ``names``. Text columns in ``x`` or
@@ -66,87 +78,15 @@ def from_table(
       TypeError: ``table`` has no named columns.
       FileNotFoundError: there is no such file.
       ImportError: narwhals or pyarrow is required and missing.
-      ValueError: a column is missing, has another length, missing values, or values of several
-        kinds; ``categories`` do not fit; a client has fewer than ``min_size`` rows; or ids are
-        neither integers nor text.
+      ValueError: a file is damaged, or not UTF-8; a column is missing, has another length, values
+        of several kinds, missing values without a meaning, or text among numbers (the message names
+        row, column and value); ``categories`` or ``missing`` do not fit; a client has fewer than
+        ``min_size`` rows; or ids are neither integers nor text.
     """
-    read = Table(table)
-    names, owners = number_owners(read.column("client", client), min_size, f"client={client!r}")
-    train, used = read_columns(read, x, y, categories)
-    for argument, array in zip(("x", "y"), train, strict=True):
-        if array.shape[:1] != owners.shape:
-            raise ValueError(
-                f"{argument} has shape {array.shape} and the clients' ids {owners.shape}; the "
-                "numbers of rows must be equal."
-            )
-    clients = partition(train, owners, len(names), min_size=min_size)
-    return dataclasses.replace(clients, names=names, categories=tuple(used.items()))
-
-
-def read_columns(
-    table: Table,
-    x: Columns,
-    y: Columns,
-    categories: Mapping[str, Sequence[str]] | None = None,
-    names: tuple[str, str] = ("x", "y"),
-) -> tuple[Examples, dict[str, tuple[str, ...]]]:
-    """Read inputs and targets of a table, and the categories of its text columns.
-
-    Args:
-      table: the table.
-      x, y, categories: as in ``from_table``.
-      names: names of x and y in errors.
-
-    Raises:
-      ValueError: as ``from_table``.
-    """
-    given = dict(categories or {})
-    used: dict[str, tuple[str, ...]] = {}
-    named = zip(names, (x, y), strict=True)
-    examples = Examples(*(_numbers(table, *pair, given, used) for pair in named))
-    for name in given:
-        if name not in used:
-            raise ValueError(f"categories names {name!r}; it must be columns of text in x or y.")
-    return examples, used
-
-
-def _numbers(
-    table: Table,
-    argument: str,
-    names: Columns,
-    given: Mapping[str, Sequence[str]],
-    used: dict[str, tuple[str, ...]],
-) -> np.ndarray:
-    """Join columns into one array; the values of text columns are added to ``used``."""
-    parts = []
-    for name in [names] if isinstance(names, str) else names:
-        part = table.column(argument, name)
-        if part.dtype.kind in "US" and part.ndim == 1:
-            if part.dtype.kind == "S":
-                part = np.char.decode(part, "utf-8")
-            part, used[name] = as_codes(argument, name, part, given.get(name))
-        if part.dtype.kind not in "biuf":
-            raise ValueError(
-                f"{argument} is {name!r}, of dtype {part.dtype}; it must be numbers or text."
-            )
-        if not isinstance(names, str) and part.dtype.kind in "iu" and part.size:
-            largest = int(np.abs(part).max())
-            if largest > _EXACT:
-                raise ValueError(
-                    f"{argument}: the column {name!r} has the value {largest}. Several columns "
-                    f"become float32, which represents integers only up to {_EXACT} exactly. Scale "
-                    "the column, or convert it to text if it is a category."
-                )
-        parts.append(part)
-    if isinstance(names, str):
-        return parts[0]
-    shapes = {part.shape for part in parts}
-    if len(shapes) != 1 or parts[0].ndim != 1:
-        raise ValueError(
-            f"{argument} is {list(names)}, columns of shapes {sorted(shapes)}; several must be "
-            "of one shape [n]."
-        )
-    return np.stack(parts, axis=1).astype(np.float32)
+    rows = read_columns(Table(table, missing), x, y, client=client, categories=categories)
+    names, owners = number_owners(rows.ids, min_size, f"client={client!r}")
+    clients = partition(rows.examples, owners, len(names), min_size=min_size)
+    return dataclasses.replace(clients, names=names, categories=tuple(rows.categories.items()))
 
 
 @suggest_keywords
@@ -176,7 +116,7 @@ def from_tfds(
       FileNotFoundError: the set is not prepared; the message says how to.
       ValueError: the set, split or feature does not exist, or as in ``from_table``.
     """
-    wanted = [client, *([x] if isinstance(x, str) else x), *([y] if isinstance(y, str) else y)]
+    wanted = [client, *several(x), *several(y)]
     table = tfds.read_columns(f"tfds:{name}", wanted, split, data_dir)
     return from_table(table, client=client, x=x, y=y, min_size=min_size)
 
@@ -216,25 +156,28 @@ def load_leaf(
         for user, x, y in _leaf_users(path):
             if user in clients:
                 raise ValueError(f"{path}: the user {user!r} occurs twice.")
-            clients[user] = (convert or _leaf_examples)(x, y)
+            clients[user] = (
+                convert(x, y) if convert else _leaf_examples(f"{path}, user {user!r}", x, y)
+            )
     if convert is None:  # 1 and 1.5 are both numbers in JSON
-        x_kind = np.result_type(*(user.x.dtype for user in clients.values()))
-        y_kind = np.result_type(*(user.y.dtype for user in clients.values()))
+        some = [user for user in clients.values() if len(user.y)] or list(clients.values())
+        x_kind = np.result_type(*(user.x.dtype for user in some))
+        y_kind = np.result_type(*(user.y.dtype for user in some))
         clients = {
             user: Examples(x.astype(x_kind), y.astype(y_kind)) for user, (x, y) in clients.items()
         }
     return from_clients(clients, min_size=min_size)
 
 
-def _leaf_examples(x: list, y: list) -> Examples:
+def _leaf_examples(where: str, x: list, y: list) -> Examples:
     arrays = []
     for values in (x, y):
         try:
             array = np.array(values)
         except ValueError as error:  # of several lengths
-            raise ValueError(f"{_CONVERT} {error}") from error
+            raise ValueError(f"{where}: {_CONVERT} {error}") from error
         if array.dtype.kind not in "biuf":
-            raise ValueError(f"{_CONVERT} {array.dtype}.")
+            raise ValueError(f"{where}: {_CONVERT} {array.dtype}.")
         arrays.append(array)
     return Examples(*arrays)
 
@@ -242,7 +185,7 @@ def _leaf_examples(x: list, y: list) -> Examples:
 def _leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:
     """Yield (user, x, y) for the users of a file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
         users, data = list(map(str, content["users"])), content["user_data"]
         found = [(user, list(data[user]["x"]), list(data[user]["y"])) for user in users]
         stated = content.get("num_samples", [len(y) for _, _, y in found])

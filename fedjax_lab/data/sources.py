@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.data import files, text, tfds
+from fedjax_lab.data.dtypes import stored_dtype
 from fedjax_lab.signatures import suggest_keywords
 
 # Folder of Debian's package dataset-fashion-mnist.
@@ -239,11 +239,7 @@ def _numbers(name: str, x: np.ndarray) -> np.ndarray:
     """Convert to finite real numbers in the dtype that a device stores."""
     if x.dtype.kind not in "biuf":
         raise ValueError(f"{name} of dtype {x.dtype}; they must be real numbers.")
-    stored = jax.dtypes.canonicalize_dtype(x.dtype)
-    if x.dtype.kind in "iu" and stored != x.dtype:
-        limits = np.iinfo(stored)
-        if int(x.min()) < limits.min or int(x.max()) > limits.max:
-            raise ValueError(f"{name} of dtype {x.dtype} do not fit into {stored}.")
+    stored = stored_dtype(name, x)
     if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
             x = x.astype(stored, copy=False)

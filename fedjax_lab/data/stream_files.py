@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.data.dtypes import stored_dtype
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.files import new_folder, write_text
 from fedjax_lab.signatures import suggest_keywords
@@ -130,29 +131,6 @@ def map_file(path: str | Path) -> np.ndarray:
         raise ValueError(f"{path}: not readable as an array of NumPy's: {error}") from error
 
 
-def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
-    """Return the dtype that an array has on a device.
-
-    Args:
-      name: name of the array in errors.
-      array: [...], any.
-
-    Raises:
-      ValueError: it is not numeric, or it has integers that do not fit.
-    """
-    if array.dtype.kind in "OSUmM":
-        raise ValueError(f"{name} has an array of dtype {array.dtype}; it must be numeric.")
-    stored = jax.dtypes.canonicalize_dtype(array.dtype)
-    if array.dtype.kind in "iu" and stored != array.dtype and array.size:
-        limits = np.iinfo(stored)
-        if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            raise ValueError(
-                f"{name} has integers from {array.min()} to {array.max()}; they must fit into "
-                f"{stored}."
-            )
-    return stored
-
-
 def content_of(array: np.ndarray) -> str:
     """Hash an array's bits, shape and dtype.
 
@@ -185,7 +163,7 @@ def _write_parts(folder: Path, parts: Iterator[Any], files: "list[_LeafFile]") -
     description, first, count = None, None, 0
     for part in parts:
         structure = _described(part, itertools.count())
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(part)]
+        leaves = [np.asanyarray(leaf) for leaf in jax.tree.leaves(part)]
         lengths = {leaf.shape[:1] for leaf in leaves}
         if len(lengths) != 1 or () in lengths:
             raise ValueError(

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int
+from fedjax_lab.data.dtypes import stored_dtype, to_native
 from fedjax_lab.data.federated import (
     FederatedArrays,
     PartitionInfo,
@@ -28,7 +29,7 @@ from fedjax_lab.data.federated import (
 from fedjax_lab.data.heterogeneity import Heterogeneity, describe, labels_of, targets_of
 from fedjax_lab.data.partition import Partition
 from fedjax_lab.data.records import open_records
-from fedjax_lab.data.stream_files import content_of, map_file, open_stream, stored_dtype
+from fedjax_lab.data.stream_files import content_of, map_file, open_stream
 from fedjax_lab.machine.memory import device_memory
 from fedjax_lab.signatures import suggest_keywords
 
@@ -95,7 +96,8 @@ class HostArrays:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, stored_dtype("examples", leaf)),
             self._arrays,
         )
-        self.targets = targets_of(self._arrays)
+        targets = targets_of(self._arrays)
+        self.targets = None if targets is None else to_native(targets)
         mapped = any(isinstance(leaf, np.memmap) for leaf in leaves)
         self.where = "in mapped files" if mapped else "in the host's memory"
 

@@ -3,19 +3,44 @@
 Axes: n rows of a table.
 """
 
+import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_lab.checks import check_choice
+from fedjax_lab.data import cells
+from fedjax_lab.data.cells import Missing, Text
+from fedjax_lab.data.csv_files import CsvFile
+
+FILES = (".csv", ".tsv", ".parquet")
 
 _NEEDS = "`pip install 'fedjax-lab[tables]'`."
 _ALLOWED = (
     "a data frame of pandas or polars, an Arrow table, a Dataset of Hugging Face, a path to a file "
-    ".csv or .parquet, or a mapping from the names of columns to arrays"
+    ".csv, .tsv or .parquet, or a mapping from the names of columns to arrays"
 )
+# An integer of which there is one spelling: 007, 1.0 and +1 are other ids than 7 and 1.
+_PLAIN_INTEGER = r"(-?[1-9][0-9]*|0)"
+_REMEDY = (
+    "fill them or remove their rows, or say what they mean with missing (on the command line "
+    "--missing), such as 'drop'"
+)
+
+
+class Column(NamedTuple):
+    """A column, before its missing values have a meaning.
+
+    Attributes:
+      values: numbers or truth values [n, ...], or text; a row without a value has any.
+      marks: mark of a missing value -> its rows; "" for an empty cell, None and NaN.
+    """
+
+    values: np.ndarray | Text
+    marks: dict[str, np.ndarray]
 
 
 class Table:
@@ -23,111 +48,282 @@ class Table:
 
     Attributes:
       columns: names of the columns.
+      missing: the meaning of marks of missing values.
     """
 
-    def __init__(self, table: Any):
+    def __init__(self, table: Any, missing: Any = None):
         """Wrap a table, or read it from a file.
 
         Args:
-          table: as in ``from_table``.
+          table, missing: as in ``from_table``.
 
         Raises:
           TypeError: ``table`` has no named columns.
           FileNotFoundError: there is no such file.
-          ValueError: a file is neither .csv nor .parquet, or it is damaged.
+          ValueError: a file has another ending, or it is damaged; ``missing`` is no meaning; or
+            columns of a data frame have the same name.
           ImportError: narwhals or pyarrow is required and missing.
         """
-        if isinstance(table, (str, Path)):
-            table = _read_file(Path(table))
+        self.missing = Missing(missing)
+        self._path = Path(table) if isinstance(table, (str, Path)) else None
+        if self._path is not None:
+            table = _read_file(self._path)
+        self._csv = table if isinstance(table, CsvFile) else None
         # A mapping, or an object with column_names and indexing by name.
-        self._plain = not _is_frame(table) and hasattr(table, "__getitem__")
+        self._plain = self._csv is None and not _is_frame(table) and hasattr(table, "__getitem__")
         if self._plain:
             self._frame = table
             columns = getattr(table, "column_names", None) or getattr(table, "keys", list)()
         else:
-            self._frame = _as_frame(table)
+            self._frame = table if self._csv is not None else _as_frame(table)
             columns = self._frame.columns
         self.columns = list(columns)
         if not self.columns:
             raise TypeError(f"table is a {type(table).__name__} without columns; pass {_ALLOWED}.")
 
-    def column(self, argument: str, name: str) -> np.ndarray:
-        """Return a column as an array [n, ...] of numbers or text.
+    def where(self, row: int) -> str:
+        """Return the place of a row for messages: its number, and its line in a CSV file.
+
+        Args:
+          row: counted from 0.
+        """
+        if self._csv is not None:
+            return f"row {row} (line {self._csv.line_of(row)} of {self._path})"
+        return f"row {row}" + ("" if self._path is None else f" of {self._path}")
+
+    def ids(self, argument: str, name: Any) -> Column:
+        """Read a column of clients' ids: integers, or text as it is written.
 
         Args:
           argument: argument of the caller that has the name, for errors.
           name: name of the column.
 
         Raises:
-          ValueError: there is no such column, a value is missing, or values are of several kinds.
+          ValueError: there is no such column, or it has values of several kinds.
         """
-        check_choice(argument, name, self.columns)
-        column = self._frame[name]
-        try:
-            array = np.asarray(column) if self._plain else _of_series(column)
-        except ValueError as error:  # rows of several shapes
-            raise ValueError(f"{argument}: the column {name!r} is no array: {error}") from error
-        if array.dtype == object:
-            array = _one_kind(argument, name, array)
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+        place = self._find(argument, name)
+        if self._csv is not None:
+            integers = self._csv.integers(place, _PLAIN_INTEGER)
+            if integers is not None:
+                return Column(integers, {})
+        values, marks = self._read(argument, name, place)
+        if not isinstance(values, Text):
+            return self._whole(values, marks)
+        # NA may be an id among others of text, such as the code of Namibia. Among numbers it is a
+        # mark.
+        is_text = cells.kind_of(values, self.missing) != "numbers"
+        marks |= self._marks(values, ("",) if is_text else cells.MARKS)
+        rest = [cell for cell in values.distinct if cell not in marks]
+        if self._csv is not None and all(re.fullmatch(_PLAIN_INTEGER, cell) for cell in rest):
+            integers = cells.to_numbers([cell if cell in rest else "0" for cell in values.distinct])
+            if integers.dtype.kind == "i":
+                return Column(integers[values.codes], marks)
+        return Column(values, marks)
+
+    def column(self, argument: str, name: Any, is_category: bool | None = None) -> Column:
+        """Read a column of numbers, truth values or text.
+
+        Args:
+          argument, name: as in ``ids``.
+          is_category: whether the column must be text (True) or numbers (False), as that of an
+            earlier table is. None: text has the kind that ``cells.kind_of`` finds.
+
+        Raises:
+          ValueError: there is no such column; it has values of several kinds, or not of the
+            required one; or numbers are infinite.
+        """
+        place, about = self._find(argument, name), f"{argument}: the column {name!r}"
+        if self._csv is not None and not is_category:
+            numbers = self._csv.numbers(place)
+            if numbers is not None:
+                return self._of_numbers(about, numbers, {})
+        values, marks = self._read(argument, name, place)
+        if not isinstance(values, Text):
+            if not is_category:
+                return self._of_numbers(about, values, marks)
+            if values.dtype.kind not in "iu" or values.ndim > 1:
+                raise ValueError(
+                    f"categories names {name!r}; it must be columns of text or of integers in x or "
+                    "y."
+                )
+            values = as_text([str(value) for value in values.tolist()])
+        if is_category is None:
+            is_category = self._is_category(about, values)
+        if is_category:
+            return Column(values, marks | self._marks(values, cells.TEXT_MARKS))
+        marks |= self._marks(values, cells.MARKS)
+        rest = [cell for cell in values.distinct if cell not in marks]
+        if self._csv is not None and rest and all(map(cells.is_truth, rest)):
+            truths = np.array([cell.strip().lower() == "true" for cell in values.distinct])
+            return Column(truths[values.codes], marks)
+        strays = [cell for cell in rest if not cells.is_number(cell)]
+        if strays:
+            raise self._stray_error(about, values, strays)
+        numbers = cells.to_numbers([cell if cell in rest else "0" for cell in values.distinct])
+        return self._of_numbers(about, numbers[values.codes], marks)
+
+    def _find(self, argument: str, name: Any) -> int:
+        """Return the place of a column among all."""
+        places = [place for place, column in enumerate(self.columns) if column == name]
+        if len(places) > 1:
             raise ValueError(
-                f"{argument}: the column {name!r} has values that are missing, NaN or infinite, "
-                f"the first in row {int(np.argwhere(~np.isfinite(array))[0, 0])}; fill them or "
-                "remove their rows."
+                f"{argument} is {name!r}, the name of the columns "
+                f"{' and '.join(str(place + 1) for place in places)}; give them different names."
             )
-        return array
+        if places:
+            return places[0]
+        if self._csv is not None and len(self.columns) == 1:
+            raise ValueError(
+                f"{argument} is {name!r}, and {self._path} has the one column {self.columns[0]!r}; "
+                "cells must be separated by commas, tabs, semicolons or |."
+            )
+        if all(isinstance(column, str) for column in [name, *self.columns]):
+            check_choice(argument, name, self.columns)
+        raise ValueError(
+            f"{argument} is {name!r}; it must be one of {', '.join(map(repr, self.columns))}."
+        )
+
+    def _read(self, argument: str, name: Any, place: int) -> Column:
+        """Read a column as it is: text, numbers or anything else."""
+        if self._csv is not None:
+            return Column(self._csv.text(place), {})
+        about, marks = f"{argument}: the column {name!r}", {}
+        try:
+            found = self._frame[name] if self._plain else _of_series(self._frame[:, place])
+            array = _as_array(found)
+        except ValueError as error:  # rows of several shapes
+            raise ValueError(f"{about} is no array: {error}") from error
+        if array.dtype == object:
+            array, rows = _one_kind(about, array)
+            if len(rows) and array.dtype.kind in "US":
+                array[rows] = array.dtype.type()  # an empty cell, which is a mark
+            elif len(rows):
+                marks[""] = rows
+        if array.dtype.kind == "S" and array.ndim == 1:
+            try:
+                array = np.char.decode(array, "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{about} has bytes that are no UTF-8 text: {error}") from error
+        if array.dtype.kind in "UT" and array.ndim == 1:
+            return Column(as_text(array.tolist()), marks)
+        return Column(array, marks)
+
+    def _marks(self, text: Text, marks: tuple[str, ...]) -> dict[str, np.ndarray]:
+        """Return the rows of each cell that marks a missing value."""
+        found = [cell for cell in text.distinct if self.missing.is_mark(cell, marks)]
+        return {cell: text.rows_of(cell) for cell in found if self.missing.of(cell) != "keep"}
+
+    def _is_category(self, about: str, text: Text) -> bool:
+        """Return True if a column of text has categories, False if it has numbers."""
+        kind = cells.kind_of(text, self.missing)
+        if kind == "times":
+            raise ValueError(
+                f"{about} has dates or times, such as {text.distinct[-1]!r}; convert them to "
+                "numbers, or name the column in categories (on the command line --categories) if "
+                "they are categories."
+            )
+        if self._csv is None and kind == "numbers" and all(map(cells.is_number, text.distinct)):
+            warnings.warn(
+                f"{about} is text whose cells are numbers, and read as numbers; name it in "
+                "categories (on the command line --categories) if it has categories.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return kind != "numbers" and not (kind == "truths" and self._csv is not None)
+
+    def _stray_error(self, about: str, text: Text, strays: list[str]) -> ValueError:
+        """Build the error for text in a column of numbers, with the first row that has it."""
+        rows = np.flatnonzero(np.isin(text.codes, [text.distinct.index(cell) for cell in strays]))
+        return ValueError(
+            f"{about} must be numbers, and {self.where(int(rows[0]))} has "
+            f"{text.distinct[text.codes[rows[0]]]!r} ({len(rows):,} of {len(text.codes):,} rows "
+            "have text). Write numbers such as 2.5 or 1000; or say with missing (on the command "
+            "line --missing) what this text means, such as {'unknown': 'drop'}; or name the column "
+            "in categories (--categories) if it has categories."
+        )
+
+    def _whole(self, ids: np.ndarray, marks: dict[str, np.ndarray]) -> Column:
+        """Convert ids to integers that are floats only because pandas has NaN among them."""
+        if ids.dtype.kind == "f" and ids.ndim == 1:
+            lacks = np.isnan(ids)
+            lacks[marks.get("", np.array([], int))] = True
+            filled = np.where(lacks, 0, ids)
+            if lacks.any() and (filled == np.rint(filled)).all() and abs(filled).max() < 2**53:
+                return Column(filled.astype(np.int64), marks | {"": np.flatnonzero(lacks)})
+        return Column(ids, marks)
+
+    def _of_numbers(self, about: str, array: np.ndarray, marks: dict[str, np.ndarray]) -> Column:
+        """Find missing values among numbers: NaN, and the marks of the user's that are numbers."""
+        if array.dtype.kind == "f":
+            bad = ~np.isfinite(array)
+            if array.ndim == 1:
+                rows = np.flatnonzero(np.isnan(array))
+                bad[rows] = False
+                marks = {**marks, "": rows} if len(rows) else marks
+            if bad.any():
+                row = int(np.argwhere(bad)[0, 0])
+                raise ValueError(
+                    f"{about} has values that are missing, NaN or infinite, the first in "
+                    f"{self.where(row)}; fill them or remove their rows."
+                )
+        if array.dtype.kind in "iuf" and array.ndim == 1:
+            for mark in filter(cells.is_number, self.missing.marks):
+                rows = np.flatnonzero(array == float(mark))
+                if len(rows):
+                    marks = {**marks, mark: rows}
+        return Column(array, marks)
 
 
-def as_codes(
-    argument: str, name: str, column: np.ndarray, values: Sequence[str] | None
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Encode the values of a text column as integers.
+def missing_error(table: Table, about: str, column: Column, marks: Sequence[str]) -> ValueError:
+    """Build the error for missing values without a meaning.
 
     Args:
-      argument: argument of the caller that has the name, for errors.
-      name: name of the column.
-      column: text [n].
-      values: the values of the codes 0, 1, ...; None: the values that occur, sorted.
-
-    Returns:
-      int32 [n], and the values.
-
-    Raises:
-      ValueError: a value is not in ``values``, or one of these occurs twice.
+      table: the table.
+      about: the argument and the column.
+      column: the column.
+      marks: those of its marks that have no meaning.
     """
-    found, codes = np.unique(column.astype(str), return_inverse=True)
-    if values is None:
-        return codes.astype(np.int32), tuple(found.tolist())
-    places = {value: i for i, value in enumerate(values)}
-    if len(places) != len(values):
-        raise ValueError(f"categories[{name!r}] names a value twice; they must differ.")
-    for value in found.tolist():
-        if value not in places:
-            raise ValueError(
-                f"{argument}: the column {name!r} has the value {value!r}, which is not in "
-                f"categories[{name!r}]: {', '.join(map(str, values[:10]))}."
-            )
-    numbers = np.array([places[value] for value in found.tolist()], np.int32)
-    return numbers[codes], tuple(values)
+    mark = min(marks, key=lambda mark: column.marks[mark][0])
+    place = table.where(int(column.marks[mark][0]))
+    is_nan = not isinstance(column.values, Text) and column.values.dtype.kind == "f"
+    what = "values that are missing, NaN or infinite" if is_nan and not mark else "missing values"
+    shown = f", {mark!r}" if mark else ""
+    return ValueError(f"{about} has {what}, the first in {place}{shown}; {_REMEDY}.")
+
+
+def as_text(values: list[str]) -> Text:
+    """Number the values of a column of text.
+
+    Args:
+      values: text of each row.
+    """
+    distinct = sorted(set(values))
+    places = {value: place for place, value in enumerate(distinct)}
+    return Text(distinct, np.fromiter((places[value] for value in values), np.int64, len(values)))
 
 
 def _read_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"table is {str(path)!r}; there is no such file.")
-    if path.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"table is {str(path)!r}; a file must end in .csv or .parquet.")
+    if path.suffix not in FILES:
+        raise ValueError(
+            f"table is {str(path)!r}; a file must end in .csv, .tsv or .parquet. Read others with "
+            "pandas or polars, and pass the data frame."
+        )
     try:
         import pyarrow
-        from pyarrow import csv, parquet
+        from pyarrow import parquet
     except ImportError as error:
         raise ImportError(f"table is {str(path)!r}, which needs pyarrow: {_NEEDS}") from error
+    if path.suffix != ".parquet":
+        return CsvFile(path)
     try:
-        if path.suffix == ".parquet":
-            return parquet.read_table(path)
-        # An empty cell is a missing value, in columns of text as in columns of numbers.
-        return csv.read_csv(path, convert_options=csv.ConvertOptions(strings_can_be_null=True))
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"table is {str(path)!r}, which cannot be read: {error}") from error
+        return parquet.read_table(path, page_checksum_verification=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(
+            f"table is {str(path)!r}, which cannot be read as Parquet (damaged or cut short?); get "
+            f"or write the file again: {error}"
+        ) from error
 
 
 def _is_frame(table: Any) -> bool:
@@ -144,9 +340,13 @@ def _as_frame(table: Any) -> Any:
         raise ImportError(f"table is a {type(table).__name__}: {_NEEDS}") from error
     try:
         frame = narwhals.from_native(table)
+        frame = frame.collect() if isinstance(frame, narwhals.LazyFrame) else frame
+        frame.columns  # noqa: B018  names that occur twice are noticed here
     except TypeError as error:
         raise TypeError(f"table is a {type(table).__name__}; it must be {_ALLOWED}.") from error
-    return frame.collect() if isinstance(frame, narwhals.LazyFrame) else frame
+    except narwhals.exceptions.DuplicateError as error:
+        raise ValueError(f"table has columns of the same name; rename them: {error}") from error
+    return frame
 
 
 def _of_series(series: Any) -> np.ndarray:
@@ -165,23 +365,41 @@ def _of_series(series: Any) -> np.ndarray:
     return series.to_numpy()
 
 
-def _one_kind(argument: str, name: str, array: np.ndarray) -> np.ndarray:
-    """Convert objects to an array of text, truth values or numbers."""
-    for row, value in enumerate(array.ravel()):
-        if value is None or value is not value:
-            raise ValueError(
-                f"{argument}: the column {name!r} has missing values, the first in row {row}; fill "
-                "them or remove their rows."
-            )
+def _as_array(values: Any) -> np.ndarray:
+    """Convert to an array; masked values become None."""
+    if not np.ma.is_masked(values):
+        return np.asarray(values)
+    array = np.asarray(values).astype(object)
+    array[np.ma.getmaskarray(values)] = None
+    return array
+
+
+def _one_kind(about: str, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Convert objects to an array of text, truth values or numbers, and the rows without one."""
+    flat = array.ravel()
+    lacks = np.fromiter(map(_is_missing, flat), bool, len(flat))
+    if lacks.any():
+        if array.ndim > 1 or lacks.all():
+            row = int(np.argwhere(lacks.reshape(array.shape))[0, 0])
+            raise ValueError(f"{about} has missing values, the first in row {row}; {_REMEDY}.")
+        array = array.copy()
+        array[lacks] = flat[~lacks][0]
     for kind in (str, bytes, (bool, np.bool_), (int, np.integer), (int, float, np.number)):
         if all(
             isinstance(value, kind)
             and (isinstance(value, (bool, np.bool_)) <= (kind == (bool, np.bool_)))
             for value in array.ravel()
         ):
-            return np.array(array.tolist())
+            return np.array(array.tolist()), np.flatnonzero(lacks)
     kinds = sorted({type(value).__name__ for value in array.ravel()})
     raise ValueError(
-        f"{argument}: the column {name!r} has {', '.join(kinds)}; it must have only numbers, only "
-        "truth values or only text."
+        f"{about} has {', '.join(kinds)}; it must have only numbers, only truth values or only "
+        "text."
     )
+
+
+def _is_missing(value: Any) -> bool:
+    """Return True for None, NaN, and pandas' NA and NaT."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, (float, np.floating)) and value != value

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.data.files import not_utf8
 
 UNKNOWN, END = "<unk>", "<eos>"
 TOKENS = ("words", "characters", "bytes")
@@ -177,11 +178,11 @@ def read_lines(path: Path) -> tuple[Iterator[str], Iterator[str] | None]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         try:
             yield from file
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is no UTF-8 text: {error}") from error
+            raise not_utf8(path) from error
 
 
 def _sequences(numbers: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import flax.linen as nn
 import jax
 
+from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.machine.keys import compact, stored
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.machine.quick import quick_jit
@@ -80,7 +81,7 @@ def from_linen(module: nn.Module) -> Model:
 
     def init(key: Key, example_x: jax.Array) -> Params:
         keep_by_default()
-        variables = init_variables(key, example_x)
+        variables = init_variables(key, to_device("example_x", example_x))
         params = variables.pop("params", {})
         if variables:
             raise ValueError(

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 
+from fedjax_lab.checks import check_channels_last
 from fedjax_lab.models.batch_norm import BatchNorm
 from fedjax_lab.models.convolution import convolution
 from fedjax_lab.models.pooling import max_pool
@@ -204,7 +205,8 @@ class Classifier(nn.Module):
     Raises:
       TypeError: ``x`` holds integers and the first layer is one of this package (except at
         initialisation, where values do not matter).
-      ValueError: ``x`` has no axis besides B.
+      ValueError: ``x`` has no axis besides B; or it is images with channels first, and the first
+        block is not dense.
     """
 
     num_classes: int
@@ -226,6 +228,8 @@ class Classifier(nn.Module):
         """
         if x.ndim < 2:
             raise ValueError(f"x has shape {x.shape}; it must be a batch [B, ...].")
+        if self.blocks and not isinstance(self.blocks[0], DenseBlock):
+            check_channels_last("x", x.shape)
         if self.is_initializing():
             x = jnp.zeros(x.shape, jnp.float32)
         for block in self.blocks:

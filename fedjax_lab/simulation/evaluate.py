@@ -15,6 +15,7 @@ from fedjax_lab.checks import check_int, is_traced
 from fedjax_lab.clients.metrics import takes_mask
 from fedjax_lab.clients.model_axis import divided_over, on_mesh, shard_largest
 from fedjax_lab.data import FederatedArrays
+from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.compiler import mesh_of
 from fedjax_lab.machine.program_cache import keep_by_default
@@ -67,7 +68,7 @@ def build_evaluation(
     if isinstance(test, FederatedArrays):
         held = test.indices
         test = jax.tree.map(lambda leaf: leaf[held], test.examples)
-    test = jax.tree.map(jnp.asarray, test)
+    test = jax.tree.map(functools.partial(to_device, "test"), test)
     if not tree.all_finite(test):
         raise ValueError("test has values that are not finite, so a score would be meaningless.")
     score = getattr(count_fn, "score", "accuracy")

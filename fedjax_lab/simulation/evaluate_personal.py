@@ -1,11 +1,12 @@
 """Evaluation of personalised methods, which have a model for each client."""
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.checks import LAST_SEED, check_int
+from fedjax_lab.checks import LAST_SEED, check_int, is_traced
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.round import Algorithm
@@ -31,7 +32,8 @@ def client_models(
 
     Args:
       algorithm: any method.
-      train: the clients' training data; required if the method fine-tunes.
+      train: the clients' training data, whose names ``build_personal_evaluation`` then compares
+        with those of the test data; required if the method fine-tunes.
       batch_size: examples in a mini-batch for fine-tuning.
       seed: seed of these mini-batches, which are the same in every evaluation.
 
@@ -49,7 +51,7 @@ def client_models(
         return lambda state, client_id: algorithm.params(state)
     tune, steps = personal.fine_tune, personal.steps
     if tune is None or not steps:
-        return personal.params
+        return _NamedModels(personal.params, None if train is None else train.names)
     if train is None:
         raise TypeError(
             f"train is None; {algorithm.name} fine-tunes on each client's training data: pass it."
@@ -76,7 +78,18 @@ def client_models(
         )
         return tune(personal.params(state, client_id), batch)
 
-    return model_of
+    return _NamedModels(model_of, train.names)
+
+
+@dataclasses.dataclass(frozen=True)
+class _NamedModels:
+    """A ``ModelOf`` that knows the clients' ids."""
+
+    model_of: ModelOf
+    names: tuple[str, ...] | None
+
+    def __call__(self, state: FedState, client_id: jax.Array) -> Params:
+        return self.model_of(state, client_id)
 
 
 def personal_scores(scores: jax.Array, sizes: jax.Array, name: str = "accuracy") -> Metrics:
@@ -125,12 +138,17 @@ def build_personal_evaluation(
         ``fedjax_lab.models.accuracy_counts`` returns.
       model_of: (state, int32 id) -> that client's params, traced: ``client_models(algorithm)``,
         or a function of your own.
-      clients: the clients' examples, such as held-out parts of their own data, in the order of the
-        state's rows.
+      clients: the clients' examples, such as held-out parts of their own data. If it has names, and
+        so has the ``train`` of ``client_models``, each client is scored with the model of that
+        name; some clients may be left out. Otherwise client i is the one of the state's row i.
       batch_size: largest number of examples in a step of the evaluation.
 
+    Returns:
+      state -> accuracy [N] in the order of ``clients``.
+
     Raises:
-      ValueError: ``batch_size`` is below 1.
+      ValueError: ``batch_size`` is below 1; ``clients`` has a name that the training data lack; or,
+        without names, the state has another number of clients (when it is evaluated).
       TypeError: ``clients`` is a stream.
     """
     check_resident(clients, "build_personal_evaluation")
@@ -138,9 +156,10 @@ def build_personal_evaluation(
     largest = max(1, clients.max_size)
     size = min(batch_size, largest)
     places = jnp.arange(-(-largest // size) * size).reshape(-1, size)
+    rows_of = _rows_of(model_of, clients)
 
     def of_client(state, clients, client_id):
-        params = model_of(state, client_id)
+        params = model_of(state, client_id if rows_of is None else rows_of[client_id])
         start, held = clients.starts[client_id], clients.sizes[client_id]
 
         def one_batch(places):
@@ -155,4 +174,33 @@ def build_personal_evaluation(
         ids = jnp.arange(clients.num_clients)
         return jax.lax.map(lambda client_id: of_client(state, clients, client_id), ids)
 
-    return lambda state: all_clients(state, clients)
+    def evaluate(state: FedState) -> jax.Array:
+        by_number = isinstance(model_of, _NamedModels) and rows_of is None
+        if by_number and not is_traced(state.num_clients):
+            _check_number(int(state.num_clients), clients.num_clients)
+        return all_clients(state, clients)
+
+    return evaluate
+
+
+def _rows_of(model_of: ModelOf, clients: FederatedArrays) -> jax.Array | None:
+    """Return the state's row for each client, int32 [N]; None if it is the client's own number."""
+    names = getattr(model_of, "names", None)
+    if names is None or clients.names is None or names == clients.names:
+        return None
+    places = {name: place for place, name in enumerate(names)}
+    unknown = [name for name in clients.names if name not in places]
+    if unknown:
+        raise ValueError(
+            f"clients has {unknown[0]!r}, which is no client of the training data and so has no "
+            f"model; these have {', '.join(map(repr, names[:10]))}{', ...' * (len(names) > 10)}."
+        )
+    return jnp.array([places[name] for name in clients.names], jnp.int32)
+
+
+def _check_number(of_state: int, of_clients: int) -> None:
+    if of_state != of_clients:
+        raise ValueError(
+            f"clients has {of_clients} clients and the state {of_state}. Pass the same clients; or "
+            "give both federations names, and client_models the training data."
+        )

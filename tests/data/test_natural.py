@@ -150,7 +150,7 @@ def test_ids_that_are_numbers_are_in_their_order():
         ({"y": "gap"}, "y: the column 'gap' has values that are missing, NaN .* in row 2"),
         ({"x": "mixed"}, "x: the column 'mixed' has int, str; it must have only numbers"),
         ({"x": "note", "categories": {"note": ["+"]}}, "'note' has the value '-', which is not in"),
-        ({"categories": {"age": ["1"]}}, "categories names 'age'; it must be columns of text"),
+        ({"categories": {"dose": ["1"]}}, "categories names 'dose'; it must be columns of text"),
         ({"x": "uneven"}, "x: the column 'uneven' is no array"),
         ({"x": ["age", "large"]}, "the column .large. has the value 16777217. .* float32, which"),
         ({"x": ["age", "image"]}, r"x is \['age', 'image'\], columns of shapes"),

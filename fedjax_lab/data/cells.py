@@ -1,0 +1,197 @@
+"""The meaning of text in the cells of a table: numbers, truth values, missing values, categories.
+
+Axes: n rows of a table, d distinct values of a column.
+"""
+
+import math
+import numbers
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Marks of a missing value, in small letters.
+MARKS = ("", "?", "na", "n/a", "#n/a", "nan", "<na>", "null", "none", "-", ".")
+# Those that also mark a missing value among text, where the others may be values.
+TEXT_MARKS = ("", "na", "n/a", "#n/a", "nan", "<na>", "null")
+MEANINGS = ("drop", "mean", "keep")
+NUMBER = r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*"
+INTEGER = r"\s*[+-]?[0-9]+\s*"
+
+_NUMBER, _INTEGER = re.compile(NUMBER), re.compile(INTEGER)
+# A number written for people: a currency, a percent sign, thousands, a decimal comma.
+_FOR_PEOPLE = re.compile(
+    r"\s*\(?[+-]?[$€£¥]?\s*[+-]?([0-9]{1,3}([,. '_\u00a0\u202f][0-9]{3})+|[0-9]+)?([.,][0-9]+)?"
+    r"(?<=[0-9])([eE][+-]?[0-9]+)?\s*[%‰$€£¥]?\)?\s*"
+)
+_TIME = re.compile(r"\s*([0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?|[0-9]{1,2}:[0-9]{2}(:[0-9.]+)?)\s*")
+
+
+class Text(NamedTuple):
+    """A column of text.
+
+    Attributes:
+      distinct: d values, sorted.
+      codes: int [n], each row's place in ``distinct``.
+    """
+
+    distinct: list[str]
+    codes: np.ndarray
+
+    def rows_of(self, value: str) -> np.ndarray:
+        """Return the rows with this value.
+
+        Args:
+          value: one of ``distinct``.
+        """
+        return np.flatnonzero(self.codes == self.distinct.index(value))
+
+
+class Missing:
+    """The meaning of marks of missing values.
+
+    Args:
+      meaning: "drop" (leave the row out), "mean" (of the column's other numbers), "keep" (text: a
+        value like others), or the number to fill in; or {mark: one of these}, where "" stands for
+        an empty cell, None and NaN, and other marks are errors. None: all are errors.
+
+    Raises:
+      ValueError: it is none of these.
+    """
+
+    def __init__(self, meaning: Any):
+        marks = meaning if isinstance(meaning, Mapping) else {}
+        self.of_all = None if isinstance(meaning, Mapping) else meaning
+        self.marks = {str(mark).strip().lower(): value for mark, value in marks.items()}
+        for value in [*self.marks.values(), *([] if self.of_all is None else [self.of_all])]:
+            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if value not in MEANINGS and not (is_number and math.isfinite(value)):
+                raise ValueError(
+                    f"missing is {meaning!r}; it must be 'drop', 'mean', 'keep' or a finite "
+                    "number, or map marks of missing values to these, such as {'?': 'drop'}."
+                )
+
+    def has(self, meaning: str) -> bool:
+        """Return True if a mark has this meaning.
+
+        Args:
+          meaning: one of ``MEANINGS``.
+        """
+        return meaning in (self.of_all, *self.marks.values())
+
+    def of(self, mark: str) -> Any:
+        """Return the meaning of a mark, or None.
+
+        Args:
+          mark: text of a cell.
+        """
+        return self.marks.get(mark.strip().lower(), self.of_all)
+
+    def is_mark(self, cell: str, marks: tuple[str, ...]) -> bool:
+        """Return True if text is one of ``marks`` or of the user's marks.
+
+        Args:
+          cell: text of a cell.
+          marks: ``MARKS`` or ``TEXT_MARKS``.
+        """
+        cell = cell.strip().lower()
+        return cell in marks or cell in self.marks
+
+
+def check_text(about: str, text: str) -> str:
+    """Return ``text`` if it can be written as UTF-8; JSON's escapes may have half of a pair.
+
+    Args:
+      about: what it is, for the error, such as "line 2: content".
+      text: any text.
+
+    Raises:
+      ValueError: it has half of a surrogate pair.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start].encode("unicode_escape").decode()
+        raise ValueError(
+            f"{about} has half of a surrogate pair, {half}, as character {error.start + 1}, which "
+            "is no text (an emoji that was cut in two?); remove it."
+        ) from error
+    return text
+
+
+def is_number(cell: str) -> bool:
+    """Return True if text is a number as programs write it.
+
+    Args:
+      cell: text of a cell.
+    """
+    return _NUMBER.fullmatch(cell) is not None
+
+
+def is_truth(cell: str) -> bool:
+    """Return True if text is "true" or "false", in any case.
+
+    Args:
+      cell: text of a cell.
+    """
+    return cell.strip().lower() in ("true", "false")
+
+
+def is_time(cell: str) -> bool:
+    """Return True if text is a date or a time of ISO 8601.
+
+    Args:
+      cell: text of a cell.
+    """
+    return _TIME.fullmatch(cell) is not None
+
+
+def is_almost_number(cell: str) -> bool:
+    """Return True for numbers, also as people write them: 2,5; $25; 25%; 1,000.
+
+    Args:
+      cell: text of a cell.
+    """
+    return is_number(cell) or _FOR_PEOPLE.fullmatch(cell) is not None
+
+
+def to_numbers(cells: list[str]) -> np.ndarray:
+    """Convert text to int64 or float64 [d].
+
+    Args:
+      cells: text, each of which ``is_number``.
+    """
+    if all(map(_INTEGER.fullmatch, cells)):
+        try:
+            return np.array(list(map(int, cells)), np.int64)
+        except OverflowError:
+            pass
+    return np.array(list(map(float, cells)), np.float64)
+
+
+def kind_of(text: Text, missing: Missing) -> str:
+    """Infer a column's kind: "numbers", "truths", "times", "text", or "nothing" if all is missing.
+
+    It is "numbers" if at least half of the cells that are not missing are numbers, also those that
+    people write. Then other cells are mistakes.
+
+    Args:
+      text: the column.
+      missing: the meaning of marks.
+    """
+    counts = np.bincount(text.codes, minlength=len(text.distinct))
+    filled = [
+        (cell, int(count))
+        for cell, count in zip(text.distinct, counts, strict=True)
+        if count and not missing.is_mark(cell, MARKS)
+    ]
+    total = sum(count for _, count in filled)
+    if not total:
+        is_empty = all(missing.is_mark(cell, TEXT_MARKS) for cell in text.distinct)
+        return "nothing" if is_empty else "text"
+    for kind, is_kind in (("truths", is_truth), ("times", is_time)):
+        if all(is_kind(cell) for cell, _ in filled):
+            return kind
+    of_numbers = sum(count for cell, count in filled if is_almost_number(cell))
+    return "numbers" if 2 * of_numbers >= total else "text"

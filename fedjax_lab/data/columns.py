@@ -1,0 +1,239 @@
+"""Inputs, targets and clients' ids of a table, with the meaning of missing values applied.
+
+Axes: n rows of a table, less those that are dropped.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_lab.data.cells import Text
+from fedjax_lab.data.sources import Examples
+from fedjax_lab.data.tables import Column, Table, missing_error
+
+# The name of a column, or of several columns that become one array.
+Columns = Any
+# {text column: its values in the order of their codes, or None for those that occur}
+Categories = Mapping[Any, Sequence[str] | None]
+
+_EXACT = 2**24  # up to here float32 holds all integers
+
+
+class Rows(NamedTuple):
+    """Examples of a table, in the order of its rows.
+
+    Attributes:
+      examples: inputs and targets [n, ...].
+      ids: clients' ids [n], integers or text; None without a column of them.
+      categories: {text column: its values in the order of their codes}.
+      means: {column of numbers: the mean that replaces missing values, here or in a later table}.
+    """
+
+    examples: Examples
+    ids: np.ndarray | None
+    categories: dict[Any, tuple[str, ...]]
+    means: dict[Any, float]
+
+
+def read_columns(
+    table: Table,
+    x: Columns,
+    y: Columns,
+    *,
+    client: Any = None,
+    categories: Categories | None = None,
+    first: Rows | None = None,
+    names: tuple[str, str] = ("x", "y"),
+) -> Rows:
+    """Read inputs, targets and clients' ids of a table.
+
+    Args:
+      table: the table.
+      x, y, client, categories: as in ``from_table``; without ``client`` there are no ids.
+      first: what was read from an earlier table: its types, categories and means are used.
+      names: names of x and y in errors.
+
+    Raises:
+      ValueError: as ``from_table``.
+    """
+    given = dict(categories or {}) if first is None else dict(first.categories)
+    # dict(train.categories) is empty if the first table had no text.
+    has_values = not given or any(values is not None for values in given.values())
+    is_later = first is not None or (categories is not None and has_values)
+    found: dict[tuple[str, Any], Column] = {}
+    for argument, of in zip(names, (x, y), strict=True):
+        for name in several(of):
+            is_category = True if name in given else (False if is_later else None)
+            values, marks = table.column(argument, name, is_category)
+            known = given.get(name) or ()  # NA, for example, if the first table has it as a value
+            marks = {mark: rows for mark, rows in marks.items() if mark not in known}
+            found[argument, name] = Column(values, marks)
+    for name in given:
+        if first is None and not any(name == column for _, column in found):
+            raise ValueError(f"categories names {name!r}; it must be columns of text in x or y.")
+    if client is not None:
+        found["client", client] = table.ids("client", client)
+    _check_lengths(found)
+    chosen = ~_dropped(table, found)
+    ids = None
+    if client is not None:
+        of_rows = found["client", client].values
+        if isinstance(of_rows, Text):
+            of_rows = np.array(of_rows.distinct)[of_rows.codes]
+        ids = of_rows[chosen]
+    used: dict[Any, tuple[str, ...]] = {}
+    means = {} if first is None else dict(first.means)
+    joined = []
+    for argument, of in zip(names, (x, y), strict=True):
+        parts = []
+        for name in several(of):
+            column = found[argument, name]
+            if isinstance(column.values, Text):
+                parts.append(_codes(argument, name, column.values, chosen, given, used))
+            else:
+                parts.append(_filled(table, argument, name, column, chosen, means))
+        joined.append(_joined(argument, of, parts))
+    return Rows(Examples(*joined), ids, used, means)
+
+
+def several(names: Columns) -> list[Any]:
+    """Return the names of one or several columns as a list.
+
+    Args:
+      names: as in ``from_table``.
+    """
+    return [names] if _is_one(names) else list(names)
+
+
+def _is_one(names: Columns) -> bool:
+    return isinstance(names, str) or not isinstance(names, Iterable)
+
+
+def _check_lengths(found: Mapping[tuple[str, Any], Column]) -> None:
+    """Check that all columns have the same number of rows."""
+    shapes = {
+        key: (len(column.values.codes),) if isinstance(column.values, Text) else column.values.shape
+        for key, column in found.items()
+    }
+    first = next((key for key in shapes if key[0] == "client"), next(iter(shapes)))
+    for (argument, name), shape in shapes.items():
+        if shape[:1] != shapes[first][:1]:
+            of_first = "the clients' ids" if first[0] == "client" else f"the column {first[1]!r}"
+            raise ValueError(
+                f"{argument} has shape {shape} and {of_first} {shapes[first]}; the numbers of rows "
+                f"must be equal (column {name!r})."
+            )
+
+
+def _dropped(table: Table, found: Mapping[tuple[str, Any], Column]) -> np.ndarray:
+    """Return which rows are left out, bool [n]; check that every mark has a meaning."""
+    values = next(iter(found.values())).values
+    dropped = np.zeros(len(values.codes if isinstance(values, Text) else values), bool)
+    for (argument, name), column in found.items():
+        about = f"{argument}: the column {name!r}"
+        open_marks = [mark for mark in column.marks if table.missing.of(mark) is None]
+        if open_marks:
+            raise missing_error(table, about, column, open_marks)
+        is_input = argument == "x" and not isinstance(column.values, Text)
+        for mark, rows in column.marks.items():
+            meaning = table.missing.of(mark)
+            if meaning == "drop":
+                dropped[rows] = True
+            elif meaning == "keep" or not is_input:
+                kind = "an input of numbers" if is_input else "no input of numbers"
+                allowed = "'drop', 'mean' or a number" if is_input else "'drop' or 'keep' (of text)"
+                raise ValueError(
+                    f"missing is {meaning!r} for {mark!r}, which {table.where(int(rows[0]))} has. "
+                    f"{about} is {kind}; it must be {allowed}."
+                )
+    if dropped.all():
+        raise ValueError("missing is 'drop', and every row has a missing value.")
+    return dropped
+
+
+def _filled(
+    table: Table,
+    argument: str,
+    name: Any,
+    column: Column,
+    chosen: np.ndarray,
+    means: dict[Any, float],
+) -> np.ndarray:
+    """Return the numbers of the chosen rows, with missing values filled in."""
+    array, missing = column.values, table.missing
+    assert isinstance(array, np.ndarray)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{argument} is {name!r}, of dtype {array.dtype}; it must be numbers or text."
+        )
+    if argument == "x" and array.ndim == 1 and missing.has("mean"):
+        has_value = chosen.copy()
+        for rows in column.marks.values():
+            has_value[rows] = False
+        if name not in means and has_value.any():
+            means[name] = float(array[has_value].mean(dtype=np.float64))
+    for mark, rows in column.marks.items():
+        meaning = missing.of(mark)
+        if meaning == "drop":
+            continue
+        if meaning == "mean" and name not in means:
+            raise ValueError(
+                f"missing is 'mean', and {argument}: the column {name!r} has no other numbers."
+            )
+        number = means[name] if meaning == "mean" else meaning
+        if array.dtype.kind != "f" and number != int(number):
+            array = array.astype(np.float64)
+        array = array.copy()
+        array[rows] = number
+    return array[chosen]
+
+
+def _codes(
+    argument: str,
+    name: Any,
+    text: Text,
+    chosen: np.ndarray,
+    given: Categories,
+    used: dict[Any, tuple[str, ...]],
+) -> np.ndarray:
+    """Encode the chosen rows of a text column as int32; its values are added to ``used``."""
+    codes, values = text.codes[chosen], given.get(name)
+    occur = np.unique(codes)
+    if values is None:
+        values = [text.distinct[code] for code in occur]
+    places = {value: place for place, value in enumerate(values)}
+    if len(places) != len(values):
+        raise ValueError(f"categories[{name!r}] names a value twice; they must differ.")
+    table = np.zeros(len(text.distinct), np.int32)
+    for code in occur:
+        value = text.distinct[code]
+        if value not in places:
+            raise ValueError(
+                f"{argument}: the column {name!r} has the value {value!r}, which is not in "
+                f"categories[{name!r}]: {', '.join(map(str, values[:10]))}."
+            )
+        table[code] = places[value]
+    used[name] = tuple(values)
+    return table[codes]
+
+
+def _joined(argument: str, names: Columns, parts: list[np.ndarray]) -> np.ndarray:
+    """Return one column as it is, and several as float32 [n, number of columns]."""
+    if _is_one(names) or (len(parts) == 1 and parts[0].ndim > 1):
+        return parts[0]
+    for name, part in zip(names, parts, strict=True):
+        largest = int(np.abs(part).max()) if part.dtype.kind in "iu" and part.size else 0
+        if largest > _EXACT:
+            raise ValueError(
+                f"{argument}: the column {name!r} has the value {largest}. Several columns "
+                f"become float32, which represents integers only up to {_EXACT} exactly. Scale "
+                "the column, or convert it to text if it is a category."
+            )
+    shapes = {part.shape for part in parts}
+    if len(shapes) != 1 or parts[0].ndim != 1:
+        raise ValueError(
+            f"{argument} is {list(names)}, columns of shapes {sorted(shapes)}; several must be "
+            "of one shape [n]."
+        )
+    return np.stack(parts, axis=1).astype(np.float32)

@@ -1,0 +1,78 @@
+"""The dtypes that arrays have on a device."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def stored_dtype(name: str, array: np.ndarray) -> np.dtype:
+    """Return the dtype that an array has on a device: 32 bits in place of 64, in native byte order.
+
+    Args:
+      name: name of the array in errors.
+      array: [...], any.
+
+    Raises:
+      ValueError: it is not numeric, has masked values, is longer than 64 bits (long double), or has
+        integers that do not fit.
+    """
+    dtype = native(array.dtype)
+    if np.ma.is_masked(array):
+        raise ValueError(
+            f"{name} has an array with masked values; fill them or leave their examples out."
+        )
+    if dtype.kind in "fc" and dtype.itemsize > 8 * (1 + (dtype.kind == "c")):
+        raise ValueError(
+            f"{name} has an array of dtype {dtype}, which no device has; convert it, for example "
+            "by array.astype(np.float64)."
+        )
+    # Those of ml_dtypes, such as bfloat16, have the kind "V".
+    if dtype.kind not in "biufcV" or (dtype.kind == "V" and not jnp.issubdtype(dtype, jnp.number)):
+        raise ValueError(f"{name} has an array of dtype {dtype}; it must be numeric.")
+    stored = jax.dtypes.canonicalize_dtype(dtype)
+    if dtype.kind in "iu" and stored != dtype and array.size:
+        limits = np.iinfo(stored)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            raise ValueError(
+                f"{name} has integers from {array.min()} to {array.max()}; they must fit into "
+                f"{stored}."
+            )
+    return stored
+
+
+def native(dtype: np.dtype) -> np.dtype:
+    """Return a dtype in the machine's byte order; FITS, netCDF 3 and IDX files have the other one.
+
+    Args:
+      dtype: any.
+    """
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def to_native(array: np.ndarray) -> np.ndarray:
+    """Convert an array to the machine's byte order; without a copy if it has it.
+
+    Args:
+      array: [...], any.
+    """
+    return array.astype(native(array.dtype), copy=False)
+
+
+def to_device(name: str, array: Any, *, copy: bool = False) -> jax.Array:
+    """Put numbers on the device, in the dtype of ``stored_dtype``.
+
+    Args:
+      name: name of the array in errors.
+      array: [...], on the host or on a device.
+      copy: whether the result never shares memory with ``array``.
+
+    Raises:
+      ValueError: as ``stored_dtype``.
+    """
+    if not isinstance(array, jax.Array):
+        array = np.asanyarray(array)  # masks stay
+        stored_dtype(name, array)
+        array = to_native(array)
+    return jnp.array(array, copy=True) if copy else jnp.asarray(array)
