@@ -78,7 +78,7 @@ def load_pretrained(
         dtype = next((e.dtype for e in files.entries.values() if e.dtype is not None), "float32")
     model = decoder(config, dtype=dtype, remat=remat, adapter_dropout=adapter_dropout)
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    ignored = DECODER_IGNORED
+    ignored: tuple[str, ...] = DECODER_IGNORED
     if config.tie:
         _check_tied(files)
         ignored = (*ignored, HEAD)
