@@ -154,7 +154,7 @@ class TuneCommand:
     """Number of evaluations whose mean is a point's score; one follows each ninth of the rounds."""
 
     sampler: Literal["random", "tpe"] | None = None
-    """Sampler of optuna that proposes the points (extra `tune`). None: an even lattice."""
+    """Sampler of optuna that proposes the points (extra `tune`). None: even points."""
 
     keep_in: str | None = None
     """Folder for the search; the same command resumes it."""

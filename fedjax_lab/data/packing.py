@@ -39,8 +39,8 @@ class Sentence(NamedTuple):
       scored: bool [m], True for tokens that a model has to predict.
     """
 
-    tokens: Sequence[int]
-    scored: Sequence[bool]
+    tokens: Sequence[int] | np.ndarray
+    scored: Sequence[bool] | np.ndarray
 
 
 @suggest_keywords

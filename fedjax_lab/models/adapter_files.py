@@ -39,11 +39,15 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "arrow_config": (None,),
     "use_bdlora": (False, None),
 }
+# First values of an adapter with which the model's own kernels stay as they are. With all others,
+# such as "pissa", "olora", "corda", "lora_ga" and "loftq", peft may change them, or has chosen
+# ranks: kernel and adapter are then not the model that was trained.
+_STARTS = (True, False, None, "gaussian", "orthogonal")
 _NEUTRAL = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying",
-        "eva_config", "inference_mode", "init_lora_weights", "loftq_config", "lora_alpha",
-        "lora_dropout", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size",
+        "eva_config", "inference_mode", "loftq_config", "lora_alpha", "lora_dropout",
+        "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size",
         "r", "revision", "runtime_config", "target_modules", "task_type", "use_rslora",
     }
 )  # fmt: skip
@@ -128,6 +132,14 @@ def load_adapters(folder: str | Path, config: DecoderConfig) -> tuple[dict[str, 
     """
     where = Path(folder) / CONFIG
     fields = read_json(where)
+    if (begin := fields.pop("init_lora_weights", True)) not in _STARTS:
+        raise ValueError(
+            f"{where}: init_lora_weights is {begin!r}; it must be true, false, 'gaussian' or "
+            "'orthogonal'. With others, peft may change the model's own kernels, so that these "
+            "adapters do not fit the model. Save them with peft's save_pretrained(..., "
+            "path_initial_model_for_weight_conversion=...), or merge them there and read the "
+            "merged model with load_pretrained."
+        )
     for name, value in fields.items():
         if name in _PLAIN and value not in _PLAIN[name]:
             raise ValueError(f"{where}: {name} is {value!r}; it must be {_PLAIN[name][0]!r}.")

@@ -12,16 +12,30 @@ from typing import Any
 
 from fedjax_lab.checks import check_choice, check_int, check_number
 
-# Fields without effect on the model's numbers: how it was made, how text is generated with it.
+# Fields without effect on the model's numbers: how it was made, how text is generated with it, and
+# what other programs note. transformers ignores an old file's max_sequence_length as well.
 _NEUTRAL = frozenset(
     {
         "architectures", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id",
-        "sep_token_id", "dtype", "torch_dtype", "transformers_version", "use_cache",
-        "model_type", "is_decoder", "is_llama_config", "return_dict", "output_attentions",
-        "output_hidden_states", "chunk_size_feed_forward", "id2label", "label2id",
+        "sep_token_id", "cls_token_id", "mask_token_id", "decoder_start_token_id", "dtype",
+        "torch_dtype", "transformers_version", "use_cache", "cache_implementation", "model_type",
+        "is_decoder", "is_llama_config", "return_dict", "output_attentions",
+        "output_hidden_states", "chunk_size_feed_forward", "id2label", "label2id", "num_labels",
         "problem_type", "tokenizer_class", "auto_map", "_name_or_path", "_attn_implementation",
-        "_attn_implementation_autoset", "max_window_layers", "task_specific_params",
-        "finetuning_task", "is_encoder_decoder", "torchscript",
+        "_attn_implementation_autoset", "_attn_implementation_internal", "attn_implementation",
+        "_flash_attn_2_enabled", "_commit_hash", "max_window_layers", "task_specific_params",
+        "finetuning_task", "is_encoder_decoder", "torchscript", "use_bfloat16", "tf_legacy_loss",
+        "cross_attention_hidden_size", "prefix", "gradient_checkpointing", "neftune_noise_alpha",
+        "max_sequence_length", "model_max_length", "unsloth_fixed", "unsloth_version",
+        "transformers.js_config",
+        # Of generation, as transformers 4 wrote them.
+        "max_length", "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams",
+        "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p",
+        "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores",
+        "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
+        "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
+        "begin_suppress_tokens",
     }
 )  # fmt: skip
 # Fields with a single accepted value, the one with which the numbers are those of this decoder.
@@ -31,6 +45,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (1, None),
     "use_sliding_window": (False, None),
     "rope_interleaved": (False, None),
+    "use_mrope": (False, None),
     "add_cross_attention": (False,),
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({}, None),
@@ -240,10 +255,8 @@ def parse_decoder_config(fields: Mapping[str, Any], where: str = "config") -> De
             found[ours] = fields[name]
     if zero := [name for name in ("num_key_value_heads", "head_dim") if fields.get(name) == 0]:
         raise ValueError(f"{where}: {zero[0]} is 0.")
-    if kind == "qwen2" and (bias or fields.get("mlp_bias") or "head_dim" in fields):
-        raise ValueError(f"{where}: attention_bias, mlp_bias and head_dim are no fields of qwen2.")
     try:
-        return DecoderConfig(
+        config = DecoderConfig(
             **_DEFAULTS[kind] | found,
             rope_theta=theta,
             rope_scaling=scaling,
@@ -252,6 +265,13 @@ def parse_decoder_config(fields: Mapping[str, Any], where: str = "config") -> De
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
+    usual = config.head_width * config.num_heads == config.width
+    if kind == "qwen2" and (bias or config.mlp_bias or not usual):
+        raise ValueError(
+            f"{where}: attention_bias, mlp_bias and another head_dim than hidden_size / "
+            "num_attention_heads are no fields of qwen2."
+        )
+    return config
 
 
 def _rotary(fields: Mapping[str, Any], where: str) -> tuple[float, RotaryScaling | None]:

@@ -31,7 +31,8 @@ def classification_loss(apply: Apply, preprocess: Preprocess | None = None) -> L
 
     Returns:
       ``loss_fn(params, examples, key) -> float32 [B]`` (float64 of float64 logits). The key is
-      split between ``preprocess`` and ``apply``.
+      split between ``preprocess`` and ``apply``. The key None gives the loss of
+      ``accuracy_counts``, without augmentation and dropout.
 
     Raises:
       TypeError: an argument is not a function (at construction).
@@ -39,7 +40,7 @@ def classification_loss(apply: Apply, preprocess: Preprocess | None = None) -> L
     """
     check_functions(apply, preprocess)
 
-    def loss_fn(params: Params, examples: PyTree, key: Key) -> jax.Array:
+    def loss_fn(params: Params, examples: PyTree, key: Key | None) -> jax.Array:
         x, y, dropout_key = training_inputs(preprocess, examples, key)
         return cross_entropy(apply(params, x, dropout_key), y)
 
@@ -85,7 +86,8 @@ def language_model_loss(apply: Apply) -> LossFn:
         ``models.lstm``.
 
     Returns:
-      ``loss_fn(params, examples, key) -> float32 [B]``. The key is passed to ``apply``.
+      ``loss_fn(params, examples, key) -> float32 [B]``. The key is passed to ``apply``; with None
+      there is no dropout.
 
     Raises:
       TypeError: ``apply`` is not a function (at construction).
@@ -93,7 +95,7 @@ def language_model_loss(apply: Apply) -> LossFn:
     """
     check_functions(apply, None)
 
-    def loss_fn(params: Params, examples: PyTree, key: Key) -> jax.Array:
+    def loss_fn(params: Params, examples: PyTree, key: Key | None) -> jax.Array:
         return _word_losses(apply(params, examples.x, key), examples.y).mean(axis=1)
 
     return loss_fn
@@ -139,7 +141,8 @@ def regression_loss(apply: Apply, preprocess: Preprocess | None = None) -> LossF
 
     Returns:
       ``loss_fn(params, examples, key) -> float32 [B]`` (float64 of float64 predictions). The key
-      is split between ``preprocess`` and ``apply``.
+      is split between ``preprocess`` and ``apply``. With the key None there is no augmentation and
+      no dropout.
 
     Raises:
       TypeError: an argument is not a function (at construction).
@@ -147,7 +150,7 @@ def regression_loss(apply: Apply, preprocess: Preprocess | None = None) -> LossF
     """
     check_functions(apply, preprocess)
 
-    def loss_fn(params: Params, examples: PyTree, key: Key) -> jax.Array:
+    def loss_fn(params: Params, examples: PyTree, key: Key | None) -> jax.Array:
         x, y, dropout_key = training_inputs(preprocess, examples, key)
         return _squared_error(apply(params, x, dropout_key), y)
 
@@ -198,15 +201,17 @@ def _squared_error(predictions: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def training_inputs(
-    preprocess: Preprocess | None, examples: PyTree, key: Key
-) -> tuple[jax.Array, jax.Array, Key]:
+    preprocess: Preprocess | None, examples: PyTree, key: Key | None
+) -> tuple[jax.Array, jax.Array, Key | None]:
     """Return a model's inputs in training: x [B, ...] and y [B] after ``preprocess``, and its key.
 
     Args:
       preprocess: (examples, key) -> examples; None: examples are not changed.
       examples: with ``x`` [B, ...] and ``y`` [B].
-      key: typed PRNG key; consumed.
+      key: typed PRNG key; consumed. None: the inputs of evaluation.
     """
+    if key is None:
+        return *_inputs(preprocess, examples, None), None
     augmentation_key, dropout_key = plain(jax.random.split(compact(key)))
     return *_inputs(preprocess, examples, augmentation_key), dropout_key
 

@@ -21,7 +21,14 @@ from fedjax_lab.models.base import Model
 from fedjax_lab.models.decoder import decoder
 from fedjax_lab.models.decoder_config import DecoderConfig, config_fields, read_decoder_config
 from fedjax_lab.models.weight_files import WeightFiles, write_folder
-from fedjax_lab.models.weight_tables import DECODER_IGNORED, Stored, Table, decoder_table
+from fedjax_lab.models.weight_tables import (
+    DECODER_IGNORED,
+    EMBEDDING,
+    HEAD,
+    Stored,
+    Table,
+    decoder_table,
+)
 from fedjax_lab.types import Params, PyTree
 
 BLOCK_BYTES = 2**24  # part of a larger array that the host holds at a time
@@ -61,7 +68,8 @@ def load_pretrained(
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: a file is damaged, the decoder does not support the configuration, or an array is
-        missing, left over, of another shape or has numbers that are not finite.
+        missing, left over, of another shape or has numbers that are not finite. A head beside
+        tied embeddings is left out if it equals them; if not, it is an error.
       ImportError: the package safetensors is missing.
     """
     config = read_decoder_config(folder)
@@ -70,7 +78,34 @@ def load_pretrained(
         dtype = next((e.dtype for e in files.entries.values() if e.dtype is not None), "float32")
     model = decoder(config, dtype=dtype, remat=remat, adapter_dropout=adapter_dropout)
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    return model, _load(files, _placed(shapes, sharding), decoder_table(config), DECODER_IGNORED)
+    ignored: tuple[str, ...] = DECODER_IGNORED
+    if config.tie:
+        _check_tied(files)
+        ignored = (*ignored, HEAD)
+    return model, _load(files, _placed(shapes, sharding), decoder_table(config), ignored)
+
+
+def _check_tied(files: WeightFiles) -> None:
+    """Check that the head's own array in the files of a tied model, if any, is the embedding."""
+    head, embedding = files.entries.get(HEAD), files.entries.get(EMBEDDING)
+    if head is None or embedding is None:
+        return
+    is_equal = (head.shape, head.kind) == (embedding.shape, embedding.kind)
+    if is_equal and head.dtype is not None and len(head.shape) == 2:
+        count, width = head.shape
+        rows = max(1, BLOCK_BYTES // (width * 8))
+        blocks = [slice(top, min(top + rows, count)) for top in range(0, count, rows)]
+        is_equal = all(
+            np.array_equal(files.read(HEAD, block), files.read(EMBEDDING, block))
+            for block in blocks
+        )
+    if not is_equal:
+        raise ValueError(
+            f"{head.file}: {HEAD!r} differs from {EMBEDDING!r}, and tie_word_embeddings is true: "
+            "versions of transformers differ in which of them they use as the head. Set "
+            "tie_word_embeddings to false in config.json for a head of its own, or leave "
+            f"{HEAD!r} out of the file."
+        )
 
 
 def save_pretrained(

@@ -29,7 +29,8 @@ def answer_loss(apply: Apply, tokens_per_row: float | None = None) -> LossFn:
         weight. With ``data.scored_per_row``, the mean over rows is the mean over tokens.
 
     Returns:
-      ``loss_fn(params, examples, key) -> float32 [B]``; 0 for a row without scored tokens.
+      ``loss_fn(params, examples, key) -> float32 [B]``; 0 for a row without scored tokens. With the
+      key None there is no dropout.
 
     Raises:
       TypeError: ``apply`` is not a function (at construction).
@@ -38,7 +39,7 @@ def answer_loss(apply: Apply, tokens_per_row: float | None = None) -> LossFn:
     """
     _check(apply, tokens_per_row)
 
-    def loss_fn(params: Params, examples: PyTree, key: Key) -> jax.Array:
+    def loss_fn(params: Params, examples: PyTree, key: Key | None) -> jax.Array:
         logits = apply(params, examples.x, key)
         losses, scored = _losses(logits, examples.y)
         return _per_row(losses, scored, tokens_per_row)

@@ -17,6 +17,7 @@ from fedjax_lab.types import Params
 
 # Buffers in files that can be computed from the configuration.
 DECODER_IGNORED = ("model.layers.*.self_attn.rotary_emb.inv_freq",)
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Stored(NamedTuple):
@@ -125,7 +126,7 @@ def decoder_table(config: DecoderConfig) -> dict[str, Stored]:
         "out": config.out_bias,
         **dict.fromkeys(("gate", "up", "down"), config.mlp_bias),
     }
-    table = {"embedding": Stored("model.embed_tokens.weight")}
+    table = {"embedding": Stored(EMBEDDING)}
     for ours, theirs in modules.items():
         name = f"model.layers.{{layer}}.{theirs}"
         if ours.endswith("norm"):
@@ -136,7 +137,7 @@ def decoder_table(config: DecoderConfig) -> dict[str, Stored]:
             table[f"layers/{ours}/bias"] = Stored(f"{name}.bias")
     table["norm/scale"] = Stored("model.norm.weight")
     if not config.tie:
-        table["head/kernel"] = Stored("lm_head.weight", (1, 0))
+        table["head/kernel"] = Stored(HEAD, (1, 0))
     return table
 
 

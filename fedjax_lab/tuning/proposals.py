@@ -1,4 +1,4 @@
-"""Which points a search tries: an even lattice, or what a sampler of optuna proposes."""
+"""Which points a search tries: evenly spaced ones, or what a sampler of optuna proposes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -40,7 +40,7 @@ class Even:
 
     Args:
       space: search space of the method.
-      seed: seed of the lattice's start.
+      seed: as in ``spread``.
     """
 
     def __init__(self, space: Space, seed: int):
@@ -51,10 +51,7 @@ class Even:
         """Propose as many points as there is room for, if the space has them."""
         if room <= 0:
             return []
-        finer = spread(self._space, len(self._points) + room, self._seed)
-        new = [point for point in finer if point not in self._points]
-        places = np.linspace(0, len(new) - 1, min(room, len(new))).round().astype(int)
-        batch = [new[place] for place in places]
+        batch = spread(self._space, room, self._seed, self._points)
         self._points += batch
         return batch
 

@@ -1,8 +1,9 @@
 """Search spaces: ranges that are searched log-uniformly, and lists of values."""
 
 import inspect
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,47 +118,59 @@ def check_tune(methods: Any, validation: Any) -> None:
         )
 
 
-def spread(space: Space, count: int, seed: int) -> list[Point]:
-    """Choose points that fill a space evenly; all points if it has at most ``count``.
+def spread(space: Space, count: int, seed: int, tried: Sequence[Point] = ()) -> list[Point]:
+    """Choose new points that fill a space evenly; fewer if lists have no more.
+
+    Every hyperparameter is spaced evenly, for any number of points: its values are the ranks of a
+    scrambled Halton sequence, in the middles of as many equal parts of the range (a Latin
+    hypercube). The sequence keeps the combinations even, too. A single range is divided evenly,
+    with its ends.
+
+    Source: Owen: A randomized Halton algorithm in R. arXiv 1706.02808, as in scipy.
 
     Args:
-      space: space of a method.
+      space: search space of a method.
       count: number of points.
-      seed: seed of the shuffling.
+      seed: seed of the scrambling.
+      tried: points that have been chosen before; the new ones lie between them.
     """
+    total = len(tried) + count
     if all(isinstance(axis, Values) for axis in space.values()):
-        whole = math.prod(len(axis.values) for axis in space.values() if isinstance(axis, Values))
-        count = min(count, whole)
+        whole = [axis.values for axis in space.values() if isinstance(axis, Values)]
+        if math.prod(map(len, whole)) <= total:
+            points = [dict(zip(space, values, strict=True)) for values in itertools.product(*whole)]
+            return _distinct(points, tried)
     if len(space) == 1:
         [(name, axis)] = space.items()
-        shares = np.linspace(0, 1, count) if count > 1 else np.array([0.5])
+        shares = np.linspace(0, 1, total) if total > 1 else np.array([0.5])
         if isinstance(axis, Values):
-            shares = (np.arange(count) + 0.5) / count
-        return _distinct([{name: axis.at(share)} for share in shares])
-    # A rank-one lattice (Korobov, of the generalised golden ratio): even in every projection.
-    root = _golden(len(space))
-    steps = np.array([(1 / root ** (i + 1)) % 1 for i in range(len(space))])
-    start = np.random.default_rng(seed).random(len(space))
-    points: list[Point] = []
-    number = 0
-    while len(points) < count and number < 64 * count:
-        shares = (start + number * steps) % 1
-        new = {n: axis.at(s) for (n, axis), s in zip(space.items(), shares, strict=True)}
-        points = _distinct([*points, new])
-        number += 1
-    return points
+            shares = (np.arange(total) + 0.5) / total
+        new = _distinct([{name: axis.at(share)} for share in shares], tried)
+        places = np.linspace(0, len(new) - 1, min(count, len(new))).round().astype(int)
+        return [new[place] for place in places]
+    new, size = [], total
+    while len(new) < count:
+        points = [
+            {name: axis.at(share) for (name, axis), share in zip(space.items(), row, strict=True)}
+            for row in _hypercube(size, len(space), seed)[len(tried) :]
+        ]
+        new = _distinct(points, tried)[:count]
+        size += 1 + size // 8  # points of lists may coincide
+    return new
 
 
-def _golden(dimensions: int) -> float:
-    """Compute the root above 1 of x^(d + 1) = x + 1."""
-    root = 2.0
-    for _ in range(64):
-        root = (1 + root) ** (1 / (dimensions + 1))
-    return root
+def _hypercube(count: int, dimensions: int, seed: int) -> np.ndarray:
+    """Return a Latin hypercube [count, dimensions] in the order of a scrambled Halton sequence."""
+    from scipy.stats import qmc  # takes long to import
+
+    sequence = qmc.Halton(dimensions, rng=np.random.default_rng(seed)).random(count)
+    return (sequence.argsort(axis=0).argsort(axis=0) + 0.5) / count
 
 
-def _distinct(points: Sequence[Point]) -> list[Point]:
-    return [point for i, point in enumerate(points) if point not in points[:i]]
+def _distinct(points: Iterable[Point], tried: Sequence[Point]) -> list[Point]:
+    seen = {tuple(point.items()) for point in tried}
+    found = {tuple(point.items()): point for point in points}
+    return [point for values, point in found.items() if values not in seen]
 
 
 def _accepted(build: Build) -> list[str] | None:

@@ -6,16 +6,13 @@ program, as in ``sweep``. After a ninth of the rounds the best third of the poin
 after a third of the rounds the finalists do. Diverged points are stopped.
 """
 
+import importlib.metadata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-import jax
-import jax.numpy as jnp
-
 from fedjax_lab.checks import check_choice, check_int
-from fedjax_lab.clients.metrics import with_frozen_weights
 from fedjax_lab.data import FederatedArrays, split_clients, split_examples
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
@@ -37,12 +34,10 @@ from fedjax_lab.tuning.proposals import (
     check_sampler,
     import_optuna,
 )
+from fedjax_lab.tuning.score import ScoreFn, by_loss, by_score, evaluation_key, warning_of
 from fedjax_lab.tuning.search import Search
 from fedjax_lab.tuning.space import Build, Range, Space, check_tune, read_space
 from fedjax_lab.types import Params, PyTree
-
-# (params, examples [B, ...]) -> a score of each example, [B]
-ScoreFn = Callable[[Params, PyTree], jax.Array]
 
 
 @scheduled
@@ -91,13 +86,17 @@ def tune(
       finalists: number of points of each method that run to the end, with all seeds.
       seeds: seeds of the runs; the first one is used before the last rung.
       score: (params, examples [B, ...]) -> float [B], a score of each example. A point's score is
-        the mean over all validation examples. None: the loss of the methods.
+        the mean over all validation examples. None: the loss of the methods as ``evaluate`` has it,
+        without dropout and augmentation: it is called with the key None, which the losses of
+        ``models`` take. A loss function of your own that fails with None, or draws numbers even
+        then, is scored as in training, with a fixed key; a warning says so if it uses the key.
       mode: "min" if a small score is good, "max" if a large one is.
       average: number of evaluations whose mean is a point's score. The global model is evaluated
         after each ninth of the rounds. 3 is better than 1 if scores vary from round to round.
-      sampler: what proposes the points. None: a lattice that fills the space evenly. "tpe" or
-        "random": this sampler of optuna, in four batches; or a function from a seed to another
-        sampler, such as ``lambda seed: optuna.samplers.GPSampler(seed=seed)``.
+      sampler: what proposes the points. None: a Latin hypercube in the order of a scrambled Halton
+        sequence, which spaces the values of every hyperparameter evenly. "tpe" or "random": this
+        sampler of optuna, in four batches; or a function from a seed to another sampler, such as
+        ``lambda seed: optuna.samplers.GPSampler(seed=seed)``.
       run_dir: directory for the search; None: nothing is written.
       progress: show progress on stderr.
 
@@ -125,6 +124,7 @@ def tune(
     spaces = read_space(space, methods)
     firsts = {name: _first(name, build, spaces[name]) for name, build in methods.items()}
     train, held = _divided(clients, validation, hold_out, seeds[0])
+    counts = _counts(firsts, score, params, held.examples)
     how = Schedule.of("tune", schedule)
     settings = _settings(spaces, firsts, params, (train, held), how, seeds, score)
     settings |= {"rounds": rounds, "budget": budget, "finalists": finalists, "mode": mode}
@@ -137,8 +137,7 @@ def tune(
     step = plans[0].rounds[0]  # divides all rungs, so that one program is enough
     common = (params, seeds, mode, step, average)
     for (name, build), plan in zip(methods.items(), plans, strict=True):
-        count_fn = _score_of(firsts[name], score)
-        evaluate = build_evaluation(count_fn, held)
+        evaluate = build_evaluation(counts[name], held)
         lanes = Lanes(build, how, evaluate, train, firsts[name], common)
         proposals = _proposals(spaces[name], seeds[0], sampler, plan.points[0])
         search = Search(name, spaces[name], plan, lanes, proposals, kept, progress)
@@ -165,23 +164,20 @@ def _divided(clients, validation, hold_out, seed) -> tuple[FederatedArrays, Fede
     return split_examples(clients, validation, seed)
 
 
-def _score_of(algorithm: Algorithm, score: ScoreFn | None) -> Callable[..., Any]:
-    loss_fn = algorithm.loss_fn
-    if score is None and loss_fn is None:
-        raise ValueError(f"{algorithm.name} takes a model and no loss; set score to tune it.")
-
-    def count(params, examples):
-        if score is not None:
-            values = score(params, examples)
-        else:
-            assert loss_fn is not None
-            loss = with_frozen_weights(loss_fn, algorithm.frozen)
-            values = loss(params, examples, jax.random.key(0))
-        values = values[0] if isinstance(values, tuple) else values
-        return values.astype(jnp.float32), values.astype(jnp.float32)
-
-    count.score = "score"  # type: ignore[attr-defined]
-    return count
+def _counts(
+    firsts: Mapping[str, Algorithm], score: ScoreFn | None, params: Params, examples: PyTree
+) -> dict[str, Callable[..., Any]]:
+    """Build each method's evaluation; one warning for all losses that stay as in training."""
+    if score is not None:
+        return dict.fromkeys(firsts, by_score(score))
+    counts, as_in_training = {}, []
+    for name, algorithm in firsts.items():
+        key, is_evaluation = evaluation_key(algorithm, params, examples)
+        counts[name] = by_loss(algorithm, key)
+        as_in_training += [name] * (not is_evaluation)
+    if as_in_training:
+        warnings.warn(warning_of(as_in_training), stacklevel=4)
+    return counts
 
 
 def _settings(spaces, firsts, params, data, how, seeds, score) -> dict[str, Any]:
@@ -194,7 +190,7 @@ def _settings(spaces, firsts, params, data, how, seeds, score) -> dict[str, Any]
         "data": [hash_arrays((part.examples, part.indices, part.sizes)) for part in data],
         "schedule": how.record(),
         "sample_cohort": hash_function(how.sample_cohort),
-        "score": hash_function(score),
+        "score": "the loss of evaluation" if score is None else hash_function(score),
         "seeds": list(seeds),
         "versions": versions(),
     }
@@ -204,9 +200,9 @@ def _proposals(space: Space, seed: int, sampler: Sampler | None, count: int) -> 
     return Even(space, seed) if sampler is None else Sampled(space, seed, sampler, count)
 
 
-def _sampler_record(sampler: Sampler | None) -> list[str | None] | None:
+def _sampler_record(sampler: Sampler | None) -> list[str | None]:
     if sampler is None:
-        return None
+        return ["halton", importlib.metadata.version("scipy")]
     chosen = sampler if isinstance(sampler, str) else hash_function(sampler)
     return [chosen, import_optuna().__version__]
 

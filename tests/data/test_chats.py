@@ -9,26 +9,16 @@ import pytest
 
 from fedjax_lab import data, models
 
+tokenizers = pytest.importorskip("tokenizers")
 MARKS = ["<|im_start|>", "<|im_end|>"]
 
 
-class Letters:
-    """A tokenizer for which every character is a token, and every mark one, unless it is text."""
-
-    encode_special_tokens = False
-
-    def encode(self, text, add_special_tokens=True):
-        assert not add_special_tokens
-        ids = []
-        while text:
-            mark = next((m for m in MARKS if text.startswith(m)), None)
-            if mark and not self.encode_special_tokens:
-                ids.append(1 + MARKS.index(mark))
-                text = text[len(mark) :]
-            else:
-                ids.append(ord(text[0]))
-                text = text[1:]
-        return type("Encoding", (), {"ids": ids})
+def letters():
+    """A tokenizer for which every character is a token, its code; the marks are 1 and 2."""
+    codes = {chr(code): code for code in (10, *range(32, 127))}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(codes | {MARKS[0]: 1, MARKS[1]: 2}, []))
+    tokenizer.add_special_tokens(MARKS)
+    return tokenizer
 
 
 def shown(ids):
@@ -50,7 +40,7 @@ CHAT = [
 
 
 def test_answers_are_scored_and_marks_are_no_text():
-    packed = data.pack_chats([{"messages": CHAT}], Letters(), length=300)
+    packed = data.pack_chats([{"messages": CHAT}], letters(), length=300)
     assert scored_text(packed) == ["4<|im_end|>5.<|im_end|>"]
     tokens = packed.x.tokens[0][packed.x.segments[0] == 1]
     assert shown(tokens) == (
@@ -67,18 +57,68 @@ def test_answers_are_scored_and_marks_are_no_text():
     [
         ({"instruction": "Add.", "input": "1", "output": "2"}, "Add.\n\n1", "2"),
         ({"instruction": "Add.", "input": "", "output": "2"}, "Add.", "2"),
+        ({"instruction": "Add.", "output": "2", "text": "Add. 2"}, "Add.", "2"),  # Alpaca
+        ({"instruction": "Add.", "output": "2", "prompt": "Add. 2", "text": None}, "Add.", "2"),
+        (
+            {"instruction": "Add.", "context": "1", "response": "2", "category": "x"},
+            "Add.\n\n1",
+            "2",
+        ),
+        ({"instruction": "Add.", "context": None, "response": ""}, "Add.", ""),
         ({"prompt": "Say", "completion": "so"}, "Say", "so"),
-        ({"prompt": "Say", "response": "so", "score": 3}, "Say", "so"),
+        ({"prompt": "Say", "response": "so", "score": 3, "text": "Say so"}, "Say", "so"),
+        ({"prompt": "Say", "completion": "so", "response": None, "history": []}, "Say", "so"),
+        ({"id": 1, "conversations": [("human", "Say"), ("gpt", "so")]}, "Say", "so"),
+        (
+            {"prompt": "x", "prompt_id": "3", "messages": [("user", "Say"), ("gpt", "so")]},
+            "Say",
+            "so",
+        ),
+        (
+            {"system": "", "messages": [("user", ["Sa", "y"]), ("assistant", ["s", "o"])]},
+            "Say",
+            "so",
+        ),
     ],
 )
 def test_forms_of_records(record, asked, answer):
-    packed = data.pack_chats([record], Letters(), length=100)
+    """Lists of messages here as (role, content), and a content in parts as a list of texts."""
+
+    def message(role, content):
+        names = ("from", "value") if "conversations" in record else ("role", "content")
+        if isinstance(content, list):
+            content = [{"type": "text", "text": text, "image_url": None} for text in content]
+        return dict(zip(names, (role, content), strict=True)) | {"tool_calls": None}
+
+    record = {
+        name: [message(*pair) for pair in value] if name in ("messages", "conversations") else value
+        for name, value in record.items()
+    }
+    packed = data.pack_chats([record], letters(), length=100)
     assert scored_text(packed) == [f"{answer}<|im_end|>"]
-    assert f"user\n{asked}<|im_end|>" in shown(packed.x.tokens[0])
+    tokens = shown(packed.x.tokens[0][packed.x.segments[0] == 1])
+    assert tokens == (f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n{answer}")
+
+
+@pytest.mark.parametrize("name", ["system", "system_prompt"])
+def test_a_system_prompt_is_the_first_message(name):
+    turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    for record in ({"prompt": "2+2?", "completion": "4"}, {"messages": turns}):
+        found = data.pack_chats([record | {name: "Be brief."}], letters(), length=200)
+        expected = data.pack_chats([{"messages": CHAT[:3]}], letters(), length=200)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_weight_of_0_leaves_an_answer_out():
+    turns = [dict(message) for message in CHAT]
+    turns[2]["weight"], turns[4]["weight"] = 0, 1
+    assert scored_text(data.pack_chats([{"messages": turns}], letters(), length=300)) == [
+        "5.<|im_end|>"
+    ]
 
 
 def test_plain_text_is_scored_from_its_second_token():
-    assert scored_text(data.pack_chats([{"text": "abc"}], Letters(), length=9)) == ["bc<|im_end|>"]
+    assert scored_text(data.pack_chats([{"text": "abc"}], letters(), length=9)) == ["bc<|im_end|>"]
 
 
 def test_clients_by_a_column(tmp_path):
@@ -89,11 +129,50 @@ def test_clients_by_a_column(tmp_path):
         {"prompt": "f", "completion": "g", "user": "eve"},
     ]
     file.write_text("\n".join(map(json.dumps, records)) + "\n\n")
-    clients = data.from_chats(file, Letters(), client="user", length=80)
+    clients = data.from_chats(file, letters(), client="user", length=80)
     assert clients.names == ("eve", "bob")
     assert np.asarray(clients.sizes).tolist() == [1, 1]
     eve, bob = scored_text(jax.tree.map(np.asarray, clients.examples))
     assert (eve, bob) == ("bc<|im_end|>g<|im_end|>", "e<|im_end|>")
+
+
+def test_files_of_one_array_and_of_lines_are_the_same(tmp_path):
+    records = [{"prompt": word, "completion": "bc", "user": word} for word in ("a", "d")]
+    lines = "\n".join(map(json.dumps, records))
+    array = "\n [\n" + ",\n".join(json.dumps(record, indent=1) for record in records) + "]\n"
+    for text in (lines, "\ufeff" + lines, array, "\ufeff" + array, "[]" + " " * 9):
+        (tmp_path / "a.json").write_text(text, encoding="utf-8")
+        if text.startswith("[]"):
+            with pytest.raises(ValueError, match="none to pack"):
+                data.pack_chats(tmp_path / "a.json", letters(), length=80)
+            continue
+        found = data.from_chats(tmp_path / "a.json", letters(), client="user", length=80)
+        assert found.names == ("a", "d")
+        expected = data.from_chats(records, letters(), client="user", length=80)
+        jax.tree.map(np.testing.assert_array_equal, found.examples, expected.examples)
+
+
+def test_a_parquet_file(tmp_path):
+    """Alpaca's published table; and messages, which Arrow fills with nulls."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    turns = [{"role": "user", "content": "a", "name": "eve"}, {"role": "assistant", "content": "b"}]
+    for number, records in enumerate(
+        (
+            [{"instruction": "a", "input": "", "output": "b", "text": "a b"}],
+            [
+                {"messages": turns, "prompt": None, "response": None},
+                {"messages": None, "prompt": "a", "response": "b"},
+            ],
+        )
+    ):
+        file = tmp_path / f"{number}.parquet"
+        parquet.write_table(arrow.Table.from_pylist(records), file)
+        packed = data.pack_chats(file, letters(), length=60)
+        assert "".join(scored_text(packed)) == "b<|im_end|>" * len(records)
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"1\.parquet', which is no Parquet file"):
+        data.pack_chats(file, letters(), length=60)
 
 
 @pytest.mark.methods
@@ -102,7 +181,7 @@ def test_a_data_set_of_hugging_face():
     records = [{"prompt": "a", "completion": "bc", "user": user} for user in (3, 5, 3)]
     table = datasets.Dataset.from_list(records)
     found, expected = (
-        data.from_chats(given, Letters(), client="user", length=80) for given in (table, records)
+        data.from_chats(given, letters(), client="user", length=80) for given in (table, records)
     )
     assert found.names == ("3", "5")
     jax.tree.map(np.testing.assert_array_equal, found.examples, expected.examples)
@@ -214,32 +293,65 @@ def test_long_sequences():
         ([{"user": 1, "x": 3}], r"has \['user', 'x'\]; it must have messages"),
         ([{"user": 1, "messages": []}], r"messages is \[\]; it must be a list"),
         ([{"user": 1, "messages": [{"role": "tool"}]}], "a message is .* it must have a role"),
+        ([{"user": 1, "conversations": [{"from": "bing"}]}], "one of system, user, human, assist"),
         ([{"user": 1, "messages": CHAT[:2]}], "the assistant says nothing"),
-        ([{"user": 1, "prompt": "a", "completion": None}], "completion is None"),
+        ([{"user": 1, "prompt": "a", "completion": None}], r"\['completion \(null\)', 'prompt', "),
+        ([{"user": 1, "prompt": "a", "completion": ["b"]}], r"completion is \['b'\]; it must be"),
+        ([{"user": 1, "text": "a", "instruction": "b"}], r"'text', 'user'\]; it must have mess"),
+        ([{"user": 1, "messages": CHAT, "conversations": CHAT}], "has messages, conversations, w"),
+        (
+            [{"user": 1, "prompt": "a", "completion": "b", "response": "c"}],
+            "has prompt, completion, response, which are several conversations",
+        ),
+        (
+            [{"user": 1, "instruction": "a", "input": "b", "context": "c", "output": "d"}],
+            "has input and context beside instruction; join them",
+        ),
+        ([{"user": 1, "prompt": "a", "context": "b", "response": "c"}], "context beside prompt"),
+        ([{"user": 1, "prompt": "a", "response": "b", "history": ["c"]}], "has history, which is"),
+        ([{"user": 1, "messages": CHAT, "tools": [{}]}], "has tools, which is not read"),
+        ([{"user": 1, "messages": CHAT, "system": "a"}], "has system and a system message"),
+        ([{"user": 1, "text": "a", "system": "a"}], "has text and a system prompt"),
+        (
+            [{"user": 1, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}],
+            "content has a part of the type 'image_url'; only parts of the type 'text'",
+        ),
+        (
+            [{"user": 1, "messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}],
+            "a message has tool_calls, which is not read",
+        ),
+        (
+            [{"user": 1, "messages": [{"role": "assistant", "content": "", "weight": 0.5}]}],
+            "a message has weight 0.5; it must be 0 or 1",
+        ),
         ([{"user": "bob", "text": "a" * 99}], r"client 'bob': sequences\[0\] has 100 tokens"),
         ([3], r"records\[0\] is a int"),
     ],
 )
 def test_records_that_are_none(records, message):
     with pytest.raises(ValueError, match=message):
-        data.from_chats(records, Letters(), client="user", length=60)
+        data.from_chats(records, letters(), client="user", length=60)
 
 
 def test_files_that_are_none(tmp_path):
     file = tmp_path / "a.jsonl"
     for text, message in (
-        (b'{"text": "a"}\n{', "line 2: no JSON"),
-        (b"[1]", "line 1: a list; no object"),
+        (b'{"text": "a"}\n{', "line 2: no JSON: .* Each line must be a JSON object"),
+        (b'{"text":\n"a"}\n', "line 1: no JSON"),
+        (b'{"text": "a"}\n[1]', "line 2: a list; no object"),
+        (b"[1]", "record 1: a int; no object"),
+        (b'[{"text": "a"}, {"text": null}]', r"record 2 has \['text \(null\)'\]"),
+        (b'[{"text": "a"}', r"a\.jsonl: no JSON"),
         (b"\xff\n", "line 1: no JSON"),
-        (b"[" * 100_000, "line 1: no JSON"),
+        (b"[" * 100_000, r"a\.jsonl: no JSON"),
     ):
         file.write_bytes(text)
         with pytest.raises(ValueError, match=message):
-            data.pack_chats(file, Letters(), length=9)
+            data.pack_chats(file, letters(), length=9)
     with pytest.raises(FileNotFoundError, match="there is no such file"):
-        data.pack_chats(tmp_path / "b", Letters(), length=9)
+        data.pack_chats(tmp_path / "b", letters(), length=9)
     with pytest.raises(ValueError, match="template is 'chat'; it must be one of chatml, llama3"):
-        data.pack_chats([{"text": "a"}], Letters(), length=9, template="chat")
+        data.pack_chats([{"text": "a"}], letters(), length=9, template="chat")
     for wrong, message in (
         ([([-1, 2], [True, True])], "they must be integers"),
         ([([1, 2], [True])], r"scored has shape \(1,\)"),
@@ -247,6 +359,167 @@ def test_files_that_are_none(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             data.pack(wrong, 4)
+
+
+# --- tokenizers of other kinds
+
+
+def trained(kind):
+    """A small tokenizer of a kind, trained on a few words."""
+    library = tokenizers
+    words = [
+        "how do I add two numbers to a cafe",
+        "add them and tell me",
+        "the sum is a number\n\n",
+    ]
+    quiet = {"vocab_size": 150, "show_progress": False}
+    if kind.startswith("byte level"):
+        found = library.Tokenizer(library.models.BPE())
+        found.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space="prefix" in kind)
+        found.post_processor = library.processors.ByteLevel(trim_offsets=True)
+        alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+        trainer = library.trainers.BpeTrainer(
+            initial_alphabet=alphabet, **quiet | {"vocab_size": 300}
+        )
+    elif kind.startswith("pieces"):
+        found = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))
+        found.normalizer = library.normalizers.BertNormalizer()
+        found.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+        trainer = library.trainers.WordPieceTrainer(special_tokens=["[UNK]"], **quiet)
+    else:
+        found = library.Tokenizer(library.models.BPE(unk_token="<unk>", fuse_unk=True))
+        if kind == "prepend":  # as in the files of Llama 2 and TinyLlama
+            found.normalizer = library.normalizers.Sequence(
+                [library.normalizers.Prepend("▁"), library.normalizers.Replace(" ", "▁")]
+            )
+        else:
+            scheme = kind.removeprefix("metaspace ")
+            found.pre_tokenizer = library.pre_tokenizers.Metaspace(prepend_scheme=scheme)
+        trainer = library.trainers.BpeTrainer(special_tokens=["<unk>"], **quiet)
+    found.train_from_iterator(words, trainer)
+    found.add_special_tokens(
+        [tokenizers.AddedToken(mark, normalized=False, rstrip="strips" in kind) for mark in MARKS]
+    )
+    if "cut" in kind:
+        found.enable_truncation(8)
+        found.enable_padding(length=12)
+    return found
+
+
+KINDS = (
+    "byte level", "byte level, prefix", "byte level, strips", "prepend", "metaspace first",
+    "metaspace always", "pieces, cut",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chat_is_tokenized_in_one_piece(kind):
+    """Tokens: those of the text that a template of transformers writes, whole. Scored: from the
+    token of an answer's first character to that of its last, as transformers' masks are."""
+    tokenizer = trained(kind)
+    whole = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+    whole.no_truncation()
+    whole.no_padding()
+    whole.post_processor = None  # or the offsets are without white space
+    rng = np.random.default_rng(0)
+    words = ["add", "two", " ", "\n", "\n\n", "the sum", "é", "numbers", "?", "<", "北京", ""]
+    straddling = 0
+    for _ in range(30):
+        chat, text, spans = [], "", []
+        for role in ["system"] * rng.integers(2) + ["user", "assistant"] * rng.integers(1, 4):
+            content = "".join(rng.choice(words, rng.integers(6)))
+            chat.append({"role": role, "content": content})
+            text += "\n" * bool(text) + f"<|im_start|>{role}\n"
+            if role == "assistant":
+                spans.append((len(text), len(text) + len(content) + len(MARKS[1]) - 1))
+            text += f"{content}<|im_end|>"
+        expected = whole.encode(text, add_special_tokens=False)
+        scored = np.zeros(len(expected.ids), bool)
+        for first, last in spans:
+            places = [expected.char_to_token(place) for place in range(first, last + 1)]
+            first_token, last_token = (min(p for p in places if p is not None), places[-1])
+            scored[first_token : last_token + 1] = True
+            straddling += expected.offsets[first_token][0] < first
+        if "strips" in kind:  # a mark that takes in the white space after it is not an answer's
+            ends = np.array(expected.ids) == whole.token_to_id(MARKS[1])
+            scored &= ends | (np.array(expected.ids) != whole.token_to_id(MARKS[0]))
+        packed = data.pack_chats([{"messages": chat}], tokenizer, length=len(expected.ids) - 1)
+        assert packed.x.tokens[0].tolist() == expected.ids[:-1]
+        assert packed.y[0].tolist() == np.where(scored, expected.ids, -1)[1:].tolist()
+    assert straddling or not kind.startswith("byte level")
+
+
+@pytest.mark.parametrize("kind", ["byte level", "prepend", "metaspace first"])
+def test_marks_in_messages_stay_text_in_the_middle_of_a_piece(kind):
+    """Against a tokenizer for which other marks are special, and these are not."""
+    tokenizer = trained(kind)
+    chat = [("user", "add <|im_end|> two"), ("assistant", "<|im_start|>numbers")]
+    other = tokenizer.to_str().replace("<|im_start|>", "<A>").replace("<|im_end|>", "<B>")
+    expected = tokenizers.Tokenizer.from_str(other).encode(
+        "\n".join(f"<A>{role}\n{content}<B>" for role, content in chat), add_special_tokens=False
+    )
+    records = [{"messages": [{"role": role, "content": content} for role, content in chat]}]
+    packed = data.pack_chats(records, tokenizer, length=len(expected.ids) - 1)
+    assert packed.x.tokens[0].tolist() == expected.ids[:-1]
+    assert np.isin(packed.x.tokens[0], [tokenizer.token_to_id(mark) for mark in MARKS]).sum() == 3
+    assert not tokenizer.encode_special_tokens  # the caller's own is as it was
+
+
+def test_a_template_whose_marks_are_no_tokens_is_refused():
+    tokenizer = trained("byte level")
+    record = {"prompt": "a", "completion": "b"}
+    with pytest.raises(
+        ValueError, match=r"template has '<\|begin_of_text\|>', which the tokenizer"
+    ):
+        data.pack_chats([record], tokenizer, length=60, template="llama3")
+    zephyr = data.Template("", "<|{role}|>\n", "<|im_end|>", "\n")
+    with pytest.raises(
+        ValueError, match=r"template has '<\|user\|>', which the tokenizer does not"
+    ):
+        data.pack_chats([record], tokenizer, length=60, template=zephyr)
+    plain = zephyr._replace(plain=("<|user|>", "<|assistant|>"))
+    packed = data.pack_chats([record], tokenizer, length=60, template=plain)
+    text = "<|user|>\na<|im_end|>\n<|assistant|>\nb<|im_end|>"
+    expected = tokenizer.encode(text, add_special_tokens=False).ids
+    assert packed.x.tokens[0][packed.x.segments[0] == 1].tolist() == expected[:-1]
+    listed = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "<|im_start|>": 1}, []))
+    with pytest.raises(ValueError, match=r"has '<\|im_start\|>', which"):  # no token of its own
+        data.pack_chats([record], listed, length=60)
+    with pytest.raises(TypeError, match="template is a dict; it must be one of chatml, llama3, or"):
+        data.pack_chats([record], tokenizer, length=60, template={})
+    with pytest.raises(
+        TypeError, match="tokenizer is a str; it must be a Tokenizer of the library"
+    ):
+        data.pack_chats([record], "gpt2", length=60)
+
+
+def test_marks_that_cannot_be_kept_apart_are_refused():
+    tokenizer = trained("byte level")
+    added = tokenizers.Tokenizer.from_str(
+        tokenizer.to_str().replace('"special":true', '"special":false')
+    )
+    record = {"prompt": "a", "completion": "b"}
+    data.pack_chats([record], added, length=60)
+    with pytest.raises(ValueError, match=r"records\[1\]: a message contains '<\|im_end\|>', which"):
+        data.pack_chats([record, {"prompt": "a<|im_end|>", "completion": "b"}], added, length=60)
+    with pytest.raises(ValueError, match="the tokenizer finds 5 of the 4 special tokens"):
+        data.pack_chats([{"prompt": "\u4dc0" * 3 + "\u4dc1", "completion": "b"}], added, length=60)
+
+
+def test_messages_are_trimmed_as_llama_3_does():
+    tokenizer = trained("byte level")
+    tokenizer.add_special_tokens(
+        ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    )
+    packed = data.pack_chats(
+        [{"prompt": " a\n", "completion": "\nb "}], tokenizer, length=60, template="llama3"
+    )
+    text = (
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\na<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nb<|eot_id|>"
+    )
+    expected = tokenizer.encode(text, add_special_tokens=False).ids
+    assert packed.x.tokens[0][packed.x.segments[0] == 1].tolist() == expected[:-1]
 
 
 def test_a_tokenizer_from_its_file(tmp_path):

@@ -348,6 +348,21 @@ def test_adapters_are_written_as_peft_names_them(saved):
         ({"r": 4}, r"it must be floats \[4, 24\]|it must be floats \[29, 4\]"),
         ({"r": 0}, "r is 0"),
         ({"lora_alpha": None}, "lora_alpha None"),
+        *(
+            (
+                {"init_lora_weights": begin},
+                f"init_lora_weights is '{begin}'; it must be true, .* Save",
+            )
+            for begin in ("pissa", "pissa_niter_16", "olora", "corda", "loftq", "eva", "lora_ga")
+        ),
+        ({"layers_to_transform": 0}, "layers_to_transform is 0"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
+        ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern is"),
+        ({"lora_bias": True}, "lora_bias is True"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
+        ({"exclude_modules": "lm_head"}, "exclude_modules is 'lm_head'"),
+        ({"trainable_token_indices": [3]}, r"trainable_token_indices is \[3\]"),
+        ({"velora_config": {"scale": 1}}, "the field 'velora_config'"),
     ],
 )
 def test_adapters_of_another_kind_are_refused(changes, message, saved):
@@ -356,6 +371,17 @@ def test_adapters_of_another_kind_are_refused(changes, message, saved):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(ValueError, match=message):
         models.load_adapters(folder, config)
+
+
+@pytest.mark.parametrize("begin", [True, False, None, "gaussian", "orthogonal"])
+def test_beginnings_that_leave_the_kernels_as_they_are(begin, saved):
+    folder, config, adapters = saved
+    file = folder / "adapter_config.json"
+    fields = json.loads(file.read_text()) | {"init_lora_weights": begin, "loftq_config": {}}
+    file.write_text(json.dumps(fields | {"eva_config": None, "layers_to_transform": None}))
+    found, scale = models.load_adapters(folder, config)
+    jax.tree.map(np.testing.assert_array_equal, found, adapters)
+    assert scale == 2.0
 
 
 def test_the_scale_of_rank_stabilised_adapters(saved):

@@ -264,6 +264,8 @@ def test_both_spellings_of_rotary_parameters():
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; this decoder computes 'silu' only"),
         ({"attention_dropout": 0.1}, "attention_dropout is 0.1"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is"),
+        ({"quantization": {"bits": 4}}, r"the field 'quantization' \(here"),
+        ({"use_mrope": True}, "use_mrope is True"),
         ({"sliding_window": 64}, "sliding_window is 64; it must be null"),
         ({"layer_types": ["sliding_attention"]}, "layer_types is"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, "rope_type is 'yarn'"),
@@ -286,6 +288,29 @@ def test_both_spellings_of_rotary_parameters():
 def test_what_would_change_the_numbers_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         parse_decoder_config(PLAIN | changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"unsloth_fixed": True, "unsloth_version": "2024.9", "neftune_noise_alpha": 5},
+        {"transformers.js_config": {"dtype": "q4", "kv_cache_dtype": {"fp16": "float16"}}},
+        {"max_sequence_length": 64, "max_length": 20, "model_max_length": 10**30},
+        {"use_mrope": False, "max_window_layers": 1, "rope_interleaved": False, "auto_map": {}},
+        {"_attn_implementation_autoset": True, "_flash_attn_2_enabled": True, "dtype": "bfloat16"},
+        {"temperature": 0.7, "top_k": 50, "do_sample": True, "eos_token_id": [1, 2]},
+    ],
+)
+def test_what_has_no_effect_on_the_numbers_is_read(changes):
+    assert parse_decoder_config(PLAIN | changes) == LLAMA
+
+
+def test_qwen_with_the_width_of_a_head_that_follows():
+    fields = config_fields(CONFIGS["qwen"])
+    for width in (6, None):
+        assert parse_decoder_config(fields | {"head_dim": width}) == CONFIGS["qwen"]
+    with pytest.raises(ValueError, match=r"another head_dim than .* are no fields of qwen2"):
+        parse_decoder_config(fields | {"head_dim": 8})
 
 
 def test_files_of_configurations(tmp_path):

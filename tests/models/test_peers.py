@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from fedjax_lab import data, models
+from tests.data.test_chats import KINDS as KINDS_OF_TOKENIZERS
+from tests.data.test_chats import trained
 
 # PyTorch's and transformers' own warnings at import and in generation are not ours.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -145,19 +147,24 @@ TARGETS = {"q_proj": "query", "v_proj": "value", "down_proj": "down"}
 PLACES = {"q_proj": "self_attn", "v_proj": "self_attn", "down_proj": "mlp"}
 
 
-def adapted(kind):
-    """A copy of their model with LoRA, whose B is not 0."""
+def adapted(kind, begin=True):
+    """A copy of their model with LoRA, whose B is not what it was at the beginning."""
     fresh = type(theirs(kind))(theirs(kind).config)
     fresh.load_state_dict(theirs(kind).state_dict())
     config = peft.LoraConfig(
-        r=4, lora_alpha=12, target_modules=list(TARGETS), lora_dropout=0.0, task_type="CAUSAL_LM"
-    )
-    model = peft.get_peft_model(fresh, config).train()
+        r=4, lora_alpha=12, target_modules=list(TARGETS), lora_dropout=0.0, task_type="CAUSAL_LM",
+        init_lora_weights=begin,
+    )  # fmt: skip
+    return peft.get_peft_model(fresh, config).train()
+
+
+def moved(model):
+    """The model after a change of its B."""
     torch.manual_seed(1)
     with torch.no_grad():
         for name, weights in model.named_parameters():
             if "lora_B" in name:
-                weights.copy_(0.1 * torch.randn(weights.shape))
+                weights.add_(0.1 * torch.randn(weights.shape))
     return model
 
 
@@ -178,7 +185,7 @@ def as_ours(model, part):
 @pytest.mark.parametrize("kind", ["llama", "qwen2, tied"])
 def test_gradients_of_adapters_are_pefts(kind, ours):
     model, params = ours(kind)
-    peer = adapted(kind)
+    peer = moved(adapted(kind))
     x = tokens((2, 16), 3)
     loss = peer(torch.tensor(x), labels=torch.tensor(x)).loss
     loss.backward()
@@ -240,7 +247,7 @@ def test_bfloat16(tmp_path):
 def test_adapters_go_there_and_back(kind, ours, tmp_path):
     """peft reads what we write, and we read what peft writes."""
     model, params = ours(kind)
-    peer = adapted(kind).eval()
+    peer = moved(adapted(kind)).eval()
     x = tokens((2, 16), 5)
     with torch.no_grad():
         expected = peer(torch.tensor(x)).logits.numpy()
@@ -262,3 +269,81 @@ def test_adapters_go_there_and_back(kind, ours, tmp_path):
         again = read(torch.tensor(x)).logits.numpy()
     np.testing.assert_allclose(again, expected, rtol=0, atol=1e-5)
     assert np.abs(again - their_logits(kind, x)).max() > 0.1
+
+
+@pytest.mark.parametrize("begin", ["pissa", "olora", "gaussian", "orthogonal"])
+def test_adapters_that_moved_the_kernels_are_read_once_converted(begin, ours, tmp_path):
+    """Refused as peft saves them, if it then subtracts from the kernels; right once converted."""
+    model, params = ours("llama")
+    peer = adapted("llama", begin)
+    peer.peft_config["default"].init_lora_weights = True
+    peer.save_pretrained(tmp_path / "begin")
+    peer.peft_config["default"].init_lora_weights = begin
+    moved(peer).eval()
+    x = tokens((2, 16), 6)
+    with torch.no_grad():
+        expected = peer(torch.tensor(x)).logits.numpy()
+    theirs("llama").save_pretrained(tmp_path / "model")
+    config = models.read_decoder_config(tmp_path / "model")
+    folder = tmp_path / "peft"
+    peer.save_pretrained(folder)
+    if begin in ("pissa", "olora"):
+        with pytest.raises(ValueError, match=f"init_lora_weights is '{begin}'; it must be true"):
+            models.load_adapters(folder, config)
+        folder = tmp_path / "converted"
+        peer.save_pretrained(folder, path_initial_model_for_weight_conversion=tmp_path / "begin")
+    found = models.attach_adapters(params, *models.load_adapters(folder, config))
+    np.testing.assert_allclose(jax.jit(model.apply)(found, x), expected, rtol=0, atol=1e-4)
+
+
+def test_a_tied_model_with_a_head_in_its_file(tmp_path):
+    """Equal to the embedding, it is left out, as transformers does; another one is refused."""
+    from safetensors.torch import load_file, save_file
+
+    theirs("qwen2, tied").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    arrays = load_file(file)
+    assert "lm_head.weight" not in arrays
+    head = arrays["model.embed_tokens.weight"].clone()
+    save_file(arrays | {"lm_head.weight": head}, file, metadata={"format": "pt"})
+    model, params = models.load_pretrained(tmp_path)
+    x = tokens((2, 30), 7)
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True)
+    with torch.no_grad():
+        expected = read.eval()(torch.tensor(x)).logits.numpy()
+    np.testing.assert_allclose(jax.jit(model.apply)(params, x), expected, rtol=0, atol=1e-4)
+    save_file(arrays | {"lm_head.weight": head + 1}, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="tie_word_embeddings is true: versions of transformers"):
+        models.load_pretrained(tmp_path)
+
+
+CHATML = (
+    "{% for message in messages %}{% if not loop.first %}{{ '\\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}"
+    "{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_TOKENIZERS)
+def test_chats_are_those_of_their_templates(kind):
+    """Tokens and the mask of the assistant's tokens, of random chats."""
+    tokenizer = trained(kind)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHATML)
+    rng = np.random.default_rng(1)
+    words = ["add", "two", " ", "\n", "the sum", "é", "numbers", "?", "<", "北京", "  ", "\t"]
+    for _ in range(50):
+        chat = [
+            {"role": role, "content": "x" + "".join(rng.choice(words, rng.integers(6))) + "x"}
+            for role in ["system"] * rng.integers(2) + ["user", "assistant"] * rng.integers(1, 4)
+        ]
+        expected = fast.apply_chat_template(
+            chat, return_assistant_tokens_mask=True, return_dict=True, padding=False,
+            truncation=False,
+        )  # fmt: skip
+        ids, mask = expected["input_ids"], np.array(expected["assistant_masks"], bool)
+        for given in (tokenizer, fast):
+            packed = data.pack_chats([{"messages": chat}], given, length=len(ids) - 1)
+            assert packed.x.tokens[0].tolist() == ids[:-1]
+            assert packed.y[0].tolist() == np.where(mask, ids, -1)[1:].tolist()

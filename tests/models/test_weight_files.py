@@ -239,6 +239,31 @@ def test_buffers_that_follow_from_the_configuration_are_left_out(tmp_path):
     )
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_head_beside_tied_embeddings_is_left_out_if_it_is_the_same(shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "BLOCK_BYTES", 1000)  # a few rows at a time
+    _, params = model_and_params("qwen")
+    head = np.array(params["embedding"])
+    folder = write(tmp_path / "same", "qwen", shards=shards, lm_head__weight=head)
+    assert_equal(models.load_pretrained(folder)[1], params)
+    head[-1, -1] += 1
+    for wrong in (head, head[:-1], head.astype(np.float16)):
+        folder = write(tmp_path / "other", "qwen", lm_head__weight=wrong)
+        with pytest.raises(ValueError, match=r"'lm_head\.weight' differs from 'model\.embed_"):
+            models.load_pretrained(folder)
+    fields = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(fields))
+    untied = models.load_pretrained(write_head(folder, head))[1]
+    np.testing.assert_array_equal(untied["head"]["kernel"], head.T)
+
+
+def write_head(folder, head):
+    """Replace the head in a folder of one file."""
+    arrays = safetensors.load_file(folder / "model.safetensors")
+    safetensors.save_file(arrays | {"lm_head.weight": head}, folder / "model.safetensors")
+    return folder
+
+
 def header(text, size=0):
     text = text if isinstance(text, bytes) else json.dumps(text).encode()
     return len(text).to_bytes(8, "little") + text + bytes(size)

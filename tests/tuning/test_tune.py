@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, data, simulate, tune
+from fedjax_lab import algorithms, data, models, simulate, tune
 from fedjax_lab.tuning import kept
+from fedjax_lab.tuning.score import evaluation_key
 from fedjax_lab.tuning.space import Range, Values, read_space, spread
 
 N, D = 8, 4
@@ -243,6 +244,160 @@ def test_a_space_is_filled_evenly():
     assert min(counts) >= 6
     assert spread({"a": Range(1.0, 100.0)}, 3, 0) == [{"a": 1.0}, {"a": 10.0}, {"a": 100.0}]
     assert spread({"a": Values((1.0, 2.0))}, 9, 0) == [{"a": 1.0}, {"a": 2.0}]
+
+
+def star_discrepancy(values):
+    """Of numbers in [0, 1], by its definition: the largest error of a share below a bound."""
+    values, count = np.sort(values), len(values)
+    return max(
+        np.max(np.arange(1, count + 1) / count - values), np.max(values - np.arange(count) / count)
+    )
+
+
+@pytest.mark.parametrize("dimensions", range(1, 7))
+def test_every_hyperparameter_is_spaced_evenly_for_any_number_of_points(dimensions):
+    from scipy.stats import qmc
+
+    rng = np.random.default_rng(0)
+    space = {f"h{i}": Range(1.0, np.e) for i in range(dimensions)}
+    for count in (5, 6, 18, 23, 36):
+        joint = {"ours": [], "random": []}
+        for seed in range(8):
+            points = spread(space, count, seed)
+            assert points == spread(space, count, seed)
+            shares = np.log([list(point.values()) for point in points])
+            for axis in shares.T:
+                gaps = np.diff([0, *np.sort(axis), 1])
+                assert (
+                    gaps.max() < 1 / (count - 1) + 1e-6
+                )  # evenly spaced ones have 1 / (count - 1)
+                assert star_discrepancy(axis) < 1 / count + 1e-6  # with both ends; without half
+            joint["ours"].append(qmc.discrepancy(np.clip(shares, 0, 1)))
+            joint["random"].append(qmc.discrepancy(rng.random((count, dimensions))))
+        assert np.mean(joint["ours"]) < 0.75 * np.mean(joint["random"])
+    assert dimensions == 1 or spread(space, 6, 0) != spread(space, 6, 1)
+
+
+def test_further_points_lie_between_the_first_ones():
+    space = {"a": Range(1.0, np.e), "b": Range(1.0, np.e)}
+    first = spread(space, 18, 0)
+    more = spread(space, 6, 0, first)
+    assert len({tuple(point.values()) for point in (*first, *more)}) == 24
+    for name in space:
+        positions = np.log([point[name] for point in more])
+        assert star_discrepancy(positions) < 0.2  # of random ones 0.336 on average, as simulated
+
+
+def test_lists_are_tried_in_equal_numbers_and_each_combination_once():
+    lists = {"a": Values((1.0, 2.0)), "b": Range(1.0, 9.0), "c": Values((1.0, 2.0, 3.0))}
+    points = spread(lists, 12, 0)
+    for name, count in (("a", 6), ("c", 4)):
+        tried = [point[name] for point in points]
+        assert {tried.count(value) for value in lists[name].values} == {count}
+    lists = {"a": Values((1.0, 2.0, 3.0)), "b": Values((1.0, 2.0, 3.0, 4.0))}
+    for count in (1, 7, 11, 12, 40):
+        points = spread(lists, count, 0)
+        assert len({tuple(point.values()) for point in points}) == len(points) == min(count, 12)
+    some = spread(lists, 7, 0)
+    rest = spread(lists, 9, 0, some)
+    assert len({tuple(point.values()) for point in (*some, *rest)}) == 12
+
+
+# --- the score
+
+
+def noisy(params, x, key=None):
+    """A linear model with noise in training."""
+    predictions = x @ params["w"]
+    return predictions if key is None else predictions + jax.random.normal(key, predictions.shape)
+
+
+def shifted(examples, key):
+    """An augmentation."""
+    return examples if key is None else examples._replace(x=examples.x + jax.random.normal(key))
+
+
+def own(params, examples, key):
+    """A loss function that needs a key, for its noise."""
+    noise = jax.random.normal(jax.random.fold_in(key, 0), examples.y.shape)
+    return (examples.x @ params["w"] - examples.y + noise) ** 2
+
+
+def masked(params, examples, key, mask):
+    """One that passes its key on, has metrics, and gets the mask."""
+    losses = models.regression_loss(noisy, shifted)(params, examples, key)
+    return jnp.where(mask, losses, jnp.nan), {"error": losses}
+
+
+def test_a_score_is_the_loss_of_evaluation():
+    """Against NumPy: without dropout and augmentation, and of real examples alone."""
+    clients = make_clients()
+    clients = dataclasses.replace(clients, examples=data.Examples(*clients.examples))
+    found = tune(
+        {"fedavg": functools.partial(algorithms.fedavg, masked)},
+        {"client_lr": [1e-30]},  # so that the params stay as they are
+        {"w": jnp.asarray(W)},
+        clients,
+        **{**SETTINGS, "rounds": 2, "budget": 1, "finalists": 1, "seeds": (0,)},
+    )
+    _, held = data.split_examples(clients, 0.2, 0)
+    assert found.scores["fedavg"] == pytest.approx([validation_loss({"w": W}, held)], rel=1e-5)
+
+
+def test_the_key_with_which_a_loss_is_evaluated():
+    examples = data.Examples(np.ones((3, D), np.float32), np.ones(3, np.float32))
+
+    def of(loss):
+        key, is_evaluation = evaluation_key(fedavg_of(loss), PARAMS, examples)
+        return ("None" if key is None else "fixed"), is_evaluation
+
+    def always_draws(params, examples, key):
+        return own(params, examples, jax.random.key(0) if key is None else key)
+
+    def splits_only(params, examples, key):
+        jax.random.split(key)
+        return (examples.x @ params["w"] - examples.y) ** 2
+
+    def ignores(params, examples, key):
+        return (examples.x @ params["w"] - examples.y) ** 2
+
+    def with_statistics(params, examples, key):  # as batch normalisation has them in training
+        x = examples.x if key is None else examples.x - examples.x.mean(0)
+        return (x @ params["w"] - examples.y) ** 2
+
+    assert of(models.regression_loss(noisy, shifted)) == ("None", True)
+    assert of(ignores) == of(with_statistics) == of(masked) == ("None", True)
+    assert of(splits_only) == ("fixed", True)
+    assert of(own) == of(always_draws) == ("fixed", False)
+    logits = lambda params, x, key=None: jnp.stack([noisy(params, x, key)] * 2, -1)  # noqa: E731
+    classes = examples._replace(y=np.ones(3, np.int32))
+    for loss in (models.classification_loss(logits, shifted), models.classification_loss(logits)):
+        assert evaluation_key(fedavg_of(loss), PARAMS, classes) == (None, True)
+    words = data.Examples(np.ones((3, 2, D), np.float32), np.ones((3, 2), np.int32))
+    for loss in (models.language_model_loss(logits), models.answer_loss(logits)):
+        assert evaluation_key(fedavg_of(loss), PARAMS, words) == (None, True)
+
+
+def fedavg_of(loss):
+    return algorithms.fedavg(loss, client_lr=0.1)
+
+
+def test_one_warning_of_losses_that_are_scored_as_in_training(tmp_path):
+    (tmp_path / kept.TRIALS).write_text('{"search": "another"}')  # which ends it soon
+    clients = make_clients()
+    clients = dataclasses.replace(clients, examples=data.Examples(*clients.examples))
+    methods = {name: functools.partial(algorithms.fedavg, own) for name in ("mine", "yours")}
+    arguments = (methods, {"client_lr": [0.1]}, PARAMS, clients)
+    settings = {**SETTINGS, "budget": 2, "run_dir": tmp_path}
+    with (
+        pytest.warns(UserWarning, match="loss function of mine, yours draws") as caught,
+        pytest.raises(FileExistsError, match="holds another search"),
+    ):
+        tune(*arguments, **settings)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    with pytest.raises(FileExistsError):  # no warning, which would be an error
+        tune(*arguments, **settings, score=lambda params, examples: examples.y)
 
 
 @pytest.mark.parametrize(

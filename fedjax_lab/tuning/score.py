@@ -1,0 +1,114 @@
+"""The score of a point on validation examples: by default its loss, as in evaluation."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from fedjax_lab.clients.metrics import apply_loss, with_frozen_weights
+from fedjax_lab.round import Algorithm
+from fedjax_lab.types import LossFn, Params, PyTree
+
+# (params, examples [B, ...]) -> a score of each example, [B]
+ScoreFn = Callable[[Params, PyTree], jax.Array]
+_DRAWS = re.compile(r"\b(random_bits|random_gamma|rng_bit_generator|rng_uniform)\b")
+
+
+def by_score(score: ScoreFn) -> Callable[..., Any]:
+    """Build the evaluation of points by a function of the caller's.
+
+    Args:
+      score: as in ``tune``.
+    """
+
+    def count(params, examples):
+        return _counted(score(params, examples))
+
+    return _named(count)
+
+
+def by_loss(algorithm: Algorithm, key: Any) -> Callable[..., Any]:
+    """Build the evaluation of points by the loss of a method.
+
+    Args:
+      algorithm: the method, with its loss and frozen weights.
+      key: as ``evaluation_key`` returns it.
+    """
+    loss_fn = _loss_of(algorithm)
+
+    def count(params, examples, mask):
+        return _counted(apply_loss(loss_fn, params, examples, key, mask)[0])
+
+    return _named(count)
+
+
+def evaluation_key(algorithm: Algorithm, params: Params, examples: PyTree) -> tuple[Any, bool]:
+    """Find the key with which a method's loss is evaluated: None, wherever the loss takes it.
+
+    The key None means evaluation throughout the package: no dropout, no augmentation, and running
+    statistics. The package's losses take it, and so does a loss that passes its key on to them, to
+    ``Model.apply`` or to ``preprocess``.
+
+    Args:
+      algorithm: the method, with its loss and frozen weights.
+      params: params of the model, or their shapes.
+      examples: pytree [n, ...].
+
+    Returns:
+      (key, whether the loss is that of evaluation). If the loss fails with None, or draws numbers
+      nevertheless, the key is a fixed one. This is a loss of evaluation only if it ignores its key.
+
+    Raises:
+      ValueError: the method has no loss.
+      TypeError, ValueError: as ``apply_loss``.
+    """
+    loss_fn = _loss_of(algorithm)
+    rows = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), examples
+    )
+
+    def losses(params, rows, key):
+        return apply_loss(loss_fn, params, rows, key)[0]
+
+    try:
+        without = jax.make_jaxpr(losses)(params, rows, None)
+        if not _DRAWS.search(str(without)):
+            return None, True
+    except Exception:  # of the caller's own function; it is called with a key next
+        pass
+    key = jax.random.key(0)
+    traced = jax.make_jaxpr(losses)(params, rows, key)
+    _, used = dce_jaxpr(traced.jaxpr, [True])
+    return key, not used[-1]
+
+
+def warning_of(names: Sequence[str]) -> str:
+    """Format the warning about losses that are not those of evaluation.
+
+    Args:
+      names: names of the methods.
+    """
+    return (
+        f"the loss function of {', '.join(names)} draws numbers with its key, and not without one: "
+        "tune scores points with dropout and augmentation as in training. Give score=, or a loss "
+        "function that takes the key None, as models.classification_loss does."
+    )
+
+
+def _loss_of(algorithm: Algorithm) -> LossFn:
+    if algorithm.loss_fn is None:
+        raise ValueError(f"{algorithm.name} takes a model and no loss; set score to tune it.")
+    return with_frozen_weights(algorithm.loss_fn, algorithm.frozen)
+
+
+def _counted(values: Any) -> tuple[jax.Array, jax.Array]:
+    values = values[0] if isinstance(values, tuple) else values
+    return values.astype(jnp.float32), values.astype(jnp.float32)
+
+
+def _named(count: Any) -> Callable[..., Any]:
+    count.score = "score"
+    return count
