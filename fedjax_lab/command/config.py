@@ -199,7 +199,7 @@ class RunConfig:
     """Simulated seconds of a round; stragglers take only the steps that they finish in time."""
 
     step_time: float = 1.0
-    """Simulated seconds of a local step; the median over the clients."""
+    """Simulated seconds of a local step with one gradient; the median over the clients."""
 
     step_time_spread: float = 0.0
     """Standard deviation of the logarithm of the step time over the clients."""

@@ -368,7 +368,8 @@ def with_times(
     Args:
       clients: the clients' data, on the device or a stream.
       times: as in ``simulate``; None leaves the clients unchanged.
-      algorithm: the method, which determines the bytes that a client sends and receives.
+      algorithm: the method, which determines the bytes that a client sends and receives, and the
+        gradients of a local step.
       params: the global model, or its shapes.
 
     Raises:
@@ -390,8 +391,13 @@ def with_times(
         timed = copy.copy(clients)
         timed.index = with_times(clients.index, times, algorithm, params)
         return timed
-    up, down = algorithm.uplink(params), algorithm.downlink(params)
-    return dataclasses.replace(clients, times=times.resolve(clients.num_clients, up, down))
+    count, share = clients.num_clients, 1.0
+    if algorithm.message_parts is not None:
+        whole, parts_of = algorithm.message_parts
+        share = np.asarray(parts_of(jnp.arange(count))) / whole
+    up, down = share * algorithm.uplink(params), share * algorithm.downlink(params)
+    found = times.resolve(count, up, down, algorithm.gradients_per_step)
+    return dataclasses.replace(clients, times=found)
 
 
 def _record_times(clients: FederatedArrays) -> dict[str, Any]:
