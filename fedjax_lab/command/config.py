@@ -55,7 +55,8 @@ class RunConfig:
     """Learning rate of the local steps."""
 
     client_lr_schedule: str = "constant"
-    """Schedule over the rounds: constant, exponential:FACTOR (each round), or cosine (to 0)."""
+    """Schedule over the rounds: constant, exponential:FACTOR (each round), or cosine (to 0). In
+    fafed and stem, whose rate is of the local step, it falls within a round, too."""
 
     server_lr: float | None = None
     """Learning rate of the server. None: the method's default, if it has one."""
