@@ -288,10 +288,9 @@ def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: Any) ->
             participates = reports & is_client
         if clients.times is None:
             seconds = devices.seconds(key, ids, steps_taken)
-            active = steps_taken > 0
-            reports = active & (is_client if participates is None else participates)
-            waited = devices.round_seconds(seconds, reports, is_client)
-            measured = {"round_seconds": waited}
+            came = is_client if participates is None else participates
+            spent = devices.round_seconds(seconds, came & (steps_taken > 0), is_client)
+            measured = {"round_seconds": spent}
     if clients.times is not None:
         planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
         first, seconds, participates, waited = clients.times.first_to_finish(

@@ -156,6 +156,33 @@ class ClientTimes:
         values: dict[str, Any] = {name: v[()] if v.ndim == 0 else v for name, v in arrays.items()}
         return cls(**values, **others)
 
+    def take(self, ids: np.ndarray, num_clients: int) -> "ClientTimes":
+        """Return the times of some clients, which are numbered from 0.
+
+        Args:
+          ids: int [n], their ids here.
+          num_clients: N.
+
+        Raises:
+          ValueError: an array has another N.
+        """
+        self._check_clients(num_clients)
+        taken = {name: getattr(self, name)[ids] for name in _OF_CLIENTS if self._is_array(name)}
+        if self.availability is not None and self.availability.shape[1] > 1:
+            taken["availability"] = self.availability[:, ids]
+        return dataclasses.replace(self, **taken)
+
+    def _check_clients(self, num_clients: int) -> None:
+        for name in _OF_CLIENTS:
+            value = getattr(self, name)
+            if np.ndim(value) == 1 and len(value) != num_clients:
+                raise ValueError(f"times.{name} has {len(value)} clients; N is {num_clients}.")
+        there = self.availability
+        if there is not None and there.shape[1] not in (1, num_clients):
+            raise ValueError(
+                f"times.availability has {there.shape[1]} clients; N is {num_clients}."
+            )
+
     def resolve(
         self, num_clients: int, bytes_up: Any, bytes_down: Any, gradients_per_step: int = 1
     ) -> "RoundTimes":
@@ -170,12 +197,8 @@ class ClientTimes:
         Raises:
           ValueError: an array has another N.
         """
-        values = {}
-        for name in _OF_CLIENTS:
-            value = getattr(self, name)
-            if np.ndim(value) == 1 and len(value) != num_clients:
-                raise ValueError(f"times.{name} has {len(value)} clients; N is {num_clients}.")
-            values[name] = np.broadcast_to(value, num_clients)
+        self._check_clients(num_clients)
+        values = {name: np.broadcast_to(getattr(self, name), num_clients) for name in _OF_CLIENTS}
         step = gradients_per_step * values["step_seconds"]
         exchange = bytes_down / values["download"] + bytes_up / values["upload"]
         exchange = values["latency"] + exchange
@@ -185,10 +208,6 @@ class ClientTimes:
             most_steps = np.clip(np.floor(left / step), 0, LARGEST_INT).astype(np.int32)
         there = self.availability
         if there is not None:
-            if there.shape[1] not in (1, num_clients):
-                raise ValueError(
-                    f"times.availability has {there.shape[1]} clients; N is {num_clients}."
-                )
             there = jnp.asarray(np.broadcast_to(there, (len(there), num_clients)))
         real = jnp.result_type(float)
         return RoundTimes(

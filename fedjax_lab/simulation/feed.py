@@ -106,7 +106,7 @@ class Feed:
 
     def record(self) -> dict[str, Any]:
         """Return the entries of config.json."""
-        return _record_times(self.clients)
+        return record_times(self.clients)
 
     def close(self) -> None:
         """Stop fetching."""
@@ -391,7 +391,8 @@ def with_times(
         timed = copy.copy(clients)
         timed.index = with_times(clients.index, times, algorithm, params)
         return timed
-    count, share = clients.num_clients, 1.0
+    count = clients.num_clients
+    share: Any = 1.0
     if algorithm.message_parts is not None:
         whole, parts_of = algorithm.message_parts
         share = np.asarray(parts_of(jnp.arange(count))) / whole
@@ -400,8 +401,12 @@ def with_times(
     return dataclasses.replace(clients, times=found)
 
 
-def _record_times(clients: FederatedArrays) -> dict[str, Any]:
-    """Return the entries of config.json about client times; empty if time is not simulated."""
+def record_times(clients: FederatedArrays) -> dict[str, Any]:
+    """Return the entries of config.json about client times; empty if time is not simulated.
+
+    Args:
+      clients: the clients' data, as of ``with_times``.
+    """
     if clients.times is None:
         return {}
     names = ("over_selection", "deadline", "rounds_per_period")
