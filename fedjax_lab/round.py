@@ -150,8 +150,8 @@ class Algorithm:
         model.
       communicates: ``Cohort`` -> bool scalar, True if messages are sent in the round; reported as
         the metric ``communicated``. None: every round communicates.
-      message_parts: (n, ``Cohort`` -> int32 [S]); each client sends and receives this number of
-        n-th parts of ``uplink`` and ``downlink``. None: whole messages.
+      message_parts: (n, client ids int32 [S] -> int32 [S]); each client sends and receives this
+        number of n-th parts of ``uplink`` and ``downlink``. None: whole messages.
     """
 
     name: str
@@ -166,7 +166,7 @@ class Algorithm:
     spent: Callable[[int, int, int, str], Mapping[str, float]] | None = None
     personal: types.Personal | None = None
     communicates: Callable[[Cohort], jax.Array] | None = None
-    message_parts: tuple[int, Callable[[Cohort], jax.Array]] | None = None
+    message_parts: tuple[int, Callable[[jax.Array], jax.Array]] | None = None
 
     def init(self, params: Params, num_clients: int, batch: CohortBatch | None = None) -> FedState:
         """Create the state before round 0.
@@ -333,7 +333,7 @@ def build_round(
         senders = participants * metrics.get("communicated", 1)
         if algorithm.message_parts is not None:
             whole, parts_of = algorithm.message_parts
-            parts = jnp.where(cohort.participates, parts_of(cohort), 0).sum()
+            parts = jnp.where(cohort.participates, parts_of(cohort.client_ids), 0).sum()
             metrics["message_parts"] = parts.astype(participants.dtype)
             senders = metrics["message_parts"] * metrics.get("communicated", 1) / whole
         if exclude:

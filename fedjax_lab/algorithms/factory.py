@@ -23,6 +23,7 @@ from fedjax_lab import tree
 from fedjax_lab.algorithms.hyper import (
     Symbol,
     at_round,
+    at_step,
     check_example_privacy,
     check_lrs,
     check_transform,
@@ -111,6 +112,14 @@ class LocalTraining:
           round: int32 scalar, counted from 0.
         """
         return at_round(self.client_lr, round)
+
+    def rate_at_step(self, step: jax.Array, steps: int) -> Scalar:
+        """Return the local learning rate at a global local step.
+
+        Args:
+          step, steps: as in ``hyper.at_step``.
+        """
+        return at_step(self.client_lr, step, steps)
 
     def local_gradient(
         self, params: Params, step: Step, round: jax.Array

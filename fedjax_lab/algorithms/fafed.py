@@ -46,7 +46,7 @@ from fedjax_lab.algorithms.first_estimates import (
     take_first_estimates,
     until_sync,
 )
-from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.hyper import at_round, at_step
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_number, check_scalar_or_schedule
 from fedjax_lab.clients.store import one_row_per_client
@@ -135,13 +135,13 @@ def fafed(
             t, m_i, v_i, before = step.memory
             g, report = training.gradient(y, step)
             g_before, _ = training.gradient(before, step)
-            alpha = at_round(momentum, t)
+            alpha = at_step(momentum, t, batch.max_steps)
             m_i = tree.add_scaled(g, 1 - alpha, tree.subtract(m_i, g_before))
             v_i = _average(v_i, g, second_moment_decay)
             return preconditioned(m_i, v), report._replace(memory=(t + 1, m_i, v_i, y))
 
         first = batch.round * batch.max_steps + 1
-        lr = until_sync(training, first)
+        lr = until_sync(training, first, batch.max_steps)
         local = training.steps(x, batch, direction, lr=lr, memory=(first, m, v, previous))
         _, m_i, v_i, _ = local.memory
         message = {
@@ -154,7 +154,7 @@ def fafed(
     def server_update(server, messages, cohort):
         m = tree.add(server.momentum, messages["momentum_change"])
         v = _clamp(tree.add(server.second_moment, messages["second_moment_change"]))
-        lr = training.rate((cohort.round + 1) * cohort.max_steps)
+        lr = training.rate_at_step((cohort.round + 1) * cohort.max_steps, cohort.max_steps)
         move = tree.add_scaled(messages["delta"], lr, preconditioned(m, v))
         params = tree.descend(server.params, at_round(server_lr, cohort.round), move)
         metrics = {"delta_norm": tree.norm(messages["delta"]), "momentum_norm": tree.norm(m)}

@@ -17,14 +17,19 @@ from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import Cohort, CohortBatch, FedState, PyTree
 
 
-def until_sync(training: LocalTraining, first: jax.Array) -> Callable[..., jax.Array]:
+def until_sync(training: LocalTraining, first: jax.Array, steps: int) -> Callable[..., jax.Array]:
     """Return the learning rates of a round's local steps: 0 for the last one, the sync.
 
     Args:
       training: knows the rate of each global local step.
       first: int32 scalar, the global local step of the round's first one.
+      steps: K, the local steps of a round.
     """
-    return lambda k, num_steps: jnp.where(k + 1 < num_steps, training.rate(first + k), 0.0)
+
+    def lr(k, num_steps):
+        return jnp.where(k + 1 < num_steps, training.rate_at_step(first + k, steps), 0.0)
+
+    return lr
 
 
 def first_estimates(

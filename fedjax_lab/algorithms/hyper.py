@@ -1,8 +1,9 @@
 """Hyper-parameters: numbers, traced scalars or schedules of the round; the symbols of papers."""
 
+import functools
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,36 @@ def at_round(value: ScalarOrSchedule, round: jax.Array) -> Scalar:
       round: int32 scalar, counted from 0.
     """
     return value(round) if callable(value) else value
+
+
+class OfRounds:
+    """A schedule of the round that stays one in methods whose schedules are of the local step.
+
+    Such methods (FAFED, STEM) read it at fractions of a round, see ``at_step``. For all others it
+    is the schedule itself.
+
+    Args:
+      schedule: function of the round, an integer or a float.
+    """
+
+    def __init__(self, schedule: Callable[[Any], jax.Array]):
+        functools.update_wrapper(self, schedule)
+        self._schedule = schedule
+
+    def __call__(self, round: Any) -> jax.Array:
+        """Return the schedule's value."""
+        return self._schedule(round)
+
+
+def at_step(value: ScalarOrSchedule, step: jax.Array, steps: int) -> Scalar:
+    """Return the value at a global local step: a scalar, or a schedule's value.
+
+    Args:
+      value: a number, a traced scalar, a schedule of the global local step, or ``OfRounds``.
+      step: int32 scalar, the global local step.
+      steps: K, the local steps of a round; the most of a client where they differ.
+    """
+    return at_round(value, step / steps if isinstance(value, OfRounds) else step)
 
 
 def is_plain_zero(value: ScalarOrSchedule) -> bool:

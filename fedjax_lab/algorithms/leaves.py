@@ -125,13 +125,13 @@ class _Turns(NamedTuple):
 
 
 def one_after_the_other(
-    leaves: Leaves, steps: int, transform: optax.GradientTransformation | None
+    leaves: Leaves, steps: int | jax.Array, transform: optax.GradientTransformation | None
 ) -> optax.GradientTransformation:
     """Build a ``step_transform``: a round's first steps move these leaves, the rest the others.
 
     Args:
       leaves: which are first.
-      steps: how many steps move them, at least 0; 0: they never move.
+      steps: how many steps move them, at least 0, may be traced; 0: they never move.
       transform: of the leaves that move; what it makes of the others is dropped. None: nothing.
     """
     inner = optax.identity() if transform is None else transform
@@ -140,7 +140,7 @@ def one_after_the_other(
         return _Turns(jnp.zeros((), jnp.int32), inner.init(params))
 
     def update(direction, state, params=None):
-        first = False if steps == 0 else state.steps < steps
+        first = False if isinstance(steps, int) and steps == 0 else state.steps < steps
 
         def moving(tree):
             def move(path, leaf):

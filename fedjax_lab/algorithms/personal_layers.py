@@ -26,7 +26,8 @@ Departures: a server learning rate. FedPer's and LG-FedAvg's clients train h and
 the first round on. FedRep: of the K steps of a round the first move h and the rest u, each by the
 mini-batch of its step, where the paper takes τ gradients for h and then a single one for u; a
 ``gradient_transform`` sees the gradient of all leaves, a ``step_transform`` that of those that
-move. A client with no more steps than ``head_steps`` leaves u as it was.
+move. By default τ is half of the client's own K_i. A client with no more steps than a given
+``head_steps`` leaves u as it was.
 """
 
 from typing import NamedTuple, Unpack
@@ -136,8 +137,9 @@ def fedrep(
 
     Args:
       personal: leaves that stay, as in ``fedper``.
-      head_steps: how many steps of a round move them, below K. None: half of K. 0: they stay as
-        they are.
+      head_steps: how many steps of a round move them, below K. None: half of the client's own
+        steps K_i, rounded down; the single step of a client with K_i = 1 moves the shared leaves.
+        0: they stay as they are.
 
     Raises:
       TypeError: ``personal`` or ``head_steps`` is of another type.
@@ -149,11 +151,11 @@ def fedrep(
     training = LocalTraining(loss_fn, **common)
 
     def steps(params, batch):
-        first = batch.max_steps // 2 if head_steps is None else head_steps
-        if first >= batch.max_steps or (head_steps is None and not first):
+        first = batch.num_steps // 2 if head_steps is None else head_steps
+        if batch.max_steps <= (1 if head_steps is None else head_steps):
             raise ValueError(
                 f"head_steps is {head_steps}; a round has {batch.max_steps} local steps, and some "
-                "must remain to train the shared leaves (None takes half)."
+                "must remain to train the shared leaves (None takes half of a client's)."
             )
         turns = one_after_the_other(personal, first, training.step_transform)
         g, lr = training.gradient, training.rate(batch.round)

@@ -39,7 +39,7 @@ from fedjax_lab.algorithms.first_estimates import (
     take_first_estimates,
     until_sync,
 )
-from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.hyper import at_step
 from fedjax_lab.algorithms.server import keep_server
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
 from fedjax_lab.clients.store import one_row_per_client
@@ -105,11 +105,13 @@ def stem(
             t, m_i, before = step.memory
             g, report = training.gradient(y, step)
             g_before, _ = training.gradient(before, step)
-            m_i = tree.add_scaled(g, 1 - at_round(momentum, t), tree.subtract(m_i, g_before))
+            m_i = tree.add_scaled(
+                g, 1 - at_step(momentum, t, batch.max_steps), tree.subtract(m_i, g_before)
+            )
             return m_i, report._replace(memory=(t + 1, m_i, y))
 
         first = batch.round * batch.max_steps + 1
-        lr = until_sync(training, first)
+        lr = until_sync(training, first, batch.max_steps)
         local = training.steps(x, batch, direction, lr=lr, memory=(first, m, previous))
         _, m_i, _ = local.memory
         message = {
@@ -121,7 +123,7 @@ def stem(
     def server_update(server, messages, cohort):
         m = tree.add(server.momentum, messages["momentum_change"])
         mean = tree.subtract(server.params, messages["delta"])
-        lr = training.rate((cohort.round + 1) * cohort.max_steps)
+        lr = training.rate_at_step((cohort.round + 1) * cohort.max_steps, cohort.max_steps)
         params = tree.descend(mean, lr, m)
         metrics = {"delta_norm": tree.norm(messages["delta"]), "momentum_norm": tree.norm(m)}
         return STEMServer(params, m, () if keeps_own else mean, server.started), metrics

@@ -82,6 +82,11 @@ def _report(command: ReportCommand) -> int:
     if command.format is not None:
         if command.figures != "png":
             raise ValueError(f"figures is {command.figures!r}; with --format none are written.")
+        if command.quiet and command.out is None:
+            raise ValueError(
+                "quiet is True; with --format and without --out `fedjax-lab report` prints the "
+                "text, and nothing else: omit --quiet, or give --out."
+            )
         text = format_report(command.runs, command.format, target=command.target, **axes)
         if command.out is None:
             print(text, end="")
@@ -151,7 +156,7 @@ def _plan(command: PlanCommand) -> int:
     config = command.settings.resolve()
     target = named(command.target)
     setup = build(config)
-    of_a_run = ("rounds", "eval_every", "times")
+    of_a_run = ("rounds", "eval_every")
     schedule = {name: v for name, v in config.schedule().items() if name not in of_a_run}
     found = plan(
         setup.algorithm,

@@ -14,6 +14,7 @@ from fedjax_lab.command import catalogue, listings
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import NATURAL
 from fedjax_lab.command.flags import with_settings
+from fedjax_lab.command.unused import check_command
 from fedjax_lab.data import PARTITIONS
 
 PROG = "fedjax-lab"
@@ -333,7 +334,8 @@ def parse(argv: list[str]) -> Any:
 
     Raises:
       SystemExit: help was requested, or an argument is not understood.
-      FileNotFoundError, ValueError, TypeError: as in ``RunConfig.from_file``.
+      FileNotFoundError, ValueError, TypeError: as in ``RunConfig.from_file``; or the command does
+        not use a flag.
     """
     if argv[:1] == ["tune"]:  # a setting of one value elsewhere
         argv = ["--methods" if text == "--algorithm" else text for text in argv]
@@ -354,7 +356,7 @@ def parse(argv: list[str]) -> Any:
         for name, kind in {**kinds, **_WITHOUT_SETTINGS}.items()
     ]
     union: Any = functools.reduce(operator.or_, commands)
-    return tyro.cli(
+    command = tyro.cli(
         union,
         prog=PROG,
         description="Federated learning in JAX: run simulations, and report on them. --version "
@@ -362,6 +364,9 @@ def parse(argv: list[str]) -> Any:
         args=argv,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs),
     )
+    if has_settings:
+        check_command(argv[0], command, defaults)
+    return command
 
 
 _WITH_SETTINGS: dict[str, Any] = {

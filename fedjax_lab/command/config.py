@@ -55,7 +55,8 @@ class RunConfig:
     """Learning rate of the local steps."""
 
     client_lr_schedule: str = "constant"
-    """Schedule over the rounds: constant, exponential:FACTOR (each round), or cosine (to 0)."""
+    """Schedule over the rounds: constant, exponential:FACTOR (each round), or cosine (to 0). In
+    fafed and stem, whose rate is of the local step, it falls within a round, too."""
 
     server_lr: float | None = None
     """Learning rate of the server. None: the method's default, if it has one."""
@@ -206,7 +207,7 @@ class RunConfig:
     """Simulated seconds of a round; stragglers take only the steps that they finish in time."""
 
     step_time: float = 1.0
-    """Simulated seconds of a local step; the median over the clients."""
+    """Simulated seconds of a local step with one gradient; the median over the clients."""
 
     step_time_spread: float = 0.0
     """Standard deviation of the logarithm of the step time over the clients."""

@@ -11,7 +11,7 @@ from fedjax_lab.command.own_code import check_known, is_own
 from fedjax_lab.command.table_data import check_table, is_table
 from fedjax_lab.compressors import as_compressor
 from fedjax_lab.data import PARTITIONS, ClientTimes
-from fedjax_lab.data.sources import SCHEMES, TABLES
+from fedjax_lab.data.sources import SCHEMES, TABLES, check_load_options
 from fedjax_lab.data.text import TOKENS
 from fedjax_lab.data.times import check_devices
 from fedjax_lab.models import COMPUTE_DTYPES
@@ -50,6 +50,7 @@ def check_config(config: Any) -> None:
     check_table(config)
     if config.dataset.partition(":")[0] not in (*SCHEMES, *TABLES):
         check_known("dataset", config.dataset)
+    _check_data(config)
     _check_clients(config)
     check_choice("compute_dtype", config.compute_dtype, COMPUTE_DTYPES)
     check_choice("weights", config.weights, ("uniform", "examples"))
@@ -63,6 +64,11 @@ def check_config(config: Any) -> None:
     for name in ("compressor", "downlink_compressor"):
         if getattr(config, name) is not None:
             as_compressor(name, getattr(config, name))
+    if not config.error_feedback and config.compressor is None:
+        raise ValueError(
+            "error_feedback is False and compressor None; it belongs to a compressor: omit it, or "
+            "give one. For cfedavg, it is --option error_feedback=false."
+        )
     check_guards(config)
     _check_times(config)
     if config.server_lr is not None:
@@ -93,6 +99,29 @@ def check_config(config: Any) -> None:
     if config.local_steps is not None and config.local_epochs is not None:
         raise ValueError(
             f"local_steps is {config.local_steps} and local_epochs {config.local_epochs}; set one."
+        )
+
+
+def _check_data(config: Any) -> None:
+    """Check that the data set and its partition use the settings that are given for them."""
+    check_load_options(
+        config.dataset,
+        data_dir=config.data_dir,
+        sequence_length=config.sequence_length,
+        vocabulary_size=config.vocabulary_size,
+        tokens=config.tokens,
+    )
+    if is_table(config.dataset):
+        return
+    if config.test_split != type(config).test_split:
+        raise ValueError(
+            f"test_split is {config.test_split!r} and dataset {config.dataset!r}; only a table, "
+            "csv:FILE or parquet:FILE, is split: omit it."
+        )
+    if is_natural(config.partition) and config.partition_seed is not None:
+        raise ValueError(
+            f"partition_seed is {config.partition_seed} and partition {config.partition!r}; the "
+            "clients' ids determine the partition: omit it."
         )
 
 

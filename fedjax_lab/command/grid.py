@@ -15,18 +15,10 @@ from fedjax_lab.command.launch import INTERRUPTED, start
 from fedjax_lab.command.options import float_options, parse_options, server_lr_of
 from fedjax_lab.command.own_code import check_known
 from fedjax_lab.command.screen import print_rows, show_warning
+from fedjax_lab.command.unused import check_settings
 from fedjax_lab.estimates import Rows, estimate, format_estimate
 from fedjax_lab.simulation.sweep_result import Point, SweepResult, check_seeds, list_points
 
-# Settings of a run that a sweep does not support, because it writes no run directory.
-_NOT_IN_SWEEPS = (
-    "run_dir",
-    "checkpoint_every",
-    "log",
-    "profile_dir",
-    "on_nonfinite",
-    "client_store",
-)
 # Column -> (metric, "last" or "best" evaluation, scale, digits).
 _SHOWN = {
     "accuracy (%)": ("accuracy", "last", 100, 2),
@@ -126,12 +118,7 @@ def grid(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point], RunCon
       ValueError, TypeError: a text has another form, names something that cannot be varied, or has
         a value that is out of range; or a setting is incompatible with a sweep.
     """
-    for name in _NOT_IN_SWEEPS:
-        if getattr(settings, name) != getattr(RunConfig, name):
-            raise ValueError(
-                f"{name} is {getattr(settings, name)!r}; a sweep keeps no run directory and has "
-                "its own policy for values that are not finite: omit it, or use run."
-            )
+    check_settings("sweep", settings, settings)
     axes: dict[str, list[float]] = {}
     for text in texts:
         name, _, values = text.partition("=")

@@ -10,6 +10,7 @@ import optax
 
 from fedjax_lab.algorithms import PUBLISHED
 from fedjax_lab.algorithms.factory import Common
+from fedjax_lab.algorithms.hyper import OfRounds
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.command.own_code import check_hints, check_known, find, is_own
 from fedjax_lab.estimates import format_value
@@ -375,7 +376,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def client_schedule(text: str, client_lr: Any, rounds: int) -> ScalarOrSchedule:
-    """Build the client learning rate for a factory.
+    """Build the client learning rate for a factory, which is of the rounds in every method.
 
     Args:
       text: constant, cosine, or exponential:FACTOR.
@@ -389,14 +390,14 @@ def client_schedule(text: str, client_lr: Any, rounds: int) -> ScalarOrSchedule:
     if kind == "constant" and not factor:
         return client_lr
     if kind == "cosine" and not factor:
-        return optax.cosine_decay_schedule(client_lr, rounds)
+        return OfRounds(optax.cosine_decay_schedule(client_lr, rounds))
     if kind == "exponential":
         try:
             decay = check_number("its factor", float(factor), minimum=0.0, exclusive_minimum=True)
         except ValueError:
             pass
         else:
-            return optax.exponential_decay(client_lr, 1, decay)
+            return OfRounds(optax.exponential_decay(client_lr, 1, decay))
     raise ValueError(
         f"client_lr_schedule is {text!r}; it must be constant, cosine or "
         "exponential:FACTOR, such as exponential:0.998."

@@ -137,13 +137,12 @@ def _tune(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> Found:
         return some.count_fn(params, examples)[0]
 
     schedule = config.schedule()
-    left_out = ("eval_every", "times")
     return tune(
         {name: setup.vary for name, setup in setups.items()},
         spaces,
         some.params,
         some.clients,
-        **{name: value for name, value in schedule.items() if name not in left_out},
+        **{name: value for name, value in schedule.items() if name != "eval_every"},
         validation=command.validation,
         hold_out=command.hold_out,
         budget=command.budget,

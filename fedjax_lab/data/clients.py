@@ -136,17 +136,7 @@ def split_clients(clients: Clients, held_out: float, seed: int = 0) -> tuple[Cli
       TypeError: ``held_out`` or ``seed`` is not a number.
       ValueError: one part would have no client, or none with data.
     """
-    num_clients = clients.num_clients
-    if isinstance(held_out, float):
-        check_number(
-            "held_out", held_out, minimum=0, maximum=1, exclusive_minimum=True,
-            exclusive_maximum=True,
-        )  # fmt: skip
-        held_out = max(1, round(held_out * num_clients))
-    count = check_int("held_out", held_out, minimum=1, maximum=num_clients - 1)
-    rng = np.random.default_rng(check_int("seed", seed, minimum=0))
-    unseen = np.sort(rng.permutation(num_clients)[:count])
-    seen = np.setdiff1d(np.arange(num_clients), unseen)
+    seen, unseen = held_out_clients(clients.num_clients, held_out, seed)
     sizes, starts = np.asarray(clients.sizes), np.asarray(clients.starts)
     indices = np.asarray(clients.indices)
 
@@ -156,6 +146,31 @@ def split_clients(clients: Clients, held_out: float, seed: int = 0) -> tuple[Cli
         return _share(clients, np.concatenate(held), sizes[ids], names)
 
     return part(seen), part(unseen)
+
+
+def held_out_clients(num_clients: int, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Choose the clients that ``split_clients`` holds out.
+
+    Args:
+      num_clients: N.
+      held_out, seed: as in ``split_clients``.
+
+    Returns:
+      (ids for training, held-out ids), both in rising order.
+
+    Raises:
+      TypeError, ValueError: as ``split_clients``.
+    """
+    if isinstance(held_out, float):
+        check_number(
+            "held_out", held_out, minimum=0, maximum=1, exclusive_minimum=True,
+            exclusive_maximum=True,
+        )  # fmt: skip
+        held_out = max(1, round(held_out * num_clients))
+    count = check_int("held_out", held_out, minimum=1, maximum=num_clients - 1)
+    rng = np.random.default_rng(check_int("seed", seed, minimum=0))
+    unseen = np.sort(rng.permutation(num_clients)[:count])
+    return np.setdiff1d(np.arange(num_clients), unseen), unseen
 
 
 @suggest_keywords

@@ -185,18 +185,16 @@ class Schedule(NamedTuple):
         """
         return _draw(self, clients, key, round)
 
-    def round_seconds(self, key: Key, batch: CohortBatch) -> jax.Array:
-        """Compute the simulated seconds of a round; a float scalar.
+    def with_gradients(self, count: int) -> "Schedule":
+        """Return the schedule whose devices take longer for a local step.
 
         Args:
-          key: PRNG key of the run.
-          batch: result of ``draw``.
+          count: gradients that a method computes in one local step.
         """
-        assert self.devices is not None
-        assert batch.num_steps is not None
-        steps, reports = batch.num_steps, batch.participates
-        reports = jnp.ones(batch.client_ids.shape, bool) if reports is None else reports
-        return self.devices.round_seconds(compact(key), batch.client_ids, steps, reports)
+        if self.devices is None or count == 1:
+            return self
+        step_time = count * self.devices.step_time
+        return self._replace(devices=dataclasses.replace(self.devices, step_time=step_time))
 
 
 def scheduled(function: Function) -> Function:
@@ -228,7 +226,7 @@ def draw_batch(
     With ``clients.times``, the cohort has the available clients that finish first. Remaining slots
     have id N. The batch then has ``participates`` and ``seconds``, and ``measured`` has
 
-    - ``round_seconds``, the time that the server waits;
+    - ``round_seconds``, the time that the server waits, also with ``devices``;
     - ``dropped_clients``, the number of clients that were sampled but do not participate;
     - ``available_clients``, if the times have an availability.
 
@@ -285,8 +283,14 @@ def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: Any) ->
         planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
         steps_taken = devices.local_steps(key, round, ids, planned)
         reports = devices.reports(report_key, ids)
+        is_client = jnp.ones(ids.shape, bool) if participates is None else participates
         if reports is not None:
-            participates = reports if participates is None else reports & participates
+            participates = reports & is_client
+        if clients.times is None:
+            seconds = devices.seconds(key, ids, steps_taken)
+            came = is_client if participates is None else participates
+            spent = devices.round_seconds(seconds, came & (steps_taken > 0), is_client)
+            measured = {"round_seconds": spent}
     if clients.times is not None:
         planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
         first, seconds, participates, waited = clients.times.first_to_finish(

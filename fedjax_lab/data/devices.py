@@ -14,6 +14,9 @@ from fedjax_lab.checks import check_choice, check_int, check_number
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Key
 
+# Time that is exceeded by this share of it counts as met: 10 * 0.09 is more than 0.9 in binary, and
+# the share is four times the spacing of float32.
+ROUNDING = 2.0**-21
 # Folded into the run's key, apart from the numbers of rounds.
 _SPEED, _STEPS = jnp.iinfo(jnp.uint32).max, jnp.iinfo(jnp.uint32).max - 1
 
@@ -28,14 +31,17 @@ class Devices:
        number of step 1.
     3. With ``time_budget`` a straggler takes only the steps that it finishes in time. A local step
        takes ``step_time * exp(step_time_spread * z_i)`` seconds, z_i standard normal, the same in
-       every round. A client that finishes no step (K_i = 0) does not participate.
+       every round. A client that finishes no step (K_i = 0) does not participate. The last step
+       may end later than the budget by ``ROUNDING`` of it, the error of decimals in float32.
     4. With probability ``dropout`` a sampled client fails and does not participate.
 
     Attributes:
       min_local_steps: least number of local steps, at least 1; None: the number of step 1.
       redraw: "round": step 2 draws anew in each round; "run": once for each client.
       time_budget: simulated seconds that the server waits; None: until all clients are done.
-      step_time: median over the clients of the simulated seconds of one local step.
+      step_time: median over the clients of the simulated seconds of one local step with one
+        gradient. In ``simulate`` and its kin, a step of a method with g gradients takes g times as
+        long (``Algorithm.gradients_per_step``).
       step_time_spread: standard deviation over the clients of its logarithm; 0: all equal.
       dropout: probability that a client fails, in [0, 1), independent in each round.
 
@@ -93,7 +99,8 @@ class Devices:
             drawn = jnp.floor(share * (planned - least + 1)).astype(jnp.int32)
             steps = jnp.minimum(least + drawn, planned)
         if self.time_budget is not None:
-            in_time = jnp.floor(self.time_budget / self.step_seconds(key, client_ids))
+            in_time = self.time_budget / self.step_seconds(key, client_ids)
+            in_time = jnp.floor(in_time * (1 + ROUNDING))
             steps = jnp.minimum(steps, jnp.minimum(in_time, planned).astype(jnp.int32))
         return steps
 
@@ -108,8 +115,23 @@ class Devices:
             return None
         return _per_client(jax.random.uniform, key, client_ids) >= self.dropout
 
+    def seconds(self, key: Key, client_ids: jax.Array, steps: jax.Array) -> jax.Array:
+        """Compute the simulated seconds until each client is done, float [S].
+
+        A client that finishes no step is done at the end of the budget.
+
+        Args:
+          key: the run's key.
+          client_ids: int32 [S].
+          steps: int32 [S], the steps taken.
+        """
+        seconds = steps * self.step_seconds(key, client_ids)
+        if self.time_budget is None:
+            return seconds
+        return jnp.where(steps > 0, jnp.minimum(seconds, self.time_budget), self.time_budget)
+
     def round_seconds(
-        self, key: Key, client_ids: jax.Array, steps: jax.Array, reports: jax.Array
+        self, seconds: jax.Array, reports: jax.Array, is_client: jax.Array
     ) -> jax.Array:
         """Compute the simulated seconds that the server waits for computation; a float scalar.
 
@@ -117,16 +139,14 @@ class Devices:
         never does. Without a budget, the server knows which clients have failed.
 
         Args:
-          key: the run's key.
-          client_ids: int32 [S].
-          steps: int32 [S], the steps taken.
-          reports: bool [S], which clients do not fail.
+          seconds: float [S], as of ``seconds``.
+          reports: bool [S], which clients take a step and do not fail.
+          is_client: bool [S], which slots hold a client.
         """
-        reports = reports & (steps > 0)
-        last = jnp.where(reports, steps * self.step_seconds(key, client_ids), 0.0).max()
+        last = jnp.where(reports, seconds, 0.0).max()
         if self.time_budget is None:
             return last
-        return jnp.where(reports.all(), last, self.time_budget)
+        return jnp.where((reports | ~is_client).all(), last, self.time_budget)
 
 
 def _per_client(draw, key: Key, client_ids: jax.Array) -> jax.Array:

@@ -35,10 +35,18 @@ DATASETS = {
 # Names that are followed by a colon.
 SCHEMES = tuple(form.partition(":")[0] for form in DATASETS if ":" in form)
 
+# Options of ``load`` that only some sets use: their defaults, and whether a name's set does.
+_TEXTS, _TFDS_ALIASES = ("text", "tfds_text"), ("mnist", "cifar10", "cifar100")
+_IN_A_FOLDER = ("fashion_mnist", *_TFDS_ALIASES, "tfds", "tfds_text")
+_OPTIONS: dict[str, tuple[Any, tuple[str, ...], str]] = {
+    "data_dir": (None, _IN_A_FOLDER, "is read from no folder of data sets"),
+    "sequence_length": (35, _TEXTS, "is no text"),
+    "vocabulary_size": (None, _TEXTS, "is no text"),
+    "tokens": ("words", _TEXTS, "is no text"),
+}
+
 # Tables; the command line divides them into (train, test), and ``from_table`` reads them.
 TABLES = ("csv", "parquet")
-
-_TFDS_ALIASES = ("mnist", "cifar10", "cifar100")
 
 
 class Examples(NamedTuple):
@@ -82,12 +90,20 @@ def load(
 
     Raises:
       ValueError: the name is unknown; a file is damaged; examples are inconsistent, not finite, or
-        have labels outside [0, number of classes in train); or a text is not UTF-8 or shorter than
-        a sequence.
+        have labels outside [0, number of classes in train); a text is not UTF-8 or shorter than a
+        sequence; or the set does not use an option.
       FileNotFoundError: the files are missing; the message says how to get them.
       ImportError: tensorflow-datasets is required and missing.
     """
     scheme, colon, rest = name.partition(":")
+    if (colon and scheme in SCHEMES) or name in DATASETS:
+        check_load_options(
+            name,
+            data_dir=data_dir,
+            sequence_length=sequence_length,
+            vocabulary_size=vocabulary_size,
+            tokens=tokens,
+        )
     if colon and scheme in SCHEMES:
         if not rest:
             raise ValueError(f"name is {name!r}; a folder, file or name must follow the colon.")
@@ -119,6 +135,24 @@ def load(
     if name == "fashion_mnist":
         return _load_fashion_mnist(data_dir)
     raise ValueError(f"name is {name!r}; replace the capitals: {DATASETS[name]}.")
+
+
+def check_load_options(name: str, **options: Any) -> None:
+    """Check that a data set uses the options that differ from their defaults.
+
+    Args:
+      name: a data set.
+      **options: options of ``load`` by name.
+
+    Raises:
+      ValueError: an option has no effect.
+    """
+    for option, value in options.items():
+        default, of, why = _OPTIONS[option]
+        if value != default and name.partition(":")[0] not in of:
+            raise ValueError(
+                f"{option} is {value!r}; {name} {why}, so that {option} has no effect: omit it."
+            )
 
 
 def num_classes(train: Any) -> int:

@@ -2,10 +2,11 @@
 
 A client that takes K_i local steps in a round is done after ::
 
-    latency + bytes it receives / download + K_i * step_seconds + bytes it sends / upload
+    latency + bytes it receives / download + K_i g step_seconds + bytes it sends / upload
 
-seconds. The bytes are the method's ``downlink`` and ``uplink``. Everything is a function of (key,
-round, client id).
+seconds. The bytes are the method's ``downlink`` and ``uplink``, or the client's part of them
+(``with_ranks``); g is the method's ``gradients_per_step``. Everything is a function of (key, round,
+client id).
 
 Axes: N clients, S slots of the cohort, P periods of availability.
 """
@@ -20,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import check_int, check_number
-from fedjax_lab.data.devices import Devices
+from fedjax_lab.checks import LARGEST_INT, check_int, check_number
+from fedjax_lab.data.devices import ROUNDING, Devices
 from fedjax_lab.data.files import read_npz
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Key
@@ -37,11 +38,14 @@ class ClientTimes:
 
     In a round the server samples S' = ceil(over_selection * S) of the available clients, uniformly
     without replacement, and aggregates the S clients that finish first. Stragglers, which are later
-    than ``deadline`` or than the first S, do not participate. If fewer clients are available, all
-    of them are sampled. If none is available, the round changes nothing and takes no time.
+    than ``deadline`` or than the first S, do not participate. A client that exceeds the deadline by
+    ``devices.ROUNDING`` of it at most, the error of decimals in float32, is in time. If fewer
+    clients are available, all of them are sampled. If none is available, the round changes nothing
+    and takes no time.
 
     Attributes:
-      step_seconds: simulated seconds of one local step, [N] or one number for all; above 0.
+      step_seconds: simulated seconds of one local step with one gradient, [N] or one number for
+        all; above 0. A step of a method with g gradients takes g times as long.
       download, upload: bytes per second, [N] or one number; inf: messages take no time.
       latency: additional seconds of a client in a round, [N] or one number.
       availability: which clients are available: bool [P, N]; or probabilities, float [P, N] in [0,
@@ -152,36 +156,65 @@ class ClientTimes:
         values: dict[str, Any] = {name: v[()] if v.ndim == 0 else v for name, v in arrays.items()}
         return cls(**values, **others)
 
-    def resolve(self, num_clients: int, bytes_up: int, bytes_down: int) -> "RoundTimes":
-        """Compute the arrays that a method's rounds need, on the device.
+    def take(self, ids: np.ndarray, num_clients: int) -> "ClientTimes":
+        """Return the times of some clients, which are numbered from 0.
 
         Args:
+          ids: int [n], their ids here.
           num_clients: N.
-          bytes_up: bytes that a client sends in a round.
-          bytes_down: bytes that a client receives in a round.
 
         Raises:
           ValueError: an array has another N.
         """
-        values = {}
+        self._check_clients(num_clients)
+        taken = {name: getattr(self, name)[ids] for name in _OF_CLIENTS if self._is_array(name)}
+        if self.availability is not None and self.availability.shape[1] > 1:
+            taken["availability"] = self.availability[:, ids]
+        return dataclasses.replace(self, **taken)
+
+    def _check_clients(self, num_clients: int) -> None:
         for name in _OF_CLIENTS:
             value = getattr(self, name)
             if np.ndim(value) == 1 and len(value) != num_clients:
                 raise ValueError(f"times.{name} has {len(value)} clients; N is {num_clients}.")
-            values[name] = np.broadcast_to(value, num_clients)
+        there = self.availability
+        if there is not None and there.shape[1] not in (1, num_clients):
+            raise ValueError(
+                f"times.availability has {there.shape[1]} clients; N is {num_clients}."
+            )
+
+    def resolve(
+        self, num_clients: int, bytes_up: Any, bytes_down: Any, gradients_per_step: int = 1
+    ) -> "RoundTimes":
+        """Compute the arrays that a method's rounds need, on the device.
+
+        Args:
+          num_clients: N.
+          bytes_up: bytes that a client sends in a round, a number or [N].
+          bytes_down: bytes that a client receives in a round, a number or [N].
+          gradients_per_step: gradients that a client computes in one local step.
+
+        Raises:
+          ValueError: an array has another N.
+        """
+        self._check_clients(num_clients)
+        values = {name: np.broadcast_to(getattr(self, name), num_clients) for name in _OF_CLIENTS}
+        step = gradients_per_step * values["step_seconds"]
         exchange = bytes_down / values["download"] + bytes_up / values["upload"]
+        exchange = values["latency"] + exchange
+        most_steps = None
+        if self.deadline is not None:  # in float64: an integer per client, exact on the device
+            left = self.deadline * (1 + ROUNDING) - exchange
+            most_steps = np.clip(np.floor(left / step), 0, LARGEST_INT).astype(np.int32)
         there = self.availability
         if there is not None:
-            if there.shape[1] not in (1, num_clients):
-                raise ValueError(
-                    f"times.availability has {there.shape[1]} clients; N is {num_clients}."
-                )
             there = jnp.asarray(np.broadcast_to(there, (len(there), num_clients)))
         real = jnp.result_type(float)
         return RoundTimes(
-            jnp.asarray(values["step_seconds"], real),
-            jnp.asarray(values["latency"] + exchange, real),
+            jnp.asarray(step, real),
+            jnp.asarray(exchange, real),
             there,
+            None if most_steps is None else jnp.asarray(most_steps),
             self.rounds_per_period,
             self.over_selection,
             self.deadline,
@@ -190,7 +223,7 @@ class ClientTimes:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["step_seconds", "exchange_seconds", "availability"],
+    data_fields=["step_seconds", "exchange_seconds", "availability", "most_steps"],
     meta_fields=["rounds_per_period", "over_selection", "deadline"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,15 +231,17 @@ class RoundTimes:
     """``ClientTimes`` of one method; a pytree that can be passed to jitted functions.
 
     Attributes:
-      step_seconds: float [N], seconds of a local step.
+      step_seconds: float [N], seconds of a local step of the method.
       exchange_seconds: float [N], latency and both messages of a round.
       availability: bool or float [P, N], or None.
+      most_steps: int32 [N], local steps with which a client meets the deadline; None without one.
       rounds_per_period, over_selection, deadline: as in ``ClientTimes``.
     """
 
     step_seconds: jax.Array
     exchange_seconds: jax.Array
     availability: jax.Array | None
+    most_steps: jax.Array | None
     rounds_per_period: int
     over_selection: float
     deadline: float | None
@@ -289,8 +324,8 @@ class RoundTimes:
         in_time = is_client & (steps > 0)
         if reports is not None:
             in_time = in_time & reports
-        if self.deadline is not None:
-            in_time = in_time & (seconds <= self.deadline)
+        if self.most_steps is not None:
+            in_time = in_time & (steps <= self.most_steps[client_ids])
         places = jnp.arange(cohort_size, dtype=jnp.int32)
         if client_ids.shape[0] > cohort_size:
             order = jnp.argsort(jnp.where(in_time, seconds, jnp.inf), stable=True)
@@ -299,6 +334,7 @@ class RoundTimes:
         waited = jnp.where(participates, seconds, 0.0).max()
         if self.deadline is not None:
             wanted = jnp.minimum(is_client.sum(), cohort_size)
+            waited = jnp.minimum(waited, self.deadline)
             waited = jnp.where(in_time.sum() >= wanted, waited, self.deadline)
         dropped = is_client.sum() - participates.sum()
         return (

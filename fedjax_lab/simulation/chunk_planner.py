@@ -47,7 +47,7 @@ class ChunkPlanner:
         self._run, self._place, self._target = run, place, place.target
         self._state, self._clients = state, run.schedule.read_in_rounds(clients)
         first = jax.ShapeDtypeStruct((), jnp.int32)
-        self.batch = jax.eval_shape(run.schedule.draw, clients, run.key, first)
+        self.batch = jax.eval_shape(run.draw, clients, run.key, first)
         self._compiled: tuple[str, int, Any] | None = None  # one is kept: they may be large
         self.compile_seconds = 0.0
 

@@ -106,7 +106,7 @@ class Feed:
 
     def record(self) -> dict[str, Any]:
         """Return the entries of config.json."""
-        return _record_times(self.clients)
+        return record_times(self.clients)
 
     def close(self) -> None:
         """Stop fetching."""
@@ -368,7 +368,8 @@ def with_times(
     Args:
       clients: the clients' data, on the device or a stream.
       times: as in ``simulate``; None leaves the clients unchanged.
-      algorithm: the method, which determines the bytes that a client sends and receives.
+      algorithm: the method, which determines the bytes that a client sends and receives, and the
+        gradients of a local step.
       params: the global model, or its shapes.
 
     Raises:
@@ -390,12 +391,22 @@ def with_times(
         timed = copy.copy(clients)
         timed.index = with_times(clients.index, times, algorithm, params)
         return timed
-    up, down = algorithm.uplink(params), algorithm.downlink(params)
-    return dataclasses.replace(clients, times=times.resolve(clients.num_clients, up, down))
+    count = clients.num_clients
+    share: Any = 1.0
+    if algorithm.message_parts is not None:
+        whole, parts_of = algorithm.message_parts
+        share = np.asarray(parts_of(jnp.arange(count))) / whole
+    up, down = share * algorithm.uplink(params), share * algorithm.downlink(params)
+    found = times.resolve(count, up, down, algorithm.gradients_per_step)
+    return dataclasses.replace(clients, times=found)
 
 
-def _record_times(clients: FederatedArrays) -> dict[str, Any]:
-    """Return the entries of config.json about client times; empty if time is not simulated."""
+def record_times(clients: FederatedArrays) -> dict[str, Any]:
+    """Return the entries of config.json about client times; empty if time is not simulated.
+
+    Args:
+      clients: the clients' data, as of ``with_times``.
+    """
     if clients.times is None:
         return {}
     names = ("over_selection", "deadline", "rounds_per_period")

@@ -63,7 +63,7 @@ class HostChunks(Chunks):
             self.table.folder = run_dir
 
     def _draw_ids(self, clients, key, first, length):
-        draw = lambda round: self._run.schedule.draw(clients, key, round).client_ids  # noqa: E731
+        draw = lambda round: self._run.draw(clients, key, round).client_ids  # noqa: E731
         return jax.lax.map(draw, first + jnp.arange(length, dtype=jnp.int32))
 
     def drawn(self, first: int, length: int) -> np.ndarray:

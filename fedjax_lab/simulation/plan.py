@@ -7,7 +7,7 @@ import jax
 from fedjax_lab import tree
 from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.clients.planner import Plan, at_once, estimate
-from fedjax_lab.data import FederatedArrays, FederatedStream
+from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.machine.arithmetic import count_flops
 from fedjax_lab.machine.compiler import Figures, compile_for, figures, with_devices
@@ -16,7 +16,7 @@ from fedjax_lab.models.convolution import lowering_for
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_simulate
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
-from fedjax_lab.simulation.feed import window_shapes
+from fedjax_lab.simulation.feed import window_shapes, with_times
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.team import Team
@@ -101,6 +101,7 @@ def plan(
     on_nonfinite: str = "exclude",
     client_store: str = "auto",
     params_sharding: ParamsSharding = None,
+    times: ClientTimes | None = None,
     **schedule: Unpack[ScheduleOptions],
 ) -> RoundPlan:
     """Plan a round of ``simulate`` on ``target`` without running it.
@@ -117,6 +118,7 @@ def plan(
       on_nonfinite: as in ``simulate``.
       client_store: as in ``simulate``; "host" is planned with the whole table on the device.
       params_sharding: as in ``simulate``.
+      times: as in ``simulate``; the program of the round samples available clients.
 
     Raises:
       ValueError: an argument is out of range, or the target or client map is unknown.
@@ -131,6 +133,7 @@ def plan(
         note = str(error)
     place = Placement.of(client_map, client_store, params_sharding, machine, Team())
     how = Schedule.of("plan", schedule)
+    clients = with_times(clients, times, algorithm, params)
     if isinstance(clients, FederatedStream):
         clients = window_shapes(clients, how, 1)
     run = Run(algorithm, how, on_nonfinite, key=jax.random.key(0), params=params)

@@ -20,8 +20,7 @@ from fedjax_lab.types import FedState, Metrics
 def build_rounds(run: Run, place: Placement) -> Callable[..., tuple[FedState, Metrics]]:
     """Build ``run_rounds(state, clients, key, first_round, length, frozen=(), window=None)``.
 
-    It returns (state, metrics) with the metrics of its rounds stacked [length]. With ``devices`` or
-    ``clients.times`` they include ``round_seconds``, the simulated time of a round. ``length`` is a
+    It returns (state, metrics) with the metrics of its rounds stacked [length]. ``length`` is a
     Python int. ``frozen`` becomes ``state.frozen``, which states are passed without. With the store
     "host", ``window`` has the ids of the state's rows.
 
@@ -29,7 +28,6 @@ def build_rounds(run: Run, place: Placement) -> Callable[..., tuple[FedState, Me
       run: the computation; its method, its schedule and its policy for clients that are not finite.
       place: the placement; its client map and client store.
     """
-    schedule = run.schedule
     round_of = functools.partial(
         build_round,
         run.algorithm,
@@ -47,10 +45,8 @@ def build_rounds(run: Run, place: Placement) -> Callable[..., tuple[FedState, Me
             clients = dataclasses.replace(clients, examples=examples)
 
         def body(state, round):
-            batch = schedule.draw(clients, key, round)
+            batch = run.draw(clients, key, round)
             measured = dict(batch.measured or {})
-            if schedule.devices is not None and clients.times is None:
-                measured["round_seconds"] = schedule.round_seconds(key, batch)
             state, metrics = round_fn(state._replace(frozen=frozen), batch)
             if batch.expected_size is not None:
                 measured["overflow"] = jnp.isnan(batch.expected_size)

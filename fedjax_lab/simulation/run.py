@@ -14,7 +14,7 @@ from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.quick import without_collection
 from fedjax_lab.round import ON_NONFINITE, Algorithm
 from fedjax_lab.storage.fingerprint import are_the_same
-from fedjax_lab.types import FedState, Key, Params, PyTree
+from fedjax_lab.types import CohortBatch, FedState, Key, Params, PyTree
 from fedjax_lab.wrappers.private_state import guarantees, noted, taken_up
 
 
@@ -60,6 +60,15 @@ class Run:
         """Frozen weights of the method."""
         return self.algorithm.frozen
 
+    def draw(self, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:
+        """Draw the batch of a round; a step of ``devices`` takes as long as its gradients.
+
+        Args:
+          clients, key, round: as in ``Schedule.draw``.
+        """
+        schedule = self.schedule.with_gradients(self.algorithm.gradients_per_step)
+        return schedule.draw(clients, key, round)
+
     def start(self, params: Params, clients: FederatedArrays, key: Key, frozen: PyTree) -> FedState:
         """Compute the state before round 0; jit this function.
 
@@ -79,7 +88,7 @@ class Run:
         Args:
           params, clients, key, frozen: as in ``start``.
         """
-        batch = self.schedule.draw(clients, key, jnp.zeros((), jnp.int32))
+        batch = self.draw(clients, key, jnp.zeros((), jnp.int32))
         bound = dataclasses.replace(self.algorithm, frozen=frozen)
         state = bound.init(params, clients.num_clients, batch)
         return noted(state, self.schedule, clients)

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from fedjax_lab.checks import check_choice, check_int
-from fedjax_lab.data import FederatedArrays, split_clients, split_examples
+from fedjax_lab.data import ClientTimes, FederatedArrays, split_clients, split_examples
+from fedjax_lab.data.clients import held_out_clients
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.simulation.evaluate import build_evaluation
+from fedjax_lab.simulation.feed import record_times, with_times
 from fedjax_lab.simulation.sweep_result import check_seeds
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
 from fedjax_lab.storage.run_dir import versions
@@ -48,6 +50,7 @@ def tune(
     clients: FederatedArrays,
     *,
     rounds: int,
+    times: ClientTimes | None = None,
     validation: float | FederatedArrays = 0.2,
     hold_out: str = "examples",
     budget: int = 24,
@@ -78,6 +81,8 @@ def tune(
       params: the initial global model.
       clients: the clients' training data.
       rounds: number of rounds of a full run, at least 2.
+      times: as in ``simulate``, with an entry for each of ``clients``; a method's message sizes are
+        those at the middle of its space.
       validation: share of each client's examples (with ``hold_out="clients"``, of the clients) that
         is held out for validation; or a separate federation.
       hold_out: what to hold out, "examples" or "clients".
@@ -105,7 +110,8 @@ def tune(
 
     Raises:
       TypeError: an argument has the wrong type, or a method has no such hyperparameter.
-      ValueError: an argument is out of range, or ``score`` is None and a method has no loss.
+      ValueError: an argument is out of range, ``times`` is for another number of clients, or
+        ``score`` is None and a method has no loss.
       FileExistsError: ``run_dir`` has another search.
       ImportError: ``sampler`` is set, and optuna is missing.
       RuntimeError: all points of a method diverged.
@@ -123,10 +129,13 @@ def tune(
     seeds = check_seeds(seeds)
     spaces = read_space(space, methods)
     firsts = {name: _first(name, build, spaces[name]) for name, build in methods.items()}
-    train, held = _divided(clients, validation, hold_out, seeds[0])
+    train, held, times = _divided(clients, validation, hold_out, seeds[0], times)
     counts = _counts(firsts, score, params, held.examples)
+    timed = {name: with_times(train, times, first, params) for name, first in firsts.items()}
     how = Schedule.of("tune", schedule)
     settings = _settings(spaces, firsts, params, (train, held), how, seeds, score)
+    if times is not None:
+        settings["times"] = {name: record_times(clients) for name, clients in timed.items()}
     settings |= {"rounds": rounds, "budget": budget, "finalists": finalists, "mode": mode}
     settings |= {"average": average, "sampler": _sampler_record(sampler)}
     kept = Kept(run_dir, settings)
@@ -138,7 +147,7 @@ def tune(
     common = (params, seeds, mode, step, average)
     for (name, build), plan in zip(methods.items(), plans, strict=True):
         evaluate = build_evaluation(counts[name], held)
-        lanes = Lanes(build, how, evaluate, train, firsts[name], common)
+        lanes = Lanes(build, how, evaluate, timed[name], firsts[name], common)
         proposals = _proposals(spaces[name], seeds[0], sampler, plan.points[0])
         search = Search(name, spaces[name], plan, lanes, proposals, kept, progress)
         trials += search.run()
@@ -156,12 +165,18 @@ def _first(name: str, build: Build, space: Space) -> Algorithm:
     return algorithm
 
 
-def _divided(clients, validation, hold_out, seed) -> tuple[FederatedArrays, FederatedArrays]:
+def _divided(
+    clients, validation, hold_out, seed, times
+) -> tuple[FederatedArrays, FederatedArrays, ClientTimes | None]:
+    """Return (training data, validation data, times of the training clients)."""
     if isinstance(validation, FederatedArrays):
-        return clients, validation
+        return clients, validation, times
     if hold_out == "clients":
-        return split_clients(clients, validation, seed)
-    return split_examples(clients, validation, seed)
+        if isinstance(times, ClientTimes):
+            seen, _ = held_out_clients(clients.num_clients, validation, seed)
+            times = times.take(seen, clients.num_clients)
+        return *split_clients(clients, validation, seed), times
+    return *split_examples(clients, validation, seed), times
 
 
 def _counts(

@@ -43,9 +43,9 @@ class InFlight(NamedTuple):
     """M clients that have started and have not finished.
 
     Attributes:
-      client_ids: int32 [M].
-      seconds: float [M], simulated seconds from now until each client finishes. Times since the
-        start of the run would lose digits in a long run.
+      client_ids: int32 [M]; N in an empty place.
+      seconds: float [M], simulated seconds from now until each client finishes; inf in an empty
+        place. Times since the start of the run would lose digits in a long run.
       version: int32 [M], number of server steps before the client started.
       counts: bool [M], whether the client will send a message. A failed client stays in flight for
         as long as it would have trained.
@@ -69,14 +69,12 @@ class BufferedServer(NamedTuple):
       in_flight: the C - K clients that are still training.
       messages: their messages, field -> pytree [C - K, ...].
       version: int32 scalar, number of server steps so far.
-      started: int32 scalar, number of places that have been filled.
     """
 
     server: PyTree
     in_flight: InFlight
     messages: dict[str, PyTree]
     version: jax.Array
-    started: jax.Array
 
 
 @suggest_keywords
@@ -97,12 +95,18 @@ def with_buffered_aggregation(
         x_{t+1} = server(x_t, sum_i w_i s(tau_i) message_i),    w_i adding up to 1
 
     A client's message belongs to the params with which it started. The batch has the time that each
-    client takes (``simulate(times=...)``); without it, all clients take equally long.
+    client takes (``simulate`` with ``times`` or ``devices``); without it, all clients take equally
+    long.
 
     The first concurrency / buffer_size - 1 rounds only start clients, from the initial model: the
     simulated clock does not advance, and the server takes no step. A run of R rounds therefore has
     R - concurrency / buffer_size + 1 server steps. Schedules are functions of the round. With
     ``concurrency`` equal to ``buffer_size``, the method is unchanged.
+
+    If a round has fewer than ``buffer_size`` clients, because no more are available, its other
+    places stay empty. The server then does not wait until ``concurrency`` clients are in flight: it
+    takes its step as soon as ``buffer_size`` are. With fewer, the round only starts clients. Places
+    that stayed empty are filled by a later round that finds enough clients, without a step.
 
     Clients that fail (dropouts, values that are not finite) stay in flight until they would have
     finished, and the step then has fewer messages. A round without available clients changes
@@ -146,7 +150,7 @@ def with_buffered_aggregation(
         _refuse_rows(algorithm, rows)
         messages = jax.tree.map(lambda s: jnp.zeros((waiting, *s.shape), s.dtype), like(params))
         zero = jnp.zeros((), jnp.int32)
-        return BufferedServer(server, _nobody(waiting, num_clients), messages, zero, zero), rows
+        return BufferedServer(server, _nobody(waiting, num_clients), messages, zero), rows
 
     return frame.wrap(
         "buffered",
@@ -171,7 +175,12 @@ def _buffer(phase: Phase, buffer_size: int, waiting: int, factor: Staleness) -> 
         order = jnp.lexsort((everybody.version, everybody.seconds))
         first = jnp.sort(order[:buffer_size])
         anybody = cohort.participates.any()
-        waits = anybody & (state.started == waiting)  # not before all places are filled
+        starts = new.client_ids < cohort.num_clients
+        in_flight = (everybody.client_ids < cohort.num_clients).sum()
+        waits = anybody
+        if waiting:  # until all places are filled, or no client is left to fill them
+            is_full = (in_flight > waiting) | ~starts.all()
+            waits = anybody & is_full & (in_flight >= buffer_size)
         done = jax.tree.map(lambda leaf: leaf[first], everybody)
         age = (state.version - done.version).astype(done.weights.dtype)
         combined, taken = _buffered(
@@ -179,14 +188,17 @@ def _buffer(phase: Phase, buffer_size: int, waiting: int, factor: Staleness) -> 
         )
         steps = waits & taken.participates.any()
         stepped, metrics = phase.server_update(state, combined, taken)
-        waited = jnp.where(waits, done.seconds.max(), 0)
+        is_client = done.client_ids < cohort.num_clients
+        waited = jnp.where(waits & is_client, done.seconds, 0).max()
 
         is_done = jnp.zeros(buffer_size + waiting, bool).at[first].set(waits)
-        place = jnp.arange(waiting)
-        fresh = (place >= state.started) & (place < state.started + buffer_size)
-        free = jnp.where(waits, is_done[:waiting], fresh)
-        target = _places(free, anybody & ~is_done[waiting:])
-        old = (state.in_flight, state.messages)
+        nobody = _nobody(waiting, cohort.num_clients)
+        left = jax.tree.map(
+            lambda empty, old: jnp.where(is_done[:waiting], empty, old), nobody, state.in_flight
+        )
+        free = left.client_ids == cohort.num_clients
+        target = _places(free, anybody & starts & ~is_done[waiting:])
+        old = (left, state.messages)
         in_flight, kept = jax.tree.map(
             lambda table, rows: table.at[target].set(rows, mode="drop"), old, (new, messages)
         )
@@ -194,13 +206,11 @@ def _buffer(phase: Phase, buffer_size: int, waiting: int, factor: Staleness) -> 
         metrics = {name: jnp.where(steps, value, 0) for name, value in metrics.items()}
         if cohort.seconds is not None:
             metrics["round_seconds"] = waited
-        started = state.started + jnp.where(anybody & ~waits, buffer_size, 0)
         return BufferedServer(
             tree.where(steps, stepped.server, state.server),
             in_flight._replace(seconds=in_flight.seconds - waited),
             kept,
             state.version + steps,
-            started.astype(jnp.int32),
         ), metrics
 
     return stack_all(phase)._replace(server_update=server_update, if_nobody="unchanged")
@@ -225,7 +235,7 @@ def _refuse_rows(algorithm: Algorithm, rows: PyTree) -> None:
         )
 
 
-def _nobody(waiting: int, num_clients: int) -> InFlight:
+def _nobody(waiting: int, num_clients: int | jax.Array) -> InFlight:
     """Create places in flight without clients."""
     real, number = jnp.zeros(waiting, jnp.result_type(float)), jnp.zeros(waiting, jnp.int32)
     ids = jnp.full(waiting, num_clients, jnp.int32)
@@ -254,9 +264,10 @@ def _starting(cohort: Cohort, version: jax.Array) -> InFlight:
     """Describe a round's clients at the moment when they start."""
     ids, weights = cohort.client_ids, cohort.weights
     seconds = jnp.ones_like(weights) if cohort.seconds is None else cohort.seconds
+    seconds = jnp.where(ids < cohort.num_clients, seconds.astype(weights.dtype), jnp.inf)
     return InFlight(
         ids,
-        seconds.astype(weights.dtype),
+        seconds,
         jnp.full(ids.shape, version, jnp.int32),
         cohort.participates,
         weights * cohort.total_weight,
@@ -300,7 +311,7 @@ def _places(free: jax.Array, stays: jax.Array) -> jax.Array:
     """Assign free places to the clients that stay in flight; others get a place past the end.
 
     Args:
-      free: bool [M], the free places: as many as clients that stay, if any stays.
+      free: bool [M], the free places: at least as many as clients that stay.
       stays: bool [K], which clients stay in flight.
     """
     size = free.shape[0]

@@ -115,7 +115,7 @@ def with_ranks(
         return wrapped
 
     return dataclasses.replace(
-        wrapped, message_parts=(largest, lambda cohort: _ranks_of(table, cohort))
+        wrapped, message_parts=(largest, lambda client_ids: _ranks_of(table, client_ids))
     )
 
 
@@ -157,7 +157,7 @@ def _truncated(
 
     def padded(params: Params, delta: PyTree, cohort: Cohort) -> PyTree:
         """Compute x_t minus the clients' trained adapters, which are 0 beyond their ranks."""
-        columns = jnp.arange(largest)[None] >= _ranks_of(table, cohort)[:, None]
+        columns = jnp.arange(largest)[None] >= _ranks_of(table, cohort.client_ids)[:, None]
         lost = columns.astype(cohort.weights.dtype)  # [S, r]
         if phase.reduce["delta"] == "mean":
             lost = jnp.where(cohort.participates, cohort.weights, 0) @ lost
@@ -178,9 +178,9 @@ def _truncated(
     return phase._replace(client_update=client_update, server_update=server_update)
 
 
-def _ranks_of(table: np.ndarray, cohort: Cohort) -> jax.Array:
+def _ranks_of(table: np.ndarray, client_ids: jax.Array) -> jax.Array:
     """Return the rank of each slot, int32 [S]."""
-    return jnp.asarray(table, jnp.int32).at[cohort.client_ids].get(mode="clip")
+    return jnp.asarray(table, jnp.int32).at[client_ids].get(mode="clip")
 
 
 def _check(params: Params, largest: int, num_clients: int, known: int) -> None:

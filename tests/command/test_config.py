@@ -17,6 +17,10 @@ from fedjax_lab.command.options import algorithm_options, parse_options, server_
 from fedjax_lab.command.runner import build, summarise_clients
 from fedjax_lab.data import Devices, Examples
 from fedjax_lab.data.cohort import Schedule
+from tests.algorithms import problem as softmax
+from tests.reference import problem as reference
+from tests.reference.fafed_numpy import FAFED
+from tests.reference.stem_numpy import STEM
 
 CONFIG = RunConfig(
     algorithm="gradma",
@@ -317,6 +321,37 @@ def test_settings_of_a_published_code_are_defaults():
 def test_a_clip_without_a_meaning_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         RunConfig(**settings).resolve()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "twin", "schedule", "rate"),
+    [
+        ("stem", STEM, "cosine", lambda t: 0.1 * (1 + np.cos(np.pi * t / (3 * 4)))),
+        ("fafed", FAFED, "exponential:0.5", lambda t: 0.2 * 0.5 ** (t / 3)),
+    ],
+)
+def test_a_schedule_is_of_the_rounds_where_the_rate_is_of_the_local_step(
+    algorithm, twin, schedule, rate, x64
+):
+    """Four ragged rounds of at most three local steps, which the twins count."""
+    options = {"momentum": 0.3} | ({"second_moment_decay": 0.9} if algorithm == "fafed" else {})
+    config = RunConfig(
+        algorithm=algorithm,
+        option=tuple(f"{name}={value}" for name, value in options.items()),
+        client_lr=0.2,
+        client_lr_schedule=schedule,
+        rounds=4,
+    )
+    method = build_algorithm(config.resolve(), softmax.loss_fn)
+    drawn = reference.make_rounds(5, 4, cohort_size=4, max_steps=3, batch_size=4)
+    start, count = reference.initial_point(), reference.NUM_CLIENTS
+    theirs = twin(start, count, reference.gradient, client_lr=rate, steps_per_round=3, **options)
+    for t, (clients, _) in enumerate(drawn):
+        theirs.round(clients, t)
+    state = method.init(softmax.initial_params(), count)
+    state, metrics = softmax.run_rounds(method.round_fn, state, drawn)
+    np.testing.assert_allclose(softmax.flat(method.params(state)), theirs.x, rtol=0, atol=1e-6)
+    assert (metrics["delta_norm"] > 0).all()  # the model moves to the end
 
 
 def test_fedopt_takes_an_optimizer_with_its_options():

@@ -1,6 +1,7 @@
 """Unequal local steps, time budgets and drop-outs: their laws, and what they cost."""
 
 import collections
+from decimal import Decimal
 
 import jax
 import numpy as np
@@ -53,12 +54,62 @@ def test_round_seconds():
 
     @jax.jit
     def run(ids, taken, present, some):
-        first = [devices.round_seconds(KEY, ids[:n], taken[:n], present[:n]) for n in (3, 2, 1)]
-        return [*first, unlimited.round_seconds(KEY, ids, taken, some)]
+        def wait(devices, n, present, is_client=present):
+            seconds = devices.seconds(KEY, ids[:n], taken[:n])
+            return devices.round_seconds(seconds, (present & (taken > 0))[:n], is_client[:n])
 
-    # One never reports; one takes too long; all are in time; and without a budget.
+        first = [wait(devices, n, present) for n in (3, 2, 1)]
+        absent = wait(devices, 3, some & (ids < 1), ids < 1)  # two slots are padding
+        return [*first, wait(unlimited, 3, some), absent]
+
+    # One never reports; one takes the whole budget; all are in time; without a budget; and alone.
     seconds = run(ids, taken, present, np.array([True, False, True]))
-    assert [float(each) for each in seconds] == [6.0, 6.0, 2.0, 2.0]
+    assert [float(each) for each in seconds] == [6.0, 6.0, 2.0, 2.0, 2.0]
+
+
+def test_a_budget_that_steps_meet_exactly_is_met():
+    """All 891 products of a step of 0.01 to 0.99 seconds and 1 to 9 steps, in exact decimals."""
+    pairs = [(Decimal(c) / 100, q) for c in range(1, 100) for q in range(1, 10)]
+    step_time, wanted = np.array([float(s) for s, _ in pairs]), np.array([q for _, q in pairs])
+    budget = np.array([float(s * q) for s, q in pairs])
+
+    @jax.jit
+    @jax.vmap
+    def taken(step_time, budget):
+        devices = Devices(step_time=step_time, time_budget=budget)
+        return devices.local_steps(KEY, 0, IDS[:1], np.full(1, 20, np.int32))[0]
+
+    np.testing.assert_array_equal(taken(step_time, budget), wanted)
+    np.testing.assert_array_equal(taken(step_time, budget * (1 - 2e-6)), wanted - 1)
+    np.testing.assert_array_equal(taken(step_time, budget * (1 + 2e-6)), wanted)
+    long = Devices(step_time=0.07, time_budget=70.0), Devices(step_time=0.07, time_budget=69.9998)
+    assert [steps(each, planned=2000, ids=IDS[:1])[0] for each in long] == [1000, 999]
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "cyclic"])
+def test_a_padded_slot_is_no_client_that_never_reports(sampling):
+    """Against NumPy's maximum over the clients that came."""
+    x, owners = np.zeros((22, 1), np.float32), np.repeat(np.arange(11), 2)
+    clients = data.partition((x, owners.astype(np.int32)), owners, num_clients=11)
+    devices = Devices(time_budget=100.0, step_time=1.5, step_time_spread=0.5, dropout=0.1)
+    schedule = Schedule(3, batch_size=2, local_steps=5, devices=devices, sampling=sampling)
+
+    @jax.jit
+    def draw(t):
+        batch = schedule.draw(clients, KEY, t)
+        return batch.client_ids, batch.participates, batch.measured["round_seconds"]
+
+    speed = np.asarray(devices.step_seconds(KEY, np.arange(11)))
+    whole = failures = 0
+    for t in range(24):
+        ids, participates, seconds = map(np.asarray, draw(np.int32(t)))
+        came = ids < 11
+        whole += came.all()
+        failures += (failed := not participates[came].all())
+        expected = 100.0 if failed else 5 * speed[ids[came]].max(initial=0.0)
+        assert seconds == pytest.approx(expected, rel=1e-6)
+    assert 0 < failures < 24
+    assert whole < 24
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +147,7 @@ def test_a_drawn_round(clients):
     @jax.jit
     def run(clients):
         batch = epochs.draw(clients, KEY, 0)
-        return batch.num_steps, epochs.round_seconds(KEY, batch)
+        return batch.num_steps, batch.measured["round_seconds"]
 
     num_steps, seconds = run(clients)
     np.testing.assert_array_equal(num_steps, 2 * 3)  # 10 examples: 3 mini-batches a pass
@@ -152,7 +203,7 @@ def test_simulated_seconds_are_in_the_history(clients):
     )
     schedule = Schedule(devices=devices, **drawn)
     key = jax.random.key(0)
-    time = jax.jit(lambda clients, t: schedule.round_seconds(key, schedule.draw(clients, key, t)))
+    time = jax.jit(lambda clients, t: schedule.draw(clients, key, t).measured["round_seconds"])
     expected = np.cumsum([float(time(clients, np.int32(t))) for t in range(6)])
     seconds = [row["simulated_seconds"] for row in result.history]
     np.testing.assert_allclose(seconds, expected[1::2], rtol=1e-6)

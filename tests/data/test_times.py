@@ -4,6 +4,8 @@ import collections
 import dataclasses
 import functools
 import math
+from decimal import Decimal
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -145,6 +147,31 @@ def test_a_deadline_drops_exactly_those_who_are_later():
     np.testing.assert_allclose(without.measured["round_seconds"], seconds.max(1), rtol=1e-5)
     # Time changes nothing else: the same mini-batches as without it.
     np.testing.assert_array_equal(batch.examples, plainly.examples)
+
+
+def test_a_deadline_that_steps_meet_exactly_is_met():
+    """In exact decimals: 891 products, then latency and messages with the steps."""
+    for cents in range(1, 100):
+        step = Decimal(cents) / 100
+        pair = np.array([step, np.float32(step)], np.float64)  # a file may hold float32
+        for q in range(1, 10):
+            times = ClientTimes(pair, deadline=float(step * q)).resolve(2, UP, DOWN)
+            assert np.asarray(times.most_steps).tolist() == [q, q], (step, q)
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        step, latency, deadline = (Decimal(int(n)) / 1000 for n in rng.integers(1, 3000, 3))
+        up, down = (Decimal(int(n)) for n in rng.integers(200, 9000, 2))
+        left = Fraction(deadline) - Fraction(latency) - UP / Fraction(up) - DOWN / Fraction(down)
+        named = {"upload": float(up), "download": float(down), "latency": float(latency)}
+        times = ClientTimes(float(step), deadline=float(deadline), **named)
+        most = int(np.asarray(times.resolve(N, UP, DOWN).most_steps)[0])
+        assert most == max(math.floor(left / Fraction(step)), 0)
+    # A round: ten steps of 0.09 seconds are in time, and those of 0.0901 are not.
+    speeds = np.where(np.arange(N) % 2, 0.0901, 0.09)
+    schedule = SCHEDULE._replace(local_steps=10, cohort_size=N)
+    batch = draw(ClientTimes(speeds, deadline=0.9), 2, schedule)
+    np.testing.assert_array_equal(batch.participates, batch.client_ids % 2 == 0)
+    np.testing.assert_array_equal(batch.measured["round_seconds"], np.float32(0.9))
 
 
 def test_unequal_steps_failures_and_over_selection_together():

@@ -3,6 +3,10 @@
 A client that starts at time s with model w^v sends Delta = w^v - (its local model) at s + seconds.
 The server adds s(t - v) Delta to a buffer; as soon as K updates are in, w^{t+1} = w^t - eta_g times
 their weighted mean, t grows by one, and K clients start with the new model. C start at time 0.
+
+Cohorts of K start one after the other while there are places for another one. A cohort of fewer
+says that no more clients are there: the server then goes on to its next K updates, if as many are
+at work.
 """
 
 from __future__ import annotations
@@ -24,25 +28,29 @@ class FedBuff(Twin):
         """All cohorts, in the order in which they start; ``seconds`` [rounds][S] of each client.
 
         A client without a mini-batch sends nothing and holds its place; a cohort of nobody else
-        does not start. Returns (time, model, tau of each update) of every full buffer.
+        does not start. Id N is no client. Returns (cohort before it, time, model, tau of each
+        update) of every full buffer.
         """
-        waiting = [pair for pair in zip(cohorts, seconds, strict=True) if participants(pair[0])]
-        queue, buffer, steps = [], [], []
+        queue, steps = [], []
         now, number = 0.0, 0
-        while True:
-            while waiting and len(queue) + len(buffer) <= self.concurrency - self.buffer_size:
-                for client, takes in zip(*waiting.pop(0), strict=True):
-                    update = self.local_sgd(client, 0) if client.minibatches else None
-                    number += 1  # of several that finish at once, the first to start
-                    event = (now + takes, number, self.version, client, update)
-                    heapq.heappush(queue, event)
-            if len(queue) + len(buffer) < self.concurrency:
-                return steps  # nobody is left who could fill the places
-            now, _, version, client, update = heapq.heappop(queue)
-            buffer.append((client, update, self.version - version))
-            if len(buffer) == self.buffer_size:
-                steps.append((now, *self.step(buffer)))
-                buffer = []
+        for t, (cohort, lasting) in enumerate(zip(cohorts, seconds, strict=True)):
+            if not participants(cohort):
+                continue
+            there = [
+                pair for pair in zip(cohort, lasting, strict=True) if pair[0].id < self.num_clients
+            ]
+            for client, takes in there:
+                update = self.local_sgd(client, 0) if client.minibatches else None
+                number += 1  # of several that finish at once, the first to start
+                heapq.heappush(queue, (now + takes, number, self.version, client, update))
+            has_room = len(queue) + self.buffer_size <= self.concurrency
+            if has_room and (len(there) == self.buffer_size or len(queue) < self.buffer_size):
+                continue
+            came = [heapq.heappop(queue) for _ in range(min(self.buffer_size, len(queue)))]
+            now = came[-1][0]
+            buffer = [(client, update, self.version - v) for _, _, v, client, update in came]
+            steps.append((t, now, *self.step(buffer)))
+        return steps
 
     def step(self, buffer):
         """One server step with the updates of a full buffer: (model, tau of each)."""

@@ -4,7 +4,8 @@ The numbers of a model are two parts, ``own`` and the rest, u; h_i is client i's
 
     FedPer and kin   y_0 = (u_t, h_i) ;  y_{k+1} = y_k - eta_l g_i(y_k) ;  h_i <- own part of y_K
                      u_{t+1} = u_t - eta_g sum_i w_i (u_t - shared part of y_K^i)
-    FedRep           steps 1..K_h: only the own part moves ;  the steps after them: only the rest
+    FedRep           steps 1..K_h: only the own part moves ;  the steps after them: only the rest.
+                     K_h is given, or floor(K_i / 2) of client i's K_i steps
     FedBABU          no step moves the own part, which nobody ever changes
     alone            u is nothing: y_0 = h_i ;  h_i <- y_K
 
@@ -25,8 +26,8 @@ class FedPer(Twin):
         self.is_own[own] = True
         self.h = np.tile(self.x, (num_clients, 1))
 
-    def moves(self, k):
-        """Which numbers the k-th step of a round may change, from 0."""
+    def moves(self, k, steps):
+        """Which numbers the k-th of a client's steps in a round may change, from 0."""
         return np.ones(self.x.size, bool)
 
     def personal_model(self, i):
@@ -35,7 +36,7 @@ class FedPer(Twin):
     def descend(self, y, client, t):
         S = self.new_step()
         for k, minibatch in enumerate(client.minibatches):
-            moves = self.moves(k)
+            moves = self.moves(k, client.steps)
             direction = S(np.where(moves, self.grad(y, minibatch), 0), y)
             y = y - at(self.client_lr, t) * np.where(moves, direction, 0)
         return y
@@ -56,12 +57,13 @@ class FedPer(Twin):
 
 
 class FedRep(FedPer):
-    def __init__(self, *arguments, head_steps, **options):
+    def __init__(self, *arguments, head_steps=None, **options):
         super().__init__(*arguments, **options)
         self.head_steps = head_steps
 
-    def moves(self, k):
-        return self.is_own if k < self.head_steps else ~self.is_own
+    def moves(self, k, steps):
+        first = steps // 2 if self.head_steps is None else self.head_steps
+        return self.is_own if k < first else ~self.is_own
 
 
 class LocalOnly(FedPer):
@@ -72,7 +74,7 @@ class LocalOnly(FedPer):
 class FedBABU(FedPer):
     """The own part is the head, of which every row stays what it was at first."""
 
-    def moves(self, k):
+    def moves(self, k, steps):
         return ~self.is_own
 
     def fine_tuned(self, minibatches, lr, head_only=False):

@@ -78,6 +78,10 @@ def test_personal_layers():
     rep.round([far], 0)
     np.testing.assert_allclose(rep.personal_model(0), [2.0, 4.0])
     np.testing.assert_allclose(rep.personal_model(1), [2.0, 0.0])
+    for steps, half in ((1, [2.0, 0.0]), (2, [2.0, 4.0]), (3, [3.0, 4.0])):
+        rep = FedRep(np.zeros(2), 2, gradient, client_lr=0.5, own=slice(1, 2))
+        rep.round([client(0, [4.0, 8.0], steps)], 0)  # a single step moves the shared part
+        np.testing.assert_allclose(rep.personal_model(0), half)
     babu = FedBABU(np.zeros(2), 2, gradient, client_lr=0.5, own=slice(1, 2))
     babu.round([far], 0)
     np.testing.assert_allclose(babu.x, [3.0, 0.0])

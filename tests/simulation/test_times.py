@@ -1,5 +1,6 @@
 """Runs in simulated time: the clock, client maps, stores, resume, and who may not have it."""
 
+import dataclasses
 import functools
 import math
 
@@ -11,6 +12,7 @@ import pytest
 from fedjax_lab import algorithms, data, simulate, sweep, with_buffered_aggregation
 from fedjax_lab.data import ClientTimes, Devices, diurnal_availability
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.simulation.feed import with_times
 from fedjax_lab.wrappers import with_compression, with_dp
 from tests.simulation.test_run import (
     CLASSES,
@@ -63,6 +65,31 @@ def test_the_clock_is_a_sum_and_bytes_cost_time():
         assert rows[-1]["bytes_up"] == 6 * 3 * models * NUMBERS
         mean = [np.mean(np.diff(expected, prepend=0)[i : i + 2]) for i in (0, 2, 4)]
         np.testing.assert_allclose([row["round_seconds"] for row in rows], mean, rtol=1e-5)
+
+
+def test_a_client_takes_as_long_as_its_rank_and_its_gradients_ask_for():
+    """Ranks 1 and 4 of r_max 4; three gradients a step under both descriptions of time."""
+    found = times()
+    expected = (
+        NUMBERS * np.where(np.arange(N) % 2, 1.0, 0.25) * (1 / found.download + 1 / found.upload)
+    )
+    ranked = dataclasses.replace(FEDAVG, message_parts=(4, lambda ids: jnp.where(ids % 2, 4, 1)))
+    resolved = with_times(make_clients(), found, ranked, first_params()).times
+    np.testing.assert_allclose(resolved.exchange_seconds, expected, rtol=1e-6)
+    method = dataclasses.replace(FEDAVG, gradients_per_step=3)
+    resolved = with_times(make_clients(), found, method, first_params()).times
+    np.testing.assert_allclose(resolved.step_seconds, 3 * found.step_seconds, rtol=1e-6)
+    # Five steps of half a second would be in time, and one of 1.5 seconds is.
+    devices = Devices(step_time=0.5, time_budget=2.5)
+    row = run(method, local_steps=5, devices=devices, rounds=2).history[-1]
+    assert (row["local_steps"], row["simulated_seconds"]) == (1, 3.0)
+
+
+@pytest.mark.methods
+def test_asynchronous_rounds_on_devices_have_their_own_clock():
+    """K_i are all 2, a step is 3 seconds: one round that only starts clients, then 6, 0, 6, ..."""
+    rows = run(BUFFERED, devices=Devices(step_time=3.0), eval_every=1).history
+    assert [row["round_seconds"] for row in rows] == [0, 6, 0, 6, 0, 6]
 
 
 @SLOW

@@ -77,11 +77,10 @@ def check_against_twin(concurrency, tolerance, staleness, of_twin):
     algorithm = with_buffered_aggregation(FEDAVG, K, concurrency, staleness=staleness)
     _, metrics, params = run(algorithm, made, seconds)
     steps = twin(concurrency, staleness=of_twin)
-    starts = [t for t in range(ROUNDS) if t != 9]  # in round 9 nobody comes
-    with_step = starts[concurrency // K - 1 :]
-    assert len(steps) == len(with_step) >= 20
+    with_step = [t for t, *_ in steps]
+    assert len(steps) >= 18
     clock = np.cumsum(np.asarray(metrics["round_seconds"], float))
-    for t, (now, x, taus) in zip(with_step, steps, strict=True):
+    for t, now, x, taus in steps:
         ours = flat(jax.tree.map(lambda leaf, t=t: leaf[t], params))
         np.testing.assert_allclose(ours, x, rtol=0, atol=tolerance, err_msg=f"round {t}")
         np.testing.assert_allclose(clock[t], now, rtol=10 * tolerance)
@@ -90,8 +89,8 @@ def check_against_twin(concurrency, tolerance, staleness, of_twin):
         before = reference.initial_point() if t == 0 else flat(_at(params, t - 1))
         np.testing.assert_array_equal(flat(_at(params, t)), before.astype(params["b"].dtype))
         assert metrics["round_seconds"][t] == metrics["delta_norm"][t] == 0
-    assert max(tau for _, _, taus in steps for tau in taus) >= 4  # some are stale indeed
-    assert np.abs(steps[-1][1] - reference.initial_point()).max() > 0.1
+    assert max(tau for *_, taus in steps for tau in taus) >= 3  # some are stale indeed
+    assert np.abs(steps[-1][2] - reference.initial_point()).max() > 0.1
 
 
 def _at(params, t):
@@ -167,7 +166,9 @@ def test_with_as_many_in_flight_as_in_the_buffer_it_is_the_method(method, x64):
     actual = run(with_buffered_aggregation(method, 4, 4), made, seconds)  # whatever these are
     chex.assert_trees_all_close(actual[2], expected[2], atol=1e-12)
     np.testing.assert_allclose(actual[1]["delta_norm"], expected[1]["delta_norm"], atol=1e-9)
-    np.testing.assert_allclose(actual[1]["round_seconds"][:9], seconds.max(1)[:9])
+    ids = np.stack([padded["client_ids"] for _, padded in made])
+    waited = np.where(ids < N, seconds, 0).max(1)  # for whoever came, and not for a padded slot
+    np.testing.assert_allclose(actual[1]["round_seconds"], waited)
     assert (actual[1]["staleness"] == 0).all()
 
 
@@ -204,6 +205,30 @@ def test_a_client_that_fails_holds_its_place():
             chex.assert_trees_all_equal(state, before)
     # The failed one of round 1 is done after 1, its neighbour after 3; round 2 finds nobody.
     assert waited == [0, 3, 0, 1, 5]
+
+
+def test_a_place_without_a_client_is_empty():
+    """Two clients come to each round, three are a buffer: the clock and messages, by hand."""
+    algorithm = with_buffered_aggregation(teller.teller({"first": "sum"}), 3, 6)
+    state = algorithm.init(teller.params(), teller.N)
+    round_fn = jax.jit(build_round(algorithm, "vmap"))
+    ones = np.ones((3, 1, teller.D), np.float32)
+    rows = []
+    for t in range(5):
+        ids = [2 * t % teller.N, (2 * t + 1) % teller.N, teller.N]
+        batch = teller.batch_of(ones, ids=ids, round=t)
+        seconds = jnp.asarray([5.0, 7.0, 0.0])  # as times.seconds gives them
+        state, metrics = round_fn(state, batch._replace(seconds=seconds))
+        in_flight = int((state.server.in_flight.client_ids < teller.N).sum())
+        sent = float(teller.to_vector(state.server.server["got"]["first"])[0])
+        rows.append((float(metrics["round_seconds"]), in_flight, int(state.server.version), sent))
+    # Four start at 0. Three are done after 5, 5 and 7; one is left, of which 0 seconds remain.
+    # With two more there are three at 7, and the last of them needs 7.
+    once, again = (1, 3), (2, 3 * 2**-0.5 / 3 + 2)
+    assert [row[:3] for row in rows] == [(0, 2, 0), (7, 1, 1), (7, 0, 2), (0, 2, 2), (7, 1, 3)]
+    assert rows[1][2:] == once
+    assert rows[2][2] == again[0]
+    assert rows[2][3] == pytest.approx(again[1], rel=1e-6)
 
 
 def refused(build, message):

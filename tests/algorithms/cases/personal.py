@@ -41,7 +41,7 @@ CASES = [
     Case("lg_fedavg-bias", algorithms.lg_fedavg, FedPer, LR, **OWN_BIAS),
     shared("fedbn", algorithms.fedbn, FedPer, LR, **OWN_BIAS),
     Case("fedbn-weights", algorithms.fedbn, FedPer, LR, **OWN_WEIGHTS),
-    shared("fedrep", algorithms.fedrep, FedRep, LR | {"head_steps": 1}, **OWN_BIAS),
+    shared("fedrep", algorithms.fedrep, FedRep, LR, **OWN_BIAS),  # half of each client's K_i
     Case("fedrep-two", algorithms.fedrep, FedRep, LR | {"head_steps": 2}, **OWN_BIAS),
     Case("fedrep-transform", algorithms.fedrep, FedRep, FALLING | {"head_steps": 1}, **MOVED),
     shared("local_only", algorithms.local_only, LocalOnly, {"client_lr": 0.2}, uplink=0),
