@@ -19,8 +19,10 @@ m_t, λ (FedACG)            ``velocity`` of the server (added to x), ``momentum`
 =========================  ==========================================
 
 FedCM: down 2d (x_t, Δ_t), up d: ``direction`` follows from ``delta`` and K_i, but is a field of
-its own, which a compressor compresses alone. MimeLite: down 2d, up 2d. Mime: down 3d, up 2d, in
-two exchanges, two gradients a local step on one mini-batch. FedACG: down d, up d. No client state.
+its own, which a compressor compresses alone. With a ``step_transform`` it is the mean of the
+directions before the transform, which the server cannot compute: up 2d. MimeLite: down 2d, up 2d.
+Mime: down 3d, up 2d, in two exchanges, two gradients a local step on one mini-batch. FedACG: down
+d, up d. No client state.
 
 Departures: momentum is an average (weights β and 1 - β). The gradients of which c_t is the mean
 are over the clients' ``full_examples``, or over the round's examples where the batch has none
@@ -33,7 +35,7 @@ from typing import Any, NamedTuple, Unpack
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.hyper import at_round, check_mean_from
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_scalar_or_schedule
 from fedjax_lab.round import Algorithm, Phase
@@ -67,6 +69,7 @@ def fedcm(
     *,
     mixing: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
+    mean_from: str = "gradients",
     **common: Unpack[Common],
 ) -> Algorithm:
     """FedCM: local steps descend mixing * g + (1 - mixing) * Δ_t, Δ_t being last round's mean step.
@@ -79,8 +82,7 @@ def fedcm(
         it after the mixing: use ``step_transform``.
     """
     training = LocalTraining(loss_fn, **common)
-
-    return mix_direction("fedcm", training, training.local_gradient, server_lr, mixing)
+    return mix_direction("fedcm", training, training.local_gradient, server_lr, mixing, mean_from)
 
 
 def mix_direction(
@@ -89,6 +91,7 @@ def mix_direction(
     local_gradient: LocalGradient,
     server_lr: ScalarOrSchedule,
     mixing: ScalarOrSchedule,
+    mean_from: str = "gradients",
     **attributes: Any,
 ) -> Algorithm:
     """Build FedCM with a given local gradient and further ``Algorithm`` attributes.
@@ -100,11 +103,14 @@ def mix_direction(
         report).
       server_lr: server learning rate, or a schedule of the round.
       mixing: weight of the fresh gradient, in [0, 1], or a schedule of the round.
+      mean_from: what the broadcast direction is a mean of, as in ``fedcm``.
       attributes: further attributes of the ``Algorithm``.
 
     Raises:
-      ValueError: ``mixing`` is out of range.
+      ValueError: ``mixing`` is out of range, or ``mean_from`` unknown.
     """
+    check_mean_from(mean_from)
+    sums = mean_from == "gradients" and training.step_transform is not None
     check_scalar_or_schedule("mixing", mixing, maximum=1.0)
 
     def start(params, num_clients, batch):
@@ -121,10 +127,10 @@ def mix_direction(
             g, report = local_gradient(y, step, batch.round)
             return tree.add_scaled(tree.scale(g, alpha), 1 - alpha, mean_direction), report
 
-        local = training.steps(x, batch, direction)
+        local = training.steps(x, batch, direction, sum_directions=sums)
         delta = tree.subtract(x, local.params)
         mean_step = tree.safe_divide(1.0, local.lr_sum)
-        message = {"delta": delta, "direction": tree.scale(delta, mean_step)}
+        message = {"delta": delta, "direction": tree.scale(local.untransformed(delta), mean_step)}
         return message, row, local.report
 
     server_sgd = ServerSGD(server_lr)
@@ -138,7 +144,7 @@ def mix_direction(
         client_update,
         server_update,
         reduce={"delta": "mean", "direction": "mean"},
-        derived=("direction",),
+        derived=() if sums else ("direction",),
     )
     return Algorithm(name, start, (phase,), **attributes)
 

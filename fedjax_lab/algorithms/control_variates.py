@@ -14,9 +14,14 @@ y_i, c_i                   local params, the client's row
 options I, II (line 12)    ``control_update``
 =========================  ==========================================
 
-Down 2d (x, c), up 2d (Δy_i, Δc_i), client state d. Departures: with a learning rate of 0,
-option II keeps c_i - c (0/0 is 0). The mean of the deltas takes the batch's weights; the sum
-of the Δc_i over N does not, so that c stays the mean of all c_i.
+Down 2d (x, c), up 2d (Δy_i, Δc_i), client state d.
+
+Option II reads the mean gradient of the steps off the way that they went, (x - y_i) / (K η_l).
+That holds for SGD. With a ``step_transform`` the directions are added up before the transform, so
+that c_i stays a mean of gradients.
+
+Departures: with a learning rate of 0, option II keeps c_i - c (0/0 is 0). The mean of the deltas
+takes the batch's weights; the sum of the Δc_i over N does not, so that c stays the mean of all c_i.
 """
 
 from typing import Any, NamedTuple, Unpack
@@ -25,6 +30,7 @@ import jax
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, factory
+from fedjax_lab.algorithms.hyper import check_mean_from
 from fedjax_lab.algorithms.server import ServerSGD
 from fedjax_lab.checks import check_choice
 from fedjax_lab.clients.store import zero_row_per_client
@@ -55,15 +61,15 @@ class Controls(NamedTuple):
             lambda g, own, server: g - own + server, gradient, self.own, self.server
         )
 
-    def mean_gradient(self, delta: PyTree, lr_sum: jax.Array) -> PyTree:
-        """Compute c_i - c + delta / lr_sum, the mean gradient of the local steps (option II).
+    def mean_gradient(self, directions: PyTree, lr_sum: jax.Array) -> PyTree:
+        """Compute c_i - c + directions / lr_sum, the mean gradient of the local steps (option II).
 
         Args:
-          delta: by how much the corrected steps moved the client, x - y_i.
-          lr_sum: float scalar, the sum of their learning rates; 0 keeps c_i - c.
+          directions: sum of the corrected directions times their learning rates: x - y_i for SGD.
+          lr_sum: float scalar, the sum of these learning rates; 0 keeps c_i - c.
         """
         mean_step = tree.safe_divide(1.0, lr_sum)
-        return tree.add_scaled(tree.subtract(self.own, self.server), mean_step, delta)
+        return tree.add_scaled(tree.subtract(self.own, self.server), mean_step, directions)
 
 
 @factory
@@ -72,6 +78,7 @@ def scaffold(
     *,
     server_lr: ScalarOrSchedule = 1.0,
     control_update: str = "II",
+    mean_from: str = "gradients",
     **common: Unpack[Common],
 ) -> Algorithm:
     """SCAFFOLD.
@@ -83,7 +90,9 @@ def scaffold(
     """
     check_choice("control_update", control_update, ("I", "II"))
     training = LocalTraining(loss_fn, **common)
-    return correct_drift("scaffold", training, training.local_gradient, server_lr, control_update)
+    return correct_drift(
+        "scaffold", training, training.local_gradient, server_lr, control_update, mean_from
+    )
 
 
 def correct_drift(
@@ -92,6 +101,7 @@ def correct_drift(
     local_gradient: LocalGradient,
     server_lr: ScalarOrSchedule,
     control_update: str = "II",
+    mean_from: str = "gradients",
     **attributes: Any,
 ) -> Algorithm:
     """Build SCAFFOLD with a given local gradient and further ``Algorithm`` attributes.
@@ -102,8 +112,13 @@ def correct_drift(
       local_gradient: (local params, step, round) -> (what the controls correct, report).
       server_lr: server learning rate, or a schedule of the round.
       control_update: how a client renews its control, "I" or "II", as in ``scaffold``.
+      mean_from: what option II averages, as in ``scaffold``.
       attributes: further attributes of the ``Algorithm``.
+
+    Raises:
+      ValueError: ``mean_from`` is unknown.
     """
+    check_mean_from(mean_from)
     server_sgd = ServerSGD(server_lr)
 
     def start(params, num_clients, batch):
@@ -121,12 +136,13 @@ def correct_drift(
             g, report = local_gradient(y, step, batch.round)
             return controls.corrected(g), report
 
-        local = training.steps(x, batch, direction)
+        sums = control_update == "II" and mean_from == "gradients"
+        local = training.steps(x, batch, direction, sum_directions=sums)
         delta = tree.subtract(x, local.params)
         if control_update == "I":  # line 12
             new_c_i = training.gradient.full(x, batch)
         else:
-            new_c_i = controls.mean_gradient(delta, local.lr_sum)
+            new_c_i = controls.mean_gradient(local.untransformed(delta), local.lr_sum)
         message = {"delta": delta, "control_change": tree.subtract(new_c_i, c_i)}
         return message, new_c_i, local.report
 

@@ -74,8 +74,8 @@ class Common(TypedDict, total=False):
     example_noise: Scalar | None
 
 
-# Not recorded where they are None: runs from before there were these are the same runs.
-_NEW = ("example_clip", "example_noise")
+# Not recorded at these values: runs from before there were these arguments are the same runs.
+_NEW = {"example_clip": None, "example_noise": None, "mean_from": "gradients"}
 
 
 class LocalTraining:
@@ -141,6 +141,7 @@ class LocalTraining:
         *,
         lr: Scalar | Callable[[jax.Array, jax.Array], jax.Array] | None = None,
         memory: PyTree = (),
+        sum_directions: bool = False,
     ) -> LocalResult:
         """Take the client's local steps, as ``local_steps`` does.
 
@@ -150,10 +151,20 @@ class LocalTraining:
           direction: what a step descends. None: the gradient, which is local SGD.
           lr: learning rate, or a function of (k, K_i). None: that of the round.
           memory: initial ``step.memory``; () if the method carries nothing.
+          sum_directions: as in ``local_steps``, for ``LocalResult.untransformed``.
         """
         lr = self.rate(batch.round) if lr is None else lr
         direction = direction or self.gradient
-        return local_steps(direction, self.gradient, params, batch, lr, memory, self.step_transform)
+        return local_steps(
+            direction,
+            self.gradient,
+            params,
+            batch,
+            lr,
+            memory,
+            self.step_transform,
+            sum_directions,
+        )
 
     def client_update(self, params: Params, row: PyTree, batch: ClientBatch):
         """Run local SGD, as the client half of a phase.
@@ -175,6 +186,10 @@ _SHARED = {
     "loss_fn": "(params, examples [B, ...], key) -> losses, float [B], or (losses, metrics). One\n"
     "  that names an argument ``mask`` gets bool [B]: which examples are real.",
     "server_lr": "server learning rate, or a schedule of the round",
+    "mean_from": "what the mean gradient of a client's steps is computed from where there is a\n"
+    '  ``step_transform``: "gradients": the directions of the steps before the transform;\n'
+    '  "displacement": (x - y) / (K η), which the transform has changed (published code). With\n'
+    "  momentum or Adam the latter is no gradient, and training may diverge.",
 }
 _RAISES = "  ValueError: a hyper-parameter is outside what is allowed."
 
@@ -214,7 +229,7 @@ def factory(build: Factory) -> Factory:
             name: str(value) if isinstance(value, Compressor) else describe(value)
             for name, value in given.arguments.items()
             if name not in ("loss_fn", "model", "preprocess")
-            and not (name in _NEW and value is None)
+            and not (name in _NEW and value == _NEW[name])
         }
         algorithm = build(*given.args, **given.kwargs)
         if algorithm.gradients_per_step > 1 and given.arguments.get("example_noise") is not None:

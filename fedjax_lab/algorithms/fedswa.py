@@ -17,6 +17,9 @@ options I, II              ``control_update``
 =========================  ==========================================
 
 FedSWA: down d, up d. FedMoSWA and FedMo: down 2d (x, m), up 2d (x^i_K, c_i⁺ - m), client state d.
+With a ``step_transform`` option II averages the directions before the transform, as SCAFFOLD's
+here does.
+
 Departures: k runs over the K_i steps that the client takes, and option II divides by the exact
 sum of their learning rates; with a sum of 0 it keeps c_i - m (0/0 is 0). The published code
 divides by another sum (``control_divisor``) and sets m to the mean of the c_i⁺ in its first round
@@ -129,9 +132,9 @@ def fedmoswa(
         ``full_examples`` if the batch has them (with ``example_noise`` it must), else over the
         round's examples; "II": the mean of the gradients that the local steps saw, weighted with
         their learning rates.
-      control_divisor: by what "II" divides the way that a client went: "sum", of its learning
-        rates, or "trapezoid", K_i η_l (1 + ρ) / 2 (the published code), smaller by
-        η_l (1 - ρ) / 2.
+      control_divisor: by what "II" divides the sum of the directions, each times its learning
+        rate: "sum", of these rates, or "trapezoid", K_i η_l (1 + ρ) / 2 (the published code),
+        smaller by η_l (1 - ρ) / 2.
       first_round_gamma_one: round 0 sets m to the cohort's mean control.
     """
     training = LocalTraining(loss_fn, **common)
@@ -181,7 +184,9 @@ def _fedmoswa(name, training, final_lr_ratio, server_lr, controls):
             return held.corrected(g), report
 
         first, ratio = training.rate(batch.round), at_round(final_lr_ratio, batch.round)
-        local = training.steps(x, batch, direction, lr=_falling(first, ratio))
+        local = training.steps(
+            x, batch, direction, lr=_falling(first, ratio), sum_directions=controls.update == "II"
+        )
         delta = tree.subtract(x, local.params)
         if controls.update == "I":
             new_c_i = training.gradient.full(x, batch)
@@ -189,7 +194,7 @@ def _fedmoswa(name, training, final_lr_ratio, server_lr, controls):
             lr_sum = local.lr_sum
             if controls.divisor == "trapezoid":
                 lr_sum = jnp.asarray(batch.num_steps * first * (1 + ratio) / 2, lr_sum.dtype)
-            new_c_i = held.mean_gradient(delta, lr_sum)
+            new_c_i = held.mean_gradient(local.untransformed(delta), lr_sum)
         message = {"delta": delta, "control_change": tree.subtract(new_c_i, m)}
         return message, new_c_i, local.report
 

@@ -20,8 +20,9 @@ its mean over all N        ``correction`` or ``mean_dual`` of the server
 
 FedLESAM: down d, up d, client state d (the model of its last visit); with the last round's step
 down 2d, no client state. -S: d more down, up and of client state. -D: d more client state. One
-gradient a local step, at y + e; its loss is that of the perturbed params. FedSMOO: down 2d (x, s),
-up 2d (x^i_K, s̃_i), client state 2d; two gradients a local step on one mini-batch.
+gradient a local step, at y + e; its loss is that of the perturbed params. With a ``step_transform``
+the c_i of -S are means of the directions before the transform, as SCAFFOLD's. FedSMOO: down 2d
+(x, s), up 2d (x^i_K, s̃_i), client state 2d; two gradients a local step on one mini-batch.
 
 The change of h_i is -delta, so that neither method sends it; it is a field of its own all the same,
 as the server's mean over N is unweighted, and a compressor compresses it alone. The server's
@@ -165,12 +166,13 @@ def fedlesam(
                 g = dual.corrected(g, y)
             return g, report
 
-        local = training.steps(x, batch, direction)
+        local = training.steps(x, batch, direction, sum_directions=variant == "S")
         delta = tree.subtract(x, local.params)
         message = {"delta": delta}
         if variant == "S":
             mean_step = tree.safe_divide(1.0, local.lr_sum)
-            message["correction_change"] = tree.subtract(tree.scale(delta, mean_step), c)
+            mean = tree.scale(local.untransformed(delta), mean_step)
+            message["correction_change"] = tree.subtract(mean, c)
         elif variant == "D":
             message["correction_change"] = tree.scale(delta, -1.0)
         if corrects:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab.checks import check_number, check_scalar_or_schedule, is_traced
+from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule, is_traced
 from fedjax_lab.types import Scalar, ScalarOrSchedule
 
 
@@ -94,6 +94,18 @@ def check_example_privacy(clip: Any, noise: Any) -> None:
         raise ValueError(f"example_noise is {noise}; give example_clip with it.")
     if noise is not None:
         check_number("example_noise", noise, minimum=0.0)
+
+
+def check_mean_from(mean_from: Any) -> None:
+    """Check what the mean gradient of a client's steps is computed from.
+
+    Args:
+      mean_from: "gradients" or "displacement".
+
+    Raises:
+      ValueError: it is neither.
+    """
+    check_choice("mean_from", mean_from, ("gradients", "displacement"))
 
 
 def check_transform(name: str, transform: Any) -> None:

@@ -12,6 +12,7 @@ decay where that code has them:
 
 - FL-Simulator clips the whole direction of a step to norm 10, and its SGD adds weight decay
   afterwards. Of a proximal term p (y - x_t), the part -p x_t is inside the clip and p y outside.
+  Control variates and FedCM's direction come from a client's displacement, clips and decay included.
 - FedSWA's code clips the gradient and adds weight decay to it, before the control variates.
 - GradMA's code does neither.
 
@@ -91,12 +92,12 @@ PUBLISHED: dict[str, Published] = {
     "fedavg": _simulator(fedavg),
     "fedprox": _simulator(fedprox, "prox step", prox_weight=0.1),
     "fedadam": _simulator(fedadam, server_lr=0.1, tau=0.01, initial_second_moment=0.0),
-    "scaffold": _simulator(scaffold),
-    "fedcm": _simulator(fedcm, mixing=0.1),
+    "scaffold": _simulator(scaffold, mean_from="displacement"),
+    "fedcm": _simulator(fedcm, mixing=0.1, mean_from="displacement"),
     "feddyn": _simulator(feddyn, "prox step", prox_weight=0.1),
     "fedsam": _simulator(fedsam, perturbation_radius=0.1),
-    "mofedsam": _simulator(mofedsam, perturbation_radius=0.1, mixing=0.1),
-    "fedgamma": _simulator(fedgamma, perturbation_radius=0.01),
+    "mofedsam": _simulator(mofedsam, perturbation_radius=0.1, mixing=0.1, mean_from="displacement"),
+    "fedgamma": _simulator(fedgamma, perturbation_radius=0.01, mean_from="displacement"),
     "fedsmoo": _simulator(
         fedsmoo, "prox step", perturbation_radius=0.1, prox_weight=0.1, s_source="mu"
     ),

@@ -18,7 +18,7 @@ c, c_i (FedGAMMA)          ``control`` of the server, the client's row
 =========================  ==========================================
 
 FedSAM, FedASAM: down d, up d. MoFedSAM: down 2d (x_t, Δ_t), up d, as FedCM. FedGAMMA: down 2d
-(x, c), up 2d, client state d, as SCAFFOLD.
+(x, c), up 2d, client state d, as SCAFFOLD. A ``step_transform`` changes both as it does these.
 
 Two gradients a local step on one mini-batch: g at the local params y, then g at y + e, with
 which the step is taken from y. The norm in e is one over all parameters; e is 0 where the gradient
@@ -164,6 +164,7 @@ def mofedsam(
     perturbation_radius: ScalarOrSchedule,
     mixing: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
+    mean_from: str = "gradients",
     **common: Unpack[Common],
 ) -> Algorithm:
     """MoFedSAM: FedCM with FedSAM's gradient.
@@ -179,7 +180,13 @@ def mofedsam(
     training = LocalTraining(loss_fn, **common)
     local_gradient, passes = perturbed_gradient(training.gradient, perturbation_radius)
     return mix_direction(
-        "mofedsam", training, local_gradient, server_lr, mixing, gradients_per_step=passes
+        "mofedsam",
+        training,
+        local_gradient,
+        server_lr,
+        mixing,
+        mean_from,
+        gradients_per_step=passes,
     )
 
 
@@ -189,6 +196,7 @@ def fedgamma(
     *,
     perturbation_radius: ScalarOrSchedule,
     server_lr: ScalarOrSchedule = 1.0,
+    mean_from: str = "gradients",
     **common: Unpack[Common],
 ) -> Algorithm:
     """FedGAMMA: SCAFFOLD (option II) with FedSAM's gradient.
@@ -199,4 +207,11 @@ def fedgamma(
     """
     training = LocalTraining(loss_fn, **common)
     local_gradient, passes = perturbed_gradient(training.gradient, perturbation_radius)
-    return correct_drift("fedgamma", training, local_gradient, server_lr, gradients_per_step=passes)
+    return correct_drift(
+        "fedgamma",
+        training,
+        local_gradient,
+        server_lr,
+        mean_from=mean_from,
+        gradients_per_step=passes,
+    )

@@ -201,6 +201,8 @@ class LocalResult(NamedTuple):
       params: the local params after K_i steps.
       memory: the method's memory after the last step.
       lr_sum: sum of the learning rates of all steps; K_i * lr for a constant learning rate.
+      direction_sum: sum of the steps' directions before ``transform``, each times its learning
+        rate; None if ``local_steps`` was not asked for it.
       report: name -> (total, weight); a metric of the round is sum(total) / sum(weight). The entry
         ``LOCAL_PARAMS`` is no metric; it has ``params``, for wrappers.
     """
@@ -209,6 +211,18 @@ class LocalResult(NamedTuple):
     memory: PyTree
     lr_sum: jax.Array
     report: dict[str, Any]
+    direction_sum: PyTree | None = None
+
+    def untransformed(self, delta: Params) -> PyTree:
+        """Return the sum of lr_k * direction_k; without a step transform it is ``delta``.
+
+        Divided by ``lr_sum`` it is the mean direction, in the units of a gradient. ``delta`` is
+        not: with momentum or Adam a client goes another way than its gradients say.
+
+        Args:
+          delta: x - y, how far the steps moved the client.
+        """
+        return delta if self.direction_sum is None else self.direction_sum
 
 
 def metrics_of(report: dict[str, Any]) -> dict[str, tuple[jax.Array, jax.Array]]:
@@ -236,6 +250,7 @@ def local_steps(
     lr: Scalar | Callable[[jax.Array, jax.Array], jax.Array],
     memory: PyTree = (),
     transform: optax.GradientTransformation | None = None,
+    sum_directions: bool = False,
 ) -> LocalResult:
     """Take the client's K_i local steps ``y <- y - lr * direction(y, step)``.
 
@@ -252,22 +267,28 @@ def local_steps(
       memory: initial ``step.memory``; () if the method carries nothing.
       transform: optax transformation of the direction, with weight decay at y. Its state is
         initialised in every call. None: no transformation.
+      sum_directions: with a ``transform``, add up the directions that it is given.
     """
+    sum_directions = sum_directions and transform is not None
 
     def take(carry, step_index, examples, mask):
-        y, carried, transform_state, descent_state, taken_before = carry
+        y, carried, transform_state, descent_state, summed, taken_before = carry
         key = fold_in(batch.key, step_index)
         step = Step(examples, mask, key, carried, transform_state, batch.measures)
         descent, report = direction(y, step)
+        before = descent
         if transform is not None:
             descent, descent_state = transform.update(descent, descent_state, y)
         rate = lr(taken_before, batch.num_steps) if callable(lr) else lr
         rate = jnp.asarray(rate, report.loss.dtype)
+        if sum_directions:
+            summed = tree.add_scaled(summed, rate, before)
         count = report.num_examples
         of_examples = {name: value * count for name, value in report.example_metrics.items()}
         totals = (report.loss * count, count, rate, report.metrics, of_examples)
         y = tree.descend(y, rate, descent)
-        return (y, report.memory, report.transform_state, descent_state, taken_before + 1), totals
+        carry = (y, report.memory, report.transform_state, descent_state, summed, taken_before + 1)
+        return carry, totals
 
     def body(carry, xs):
         step_index, examples, mask, taken = xs
@@ -296,8 +317,9 @@ def local_steps(
 
     xs = (jnp.arange(batch.max_steps), batch.examples, batch.example_mask, batch.step_mask)
     descent_state = () if transform is None else transform.init(params)
-    carry = (params, memory, gradient.init(params), descent_state, jnp.zeros((), jnp.int32))
-    (y, memory, *_), totals = jax.lax.scan(body, carry, xs)
+    zeros = tree.zeros_like(params) if sum_directions else ()
+    carry = (params, memory, gradient.init(params), descent_state, zeros, jnp.zeros((), jnp.int32))
+    (y, memory, _, _, summed, _), totals = jax.lax.scan(body, carry, xs)
     totals = jax.tree.map(lambda total: total.sum(0), totals)
     loss, examples, lr_sum, metrics, example_metrics = totals
     one = jnp.ones_like(lr_sum)
@@ -310,4 +332,4 @@ def local_steps(
         **{name: (total, steps) for name, total in metrics.items()},
         **{name: (total, examples) for name, total in example_metrics.items()},
     }
-    return LocalResult(y, memory, lr_sum, report)
+    return LocalResult(y, memory, lr_sum, report, summed if sum_directions else None)

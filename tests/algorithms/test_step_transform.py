@@ -6,11 +6,20 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import algorithms, build_round
-from tests.algorithms.cases import MAIN, N
+from fedjax_lab import algorithms, build_round, with_compression, with_personal
+from tests.algorithms.cases import CASES, MAIN, N
 from tests.algorithms.cases.base import LR, clip_and_decay
 from tests.algorithms.compiled import ROUNDS, begin, both, case_of, draw, twin_after
-from tests.algorithms.problem import initial_params, loss_fn, run_rounds, to_batch
+from tests.algorithms.problem import (
+    initial_params,
+    loss_fn,
+    run_rounds,
+    stack_rounds,
+    to_batch,
+    toy_loss,
+    toy_round,
+)
+from tests.reference import problem as reference
 
 DECAY = 0.1
 B1, B2, EPS = 0.8, 0.9, 1e-2
@@ -79,6 +88,9 @@ def by_turns(*kinds):
             yield pytest.param(case, kind, id=f"{case.id}-{kind}", marks=marks)
 
 
+LESAM_S = next(case for case in CASES if case.id == "fedlesam-S")
+
+
 def each(at_once):
     """Every method, of which some are in every run."""
     for case in MAIN:
@@ -87,13 +99,19 @@ def each(at_once):
         )
 
 
-@pytest.mark.parametrize(("case", "kind"), list(by_turns("clip", "adam")))
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        *by_turns("clip", "adam"),
+        pytest.param(LESAM_S, "adam", id="fedlesam-S-adam", marks=pytest.mark.methods),
+    ],
+)
 def test_it_agrees_with_the_twin(case, kind, x64):
     ours, theirs = ADAM, adam_step
     if kind == "clip":  # which acts in some steps and not in others
         max_norm = float(np.median(norms_of_steps(case)))
         ours, theirs = clip(max_norm), clip_step(max_norm)
-    client_map = ("vmap", "scan")[MAIN.index(case) // 2 % 2]
+    client_map = ("vmap", "scan")[CASES.index(case) // 2 % 2]
     ours, theirs = both(
         case, client_map, ours={"step_transform": ours}, theirs={"step_transform": theirs}
     )
@@ -127,11 +145,136 @@ def test_no_client_moves_along_zeros(case, x64):
     assert (metrics["client_drift"] == 0).all()
 
 
+RADIUS = {"perturbation_radius": 0.01}
+CONTROLLED = {
+    "scaffold": {},
+    "fedgamma": RADIUS,
+    "fedmo": {"momentum": 0.5},
+    "fedmoswa": {"momentum": 0.5},
+    "fedlesam": RADIUS | {"variant": "S"},
+    "fedcm": {"mixing": 0.3},
+    "mofedsam": {"mixing": 0.3} | RADIUS,
+}
+
+
+def controlled():
+    """The methods that average the gradients of a client's steps, one of them in every run."""
+    for name in CONTROLLED:
+        yield pytest.param(name, marks=() if name == "scaffold" else pytest.mark.methods)
+
+
+def toy_run(algorithm, rounds, steps=10):
+    """The state after rounds with all four clients, in one program."""
+    batches = jax.vmap(lambda t: toy_round(0, (0, 1, 2, 3), steps)._replace(round=t))(
+        jnp.arange(rounds, dtype=jnp.int32)
+    )
+    state = algorithm.init(jnp.asarray(reference.TOY_X0), 4)
+    return jax.jit(lambda s, b: jax.lax.scan(build_round(algorithm, "vmap"), s, b)[0])(
+        state, batches
+    )
+
+
+@pytest.mark.parametrize("name", list(controlled()))
+def test_momentum_converges_where_it_does_for_fedavg(name, x64):
+    """To the optimum, in closed form; read off the displacement, c_i is 4.1 times too large."""
+    momentum = {"client_lr": 0.01, "step_transform": optax.trace(0.9)}
+    distance = {}
+    for each, options in (("fedavg", {}), (name, CONTROLLED[name])):
+        made = getattr(algorithms, each)(toy_loss, **momentum, **options)
+        end = made.params(toy_run(made, 80))
+        distance[each] = np.linalg.norm(np.asarray(end) - reference.TOY_OPTIMUM)
+    assert distance["fedavg"] < 0.1  # client drift
+    assert distance[name] < 0.1
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        optax.trace(0.9),
+        pytest.param(optax.scale_by_adam(), marks=pytest.mark.methods),
+        pytest.param(optax.scale_by_schedule(lambda k: 0.5**k), marks=pytest.mark.methods),
+    ],
+)
+@pytest.mark.parametrize("name", list(controlled()))
+def test_a_control_is_the_mean_gradient(name, transform, x64):
+    """At a learning rate so small that all steps see the gradient at x_0, a_i (x_0 - b_i)."""
+    gradients = reference.TOY_A * (reference.TOY_X0 - reference.TOY_B)
+    method = getattr(algorithms, name)
+    made = method(toy_loss, client_lr=1e-9, step_transform=transform, **CONTROLLED[name])
+    state = toy_run(made, 1)
+    if name in ("fedcm", "mofedsam"):  # the mean over clients, of mixing * g in round 0
+        found, expected = state.server.direction, 0.3 * gradients.mean(0)
+    else:
+        found, expected = getattr(state.clients, "correction", state.clients), gradients
+    if "perturbation_radius" in CONTROLLED[name] and name != "fedlesam":
+        norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+        ascent = 0.01 * reference.TOY_A * gradients / norms
+        expected = expected + (0.3 * ascent.mean(0) if name == "mofedsam" else ascent)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(controlled()))
+def test_under_adam_the_scale_of_the_loss_does_not_matter(name, x64):
+    if name in ("fedmoswa", "fedgamma"):
+        pytest.skip("the same code as fedmo and scaffold")
+    adam = optax.scale_by_adam(eps=1e-12)
+    ends = []
+    for scale in (1.0, 1e4):
+        made = getattr(algorithms, name)(
+            lambda y, examples, key, s=scale: s * toy_loss(y, examples, key),
+            client_lr=0.01,
+            step_transform=adam,
+            **CONTROLLED[name],
+        )
+        ends.append(made.params(toy_run(made, 5)))
+    np.testing.assert_allclose(*ends, rtol=1e-7)
+
+
+@pytest.mark.methods
+def test_wrappers_leave_the_mean_gradient(x64):
+    """With a compressor that loses nothing, and with leaves that stay with their clients."""
+    plain = algorithms.scaffold(loss_fn, **LR, step_transform=ADAM)
+    wrapped = with_compression(plain, "identity", error_feedback=False)
+    batches = stack_rounds(draw(case_of("scaffold"), 4))
+    ends = []
+    for algorithm in (plain, wrapped, with_personal(plain, lambda path: "b" in path)):
+        state = algorithm.init(initial_params(), N)
+        round_fn = build_round(algorithm, "vmap")
+        state, _ = jax.jit(lambda s, b, f=round_fn: jax.lax.scan(f, s, b))(state, batches)
+        ends.append(algorithm.params(state))
+    np.testing.assert_allclose(ends[0]["W"], ends[1]["W"], rtol=0, atol=1e-12)
+    assert np.isfinite(ends[2]["W"]).all()
+    assert np.abs(ends[2]["W"] - ends[0]["W"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["fedcm", "mofedsam"])
+def test_a_direction_that_the_server_cannot_compute_is_sent(name):
+    options = {"client_lr": 0.1, **CONTROLLED[name]}
+    size = 18 * 4
+    for given, vectors in (
+        ({}, 1),
+        ({"step_transform": ADAM}, 2),
+        ({"step_transform": ADAM, "mean_from": "displacement"}, 1),
+    ):
+        method = getattr(algorithms, name)(loss_fn, **options, **given)
+        assert method.uplink(initial_params()) == vectors * size
+
+
+def test_mean_from_is_checked():
+    for name in ("scaffold", "fedcm"):
+        with pytest.raises(ValueError, match="mean_from is 'steps'; it must be one of"):
+            getattr(algorithms, name)(loss_fn, client_lr=0.1, mean_from="steps", **CONTROLLED[name])
+
+
+# Their mean gradients are the displacement's without a transform, and added up with one.
+MEANS = ("scaffold", "fedgamma", "fedmo", "fedmoswa", "fedcm", "mofedsam")
+
+
 @pytest.mark.parametrize("case", list(each(FORMS[2:])))
 def test_the_identity_gives_the_same_bits(case, x64):
     plain, _ = run(case)
     same, _ = run(case, step_transform=optax.identity())
-    np.testing.assert_array_equal(plain, same)
+    np.testing.assert_allclose(plain, same, rtol=0, atol=1e-12 if case.id in MEANS else 0)
 
 
 def test_without_corrections_the_whole_step_is_the_gradient(x64):

@@ -3,7 +3,8 @@
 FedCM (Xu et al., 2021, Algorithm 1), alpha = ``mixing``, Delta_0 = 0:
 
     y_{k+1} = y_k - eta_l ( alpha g_i(y_k) + (1 - alpha) Delta )
-    Delta   <- sum_i w_i d_i / (eta_l K_i)                              (0/0 is 0)
+    Delta   <- sum_i w_i (mean of the client's directions), which for SGD is
+               sum_i w_i d_i / (eta_l K_i)                              (0/0 is 0)
     x_{t+1} = x_t - eta_g sum_i w_i d_i
 
 Mime and MimeLite (Karimireddy et al., 2020, Algorithm 1), with the statistics of a centralised
@@ -41,13 +42,12 @@ class FedCM(Twin):
         eta, alpha = at(self.client_lr, t), at(self.alpha, t)
         moves, directions = [], []
         for client in clients:
-            y, S = self.x.copy(), self.new_step()
+            y, S, seen = self.x.copy(), self.new_step(), []
             for minibatch in client.minibatches:
-                direction = alpha * self.grad(y, minibatch) + (1 - alpha) * self.delta
-                y = y - eta * S(direction, y)
-            d, scale = self.x - y, eta * client.steps
-            moves.append(d)
-            directions.append(d / scale if scale else 0 * d)
+                seen.append(alpha * self.grad(y, minibatch) + (1 - alpha) * self.delta)
+                y = y - eta * S(seen[-1], y)
+            moves.append(self.x - y)
+            directions.append(np.mean(seen, axis=0) if eta else 0 * y)
         weights = cohort_weights(clients)
         self.x = self.x - at(self.server_lr, t) * weighted_mean(moves, weights)
         self.delta = weighted_mean(directions, weights)

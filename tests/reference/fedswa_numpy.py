@@ -4,8 +4,9 @@
     FedSWA    y_{k+1} = y_k - eta_k g(y_k)
     FedMoSWA  y_{k+1} = y_k - eta_k ( g(y_k) - c_i + m )
               c_i+    = option I : full local gradient at x_t
-                        option II: c_i - m + d_i / sum_k eta_k            (0/0 is 0)
-                        its code : c_i - m + d_i / ( K_i (1 + rho) / 2 eta_l )   "trapezoid"
+                        option II: c_i - m + v_i / sum_k eta_k            (0/0 is 0)
+                        its code : c_i - m + v_i / ( K_i (1 + rho) / 2 eta_l )   "trapezoid"
+              v_i     = sum_k eta_k ( g(y_k) - c_i + m ), which is d_i for SGD
               m       <- m + gamma sum_i w_i ( c_i+ - m )
     both      x_{t+1} = x_t + alpha ( sum_i w_i y_K^i - x_t )
 
@@ -74,18 +75,19 @@ class FedMoSWA(FedSWA):
         moves, controls = [], []
         for client in clients:
             c_i = self.c_i[client.id]
-            y, S = self.x.copy(), self.new_step()
+            y, S, v = self.x.copy(), self.new_step(), np.zeros_like(self.x)
             rates = step_sizes(at(self.client_lr, t), client.steps, at(self.rho, t))
             for eta, minibatch in zip(rates, client.minibatches, strict=True):
-                y = y - eta * S(self.grad(y, minibatch) - c_i + self.m, y)
-            d, total = self.x - y, sum(rates)
+                direction = self.grad(y, minibatch) - c_i + self.m
+                v, y = v + eta * direction, y - eta * S(direction, y)
+            total = sum(rates)
             if self.trapezoid:
                 total = client.steps * (1 + at(self.rho, t)) / 2 * at(self.client_lr, t)
             if self.control_update == "I":
                 c_new = self.grad(self.x, client.full_examples())
             else:
-                c_new = c_i - self.m + (d / total if total else 0 * d)
-            moves.append(-d)
+                c_new = c_i - self.m + (v / total if total else 0 * v)
+            moves.append(y - self.x)
             controls.append(c_new)
         weights = cohort_weights(clients)
         self.x = self.x + at(self.server_lr, t) * weighted_mean(moves, weights)

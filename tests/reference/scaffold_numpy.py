@@ -2,7 +2,8 @@
 
 y_{k+1} = y_k - eta_l ( g_i(y_k) - c_i + c )
 c_i+    = option I : full local gradient at x_t
-          option II: c_i - c + d_i / (K_i eta_l)          (the old c_i and c; 0/0 is 0)
+          option II: mean of the g_i(y_k) that the steps saw, which for SGD is
+                     c_i - c + d_i / (K_i eta_l)          (the old c_i and c; 0/0 is 0)
 x_{t+1} = x_t - eta_g sum_i w_i d_i
 c       <- c + (1/N) sum_{i in S_t} (c_i+ - c_i)          (N, not S; no weights)
 """
@@ -29,16 +30,15 @@ class Scaffold(Twin):
         moves, changes = [], []
         for client in clients:
             c_i = self.c_i[client.id]
-            y, S = self.x.copy(), self.new_step()
+            y, S, seen = self.x.copy(), self.new_step(), []
             for minibatch in client.minibatches:
-                y = y - eta * S(self.grad(y, minibatch) - c_i + self.c, y)
-            d = self.x - y
+                seen.append(self.grad(y, minibatch))
+                y = y - eta * S(seen[-1] - c_i + self.c, y)
             if self.control_update == "I":
                 c_new = self.grad(self.x, client.full_examples())
             else:
-                scale = client.steps * eta
-                c_new = c_i - self.c + (d / scale if scale else 0 * d)
-            moves.append(d)
+                c_new = np.mean(seen, axis=0) if eta else c_i - self.c
+            moves.append(self.x - y)
             changes.append(c_new - c_i)
         self.x = self.x - at(self.server_lr, t) * weighted_mean(moves, cohort_weights(clients))
         self.c = self.c + sum(changes) / self.num_clients

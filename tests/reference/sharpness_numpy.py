@@ -23,8 +23,9 @@ transform at the unperturbed y_k, every step is y_{k+1} = y_k - eta v_k with
 where w_i is the model of the client's last visit, or the model of the last round in which anybody
 took part ("last_round"); without one, e = 0. After the K_i steps, with d_i = x_t - y_K:
 
-    m         sum_i w_i d_i / (K_i eta)                                     MoFedSAM
-    c_i+      c_i - c + d_i / (K_i eta) ;  c <- c + (1/N) sum (c_i+ - c_i)  FedGAMMA, -S
+    m         sum_i w_i v_i                                                 MoFedSAM
+    c_i+      c_i - c + v_i ;  c <- c + (1/N) sum (c_i+ - c_i)              FedGAMMA, -S
+    v_i       mean of the v_k, d_i / (K_i eta) for SGD
     h_i+      h_i - d_i ;  hbar <- hbar - (1/N) sum d_i                     -D, FedSMOO
     mu_i+     mu ;  s <- rho unit( sum_i w_i (mu_i+ - e_{K-1}) ), or of sum_i w_i mu_i+   FedSMOO
     x_{t+1}   x_t - server_lr sum_i w_i d_i
@@ -46,9 +47,9 @@ def unit(v):
     return v / norm if norm >= 1e-12 else np.zeros_like(v)
 
 
-def per_step(d, steps, eta):
-    """d / (K_i eta), the mean direction of the steps."""
-    return d / (steps * eta) if eta else np.zeros_like(d)
+def mean_of(directions, eta):
+    """v_i."""
+    return np.mean(directions, axis=0) if eta else np.zeros_like(directions[0])
 
 
 class FedSAM(Twin):
@@ -112,13 +113,13 @@ class MoFedSAM(FedSAM):
         a, eta = at(self.mixing, t), at(self.client_lr, t)
         moves, directions = [], []
         for client in clients:
-            y, S = self.x.copy(), self.new_step()
+            y, S, seen = self.x.copy(), self.new_step(), []
             for minibatch in client.minibatches:
                 e = self.ascent(y, minibatch, t)
-                direction = a * self.descent(y, e, minibatch) + (1 - a) * self.m
-                y = y - eta * S(direction, y)
+                seen.append(a * self.descent(y, e, minibatch) + (1 - a) * self.m)
+                y = y - eta * S(seen[-1], y)
             moves.append(self.x - y)
-            directions.append(per_step(self.x - y, client.steps, eta))
+            directions.append(mean_of(seen, eta))
         weights = cohort_weights(clients)
         self.x = self.x - at(self.server_lr, t) * weighted_mean(moves, weights)
         self.m = weighted_mean(directions, weights)
@@ -140,12 +141,13 @@ class FedGAMMA(FedSAM):
         moves, changes = [], []
         for client in clients:
             correction = self.c - self.c_i[client.id]
-            y, S = self.x.copy(), self.new_step()
+            y, S, seen = self.x.copy(), self.new_step(), []
             for minibatch in client.minibatches:
                 e = self.ascent(y, minibatch, t)
-                y = y - eta * S(self.descent(y, e, minibatch) + correction, y)
+                seen.append(self.descent(y, e, minibatch) + correction)
+                y = y - eta * S(seen[-1], y)
             moves.append(self.x - y)
-            changes.append(per_step(self.x - y, client.steps, eta) - self.c)
+            changes.append(mean_of(seen, eta) - self.c)
         self.x = self.x - at(self.server_lr, t) * weighted_mean(moves, cohort_weights(clients))
         self.c = self.c + sum(changes) / self.num_clients
         for client, change in zip(clients, changes, strict=True):
@@ -199,19 +201,21 @@ class FedLESAM(FedSAM):
         if not clients:
             return
         eta = at(self.client_lr, t)
-        moves = []
+        moves, means = [], []
         for client in clients:
             e = self.perturbation(client.id, t)
-            y, S = self.x.copy(), self.new_step()
+            y, S, seen = self.x.copy(), self.new_step(), []
             for minibatch in client.minibatches:
                 g = self.descent(y, e, minibatch)
-                y = y - eta * S(g + self.correction(client.id, y, t), y)
+                seen.append(g + self.correction(client.id, y, t))
+                y = y - eta * S(seen[-1], y)
             moves.append(self.x - y)
+            means.append(mean_of(seen, eta))
         old_c = self.c
-        for client, d in zip(clients, moves, strict=True):
+        for client, d, mean in zip(clients, moves, means, strict=True):
             self.visited[client.id] = self.x
             if self.variant == "S":
-                change = per_step(d, client.steps, eta) - old_c
+                change = mean - old_c
                 self.c_i[client.id] = self.c_i[client.id] + change
                 self.c = self.c + change / self.num_clients
             if self.variant == "D":
