@@ -27,7 +27,7 @@ from fedjax_lab.data.client_sampling import (
 from fedjax_lab.data.cyclic import cyclic_slots, sample_cyclic
 from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays, PartitionInfo
-from fedjax_lab.data.order import ROUNDS, shuffled
+from fedjax_lab.data.order import WORDS, shuffled
 from fedjax_lab.data.poisson import poisson_slots
 from fedjax_lab.data.times import check_devices
 from fedjax_lab.machine.keys import below, bits_at, compact, plain
@@ -366,7 +366,7 @@ def _positions(order_key, ids, sizes, steps, batch_size, replace):
     first = (steps - passes * per_pass) * batch_size
     place = first[..., None] + places
     real = place < sizes[:, None, None]
-    numbers = passes[..., None] * ROUNDS + jnp.arange(ROUNDS)[None, None]
+    numbers = passes[..., None] * WORDS + jnp.arange(WORDS)[None, None]
     words = bits_at(order_key, ids[:, None, None], numbers)
     return shuffled(words, jnp.where(real, place, 0), sizes), real
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.data.federated import FederatedArrays
-from fedjax_lab.data.order import ROUNDS, shuffled
+from fedjax_lab.data.order import WORDS, shuffled
 from fedjax_lab.types import Key
 
 # Folded into the run's key, apart from the numbers of rounds and what the devices fold in.
@@ -52,7 +52,7 @@ def sample_cyclic(
     available = clients.num_available
     groups, slots = turns(cohort_size, available), cyclic_slots(cohort_size, available)
     places = round % groups + groups * jnp.arange(slots, dtype=jnp.int32)
-    deal = jax.random.bits(jax.random.fold_in(key, _DEAL), (1, ROUNDS), jnp.uint32)
+    deal = jax.random.bits(jax.random.fold_in(key, _DEAL), (1, WORDS), jnp.uint32)
     size = jnp.asarray(available, jnp.int32)
     numbers = shuffled(deal, jnp.minimum(places, available - 1)[None], size)[0]
     ids = numbers if clients.nonempty is None else clients.nonempty[numbers]
