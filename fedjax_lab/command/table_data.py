@@ -71,7 +71,7 @@ def check_table(config: Any) -> None:
                 )
         return
     scheme, _, path = config.dataset.partition(":")
-    if Path(path).suffix not in _ENDINGS[scheme]:
+    if Path(path).suffix.lower() not in _ENDINGS[scheme]:
         allowed = " or ".join(_ENDINGS[scheme])
         raise ValueError(f"dataset is {config.dataset!r}; the file must end in {allowed}.")
     Missing(parse_missing(config.missing))
@@ -91,7 +91,7 @@ def check_table(config: Any) -> None:
 def _split(text: str) -> tuple[str, float | int | None]:
     """Parse a split: ("clients" or "examples", share or number), or (path of a file, None)."""
     kind, _, amount = text.partition(":")
-    if Path(text).suffix in FILES:
+    if Path(text).suffix.lower() in FILES:
         return text, None
     try:
         check_choice("test_split", kind, SPLITS)

@@ -217,10 +217,11 @@ class Table:
         """Return True if a column of text has categories, False if it has numbers."""
         kind = cells.kind_of(text, self.missing)
         if kind == "times":
+            row = int(np.argmax(text.codes == len(text.distinct) - 1))
             raise ValueError(
-                f"{about} has dates or times, such as {text.distinct[-1]!r}; convert them to "
-                "numbers, or name the column in categories (on the command line --categories) if "
-                "they are categories."
+                f"{about} has dates or times, such as {text.distinct[-1]!r} in {self.where(row)}; "
+                "convert them to numbers, or name the column in categories (on the command line "
+                "--categories) if they are categories."
             )
         if self._csv is None and kind == "numbers" and all(map(cells.is_number, text.distinct)):
             warnings.warn(
@@ -305,7 +306,7 @@ def as_text(values: list[str]) -> Text:
 def _read_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"table is {str(path)!r}; there is no such file.")
-    if path.suffix not in FILES:
+    if path.suffix.lower() not in FILES:
         raise ValueError(
             f"table is {str(path)!r}; a file must end in .csv, .tsv or .parquet. Read others with "
             "pandas or polars, and pass the data frame."
@@ -315,7 +316,7 @@ def _read_file(path: Path) -> Any:
         from pyarrow import parquet
     except ImportError as error:
         raise ImportError(f"table is {str(path)!r}, which needs pyarrow: {_NEEDS}") from error
-    if path.suffix != ".parquet":
+    if path.suffix.lower() != ".parquet":
         return CsvFile(path)
     try:
         return parquet.read_table(path, page_checksum_verification=True)

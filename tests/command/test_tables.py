@@ -140,6 +140,60 @@ def test_another_file_tests(folder):
     assert counts == {name: later.count(name) for name in found.clients.names}
 
 
+def write(name, **columns):
+    with open(name, "w", newline="") as file:
+        csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
+
+
+AGES = [60, 51, 9, 100, 47, 38, 29, 73]
+
+
+def small(**changes):
+    return {"user": ["p", "q"] * 4, "age": AGES, "ill": [0, 1] * 4, **changes}
+
+
+def later_of(columns, **settings):
+    write("train.csv", **small())
+    write("later.csv", **columns)
+    about = {"dataset": "csv:train.csv", "target": ("ill",), "test_split": "later.csv"}
+    return table_of(**about | settings)
+
+
+def test_a_later_file_is_read_by_the_first_ones_types(folder):
+    message = r"'age' has missing values, the first in row 7 \(line 9 of later.csv\), '\?'"
+    for ages in ([*AGES[:7], "?"], ["?"] * 7 + [7, "?"]):
+        with pytest.raises(ValueError, match=message if len(ages) == 8 else "row 0 .line 2"):
+            later_of(small(age=ages, user=["p"] * len(ages), ill=[0] * len(ages)))
+    with pytest.raises(ValueError, match=r"'age' must be numbers, and row 0 .line 2 of later.csv"):
+        later_of(small(age=["old"] * 7 + [7]))  # most cells are text
+    found = later_of(small(age=[7, *["NA"] * 7]), missing=("mean",))
+    mean = np.float32(np.mean(AGES))  # of the training set
+    np.testing.assert_array_equal(found.test.x[:, 0], [7, *[mean] * 7])
+    found = later_of(small(age=[7, *["?"] * 7]), missing=("?=drop", "NA=0"))
+    assert found.test.x.tolist() == [[7]]
+    # Categories that are numbers in the later file have the codes of the first one.
+    write("train.csv", **small(age=["3", "10", *"abcdef"]))
+    write("later.csv", **small(age=["3", "10"] * 4))
+    found = table_of(dataset="csv:train.csv", target=("ill",), test_split="later.csv")
+    assert found.test.x[:, 0].tolist() == [1] * 4 + [0] * 4  # by client: p has the 3s
+
+
+def test_columns_of_categories_and_missing_values(folder):
+    write("train.csv", **small(age=["0123", "99"] * 4, ill=[0, 1] * 3 + ["?", 1]))
+    about = {"dataset": "csv:train.csv", "target": ("ill",), "test_split": "examples:0.5"}
+    with pytest.raises(ValueError, match=r"target: the column 'ill' has missing .* \(line 8 of"):
+        table_of(**about)
+    found = table_of(**about, categories=("age",), missing=("drop",))
+    assert sorted(np.concatenate([found.train.x, found.test.x])[:, 0].tolist()) == [0] * 3 + [1] * 4
+    with pytest.raises(ValueError, match="categories names 'user'; it must be columns of text"):
+        table_of(**about, categories=("user",), missing=("drop",))
+    write("train.csv", **{"": range(8), **small()})
+    with pytest.raises(
+        ValueError, match=r"x is empty, so that .* column 1 of csv:train.csv has no"
+    ):
+        table_of(**about)
+
+
 def test_classes_of_text_from_parquet(folder, capsys):
     words = ["--dataset", "parquet:users.parquet", "--client", "user", "--target", "group"]
     words += ["--x", "age", "dose", "--test-split", "examples:0.3", "--run-dir", "runs/classes"]
@@ -173,6 +227,10 @@ def test_rows_without_clients_are_divided_by_a_scheme(folder, capsys):
         (["--dataset", "csv:users.csv", "--target", "response"], "to hold out clients, set"),
         (["--dataset", "csv:none.csv", "--client", "u", "--target", "y"], "there is no such file"),
         (["--dataset", "csv:users.parquet"], "the file must end in .csv"),
+        (["--missing", "drop"], "dataset 'digits'; columns are those of csv:FILE"),
+        (["--categories", "user"], "dataset 'digits'; columns are those of csv:FILE"),
+        ([*OF_NUMBERS, "--missing", "dorp"], "missing is 'dorp'; it must be 'drop', 'mean'"),
+        ([*OF_NUMBERS, "--missing", "?=drop", "0"], "it must be drop, mean, keep or a number, or"),
         (["--client", "user"], "dataset 'digits'; columns are those of csv:FILE"),
         ([*OF_NUMBERS, "--partition", "iid"], "partition is 'iid' and client 'user'"),
         ([*OF_NUMBERS, "--test-split", "clients:2.5"], "test_split is 'clients:2.5'; it must be"),

@@ -105,6 +105,32 @@ def test_normalization_against_numpy(monkeypatch):
     assert digits.mean[0] == pytest.approx(0.305, abs=0.005)
 
 
+@pytest.mark.parametrize("shape", [(50,), (50, 6, 5), (50, 3), (50, 6, 5, 2)])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, ">f4", ">u2"])
+def test_what_normalization_returns_fits(shape, dtype):
+    """One mean for numbers [n] and images [n, H, W]; one for each column or channel of others."""
+    x = np.random.default_rng(1).integers(0, 256, shape).astype(dtype)
+    train = data.Examples(x, np.zeros(50))
+    scaled = x.astype(np.float64) / (255 if dtype == np.uint8 else 1)
+    axes = tuple(range(len(shape) - (len(shape) in (2, 4))))
+    expected = (scaled - scaled.mean(axes)) / scaled.std(axes)
+    found = data.preprocess(*data.normalization(train))(train, None).x
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_images_need_their_channels_last():
+    gray = data.Examples(jnp.zeros((2, 8, 8)), jnp.zeros(2, jnp.int32))
+    with pytest.raises(ValueError, match=r"shape \(2, 8, 8\); .* one channel, x\[..., None\]"):
+        data.preprocess(flip=True)(gray, jax.random.key(0))
+    first = data.Examples(np.zeros((2, 3, 32, 32), np.float32), np.zeros(2))
+    message = r"x has shape .*3 channels first.*x.transpose\(0, 2, 3, 1\)"
+    with pytest.raises(ValueError, match=message):
+        data.normalization(first)
+    with pytest.raises(ValueError, match=message):
+        data.preprocess(crop=2)(first, jax.random.key(0))
+    data.normalization(first._replace(x=first.x.transpose(0, 2, 3, 1)))
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

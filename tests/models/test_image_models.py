@@ -464,3 +464,24 @@ def test_images_that_do_not_fit_are_refused():
         shapes("vit", {}, 10, (30, 32, 3))
     with pytest.raises(ValueError, match="a convolution takes images"):
         shapes("resnet18", {}, 10, (64,))
+
+
+IMAGE_MODELS = sorted({*models.MODELS} - {*models.LANGUAGE_MODELS, "linear", "mlp"})
+
+
+@pytest.mark.parametrize("name", IMAGE_MODELS)
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (4, 64, 48), (3, 218, 178)])
+def test_channels_first_are_refused(name, shape):
+    message = rf"looks like images with {shape[0]} channels? first.*x.transpose\(0, 2, 3, 1\)"
+    with pytest.raises(ValueError, match=message):
+        models.build(name, 10).init(jax.random.key(0), np.zeros((2, *shape), np.float32))
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 3, 3), (1, 128, 9), (3, 8, 4), (4, 4, 8), (32, 32, 1), (8, 3, 32), (3, 40, 16)]
+)
+def test_other_shapes_are_no_channels_first(shape):
+    model = models.resnet20(10, width=2)
+    x = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+    assert jax.eval_shape(model.apply, params, x).shape == (2, 10)

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, data
-from fedjax_lab.simulation.evaluate_personal import client_models, personal_scores
+from fedjax_lab.simulation.evaluate_personal import (
+    build_personal_evaluation,
+    client_models,
+    personal_scores,
+)
 
 OWNERS = np.array([0, 0, 0, 1, 3])  # client 2 has no data
 VALUES = np.array([2.0, 2.0, 2.0, -1.0, 5.0], np.float32)  # all examples of a client are alike
@@ -51,6 +55,40 @@ def test_models_without_fine_tuning(clients):
         client_models(tuned, clients, batch_size=0)
     with pytest.raises(ValueError, match="seed is -1"):
         client_models(tuned, clients, seed=-1)
+
+
+def of_names(*names):
+    """Two examples of each client, all of the value of its name."""
+    value = {"a": 2.0, "b": -1.0, "c": 5.0, "d": 7.0}
+    examples = {n: (np.full((2, 1), value[n], np.float32), np.zeros(2, np.int32)) for n in names}
+    return data.from_clients(examples)
+
+
+def test_clients_are_matched_by_name():
+    """A fine-tuned model is 7/8 of its client's value, and so right for that client alone."""
+    method = algorithms.fedbabu(
+        distance, client_lr=0.1, head="nothing", fine_tune_steps=3, fine_tune_lr=0.5
+    )
+    state, train = method.init({"p": jnp.zeros(1)}, 3), of_names("c", "a", "b")
+
+    def is_own(params, examples):
+        return jnp.abs(params["p"][0] - 7 / 8 * examples.x[:, 0]) < 1e-5, jnp.zeros(2)
+
+    def score(train, tests):
+        evaluate = build_personal_evaluation(is_own, client_models(method, train), tests)
+        return np.asarray(evaluate(state)).tolist()
+
+    for names in ("abc", "cab", "bca", "ac", "b"):
+        assert score(train, of_names(*names)) == [1.0] * len(names)
+    with pytest.raises(ValueError, match="clients has 'd', which is no client of the training"):
+        score(train, of_names("a", "b", "d"))
+    # Without names, by number.
+    x, y = np.array([5.0, 2.0, -1.0], np.float32)[:, None], np.zeros(3, np.int32)
+    numbered = data.partition((x, y), np.arange(3), num_clients=3)
+    assert score(train, numbered) == score(numbered, train) == [1.0] * 3
+    assert score(numbered, of_names("a", "b", "c")) == [0.0] * 3
+    with pytest.raises(ValueError, match="clients has 2 clients and the state 3"):
+        score(train, data.partition((x[:2], y[:2]), np.arange(2), num_clients=2))
 
 
 @pytest.mark.parametrize("count", [3, 25])
