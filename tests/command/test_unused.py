@@ -1,0 +1,221 @@
+"""Each command uses every setting of a run, or refuses it: by what it reads, and by its errors."""
+
+import dataclasses
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedjax_lab.command import cli, grid, runner, tuning
+from fedjax_lab.command.commands import parse
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.runner import build
+from fedjax_lab.command.unused import NOT_USED
+from fedjax_lab.simulation import plan as plan_module
+from fedjax_lab.simulation import sweep as sweep_module
+from fedjax_lab.tuning import tune as tune_module
+
+FIELDS = {field.name for field in dataclasses.fields(RunConfig)}
+# What reads every setting, whatever it is for: copies, checks and records.
+GENERAL = {"dataclasses", "config_checks", "guards.check_guards", "last_method", "unused"}
+GENERAL |= {f"config.{name}" for name in ("resolve", "_by_column", "record", "to_dict", "run_name")}
+TUNED, SWEPT = ["tune", "--space", "client_lr=0.1,1"], ["sweep", "--point"]
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The settings that have been read since, except by what reads all."""
+    found = set()
+
+    def read(config, name):
+        if name in FIELDS:
+            code = sys._getframe(1).f_code
+            module = code.co_filename.rpartition("/")[2].removesuffix(".py")
+            function = f"{module}.{code.co_qualname.removeprefix('RunConfig.').partition('.')[0]}"
+            if not {module, function} & GENERAL:
+                found.add(name)
+        return object.__getattribute__(config, name)
+
+    monkeypatch.setattr(RunConfig, "__getattribute__", read, raising=False)
+    return found
+
+
+class Reached(Exception):
+    pass
+
+
+@pytest.fixture
+def passed(monkeypatch):
+    """Arguments that the functions behind the commands get; nothing is built or run."""
+    given = {}
+    setup = SimpleNamespace(
+        algorithm=SimpleNamespace(personal=None),
+        clients=None,
+        params=None,
+        init=None,
+        vary=None,
+        evaluate=lambda params: np.zeros(()),
+        diagnose=None,
+        count_fn=None,
+        data={},
+    )
+
+    def catch(name):
+        def reached(*arguments, **named):
+            given[name] = named
+            raise Reached
+
+        return reached
+
+    monkeypatch.setattr(runner, "build", lambda *arguments: setup)
+    monkeypatch.setattr(runner, "simulate", catch("run"))
+    monkeypatch.setattr(plan_module, "plan", catch("plan"))
+    monkeypatch.setattr(sweep_module, "sweep", catch("sweep"))
+    monkeypatch.setattr(tune_module, "tune", catch("tune"))
+    return given
+
+
+def lines_of(command):
+    return {"tune": TUNED, "sweep": [*SWEPT, "client_lr=0.1"]}.get(command, [command])
+
+
+def act(command, directory, *flags):
+    """What a command does after its flags are parsed, up to the function that does the work."""
+    parsed = parse([*lines_of(command), *flags])
+    config = dataclasses.replace(parsed.settings, run_dir=str(directory))
+    work = {
+        "run": lambda: runner.run(config, progress=False),
+        "plan": lambda: cli._plan(parsed),
+        "sweep": lambda: grid.run_grid(grid.grid(parsed.point, parsed.settings)[1], [], [0]),
+        "tune": lambda: tuning._tune(parsed, {"fedavg": {"client_lr": [0.1]}}),
+    }
+    with pytest.raises(Reached):
+        work[command]()
+
+
+def of_build(tmp_path):
+    """Configs with which ``build`` meets every setting that it may read."""
+    table, text = tmp_path / "table.csv", tmp_path / "text"
+    rows = [f"{user},{x},{x % 2}" for user in "abcd" for x in range(4)]
+    table.write_text("\n".join(["user,x,y", *rows]))
+    text.mkdir()
+    for name in ("train.txt", "test.txt"):
+        (text / name).write_text("a b c d e f g h\n" * 20)
+    small = {"model": "linear", "rounds": 2, "num_clients": 4, "cohort_size": 2}
+    private = {"dp_clip_norm": 1.0, "dp_noise_multiplier": 1.0, "client_map": "scan"}
+    yield RunConfig(**small, compressor="sign", server_lr=0.5, concurrency=4, error_feedback=False)
+    yield RunConfig(**small, **private)
+    yield RunConfig(**small, secure_bits=24, secure_clip=1.0)
+    columns = {"client": "user", "x": ("x",), "target": ("y",), "test_split": "examples:0.5"}
+    yield RunConfig(**{**small, "num_clients": None}, dataset=f"csv:{table}", **columns)
+    language = {"model": "lstm", "partition": "iid", "model_option": ("hidden=4", "embedding=4")}
+    yield RunConfig(**{**small, **language}, dataset=f"text:{text}", sequence_length=4)
+
+
+@pytest.mark.methods
+@pytest.mark.usefixtures("passed")
+def test_every_setting_is_read_or_refused(reads, tmp_path):
+    for config in of_build(tmp_path):
+        build(config)
+    of_all = set(reads)
+    assert len(of_all) > 40
+    for command, refused in NOT_USED.items():
+        reads.clear()
+        act(command, tmp_path / command)
+        assert (of_all | reads | refused.keys()) == FIELDS, command
+
+
+def test_the_schedule_reaches_every_command(passed, tmp_path):
+    path = tmp_path / "times.npz"
+    np.savez(path, step_seconds=np.arange(1.0, 21.0))
+    for command in NOT_USED:
+        act(command, tmp_path, "--times", str(path), "--deadline", "9", "--over-selection", "1.5")
+        times = passed[command]["times"]
+        assert (times.deadline, times.over_selection) == (9.0, 1.5)
+        np.testing.assert_array_equal(times.step_seconds, np.arange(1.0, 21.0))
+        dropped = RunConfig().schedule().keys() - passed[command].keys()
+        # The rounds of a plan are in its method's schedule.
+        assert dropped <= {*NOT_USED[command], *(["rounds"] if command == "plan" else [])}
+
+
+VALUES = {
+    "run_dir": "x",
+    "checkpoint_every": "3",
+    "log": "csv",
+    "profile_dir": "x",
+    "on_nonfinite": "stop",
+    "client_store": "host",
+    "client_map": "scan",
+    "dp_delta": "1e-5",
+    "eval_every": "3",
+}
+REFUSED = [(command, setting) for command, refused in NOT_USED.items() for setting in refused]
+NAMES = [" ".join(pair) for pair in REFUSED]
+
+
+@pytest.mark.parametrize(("command", "setting"), REFUSED, ids=NAMES)
+def test_a_flag_that_a_command_does_not_use_is_an_error(command, setting, capsys):
+    flag = "--" + setting.replace("_", "-")
+    assert cli.main([*lines_of(command), flag, VALUES[setting]]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"fedjax-lab: {setting} is ")
+    assert f"`fedjax-lab {command}` does not use {flag}: " in said
+    assert said.count("\n") == 1
+
+
+def test_a_file_says_what_its_run_does(tmp_path, capsys):
+    """What does not change the results may stand in a file; what does is refused there, too."""
+    file = tmp_path / "config.json"
+    file.write_text('{"client_map": "scan", "eval_every": 3, "seed": 4, "client_lr": 0.5}')
+    for command in NOT_USED:
+        assert parse([*lines_of(command), "--config", str(file)]).settings.eval_every == 3
+    assert parse(["run", "--config", str(file), "--seeds", "0", "1"]).seeds == (0, 1)
+    file.write_text('{"on_nonfinite": "keep"}')
+    assert cli.main([*TUNED, "--config", str(file)]) == 2
+    assert "on_nonfinite is 'keep'; `fedjax-lab tune` does not use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["run", "--seed", "3", "--seeds", "0", "1"], "seed is 3 and seeds [0, 1]; "),
+        (["run", "--print-config", "yaml", "--seeds", "0"], "--print-config` does not use --seeds"),
+        (["run", "--print-config", "yaml", "--quiet"], "--print-config` does not use --quiet"),
+        ([*SWEPT, "client_lr=1", "--client-lr", "0.5"], "client_lr is 0.5, and --point varies it"),
+        (
+            [*SWEPT, "prox_weight=1", "--algorithm", "fedprox", "--option", "prox_weight=0.5"],
+            "option prox_weight is 0.5, and --point varies it",
+        ),
+        ([*TUNED, "--client-lr", "0.5"], "client_lr is 0.5, and --space varies it"),
+        (["report", ".", "--format", "csv", "--quiet"], "quiet is True; with --format"),
+        (["run", "--no-error-feedback"], "error_feedback is False and compressor None"),
+        (["run", "--tokens", "bytes"], "tokens is 'bytes'; digits is no text"),
+        (["run", "--sequence-length", "9"], "sequence_length is 9; digits is no text"),
+        (["run", "--vocabulary-size", "9"], "vocabulary_size is 9; digits is no text"),
+        (["run", "--data-dir", "."], "data_dir is '.'; digits is read from no folder"),
+        (["run", "--test-split", "examples:0.5"], "test_split is 'examples:0.5' and dataset"),
+        (
+            [
+                "run",
+                "--dataset",
+                "npz:a.npz",
+                "--partition",
+                "natural:user",
+                "--partition-seed",
+                "1",
+            ],
+            "partition_seed is 1 and partition 'natural:user'",
+        ),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
+)
+def test_a_flag_without_effect_beside_others_is_an_error(line, message, capsys):
+    assert cli.main(line) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_space_of_one_method_leaves_the_setting_of_the_others():
+    methods = ["tune", "--methods", "fedavg", "fedprox", "--client-lr", "0.5"]
+    space = ["--space", "fedavg.client_lr=0.1,1", "--space", "prox_weight=0.1,1"]
+    assert parse([*methods, *space]).settings.client_lr == 0.5
