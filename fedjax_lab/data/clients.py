@@ -21,7 +21,6 @@ from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import PyTree
 
 Clients = TypeVar("Clients", FederatedArrays, FederatedStream)
-
 _MOST_EXAMPLES = np.iinfo(np.int32).max
 
 
@@ -109,6 +108,31 @@ def _check_alike(name: str, tree: PyTree, first_name: str, first: PyTree) -> Non
             )
 
 
+def choose_held_out(clients: Clients, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Choose the clients that ``split_clients`` holds out.
+
+    Args:
+      clients, held_out, seed: as in ``split_clients``.
+
+    Returns:
+      Numbers of the clients for training, and of those that are held out, both in rising order.
+
+    Raises:
+      TypeError, ValueError: as ``split_clients``.
+    """
+    num_clients = clients.num_clients
+    if isinstance(held_out, float):
+        check_number(
+            "held_out", held_out, minimum=0, maximum=1, exclusive_minimum=True,
+            exclusive_maximum=True,
+        )  # fmt: skip
+        held_out = max(1, round(held_out * num_clients))
+    count = check_int("held_out", held_out, minimum=1, maximum=num_clients - 1)
+    rng = np.random.default_rng(check_int("seed", seed, minimum=0))
+    unseen = np.sort(rng.permutation(num_clients)[:count])
+    return np.setdiff1d(np.arange(num_clients), unseen), unseen
+
+
 @suggest_keywords
 def split_clients(clients: Clients, held_out: float, seed: int = 0) -> tuple[Clients, Clients]:
     """Hold out clients from training.
@@ -129,17 +153,7 @@ def split_clients(clients: Clients, held_out: float, seed: int = 0) -> tuple[Cli
       TypeError: ``held_out`` or ``seed`` is not a number.
       ValueError: one part would have no client, or none with data.
     """
-    num_clients = clients.num_clients
-    if isinstance(held_out, float):
-        check_number(
-            "held_out", held_out, minimum=0, maximum=1, exclusive_minimum=True,
-            exclusive_maximum=True,
-        )  # fmt: skip
-        held_out = max(1, round(held_out * num_clients))
-    count = check_int("held_out", held_out, minimum=1, maximum=num_clients - 1)
-    rng = np.random.default_rng(check_int("seed", seed, minimum=0))
-    unseen = np.sort(rng.permutation(num_clients)[:count])
-    seen = np.setdiff1d(np.arange(num_clients), unseen)
+    seen, unseen = choose_held_out(clients, held_out, seed)
     sizes, starts = np.asarray(clients.sizes), np.asarray(clients.starts)
     indices = np.asarray(clients.indices)
 

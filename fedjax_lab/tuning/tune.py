@@ -17,8 +17,10 @@ import jax.numpy as jnp
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.clients.metrics import with_frozen_weights
 from fedjax_lab.data import FederatedArrays, split_clients, split_examples
+from fedjax_lab.data.clients import choose_held_out
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.simulation.evaluate import build_evaluation
@@ -124,8 +126,12 @@ def tune(
     seeds = check_seeds(seeds)
     spaces = read_space(space, methods)
     firsts = {name: _first(name, build, spaces[name]) for name, build in methods.items()}
-    train, held = _divided(clients, validation, hold_out, seeds[0])
     how = Schedule.of("tune", schedule)
+    train, held = _divided(clients, validation, hold_out, seeds[0])
+    if train.num_clients < clients.num_clients and not isinstance(validation, FederatedArrays):
+        seen, _ = choose_held_out(clients, validation, seeds[0])
+        how = how.of_clients(seen, clients.num_clients)
+    how, train = how.bind(train)
     settings = _settings(spaces, firsts, params, (train, held), how, seeds, score)
     settings |= {"rounds": rounds, "budget": budget, "finalists": finalists, "mode": mode}
     settings |= {"average": average, "sampler": _sampler_record(sampler)}
@@ -176,7 +182,7 @@ def _score_of(algorithm: Algorithm, score: ScoreFn | None) -> Callable[..., Any]
         else:
             assert loss_fn is not None
             loss = with_frozen_weights(loss_fn, algorithm.frozen)
-            values = loss(params, examples, jax.random.key(0))
+            values = loss(params, examples, seeded(0))
         values = values[0] if isinstance(values, tuple) else values
         return values.astype(jnp.float32), values.astype(jnp.float32)
 
@@ -191,7 +197,7 @@ def _settings(spaces, firsts, params, data, how, seeds, score) -> dict[str, Any]
         "methods": {name: {**a.hyperparameters, "name": a.name} for name, a in firsts.items()},
         "losses": {name: hash_function(a.loss_fn) for name, a in firsts.items()},
         "params": hash_arrays(params),
-        "data": [hash_arrays((part.examples, part.indices, part.sizes)) for part in data],
+        "data": [hash_arrays((p.examples, p.indices, p.sizes, p.local_steps)) for p in data],
         "schedule": how.record(),
         "sample_cohort": hash_function(how.sample_cohort),
         "score": hash_function(score),
