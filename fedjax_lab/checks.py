@@ -65,6 +65,40 @@ def check_int(argument: str, value: Any, *, minimum: int, maximum: int | None = 
     return int(value)
 
 
+def check_counts(argument: str, values: Any, length: int) -> np.ndarray:
+    """Return an array of one count for each client, as int32 [N].
+
+    Args:
+      argument: the argument's name, for the error.
+      values: what was given.
+      length: N.
+
+    Raises:
+      TypeError: the values are traced, or not integers.
+      ValueError: there are not N values, one is negative or above 2^31 - 1, or all are 0.
+    """
+    allowed = f"{length} integers from 0 to {LARGEST_INT}, one for each client"
+    if is_traced(values):
+        raise TypeError(
+            f"{argument} is an array that is traced; its largest value must be known when the "
+            f"function is traced: pass a NumPy array of {allowed}."
+        )
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # lists of different lengths
+        raise ValueError(f"{argument} is no array; it must have {allowed}.") from error
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{argument} has dtype {array.dtype}; it must have {allowed}.")
+    if array.shape != (length,):
+        raise ValueError(f"{argument} has shape {array.shape}; it must have {allowed}.")
+    wrong = np.flatnonzero((array < 0) | (array > LARGEST_INT))
+    if wrong.size:
+        raise ValueError(f"{argument}[{wrong[0]}] is {array[wrong[0]]}; it must have {allowed}.")
+    if not array.any():
+        raise ValueError(f"{argument} is 0 for all clients; at least one must be above 0.")
+    return array.astype(np.int32)
+
+
 def check_number(
     argument: str,
     value: Any,

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_lab import tree, types
 from fedjax_lab.checks import check_choice, check_int, is_traced
-from fedjax_lab.clients.batch import complete_batch
+from fedjax_lab.clients.batch import check_values, complete_batch
 from fedjax_lab.clients.finite import is_cohort_finite, is_finite, run_until_finite
 from fedjax_lab.clients.local import metrics_of
 from fedjax_lab.clients.mapping import ClientMap, parse_client_map, single_device_map
@@ -28,7 +28,7 @@ from fedjax_lab.clients.model_axis import (
 from fedjax_lab.clients.planner import Plan, plan
 from fedjax_lab.clients.returned import check_kept, check_message
 from fedjax_lab.clients.store import Rows
-from fedjax_lab.machine.keys import fold_in
+from fedjax_lab.machine.keys import fold_in, threefry
 from fedjax_lab.machine.target import Target, tracing_for
 from fedjax_lab.machine.traced import with_ending
 from fedjax_lab.signatures import suggest_keywords
@@ -187,7 +187,8 @@ class Algorithm:
                 where = jax.tree_util.keystr(path)
                 raise TypeError(f"params{where} has dtype {leaf.dtype}; it must be floating-point.")
         frozen = jax.tree.map(jnp.asarray, self.frozen)
-        batch = None if batch is None else batch._replace(frozen=frozen)
+        if batch is not None:
+            batch = batch._replace(frozen=frozen, key=threefry(batch.key))
         server, clients = self.start(params, num_clients, batch)
         return FedState(server, clients, jnp.asarray(num_clients, jnp.int32), frozen)
 
@@ -246,6 +247,7 @@ def build_round(
     """Build the communication round of a method: ``round_fn(state, batch) -> (state, metrics)``.
 
     The result is a pure function, so it can be transformed by ``jit``, ``vmap`` and ``scan``.
+    Called outside of them, it compiles once.
 
     - Each client's randomness depends on the batch's key, the phase and the client's id, never on
       its slot or device.
@@ -302,6 +304,7 @@ def build_round(
         if asked.is_planned:
             planned = plan_round(algorithm, state, batch, target).client_map
             cohort_map = parse_client_map(planned, target)
+        batch = batch._replace(key=threefry(batch.key))
         equal = batch.num_steps is None and batch.participates is None
         how = _How(cohort_map, rows, exclude, equal)
         batch = _known_to_all(cohort_map.whole, batch)
@@ -350,7 +353,21 @@ def build_round(
             "bytes_down": senders * float(algorithm.downlink(params)),
         }
 
-    return round_fn if target is None and not is_divided else for_target
+    return _compiled_alone(round_fn if target is None and not is_divided else for_target)
+
+
+def _compiled_alone(round_fn: RoundFn) -> RoundFn:
+    """Compile a round that is called outside of a traced function, once for all its calls."""
+    compiled = jax.jit(round_fn)
+
+    @functools.wraps(round_fn)
+    def pure(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
+        if is_traced((state, batch)):
+            return round_fn(state, batch)
+        check_values(batch, state.num_clients)
+        return compiled(state, batch)
+
+    return pure
 
 
 def plan_round(
@@ -407,6 +424,7 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
     weighs = None if exclude else coefficients["mean"] > 0
     mapped = jax.tree.map(pad, mapped)
     mapped["key"] = jax.vmap(fold_in, in_axes=(None, 0))(key, ids)
+    mapped["client_id"] = ids
     lengths = order = None
     if mapped["step_mask"] is not None:
         numbers = jnp.arange(1, mapped["step_mask"].shape[1] + 1)

@@ -127,6 +127,7 @@ class ClientBatch(NamedTuple):
         () if there are none.
       measures: metrics of each gradient in addition to its loss, a ``clients.metrics.Measures``
         (see ``with_client_metrics``); None: no such metrics.
+      client_id: int32 scalar, the client's number; N in a padded slot.
     """
 
     examples: PyTree
@@ -141,6 +142,7 @@ class ClientBatch(NamedTuple):
     longest: jax.Array | None = None
     frozen: PyTree = ()
     measures: Any = None
+    client_id: jax.Array | None = None
 
     @property
     def max_steps(self) -> int:

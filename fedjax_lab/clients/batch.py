@@ -31,8 +31,7 @@ def complete_batch(
     Raises:
       ValueError: a field's shape does not match the other fields, or a number is out of range.
     """
-    slots, max_steps = _batch_shape(batch)
-    _check_concrete(batch, num_clients, max_steps)
+    slots, max_steps = check_values(batch, num_clients)
     participates = batch.client_ids < num_clients
     step_mask, num_steps = None, jnp.full(slots, max_steps, jnp.int32)
     skips = slots % multiple or batch.num_steps is not None or batch.participates is not None
@@ -78,6 +77,21 @@ def complete_batch(
         "full_examples": batch.full_examples,
         "full_mask": batch.full_mask,
     }
+
+
+def check_values(batch: CohortBatch, num_clients: jax.Array) -> tuple[int, int]:
+    """Check the shapes of a batch, and its values that are not traced; returns (S, K).
+
+    Args:
+      batch: the batch of a round.
+      num_clients: int32 scalar N.
+
+    Raises:
+      ValueError: as in ``complete_batch``.
+    """
+    slots, max_steps = _batch_shape(batch)
+    _check_concrete(batch, num_clients, max_steps)
+    return slots, max_steps
 
 
 def _batch_shape(batch: CohortBatch) -> tuple[int, int]:

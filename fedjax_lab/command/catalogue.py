@@ -14,6 +14,7 @@ import optax
 from fedjax_lab import models, tree
 from fedjax_lab.algorithms import ALGORITHMS, PUBLISHED, Published
 from fedjax_lab.command.options import REQUIRED, algorithm_options, describe_options
+from fedjax_lab.machine.keys import seeded
 
 # factory -> (the method's name, its paper), in reading order.
 SOURCES: dict[str, tuple[str, str]] = {
@@ -127,7 +128,7 @@ def entry(name: str) -> Entry:
     factory = ALGORITHMS[name]
     parameters = inspect.signature(factory).parameters
     model = models.mlp(10, hidden=(8, 8), norm="group" if name == "fedbn" else None)
-    params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 784)))
+    params = jax.eval_shape(model.init, seeded(0), jnp.zeros((1, 784)))
     arguments = {
         argument: _EXAMPLES.get(argument, 0.5)
         for argument, parameter in parameters.items()

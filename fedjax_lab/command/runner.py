@@ -30,6 +30,7 @@ from fedjax_lab.command.own_code import build_model, find, is_own, own_sources, 
 from fedjax_lab.command.table_data import TableData
 from fedjax_lab.data.files import read_npz
 from fedjax_lab.data.heterogeneity import labels_of
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.book import SimulationResult
@@ -118,7 +119,7 @@ def build(
     _check_model(config, is_text)
     clients = given.clients or _clients(config, train)
     _warn_of_outliers(clients)
-    init_key = jax.random.key(config.seed if config.init_seed is None else config.init_seed)
+    init_key = seeded(config.seed if config.init_seed is None else config.init_seed)
     evaluated = _EVALUATED
     if is_text:
         evaluated = max(1, min(evaluated, _MAX_LOGITS // (train.y.shape[1] * outputs)))

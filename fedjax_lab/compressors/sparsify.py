@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.compressors import wire
 from fedjax_lab.compressors.base import STATIC, Array, Compressor, Positions, size_of
-from fedjax_lab.machine.keys import compact
+from fedjax_lab.machine.keys import compact, seeded
 from fedjax_lab.signatures import suggest_keywords
 
 _SEED_BYTES = 4
@@ -265,7 +265,7 @@ def _drawn(seed: jax.Array, d: int, k: int) -> jax.Array:
 
 def _drawn_key(seed: jax.Array):
     """Make a key from a message's seed, of a kind whose bits do not depend on vmap."""
-    return compact(jax.random.key(seed, impl="threefry2x32"))
+    return compact(seeded(seed))
 
 
 def _sort(magnitudes: jax.Array, k: int) -> jax.Array:

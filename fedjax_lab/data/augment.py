@@ -161,5 +161,5 @@ def _random_crop(key: jax.Array, images: jax.Array, pad: int) -> jax.Array:
 
 
 def _random_flip(key: jax.Array, images: jax.Array) -> jax.Array:
-    mirrored = jax.random.bernoulli(key, 0.5, (len(images), 1, 1, 1))
+    mirrored = jax.random.bernoulli(key, jnp.float32(0.5), (len(images), 1, 1, 1))
     return jnp.where(mirrored, images[:, :, ::-1], images)

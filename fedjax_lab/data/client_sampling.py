@@ -15,7 +15,7 @@ from fedjax_lab.checks import check_int, is_traced
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.poisson import sample_poisson
 from fedjax_lab.data.times import RoundTimes
-from fedjax_lab.machine.keys import below, plain
+from fedjax_lab.machine.keys import below, plain, threefry
 from fedjax_lab.types import Key
 
 SAMPLINGS = ("cyclic", "poisson", "without_replacement")
@@ -46,7 +46,7 @@ def sample_clients(key: Key, clients: FederatedArrays, cohort_size: int) -> jax.
       ValueError: ``cohort_size`` exceeds the number of clients with data.
     """
     check_key(key)
-    available = clients.num_available
+    key, available = threefry(key), clients.num_available
     cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
     if cohort_size == available:
         drawn = jnp.arange(available, dtype=jnp.int32)
@@ -80,7 +80,7 @@ def check_cohorts(
         raise TypeError(f"sample_cohort is {sample_cohort!r}; it must be a function (key, round).")
     draw = jax.jit(lambda t: jnp.asarray(sample_cohort(round_keys(key, t)[0], t)))
     for t in range(min(rounds, _LOOKED_AT)):
-        _own_cohort(lambda _, t: draw(t), clients, key, jnp.asarray(t, jnp.int32), cohort_size)
+        own_cohort(lambda _, t: draw(t), clients, key, jnp.asarray(t, jnp.int32), cohort_size)
 
 
 def round_keys(key: Key, round: jax.Array) -> Key:
@@ -129,7 +129,7 @@ def draw_ids(
                 "sample_cohort is set, and times have availability or over_selection: both "
                 "determine the cohort; omit one of them."
             )
-        return _own_cohort(sample_cohort, clients, key, round, cohort_size), None, {}
+        return own_cohort(sample_cohort, clients, key, round, cohort_size), None, {}
     if times is None:
         return sample_clients(key, clients, cohort_size), None, {}
     most = clients.num_available
@@ -159,8 +159,24 @@ def check_times(clients: FederatedArrays, sampling: str) -> None:
         )
 
 
-def _own_cohort(sample_cohort, clients, key, round, cohort_size):
-    """Call ``sample_cohort``; returns its ids, int32 [S], checked if they are not traced."""
+def own_cohort(
+    sample_cohort: CohortSampler,
+    clients: FederatedArrays,
+    key: Key,
+    round: jax.Array,
+    cohort_size: int,
+) -> jax.Array:
+    """Call a custom sampler; returns its ids, int32 [S], checked if they are not traced.
+
+    Args:
+      sample_cohort, cohort_size: as in ``ScheduleOptions``.
+      clients: the federation.
+      key: the round's key for the cohort.
+      round: int32 scalar.
+
+    Raises:
+      TypeError, ValueError: as in ``check_cohorts``.
+    """
     available = clients.num_available
     cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
     ids = jnp.asarray(sample_cohort(plain(key), round))
@@ -221,7 +237,9 @@ def _redrawn(key: Key, available: int, count: int) -> jax.Array:
     def draw(carry):
         key, chosen, again = carry
         key, own = jax.random.split(key)
-        chosen = jnp.where(again, jax.random.randint(own, (count,), 0, available), chosen)
+        chosen = jnp.where(
+            again, jax.random.randint(own, (count,), 0, available, jnp.int32), chosen
+        )
         ordered, places = jax.lax.sort((chosen, place), num_keys=1, is_stable=True)
         again = jnp.zeros(count, bool).at[places[1:]].set(ordered[1:] == ordered[:-1])
         return key, chosen, again

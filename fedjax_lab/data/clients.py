@@ -23,7 +23,6 @@ from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import PyTree
 
 Clients = TypeVar("Clients", FederatedArrays, FederatedStream)
-
 _MOST_EXAMPLES = np.iinfo(np.int32).max
 
 

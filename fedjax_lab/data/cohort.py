@@ -8,20 +8,23 @@ n_i examples of client i.
 """
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Required, TypedDict, TypeVar, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedjax_lab.checks import LARGEST_INT, check_choice, check_int, is_traced
+from fedjax_lab.checks import LARGEST_INT, check_choice, check_counts, check_int, is_traced
 from fedjax_lab.data.client_sampling import (
     SAMPLINGS,
     CohortSampler,
     check_key,
     check_times,
     draw_ids,
+    own_cohort,
     round_keys,
 )
 from fedjax_lab.data.cyclic import cyclic_slots, sample_cyclic
@@ -29,8 +32,9 @@ from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays, PartitionInfo
 from fedjax_lab.data.order import WORDS, shuffled
 from fedjax_lab.data.poisson import poisson_slots
+from fedjax_lab.data.streams import AnyClients, replace_index
 from fedjax_lab.data.times import check_devices
-from fedjax_lab.machine.keys import below, bits_at, compact, plain
+from fedjax_lab.machine.keys import below, bits_at, compact, plain, threefry
 from fedjax_lab.signatures import (
     complete_doc,
     described,
@@ -42,6 +46,7 @@ from fedjax_lab.signatures import (
 from fedjax_lab.types import CohortBatch, Key
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Array = np.ndarray | jax.Array
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -53,15 +58,18 @@ class ScheduleOptions(TypedDict, total=False):
       cohort_size: clients per round, S; with "poisson" the expected number, with "cyclic" the
         largest number.
       batch_size: examples per mini-batch, B.
-      local_steps: local steps per client and round, K; exclusive with ``local_epochs``.
+      local_steps: local steps per client and round, K; or an array of integers [N], those of each
+        client. Exclusive with ``local_epochs``.
       local_epochs: passes over each client's data per round, E: client i takes
-        K_i = E ceil(n_i / B) local steps.
+        K_i = E ceil(n_i / B) local steps. An array of integers [N] has the E_i of each client. With
+        an array, K is the largest K_i, and a client with 0 does not participate.
       replace: draw mini-batches with replacement; False: in shuffled passes over the data.
       weights: weights of the clients in the aggregation: "uniform", or "examples" (the number of
         the client's examples).
       full_examples: pass each client's whole data set to the method, for full local gradients.
       devices: system heterogeneity: unequal numbers of local steps, a time budget for stragglers,
-        dropouts. None: every client takes all its steps.
+        dropouts. A subclass may compute the steps in its ``local_steps``. None: every client takes
+        all its steps.
       sample_cohort: custom client sampling: (key, round) -> ids of the cohort, int32 [S], distinct
         clients with data, in operations that JAX can trace. None: uniform client sampling.
       sampling: kind of client sampling. "without_replacement": cohorts of a fixed size. "poisson":
@@ -72,8 +80,8 @@ class ScheduleOptions(TypedDict, total=False):
 
     cohort_size: Required[int]
     batch_size: Required[int]
-    local_steps: int | None
-    local_epochs: int | None
+    local_steps: int | Sequence[int] | Array | None
+    local_epochs: int | Sequence[int] | Array | None
     replace: bool
     weights: str
     full_examples: bool
@@ -82,13 +90,17 @@ class ScheduleOptions(TypedDict, total=False):
     sampling: str
 
 
+_WORK = ("local_steps", "local_epochs")
+_PLAIN = (int, float, str, type(None))
+
+
 class Schedule(NamedTuple):
     """Client sampling and mini-batches of a run; see ``ScheduleOptions``."""
 
     cohort_size: int
     batch_size: int
-    local_steps: int | None = None
-    local_epochs: int | None = None
+    local_steps: Any = None
+    local_epochs: Any = None
     replace: bool = False
     weights: str = "uniform"
     full_examples: bool = False
@@ -120,11 +132,66 @@ class Schedule(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Return the entries of config.json, without a custom sampler, whose hash is recorded."""
-        devices = None if self.devices is None else dataclasses.asdict(self.devices)
+        devices = None
+        if self.devices is not None:
+            devices = {n: v for n, v in vars(self.devices).items() if isinstance(v, _PLAIN)}
+            if type(self.devices) is not Devices:
+                devices["class"] = type(self.devices).__qualname__
         kept = {name: v for name, v in self._asdict().items() if name != "sample_cohort"}
         if self.sampling == "without_replacement":  # not recorded, as in older run directories
             del kept["sampling"]
         return {**kept, "devices": devices}
+
+    def of_clients(self, ids: np.ndarray, num_clients: int) -> "Schedule":
+        """Return the schedule of some of the clients, which are numbered anew.
+
+        Args:
+          ids: integers, the numbers of these clients.
+          num_clients: N, the number of all clients.
+
+        Raises:
+          TypeError, ValueError: an array of local steps or epochs is invalid.
+        """
+        arrays = {name: getattr(self, name) for name in _WORK if _is_array(getattr(self, name))}
+        return self._replace(
+            **{name: check_counts(name, v, num_clients)[ids] for name, v in arrays.items()}
+        )
+
+    def bind(self, clients: AnyClients) -> tuple["Schedule", AnyClients]:
+        """Attach arrays of local steps or epochs to the clients, as ``clients.local_steps``.
+
+        So they are arguments of a program and not constants. The schedule has the largest number.
+
+        Args:
+          clients: the clients' data.
+
+        Returns:
+          The schedule without arrays, and the clients. Without arrays, both are unchanged.
+
+        Raises:
+          TypeError, ValueError: an array is no array of N integers from 0, one of them positive;
+            or the numbers of steps are unknown, because they are traced.
+        """
+        found = [name for name in _WORK if _is_array(getattr(self, name))]
+        if not found:
+            return self, clients
+        name = found[0]
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError("local_steps and local_epochs are both set; set exactly one.")
+        steps = check_counts(name, getattr(self, name), clients.num_clients).astype(np.int64)
+        if name == "local_epochs":
+            check_int("batch_size", self.batch_size, minimum=1, maximum=LARGEST_INT)
+            if is_traced(clients.sizes):
+                raise TypeError(
+                    "local_epochs is an array, and clients is an argument of a traced function: "
+                    "the largest number of local steps is unknown. Let the function close over "
+                    "the clients, or pass local_steps as an array."
+                )
+            steps = steps * -(-np.asarray(clients.sizes, np.int64) // self.batch_size)
+        most = check_int(f"the largest number of local steps of {name}", int(steps.max()),
+                         minimum=1, maximum=LARGEST_INT)  # fmt: skip
+        bound = replace_index(clients, local_steps=jnp.asarray(steps, jnp.int32))
+        return self._replace(local_steps=most, local_epochs=None), bound
 
     def slots(self, clients: FederatedArrays) -> int:
         """Compute S, the number of slots of a cohort.
@@ -197,6 +264,10 @@ class Schedule(NamedTuple):
         return self._replace(devices=dataclasses.replace(self.devices, step_time=step_time))
 
 
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or np.ndim(value) > 0
+
+
 def scheduled(function: Function) -> Function:
     """Show ``ScheduleOptions`` in the signature, help and errors of a function.
 
@@ -246,17 +317,62 @@ def draw_batch(
       ValueError: an argument is out of range, or not exactly one of ``local_steps`` and
         ``local_epochs`` is set.
     """
-    return _draw(Schedule.of("draw_batch", schedule), clients, key, round)
+    check_key(key)
+    if not isinstance(round, jax.Array):
+        round = np.int32(check_int("round", round, minimum=0, maximum=LARGEST_INT))
+    how, clients = Schedule.of("draw_batch", schedule).bind(clients)
+    if is_traced((clients, key, round)):
+        return how.draw(clients, key, round)
+    _checked_steps(how, clients)
+    read, ids = how.read_in_rounds(clients), None
+    if how.sample_cohort is not None:  # not part of the program: a new function is no new program
+        own_key = _cohort_key(key, round)
+        ids = own_cohort(how.sample_cohort, clients, own_key, jnp.asarray(round), how.cohort_size)
+        how = how._replace(sample_cohort=None)
+    batch = _drawn(Static(how), dataclasses.replace(read, examples=()), key, round, ids)
+    return batch._replace(source=clients.examples)
 
 
-def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: Any) -> CohortBatch:
+class Static:
+    """A schedule without functions and arrays, as a static argument of a jitted function.
+
+    Two are equal if their programs are. ``Devices`` are compared by class and attributes, also
+    those that a subclass adds: numbers and text by value, others (such as arrays) by identity.
+    """
+
+    def __init__(self, schedule: Schedule):
+        self.schedule = schedule
+        attributes = {} if schedule.devices is None else vars(schedule.devices)
+        compared = {n: v if isinstance(v, _PLAIN) else id(v) for n, v in attributes.items()}
+        devices = type(schedule.devices), tuple(sorted(compared.items()))
+        self._compared = schedule._replace(devices=None), devices
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self._compared == other._compared
+
+    def __hash__(self) -> int:
+        return hash(self._compared)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _drawn(how: Static, clients, key, round, ids) -> CohortBatch:
+    """Draw a batch without its ``source``; ``ids`` is the cohort of a custom sampler, or None."""
+    schedule = how.schedule
+    if ids is not None:
+        schedule = schedule._replace(sample_cohort=lambda key, round: ids)
+    return schedule.draw(clients, key, round)
+
+
+@jax.jit
+def _cohort_key(key: Key, round: jax.Array) -> Key:
+    return round_keys(compact(threefry(key)), round)[0]
+
+
+def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:
     cohort_size, replace, weights = schedule.cohort_size, schedule.replace, schedule.weights
     devices, sampling = schedule.devices, schedule.sampling
-    check_key(key)
-    if not is_traced(round) and not isinstance(round, jax.Array):
-        check_int("round", round, minimum=0)
     batch_size, num_steps, equal_steps, full = _checked_steps(schedule, clients)
-    round, key = jnp.asarray(round, jnp.int32), compact(key)
+    round, key = jnp.asarray(round, jnp.int32), compact(threefry(key))
     cohort_key, order_key, client_key, report_key = round_keys(key, round)
     expected: jax.Array | None = None
     measured: dict[str, jax.Array] = {}
@@ -271,8 +387,9 @@ def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: Any) ->
     has_empty_slots = sampling != "without_replacement"
     participates = ids < clients.num_clients if has_empty_slots else None
     steps_taken = seconds = None
-    if not equal_steps:
-        assert schedule.local_epochs is not None
+    if clients.local_steps is not None:
+        steps_taken = clients.local_steps[ids]
+    elif not equal_steps:
         steps_taken = schedule.local_epochs * ((clients.sizes[ids] + batch_size - 1) // batch_size)
     if devices is not None:
         if not isinstance(devices, Devices):
@@ -280,8 +397,10 @@ def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: Any) ->
         check_devices(clients.times, devices)
         if devices.min_local_steps is not None:
             check_int("min_local_steps", devices.min_local_steps, minimum=1, maximum=num_steps)
-        planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
+        planned = jnp.full(ids.shape, num_steps, jnp.int32) if steps_taken is None else steps_taken
         steps_taken = devices.local_steps(key, round, ids, planned)
+        if type(devices).local_steps is not Devices.local_steps:
+            steps_taken = _checked_own(devices, steps_taken, ids.shape, num_steps)
         reports = devices.reports(report_key, ids)
         is_client = jnp.ones(ids.shape, bool) if participates is None else participates
         if reports is not None:
@@ -292,7 +411,7 @@ def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: Any) ->
             spent = devices.round_seconds(seconds, came & (steps_taken > 0), is_client)
             measured = {"round_seconds": spent}
     if clients.times is not None:
-        planned = jnp.full(ids.shape, num_steps) if steps_taken is None else steps_taken
+        planned = jnp.full(ids.shape, num_steps, jnp.int32) if steps_taken is None else steps_taken
         first, seconds, participates, waited = clients.times.first_to_finish(
             ids, planned, participates, len(ids) if has_empty_slots else cohort_size
         )
@@ -347,9 +466,21 @@ def _checked_steps(schedule: Schedule, clients: FederatedArrays) -> tuple[int, i
     divides = clients.min_size == clients.max_size and clients.max_size % batch_size == 0
     if local_steps is not None:
         num_steps = check_int("local_steps", local_steps, minimum=1, maximum=LARGEST_INT)
-        return batch_size, num_steps, True, divides or clients.min_size >= num_steps * batch_size
+        full = divides or clients.min_size >= num_steps * batch_size
+        return batch_size, num_steps, clients.local_steps is None, full
     epochs = check_int("local_epochs", local_epochs, minimum=1, maximum=LARGEST_INT // most)
     return batch_size, epochs * most, fewest == most, divides
+
+
+def _checked_own(devices: Devices, steps: Any, shape: tuple[int, ...], most: int) -> jax.Array:
+    """Check the steps of a subclass of ``Devices``; returns int32 [S] from 0 to K."""
+    steps = jnp.asarray(steps)
+    if not jnp.issubdtype(steps.dtype, jnp.integer) or steps.shape != shape:
+        raise ValueError(
+            f"{type(devices).__name__}.local_steps returned {steps.dtype}{list(steps.shape)}; it "
+            f"must be integers {list(shape)}, from 0 to {most}."
+        )
+    return jnp.clip(steps, 0, most).astype(jnp.int32)
 
 
 def _positions(order_key, ids, sizes, steps, batch_size, replace):

@@ -150,4 +150,6 @@ class Devices:
 
 
 def _per_client(draw, key: Key, client_ids: jax.Array) -> jax.Array:
-    return jax.vmap(lambda client_id: draw(jax.random.fold_in(key, client_id)))(client_ids)
+    # float32 in every mode of JAX, so that the same clients are drawn.
+    one = lambda client_id: draw(jax.random.fold_in(key, client_id), (), jnp.float32)  # noqa: E731
+    return jax.vmap(one)(client_ids)

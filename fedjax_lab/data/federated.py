@@ -48,7 +48,9 @@ class PartitionInfo:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["examples", "indices", "starts", "sizes", "nonempty", "window", "times"],
+    data_fields=[
+        *("examples", "indices", "starts", "sizes", "nonempty", "window", "times", "local_steps")
+    ],
     meta_fields=["num_clients", "min_size", "max_size", "partition", "names", "categories"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,6 +75,8 @@ class FederatedArrays:
         the largest int32 is padding. None: ``examples`` is the whole set.
       categories: (column, its values in the order of their codes) for each text column of a table.
       times: a ``RoundTimes``, set by ``simulate(times=...)``; None: time is not simulated.
+      local_steps: int32 [N], the local steps of each client, set by ``simulate(local_steps=...)``
+        and ``simulate(local_epochs=...)`` with arrays; None: the schedule determines them.
     """
 
     examples: Any
@@ -88,6 +92,7 @@ class FederatedArrays:
     window: jax.Array | None = None
     times: RoundTimes | None = None
     categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    local_steps: jax.Array | None = None
 
     @property
     def num_available(self) -> int:

@@ -43,9 +43,10 @@ def shuffled(words: jax.Array, positions: jax.Array, size: jax.Array) -> jax.Arr
 
 def _ranks(words: jax.Array, size: jax.Array) -> jax.Array:
     """Rank each word among the first ``size`` words; int32 [..., K, WORDS]."""
-    place = jnp.arange(WORDS)
     word, other = words[..., None], words[..., None, :]
-    precedes = (other < word) | ((other == word) & (place < place[:, None]))
+    shape = (*(1 for _ in words.shape[:-1]), WORDS, WORDS)
+    own, place = (jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - i) for i in (2, 1))
+    precedes = (other < word) | ((other == word) & (place < own))
     return (precedes & (place < size[..., None])).sum(-1, dtype=jnp.int32)
 
 

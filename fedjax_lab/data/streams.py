@@ -8,10 +8,11 @@ Axes: n examples, m of them held by some client, N clients, S slots of the cohor
 number of examples of a chunk.
 """
 
+import copy
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -284,6 +285,25 @@ class FederatedStream:
           names: the clients' ids as text, or None.
         """
         return FederatedStream(self.examples, host, names, self.memory)
+
+
+AnyClients = TypeVar("AnyClients", bound=FederatedArrays | FederatedStream)
+
+
+def replace_index(clients: AnyClients, **fields: Any) -> AnyClients:
+    """Replace fields of the clients' ``FederatedArrays``, which is the index of a stream.
+
+    Args:
+      clients: the clients' data, on the device or a stream.
+      **fields: new values by the names of the fields.
+    """
+    replaced: Any
+    if isinstance(clients, FederatedArrays):
+        replaced = dataclasses.replace(clients, **fields)
+    else:
+        replaced = copy.copy(clients)
+        replaced.index = dataclasses.replace(clients.index, **fields)
+    return replaced
 
 
 @suggest_keywords

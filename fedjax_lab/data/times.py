@@ -273,7 +273,8 @@ class RoundTimes:
         period = (round // self.rounds_per_period) % self.availability.shape[0]
         row = self.availability[period]
         if row.dtype != bool:
-            row = jax.random.uniform(jax.random.fold_in(key, _PRESENT), row.shape) < row
+            key = jax.random.fold_in(key, _PRESENT)
+            row = jax.random.uniform(key, row.shape, jnp.float32) < row
         return row & (sizes > 0)
 
     def draw(self, key: Key, there: jax.Array, count: int) -> jax.Array:
@@ -286,7 +287,7 @@ class RoundTimes:
           there: bool [N].
           count: number of clients, at most N.
         """
-        numbers = jax.random.uniform(jax.random.fold_in(key, _ORDER), there.shape)
+        numbers = jax.random.uniform(jax.random.fold_in(key, _ORDER), there.shape, jnp.float32)
         largest, ids = jax.lax.top_k(jnp.where(there, numbers, -1.0), count)
         return jnp.where(largest >= 0, ids, there.shape[0]).astype(jnp.int32)
 

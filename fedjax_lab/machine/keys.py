@@ -28,6 +28,47 @@ _GROUPS = 5  # groups of four rounds; a key is added after each group
 _MOST = 2**32  # largest number of elements of a draw, counted by 32 bits
 
 
+def seeded(seed: Any) -> Key:
+    """Create a key of a seed: Threefry's, whatever ``jax_default_prng_impl`` is.
+
+    The draws of other generators, such as "rbg", depend on how a program maps them: under ``vmap``
+    on the other keys. A client's draws would depend on the client map.
+
+    Args:
+      seed: integer scalar from 0 to 2^32 - 1.
+    """
+    return jax.random.key(seed, impl=_NAME)
+
+
+def threefry(key: Key) -> Key:
+    """Convert a key of another generator to a Threefry key; return other keys unchanged.
+
+    "rbg" and "unsafe_rbg" store Threefry's key of the seed twice. So ``threefry`` of their key of
+    a seed is Threefry's key of that seed.
+
+    Args:
+      key: PRNG keys [...]: typed, or raw bits of the default generator, which become typed if that
+        is not Threefry.
+    """
+    config: Any = jax.config
+    if not _is_typed(key):
+        if config.jax_default_prng_impl == _NAME:
+            return key
+        key = jax.random.wrap_key_data(key)
+    if _implementation(key) in (_NAME, _COMPACT, _STORED):
+        return key
+    words = jax.random.key_data(key).astype(jnp.uint32).reshape(*key.shape, -1)
+    if words.shape[-1] % 2:
+        words = jnp.concatenate([words, jnp.zeros_like(words[..., :1])], -1)
+    first = words[..., :2]
+    for place in range(2, words.shape[-1], 2):
+        more = words[..., place : place + 2]
+        halves = jnp.moveaxis(first, -1, 0), more[..., 0], more[..., 1]
+        mixed = jnp.stack(_threefry(*halves), axis=-1)
+        first = jnp.where((more == first).all(-1, keepdims=True), first, mixed)
+    return jax.random.wrap_key_data(first, impl=_NAME)
+
+
 def compact(key: Key) -> Key:
     """Convert a key for programs that compile in less time.
 
@@ -121,9 +162,12 @@ def below(bits: jax.Array, bound: jax.Array) -> jax.Array:
     return (high * bound_high + (middle >> np.uint32(16)) + carry).astype(jnp.int32)
 
 
+def _is_typed(key: Any) -> bool:
+    return hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+
+
 def _implementation(key: Key) -> Any:
-    is_typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    return jax.random.key_impl(key) if is_typed else None
+    return jax.random.key_impl(key) if _is_typed(key) else None
 
 
 def _threefry(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:

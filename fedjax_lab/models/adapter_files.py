@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_number
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.decoder import decoder
 from fedjax_lab.models.decoder_config import DecoderConfig, read_json
 from fedjax_lab.models.lora import Adapter
@@ -185,7 +186,7 @@ def _table(config: DecoderConfig, paths: list[str]) -> dict[tuple[str, str], Sto
 
 
 def _shapes(config: DecoderConfig, paths: list[str], rank: int, dtype: Any) -> dict[str, Adapter]:
-    params = jax.eval_shape(decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    params = jax.eval_shape(decoder(config).init, seeded(0), jnp.zeros((1, 1), jnp.int32))
     found: dict[str, Any] = {}
     for path in paths:
         _module(config, path)

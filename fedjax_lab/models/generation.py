@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.data.packing import Tokens
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.base import Apply
 from fedjax_lab.types import Key, Params
 
@@ -46,7 +47,7 @@ def generate(
     tokens, segments = prompt if isinstance(prompt, Tokens) else (prompt, None)
     tokens = jnp.asarray(tokens, jnp.int32)
     segments = jnp.ones_like(tokens) if segments is None else jnp.asarray(segments, jnp.int32)
-    key = jax.random.key(0) if key is None else key
+    key = seeded(0) if key is None else key
     return _continued(apply, num_tokens, float(temperature), params, tokens, segments, key)
 
 

@@ -10,6 +10,7 @@ Axes: m inputs and n outputs of a kernel as a matrix, r the rank, L layers with 
 """
 
 import fnmatch
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -73,7 +74,7 @@ def init_adapters(
         check_int(f"rank for {path}, {m} x {n},", rank, minimum=1, maximum=min(m, n))
         dtype = jnp.promote_types(leaf.dtype, jnp.float32)
         down = jax.random.normal(jax.random.fold_in(key, number), (*layers, m, rank), dtype)
-        adapters[path] = Adapter(down / np.sqrt(m), jnp.zeros((*layers, rank, n), dtype))
+        adapters[path] = Adapter(down / math.sqrt(m), jnp.zeros((*layers, rank, n), dtype))
     return adapters
 
 

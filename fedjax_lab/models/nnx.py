@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 from flax import nnx
 
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.base import Model
 from fedjax_lab.types import Key, Params
 
@@ -42,9 +43,7 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
         return jax.jit(lambda key: nnx.state(build(nnx.Rngs(key)), nnx.Param))(key)
 
     def apply(params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
-        streams = nnx.state(
-            build(nnx.Rngs(jax.random.key(0) if key is None else key)), nnx.RngState
-        )
+        streams = nnx.state(build(nnx.Rngs(seeded(0) if key is None else key)), nnx.RngState)
         net = nnx.merge(graph, params, streams)
         if key is None:
             net.eval()

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from fedjax_lab.checks import check_int
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.base import Model
 from fedjax_lab.models.decoder import decoder
 from fedjax_lab.models.decoder_config import DecoderConfig, config_fields, read_decoder_config
@@ -77,7 +78,7 @@ def load_pretrained(
     if dtype is None:
         dtype = next((e.dtype for e in files.entries.values() if e.dtype is not None), "float32")
     model = decoder(config, dtype=dtype, remat=remat, adapter_dropout=adapter_dropout)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    shapes = jax.eval_shape(model.init, seeded(0), jnp.zeros((1, 1), jnp.int32))
     ignored: tuple[str, ...] = DECODER_IGNORED
     if config.tie:
         _check_tied(files)
@@ -134,7 +135,7 @@ def save_pretrained(
     check_int("max_shard_bytes", max_shard_bytes, minimum=1)
     fields, table = config_fields(config), decoder_table(config)
     leaves = _leaves(params)
-    expected = jax.eval_shape(decoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    expected = jax.eval_shape(decoder(config).init, seeded(0), jnp.zeros((1, 1), jnp.int32))
     wanted = {path: leaf.shape for path, leaf in _leaves(expected).items()}
     for path in sorted({*wanted, *leaves}):
         found = leaves[path].shape if path in leaves else "nothing"

@@ -14,6 +14,7 @@ from fedjax_lab.checks import MOST_ROUNDS, check_int
 from fedjax_lab.clients.metrics import apply_loss, with_frozen_weights
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.labels import check_labels
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.storage.run_dir import CLIENTS
@@ -252,7 +253,7 @@ def check_training_labels(
         examples = clients.examples
 
     def run(params, batch, frozen):
-        return apply_loss(with_frozen_weights(loss_fn, frozen), params, batch, jax.random.key(0))
+        return apply_loss(with_frozen_weights(loss_fn, frozen), params, batch, seeded(0))
 
     held = np.asarray(clients.indices)
     check_labels_of(run, params, algorithm.frozen, examples, batch_size, held)
@@ -263,7 +264,7 @@ def _blank(values: PyTree) -> PyTree:
 
     def zeros(leaf):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jnp.broadcast_to(jax.random.key(0), leaf.shape)
+            return jnp.broadcast_to(seeded(0), leaf.shape)
         return jnp.zeros(leaf.shape, leaf.dtype)
 
     return jax.tree.map(zeros, values)

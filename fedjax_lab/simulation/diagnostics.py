@@ -17,6 +17,7 @@ from fedjax_lab.checks import check_int
 from fedjax_lab.clients.metrics import apply_loss
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.streams import check_resident
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.types import FedState, LossFn, Params, PyTree
 
 
@@ -46,7 +47,7 @@ def build_control_error(
     """
     check_resident(clients, "build_control_error")
     size = min(check_int("batch_size", batch_size, minimum=1), clients.max_size)
-    key = jax.random.key(0)
+    key = seeded(0)
 
     def full_gradient(params, clients, client_id):
         start, count = clients.starts[client_id], clients.sizes[client_id]

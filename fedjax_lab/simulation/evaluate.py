@@ -18,6 +18,7 @@ from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.compiler import mesh_of
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
@@ -127,7 +128,7 @@ def with_recomputed_statistics(
     Raises:
       ValueError: the params have no running statistics (at the first call).
     """
-    recompute = jax.jit(functools.partial(recompute_statistics, apply, key=jax.random.key(0)))
+    recompute = jax.jit(functools.partial(recompute_statistics, apply, key=seeded(0)))
     x = jnp.asarray(x)
 
     def evaluate_twice(params):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedjax_lab.checks import LAST_SEED, check_int, is_traced
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.streams import check_resident
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.evaluate import CountFn
 from fedjax_lab.types import ClientBatch, FedState, Metrics, Params
@@ -59,13 +60,15 @@ def client_models(
     check_resident(train, "client_models")
 
     def model_of(state, client_id):
-        key = jax.random.fold_in(jax.random.key(seed), client_id)
+        key = jax.random.fold_in(seeded(seed), client_id)
         draw_key, step_key = jax.random.split(key)
         size = train.sizes[client_id]
-        drawn = jax.random.randint(draw_key, (steps, batch_size), 0, jnp.maximum(size, 1))
+        drawn = jax.random.randint(
+            draw_key, (steps, batch_size), 0, jnp.maximum(size, 1), jnp.int32
+        )
         rows = jnp.take(train.indices, train.starts[client_id] + drawn, mode="clip")
         batch = ClientBatch(
-            examples=rows.astype(jnp.int32),
+            examples=rows,
             example_mask=None,
             step_mask=jnp.full(steps, size > 0),
             num_steps=jnp.where(size > 0, steps, 0).astype(jnp.int32),
@@ -75,6 +78,7 @@ def client_models(
             full_mask=None,
             source=train.examples,
             frozen=state.frozen,
+            client_id=client_id,
         )
         return tune(personal.params(state, client_id), batch)
 

@@ -3,7 +3,6 @@
 It also attaches client times to the clients' data.
 """
 
-import copy
 import dataclasses
 import sys
 import warnings
@@ -18,6 +17,8 @@ import numpy as np
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.data.streams import replace_index
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import (
     check_training_labels,
@@ -106,7 +107,7 @@ class Feed:
 
     def record(self) -> dict[str, Any]:
         """Return the entries of config.json."""
-        return record_times(self.clients)
+        return record_times(self.clients) | _record_steps(self.clients)
 
     def close(self) -> None:
         """Stop fetching."""
@@ -317,7 +318,7 @@ def window_shapes(stream: FederatedStream, schedule: Schedule, length: int) -> F
 def _fit(stream: FederatedStream, schedule: Schedule, eval_every: int) -> tuple[int, int]:
     """Compute (rounds of a program, a divisor of ``eval_every``; most examples that they draw)."""
     first = jax.ShapeDtypeStruct((), jnp.int32)
-    batch = jax.eval_shape(schedule.draw, stream.index, jax.random.key(0), first)
+    batch = jax.eval_shape(schedule.draw, stream.index, seeded(0), first)
     numbers = _most(batch)
     slots = numbers.shape[0]
     room = stream.memory - stream.index_bytes
@@ -387,10 +388,6 @@ def with_times(
             f"times have over_selection {times.over_selection:g} and deadline {times.deadline}; "
             f"{algorithm.name} is asynchronous and has no cohort to wait for: omit both."
         )
-    if isinstance(clients, FederatedStream):
-        timed = copy.copy(clients)
-        timed.index = with_times(clients.index, times, algorithm, params)
-        return timed
     count = clients.num_clients
     share: Any = 1.0
     if algorithm.message_parts is not None:
@@ -398,7 +395,7 @@ def with_times(
         share = np.asarray(parts_of(jnp.arange(count))) / whole
     up, down = share * algorithm.uplink(params), share * algorithm.downlink(params)
     found = times.resolve(count, up, down, algorithm.gradients_per_step)
-    return dataclasses.replace(clients, times=found)
+    return replace_index(clients, times=found)
 
 
 def record_times(clients: FederatedArrays) -> dict[str, Any]:
@@ -412,3 +409,12 @@ def record_times(clients: FederatedArrays) -> dict[str, Any]:
     names = ("over_selection", "deadline", "rounds_per_period")
     policy = {name: getattr(clients.times, name) for name in names}
     return {"times": {**policy, "arrays": hash_arrays(clients.times)}}
+
+
+def _record_steps(clients: FederatedArrays) -> dict[str, Any]:
+    """Return the entries of config.json about arrays of local steps; empty if there are none."""
+    if clients.local_steps is None:
+        return {}
+    steps = np.asarray(clients.local_steps)
+    summary = {"min": int(steps.min()), "mean": float(steps.mean()), "max": int(steps.max())}
+    return {"client_local_steps": {**summary, "array": hash_arrays(clients.local_steps)}}

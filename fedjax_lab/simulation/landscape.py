@@ -27,6 +27,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.clients.metrics import apply_loss
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.batch_norm import running_statistics
 from fedjax_lab.types import LossFn, Params, PyTree
 
@@ -249,7 +250,7 @@ def _total_loss(loss_fn, params, batch, real):
     """Sum the losses of the real examples of a batch."""
     fixed = running_statistics(params)
     params = jax.tree.map(lambda f, p: jax.lax.stop_gradient(p) if f else p, fixed, params)
-    losses, _ = apply_loss(loss_fn, params, batch, jax.random.key(0), real)
+    losses, _ = apply_loss(loss_fn, params, batch, seeded(0), real)
     return jnp.where(real, losses, 0).sum()
 
 

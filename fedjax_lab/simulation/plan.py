@@ -11,6 +11,7 @@ from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.machine.arithmetic import count_flops
 from fedjax_lab.machine.compiler import Figures, compile_for, figures, with_devices
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.target import Target, named
 from fedjax_lab.models.convolution import lowering_for
 from fedjax_lab.round import Algorithm
@@ -132,11 +133,11 @@ def plan(
     except ImportError as error:
         note = str(error)
     place = Placement.of(client_map, client_store, params_sharding, machine, Team())
-    how = Schedule.of("plan", schedule)
+    how, clients = Schedule.of("plan", schedule).bind(clients)
     clients = with_times(clients, times, algorithm, params)
     if isinstance(clients, FederatedStream):
         clients = window_shapes(clients, how, 1)
-    run = Run(algorithm, how, on_nonfinite, key=jax.random.key(0), params=params)
+    run = Run(algorithm, how, on_nonfinite, key=seeded(0), params=params)
     state = run.shapes(clients)._replace(frozen=run.frozen)
     planner = ChunkPlanner(run, place, state, clients)
     is_given = not place.client_map.is_planned

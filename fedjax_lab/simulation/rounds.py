@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.clients.resident import flatten_examples
 from fedjax_lab.clients.store import window_rows
+from fedjax_lab.data.cohort import Static
 from fedjax_lab.machine.target import here
 from fedjax_lab.round import Algorithm, build_round
 from fedjax_lab.simulation.placement import Placement
@@ -89,7 +90,8 @@ def build_chunk(run: Run, place: Placement, state_sharding: Any = None) -> jax.s
     if not is_kept or place.target or place.layout or place.team.is_multiprocess:
         return jax.jit(build_rounds(run, place), **options)
     shardings = tuple(jax.tree.leaves(state_sharding)), jax.tree.structure(state_sharding)
-    how = place.client_map.name, place.client_store, run.in_round, run.schedule, shardings
+    schedule = Static(run.schedule)
+    how = place.client_map.name, place.client_store, run.in_round, schedule, shardings
     chunks = _kept[0][1]
     if how not in chunks:
         chunks[how] = jax.jit(build_rounds(run, place), **options)

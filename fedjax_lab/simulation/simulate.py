@@ -155,7 +155,8 @@ def simulate(
     team = Team.here()
     place = Placement.of(client_map, client_store, params_sharding, team=team)
     progress, hooks = progress and team.is_first, Hooks(on_row if team.is_first else ())
-    how, key = Schedule.of("simulate", schedule), key_of(seed, state)
+    how, clients = Schedule.of("simulate", schedule).bind(clients)
+    key = key_of(seed, state)
     run = Run(algorithm, how, on_nonfinite, rounds, eval_every, key, team.local(params))
     feed = feed_of(run, clients, team, progress, times=times, state=state)
     if state is not None:

@@ -40,6 +40,7 @@ from fedjax_lab.data import ClientTimes, FederatedArrays
 from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default, say_where
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_training_labels
@@ -124,7 +125,7 @@ def sweep(
     check_resident(clients, "a sweep")
     keep_by_default()
     points, seeds = list_points(points), check_seeds(seeds)
-    how = Schedule.of("sweep", schedule)
+    how, clients = Schedule.of("sweep", schedule).bind(clients)
     run_with = functools.partial(Run, schedule=how, rounds=rounds, eval_every=eval_every)
     of_points = [run_with(algorithm) for algorithm in build_all(build, points)]
     first = of_points[0]
@@ -132,7 +133,7 @@ def sweep(
     runs_by = _resolve_run_map(run_map, len(points) * len(seeds))
     is_function = callable(params) and jax.tree_util.all_leaves([params])
     models = [params(jax.random.key(seed)) if is_function else params for seed in seeds]
-    keys = [jax.random.key(seed) for seed in seeds]
+    keys = [seeded(seed) for seed in seeds]
     clients = with_times(clients, times, first.algorithm, models[0])
     if how.sample_cohort is not None:
         check_cohorts(how.sample_cohort, clients, keys[0], how.cohort_size, rounds)

@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_lab.clients.mapping import parse_client_map, single_device_map
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.run import Run
@@ -75,7 +76,7 @@ class Lanes:
         if not lanes:
             return
         begun = lanes[0].rounds
-        runs = [(self._params, jax.random.key(lane.seed), lane.point) for lane in lanes]
+        runs = [(self._params, seeded(lane.seed), lane.point) for lane in lanes]
         # On CPU, lanes run one after the other, so a small program is enough for all rungs.
         few = runs[: jax.device_count()] if self._one_by_one else runs
         if not self._program.size or len(few) <= self._program.size // 2:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_lab.clients.metrics import apply_loss, with_frozen_weights
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
 from fedjax_lab.types import LossFn, Params, PyTree
 
@@ -79,7 +80,7 @@ def evaluation_key(algorithm: Algorithm, params: Params, examples: PyTree) -> tu
             return None, True
     except Exception:  # of the caller's own function; it is called with a key next
         pass
-    key = jax.random.key(0)
+    key = seeded(0)
     traced = jax.make_jaxpr(losses)(params, rows, key)
     _, used = dce_jaxpr(traced.jaxpr, [True])
     return key, not used[-1]

@@ -12,11 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.data import ClientTimes, FederatedArrays, split_clients, split_examples
 from fedjax_lab.data.clients import held_out_clients
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.simulation.evaluate import build_evaluation
@@ -129,10 +132,14 @@ def tune(
     seeds = check_seeds(seeds)
     spaces = read_space(space, methods)
     firsts = {name: _first(name, build, spaces[name]) for name, build in methods.items()}
-    train, held, times = _divided(clients, validation, hold_out, seeds[0], times)
+    how = Schedule.of("tune", schedule)
+    train, held, seen = _divided(clients, validation, hold_out, seeds[0])
+    if seen is not None:
+        how = how.of_clients(seen, clients.num_clients)
+        times = times.take(seen, clients.num_clients) if isinstance(times, ClientTimes) else times
+    how, train = how.bind(train)
     counts = _counts(firsts, score, params, held.examples)
     timed = {name: with_times(train, times, first, params) for name, first in firsts.items()}
-    how = Schedule.of("tune", schedule)
     settings = _settings(spaces, firsts, params, (train, held), how, seeds, score)
     if times is not None:
         settings["times"] = {name: record_times(clients) for name, clients in timed.items()}
@@ -166,17 +173,15 @@ def _first(name: str, build: Build, space: Space) -> Algorithm:
 
 
 def _divided(
-    clients, validation, hold_out, seed, times
-) -> tuple[FederatedArrays, FederatedArrays, ClientTimes | None]:
-    """Return (training data, validation data, times of the training clients)."""
+    clients, validation, hold_out, seed
+) -> tuple[FederatedArrays, FederatedArrays, np.ndarray | None]:
+    """Return (training data, validation data, numbers of the training clients; None: all)."""
     if isinstance(validation, FederatedArrays):
-        return clients, validation, times
+        return clients, validation, None
     if hold_out == "clients":
-        if isinstance(times, ClientTimes):
-            seen, _ = held_out_clients(clients.num_clients, validation, seed)
-            times = times.take(seen, clients.num_clients)
-        return *split_clients(clients, validation, seed), times
-    return *split_examples(clients, validation, seed), times
+        seen, _ = held_out_clients(clients.num_clients, validation, seed)
+        return *split_clients(clients, validation, seed), seen
+    return *split_examples(clients, validation, seed), None
 
 
 def _counts(
@@ -202,7 +207,7 @@ def _settings(spaces, firsts, params, data, how, seeds, score) -> dict[str, Any]
         "methods": {name: {**a.hyperparameters, "name": a.name} for name, a in firsts.items()},
         "losses": {name: hash_function(a.loss_fn) for name, a in firsts.items()},
         "params": hash_arrays(params),
-        "data": [hash_arrays((part.examples, part.indices, part.sizes)) for part in data],
+        "data": [hash_arrays((p.examples, p.indices, p.sizes, p.local_steps)) for p in data],
         "schedule": how.record(),
         "sample_cohort": hash_function(how.sample_cohort),
         "score": "the loss of evaluation" if score is None else hash_function(score),

@@ -24,6 +24,7 @@ from fedjax_lab.checks import check_choice
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.compressors.base import Compressor
 from fedjax_lab.compressors.catalogue import as_compressor
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Key, Params, PyTree
@@ -242,7 +243,7 @@ def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) 
     def heard(server, round):
         """Compute the clients' copies after this round's broadcast."""
         held = server.held[index]
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), round), index)
+        key = jax.random.fold_in(jax.random.fold_in(seeded(0), round), index)
         vectors = _vectors(phase.broadcast(server, round), held[0]) if held else []
         changes = [
             _through(down, jax.random.fold_in(key, i), tree.subtract(x, h), scope)

@@ -27,6 +27,7 @@ import numpy as np
 
 from fedjax_lab.checks import is_traced
 from fedjax_lab.clients.metrics import OWN_METRICS
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import Cohort, FedState, Params, PyTree, Scalar
 from fedjax_lab.wrappers.order import check_order, name_of
@@ -242,7 +243,7 @@ class Frame:
             message = jax.tree.map(jnp.zeros_like, phase.message_like(params))
 
             def update(num_steps, server, message, phase=phase):
-                key = jax.random.key(0)
+                key = seeded(0)
                 cohort = Cohort(slot, one > 0, one, number, number + 1, 1, num_steps, key, True)
                 return phase.server_update(server, message, cohort)
 

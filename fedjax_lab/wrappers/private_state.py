@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
 from fedjax_lab.types import FedState, Key
 from fedjax_lab.wrappers.privacy import DPServer
@@ -25,7 +24,7 @@ def key_of(seed: int, state: Any) -> Key:
       state: initial state of the run, or None.
     """
     released = _released(state)
-    key = jax.random.key(seed)
+    key = seeded(seed)
     return key if released is None else run_key(key, int(released.rounds))
 
 

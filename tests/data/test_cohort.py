@@ -12,7 +12,7 @@ from scipy import stats
 from fedjax_lab import data
 from fedjax_lab.data import cohort
 from fedjax_lab.data.client_sampling import _floyd, _redrawn
-from fedjax_lab.data.order import ROUNDS, shuffled
+from fedjax_lab.data.order import WORDS, shuffled
 
 key = jax.random.key(7)
 
@@ -20,7 +20,7 @@ key = jax.random.key(7)
 @jax.jit
 def shuffle(keys, places, n):
     """As many random orders as there are keys."""
-    words = jax.vmap(lambda key: jax.random.bits(key, (ROUNDS,)))(keys)
+    words = jax.vmap(lambda key: jax.random.bits(key, (WORDS,)))(keys)
     return shuffled(words, places, n)
 
 
