@@ -16,6 +16,7 @@ from fedjax_lab.models.convolution import lowering_for
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_simulate
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
+from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.feed import window_shapes
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.run import Run
@@ -91,6 +92,7 @@ class RoundPlan(NamedTuple):
 
 
 @scheduled
+@debuggable
 def plan(
     algorithm: Algorithm,
     params: Params,
@@ -119,7 +121,8 @@ def plan(
       params_sharding: as in ``simulate``.
 
     Raises:
-      ValueError: an argument is out of range, or the target or client map is unknown.
+      ValueError: an argument is out of range, the target or client map is unknown, or
+        ``jax_disable_jit`` is set.
       TypeError: an argument is unknown or of the wrong type.
     """
     check_simulate(algorithm, params, clients, only_shapes=True)
