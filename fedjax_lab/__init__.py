@@ -8,6 +8,7 @@ from fedjax_lab.simulation.book import SimulationResult
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.plan import RoundPlan, plan
 from fedjax_lab.simulation.simulate import simulate
+from fedjax_lab.simulation.stop import forget_signal
 from fedjax_lab.simulation.sweep import sweep
 from fedjax_lab.simulation.sweep_result import SweepResult
 from fedjax_lab.storage.saved_run import SavedRun, load_run
@@ -43,6 +44,7 @@ __all__ = [
     "build_round",
     "compressors",
     "data",
+    "forget_signal",
     "load_run",
     "model_shardings",
     "models",

@@ -246,12 +246,14 @@ def mutate(folder, count, seed):
 
 def make_half(directory):
     """A run that was interrupted after 12 of its rounds."""
+    from fedjax_lab import forget_signal
 
     def interrupt(row):
         if row["round"] == 12:
             signal.raise_signal(signal.SIGTERM)
 
     run(directory, on_row=interrupt)
+    forget_signal()
 
 
 def main():

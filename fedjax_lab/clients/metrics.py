@@ -18,26 +18,46 @@ from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree
 
 # (params, gradient) -> scalar
 Measure = Callable[[Params, PyTree], Any]
+# Metrics that every round has, even one without participants.
+OF_EVERY_ROUND = frozenset(
+    {
+        *("round_seconds", "available_clients", "dropped_clients"),
+        *("communicated", "clip_norm", "server_updates"),
+    }
+)
+# Metrics of the server's step. A round in which the server takes none has ``server_updates`` 0.
+OF_SERVER_STEP = frozenset(
+    {
+        *("delta_norm", "momentum_norm", "effective_steps", "server_step", "staleness"),
+        *("server_qp_residual", "server_qp_active", "server_qp_iterations"),
+        *("saturated", "vanished", "too_few_for_rule"),
+    }
+)
+# Metrics that every round has, even one without participants.
+OF_EVERY_ROUND = frozenset(
+    {
+        *("round_seconds", "available_clients", "dropped_clients"),
+        *("communicated", "clip_norm", "server_updates"),
+    }
+)
+# Metrics of the server's step. A round in which the server takes none has ``server_updates`` 0.
+OF_SERVER_STEP = frozenset(
+    {
+        *("delta_norm", "momentum_norm", "effective_steps", "server_step", "staleness"),
+        *("server_qp_residual", "server_qp_active", "server_qp_iterations"),
+        *("saturated", "vanished", "too_few_for_rule"),
+    }
+)
 # Reserved names of metrics, which a loss function may not use.
 OWN_METRICS = frozenset(
     {
-        *("round", "seconds", "compile_seconds", "round_seconds", "simulated_seconds"),
-        *("available_clients", "dropped_clients", "staleness"),
+        *OF_EVERY_ROUND,
+        *OF_SERVER_STEP,
+        *("round", "seconds", "compile_seconds", "simulated_seconds"),
         *("loss", "local_steps", "gradients", "participants", "nonfinite_clients"),
-        *(
-            "bytes_up",
-            "bytes_down",
-            "communicated",
-            "message_parts",
-            "message_sq",
-            "error_sq",
-            "change_sq",
-        ),
-        *("client_drift", "delta_norm", "momentum_norm", "effective_steps"),
-        *("client_qp_residual", "client_qp_active"),
-        *("clipped_clients", "clip_norm", "epsilon", "saturated", "overflow"),
-        *("server_qp_residual", "server_qp_active", "server_qp_iterations"),
-        *("server_step", "mixing"),
+        *("bytes_up", "bytes_down", "message_parts", "message_sq", "error_sq", "change_sq"),
+        *("client_drift", "client_qp_residual", "client_qp_active", "mixing"),
+        *("clipped_clients", "epsilon", "overflow"),
     }
 )
 _OWN = ", ".join(sorted(OWN_METRICS))

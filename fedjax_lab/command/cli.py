@@ -56,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return action(command)
         print(command.text())
         return 0
-    except KeyboardInterrupt:
-        print(f"{PROG}: interrupted.", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"{PROG}: interrupted. {error}".rstrip(), file=sys.stderr)
         if is_process:  # threads of an interrupted compiler can crash the end of the interpreter
             sys.stdout.flush()
             sys.stderr.flush()

@@ -158,18 +158,23 @@ def score_on_training_data(
 def summarise_clients(scores: np.ndarray, score: str = ACCURACY) -> dict[str, Any]:
     """Summarize scores [N]: the scores, their mean, and the mean of the worst tenth, as JSON.
 
-    The worst tenth is ceil(N / 10) clients. Clients without data (NaN) are excluded from both
-    means.
+    The worst tenth is ceil(n / 10) of the n clients with data. Clients without data (NaN) are
+    excluded from both means. A number that is not finite becomes null: an infinite error is one of
+    the worst, and makes both means null.
 
     Args:
       scores: float [N]; NaN for a client without data.
       score: name of the score: "accuracy" (larger is better), or an error.
     """
-    held = np.sort(scores[np.isfinite(scores)])
+    held = np.sort(scores[~np.isnan(scores)])
     held = held if score == ACCURACY else held[::-1]
     worst = held[: math.ceil(len(held) / 10)]
+
+    def plain(number: float) -> float | None:
+        return float(number) if np.isfinite(number) else None
+
     return {
-        f"client_{score}": [float(s) if np.isfinite(s) else None for s in scores],
-        f"client_{score}_mean": float(held.mean()) if len(held) else None,
-        f"worst_10_percent_{score}": float(worst.mean()) if len(held) else None,
+        f"client_{score}": [plain(number) for number in scores],
+        f"client_{score}_mean": plain(held.mean()) if len(held) else None,
+        f"worst_10_percent_{score}": plain(worst.mean()) if len(held) else None,
     }

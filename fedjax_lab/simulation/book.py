@@ -9,14 +9,22 @@ import jax
 import numpy as np
 
 from fedjax_lab import tree
+from fedjax_lab.clients.metrics import OF_EVERY_ROUND, OF_SERVER_STEP
 from fedjax_lab.machine.quick import quick_jit
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, QP_RESIDUALS, unsolved
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.chunks import Chunks
+from fedjax_lab.simulation.divergence import (
+    ODD_LOSS,
+    finite_and_other_clients,
+    lost_rounds,
+    odd_losses,
+)
 from fedjax_lab.simulation.loggers import Hooks
 from fedjax_lab.simulation.recorder import Row
 from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.scores import Scores, as_value, is_enough
+from fedjax_lab.storage.run_dir import with_nan
 from fedjax_lab.types import FedState, Metrics, Params
 
 _TIME = "simulated_seconds"  # a total, where rounds say how long they take
@@ -30,8 +38,9 @@ class SimulationResult(NamedTuple):
       state: the final state of the method.
       history: one row per evaluation. ``round`` is the number of finished rounds. ``bytes_up``,
         ``bytes_down`` and ``gradients`` (mini-batch gradients taken) are exact totals since round
-        0. Other metrics of rounds are means over the rounds since the last row. The rest is what
-        ``evaluate`` returned.
+        0. Other metrics of rounds are means over those rounds since the last row that have a value:
+        a round without participants has no loss, for example. NaN (null in a file) means that no
+        round had one. The rest is what ``evaluate`` returned.
       seconds: time spent in rounds and evaluation without compilation, including the time before an
         interruption.
       compile_seconds: time spent compiling rounds, including the time before an interruption.
@@ -93,17 +102,17 @@ class Book:
         """Continue the history of an earlier call, and pass its rows to the hooks.
 
         Args:
-          history: rows of the earlier call.
+          history: rows of the earlier call, from a file.
           round: finished rounds.
           spent: (seconds, compile_seconds) of earlier calls.
         """
         chunks, counts = self._chunks, self._run.in_round == "exclude"
-        self.history, self.round = history, round
-        self._tally = Tally(self._run.algorithm, chunks.params, history, counts)
+        self.history, self.round = list(map(with_nan, history)), round
+        self._tally = Tally(self._run.algorithm, chunks.params, self.history, counts)
         self.seconds, before = spent
         is_finished = round >= self._run.rounds
         chunks.compile_seconds = before + (0 if is_finished else chunks.compile_seconds)
-        for row in history:
+        for row in self.history:
             self._hooks(row)
             self.enough = is_enough(self._stop_when, row)
         self._began = time.perf_counter() - self.seconds - chunks.compile_seconds
@@ -263,6 +272,9 @@ class Tally:
     def row(self, metrics: Mapping[str, Any]) -> Row:
         """Compute the means over a chunk's rounds, and the new totals.
 
+        A metric's mean is over the rounds that have it: those with a participant or, for metrics
+        of the server's step, those in which the server takes one. NaN: no round has it.
+
         Args:
           metrics: of the rounds, stacked [rounds].
 
@@ -271,22 +283,37 @@ class Tally:
         """
         metrics = {name: np.asarray(values, np.float64) for name, values in metrics.items()}
         _check_overflow(metrics.pop("overflow", False))
-        participants = metrics.pop("participants")
-        steps = metrics.pop("local_steps")
+        finite, others = finite_and_other_clients(metrics)
+        lost = lost_rounds(metrics)
+        participants, steps = metrics.pop("participants"), metrics.pop("local_steps")
         parts = metrics.pop("message_parts", participants)  # of messages, which are integers
         sent = round((parts * metrics.get("communicated", 1)).sum())
         self._totals["bytes_up"] += sent * self._bytes_up // self._parts
         self._totals["bytes_down"] += sent * self._bytes_down // self._parts
         self._totals["gradients"] += round((participants * steps).sum()) * self._gradients_per_step
-        for name in ("bytes_up", "bytes_down"):
-            metrics.pop(name)
-        if "nonfinite_clients" in metrics:
-            self._totals["nonfinite_clients"] += round(metrics.pop("nonfinite_clients").sum())
+        for name in ("bytes_up", "bytes_down", "nonfinite_clients", "finite_clients"):
+            metrics.pop(name, None)
+        if "nonfinite_clients" in self._totals:
+            self._totals["nonfinite_clients"] += round(others.sum())
         if "round_seconds" in metrics:
             spent = float(metrics["round_seconds"].sum())
             self._totals[_TIME] = self._totals.get(_TIME, 0.0) + spent
-        row = {name: as_value(values.mean(0)) for name, values in sorted(metrics.items())}
-        return {**row, "local_steps": float(steps.mean()), **self._totals}
+        came = finite > 0
+        stepped = metrics.get("server_updates", came) * metrics.get("communicated", 1) > 0
+        row = {}
+        for name, values in [*sorted(metrics.items()), ("local_steps", steps)]:
+            has = stepped if name in OF_SERVER_STEP else came
+            if name in OF_EVERY_ROUND:
+                has = np.ones_like(has)
+            elif name in ("loss", "delta_norm"):
+                has, values = has | lost, np.where(lost, np.nan, values)
+            row[name] = _mean(values[has])
+        return {**row, **self._totals}
+
+
+def _mean(values: np.ndarray) -> float | list:
+    """Average values [rounds, ...] over the rounds; NaN if there are none."""
+    return as_value(values.mean(0) if len(values) else np.full(values.shape[1:], np.nan))
 
 
 def _check_overflow(overflow: Any) -> None:
@@ -326,8 +353,7 @@ class Watch:
           RuntimeError: a Poisson cohort had more clients than slots.
         """
         _check_overflow(metrics.get("overflow", False))
-        left = np.asarray(metrics["participants"])
-        excluded = np.asarray(metrics.get("nonfinite_clients", np.zeros_like(left)))
+        left, excluded = finite_and_other_clients(metrics)
         if self._stop_at_once and excluded.any():
             self.diverged = True
             at = int((excluded > 0).argmax())
@@ -341,32 +367,24 @@ class Watch:
                 f"{excluded[at] + left[at]:.0f} clients gave values that are not finite and were "
                 "left out; rows count them as nonfinite_clients."
             )
-        self._look_at_losses(first, left, metrics)
+        odd = odd_losses(metrics)
+        if odd.any() and not self._told_of_losses:
+            self._told_of_losses = True
+            at = int(odd.argmax())
+            self._warn(
+                f"in round {first + at} of {self._algorithm.name} the loss is "
+                f"{metrics['loss'][at]}, {ODD_LOSS} The run continues."
+            )
         if not self._told_of_programs:
             self._told_of_programs = self._warn_of_programs(first, metrics)
-        alone = (excluded > 0) & (left == 0)
-        if alone.any():
+        lost = lost_rounds(metrics)
+        if lost.any():
             self.diverged = True
-            self._warn(f"diverged: in round {first + int(alone.argmax())} no client was finite.")
+            self._warn(f"diverged: in round {first + int(lost.argmax())} no client was finite.")
         elif not self._params_are_finite(state):
             self.diverged = True
             self._warn(f"diverged: the global model is not finite after round {first + len(left)}.")
         return len(left)
-
-    def _look_at_losses(self, first: int, left: np.ndarray, metrics: Mapping[str, Any]) -> None:
-        """Warn if participating clients with finite messages have no finite loss."""
-        losses = np.asarray(metrics.get("loss", left))
-        if "nonfinite_clients" not in metrics:  # nobody is left out, and values may be anything
-            return
-        if self._told_of_losses or np.isfinite(losses[left > 0]).all():
-            return
-        self._told_of_losses = True
-        at = int((~np.isfinite(losses) & (left > 0)).argmax())
-        self._warn(
-            f"in round {first + at} of {self._algorithm.name} the loss is {losses[at]}, although "
-            "the messages are finite: the examples may have labels without a logit, or the "
-            "loss may have values that its gradients do not show. The run continues."
-        )
 
     def _warn_of_programs(self, first: int, metrics: Mapping[str, Any]) -> bool:
         found = {name: np.nan_to_num(metrics[name]) for name in QP_RESIDUALS if name in metrics}

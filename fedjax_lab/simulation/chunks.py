@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.machine.quick import quick_jit, without_collection
+from fedjax_lab.simulation.debugging import values_are_checked
 from fedjax_lab.simulation.feed import Feed
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
@@ -133,7 +134,7 @@ class Chunks:
         """
         pieces = {piece for _, piece in self._feed.pieces(0, length)}
         missing = [n for n in pieces if self._which(n, length) not in self._compiled]
-        if not missing:
+        if not missing or values_are_checked():
             return True
         lowered = {piece: self._lower(piece, length) for piece in missing}
         began = time.perf_counter()
@@ -183,17 +184,35 @@ class Chunks:
         of_pieces = []
         for start, piece in self._feed.pieces(first, length):
             clients = self._run.schedule.read_in_rounds(self._feed.take(start, piece))
-            self._state, metrics = self._compiled[self._which(piece, length)](
-                self._state,
-                clients,
-                self._key,
-                jnp.asarray(start, jnp.int32),
-                frozen=self._frozen,
-                **named,
-            )
+            if values_are_checked():
+                metrics = self._one_by_one(start, piece, clients, **named)
+            else:
+                self._state, metrics = self._compiled[self._which(piece, length)](
+                    self._state,
+                    clients,
+                    self._key,
+                    jnp.asarray(start, jnp.int32),
+                    frozen=self._frozen,
+                    **named,
+                )
             self._feed.ran(metrics)
             of_pieces.append(metrics)
         return of_pieces[0] if len(of_pieces) == 1 else _joined(of_pieces)
+
+    def _one_by_one(self, first: int, length: int, clients: Any, **named: Any) -> Metrics:
+        """Run rounds one after the other, so that JAX's check of values can name the round."""
+        found = []
+        for round in range(first, first + length):
+            arguments = self._state, clients, self._key, jnp.asarray(round, jnp.int32)
+            try:
+                self._state, metrics = self._program(
+                    *arguments, length=1, frozen=self._frozen, **named
+                )
+            except FloatingPointError as error:
+                name = self._run.algorithm.name
+                raise FloatingPointError(f"in round {round} of {name}: {error}") from error
+            found.append(metrics)
+        return _joined(found)
 
     def _look_ahead(self, first: int, length: int) -> None:
         """Prepare the next chunk while one runs."""

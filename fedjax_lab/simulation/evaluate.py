@@ -143,7 +143,7 @@ def build_client_evaluation(
 ) -> Callable[[Params], jax.Array]:
     """Build ``evaluate(params) -> accuracy [N]`` on each client's own examples.
 
-    A client without data gets NaN.
+    A client without data gets NaN. A client whose error is NaN gets an infinite one.
 
     Args:
       count_fn: as in ``build_evaluation``; the result is the mean of its first array.
@@ -165,12 +165,41 @@ def build_client_evaluation(
         position = jnp.arange(held.shape[0])
         owner = jnp.searchsorted(clients.starts + clients.sizes, position, side="right")
         counts = jax.ops.segment_sum(correct, owner, clients.num_clients)
-        return counts / clients.sizes  # 0/0 is NaN: no data, no accuracy
+        return client_score(counts, clients.sizes, getattr(count_fn, "score", "accuracy"))
 
     frozen = jax.tree.map(jnp.asarray, frozen)
     evaluate = _on_all_devices(run, (clients, frozen))
     of_clients = count_fn, clients.examples, frozen, batch_size, clients.indices
-    return _checked_first(evaluate, *of_clients)
+    return may_be_nan(_checked_first(evaluate, *of_clients))
+
+
+def client_score(total: jax.Array, size: jax.Array, name: str) -> jax.Array:
+    """Average the score of clients, so that NaN means that a client has no data.
+
+    Args:
+      total: float [...], sum over a client's examples.
+      size: int [...], their number.
+      name: name of the score: "accuracy" (larger is better), or that of an error.
+
+    Returns:
+      float [...]. If the total of examples is NaN, the worst score: accuracy 0, or infinity.
+    """
+    worst = 0.0 if name == "accuracy" else jnp.inf
+    return jnp.where(size > 0, jnp.where(jnp.isnan(total), worst, total / size), jnp.nan)
+
+
+def may_be_nan(evaluate: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Array]:
+    """Exempt a function from ``jax_debug_nans``, because its NaN means that a client has no data.
+
+    Args:
+      evaluate: params or state -> scores [N].
+    """
+
+    def evaluate_unchecked(value):
+        with jax.debug_nans(False):
+            return evaluate(value)
+
+    return evaluate_unchecked
 
 
 def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) -> Callable[..., Any]:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from fedjax_lab import tree
 from fedjax_lab.checks import LAST_SEED, check_int, is_traced
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.evaluate import CountFn
+from fedjax_lab.simulation.evaluate import CountFn, client_score, may_be_nan
 from fedjax_lab.types import ClientBatch, FedState, Metrics, Params
 
 WORST = 0.1  # share of the clients with the lowest scores, whose mean is also reported
@@ -100,9 +101,10 @@ def personal_scores(scores: jax.Array, sizes: jax.Array, name: str = "accuracy")
     """Summarise the clients' scores on their own examples.
 
     Args:
-      scores: float [N], result of ``build_personal_evaluation``; clients with NaN, which have no
-        examples, are excluded.
-      sizes: int [N], number of examples of each client.
+      scores: float [N], result of ``build_personal_evaluation``.
+      sizes: int [N], number of examples of each client; clients without examples are excluded. A
+        client with examples whose score is not finite is one of the worst, and the means that
+        include it are not finite.
       name: name of the score: "accuracy" (larger is better), or that of an error.
 
     Returns:
@@ -113,11 +115,12 @@ def personal_scores(scores: jax.Array, sizes: jax.Array, name: str = "accuracy")
       - ``personal_NAME_worst``: the worst tenth of the clients, ceil(n / 10) of the n clients with
         examples.
     """
-    held = jnp.isfinite(scores) & (sizes > 0)
+    held = sizes > 0
     weights = jnp.where(held, sizes, 0).astype(scores.dtype)
     values = jnp.where(held, scores, 0)
     # The worst first, clients without examples last.
-    order = jnp.sort(jnp.where(held, scores if name == "accuracy" else -scores, jnp.inf))
+    quality = values if name == "accuracy" else -values
+    order = jnp.sort(jnp.where(held, jnp.where(jnp.isnan(values), -jnp.inf, quality), jnp.inf))
     worst = jnp.ceil(WORST * held.sum()).astype(jnp.int32)
     mean_of_worst = jnp.where(jnp.arange(len(order)) < worst, order, 0).sum() / worst
     return {
@@ -135,7 +138,8 @@ def build_personal_evaluation(
 ) -> Callable[[FedState], jax.Array]:
     """Build ``evaluate(state) -> accuracy [N]``: each client's own model on its own examples.
 
-    A client without data gets NaN. The clients are evaluated one after the other.
+    A client without data gets NaN. A client whose model or error is not finite gets the worst
+    score: accuracy 0, or an infinite error. The clients are evaluated one after the other.
 
     Args:
       count_fn: (params, examples [B, ...]) -> (correct [B], losses [B]), such as
@@ -157,6 +161,7 @@ def build_personal_evaluation(
     """
     check_resident(clients, "build_personal_evaluation")
     check_int("batch_size", batch_size, minimum=1)
+    score = getattr(count_fn, "score", "accuracy")
     largest = max(1, clients.max_size)
     size = min(batch_size, largest)
     places = jnp.arange(-(-largest // size) * size).reshape(-1, size)
@@ -171,18 +176,22 @@ def build_personal_evaluation(
             correct, _ = count_fn(params, jax.tree.map(lambda leaf: leaf[rows], clients.examples))
             return jnp.where(places < held, correct, 0).sum()
 
-        return jax.lax.map(one_batch, places).sum() / held  # 0/0 is NaN: no data, no accuracy
+        total = jax.lax.map(one_batch, places).sum()
+        total = jnp.where(tree.all_finite(params), total, jnp.nan)
+        return client_score(total, held, score)
 
     @jax.jit
     def all_clients(state, clients):
         ids = jnp.arange(clients.num_clients)
         return jax.lax.map(lambda client_id: of_client(state, clients, client_id), ids)
 
+    scored = may_be_nan(lambda state: all_clients(state, clients))
+
     def evaluate(state: FedState) -> jax.Array:
         by_number = isinstance(model_of, _NamedModels) and rows_of is None
         if by_number and not is_traced(state.num_clients):
             _check_number(int(state.num_clients), clients.num_clients)
-        return all_clients(state, clients)
+        return scored(state)
 
     return evaluate
 

@@ -274,12 +274,15 @@ class Progress:
 
         Args:
           round: finished rounds.
-          values: a few metrics to show.
+          values: a few metrics to show; those that are NaN have no value.
         """
         now = time.monotonic()
         rate = (round - self._start) / max(now - self._began, 1e-9)
         numbers = {name: v for name, v in values.items() if isinstance(v, float)}
-        notes = [f"{name} {value:#.4g}" for name, value in numbers.items()]
+        notes = [
+            f"{name} {'-' if math.isnan(value) else format(value, '#.4g')}"
+            for name, value in numbers.items()
+        ]
         note = "  ".join(notes)
         if self._bar is not None:
             while notes and len("  ".join(notes)) > self._room:

@@ -17,6 +17,7 @@ from fedjax_lab.models.convolution import lowering_for
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_simulate
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
+from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.feed import window_shapes, with_times
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.run import Run
@@ -92,6 +93,7 @@ class RoundPlan(NamedTuple):
 
 
 @scheduled
+@debuggable
 def plan(
     algorithm: Algorithm,
     params: Params,
@@ -122,7 +124,8 @@ def plan(
       times: as in ``simulate``; the program of the round samples available clients.
 
     Raises:
-      ValueError: an argument is out of range, or the target or client map is unknown.
+      ValueError: an argument is out of range, the target or client map is unknown, or
+        ``jax_disable_jit`` is set.
       TypeError: an argument is unknown or of the wrong type.
     """
     check_simulate(algorithm, params, clients, only_shapes=True)

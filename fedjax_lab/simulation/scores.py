@@ -98,15 +98,19 @@ def _scores(argument: str, function: Callable[..., Any] | None, value: Any, take
 def as_value(value: Any) -> float | list:
     """Convert a metric for a row: a number, or a list of an array's numbers.
 
+    NaN becomes ``math.nan``, so that equal rows are equal.
+
     Args:
       value: a number or an array.
     """
     array = np.asarray(value, np.float64)
-    return float(array) if array.ndim == 0 else array.tolist()
+    if array.ndim:
+        return array.tolist()
+    return math.nan if np.isnan(array) else float(array)
 
 
 def is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
-    """Return whether the run ends after a row; null in a file is NaN again.
+    """Return whether the run ends after a row.
 
     Args:
       stop_when: as in ``simulate``. row: of the history.
@@ -116,7 +120,7 @@ def is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
     """
     if stop_when is None:
         return False
-    said = stop_when({n: math.nan if v is None else v for n, v in row.items()})
+    said = stop_when(dict(row))
     if np.ndim(said):
         raise TypeError(
             f"stop_when returned {said!r}, of shape {np.shape(said)}; it must return one truth "

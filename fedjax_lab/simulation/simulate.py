@@ -24,19 +24,21 @@ from fedjax_lab.simulation.arguments import (
 )
 from fedjax_lab.simulation.book import Book, SimulationResult
 from fedjax_lab.simulation.chunk_planner import placed_chunks
+from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.feed import feed_of
 from fedjax_lab.simulation.loggers import Hook, Hooks, Profile, Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.recorder import Identity, Recorder, Row
 from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.scores import Scores
-from fedjax_lab.simulation.stop import stop_on_signal
+from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
 from fedjax_lab.simulation.team import Team
 from fedjax_lab.types import FedState, Params
 from fedjax_lab.wrappers.private_state import key_of
 
 
 @scheduled
+@debuggable
 def simulate(
     algorithm: Algorithm,
     params: Params | None,
@@ -76,11 +78,15 @@ def simulate(
     ``sample_cohort``.
 
     Ctrl-C or SIGTERM finishes the running chunk, saves, and returns; a second signal stops at once.
-    While the first chunk compiles, the first signal ends the run at once.
+    While the first chunk compiles, the first signal ends the run at once. The signal also ends a
+    loop of runs: later calls raise ``KeyboardInterrupt``, except the one that resumes this run, until
+    ``fedjax_lab.forget_signal`` is called.
 
     The run ends as "diverged", with a warning, if the global model or all participants of a round
     are not finite. The model is then not evaluated (its row has NaN under the names that
     ``evaluate`` returns), and no checkpoint is written.
+
+    ``fedjax_lab.simulation.debugging`` says what JAX's settings for debugging do.
 
     Args:
       algorithm: the method.
@@ -133,15 +139,18 @@ def simulate(
         that round, as diverged. "keep" aggregates it like the others.
 
     Raises:
+      FloatingPointError: with ``jax_debug_nans`` or ``jax_debug_infs``, a round has such a value;
+        rounds then run one by one, and the message names the round.
       ValueError: an argument is out of range; a label has no logit; ``state`` belongs to another
         method, fits on no device, or is private with unknown noise or cost; a round's examples do
         not fit into a stream's memory; ``run_dir`` has more rounds; all checkpoints are damaged;
-        ``evaluate`` or ``diagnose`` returned a reserved name; or processes have different
-        arguments.
+        ``evaluate`` or ``diagnose`` returned a reserved name; processes have different arguments;
+        or ``jax_disable_jit`` is set.
       FileExistsError: ``run_dir`` has another run.
       BlockingIOError: another process is writing to ``run_dir``.
       OSError: the disk is full.
       ConnectionError: another process of the run has ended, or does not answer.
+      KeyboardInterrupt: a second signal came; or one has ended an earlier run of this process.
       RuntimeError: another process of the run has failed (the message says why); or a Poisson
         cohort had more clients than slots, which has a probability of 1e-9.
     """
@@ -151,6 +160,8 @@ def simulate(
     check_outputs(run_dir, profile_dir, config, score_clients)
     every = check_lengths(rounds, eval_every, checkpoint_every)
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
+    this_run = None if run_dir is None else (Path(run_dir).resolve(), rounds)
+    check_not_ended(this_run)
     keep_by_default()
     team = Team.here()
     place = Placement.of(client_map, client_store, params_sharding, team=team)
@@ -202,6 +213,8 @@ def simulate(
         if not book.diverged:
             recorder.checkpoint(book.round, chunks, book.history, last=True)
         team.together(lambda: recorder.summarise(**book.summary()))
+    if stop.is_set() or book.stopped == "interrupt":
+        end_later_runs(stop.signal, this_run)
     return book.result(stop.signal)
 
 

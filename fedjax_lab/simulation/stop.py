@@ -6,13 +6,57 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 _EARLY = "stopped before the first round; there is nothing to save"
 _LATER = "finishing this chunk of rounds, then saving; again to stop now"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WORKER, _LOOK = "fedjax_lab compiles", 0.05  # seconds
 _PATIENCE = 2.0  # seconds that Python gets to react to the second signal
+# (name of the signal, what it ended); the runs of a process share it, so that a loop ends, too.
+_ended: list[tuple[str, Hashable]] = []
+
+
+def forget_signal() -> None:
+    """Allow runs again in this process after a signal has ended one.
+
+    After Ctrl-C or SIGTERM has ended a ``simulate`` or ``sweep``, the next call of ``simulate``,
+    ``sweep`` or ``tune`` raises ``KeyboardInterrupt``: one signal ends a loop of runs. The call that
+    resumes the interrupted run (the same ``run_dir`` and ``rounds``) is allowed, and forgets the
+    signal, too.
+    """
+    _ended.clear()
+
+
+def end_later_runs(number: int | None, what: Hashable = None) -> None:
+    """Let later runs of this process raise ``KeyboardInterrupt``.
+
+    Args:
+      number: number of the signal; None: it came to another process.
+      what: identifies the interrupted call, which may be repeated; None: it may not.
+    """
+    name = "a signal in another process" if number is None else signal.Signals(number).name
+    _ended[:] = [(name, what)]
+
+
+def check_not_ended(what: Hashable = None) -> None:
+    """Check that no signal has ended an earlier run of this process.
+
+    Args:
+      what: identifies the call, as in ``end_later_runs``.
+
+    Raises:
+      KeyboardInterrupt: one has, and this is not the same call.
+    """
+    if not _ended:
+        return
+    name, before = _ended[0]
+    if what is not None and what == before:
+        return forget_signal()
+    raise KeyboardInterrupt(
+        f"{name} has ended an earlier run of this process, and ends the later ones, too. To run "
+        "again in this process, call fedjax_lab.forget_signal() first."
+    )
 
 
 class Stop:

@@ -45,11 +45,12 @@ from fedjax_lab.machine.program_cache import keep_by_default, say_where
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_training_labels
 from fedjax_lab.simulation.book import Tally
+from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.feed import with_times
 from fedjax_lab.simulation.loggers import Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.run import Run
-from fedjax_lab.simulation.stop import stop_on_signal
+from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
 from fedjax_lab.simulation.sweep_program import Program
 from fedjax_lab.simulation.sweep_result import (
     Point,
@@ -63,6 +64,7 @@ from fedjax_lab.types import Key, Params, PyTree
 
 
 @scheduled
+@debuggable
 def sweep(
     build: Callable[..., Algorithm],
     params: Params | Callable[[Key], Params],
@@ -84,7 +86,8 @@ def sweep(
 
     A run equals ``simulate`` with that point and that seed up to rounding: its client sampling,
     mini-batches and everything random depend on its seed alone. Ctrl-C finishes the running chunk
-    and returns the results so far; a second Ctrl-C stops at once. All runs end together and start
+    and returns the results so far; a second Ctrl-C stops at once. Later runs of the process then
+    raise ``KeyboardInterrupt``, as with ``simulate``. All runs end together and start
     from params, so ``simulate``'s ``stop_when``, ``state`` and ``run_dir`` are not available.
 
     Args:
@@ -110,9 +113,12 @@ def sweep(
       TypeError: ``clients`` is a stream, a value in ``points`` is no float, ``evaluate`` cannot be
         traced, or ``build`` returns no ``Algorithm``.
       ValueError: an argument is out of range, ``build`` does not accept a name in ``points``,
-        a label has no logit, ``max_bytes`` does not suffice for the smallest group of runs, or
-        there are several processes.
+        a label has no logit, ``max_bytes`` does not suffice for the smallest group of runs,
+        there are several processes, or ``jax_disable_jit`` is set.
+      FloatingPointError: as ``simulate``, with the first and the last round of the chunk.
+      KeyboardInterrupt: a second signal came; or one has ended an earlier run of this process.
     """
+    check_not_ended()
     if (team := Team.here()).is_multiprocess:
         raise ValueError(
             f"there are {team.size} processes; a sweep runs in one. Run a part of the points in "
@@ -168,6 +174,8 @@ def sweep(
             served.append(program.served(len(group)))
             if stop.is_set():
                 break
+    if stop.is_set():
+        end_later_runs(stop.signal)
     seconds = time.perf_counter() - began - program.compile_seconds
     columns = book.columns
     shape = (len(points), len(seeds))
@@ -177,6 +185,7 @@ def sweep(
         rounds=evaluated[:columns],
         history={name: v[:, :columns].reshape(*shape, -1) for name, v in book.history.items()},
         params=jax.tree.map(lambda *parts: _unflatten(parts, shape), *served),
+        diverged=book.diverged.reshape(shape),
         seconds=seconds,
         compile_seconds=program.compile_seconds,
         interrupted=book.entries < len(runs) * len(lengths),
@@ -193,18 +202,24 @@ class _Book:
     ):
         self._tallies, self._spent = tallies, spent
         self._shape = (len(tallies), evaluations)
-        self._diverged = np.zeros(len(tallies), bool)
+        self.diverged = np.zeros(len(tallies), bool)
         self.history: dict[str, np.ndarray] = {}
         self.entries = self.columns = 0
 
     def enter(
-        self, group: range, column: int, done: int, metrics: PyTree, scores: PyTree
+        self,
+        group: range,
+        column: int,
+        done: int,
+        metrics: PyTree,
+        scores: PyTree,
+        diverged: np.ndarray,
     ) -> dict[str, float]:
         """Record an evaluation of a group; returns means to show, and the largest epsilon."""
         for slot, run in enumerate(group):
             row = self._tallies[run].row({name: v[slot] for name, v in metrics.items()})
-            self._diverged[run] |= np.isnan([row["loss"], row["delta_norm"]]).any()
-            spoilt = np.nan if self._diverged[run] else 0.0  # a diverged run has no score
+            self.diverged[run] |= diverged[slot]
+            spoilt = np.nan if self.diverged[run] else 0.0  # a diverged run has no score
             row |= {name: float(v[slot]) + spoilt for name, v in scores.items()}
             spent = self._spent[run](done)
             row |= spent

@@ -2,6 +2,7 @@
 
 import functools
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.memory import device_memory
 from fedjax_lab.machine.quick import quick_options
+from fedjax_lab.simulation.debugging import values_are_checked
+from fedjax_lab.simulation.divergence import ODD_LOSS, lost_rounds, odd_losses
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_rounds
 from fedjax_lab.simulation.run import Run
@@ -63,6 +66,7 @@ class Program:
         self._compiled: dict[Any, Any] = {}
         self.compile_seconds = 0.0
         self.size = 0
+        self._told_of_losses = False
 
     def fit(self, runs: list[Started], length: int, max_bytes: int | None) -> None:
         """Choose the size of a group, compile its program, and start the first group.
@@ -142,13 +146,38 @@ class Program:
         stacks = jax.device_get(jax.tree.leaves(self._states))
         return [[np.array(stack[run]) for stack in stacks] for run in range(count)]
 
-    def advance(self, first: int, length: int) -> tuple[PyTree, PyTree]:
-        """Run rounds ``first`` to ``first + length``; returns (metrics [runs, length], scores)."""
+    def advance(self, first: int, length: int) -> tuple[PyTree, PyTree, np.ndarray]:
+        """Run rounds ``first`` to ``first + length``.
+
+        Args:
+          first: number of the first round.
+          length: rounds.
+
+        Returns:
+          (metrics [runs, length], scores [runs], bool [runs]: whether a run diverged in them).
+        """
         rounds = self._chunk(first, length)
         arguments = self._arguments(first)
         self._states = None  # donated
-        self._states, metrics, scores = rounds(*arguments)
-        return jax.device_get((metrics, scores))
+        if values_are_checked():
+            rounds = jax.jit(functools.partial(self.advance_runs, length))
+        try:
+            self._states, *found = rounds(*arguments)
+        except FloatingPointError as error:
+            last = first + length - 1
+            raise FloatingPointError(f"in rounds {first} to {last} of a run: {error}") from error
+        metrics, scores, is_finite = jax.device_get(found)
+        odd = odd_losses(metrics)
+        if odd.any() and not self._told_of_losses:
+            self._told_of_losses = True
+            run, at = np.argwhere(odd)[0]
+            warnings.warn(
+                f"in round {first + at} of a run the loss is {metrics['loss'][run, at]}, {ODD_LOSS} "
+                "The run continues.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return metrics, scores, ~is_finite | lost_rounds(metrics).any(-1)
 
     def served(self, count: int) -> Params:
         """Return the global models of the first ``count`` runs, on the host."""
@@ -199,7 +228,7 @@ class Program:
     def advance_runs(self, length: int, states: PyTree, runs: PyTree, shared: PyTree) -> PyTree:
         """Run ``length`` rounds of all runs; this function is compiled.
 
-        It returns (states, metrics, scores).
+        It returns (states, metrics, scores, whether the global models are finite).
 
         Args:
           length: rounds of the chunk, static.
@@ -214,7 +243,8 @@ class Program:
             run = self._run_of(**values)
             run_rounds = build_rounds(run, Placement(self._client_map))
             state, metrics = run_rounds(state, clients, key, first, length, frozen)
-            return {}, (state, metrics, self._score(resident, run.served(state)))
+            params = run.served(state)
+            return {}, (state, metrics, self._score(resident, params), tree.all_finite(params))
 
         return self._map(one, shared, (states, runs))
 

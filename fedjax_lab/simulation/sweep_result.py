@@ -145,6 +145,8 @@ class SweepResult:
       interrupted: whether Ctrl-C ended the sweep early.
       run_map: the run map, with ``auto`` resolved.
       runs_at_once: number of runs in one call of the program.
+      diverged: bool [P, R], whether a run diverged, by the rule of ``simulate``. None: unknown; then
+        a run whose last value is not finite counts as diverged.
     """
 
     points: list[Point]
@@ -157,11 +159,13 @@ class SweepResult:
     interrupted: bool
     run_map: str
     runs_at_once: int
+    diverged: np.ndarray | None = None
 
     def best(self, metric: str, *, mode: str = "max", at: str = "last") -> Point:
         """Return the point with the best mean over the seeds.
 
-        A point with a seed whose value is not finite never wins. Of equal points the first wins.
+        A point with a seed that diverged, or whose value is not finite, never wins. Of equal points
+        the first wins.
 
         Args:
           metric: a key of ``history``.
@@ -179,8 +183,8 @@ class SweepResult:
     def table(self, metric: str, *, mode: str = "max", at: str = "last", digits: int = 4) -> str:
         """Format a Markdown table: a line per point with mean ± 95 % interval over seeds.
 
-        The interval is Student's t. A dash means that a seed's value is not finite; one seed has no
-        interval.
+        The interval is Student's t. A dash means that a seed diverged, or that its value is not
+        finite; one seed has no interval.
 
         Args:
           metric: a key of ``history``.
@@ -199,7 +203,7 @@ class SweepResult:
         return markdown_table([[*self.points[0], metric], *rows])
 
     def values(self, metric: str, *, mode: str = "max", at: str = "last") -> np.ndarray:
-        """Return one value of each run: float64 [P, R], finite or NaN.
+        """Return one value of each run: float64 [P, R], finite or NaN; NaN for a diverged run.
 
         Args:
           metric: a key of ``history``.
@@ -213,4 +217,7 @@ class SweepResult:
         check_choice("mode", mode, _BEST)
         check_choice("at", at, ("best", "last"))
         values = np.where(np.isfinite(self.history[metric]), self.history[metric], np.nan)
-        return values[..., -1] if at == "last" else _BEST[mode].reduce(values, axis=-1)
+        last = values[..., -1]
+        diverged = np.isnan(last) if self.diverged is None else self.diverged
+        found = last if at == "last" else _BEST[mode].reduce(values, axis=-1)
+        return np.where(diverged, np.nan, found)

@@ -387,3 +387,18 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     return {key: plain(value) for key, value in row.items()}
+
+
+def with_nan(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a row of a file for the history: null becomes ``math.nan``.
+
+    Args:
+      row: {name: number, None, or list of these}.
+    """
+
+    def number(value):
+        if isinstance(value, list):
+            return [number(part) for part in value]
+        return math.nan if value is None else value
+
+    return {key: number(value) for key, value in row.items()}

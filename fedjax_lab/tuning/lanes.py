@@ -29,7 +29,8 @@ class Lane:
       point: the hyperparameters.
       seed: seed of the run.
       rounds: finished rounds.
-      score: score after these rounds; NaN for a diverged run.
+      score: score after these rounds; NaN for a diverged run (by the rule of ``simulate``), or if
+        the score is not finite.
       recent: the last scores of the global model, of which ``score`` is the mean.
       leaves: arrays of the state, on the host; None before the run starts.
     """
@@ -86,19 +87,18 @@ class Lanes:
             group = lanes[start : start + size]
             leaves = None if group[0].leaves is None else [lane.leaves or [] for lane in group]
             self._program.start(runs[start : start + size], leaves)
-            is_finite = np.ones(len(group), bool)
+            has_diverged = np.zeros(len(group), bool)
             recent = [list(lane.recent) for lane in group]
             for first in range(begun, rounds, self._step):
                 length = min(self._step, rounds - first)
-                metrics, scores = self._program.advance(first, length)
-                for name in ("loss", "delta_norm"):
-                    is_finite &= np.isfinite(metrics[name][: len(group)]).all(1)
+                metrics, scores, diverged = self._program.advance(first, length)
+                has_diverged |= diverged[: len(group)]
                 for own, value in zip(recent, scores["score"], strict=False):
                     own.append(float(value))
             after = self._program.leaves(len(group))
             for i, lane in enumerate(group):
                 lane.recent = recent[i][-self._average :]
-                value = float(np.mean(lane.recent)) if is_finite[i] else np.nan
+                value = np.nan if has_diverged[i] else float(np.mean(lane.recent))
                 if not np.isfinite(value):
                     value, lane.recent = float("nan"), []
                 lane.score = value

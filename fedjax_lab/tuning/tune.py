@@ -22,8 +22,10 @@ from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
+from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.feed import record_times, with_times
+from fedjax_lab.simulation.stop import check_not_ended
 from fedjax_lab.simulation.sweep_result import check_seeds
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
 from fedjax_lab.storage.run_dir import versions
@@ -46,6 +48,7 @@ from fedjax_lab.types import Params, PyTree
 
 
 @scheduled
+@debuggable
 def tune(
     methods: Mapping[str, Build],
     space: Mapping[str, Any],
@@ -113,12 +116,16 @@ def tune(
 
     Raises:
       TypeError: an argument has the wrong type, or a method has no such hyperparameter.
-      ValueError: an argument is out of range, ``times`` is for another number of clients, or
-        ``score`` is None and a method has no loss.
+      ValueError: an argument is out of range, ``times`` is for another number of clients, ``score``
+        is None and a method has no loss, or ``jax_disable_jit`` is set.
+      FloatingPointError: as ``sweep``.
       FileExistsError: ``run_dir`` has another search.
       ImportError: ``sampler`` is set, and optuna is missing.
       RuntimeError: all points of a method diverged.
+      KeyboardInterrupt: Ctrl-C; or a signal has ended an earlier run of this process (see
+        ``fedjax_lab.forget_signal``).
     """
+    check_not_ended()
     check_tune(methods, validation)
     check_int("rounds", rounds, minimum=2)
     check_int("budget", budget, minimum=1)

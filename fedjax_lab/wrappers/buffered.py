@@ -115,8 +115,10 @@ def with_buffered_aggregation(
 
     Memory: concurrency - buffer_size messages in the state, and all messages of a cohort.
 
-    Metrics: ``staleness``, the mean of tau over the messages of a step; with times also
-    ``round_seconds``, the time that the server waited.
+    Metrics: ``server_updates``, 1 if the server takes a step in the round, else 0;
+    ``staleness``, the mean of tau over the messages of a step; with times also
+    ``round_seconds``, the time that the server waited. Metrics of a step are 0 in a round without
+    one; a row of the history averages them over the rounds with a step.
 
     Args:
       algorithm: a method with one phase and stateless clients, whose server needs means and sums.
@@ -204,6 +206,8 @@ def _buffer(phase: Phase, buffer_size: int, waiting: int, factor: Staleness) -> 
         )
         metrics = {**metrics, "staleness": _mean_age(age, taken.participates)}
         metrics = {name: jnp.where(steps, value, 0) for name, value in metrics.items()}
+        metrics["server_updates"] = steps.astype(age.dtype)
+        metrics["server_updates"] = steps.astype(age.dtype)
         if cohort.seconds is not None:
             metrics["round_seconds"] = waited
         return BufferedServer(

@@ -128,7 +128,9 @@ def with_dp(
     ``delta`` if the noise multiplier or the cohorts differ. A run from params starts from zero.
 
     Metrics: ``clipped_clients``, the share of participants whose message was clipped or not finite,
-    and ``clip_norm``, both of the last phase.
+    ``finite_clients``, the share whose message was finite, and ``clip_norm``, all of the last phase;
+    for Poisson cohorts also ``server_updates``, which is
+    1, because a round without participants adds noise to the model, too.
 
     Args:
       algorithm: any method whose server uses neither single messages (GradMA, GradMA-S) nor the
@@ -263,7 +265,9 @@ def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands)
         if quantile is not None:
             message[_WITHIN] = kept
         if is_last:
-            report = add_metrics(report, {"clipped_clients": (1 - kept, jnp.ones_like(kept))})
+            one, is_finite = jnp.ones_like(kept), finite.astype(kept.dtype)
+            shares = {"clipped_clients": (1 - kept, one), "finite_clients": (is_finite, one)}
+            report = add_metrics(report, shares)
         return message, tree.where(finite, new_row, row), report
 
     def server_update(server, messages, cohort):
@@ -301,6 +305,10 @@ def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands)
         new, metrics = phase.server_update(server, received, cohort)
         if is_last:
             metrics = {**metrics, "clip_norm": clip}
+        if is_last and cohort.expected_size is not None:  # noise, even if nobody participates
+            metrics = {**metrics, "server_updates": jnp.ones_like(clip)}
+        if is_last and cohort.expected_size is not None:  # noise, even if nobody participates
+            metrics = {**metrics, "server_updates": jnp.ones_like(clip)}
         new = _unless_empty(cohort, new._replace(clip=new_clips), server)
         # Rounds without participants count, too, so that cycles keep their length.
         released = one_more(server.released, multiplier) if is_last else server.released

@@ -417,6 +417,18 @@ def test_the_worst_tenth_of_the_clients():
     json.dumps(summary, allow_nan=False)
 
 
+def test_a_client_whose_error_is_infinite_is_in_the_worst_tenth():
+    error = np.array([0.5, np.nan, 0.1, np.inf] + [0.0] * 8)  # 11 clients with data
+    summary = summarise_clients(error, "mean_squared_error")
+    assert summary["worst_10_percent_mean_squared_error"] is None
+    assert summary["client_mean_squared_error_mean"] is None
+    assert summary["client_mean_squared_error"][:4] == [0.5, None, 0.1, None]
+    json.dumps(summary, allow_nan=False)
+    error[3] = 0.3
+    summary = summarise_clients(error, "mean_squared_error")
+    assert summary["worst_10_percent_mean_squared_error"] == pytest.approx(0.4)
+
+
 def test_devices_compressors_and_schedules_become_arguments():
     assert RunConfig().devices() is None
     config = RunConfig(time_budget=3.0, step_time_spread=0.5, dropout=0.1).resolve()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, data
+from fedjax_lab.simulation.evaluate import build_client_evaluation
 from fedjax_lab.simulation.evaluate_personal import (
     build_personal_evaluation,
     client_models,
@@ -107,6 +108,37 @@ def test_means_over_clients_examples_and_the_worst_tenth(count):
             f"personal_{name}_worst": worst.mean(),
         }
         assert {k: float(v) for k, v in found.items()} == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("broken", [np.inf, np.nan])
+def test_a_client_whose_error_is_not_finite_is_the_worst(broken):
+    """Only clients without examples are left out: the number of the last one says nothing."""
+    errors, sizes = np.array([0.5, broken, 0.25, 7.0]), np.array([3, 1, 2, 0])
+    found = personal_scores(jnp.asarray(errors), jnp.asarray(sizes), "error")
+    assert not any(np.isfinite(value) for value in found.values())
+    assert found["personal_error_worst"] == np.inf
+    found = personal_scores(jnp.asarray(errors), jnp.asarray(sizes * [1, 0, 1, 1]), "error")
+    assert found["personal_error_worst"] == 0.5
+    assert found["personal_error_weighted"] == pytest.approx(2 / 5)
+
+
+def test_nan_means_that_a_client_has_no_data(clients):
+    """Models and errors that are not finite give the worst score."""
+    own = jnp.asarray([jnp.nan, 1e30, 0.0, 0.0])  # the clients' models, of which 0 is right
+
+    def errors(params, examples):
+        return (jnp.square(params) + 0 * examples.x[:, 0],) * 2
+
+    def rights(params, examples):  # as argmax does, which takes NaN for some class
+        return (jnp.where(jnp.isnan(params), 1.0, params == 0) + 0 * examples.x[:, 0],) * 2
+
+    errors.score = "mean_squared_error"
+    for count, expected in ((errors, [np.inf, np.inf, np.nan, 0]), (rights, [0, 0, np.nan, 1])):
+        evaluate = build_personal_evaluation(count, lambda state, i: state[i], clients)
+        with jax.debug_nans(True):  # NaN is no fault here
+            np.testing.assert_array_equal(evaluate(own), expected)
+    of_all = build_client_evaluation(errors, clients)(jnp.asarray(jnp.nan))
+    np.testing.assert_array_equal(of_all, [np.inf, np.inf, np.nan, np.inf])
 
 
 def test_of_nobody_there_is_no_score():

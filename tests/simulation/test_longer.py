@@ -72,6 +72,7 @@ def test_an_interrupted_run_may_become_longer_or_shorter(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     assert run(rounds=10, run_dir=tmp_path / "cut", on_row=interrupt).interrupted
+    forget_signal()
     for rounds in (7, 12):
         whole = run(rounds=rounds, run_dir=tmp_path / str(rounds))
         again = run(rounds=rounds, run_dir=tmp_path / "cut")

@@ -7,7 +7,9 @@ import time
 
 import pytest
 
+from fedjax_lab import algorithms, forget_signal, sweep, tune
 from fedjax_lab.simulation.stop import compiles_still, stop_on_signal
+from tests.simulation.test_run import FEDAVG, first_params, loss_fn, make_clients, run
 
 
 def interrupt_after(seconds):
@@ -44,3 +46,48 @@ def test_what_fails_in_the_thread_fails_here():
 
     with stop_on_signal() as stop, pytest.raises(ValueError, match="no memory"):
         stop.unless_set(fails)
+
+
+@pytest.fixture
+def forgetful():
+    yield
+    forget_signal()
+
+
+def interrupt(row):
+    if row["round"] == 4:
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_signal_ends_a_loop_of_runs(tmp_path):
+    settings = {"algorithm": FEDAVG, "rounds": 6}
+    ended = []
+    with pytest.raises(KeyboardInterrupt, match=r"SIGTERM has ended .* fedjax_lab\.forget_signal"):
+        for name in "abc":
+            result = run(**settings, run_dir=tmp_path / name, on_row=interrupt)
+            ended.append((result.stopped, result.history[-1]["round"]))
+    assert ended == [("interrupt", 4)]
+    assert not (tmp_path / "b").exists()
+    build = lambda client_lr: algorithms.fedavg(loss_fn, client_lr=client_lr)  # noqa: E731
+    given = {"rounds": 2, "cohort_size": 2, "local_steps": 1, "batch_size": 2}
+    for call in (
+        lambda: run(**settings),
+        lambda: run(**settings | {"rounds": 8}, run_dir=tmp_path / "a"),  # it would be longer
+        lambda: sweep(build, first_params(), make_clients(), points={"client_lr": [1]}, **given),
+        lambda: tune({"a": build}, {"client_lr": [1]}, first_params(), make_clients(), **given),
+    ):
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            call()
+    assert run(**settings, run_dir=tmp_path / "a").stopped is None  # resumed, which forgets it
+    assert run(**settings).stopped is None
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_signal_in_the_last_chunk_ends_a_loop_too():
+    settings = {"algorithm": FEDAVG, "rounds": 4}
+    assert run(**settings, on_row=interrupt).stopped is None
+    with pytest.raises(KeyboardInterrupt):
+        run(**settings)
+    forget_signal()
+    assert run(**settings).stopped is None

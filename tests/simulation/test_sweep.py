@@ -4,6 +4,7 @@ import functools
 import math
 import re
 import types
+import warnings
 from pathlib import Path
 
 import jax
@@ -253,8 +254,9 @@ def test_a_point_without_a_number_never_wins(mode):
     diverged = [[0.7, nan], [0.8, 0.8]]
     result = result_of([diverged, [[0.5, 0.5], [0.5, 0.5]], [[inf, inf], [-inf, -inf]]], POINTS)
     assert result.best("accuracy", mode=mode) == POINTS[1]
-    if mode == "max":  # what a run had before it diverged counts if one asks for its best
-        assert result.best("accuracy", at="best") == POINTS[0]
+    # Nor does what a run had before it diverged count, if one asks for its best.
+    assert result.best("accuracy", mode=mode, at="best") == POINTS[1]
+    assert " 0.8" not in result.table("accuracy", mode=mode, at="best")
     nothing = result_of([diverged], POINTS[:1])
     with pytest.raises(ValueError, match="no point has a finite 'accuracy'"):
         nothing.best("accuracy", mode=mode)
@@ -293,3 +295,73 @@ def test_a_run_that_diverges_has_no_score():
         assert np.isfinite(result.history[name][0]).all()
         assert np.isnan(result.history[name][1, 0, -1])
     assert result.history["nonfinite_clients"][1, 0, -1] > 0
+    assert result.diverged.tolist() == [[False], [True]]
+
+
+def scored(params):
+    return {"size": jnp.abs(params["w"]).sum()}
+
+
+def diverging(value, gradient, server):
+    """FedAvg on a quadratic; later a value is added to the loss, the gradient has a factor."""
+
+    def loss(params, examples, key):
+        squares = jnp.square(params["w"].sum() - examples.x[:, 0])
+        is_later = params["w"].sum() != 0
+        bad = jax.lax.stop_gradient(jnp.where(is_later, value, 0.0))
+        return jnp.where(is_later, gradient, 1.0) * squares + bad
+
+    rate = lambda t: jnp.where(t == 1, server, 1.0)  # noqa: E731
+    return algorithms.fedavg(loss, client_lr=0.1, server_lr=rate)
+
+
+SPOILT = {
+    "none": {"value": 0.0, "gradient": 1.0, "server": 1.0},
+    "loss is NaN": {"value": np.nan, "gradient": 1.0, "server": 1.0},
+    "loss is infinite": {"value": np.inf, "gradient": 1.0, "server": 1.0},
+    "gradients are not finite": {"value": 0.0, "gradient": np.nan, "server": 1.0},
+    "model is infinite": {"value": 0.0, "gradient": 1.0, "server": np.inf},
+}
+
+
+@pytest.fixture(scope="module")
+def spoilt():
+    """A sweep over all points of ``SPOILT``, and what it warns of."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        options = {"points": list(SPOILT.values()), "seeds": (5,), "evaluate": scored}
+        result = run(diverging, rounds=4, eval_every=1, run_map="scan", **options)
+    return result, [str(one.message) for one in told]
+
+
+def test_a_run_diverges_by_its_model_and_its_clients_and_not_by_its_loss(spoilt):
+    """As in ``simulate``, of which the next test is."""
+    result, told = spoilt
+    expected = [name in ("gradients are not finite", "model is infinite") for name in SPOILT]
+    assert result.diverged[:, 0].tolist() == expected
+    sizes = result.history["size"][:, 0]
+    assert np.isfinite(sizes[:3]).all()
+    np.testing.assert_array_equal(sizes[1], sizes[0])  # gradients are those of the first point
+    assert np.isfinite(sizes[3:, 0]).all()
+    assert np.isnan(sizes[3:, 1:]).all()
+    for metric in ("size", "loss", "delta_norm", "bytes_up"):
+        for mode in ("min", "max"):
+            for at in ("last", "best"):
+                assert np.isnan(result.values(metric, mode=mode, at=at)[3:]).all()
+    said = [text for text in told if "although the messages are finite" in text]
+    assert len(said) == 1
+    assert said[0].startswith("in round 1 of a run the loss is nan")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", list(SPOILT))
+@pytest.mark.methods
+def test_so_it_does_in_simulate(spoilt, name):
+    result, _ = spoilt
+    options = OPTIONS | {"rounds": 4, "eval_every": 1, "seed": 5, "client_map": "scan"}
+    algorithm = diverging(**SPOILT[name])
+    single = simulate(algorithm, first_params(), make_clients(), evaluate=scored, **options)
+    place = list(SPOILT).index(name)
+    assert (single.stopped == "diverged") == result.diverged[place, 0]
+    sizes = [row["size"] for row in single.history]
+    np.testing.assert_allclose(result.history["size"][place, 0, : len(sizes)], sizes, rtol=1e-5)

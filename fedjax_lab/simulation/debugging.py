@@ -1,0 +1,79 @@
+"""JAX's settings for debugging, and what they mean for runs.
+
+=========================  ==============================================================
+setting                    in ``simulate``, ``sweep`` and ``tune``
+=========================  ==============================================================
+``jax_debug_nans``,        rounds run one by one, and the ``FloatingPointError`` names the
+``jax_debug_infs``         round; in a sweep, the rounds of the chunk
+``jax_disable_jit``        refused, because all rounds are compiled
+``jax_debug_key_reuse``    off, with a warning: a cohort with values that are not finite is
+                           run again with the same keys, which is intended
+``jax_transfer_guard``     "disallow" is off: a run copies its arguments to the devices, and
+                           its rows back. Its rounds transfer nothing
+=========================  ==============================================================
+"""
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_KEYS = (
+    "jax_debug_key_reuse is True; {name} runs without this check, because a cohort with values that "
+    "are not finite is run again with the same keys. Check a loss by itself: "
+    "jax.jit(loss_fn)(params, examples, key)."
+)
+_GUARDS = ("host_to_device", "device_to_host", "device_to_device")
+
+
+def values_are_checked() -> bool:
+    """Return True if JAX looks for NaN or infinities in results (``jax_debug_nans``, ``_infs``).
+
+    Its error names the operation only if a jitted function is called, not a compiled program.
+    """
+    return jax.config.jax_debug_nans or jax.config.jax_debug_infs
+
+
+def check_compiles(name: str) -> None:
+    """Check that JAX compiles programs.
+
+    Args:
+      name: name of the public function.
+
+    Raises:
+      ValueError: ``jax_disable_jit`` is set.
+    """
+    if jax.config.jax_disable_jit:
+        raise ValueError(
+            f"jax_disable_jit is True; {name} compiles its rounds and cannot run without. To look "
+            "into a round, run it by itself under jax.disable_jit(): state, metrics = "
+            "build_round(algorithm, 'scan')(state, data.draw_batch(clients, key, round, ...)), with "
+            "state = algorithm.init(params, clients.num_clients) before round 0."
+        )
+
+
+def debuggable(function: Function) -> Function:
+    """Make a function that runs rounds follow JAX's settings for debugging, as described above.
+
+    Args:
+      function: the function.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        check_compiles(function.__name__)
+        guards = [getattr(jax.config, f"jax_transfer_guard_{name}") for name in _GUARDS]
+        with contextlib.ExitStack() as stack:
+            if any(guard and guard.startswith("disallow") for guard in guards):
+                stack.enter_context(jax.transfer_guard("allow"))
+            if jax.config.jax_debug_key_reuse:
+                warnings.warn(_KEYS.format(name=function.__name__), UserWarning, stacklevel=3)
+                stack.enter_context(jax.debug_key_reuse(False))
+            return function(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
