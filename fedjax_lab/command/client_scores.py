@@ -13,6 +13,7 @@ from fedjax_lab import data
 from fedjax_lab.clients.host_table import HostTable
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.data.heterogeneity import labels_of
+from fedjax_lab.machine.quick import quick_jit
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.book import SimulationResult
 from fedjax_lab.simulation.evaluate import CountFn, build_client_evaluation
@@ -95,11 +96,12 @@ def build_client_tests(
     @functools.cache  # after the first row, which does not wait for it
     def built():
         tests = parts()
-        return build_client_evaluation(count_fn, tests), tests.sizes
+        summarise = quick_jit(functools.partial(personal_scores, name=score))
+        return build_client_evaluation(count_fn, tests), summarise, tests.sizes
 
     def score_clients(params: Params) -> Mapping[str, Any]:
-        score_each, sizes = built()
-        found = personal_scores(score_each(params), sizes, score)
+        score_each, summarise, sizes = built()
+        found = summarise(score_each(params), sizes)
         return {f"client_test_{name.removeprefix('personal_')}": v for name, v in found.items()}
 
     return score_clients

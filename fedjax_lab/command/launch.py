@@ -161,10 +161,11 @@ def _facts(run: Any) -> list[list[str]]:
         return "-" if math.isnan(value) else f"{100 * value:.2f} %"
 
     accuracy, worst = run.values("accuracy"), "worst 10 % of clients"
+    of = "global model" if "personal_accuracy" in row else "accuracy"
     scores = [
-        ["accuracy, last", percent(last(accuracy))],
-        ["accuracy, best", percent(best(accuracy))],
-        [f"accuracy, {tail.name}", percent(tail.mean(run))],
+        [f"{of}, last", percent(last(accuracy))],
+        [f"{of}, best", percent(best(accuracy))],
+        [f"{of}, {tail.name}", percent(tail.mean(run))],
         [worst, percent(number(summary.get("worst_10_percent_accuracy")))],
     ]
     errors = [
@@ -175,10 +176,10 @@ def _facts(run: Any) -> list[list[str]]:
     return [
         [run.algorithm, f"seed {run.seed}"],
         ["rounds", f"{row['round']:,} of {run.config['rounds']:,}"],
+        *_own_models(row),
         *(scores if ERROR not in row else errors),
         ["test loss", f"{number(row.get('test_loss')):.4g}"],
         *_perplexity(row),
-        *_own_models(row),
         ["uplink, downlink", f"{row['bytes_up'] / 1e6:,.1f} MB, {row['bytes_down'] / 1e6:,.1f} MB"],
         ["gradients", f"{row['gradients']:,}"],
         ["compile, run", f"{run.compile_seconds:.1f} s, {run.seconds:.1f} s"],

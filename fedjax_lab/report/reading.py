@@ -130,7 +130,7 @@ def read_json(
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of metrics.jsonl or times.jsonl; none if there is no file.
+    """Read the rows of metrics.jsonl, times.jsonl or clients.jsonl; none if there is no file.
 
     Args:
       path: the file.

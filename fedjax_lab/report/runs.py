@@ -38,7 +38,7 @@ _OBJECTS = ("gradient_transform", "step_transform", "server_optimizer")
 _NO_SETTING = {
     *("algorithm", "hyperparameters", "partition", "run_config", "data", "versions", "content"),
     *("seed", "partition_seed", "init_seed", "option", "model_option", "num_params"),
-    *("asked", "functions", "devices", "num_devices"),
+    *("asked", "functions", "devices", "num_devices", "personal_models"),
 }
 _LONG = 48  # characters of differing settings that fit into a label
 _MANY = 8  # more values than fit into a cell, such as local steps of each client

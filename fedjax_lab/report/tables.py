@@ -65,6 +65,10 @@ OWN_MODELS = (
     "use, each on the client's own test examples: the client's own model, or the global model of a "
     "method that has no other. These are means over the clients."
 )
+_GLOBAL = "global model, "  # before a column's name
+_BY_GLOBAL_MODEL = (
+    " **Compared by the global model, because no run scored the clients' own models: {}.**"
+)
 _NOT_SCORED = " **Without scores on the clients' test examples, and so not compared: {}.**"
 
 
@@ -110,6 +114,9 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
     runs = runs_of(groups)
     tail, (sign, metric) = tail_of(runs), direction(runs)
     columns = measures(runs, tail)
+    if metric.startswith(OWN):  # a page has no room for all of the global model's
+        beside = [name for name in columns if name.startswith(_GLOBAL) and tail.name not in name]
+        columns = {name: value for name, value in columns.items() if name not in beside}
     unit, scale = ("", 1.0) if sign < 0 else (" (points)", 100.0)
     head = ["method", "seeds", *columns, f"behind the best{unit}", "p"]
 
@@ -167,7 +174,8 @@ def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float
         "last (%)": lambda run: 100 * last(run.values(ACCURACY)),
         f"{tail.name} (%)": lambda run: 100 * tail.mean(run),
     }
-    worst = {"worst 10 % of clients (%)": lambda run: 100 * _worst(run)}
+    of_training = "worst 10 % on training data (%)" if personal else "worst 10 % of clients (%)"
+    worst = {of_training: lambda run: 100 * _worst(run)}
     own = _own_models(ACCURACY, tail, 100, " (%)") if personal else {}
     found = {**own, **_named(accuracies, personal), **worst}
     if any(PERPLEXITY in run.rows[-1] for run in runs):
@@ -179,7 +187,7 @@ def _named(
     columns: Mapping[str, Callable[[Run], float]], personal: bool
 ) -> dict[str, Callable[[Run], float]]:
     """Say in the columns' names that they are of the global model, where there are others."""
-    return {f"global model, {name}" if personal else name: f for name, f in columns.items()}
+    return {f"{_GLOBAL}{name}" if personal else name: f for name, f in columns.items()}
 
 
 def _own_models(
@@ -325,8 +333,7 @@ def section_text(section: Section, target: float | None = None, level: int = 2) 
     head, measured = _MEASURED.get(metric_of(runs), ("Accuracy", "Test accuracy in percent."))
     personal = is_personal(runs)
     compared = f" {OWN_MODELS}" if personal else ""
-    without = [g.label for g in groups if personal and not any(map(_is_scored, g.runs))]
-    missing = _NOT_SCORED.format(", ".join(map(inert, without))) if without else ""
+    missing = _not_scored(groups, personal)
     parts += [
         f"{mark} {head}",
         f"{measured}{compared} {_tail_explained(tail_of(runs))}; the worst 10 % of clients are "
@@ -353,9 +360,16 @@ def section_text(section: Section, target: float | None = None, level: int = 2) 
     return "\n\n".join(parts) + "\n"
 
 
-def _is_scored(run: Run) -> bool:
-    """Return True if a run that ended well has scores on the clients' own test examples."""
-    return run.diverged or any(name.startswith(OWN) for row in run.rows for name in row)
+def _not_scored(groups: Sequence[Group], personal: bool) -> str:
+    """Return a warning if clients' models were not scored that the comparison would need."""
+
+    def lacks(run: Run) -> bool:
+        needed = personal or run.config.get("personal_models")
+        scored = any(name.startswith(OWN) for row in run.rows for name in row)
+        return bool(needed) and not scored and not run.diverged
+
+    names = ", ".join(inert(group.label) for group in groups if any(map(lacks, group.runs)))
+    return (_NOT_SCORED if personal else _BY_GLOBAL_MODEL).format(names) if names else ""
 
 
 def _shown(rows: Rows) -> str:

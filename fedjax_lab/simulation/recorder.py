@@ -101,6 +101,8 @@ class Identity:
                 for name, function in described.items()
                 if function is not None
             }
+        if run.algorithm.personal is not None:
+            self.entries["personal_models"] = True
         if is_kept or place.team.is_multiprocess:
             self.entries["content"] = self._content(feed, functions)
         for name in self._config:

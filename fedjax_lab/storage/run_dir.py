@@ -1,4 +1,4 @@
-"""A run directory: config.json, metrics.jsonl, times.jsonl, checkpoints/, summary.json.
+"""A run directory: config.json, metrics.jsonl, times.jsonl, clients.jsonl, checkpoints/ and so on.
 
 No file is half-written, except the last line of a .jsonl file. The last checkpoint also contains
 the rows of ``metrics.jsonl`` up to its round, and they are read from there.
@@ -218,7 +218,8 @@ def _on_any_machine(config: Mapping[str, Any]) -> dict[str, Any]:
     if kept.get("client_store") == "sharded":  # whether rows can be divided is up to the devices
         kept["client_store"] = "device"
     kept |= kept.pop("asked", {})  # of "auto", what it came to is up to the devices, too
-    kept.pop("functions", None)  # to be read; what they compute is in the program
+    for name in ("functions", "personal_models"):  # to be read; the program has what they compute
+        kept.pop(name, None)
     return kept
 
 

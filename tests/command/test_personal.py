@@ -16,6 +16,7 @@ from fedjax_lab.command.runner import build, run
 from fedjax_lab.report import load_runs
 from fedjax_lab.report.sections import sections_of, tail_of
 from fedjax_lab.report.tables import accuracy_table, measures
+from fedjax_lab.storage.run_dir import read_config
 from fedjax_lab.wrappers import client_params
 from tests.experiments.test_personal import accuracies
 
@@ -54,6 +55,7 @@ def test_rows_and_summary_score_the_clients_own_models(tmp_path):
     weighted = np.average(expected[held], weights=sizes[held])
     assert row["personal_accuracy_weighted"] == pytest.approx(weighted, abs=1e-6)
     assert row["personal_accuracy_worst"] == pytest.approx(np.nanmin(expected), abs=1e-6)
+    assert read_config(tmp_path / "own")["personal_models"] is True
     summary = json.loads((tmp_path / "own" / "summary.json").read_text())
     on_training = accuracies(params_of, train, clients)
     np.testing.assert_allclose(summary["client_accuracy"], on_training, atol=1e-6)
@@ -85,8 +87,8 @@ def test_a_global_model_is_scored_on_the_same_test_examples(tmp_path):
         "client_test_accuracy_worst": pytest.approx(np.nanmin(expected), abs=1e-6),
     }
     assert not [name for name in result.history[-1] if "client_test" in name or "personal" in name]
-    config = json.loads((folder / "config.json").read_text())
-    assert config["content"]["diagnose"] is None
+    assert read_config(folder)["content"]["diagnose"] is None
+    assert "personal_models" not in read_config(folder)
 
 
 @pytest.mark.methods

@@ -309,6 +309,14 @@ def test_a_run_whose_clients_were_not_scored_is_named(personal):
     assert "test examples, and so not compared: fedavg." in summary_table(section.groups)
 
 
+def test_personal_methods_whose_models_were_not_scored_are_named(tmp_path):
+    write_run(tmp_path / "a", [0.9], algorithm="ditto", personal_models=True)
+    write_run(tmp_path / "b", [0.8])
+    text = summary_table(groups_of(tmp_path))
+    assert "because no run scored the clients' own models: ditto.**" in text
+    assert "Compared by" not in summary_table(groups_of(tmp_path / "b"))
+
+
 def test_rows_that_were_not_scored_hide_when_a_target_was_reached(personal):
     file = personal / "fedavg0" / "clients.jsonl"
     file.write_text(file.read_text().splitlines()[1] + "\n")
