@@ -40,7 +40,7 @@ CLAIMS = (
             *_LARGER,
             ahead,
             of,
-            why="not known; FedACG and MoFedSAM, whose local steps have a momentum of the server's, are "
+            why="not known; FedACG and MoFedSAM, whose local steps have the server's momentum, are "
             "ahead of it"
             if of == _RIVALS
             else "",
