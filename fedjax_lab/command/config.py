@@ -26,6 +26,7 @@ from fedjax_lab.command.options import (
     typed_options,
 )
 from fedjax_lab.command.own_code import check_hints, find
+from fedjax_lab.command.table_data import TEST_SPLIT
 from fedjax_lab.data import ClientTimes, Devices
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.storage.run_dir import renamed_settings
@@ -141,7 +142,7 @@ class RunConfig:
     """Of a table: what missing values mean: drop (their rows), mean (of the column) or a number, in
     x, keep (a category); or MARK=MEANING for some marks, such as ?=drop. None: they are errors."""
 
-    test_split: str = "clients:0.2"
+    test_split: str = TEST_SPLIT
     """Of a table, what tests: a share of the clients, all of whose rows training never sees;
     examples:0.2, a share of each client's rows; or another file .csv, .tsv or .parquet."""
 

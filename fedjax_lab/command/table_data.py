@@ -20,6 +20,7 @@ from fedjax_lab.data.tables import FILES, Table
 
 TASKS = ("classification", "regression")
 SPLITS = ("clients", "examples")
+TEST_SPLIT = "clients:0.2"  # the default
 _FORMS = "clients:SHARE, examples:SHARE, or another file .csv, .tsv or .parquet"
 _NAMES = ("client", "x", "target", "task", "categories", "missing")
 _ENDINGS = {"csv": (".csv", ".tsv"), "parquet": (".parquet",)}
@@ -69,6 +70,11 @@ def check_table(config: Any) -> None:
                     f"{name} is {getattr(config, name)!r} and dataset {config.dataset!r}; columns "
                     "are those of csv:FILE and parquet:FILE."
                 )
+        if config.test_split != TEST_SPLIT:
+            raise ValueError(
+                f"test_split is {config.test_split!r} and dataset {config.dataset!r}, which has a "
+                "test set of its own; only tables are divided."
+            )
         return
     scheme, _, path = config.dataset.partition(":")
     if Path(path).suffix.lower() not in _ENDINGS[scheme]:

@@ -127,7 +127,10 @@ def read_idx(path: Path, *, ndim: int) -> np.ndarray:
             kind, rank = header[2], header[3]
             if kind != 0x08:
                 found = _IDX_TYPES.get(kind, "unknown")
-                raise ValueError(f"{path}: data type 0x{kind:02x} ({found}); it must be uint8.")
+                raise ValueError(
+                    f"{path}: data type 0x{kind:02x} ({found}); it must be uint8. "
+                    "Write other types to an .npz file, for npz:FILE."
+                )
             if rank != ndim:
                 raise ValueError(f"{path}: {rank} dimensions; there must be {ndim}.")
             sizes = _read_up_to(file, 4 * ndim)
@@ -146,7 +149,9 @@ def read_idx(path: Path, *, ndim: int) -> np.ndarray:
             if file.read(1):
                 raise ValueError(f"{path}: there are extra bytes after the values of {shape}.")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}: damaged or cut short gzip file: {error}") from error
+        raise ValueError(
+            f"{path}: damaged or cut short gzip file; get it again: {error}"
+        ) from error
     return np.frombuffer(values, np.uint8).reshape(shape)
 
 
@@ -201,7 +206,9 @@ def read_npz(path: Path, name: str, keys: Sequence[str] | None = SPLITS) -> dict
     if not path.is_file():
         raise FileNotFoundError(f"{name}: there is no file {path}.")
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path}: damaged or no .npz file (a zip archive of arrays).")
+        raise ValueError(
+            f"{path}: damaged or no .npz file (a zip archive of arrays); get or write it again."
+        )
     try:
         with zipfile.ZipFile(path) as archive:
             sizes = {info.filename: info.file_size for info in archive.infolist()}

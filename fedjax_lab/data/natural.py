@@ -47,7 +47,8 @@ def from_table(
     A column of text, as all columns of a CSV file are, is one of numbers if at least half of its
     cells that are not missing are numbers (also as people write them: "2,5", "$25", "25%",
     "1,000"). Then any text that is no number is an error. In a CSV file it is one of truth values
-    if all cells are "true" or "false". Otherwise it has categories.
+    if all cells are "true" or "false". Otherwise it has categories. Text of another table whose
+    cells are all numbers stays text, with a warning.
 
     Args:
       table: a pandas or polars data frame, a pyarrow table, a ``Dataset`` of Hugging Face's
@@ -99,6 +100,8 @@ def from_tfds(
     split: str = "train",
     data_dir: str | Path | None = None,
     min_size: int = 1,
+    categories: Categories | None = None,
+    missing: Any = None,
 ) -> FederatedArrays:
     """Put a prepared tensorflow-datasets set with a feature of client ids on the device.
 
@@ -109,7 +112,7 @@ def from_tfds(
       y: the feature of targets, or several.
       split: split of the set.
       data_dir: the TFDS directory; None: TFDS's own.
-      min_size: examples that every client has at least.
+      min_size, categories, missing: as in ``from_table``.
 
     Raises:
       ImportError: tensorflow-datasets is missing.
@@ -118,7 +121,8 @@ def from_tfds(
     """
     wanted = [client, *several(x), *several(y)]
     table = tfds.read_columns(f"tfds:{name}", wanted, split, data_dir)
-    return from_table(table, client=client, x=x, y=y, min_size=min_size)
+    about: dict[str, Any] = {"min_size": min_size, "categories": categories, "missing": missing}
+    return from_table(table, client=client, x=x, y=y, **about)
 
 
 @suggest_keywords

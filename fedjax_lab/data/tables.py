@@ -223,14 +223,19 @@ class Table:
                 "convert them to numbers, or name the column in categories (on the command line "
                 "--categories) if they are categories."
             )
-        if self._csv is None and kind == "numbers" and all(map(cells.is_number, text.distinct)):
-            warnings.warn(
-                f"{about} is text whose cells are numbers, and read as numbers; name it in "
-                "categories (on the command line --categories) if it has categories.",
-                UserWarning,
-                stacklevel=2,
-            )
-        return kind != "numbers" and not (kind == "truths" and self._csv is not None)
+        if kind == "truths":
+            return self._csv is None
+        rest = [cell for cell in text.distinct if cell.strip()]
+        if kind != "numbers" or self._csv is not None or not all(map(cells.is_number, rest)):
+            return kind != "numbers"
+        warnings.warn(
+            f"{about} is text whose cells are numbers, and stays text: its values become "
+            "categories. Convert it to numbers; or name it in categories (on the command line "
+            "--categories) if it has categories.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return True
 
     def _stray_error(self, about: str, text: Text, strays: list[str]) -> ValueError:
         """Build the error for text in a column of numbers, with the first row that has it."""

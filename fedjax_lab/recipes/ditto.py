@@ -30,7 +30,7 @@ def main():
         )
         models_of = {
             "the common model": lambda state, client: state.server.params,
-            "own models": client_models(ditto),
+            "own models": client_models(ditto, clients),
         }
         for name, model_of in models_of.items():
             accuracy = build_personal_evaluation(counts, model_of, tests)(result.state)

@@ -39,7 +39,7 @@ def main():
         result = simulate(
             algorithm, params, clients, rounds=30, cohort_size=10, local_steps=10, batch_size=16
         )
-        evaluate = build_personal_evaluation(counts, client_models(algorithm), tests)
+        evaluate = build_personal_evaluation(counts, client_models(algorithm, clients), tests)
         found = personal_scores(evaluate(result.state), tests.sizes)
         accuracy, sent = float(found["personal_accuracy"]), algorithm.uplink(params)
         print(f"{name}: accuracy of the clients {accuracy:.3f}, {sent:,} bytes up")

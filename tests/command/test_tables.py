@@ -227,6 +227,7 @@ def test_rows_without_clients_are_divided_by_a_scheme(folder, capsys):
         (["--dataset", "csv:users.csv", "--target", "response"], "to hold out clients, set"),
         (["--dataset", "csv:none.csv", "--client", "u", "--target", "y"], "there is no such file"),
         (["--dataset", "csv:users.parquet"], "the file must end in .csv"),
+        (["--test-split", "examples:0.1"], "dataset 'digits', which has a test set of its own"),
         (["--missing", "drop"], "dataset 'digits'; columns are those of csv:FILE"),
         (["--categories", "user"], "dataset 'digits'; columns are those of csv:FILE"),
         ([*OF_NUMBERS, "--missing", "dorp"], "missing is 'dorp'; it must be 'drop', 'mean'"),

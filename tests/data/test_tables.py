@@ -274,8 +274,9 @@ def test_text_and_missing_values_of_frames(library):
     assert read(["low", "3", "high", "low"])["p"] == [([2], [0]), ([1], [0])]
     assert read(["low", None, "high", "low"], missing="keep")["q"] == [([0], [1]), ([2], [1])]
     with pytest.warns(UserWarning, match="'a' is text whose cells are numbers"):
-        assert read(["60", "51", "9", "100"])["p"] == [([60], [0]), ([9], [0])]
+        assert read(["60", "51", "9", "100"])["p"] == [([2], [0]), ([3], [0])]
     assert read(["60", "51", "9", "100"], categories={"a": None})["p"] == [([2], [0]), ([3], [0])]
+    assert read(["60", "51", "9", "100"], categories={})["p"] == [([60], [0]), ([9], [0])]
     assert read([3, 10, 3, 5], categories={"a": ["10", "3", "5"]})["q"] == [([0], [1]), ([2], [1])]
 
 
