@@ -134,7 +134,7 @@ class TuneCommand:
     method. Repeat the flag for several hyperparameters."""
 
     score: Literal["loss", "accuracy"] = "loss"
-    """Score of a point, the mean over the validation examples."""
+    """Score of a point, the mean over the validation examples; without dropout and augmentation."""
 
     validation: float = 0.2
     """Share of each client's examples that is held out to score the points."""
