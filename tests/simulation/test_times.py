@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, data, simulate, sweep, with_buffered_aggregation
+from fedjax_lab import algorithms, data, plan, simulate, sweep, with_buffered_aggregation
 from fedjax_lab.data import ClientTimes, Devices, diurnal_availability
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.simulation.feed import with_times
@@ -34,6 +34,7 @@ SLOW = pytest.mark.slow
 NUMBERS = 4 * FEATURES * CLASSES  # bytes of the params
 BUFFERED = with_buffered_aggregation(FEDAVG, 3, 6)
 RATES = {"download": 10.0, "upload": 5.0}
+DRAWN = {"cohort_size": 3, "local_steps": 2, "batch_size": 4}
 
 
 def times(**others):
@@ -197,6 +198,8 @@ def test_what_does_not_go_together_is_refused():
         run(FEDAVG, times=Devices())
     with pytest.raises(ValueError, match=rf"times.step_seconds has 7 clients; N is {N}"):
         run(FEDAVG, times=ClientTimes(np.ones(7)))
+    with pytest.raises(ValueError, match=rf"times.step_seconds has 7 clients; N is {N}"):
+        plan(FEDAVG, first_params(), make_clients(), times=ClientTimes(np.ones(7)), **DRAWN)
     with pytest.raises(ValueError, match=r"devices\.time_budget is 2\.0, and times is set"):
         run(FEDAVG, times=times(), devices=Devices(time_budget=2.0))
     counted = with_dp(FEDAVG, 1.0, 1.0, delta=1e-5)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, data, models, simulate, tune
+from fedjax_lab.data import ClientTimes
 from fedjax_lab.tuning import kept
 from fedjax_lab.tuning.score import evaluation_key
 from fedjax_lab.tuning.space import Range, Values, read_space, spread
+from fedjax_lab.tuning.tune import _divided
 
 N, D = 8, 4
 SETTINGS = {"rounds": 18, "cohort_size": 3, "local_steps": 2, "batch_size": 4}
@@ -44,6 +46,10 @@ def validation_loss(params, held):
     return float(np.mean((x @ np.asarray(params["w"]) - y) ** 2))
 
 
+def held_examples(held):
+    return jax.tree.map(lambda leaf: leaf[held.indices], held.examples)
+
+
 def search(methods, space, **more):
     return tune(methods, space, PARAMS, make_clients(), **{**SETTINGS, "budget": 6, **more})
 
@@ -64,6 +70,47 @@ def test_finalists_are_whole_runs_on_the_training_part(found):
             FEDAVG(**trial.point), PARAMS, train, seed=trial.seed, client_map="scan", **SETTINGS
         )
         assert trial.score == pytest.approx(validation_loss(run.params, held), rel=1e-4)
+
+
+SLOW = ClientTimes(np.where(np.arange(N) < 5, 9.0, 1.0), deadline=5.0)  # five are always late
+
+
+def test_lanes_and_finalists_run_in_simulated_time():
+    """Trials at each rung against a run with the same times."""
+    train, held = data.split_examples(make_clients(), 0.2, 0)
+    more = {"budget": 1, "finalists": 1, "seeds": (0,), "rounds": 9}
+    found = search({"fedavg": FEDAVG}, {"client_lr": [0.1]}, times=SLOW, **more)
+    assert [trial.rounds for trial in found.trials] == [1, 3, 9]
+    run = simulate(
+        FEDAVG(client_lr=0.1),
+        PARAMS,
+        train,
+        **{**SETTINGS, "rounds": 9},
+        times=SLOW,
+        client_map="scan",
+        eval_every=1,
+        evaluate=lambda params: {"held": loss_fn(params, held_examples(held), None).mean()},
+    )
+    scores = [run.history[trial.rounds - 1]["held"] for trial in found.trials]
+    np.testing.assert_allclose([trial.score for trial in found.trials], scores, rtol=1e-4)
+    assert sum(row["dropped_clients"] for row in run.history) > 9
+
+
+def test_times_of_held_out_clients_are_held_out():
+    clients, seconds = make_clients(), np.arange(1.0, N + 1)
+    there = np.tile(seconds / 10, (3, 1))
+    times = ClientTimes(seconds, latency=0.5, availability=there, deadline=9.0)
+    train, held, numbers = _divided(clients, 0.25, "clients", 3)
+    taken = times.take(numbers, N)
+    seen = [int(name) for name in train.names]
+    assert sorted(seen + [int(name) for name in held.names]) == list(range(N))
+    np.testing.assert_array_equal(taken.step_seconds, seconds[seen])
+    np.testing.assert_array_equal(taken.availability, np.float32(there[:, seen]))
+    assert (taken.latency, taken.deadline) == (0.5, 9.0)
+    with pytest.raises(ValueError, match="step_seconds has 3 clients; N is 8"):
+        search({"fedavg": FEDAVG}, {"client_lr": [0.1]}, times=ClientTimes(np.ones(3)))
+    with pytest.raises(TypeError, match=r"times is dict; it must be a data\.ClientTimes"):
+        search({"fedavg": FEDAVG}, {"client_lr": [0.1]}, times={})
 
 
 @pytest.mark.methods
