@@ -1,9 +1,11 @@
 """A cache of compiled programs on disk, so that a script does not compile twice."""
 
+import functools
 import hashlib
 import os
 import platform
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ def keep_programs(folder: str | Path | None = None) -> bool:
 
     At most 1 GiB is kept; the least recently used programs are deleted. Several processes may share
     the folder: a lock is held while a file is read or written. Incomplete files of killed processes
-    are deleted here. The files may be deleted at any time.
+    are deleted here. A file that turns out to be damaged is replaced, with a warning. The files may
+    be deleted at any time.
 
     Nothing changes if ``FEDJAX_LAB_PROGRAMS`` is "off", or if JAX's own settings
     (``JAX_COMPILATION_CACHE_DIR``, ``JAX_ENABLE_COMPILATION_CACHE``, ``jax.config``) select a cache
@@ -54,6 +57,7 @@ def keep_programs(folder: str | Path | None = None) -> bool:
         mode=0o700, parents=True, exist_ok=True
     )  # others with write access could run code here
     _throw_halves_away(path)
+    _replace_damaged()
     config.update("jax_compilation_cache_dir", str(path))
     if config.jax_persistent_cache_min_compile_time_secs == _JAX_WORTH_KEEPING:
         config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING)
@@ -138,11 +142,53 @@ def _throw_halves_away(path: Path) -> None:
 
     JAX could not decide which of them to evict.
     """
-    import filelock  # only runs need it, not a single round
-
-    with filelock.FileLock(path / ".lockfile", timeout=_PATIENCE):  # JAX's lock
+    with _locked(path):
         for program in path.glob("*-cache"):
-            time = program.with_name(program.name.removesuffix("-cache") + "-atime")
+            time = _time_of(program)
             if not time.exists() or time.stat().st_size != 8:
                 program.unlink(missing_ok=True)
                 time.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> Any:
+    import filelock  # only runs need it, not a single round
+
+    return filelock.FileLock(path / ".lockfile", timeout=_PATIENCE)  # JAX's lock
+
+
+def _time_of(program: Path) -> Path:
+    """Return the file with the time of last use of a program."""
+    return program.with_name(program.name.removesuffix("-cache") + "-atime")
+
+
+def _replace_damaged() -> None:
+    """Let JAX delete a program that cannot be read, so that it is compiled and written again.
+
+    JAX itself warns of the file in every run, because it never overwrites one.
+    """
+    from jax._src import compilation_cache as cache  # there is no public way
+
+    read: Any = getattr(cache, "get_executable_and_time", None)
+    if read is None or hasattr(read, "__wrapped__"):
+        return
+
+    @functools.wraps(read)
+    def read_or_delete(key: str, *others: Any, **named: Any) -> Any:
+        try:
+            return read(key, *others, **named)
+        except OSError:  # nothing is wrong with the file
+            raise
+        except Exception:
+            config: Any = jax.config
+            program = Path(config.jax_compilation_cache_dir) / f"{key}-cache"
+            with _locked(program.parent):
+                program.unlink(missing_ok=True)
+                _time_of(program).unlink(missing_ok=True)
+            warnings.warn(
+                f"{program.parent} has damaged programs; they are compiled again and replaced.",
+                UserWarning,
+                stacklevel=2,
+            )
+            return None, None
+
+    cache.get_executable_and_time = read_or_delete

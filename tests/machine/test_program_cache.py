@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import filelock
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from fedjax_lab import CohortBatch, algorithms, build_round, data, models, simulate
 from fedjax_lab.machine import program_cache as programs
@@ -130,6 +132,39 @@ def test_halves_of_a_killed_process_are_thrown_away(nothing_chosen, tmp_path):
     keep_programs(tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
     assert left - {".lockfile"} == {"a-1-cache", "a-1-atime", "other.txt"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", 0.5, "flip"])
+def test_a_damaged_program_is_replaced_once(damage, nothing_chosen, tmp_path):
+    """As four runs meet it: one compiles, one finds it damaged, two read what was replaced."""
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    keep_programs(tmp_path)
+    compilation_cache.reset_cache()  # opened by an earlier test, with another folder
+
+    def run():
+        jax.clear_caches()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert jax.jit(lambda x: jnp.sin(x) * 3)(jnp.float32(0)) == 0
+        return [str(warning.message) for warning in caught]
+
+    try:
+        assert run() == []
+        (program,) = tmp_path.glob("jit__lambda*-cache")
+        whole = program.read_bytes()
+        damaged = damage if isinstance(damage, bytes) else whole[: len(whole) // 2]
+        if damage == "flip":
+            damaged = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
+        program.write_bytes(damaged)
+        said = run()
+        assert len(said) == 1
+        assert f"{tmp_path} has damaged programs" in said[0]
+        assert program.read_bytes() != damaged
+        replaced = program.read_bytes()
+        assert run() == run() == []
+        assert program.read_bytes() == replaced
+    finally:
+        compilation_cache.reset_cache()
 
 
 @pytest.mark.parametrize("hindrance", ["file", "lock"])
