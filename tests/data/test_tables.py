@@ -106,6 +106,7 @@ READ = {
     ),
     "numbers of all spellings": (with_b(SPELLED), {}, {}),
     "ids as written": (written([(name, 1.5, 2, 1) for name in IDS]), {}, {}),
+    "ids with zeros in front": (written([(n, 1, 2, 1) for n in ("010", "09", "9")]), {}, {}),
     "ids that look like marks": (written([(n, 1, 2, 1) for n in ("DE", "NA", "None")]), {}, {}),
     "ids of numbers": (written([(name, 1.5, 2, 1) for name in (100, 9, -3, 100)]), {}, {}),
     "an index, and names twice": (
