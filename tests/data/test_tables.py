@@ -133,6 +133,11 @@ READ = {
         {"missing": {"-9": "drop"}},
         {"skip": lambda row: float(row["b"]) == -9},
     ),
+    "0 as a mark beside empty cells": (
+        written([("p", 1.5, b, 1) for b in (0, "", 3, 0, "")]),
+        {"missing": {"0": "drop", "": 7}},
+        {"skip": lambda row: row["b"] == "0", "number": code({"": 7})},
+    ),
     "truth values": (
         with_b(["true", "False"] * 6),
         {},
