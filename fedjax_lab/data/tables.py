@@ -5,7 +5,7 @@ Axes: n rows of a table.
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,7 +115,7 @@ class Table:
         marks |= self._marks(values, ("",) if is_text else cells.MARKS)
         rest = [cell for cell in values.distinct if cell not in marks]
         if self._csv is not None and all(re.fullmatch(_PLAIN_INTEGER, cell) for cell in rest):
-            integers = cells.to_numbers([cell if cell in rest else "0" for cell in values.distinct])
+            integers = _numbers(values, marks)
             if integers.dtype.kind == "i":
                 return Column(integers[values.codes], marks)
         return Column(values, marks)
@@ -159,8 +159,7 @@ class Table:
         strays = [cell for cell in rest if not cells.is_number(cell)]
         if strays:
             raise self._stray_error(about, values, strays)
-        numbers = cells.to_numbers([cell if cell in rest else "0" for cell in values.distinct])
-        return self._of_numbers(about, numbers[values.codes], marks)
+        return self._of_numbers(about, _numbers(values, marks)[values.codes], marks)
 
     def _find(self, argument: str, name: Any) -> int:
         """Return the place of a column among all."""
@@ -239,7 +238,8 @@ class Table:
 
     def _stray_error(self, about: str, text: Text, strays: list[str]) -> ValueError:
         """Build the error for text in a column of numbers, with the first row that has it."""
-        rows = np.flatnonzero(np.isin(text.codes, [text.distinct.index(cell) for cell in strays]))
+        found = set(strays)
+        rows = np.flatnonzero(np.array([cell in found for cell in text.distinct])[text.codes])
         return ValueError(
             f"{about} must be numbers, and {self.where(int(rows[0]))} has "
             f"{text.distinct[text.codes[rows[0]]]!r} ({len(rows):,} of {len(text.codes):,} rows "
@@ -273,8 +273,9 @@ class Table:
                     f"{self.where(row)}; fill them or remove their rows."
                 )
         if array.dtype.kind in "iuf" and array.ndim == 1:
+            known = np.concatenate([np.array([], int), *marks.values()])
             for mark in filter(cells.is_number, self.missing.marks):
-                rows = np.flatnonzero(array == float(mark))
+                rows = np.setdiff1d(np.flatnonzero(array == float(mark)), known)
                 if len(rows):
                     marks = {**marks, mark: rows}
         return Column(array, marks)
@@ -306,6 +307,11 @@ def as_text(values: list[str]) -> Text:
     distinct = sorted(set(values))
     places = {value: place for place, value in enumerate(distinct)}
     return Text(distinct, np.fromiter((places[value] for value in values), np.int64, len(values)))
+
+
+def _numbers(text: Text, marks: Mapping[str, Any]) -> np.ndarray:
+    """Convert the distinct values of a column of numbers; marks of missing values become 0."""
+    return cells.to_numbers(["0" if cell in marks else cell for cell in text.distinct])
 
 
 def _read_file(path: Path) -> Any:

@@ -106,6 +106,7 @@ READ = {
     ),
     "numbers of all spellings": (with_b(SPELLED), {}, {}),
     "ids as written": (written([(name, 1.5, 2, 1) for name in IDS]), {}, {}),
+    "ids with zeros in front": (written([(n, 1, 2, 1) for n in ("010", "09", "9")]), {}, {}),
     "ids that look like marks": (written([(n, 1, 2, 1) for n in ("DE", "NA", "None")]), {}, {}),
     "ids of numbers": (written([(name, 1.5, 2, 1) for name in (100, 9, -3, 100)]), {}, {}),
     "an index, and names twice": (
@@ -131,6 +132,11 @@ READ = {
         with_b([-9, *range(10), "-9.0"]),
         {"missing": {"-9": "drop"}},
         {"skip": lambda row: float(row["b"]) == -9},
+    ),
+    "0 as a mark beside empty cells": (
+        written([("p", 1.5, b, 1) for b in (0, "", 3, 0, "")]),
+        {"missing": {"0": "drop", "": 7}},
+        {"skip": lambda row: row["b"] == "0", "number": code({"": 7})},
     ),
     "truth values": (
         with_b(["true", "False"] * 6),
