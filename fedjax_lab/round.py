@@ -62,6 +62,9 @@ class Phase(NamedTuple):
         A message is a dict of pytrees. A report is a dict name -> (total, weight), as in
         ``LocalResult.report``; its entry ``LOCAL_PARAMS`` has the local params, for wrappers.
       server_update: (server state, aggregated messages, ``Cohort``) -> (new server state, metrics).
+        Rows of the history average metrics over the rounds with participants. If the server does
+        not take a step in each of these, it reports ``server_updates`` (1 or 0), and its
+        ``delta_norm`` is averaged over the rounds with a step.
       reduce: field of the message -> how the clients' fields are aggregated:
 
         - "mean": mean with the aggregation weights;

@@ -24,11 +24,15 @@ import jax
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _KEYS = (
-    "jax_debug_key_reuse is True; {name} runs without this check, because a cohort with values that "
-    "are not finite is run again with the same keys. Check a loss by itself: "
+    "jax_debug_key_reuse is True; {name} runs without this check, because a cohort with values "
+    "that are not finite is run again with the same keys. Check a loss by itself: "
     "jax.jit(loss_fn)(params, examples, key)."
 )
 _GUARDS = ("host_to_device", "device_to_host", "device_to_device")
+
+
+def _setting(name: str) -> Any:
+    return getattr(jax.config, f"jax_{name}")
 
 
 def values_are_checked() -> bool:
@@ -36,7 +40,7 @@ def values_are_checked() -> bool:
 
     Its error names the operation only if a jitted function is called, not a compiled program.
     """
-    return jax.config.jax_debug_nans or jax.config.jax_debug_infs
+    return _setting("debug_nans") or _setting("debug_infs")
 
 
 def check_compiles(name: str) -> None:
@@ -48,12 +52,12 @@ def check_compiles(name: str) -> None:
     Raises:
       ValueError: ``jax_disable_jit`` is set.
     """
-    if jax.config.jax_disable_jit:
+    if _setting("disable_jit"):
         raise ValueError(
             f"jax_disable_jit is True; {name} compiles its rounds and cannot run without. To look "
             "into a round, run it by itself under jax.disable_jit(): state, metrics = "
-            "build_round(algorithm, 'scan')(state, data.draw_batch(clients, key, round, ...)), with "
-            "state = algorithm.init(params, clients.num_clients) before round 0."
+            "build_round(algorithm, 'scan')(state, data.draw_batch(clients, key, round, ...)), "
+            "with state = algorithm.init(params, clients.num_clients) before round 0."
         )
 
 
@@ -67,11 +71,11 @@ def debuggable(function: Function) -> Function:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         check_compiles(function.__name__)
-        guards = [getattr(jax.config, f"jax_transfer_guard_{name}") for name in _GUARDS]
+        guards = [_setting(f"transfer_guard_{name}") for name in _GUARDS]
         with contextlib.ExitStack() as stack:
             if any(guard and guard.startswith("disallow") for guard in guards):
                 stack.enter_context(jax.transfer_guard("allow"))
-            if jax.config.jax_debug_key_reuse:
+            if _setting("debug_key_reuse"):
                 warnings.warn(_KEYS.format(name=function.__name__), UserWarning, stacklevel=3)
                 stack.enter_context(jax.debug_key_reuse(False))
             return function(*args, **kwargs)

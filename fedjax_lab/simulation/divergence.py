@@ -1,7 +1,7 @@
 """The rule by which a run has diverged, for runs, sweeps and searches.
 
-A run has diverged if its global model is not finite, or if clients participated in a round and none
-of them gave finite values. A loss that is not finite while the messages are finite is no divergence.
+A run has diverged if its global model is not finite, or if clients participated in a round and
+none of them gave finite values. If only the loss is not finite, the run continues with a warning.
 """
 
 from collections.abc import Mapping

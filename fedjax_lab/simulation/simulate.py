@@ -79,8 +79,8 @@ def simulate(
 
     Ctrl-C or SIGTERM finishes the running chunk, saves, and returns; a second signal stops at once.
     While the first chunk compiles, the first signal ends the run at once. The signal also ends a
-    loop of runs: later calls raise ``KeyboardInterrupt``, except the one that resumes this run, until
-    ``fedjax_lab.forget_signal`` is called.
+    loop of runs: until ``fedjax_lab.forget_signal`` is called, later calls raise
+    ``KeyboardInterrupt``, except the one that resumes this run.
 
     The run ends as "diverged", with a warning, if the global model or all participants of a round
     are not finite. The model is then not evaluated (its row has NaN under the names that

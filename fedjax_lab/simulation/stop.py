@@ -20,10 +20,10 @@ _ended: list[tuple[str, Hashable]] = []
 def forget_signal() -> None:
     """Allow runs again in this process after a signal has ended one.
 
-    After Ctrl-C or SIGTERM has ended a ``simulate`` or ``sweep``, the next call of ``simulate``,
-    ``sweep`` or ``tune`` raises ``KeyboardInterrupt``: one signal ends a loop of runs. The call that
-    resumes the interrupted run (the same ``run_dir`` and ``rounds``) is allowed, and forgets the
-    signal, too.
+    One signal ends a loop of runs: after Ctrl-C or SIGTERM has ended a ``simulate`` or ``sweep``,
+    every later ``simulate``, ``sweep`` or ``tune`` of the process raises ``KeyboardInterrupt``. The
+    call that resumes the interrupted run (the same ``run_dir`` and ``rounds``) is allowed, and
+    forgets the signal, too.
     """
     _ended.clear()
 

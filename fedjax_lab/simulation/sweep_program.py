@@ -172,8 +172,8 @@ class Program:
             self._told_of_losses = True
             run, at = np.argwhere(odd)[0]
             warnings.warn(
-                f"in round {first + at} of a run the loss is {metrics['loss'][run, at]}, {ODD_LOSS} "
-                "The run continues.",
+                f"in round {first + at} of a run the loss is {metrics['loss'][run, at]}, "
+                f"{ODD_LOSS} The run continues.",
                 UserWarning,
                 stacklevel=3,
             )

@@ -145,7 +145,7 @@ class SweepResult:
       interrupted: whether Ctrl-C ended the sweep early.
       run_map: the run map, with ``auto`` resolved.
       runs_at_once: number of runs in one call of the program.
-      diverged: bool [P, R], whether a run diverged, by the rule of ``simulate``. None: unknown; then
+      diverged: bool [P, R], whether a run diverged, by the rule of ``simulate``. None: unknown, and
         a run whose last value is not finite counts as diverged.
     """
 

@@ -91,7 +91,7 @@ class Lanes:
             recent = [list(lane.recent) for lane in group]
             for first in range(begun, rounds, self._step):
                 length = min(self._step, rounds - first)
-                metrics, scores, diverged = self._program.advance(first, length)
+                _, scores, diverged = self._program.advance(first, length)
                 has_diverged |= diverged[: len(group)]
                 for own, value in zip(recent, scores["score"], strict=False):
                     own.append(float(value))

@@ -127,10 +127,10 @@ def with_dp(
     ``epsilon`` includes the earlier rounds. Such a run is refused with correlated noise, and with
     ``delta`` if the noise multiplier or the cohorts differ. A run from params starts from zero.
 
-    Metrics: ``clipped_clients``, the share of participants whose message was clipped or not finite,
-    ``finite_clients``, the share whose message was finite, and ``clip_norm``, all of the last phase;
-    for Poisson cohorts also ``server_updates``, which is
-    1, because a round without participants adds noise to the model, too.
+    Metrics of the last phase: ``clipped_clients``, the share of participants whose message was
+    clipped or not finite; ``finite_clients``, the share whose message was finite; ``clip_norm``;
+    for Poisson cohorts also ``server_updates``, which is 1, because noise moves the model even in a
+    round without participants.
 
     Args:
       algorithm: any method whose server uses neither single messages (GradMA, GradMA-S) nor the

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import algorithms, build_round, simulate
+from fedjax_lab import algorithms, build_round, forget_signal, simulate
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import run as run_config
 from fedjax_lab.data.cohort import Schedule
