@@ -166,9 +166,10 @@ def _replace_damaged() -> None:
 
     JAX itself warns of the file in every run, because it never overwrites one.
     """
-    from jax._src import compilation_cache as cache  # there is no public way
+    from jax._src import compilation_cache  # there is no public way
 
-    read: Any = getattr(cache, "get_executable_and_time", None)
+    cache: Any = compilation_cache
+    read = getattr(cache, "get_executable_and_time", None)
     if read is None or hasattr(read, "__wrapped__"):
         return
 
