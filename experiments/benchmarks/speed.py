@@ -75,7 +75,7 @@ def table(found: Mapping[str, Any]) -> str:
         each = [ratios({"own": own, name: times.get(name, {})}, [name]) for name in OPPONENTS]
         cells = ["-" if one.get("own") is None else f"{one['own'][0]:.2f}" for one in each]
         shares = [
-            f"{of['flop_per_round'] / np.median([*seconds.values()]) / peak:.0%}"
+            f"{100 * of['flop_per_round'] / np.median([*seconds.values()]) / peak:.0f} %"
             for seconds in (own, times.get("torch", {}))
             if seconds and peak
         ]
@@ -83,7 +83,7 @@ def table(found: Mapping[str, Any]) -> str:
             f"{workload.cohort_size} of {workload.num_clients:,} clients, {workload.local_steps} "
             f"steps of batch {workload.batch_size}"
         )
-        title = "a flax CNN of the user's own with `Conv` and `max_pool`, as W1s"
+        title = "the same with a flax CNN of the user's own (`Conv`, `max_pool`)"
         label = title if row.is_own else f"{workload.title}, {sizes}"
         cells = [f"{row.workload}: {label}", spread(row.ratio), *cells, ", ".join(shares) or "-"]
         lines.append(f"| {' | '.join(cells)} |")

@@ -5,6 +5,7 @@
 writes it from the kept results.
 """
 
+import functools
 import importlib
 from pathlib import Path
 
@@ -43,6 +44,7 @@ PAGE = _ROOT.parent / "docs" / "papers_and_codes.md"
 BEGIN, END = "<!-- claims -->\n", "\n<!-- /claims -->"
 
 
+@functools.cache
 def judged_of(paper: str) -> list[Judged]:
     """Return all claims of a paper with their verdicts.
 

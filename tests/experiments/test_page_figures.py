@@ -84,7 +84,7 @@ def test_the_table_has_every_measured_row():
     assert mlp[1:5] == ["2.00 (1.00 to 3.00)", "2.00", "-", "2.50"]
     assert resnet[0].endswith("2 of 100 clients, 2 steps of batch 20")
     shares = [7.532e9 / (ms / 1e3) / 100e9 for ms in (2.0, 4.0)]  # medians of ours and the loop's
-    assert mlp[5] == ", ".join(f"{share:.0%}" for share in shares)
+    assert mlp[5] == ", ".join(f"{100 * share:.0f} %" for share in shares)
 
 
 def test_what_is_stored_says_where_and_of_what():
