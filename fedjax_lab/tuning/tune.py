@@ -19,7 +19,6 @@ from fedjax_lab.data import ClientTimes, FederatedArrays, split_clients, split_e
 from fedjax_lab.data.clients import held_out_clients
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
-from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.simulation.debugging import debuggable
