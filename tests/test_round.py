@@ -218,3 +218,78 @@ def test_a_round_of_a_large_model_can_be_traced():
     after, metrics = jax.eval_shape(build_round(algorithm, "scan"), state, batch)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
     assert metrics["bytes_up"].dtype == jnp.float32
+
+
+def test_a_round_outside_of_jit_compiles_once():
+    drawn = reference.make_rounds(0, 3, cohort_size=4, max_steps=3, batch_size=4)
+    batches = [to_batch(batch, t) for t, (_, batch) in enumerate(drawn)]
+    round_fn, compiled = build_round(PLAIN, "scan"), []
+    state = PLAIN.init(initial_params(), N)
+    jitted = jax.jit(round_fn)(state, batches[0])
+    jax.tree.map(np.testing.assert_array_equal, round_fn(state, batches[0]), jitted)
+
+    def note(name, seconds, **_):
+        if "backend_compile" in name:
+            compiled.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    for batch in batches[1:]:
+        state, _ = round_fn(state, batch)
+    jax.monitoring.unregister_event_duration_listener(note)
+    assert compiled == []
+    with pytest.raises(ValueError, match="ids must be distinct"):
+        round_fn(state, batches[0]._replace(client_ids=jnp.zeros(4, jnp.int32)))
+
+
+def noisy(params, examples, key):
+    losses = loss_fn(params, examples, key)
+    return losses * (1 + 0.5 * jax.random.normal(key, losses.shape, losses.dtype))
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_a_clients_draws_do_not_depend_on_the_map_with_any_generator(impl):
+    batch = to_batch(reference.make_rounds(0, 1, cohort_size=4, max_steps=3, batch_size=4)[0][1], 0)
+    algorithm = algorithms.fedavg(noisy, client_lr=0.2)
+    state = algorithm.init(initial_params(), N)
+    ends = [
+        jax.jit(build_round(algorithm, how))(
+            state, batch._replace(key=jax.random.key(3, impl=kind))
+        )[0]
+        for how, kind in (("vmap", impl), ("scan", impl), ("scan", "threefry2x32"))
+    ]
+    for end in ends[1:]:
+        np.testing.assert_allclose(*(flat(algorithm.params(e)) for e in (ends[0], end)), atol=1e-6)
+
+
+@pytest.mark.parametrize("client_map", ["vmap", "scan", "chunk:3", "shard_map"])
+def test_each_client_knows_its_number(client_map):
+    """Clients send one-hot vectors of their numbers; the server sums them."""
+
+    def client_update(params, row, batch):
+        assert batch.client_id.shape == ()
+        assert batch.client_id.dtype == jnp.int32
+        own = (jnp.arange(N) == batch.client_id).astype(jnp.float32)
+        return {"own": own * batch.num_steps}, row, {}
+
+    def server_update(server, messages, cohort):
+        return Server(server.params | {"seen": messages["own"]}), {"delta_norm": jnp.ones(())}
+
+    start = {"seen": jnp.zeros(N)}
+    phase = Phase(
+        lambda server, round: server.params,
+        client_update,
+        server_update,
+        reduce={"own": "sum"},
+        message=lambda params: {"own": jnp.zeros(N)},
+    )
+    algorithm = Algorithm("who", lambda p, n, b: (Server(p), ()), (phase,))
+    batch = to_batch(reference.make_rounds(0, 1, cohort_size=4, max_steps=3, batch_size=4)[0][1], 0)
+    ids, steps = jnp.int32([5, 1, N, 3]), jnp.int32([3, 1, 2, 2])
+    batch = batch._replace(client_ids=ids, num_steps=steps, participates=None)
+    state, _ = jax.jit(build_round(algorithm, client_map))(algorithm.init(start, N), batch)
+    expected = np.zeros(N)
+    taken = np.ones((4, 3), bool) if batch.example_mask is None else batch.example_mask.any(2)
+    for client, k, real in zip(ids.tolist(), steps.tolist(), np.asarray(taken), strict=True):
+        if client < N:
+            expected[client] = real[:k].sum()
+    np.testing.assert_array_equal(state.server.params["seen"], expected)

@@ -192,4 +192,5 @@ def _replace_damaged() -> None:
             )
             return None, None
 
-    cache.get_executable_and_time = read_or_delete
+    replacing: Any = read_or_delete
+    cache.get_executable_and_time = replacing

@@ -70,10 +70,10 @@ class BatchNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise ``x``."""
         shape = x.shape[-1:]
-        scale = self.param("scale", nn.initializers.ones_init(), shape)
-        bias = self.param("bias", nn.initializers.zeros_init(), shape)
-        running_mean = self.param("running_mean", nn.initializers.zeros_init(), shape)
-        running_var = self.param("running_var", nn.initializers.ones_init(), shape)
+        scale = self.param("scale", nn.initializers.ones_init(), shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros_init(), shape, jnp.float32)
+        running_mean = self.param("running_mean", nn.initializers.zeros_init(), shape, jnp.float32)
+        running_var = self.param("running_var", nn.initializers.ones_init(), shape, jnp.float32)
         dtype = jnp.promote_types(x.dtype, scale.dtype)
         x = x.astype(jnp.promote_types(dtype, jnp.float32))  # float32 statistics of bfloat16
         if self.frozen or not self.has_rng("dropout"):

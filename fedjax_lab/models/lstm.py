@@ -97,7 +97,7 @@ class LanguageModel(nn.Module):
             decoder = vectors.T
         else:
             decoder = self.param("decoder", _uniform(0.1), (self.hidden[-1], self.num_words))
-        bias = self.param("decoder_bias", nn.initializers.zeros, (self.num_words,))
+        bias = self.param("decoder_bias", nn.initializers.zeros, (self.num_words,), jnp.float32)
         h, decoder, bias = promote_dtype(h, decoder, bias)
         return h @ decoder + bias.reshape(1, 1, -1)
 

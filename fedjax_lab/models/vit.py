@@ -51,9 +51,9 @@ class PatchEmbedding(nn.Module):
         x = x.reshape(batch, height // size, size, width // size, size, channels)
         x = x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
         x = nn.Dense(self.num_features, kernel_init=_NORMAL, name="patches")(x)
-        first = self.param("class_token", _NORMAL, (1, 1, self.num_features))
+        first = self.param("class_token", _NORMAL, (1, 1, self.num_features), jnp.float32)
         x = jnp.concatenate([jnp.broadcast_to(first, (batch, 1, self.num_features)), x], axis=1)
-        x = x + self.param("positions", _NORMAL, (1, *x.shape[1:]))
+        x = x + self.param("positions", _NORMAL, (1, *x.shape[1:]), jnp.float32)
         return nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(x)
 
 

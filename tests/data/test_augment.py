@@ -69,6 +69,15 @@ def test_flip_only():
     assert sum(flipped) + sum(plain) == 40
 
 
+def test_the_same_images_are_mirrored_in_every_mode():
+    images = np.random.default_rng(0).integers(0, 256, (40, 4, 5, 1), np.uint8)
+    examples = data.Examples(images, np.zeros(40, np.int32))
+    apply = data.preprocess(crop=1, flip=True)
+    expected = apply(examples, jax.random.key(1)).x
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(apply(examples, jax.random.key(1)).x, expected)
+
+
 def test_shapes_dtypes_and_scale():
     stacked = data.Examples(examples.x.reshape(4, 10, 6, 5, 3), examples.y.reshape(4, 10))
     out = data.preprocess(MEAN, STD, flip=True, crop=1)(stacked, jax.random.key(1)).x

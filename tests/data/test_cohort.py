@@ -1,5 +1,7 @@
 """Cohorts and mini-batches: uniform, complete, and independent of what should not matter."""
 
+import contextlib
+import dataclasses
 import itertools
 import math
 
@@ -22,6 +24,9 @@ def shuffle(keys, places, n):
     """As many random orders as there are keys."""
     words = jax.vmap(lambda key: jax.random.bits(key, (WORDS,)))(keys)
     return shuffled(words, places, n)
+
+
+ranked = jax.jit(shuffled)
 
 
 def federation(sizes):
@@ -142,6 +147,28 @@ def test_order_is_a_bijection(start):
             assert (values[0] != values[1]).any()
 
 
+def test_small_orders_are_ranks_of_their_words():
+    """All orders of up to 16 examples are then equally likely, because the words are."""
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 2**32, (200, 1, WORDS), dtype=np.uint32)
+    words[150:] >>= 29  # with ties, which positions break
+    for n in (1, 2, 3, 6, 15, 16):
+        places = np.minimum(np.arange(16, dtype=np.int32), n - 1)
+        sizes = np.full(200, n, np.int32)
+        found = np.asarray(ranked(words, np.broadcast_to(places, (200, 1, 16)), sizes))[:, 0, :n]
+        ranks = words[:, 0, :n].argsort(axis=1, kind="stable").argsort(axis=1)
+        np.testing.assert_array_equal(found, ranks)
+
+
+def test_small_and_large_clients_share_a_cohort():
+    sizes = np.array([3, 16, 17, 40], np.int32)
+    words = np.random.default_rng(1).integers(0, 2**32, (4, 1, WORDS), dtype=np.uint32)
+    places = np.minimum(np.arange(40), sizes[:, None, None] - 1).astype(np.int32)
+    found = np.asarray(ranked(words, places, sizes))[:, 0]
+    for row, size in zip(found, sizes, strict=True):
+        assert sorted(row[:size].tolist()) == list(range(size))
+
+
 def test_order_of_a_large_client():
     n = 10**6 + 7
     places = jnp.arange(n, dtype=jnp.int32)[None]
@@ -164,14 +191,25 @@ def values_at(places, n, trials):
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
-def test_all_orders_of_few_are_about_equally_likely(n):
-    values = values_at(range(n), n, 3 * TRIALS)
+def test_all_orders_of_few_are_equally_likely(n):
+    values = values_at(range(n), n, 20 * TRIALS if n == 6 else 3 * TRIALS)
     _, found = np.unique(values @ n ** np.arange(n), return_counts=True)
     assert len(found) == math.factorial(n)
     assert stats.chisquare(found).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("n", [10, 13, 97])
+def test_orders_just_beyond_the_ranked_ones():
+    """Pairs of positions, and the relative order of six, in the Feistel network of 17."""
+    values = values_at((0, 1, 2, 3, 8, 16), 17, 10 * TRIALS)
+    for first, second in itertools.combinations(range(6), 2):
+        pairs = np.bincount(values[:, first] * 17 + values[:, second], minlength=17**2)
+        assert stats.chisquare(pairs.reshape(17, 17)[~np.eye(17, dtype=bool)]).pvalue > 1e-4
+    _, found = np.unique(values.argsort(axis=1) @ 6 ** np.arange(6), return_counts=True)
+    assert len(found) == 720
+    assert stats.chisquare(found).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("n", [7, 10, 13, 97])
 def test_order_marginals(n):
     places = (0, 1, 2, n // 2, n - 1)
     values = dict(zip(places, values_at(places, n, TRIALS).T, strict=True))
@@ -405,6 +443,180 @@ def test_errors(changes, error, message):
     settings = {"key": key, "round": 0, "cohort_size": 2, "batch_size": 2, "local_steps": 1}
     with pytest.raises(error, match=message):
         data.draw_batch(clients, **{**settings, **changes})
+
+
+class Fixed(data.Devices):
+    """Clients with numbers of local steps of their own, which no field of the class has."""
+
+    def __init__(self, steps):
+        super().__init__()
+        object.__setattr__(self, "steps", steps)
+
+    def local_steps(self, key, round, client_ids, planned):
+        return self.steps[client_ids]
+
+
+QUICK = {"cohort_size": 2, "batch_size": 2, "local_steps": 3, "replace": True}  # to compile
+TABLE = jnp.int32([1, 2, 3, 1])
+OPTIONS = {
+    "plain": lambda: {},
+    "an array of steps": lambda: {"local_steps": np.array([1, 2, 3, 0])},
+    "devices": lambda: {"devices": data.Devices(min_local_steps=1, dropout=0.3)},
+    "a subclass": lambda: {"devices": Fixed(TABLE)},
+    "a new function each time": lambda: {"sample_cohort": lambda key, t: (t + jnp.arange(2)) % 4},
+    "poisson": lambda: {"sampling": "poisson"},
+    "times": lambda: {},
+}
+OFTEN = ("plain", "an array of steps", "a new function each time")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.methods) for n in OPTIONS]
+)
+def test_a_loop_compiles_nothing_after_its_first_round(name):
+    clients, _ = federation([5, 8, 3, 4])
+    if name == "times":
+        times = data.ClientTimes(availability=np.full((1, 4), 0.9), deadline=9.0)
+        clients = dataclasses.replace(clients, times=times.resolve(4, 1, 1))
+
+    def draw(round):
+        return data.draw_batch(clients, key, round, **(QUICK | OPTIONS[name]()))
+
+    draw(0), draw(1)
+    with compilations() as compiled:
+        batches = [draw(round) for round in range(2, 5)]
+    assert compiled == []
+    traced = jax.jit(draw)(np.int32(4))
+    batch, traced = (b._replace(key=jax.random.key_data(b.key)) for b in (batches[-1], traced))
+    jax.tree.map(np.testing.assert_array_equal, batch, traced)
+
+
+@contextlib.contextmanager
+def compilations():
+    """Collect the seconds of each compilation."""
+    seconds = []
+
+    def note(name, duration, **_):
+        if "backend_compile" in name:
+            seconds.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield seconds
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
+def test_devices_with_other_attributes_are_another_program():
+    clients, _ = federation([5, 8, 3, 4])
+    drawn = [
+        data.draw_batch(clients, key, 0, **QUICK, devices=Fixed(steps))
+        for steps in (TABLE, TABLE[::-1])
+    ]
+    ids = np.asarray(drawn[0].client_ids)
+    np.testing.assert_array_equal(drawn[0].num_steps, np.asarray(TABLE)[ids])
+    np.testing.assert_array_equal(drawn[1].num_steps, np.asarray(TABLE)[::-1][ids])
+
+
+@pytest.mark.parametrize("steps", [jnp.ones(4), jnp.ones((1, 2), jnp.int32)])
+def test_wrong_steps_of_a_subclass(steps):
+    clients, _ = federation([5, 8, 3, 4])
+
+    class Wrong(data.Devices):
+        def local_steps(self, key, round, client_ids, planned):
+            return steps
+
+    with pytest.raises(ValueError, match=r"Wrong.local_steps returned .* integers \[2\]"):
+        data.draw_batch(clients, key, 0, **QUICK, devices=Wrong())
+
+
+def test_own_epochs_of_each_client():
+    sizes, epochs = np.array([5, 0, 23, 1, 8]), np.array([2, 3, 1, 4, 0])
+    clients, _ = federation(sizes)
+    expected = epochs * -(-sizes // 4)  # 4, 0, 6, 4, 0
+    own = data.draw_batch(clients, key, 3, cohort_size=4, batch_size=4, local_epochs=epochs)
+    ids = np.asarray(own.client_ids)
+    assert own.examples.shape == (4, 6, 4)
+    np.testing.assert_array_equal(own.num_steps, expected[ids])
+    np.testing.assert_array_equal(own.example_mask.any(2).sum(1), expected[ids])
+    steps = data.draw_batch(
+        clients, key, 3, cohort_size=4, batch_size=4, local_steps=jnp.asarray(expected)
+    )
+    jax.tree.map(np.testing.assert_array_equal, *(b._replace(key=None) for b in (own, steps)))
+    # The mini-batches are those of as many steps for all.
+    same = data.draw_batch(clients, key, 3, cohort_size=4, batch_size=4, local_steps=6)
+    taken = np.arange(6) < expected[ids, None]
+    np.testing.assert_array_equal(own.example_mask, same.example_mask & taken[..., None])
+    np.testing.assert_array_equal(own.examples, same.examples)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"local_steps": [1, 2]}, ValueError, r"local_steps has shape \(2,\); .* 3 integers"),
+        ({"local_epochs": [1, 2, -3]}, ValueError, r"local_epochs\[2\] is -3; .* from 0"),
+        ({"local_steps": [1.0, 2, 3]}, TypeError, "local_steps has dtype float64"),
+        ({"local_steps": [0, 0, 0]}, ValueError, "local_steps is 0 for all clients"),
+        ({"local_steps": [[1], [2, 3]]}, ValueError, "local_steps is no array"),
+        ({"local_steps": [1, 2, 3], "local_epochs": 1}, ValueError, "exactly one"),
+        ({"local_epochs": np.full(3, 2**30)}, ValueError, "largest number of local steps"),
+    ],
+)
+def test_wrong_arrays_of_steps(options, error, message):
+    clients, _ = federation([5, 8, 3])
+    with pytest.raises(error, match=message):
+        data.draw_batch(clients, key, 0, cohort_size=2, batch_size=2, **options)
+
+
+def test_arrays_of_epochs_need_known_sizes():
+    clients, _ = federation([5, 8, 3])
+    options = {"cohort_size": 2, "batch_size": 2, "local_epochs": [1, 2, 3]}
+    with pytest.raises(TypeError, match="close over the clients"):
+        jax.eval_shape(lambda clients: data.draw_batch(clients, key, 0, **options), clients)
+    assert (
+        jax.eval_shape(lambda: data.draw_batch(clients, key, 0, **options)).examples.shape[1] == 8
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "options"),
+    [
+        (5000, {"cohort_size": 300}),  # drawn again where clients are equal
+        pytest.param(50, {"cohort_size": 7, "sampling": "poisson"}, marks=pytest.mark.methods),
+        pytest.param(50, {"cohort_size": 7, "sampling": "cyclic"}, marks=pytest.mark.methods),
+        (50, {"cohort_size": 20, "devices": data.Devices(2, dropout=0.3, step_time_spread=1.0)}),
+        (50, {"cohort_size": 7, "availability": 0.5}),
+    ],
+)
+def test_draws_are_those_of_float32_mode(num_clients, options):
+    clients, _ = federation([4] * num_clients)
+    options = dict(options)
+    there = options.pop("availability", None)
+    found = []
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            if there is not None:
+                times = data.ClientTimes(availability=np.full((1, num_clients), there))
+                clients = dataclasses.replace(clients, times=times.resolve(num_clients, 1, 1))
+            batch = data.draw_batch(
+                clients, key, jnp.int32(3), local_steps=5, batch_size=2, replace=True, **options
+            )
+            fields = ("client_ids", "examples", "num_steps", "participates")
+            kept = [getattr(batch, name) for name in fields]
+            assert all(x is None or x.dtype in (jnp.int32, bool) for x in kept)
+            found.append(kept)
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_draws_are_threefrys_whatever_the_generator(impl):
+    clients, _ = federation([5, 8, 3, 4])
+    options = QUICK | {"devices": data.Devices(min_local_steps=1, dropout=0.3)}
+    batches = [
+        data.draw_batch(clients, jax.random.key(7, impl=kind), 2, **options)
+        for kind in (impl, "threefry2x32")
+    ]
+    assert batches[0].key.dtype == batches[1].key.dtype
+    plain = [b._replace(key=jax.random.key_data(b.key)) for b in batches]
+    jax.tree.map(np.testing.assert_array_equal, *plain)
 
 
 @pytest.mark.parametrize("sizes", [[8, 8], [8, 16], [5, 8], [1, 3], [9, 30]])

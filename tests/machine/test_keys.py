@@ -1,12 +1,24 @@
 """Compact keys draw JAX's own bits, by programs with fewer kernels."""
 
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_lab import models
-from fedjax_lab.machine.keys import below, bits_at, compact, fold_in, plain, stored
+from fedjax_lab.machine.keys import (
+    below,
+    bits_at,
+    compact,
+    fold_in,
+    plain,
+    seeded,
+    stored,
+    threefry,
+)
 from fedjax_lab.models import from_linen
 from fedjax_lab.models.layers import Classifier, DenseBlock
 
@@ -68,6 +80,45 @@ def test_other_keys_stay_as_they_are():
         assert compact(key) is key is stored(key)
     with jax.threefry_partitionable(False):
         assert compact(KEY) is KEY
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_a_seed_gives_threefrys_key_whatever_the_default(impl):
+    expected = jax.random.key_data(jax.random.key(5, impl="threefry2x32"))
+    before = jax.config.jax_default_prng_impl
+    jax.config.update("jax_default_prng_impl", impl)
+    try:
+        for key in (seeded(5), threefry(jax.random.key(5)), threefry(jax.random.PRNGKey(5))):
+            data = jax.random.key_data(key) if key.dtype != jnp.uint32 else key
+            np.testing.assert_array_equal(data, expected)
+    finally:
+        jax.config.update("jax_default_prng_impl", before)
+
+
+def test_different_keys_of_other_generators_stay_different():
+    words = np.uint32([[0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0], [1, 0, 1, 0]])
+    keys = jax.random.wrap_key_data(words, impl="rbg")
+    found = np.asarray(jax.random.key_data(threefry(keys)))
+    assert found.shape == (5, 2)
+    assert len(np.unique(found, axis=0)) == 5
+    for one, row in zip(keys, found, strict=True):  # whatever it is batched with
+        np.testing.assert_array_equal(jax.random.key_data(threefry(one)), row)
+    for kind in (compact, stored, plain):
+        assert threefry(kind(KEY)).dtype == kind(KEY).dtype
+
+
+def test_the_package_makes_keys_by_seeded_alone():
+    """Keys of JAX's default generator would make draws depend on the client map."""
+    root = Path(models.__file__).parents[1]
+    found = [
+        (path.relative_to(root).as_posix(), line.strip())
+        for path in root.rglob("*.py")
+        if "recipes" not in path.parts
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"random\.(key|PRNGKey)\(", line) and "``" not in line and "raise" not in line
+    ]
+    assert {where for where, _ in found} == {"machine/keys.py", "simulation/sweep.py"}
+    assert sum(where == "simulation/sweep.py" for where, _ in found) == 1  # its ``params``
 
 
 def test_a_draw_is_one_kernel():

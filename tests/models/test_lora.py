@@ -74,3 +74,11 @@ def test_mistakes_are_named():
         models.merge_adapters({"w": jnp.ones((3, 3))}, {"conv": adapters_of()["conv"]})
     with pytest.raises(ValueError, match=r"adapters\['w'\] is for 144 x 16 numbers; the leaf has"):
         models.merge_adapters({"w": jnp.ones((3, 3))}, {"w": adapters_of()["conv"]})
+
+
+def test_adapters_are_float32_in_every_mode():
+    expected = adapters_of()
+    with jax.enable_x64(True):
+        found = adapters_of()
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(found)} == {"float32"}
+    jax.tree.map(np.testing.assert_array_equal, found, expected)

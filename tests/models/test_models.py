@@ -189,6 +189,24 @@ def test_forward_pass_is_numpys_and_splits_at_the_head(name, options, shape):
     np.testing.assert_allclose(logits_of_head, logits, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lstm", {}),
+        ("transformer", {}),
+        ("vit", {}),
+        *(("resnet20", {"norm": norm}) for norm in ("group", "batch")),
+    ],
+)
+def test_parameters_are_float32_in_every_mode(name, options, x64):
+    del x64
+    model = models.build(name, num_classes=10, **options)
+    is_text = name in ("lstm", "transformer")
+    x = jnp.zeros((1, 5), jnp.int32) if is_text else jnp.zeros((1, 32, 32, 3), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"float32"}
+
+
 def test_examples_do_not_see_each_other():
     model, params, x = setup("mlp", {"hidden": (8,), "norm": "group"}, (6,))
     apply = jax.jit(model.apply)
