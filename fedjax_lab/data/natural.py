@@ -68,8 +68,9 @@ def from_table(
         numbers) or a number to fill in, both in ``x`` alone, or "keep" (a category like others).
         None and NaN are missing, and in text the marks ``cells.MARKS`` (an empty cell, ?, NA, N/A,
         NaN, null, None, - and .; among categories not ?, None, - and .). A mapping from marks to
-        these gives single marks a meaning, also others, such as {"?": "mean", "unknown": "drop"};
-        its mark "" is that of empty cells, None and NaN. None: a missing value is an error.
+        these gives single marks a meaning in all columns, also others, such as {"?": "mean",
+        "-9": "drop"}; its mark "" is that of empty cells, None and NaN. None: a missing value is an
+        error.
 
     Returns:
       The clients in the order of their ids, which are their ``names``. Text columns in ``x`` or
