@@ -1,7 +1,8 @@
 """Settings that a command does not use: to give one is an error.
 
-A file of ``--config`` describes a run. From it, every command takes what it uses; only settings
-that would change the results are refused in a file, too.
+A file of ``--config`` describes a run, and every command takes what it uses. What a command does not
+use is refused in a file, too, unless the results do not depend on it, as on the rounds between
+evaluations of a run's config.json.
 """
 
 import dataclasses
