@@ -78,7 +78,9 @@ class Problem:
         )
         if result.interrupted:
             raise KeyboardInterrupt
-        return result.values("accuracy", at="best")[:, 0].tolist()
+        finite = [np.isfinite(result.history[name][:, 0]).all(1) for name in ("loss", "delta_norm")]
+        best = result.values("accuracy", at="best")[:, 0]
+        return np.where(np.all(finite, axis=0), best, np.nan).tolist()
 
     def _personal_score(self, method: Method, point: Point, rounds: int) -> float:
         config = method.config(self.column, point, rounds=rounds, seed=TUNING_SEED)

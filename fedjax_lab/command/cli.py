@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(command.text())
         return 0
     except KeyboardInterrupt as error:
-        print(f"{PROG}: interrupted. {error}".rstrip(), file=sys.stderr)
+        why = "" if is_process else f" {error}".rstrip()
+        print(f"{PROG}: interrupted.{why}", file=sys.stderr)
         if is_process:  # threads of an interrupted compiler can crash the end of the interpreter
             sys.stdout.flush()
             sys.stderr.flush()

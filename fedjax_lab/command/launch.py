@@ -169,17 +169,17 @@ def _facts(run: Any) -> list[list[str]]:
         [worst, percent(number(summary.get("worst_10_percent_accuracy")))],
     ]
     errors = [
-        ["mean squared error, last", f"{number(row.get(ERROR)):.4g}"],
-        ["mean squared error, lowest", f"{lowest(run.values(ERROR)):.4g}"],
-        [worst, f"{number(summary.get(f'worst_10_percent_{ERROR}')):.4g}"],
+        ["mean squared error, last", _plain(number(row.get(ERROR)))],
+        ["mean squared error, lowest", _plain(lowest(run.values(ERROR)))],
+        [worst, _plain(number(summary.get(f"worst_10_percent_{ERROR}")))],
     ]
     return [
         [run.algorithm, f"seed {run.seed}"],
         ["rounds", f"{row['round']:,} of {run.config['rounds']:,}"],
         *_own_models(row),
         *(scores if ERROR not in row else errors),
-        ["test loss", f"{number(row.get('test_loss')):.4g}"],
-        *_perplexity(row),
+        ["test loss", _plain(number(row.get("test_loss")))],
+        *([["perplexity", _plain(number(row["perplexity"]))]] if "perplexity" in row else []),
         ["uplink, downlink", f"{row['bytes_up'] / 1e6:,.1f} MB, {row['bytes_down'] / 1e6:,.1f} MB"],
         ["gradients", f"{row['gradients']:,}"],
         ["compile, run", f"{run.compile_seconds:.1f} s, {run.seconds:.1f} s"],
@@ -198,6 +198,5 @@ def _own_models(row: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def _perplexity(row: Mapping[str, Any]) -> list[list[str]]:
-    value = row.get("perplexity")
-    return [] if value is None else [["perplexity", f"{value:.4g}"]]
+def _plain(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"

@@ -128,7 +128,8 @@ def with_dp(
     ``delta`` if the noise multiplier or the cohorts differ. A run from params starts from zero.
 
     Metrics of the last phase: ``clipped_clients``, the share of participants whose message was
-    clipped or not finite; ``finite_clients``, the share whose message was finite; ``clip_norm``;
+    clipped or not finite; ``finite_clients``, the share whose message was finite (a row counts the
+    others in ``nonfinite_clients``); ``clip_norm``;
     for Poisson cohorts also ``server_updates``, which is 1, because noise moves the model even in a
     round without participants.
 

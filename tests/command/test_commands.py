@@ -314,3 +314,14 @@ def test_attackers_of_another_seed_are_others_and_own_code_is_never_shared(monke
     assert method(0, attack="sign_flip:0.3") is not method(1, attack="sign_flip:0.3")
     monkeypatch.setattr(runner, "sources", lambda config: {"own.py": "1234"})
     assert method(0) is not method(1)
+
+
+def test_the_summary_of_a_text_run_without_a_perplexity_has_a_dash(tmp_path):
+    """As that of a diverged run, whose row has null."""
+    path = write_run(tmp_path / "run", [0.5], more={"perplexity": 1.0})
+    file = path / "metrics.jsonl"
+    row = json.loads(file.read_text()) | {"perplexity": None}
+    file.write_text(json.dumps(row) + "\n")
+    facts = dict(map(tuple, launch._facts(load_runs([path])[0])))
+    assert facts["perplexity"] == "-"
+    assert facts["test loss"] == "-"
