@@ -158,6 +158,26 @@ def suggest_keywords(function: Function) -> Function:
     return checked  # type: ignore[return-value]
 
 
+def parameter_of(function: Callable[..., Any], name: str) -> inspect.Parameter | None:
+    """Return the parameter of a function that a keyword argument sets; None if it has none.
+
+    Args:
+      function: any callable.
+      name: the keyword. The keywords that a ``functools.partial`` sets already do not count.
+    """
+    if isinstance(function, functools.partial) and name in function.keywords:
+        return None
+    try:
+        named = inspect.signature(function).parameters.get(name)
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return None
+    has_keyword = named is not None and named.kind in (
+        named.POSITIONAL_OR_KEYWORD,
+        named.KEYWORD_ONLY,
+    )
+    return named if has_keyword else None
+
+
 def _sections(doc: str) -> dict[str, str]:
     """Return title -> text of a docstring's sections; the text before them has the title ""."""
     text, *parts = re.split(r"\n\n([A-Z]\w*):\n", doc)

@@ -176,7 +176,8 @@ class LocalTraining:
 # What a docstring says of arguments that it leaves out, besides those of ``Common``.
 _SHARED = {
     "loss_fn": "(params, examples [B, ...], key) -> losses, float [B], or (losses, metrics). One\n"
-    "  that names an argument ``mask`` gets bool [B]: which examples are real.",
+    "  that names an argument ``mask`` gets bool [B]: which examples are real (None for all, if\n"
+    "  its default is None).",
     "server_lr": "server learning rate, or a schedule of the round",
     "mean_from": "what the mean gradient of a client's steps is computed from where there is a\n"
     '  ``step_transform``: "gradients": the directions of the steps before the transform;\n'

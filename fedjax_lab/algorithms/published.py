@@ -12,7 +12,7 @@ decay where that code has them:
 
 - FL-Simulator clips the whole direction of a step to norm 10, and its SGD adds weight decay
   afterwards. Of a proximal term p (y - x_t), the part -p x_t is inside the clip and p y outside.
-  Control variates and FedCM's direction come from a client's displacement, clips and decay included.
+  Control variates and FedCM's direction come from a client's displacement.
 - FedSWA's code clips the gradient and adds weight decay to it, before the control variates.
 - GradMA's code does neither.
 

@@ -44,7 +44,7 @@ from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_number, check_scalar_or_schedule
 from fedjax_lab.clients.store import one_row_per_client
-from fedjax_lab.models.base import Model
+from fedjax_lab.models.base import Model, with_mask
 from fedjax_lab.models.losses import (
     Preprocess,
     at_least_float32,
@@ -178,10 +178,11 @@ def _moon(name, model, contrast, preprocess, server_sgd, common):
     def client_update(x, row, batch):
         mu = at_round(contrast.weight, batch.round) * row.has_previous
 
-        def loss_fn(y, examples, key):
+        def loss_fn(y, examples, key, mask=None):
             inputs, labels, key = training_inputs(preprocess, examples, key)
-            z = model.features(y, inputs, key)
-            ce = cross_entropy(model.head(y, z, key), labels)
+            features, head = (with_mask(part, mask) for part in (model.features, model.head))
+            z = features(y, inputs, key)
+            ce = cross_entropy(head(y, z, key), labels)
             if is_plain_zero(contrast.weight):
                 return ce
             z_global, z_previous = model.features(x, inputs), model.features(row.previous, inputs)
@@ -306,10 +307,10 @@ def _fedmlb(name, model, distillation, preprocess, server_sgd, common):
         w_hybrid_ce = at_round(distillation.hybrid_ce_weight, batch.round)
         w_kl = at_round(distillation.hybrid_kl_weight, batch.round)
 
-        def loss_fn(y, examples, key):
+        def loss_fn(y, examples, key, mask=None):
             h, labels, key = training_inputs(preprocess, examples, key)
             paths: list[jax.Array] = []
-            for block in model.blocks:
+            for block in (with_mask(block, mask) for block in model.blocks):
                 # x is no argument of the gradient, so frozen; what runs through is not.
                 paths = [block(x, hybrid, key) for hybrid in paths]
                 h = block(y, h, key)

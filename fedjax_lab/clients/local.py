@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from fedjax_lab import tree
+from fedjax_lab.clients.batch_statistics import warn_of_batch_statistics
 from fedjax_lab.clients.examples import clipped_gradient
 from fedjax_lab.clients.metrics import Measures, apply_loss
 from fedjax_lab.clients.resident import gather
@@ -119,6 +120,8 @@ class Gradient:
         """
         of_step = (params, step.examples, step.mask, step.key)
         if self.example_clip is None:
+            if step.mask is not None:
+                warn_of_batch_statistics(self.loss_fn, params, step.examples, step.key, step.mask)
             (loss, (num_examples, per_step, *rest)), grads = jax.value_and_grad(
                 self._mean_loss, has_aux=True
             )(*of_step)

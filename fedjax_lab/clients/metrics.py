@@ -5,7 +5,6 @@ Axes: B examples of a mini-batch.
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import errors
 
+from fedjax_lab.signatures import parameter_of
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree
 
 # (params, gradient) -> scalar
@@ -55,13 +55,29 @@ def takes_mask(function: Callable[..., Any]) -> bool:
     Args:
       function: a loss or another function of examples.
     """
-    if isinstance(function, functools.partial) and "mask" in function.keywords:
-        return False  # the caller gives one already
-    try:
-        named = inspect.signature(function).parameters.get("mask")
-    except (TypeError, ValueError):  # some built-in functions have no signature
-        return False
-    return named is not None and named.kind in (named.POSITIONAL_OR_KEYWORD, named.KEYWORD_ONLY)
+    return parameter_of(function, "mask") is not None
+
+
+def mask_argument(
+    function: Callable[..., Any], mask: jax.Array | None, size: int
+) -> dict[str, jax.Array | None]:
+    """Return the keyword arguments that tell a function which examples are real.
+
+    Args:
+      function: a loss or another function of examples.
+      mask: bool [B]; None: all examples are real.
+      size: B.
+
+    Returns:
+      {} for a function without an argument ``mask``. Else {"mask": bool [B]}; if all examples are
+      real and the argument's default is None, {"mask": None}.
+    """
+    named = parameter_of(function, "mask")
+    if named is None:
+        return {}
+    if mask is None and named.default is not None:
+        mask = jnp.ones(size, bool)
+    return {"mask": mask}
 
 
 def apply_loss(
@@ -74,7 +90,8 @@ def apply_loss(
 
     Args:
       loss_fn: (params, examples, key) -> losses, float [B], or (losses, {name: [B] or scalar}). If
-        it has an argument named ``mask``, it gets bool [B], True for real examples.
+        it has an argument named ``mask``, it gets bool [B], True for real examples; with None as
+        its default, it gets None if all examples are real.
       params: params of the model.
       examples: pytree [B, ...].
       key: PRNG key of the loss.
@@ -86,9 +103,7 @@ def apply_loss(
         variables in addition to its parameters.
     """
     size = jax.tree.leaves(examples)[0].shape[0]
-    named = {}
-    if takes_mask(loss_fn):
-        named["mask"] = jnp.ones(size, bool) if mask is None else mask
+    named = mask_argument(loss_fn, mask, size)
     try:
         losses: Any = loss_fn(params, examples, key, **named)
     except _OF_FLAX as error:

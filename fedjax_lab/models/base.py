@@ -3,8 +3,10 @@
 Axes: B examples, C classes, F features; L words of a sequence.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import flax.linen as nn
@@ -14,14 +16,31 @@ from fedjax_lab.machine.keys import compact, stored
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.machine.quick import quick_jit
 from fedjax_lab.machine.target import traced_for
+from fedjax_lab.signatures import parameter_of
 from fedjax_lab.types import Key, Params
 
 
 class Apply(Protocol):
-    """``(params, x [B, ...], key=None) -> [B, ...]``; without a key there is no dropout."""
+    """``(params, x [B, ...], key=None) -> [B, ...]``; without a key there is no dropout.
+
+    It may have a keyword argument ``mask``: bool [B], which examples are real, or None: all. The
+    others are padding. The losses of this package pass it on.
+    """
 
     def __call__(self, params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
         """Run the model, or a part of it, on a mini-batch."""
+
+
+def with_mask(apply: Apply, mask: jax.Array | None) -> Apply:
+    """Bind the mask of a mini-batch to a model, if the model has an argument for it.
+
+    Args:
+      apply: a model or a part of it.
+      mask: bool [B]; None: all examples are real.
+    """
+    if mask is None or parameter_of(apply, "mask") is None:
+        return apply
+    return functools.partial(apply, mask=mask)  # type: ignore[call-arg]
 
 
 class Model(NamedTuple):
@@ -55,7 +74,8 @@ def from_linen(module: nn.Module) -> Model:
 
     The module's call takes ``x`` [B, ...] and returns logits [B, C]. The key of ``Model.apply`` is
     the rng named "dropout". If the call has an argument ``train`` or ``deterministic``, it is set
-    according to whether there is a key.
+    according to whether there is a key. In training, each module inside whose call has an argument
+    ``example_mask`` gets the mask of the mini-batch, bool [B], such as ``batch_norm.BatchNorm``.
 
     A module with both methods ``features(x)`` and ``head(h)`` sets these fields of the ``Model``,
     too; its call must then equal ``head(features(x))``. If it also has a field ``blocks``, the
@@ -93,12 +113,20 @@ def from_linen(module: nn.Module) -> Model:
     def part(function: Callable[..., Any], call: Callable[..., Any]) -> Apply:
         """Wrap ``call`` of the module with its parameters and the mode flag of ``function``."""
 
-        def run(params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
+        def run(
+            params: Params,
+            x: jax.Array,
+            key: Key | None = None,
+            /,
+            *,
+            mask: jax.Array | None = None,
+        ) -> jax.Array:
             mode: dict[str, Any] = _mode(function, training=key is not None)
             rngs = None
             if key is not None:  # a CPU reads bits sooner than it hashes them again
                 rngs = {"dropout": stored(key) if traced_for().platform == "cpu" else compact(key)}
-            outputs: Any = module.apply({"params": params}, x, rngs=rngs, method=call, **mode)
+            with _passing(mask):
+                outputs: Any = module.apply({"params": params}, x, rngs=rngs, method=call, **mode)
             return outputs
 
         return run
@@ -123,6 +151,21 @@ def from_linen(module: nn.Module) -> Model:
         inner = [block(i, type(b).__call__) for i, b in enumerate(blocks)]
         parts["blocks"] = (*inner, parts["head"])
     return Model(init, method("__call__"), **parts)
+
+
+def _passing(mask: jax.Array | None) -> AbstractContextManager[None]:
+    """Return a context in which the modules that take an ``example_mask`` get this one."""
+    if mask is None:
+        return nullcontext()
+
+    def pass_on(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        if context.method_name == "__call__" and parameter_of(
+            type(context.module).__call__, "example_mask"
+        ):
+            kwargs = {"example_mask": mask, **kwargs}
+        return call(*args, **kwargs)
+
+    return nn.intercept_methods(pass_on)
 
 
 def _mode(function: Callable[..., Any], training: bool) -> dict[str, bool]:

@@ -14,7 +14,7 @@ Without a key, it evaluates and normalises each example with r.
 
 Where this equals PyTorch with the full state averaged, and where it differs:
 
-- FedAvg with local SGD: equal, for momentum = η and mini-batches without padding.
+- FedAvg with local SGD: equal, for momentum = η.
 - Control variates, proximal and momentum terms, extrapolating and adaptive servers act on r as
   they do on weights. Code that averages full state dictionaries does the same to some extent.
   Code such as GradMA's, which excludes the statistics from its momentum, memory and quadratic
@@ -30,10 +30,13 @@ Where this equals PyTorch with the full state averaged, and where it differs:
   averaged statistics may fit no client's data. Runs of the command line also report the accuracy
   with statistics recomputed on training examples (``accuracy_recomputed``).
 - Weight decay shrinks r, unless masked out as above: with weight w towards s / (1 + w).
-- **Padding counts.** A model cannot distinguish real examples of a mini-batch from padding. In a
-  smaller last mini-batch, the masked places hold copies of its first real example, which enter
-  the statistics (PyTorch would use the real ones only). There is no padding if mini-batches are
-  drawn with replacement or if B divides the sizes of the clients.
+- **Padding does not count.** Mean, variance and the factor n / (n - 1) are those of the real
+  examples of a mini-batch. A loss must pass the mask on, as those of this package do: a loss of
+  your own names an argument ``mask`` and calls ``model.apply(params, x, key, mask=mask)``. Else
+  masked places, which hold copies of the first real example, count as well, and a warning says so.
+- **One real number of a channel**, such as one real example in a mini-batch of vectors, has no
+  variance. PyTorch refuses it. Here the running statistics normalise it, and it does not change
+  them: whether a last mini-batch has one example depends on the sizes of the clients.
 - Statistics that stay with their client (FedBN: Li et al., ICLR 2021) need a model for each
   client, which a method with one global model does not have; there is no such policy.
 """
@@ -42,7 +45,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.models.base import Apply
+from fedjax_lab.models.base import Apply, with_mask
 from fedjax_lab.types import Key, Params, PyTree
 
 _STATISTICS = ("running_mean", "running_var")
@@ -56,18 +59,23 @@ class BatchNorm(nn.Module):
     normalising and the unbiased one in the running statistics. The module trains if and only if
     there is an rng named "dropout".
 
+    With ``example_mask``, bool [B], only the examples where it is True are in the statistics;
+    ``from_linen`` passes it on from ``Model.apply``. Where these have less than two numbers per
+    channel, the running statistics normalise and stay as they are. A mask of another length than
+    ``x`` is not used.
+
     Attributes:
       frozen: normalise with the running statistics also in training, and never change them. For
         params whose statistics are known. Examples are then independent of each other.
 
     Raises:
-      ValueError: in training, a channel consists of a single number.
+      ValueError: in training, a channel of the whole mini-batch is a single number.
     """
 
     frozen: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, example_mask: jax.Array | None = None) -> jax.Array:
         """Normalise ``x``."""
         shape = x.shape[-1:]
         scale = self.param("scale", nn.initializers.ones_init(), shape)
@@ -86,10 +94,27 @@ class BatchNorm(nn.Module):
                 "train with mini-batches of at least 2 examples, or with norm='group'."
             )
         axes = tuple(range(x.ndim - 1))
-        mean, var = x.mean(axes), x.var(axes)
+        if example_mask is None or len(example_mask) != len(x):
+            mean, var = x.mean(axes), x.var(axes)
+            new_mean, new_var = mean, var * (count / (count - 1))
+        else:
+            real = example_mask.reshape(-1, *(1,) * (x.ndim - 1))
+            number = example_mask.sum(dtype=x.dtype) * (count // len(x))
+
+            def average(values):  # not values * mask: padding may be infinite
+                return jnp.where(real, values, 0).sum(axes) / jnp.maximum(number, 1)
+
+            mean = average(x)
+            var = average(jnp.square(x - mean.reshape((1,) * len(axes) + shape)))
+            several = number > 1
+            new_mean = jnp.where(several, mean, running_mean)
+            new_var = jnp.where(several, var * (number / jnp.maximum(number - 1, 1)), running_var)
+            held_mean, held_var = map(jax.lax.stop_gradient, (running_mean, running_var))
+            mean = jnp.where(several, mean, held_mean)
+            var = jnp.where(several, var, jnp.maximum(held_var, 0))
         normalised = _normalise(x, mean, var, scale, bias)
-        normalised = _with_pull(normalised, running_mean, mean)
-        normalised = _with_pull(normalised, running_var, var * (count / (count - 1)))
+        normalised = _with_pull(normalised, running_mean, new_mean)
+        normalised = _with_pull(normalised, running_var, new_var)
         return normalised.astype(dtype)
 
 
@@ -119,9 +144,17 @@ def hold_statistics(apply: Apply) -> Apply:
       apply: ``(params, x, key=None) -> [B, ...]``, such as ``model.apply``.
     """
 
-    def held(params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
+    def held(
+        params: Params,
+        x: jax.Array,
+        key: Key | None = None,
+        /,
+        *,
+        mask: jax.Array | None = None,
+    ) -> jax.Array:
         hold = lambda is_statistic, leaf: jax.lax.stop_gradient(leaf) if is_statistic else leaf  # noqa: E731
-        return apply(jax.tree.map(hold, running_statistics(params), params), x, key)
+        params = jax.tree.map(hold, running_statistics(params), params)
+        return with_mask(apply, mask)(params, x, key)
 
     return held
 

@@ -2,7 +2,9 @@
 
 Axes: B examples, C classes; L words of a sequence, V words of the vocabulary. ``examples`` has the
 fields ``x`` [B, ...] and ``y``: int [B] for classes, int [B, L] for sequences, and numbers [B, ...]
-for a regression. Nothing here averages over B, because the library handles padding and masks.
+for a regression. Nothing here averages over B, because the library handles padding and masks. A
+training loss takes ``mask`` bool [B], which examples are real (None: all), and passes it on to a
+model that has this argument.
 """
 
 from collections.abc import Callable
@@ -12,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.machine.keys import compact, plain
-from fedjax_lab.models.base import Apply, Model
+from fedjax_lab.models.base import Apply, Model, with_mask
 from fedjax_lab.models.labels import mark_labels
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
@@ -30,8 +32,8 @@ def classification_loss(apply: Apply, preprocess: Preprocess | None = None) -> L
       preprocess: ``(examples, key) -> examples``: scaling, augmentation. None: no preprocessing.
 
     Returns:
-      ``loss_fn(params, examples, key) -> float32 [B]`` (float64 of float64 logits). The key is
-      split between ``preprocess`` and ``apply``.
+      ``loss_fn(params, examples, key, mask=None) -> float32 [B]`` (float64 of float64 logits). The
+      key is split between ``preprocess`` and ``apply``.
 
     Raises:
       TypeError: an argument is not a function (at construction).
@@ -39,9 +41,11 @@ def classification_loss(apply: Apply, preprocess: Preprocess | None = None) -> L
     """
     check_functions(apply, preprocess)
 
-    def loss_fn(params: Params, examples: PyTree, key: Key) -> jax.Array:
+    def loss_fn(
+        params: Params, examples: PyTree, key: Key, mask: jax.Array | None = None
+    ) -> jax.Array:
         x, y, dropout_key = training_inputs(preprocess, examples, key)
-        return cross_entropy(apply(params, x, dropout_key), y)
+        return cross_entropy(with_mask(apply, mask)(params, x, dropout_key), y)
 
     return loss_fn
 
@@ -85,7 +89,7 @@ def language_model_loss(apply: Apply) -> LossFn:
         ``models.lstm``.
 
     Returns:
-      ``loss_fn(params, examples, key) -> float32 [B]``. The key is passed to ``apply``.
+      ``loss_fn(params, examples, key, mask=None) -> float32 [B]``. The key is passed to ``apply``.
 
     Raises:
       TypeError: ``apply`` is not a function (at construction).
@@ -93,8 +97,11 @@ def language_model_loss(apply: Apply) -> LossFn:
     """
     check_functions(apply, None)
 
-    def loss_fn(params: Params, examples: PyTree, key: Key) -> jax.Array:
-        return _word_losses(apply(params, examples.x, key), examples.y).mean(axis=1)
+    def loss_fn(
+        params: Params, examples: PyTree, key: Key, mask: jax.Array | None = None
+    ) -> jax.Array:
+        logits = with_mask(apply, mask)(params, examples.x, key)
+        return _word_losses(logits, examples.y).mean(axis=1)
 
     return loss_fn
 
@@ -138,8 +145,8 @@ def regression_loss(apply: Apply, preprocess: Preprocess | None = None) -> LossF
       preprocess: ``(examples, key) -> examples``. None: no preprocessing.
 
     Returns:
-      ``loss_fn(params, examples, key) -> float32 [B]`` (float64 of float64 predictions). The key
-      is split between ``preprocess`` and ``apply``.
+      ``loss_fn(params, examples, key, mask=None) -> float32 [B]`` (float64 of float64 predictions).
+      The key is split between ``preprocess`` and ``apply``.
 
     Raises:
       TypeError: an argument is not a function (at construction).
@@ -147,9 +154,11 @@ def regression_loss(apply: Apply, preprocess: Preprocess | None = None) -> LossF
     """
     check_functions(apply, preprocess)
 
-    def loss_fn(params: Params, examples: PyTree, key: Key) -> jax.Array:
+    def loss_fn(
+        params: Params, examples: PyTree, key: Key, mask: jax.Array | None = None
+    ) -> jax.Array:
         x, y, dropout_key = training_inputs(preprocess, examples, key)
-        return _squared_error(apply(params, x, dropout_key), y)
+        return _squared_error(with_mask(apply, mask)(params, x, dropout_key), y)
 
     return loss_fn
 

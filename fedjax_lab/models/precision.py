@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.models.base import Apply, Model
+from fedjax_lab.models.base import Apply, Model, with_mask
 from fedjax_lab.models.batch_norm import running_statistics
 from fedjax_lab.types import Key, Params
 
@@ -45,10 +45,17 @@ def mixed_precision(model: Model, dtype: Any = "bfloat16") -> Model:
         return x.astype(name) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
 
     def wrap(apply: Apply) -> Apply:
-        def run(params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
+        def run(
+            params: Params,
+            x: jax.Array,
+            key: Key | None = None,
+            /,
+            *,
+            mask: jax.Array | None = None,
+        ) -> jax.Array:
             is_statistic = running_statistics(params)
             params = jax.tree.map(lambda kept, p: p if kept else low(p), is_statistic, params)
-            return apply(params, low(x), key).astype(jnp.float32)
+            return with_mask(apply, mask)(params, low(x), key).astype(jnp.float32)
 
         return run
 

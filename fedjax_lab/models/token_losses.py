@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_number, is_traced
-from fedjax_lab.models.base import Apply
+from fedjax_lab.models.base import Apply, with_mask
 from fedjax_lab.models.losses import at_least_float32, check_functions, pick
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
@@ -29,7 +29,8 @@ def answer_loss(apply: Apply, tokens_per_row: float | None = None) -> LossFn:
         weight. With ``data.scored_per_row``, the mean over rows is the mean over tokens.
 
     Returns:
-      ``loss_fn(params, examples, key) -> float32 [B]``; 0 for a row without scored tokens.
+      ``loss_fn(params, examples, key, mask=None) -> float32 [B]``; 0 for a row without scored
+      tokens.
 
     Raises:
       TypeError: ``apply`` is not a function (at construction).
@@ -38,8 +39,10 @@ def answer_loss(apply: Apply, tokens_per_row: float | None = None) -> LossFn:
     """
     _check(apply, tokens_per_row)
 
-    def loss_fn(params: Params, examples: PyTree, key: Key) -> jax.Array:
-        logits = apply(params, examples.x, key)
+    def loss_fn(
+        params: Params, examples: PyTree, key: Key, mask: jax.Array | None = None
+    ) -> jax.Array:
+        logits = with_mask(apply, mask)(params, examples.x, key)
         losses, scored = _losses(logits, examples.y)
         return _per_row(losses, scored, tokens_per_row)
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_lab.clients.metrics import apply_loss, takes_mask
+from fedjax_lab.clients.metrics import apply_loss, mask_argument
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import ClientBatch, CohortBatch, Key, LossFn, Params, Personal, PyTree
@@ -79,13 +79,12 @@ def with_frozen(
     def method(weights: PyTree) -> Any:
         """Build the method with a loss that has the weights."""
 
-        def bound(params: Params, examples: PyTree, key: Key) -> Any:
-            return loss_fn(params, examples, key, weights)
+        def bound(params: Params, examples: PyTree, key: Key, mask: jax.Array | None = None) -> Any:
+            size = jax.tree.leaves(examples)[0].shape[0]
+            return loss_fn(params, examples, key, weights, **mask_argument(loss_fn, mask, size))
 
-        def bound_with_mask(params: Params, examples: PyTree, key: Key, mask: jax.Array) -> Any:
-            return loss_fn(params, examples, key, weights, mask=mask)
-
-        return build(bound_with_mask if takes_mask(loss_fn) else bound)
+        bound.original = loss_fn  # type: ignore[attr-defined]
+        return build(bound)
 
     algorithm = method(frozen)
     if not isinstance(algorithm, Algorithm):
@@ -103,8 +102,14 @@ def with_frozen(
         inner = algorithm if batch is None else method(_held(batch))
         return inner.start(params, num_clients, batch)
 
-    def loss(params: Params, examples: PyTree, key: Key, frozen: PyTree) -> Any:
-        return apply_loss(method(frozen).loss_fn, params, examples, key)
+    def loss(
+        params: Params,
+        examples: PyTree,
+        key: Key,
+        frozen: PyTree,
+        mask: jax.Array | None = None,
+    ) -> Any:
+        return apply_loss(method(frozen).loss_fn, params, examples, key, mask)
 
     phases = (_given(method, number, phase) for number, phase in enumerate(algorithm.phases))
     return dataclasses.replace(

@@ -1,5 +1,7 @@
 """BatchNorm with running statistics in the params, against NumPy and flax."""
 
+import functools
+import warnings
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -9,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import CohortBatch, algorithms, models
+from fedjax_lab import CohortBatch, algorithms, data, models, with_frozen
 from fedjax_lab.models.batch_norm import BatchNorm
 from fedjax_lab.simulation.evaluate import build_evaluation, with_recomputed_statistics
 
@@ -113,25 +115,31 @@ def test_running_statistics_are_moving_averages_over_the_steps_of_sgd():
     np.testing.assert_allclose(statistics_of(params)["running_var"], var, rtol=1e-4)
 
 
-def test_server_averages_them_and_padding_counts():
-    """A round of FedAvg: two clients, one step, weights 1 and 3; the last example is padding."""
-    model, params = network()
+def padded_round(mask):
+    """Two clients with one mini-batch of four places and weights 1 and 3; returns (x, batch)."""
     x = normal((2, 1, 4, 5))
-    examples = Examples(x, jnp.zeros((2, 1, 4), jnp.int32))
+    x[~mask] = np.inf  # what stands in the place of padding does not matter
     batch = CohortBatch(
         client_ids=jnp.arange(2),
-        examples=examples,
+        examples=Examples(x, jnp.zeros((2, 1, 4), jnp.int32)),
         key=KEY,
         round=jnp.int32(0),
-        example_mask=jnp.ones((2, 1, 4), bool).at[1, 0, 3].set(False),
+        example_mask=jnp.asarray(mask),
         weights=jnp.array([1.0, 3.0]),
     )
+    return x, batch
+
+
+def test_server_averages_the_statistics_of_the_real_examples():
+    """A round of FedAvg, one step; the second client has two examples, the last places padding."""
+    model, params = network()
+    mask = np.ones((2, 1, 4), bool)
+    mask[1, 0, 2:] = False
+    x, batch = padded_round(mask)
     algorithm = algorithms.fedavg(models.classification_loss(model.apply), client_lr=0.25)
     state, _ = jax.jit(algorithm.round_fn)(algorithm.init(params, 2), batch)
     after = statistics_of(algorithm.params(state))
-    repeated = x.copy()
-    repeated[1, 0, 3] = x[1, 0, 0]  # what stands in the place of padding
-    first, second = (before_norm(params, client[0]) for client in repeated)
+    first, second = before_norm(params, x[0, 0]), before_norm(params, x[1, 0, :2])
     for name, statistic in (
         ("running_mean", lambda h: h.mean(0)),
         ("running_var", lambda h: h.var(0, ddof=1)),
@@ -139,6 +147,177 @@ def test_server_averages_them_and_padding_counts():
         mean = 0.25 * statistic(first) + 0.75 * statistic(second)
         expected = 0.75 * np.asarray(statistics_of(params)[name]) + 0.25 * mean
         np.testing.assert_allclose(after[name], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("real", [[1, 1, 0, 1, 0], [0, 0, 1, 0, 1], [0, 1, 0, 0, 0]])
+def test_masked_images_do_not_count(real):
+    """Values and gradients are flax's on the real images alone; one image has 20 numbers."""
+    real = np.array(real, bool)
+    x, weights = normal((5, 4, 5, 2)), normal((5, 4, 5, 2), seed=1)
+    weights[~real] = 0
+    running = {"running_mean": jnp.zeros(2), "running_var": jnp.ones(2)}
+
+    def ours(x, scale, bias, running):
+        params = {"scale": scale, "bias": bias, **running}
+        y = BatchNorm().apply({"params": params}, x, jnp.asarray(real), rngs={"dropout": KEY})
+        return (y * weights).sum(), y
+
+    def flaxs(x, scale, bias, running):
+        norm = nn.BatchNorm(use_running_average=False, epsilon=1e-5)
+        stats = {"mean": jnp.zeros(2), "var": jnp.ones(2)}
+        collections = {"params": {"scale": scale, "bias": bias}, "batch_stats": stats}
+        y = norm.apply(collections, x, mutable=["batch_stats"])[0]
+        return (y * weights[real]).sum(), y
+
+    given = jnp.array([0.5, 2.0]), jnp.array([1.0, -1.0]), running
+    gradient = lambda f, x: jax.jit(jax.grad(f, (0, 1, 2, 3), has_aux=True))(x, *given)  # noqa: E731
+    (mine, y), (theirs, y_alone) = gradient(ours, x), gradient(flaxs, x[real])
+    np.testing.assert_allclose(y[real], y_alone, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mine[0][real], theirs[0], rtol=1e-3, atol=1e-4)
+    assert (np.asarray(mine[0])[~real] == 0).all()
+    for a, b in zip(mine[1:3], theirs[1:3], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    numbers = x[real].reshape(-1, 2).astype(np.float64)
+    pull = mine[3]  # r - s
+    np.testing.assert_allclose(pull["running_mean"], -numbers.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(pull["running_var"], 1 - numbers.var(0, ddof=1), rtol=1e-3)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_fewer_than_two_real_numbers_of_a_channel_leave_the_statistics(number):
+    """The running ones normalise: there is no variance of one number."""
+    model, params = network()
+    x, mask = normal((4, 5)), np.arange(4) < number
+
+    @jax.jit
+    def run(params):
+        logits = lambda p: model.apply(p, x, KEY, mask=jnp.asarray(mask))  # noqa: E731
+        return logits(params), jax.grad(lambda p: (logits(p)[0] ** 2).sum())(params)
+
+    logits, grads = run(params)
+    running = statistics_of(params)
+    mean, var = np.asarray(running["running_mean"]), np.asarray(running["running_var"])
+    np.testing.assert_allclose(logits, numpy_forward(params, x, mean, var), rtol=1e-4)
+    for name in ("running_mean", "running_var"):
+        np.testing.assert_array_equal(statistics_of(grads)[name], 0)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+@functools.partial(jax.jit, static_argnames="lr")
+def of_pytorch(params, x, y, lr):
+    """A step of SGD and of running statistics on the real examples, in plain JAX."""
+
+    def loss(params):
+        h = x @ params["blocks_0"]["dense"]["kernel"] + params["blocks_0"]["dense"]["bias"][None]
+        norm, last = statistics_of(params), params["classifier"]
+        unit = (h - h.mean(0, keepdims=True)) / jnp.sqrt(h.var(0, keepdims=True) + 1e-5)
+        z = jax.nn.relu(unit * norm["scale"][None] + norm["bias"][None])
+        log = jax.nn.log_softmax(z @ last["kernel"] + last["bias"][None])
+        return -log[jnp.arange(len(y)), y].mean(), h
+
+    grads, h = jax.grad(loss, has_aux=True)(params)
+    new = jax.tree.map(lambda p, g: p - lr * g, params, grads)
+    running = {"running_mean": h.mean(0), "running_var": h.var(0, ddof=1)}
+    for name, value in running.items():
+        statistics_of(new)[name] = (1 - lr) * statistics_of(params)[name] + lr * value
+    return new
+
+
+def test_a_run_with_a_small_last_mini_batch_is_pytorchs():
+    """Six examples in mini-batches of four and two, for three passes."""
+    model, params = network()
+    x, y = normal((6, 5)), np.arange(6, dtype=np.int32) % 3
+    clients = data.partition((x, y), np.zeros(6, int), 1)
+    algorithm = algorithms.fedavg(models.classification_loss(model.apply), client_lr=0.1)
+    batch = data.draw_batch(clients, KEY, 0, cohort_size=1, local_epochs=3, batch_size=4)
+    state, _ = jax.jit(algorithm.round_fn)(algorithm.init(params, 1), batch)
+    expected, sizes = jax.tree.map(jnp.asarray, params), []
+    for places, real in zip(batch.examples[0], batch.example_mask[0], strict=True):
+        own = np.asarray(places)[np.asarray(real)]
+        sizes.append(len(own))
+        expected = of_pytorch(expected, x[own], y[own], 0.1)
+    assert sizes == [4, 2] * 3
+    for ours, theirs in zip(
+        jax.tree.leaves(algorithm.params(state)), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def with_model(factory):
+    return lambda model: factory(model, client_lr=0.1)
+
+
+def with_loss(factory, change=lambda apply: apply, **options):
+    return lambda model: factory(
+        models.classification_loss(change(model.apply)), client_lr=0.1, **options
+    )
+
+
+def low(apply):
+    return models.mixed_precision(models.Model(None, apply)).apply
+
+
+PASS_IT_ON = {
+    "moon": with_model(algorithms.moon),
+    "fedmlb": with_model(algorithms.fedmlb),
+    "scaffold-I": with_loss(algorithms.scaffold, control_update="I"),
+    "mime": with_loss(algorithms.mime, momentum=0.5),
+    "held": with_loss(algorithms.fedavg, models.hold_statistics),
+    "bfloat16": with_loss(algorithms.fedavg, low),
+    "frozen": lambda model: with_frozen(
+        lambda loss: algorithms.fedavg(loss, client_lr=0.1),
+        lambda p, e, key, w, mask=None: (
+            w * models.classification_loss(model.apply)(p, e, key, mask=mask)
+        ),
+        jnp.float32(1),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n == "moon" else pytest.mark.methods) for n in PASS_IT_ON],
+)
+def test_every_way_passes_the_mask_on(name):
+    """A round with two real examples of four places is the round with the two."""
+    model, params = network()
+    mask = np.ones((2, 1, 4), bool)
+    mask[..., 2:] = False
+    _, padded = padded_round(mask)
+    alone = padded._replace(
+        examples=jax.tree.map(lambda leaf: leaf[:, :, :2], padded.examples), example_mask=None
+    )
+    algorithm = PASS_IT_ON[name](model)
+    first = algorithm.init(params, 2)
+    ends = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batch in (padded, alone):
+            state, _ = jax.jit(algorithm.round_fn)(first, batch)
+            state, _ = jax.jit(algorithm.round_fn)(state, batch._replace(round=jnp.int32(1)))
+            ends.append(algorithm.params(state))
+    moved = 0
+    for ours, expected, start in zip(*map(jax.tree.leaves, (*ends, params)), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=2e-3, atol=1e-4)
+        moved = max(moved, np.abs(ours - start).max())
+    assert moved > 0.01
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lenet5",
+        pytest.param("vgg11", marks=pytest.mark.methods),
+        pytest.param("resnet20", marks=pytest.mark.methods),
+    ],
+)
+def test_models_of_images_leave_padding_out(name):
+    model = models.build(name, 10, norm="batch")
+    x, mask = normal((4, 32, 32, 3)), jnp.arange(4) < 2
+    params = model.init(KEY, x[:1])
+    logits = jax.jit(model.apply)(params, x, KEY, mask=mask)
+    alone = jax.jit(model.apply)(params, x[:2], KEY)
+    np.testing.assert_allclose(logits[:2], alone, rtol=1e-2, atol=1e-3)
 
 
 def test_frozen_statistics_normalise_in_training_and_stay():
