@@ -40,10 +40,12 @@ def with_secure_aggregation(
 ) -> Algorithm:
     """Simulate secure aggregation: the server learns only the sum of the messages.
 
-    1. Encoding: every number x of a message is clipped to [-clip, clip] and multiplied by the
-       client's weight relative to the largest weight of the round (by 1 in fields that the server
-       sums). It becomes the integer x L / clip, rounded towards zero, so that norms do not grow. L
-       is the largest integer with S L < 2^(bits - 1) for S slots, so the sum cannot overflow.
+    1. Encoding: every number x of a message is clipped to [-clip, clip]. It becomes the integer
+       x L / clip, rounded towards zero, so that norms do not grow. L is the largest integer with
+       S L < 2^(bits - 1) for S slots, so the sum cannot overflow. In fields that the server
+       averages with the batch's weights, the integer is p x M / clip, where p is the client's share
+       of the weights, and M is 2^(bits - 1) - 1, less the rounding of the shares. The shares add up
+       to 1, so that the sum cannot overflow either.
     2. Masking: each pair of clients of the cohort shares a mask of uniform integers below 2^bits.
        One client adds it and the other subtracts it, modulo 2^bits. The masked message of a client
        is uniform.
@@ -55,7 +57,8 @@ def with_secure_aggregation(
     the same bits. A client is hidden if at least one of its neighbours reports. The server sees
     only the one sum unless neighbours / 2 consecutive clients drop out at two places of the ring.
 
-    The mean is that of the clipped numbers, each rounded towards zero by less than clip / L.
+    A mean differs from that of the clipped numbers by less than clip / L, whatever the weights, and
+    a sum over n clients by less than n clip / L; in addition, by the rounding of their dtype.
 
     Bytes up: ceil(numbers * bits / 8) for all fields, including those that a server could derive
     from a plain message. Keys and their shares are not counted. The masks come from JAX's random
@@ -138,6 +141,19 @@ def levels(bits: int, slots: int) -> int:
     return (2 ** (bits - 1) - 1) // slots
 
 
+def shared_levels(bits: int, slots: int) -> int:
+    """Compute M: a sum of ``slots`` integers p M, whose shares p add up to 1, has ``bits`` bits.
+
+    M is as much smaller than 2^(bits - 1) as float32 may round the shares and products up.
+
+    Args:
+      bits: bits of an integer, including its sign.
+      slots: S.
+    """
+    largest = 2 ** (bits - 1) - 1
+    return largest - int(largest * (slots + 8) * float(np.finfo(np.float32).eps))
+
+
 def encode(values: jax.Array, factors: jax.Array, clip: float, largest: int) -> jax.Array:
     """Encode numbers as integers, uint32 [S, ...], negative ones modulo 2^32; a NaN becomes 0.
 
@@ -145,10 +161,10 @@ def encode(values: jax.Array, factors: jax.Array, clip: float, largest: int) -> 
       values: [S, ...].
       factors: float [S] in [0, 1], factors of the clients' numbers.
       clip: largest absolute value of a number.
-      largest: L, the integer for ``clip``.
+      largest: L or M, the integer for ``clip`` and a factor of 1.
     """
     dtype = jnp.promote_types(values.dtype, jnp.float32)
-    # The largest number of this type that is at most L.
+    # The largest number of this type that is at most ``largest``.
     limit = np.asarray(largest, dtype)
     limit = np.nextafter(limit, np.asarray(0, dtype)) if int(limit) > largest else limit
     values = jnp.where(jnp.isnan(values), 0, values).astype(dtype)
@@ -243,26 +259,32 @@ def _secure(
         messages = {field: messages[field] for field in phase.reduce}
         largest = _check_bits(name, bits, cohort)
         messages = select(cohort.participates, messages)
-        heaviest = cohort.weights.max()
-        factors = {
-            "mean": tree.safe_divide(cohort.weights, heaviest),
-            "sum": cohort.participates.astype(cohort.weights.dtype),
-        }
+        weights = cohort.weights
+        # (factors of the clients' numbers, integer for clip, factor of the decoded sum)
+        codes = {"sum": (cohort.participates.astype(weights.dtype), largest, None)}
+        if cohort.equal_weights:
+            heaviest = weights.max()
+            codes["mean"] = tree.safe_divide(weights, heaviest), largest, heaviest
+        else:
+            whole = weights.sum()
+            shared = shared_levels(bits, weights.shape[0])
+            codes["mean"] = tree.safe_divide(weights, whole), shared, whole
+        code = {field: codes[phase.reduce[field]] for field in messages}
         encoded = {
-            field: jax.tree.map(lambda x, f=factors[how]: encode(x, f, clip, largest), value)
+            field: jax.tree.map(lambda x, c=code[field]: encode(x, c[0], clip, c[1]), value)
             for field, value in messages.items()
-            for how in [phase.reduce[field]]
         }
         total = _masked_total(tree.flatten(encoded, 1), place.number, cohort, neighbours)
         shapes = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], jnp.uint32), encoded)
         sums = tree.unflatten(total, shapes)
-        decoded = jax.tree.map(
-            lambda x, like: decode(x, bits, clip, largest, like.dtype), sums, messages
-        )
-        received = {
-            field: tree.scale(value, heaviest) if phase.reduce[field] == "mean" else value
-            for field, value in decoded.items()
-        }
+        received = {}
+        for field, (_, integer, factor) in code.items():
+            value = jax.tree.map(
+                lambda x, like, integer=integer: decode(x, bits, clip, integer, like.dtype),
+                sums[field],
+                messages[field],
+            )
+            received[field] = value if factor is None else tree.scale(value, factor)
         inner, metrics = phase.server_update(server, received, cohort)
         if place.is_last:
             metrics = {**metrics, **_losses(messages, encoded, clip, cohort)}
