@@ -31,6 +31,7 @@ from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.own_models import own_row
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_number
+from fedjax_lab.clients.local import initial_state
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, Personal, PyTree, Scalar, ScalarOrSchedule
@@ -104,7 +105,7 @@ def apfl(
             new_row = APFLRow(tree.descend(v, lr, descent), new_alpha)
             return g, report._replace(memory=_Memory(new_row, jnp.zeros((), bool), state))
 
-        memory = _Memory(row, jnp.ones((), bool), transform.init(row.own))
+        memory = _Memory(row, jnp.ones((), bool), initial_state(transform, row.own, batch.key))
         local = training.steps(x, batch, direction, memory=memory)
         report = {**local.report, "mixing": (row.mixing, jnp.ones_like(row.mixing))}
         return {"delta": tree.subtract(x, local.params)}, local.memory.row, report

@@ -59,7 +59,8 @@ class Common(TypedDict, total=False):
       client_lr: local learning rate, or a schedule of the round.
       gradient_transform: optax transformation of each mini-batch gradient.
       step_transform: optax transformation of the whole direction of a local step, after the
-        method's own terms; its state is new in every round.
+        method's own terms; its state is new in every round. Random keys in the state of either
+        transform are combined with the client's key of the round.
       example_clip: largest norm of each example's gradient in a mini-batch's mean, above 0. Each
         example is then given to the loss alone.
       example_noise: with it, standard deviation of the Gaussian noise on the sum of these, in

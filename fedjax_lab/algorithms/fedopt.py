@@ -31,9 +31,10 @@ import optax
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
-from fedjax_lab.algorithms.hyper import at_round
+from fedjax_lab.algorithms.hyper import at_round, has_parts
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.machine.keys import compact, is_key
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
@@ -42,7 +43,7 @@ class FedOptServer(NamedTuple):
     """Server state of FedOpt."""
 
     params: Params  # x_t
-    opt_state: PyTree
+    opt_state: PyTree  # with the data of random keys in place of the keys
 
 
 class MomentumServer(NamedTuple):
@@ -83,32 +84,61 @@ def _with_server_step(name, training, start, server_step):
 
 @factory
 def fedopt(
-    loss_fn: LossFn, server_optimizer: optax.GradientTransformation, **common: Unpack[Common]
+    loss_fn: LossFn,
+    server_optimizer: optax.GradientTransformation | optax.MultiSteps,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """Any optax optimiser on the server; it receives the mean delta as its gradient.
 
     Args:
       server_optimizer: holds the server learning rate; a schedule in it counts the rounds in
-        which somebody took part. ``optax.sgd(1.0)`` is FedAvg.
+        which somebody took part. ``optax.sgd(1.0)`` is FedAvg. An optimiser that draws random
+        numbers, such as ``optax.noisy_sgd``, draws from its own key, whatever the run's seed is.
 
     Raises:
-      TypeError: it is no optax optimiser.
+      TypeError: it is no optax optimiser, or (when the round is traced) its update requires more
+        than gradients, state and params, such as the loss.
     """
-    if not isinstance(server_optimizer, optax.GradientTransformation):
+    if not has_parts(server_optimizer):
         raise TypeError(
             f"server_optimizer is {server_optimizer!r}; it must be an optax optimiser, such as "
             "optax.adam(0.01)."
         )
 
     def start(params):
-        return FedOptServer(params, server_optimizer.init(params))
+        return FedOptServer(params, _key_data(server_optimizer.init(params)))
 
     def server_step(server, delta, round):
-        updates, opt_state = server_optimizer.update(delta, server.opt_state, server.params)
-        return FedOptServer(optax.apply_updates(server.params, updates), opt_state)
+        state = server.opt_state
+        if any(map(is_key, jax.tree.leaves(jax.eval_shape(server_optimizer.init, server.params)))):
+            state = _with_keys(state, server_optimizer.init(server.params))
+        try:
+            updates, state = server_optimizer.update(delta, state, server.params)
+        except TypeError as error:
+            raise TypeError(
+                f"server_optimizer cannot be used by fedopt, whose server has the mean delta and "
+                f"the params, but no loss: {error}"
+            ) from error
+        return FedOptServer(optax.apply_updates(server.params, updates), _key_data(state))
 
     training = LocalTraining(loss_fn, **common)
     return _with_server_step("fedopt", training, start, server_step)
+
+
+def _key_data(state: PyTree) -> PyTree:
+    """Replace random keys by their data, which are arrays like others in sums, files and tables."""
+    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, state)
+
+
+def _with_keys(state: PyTree, like: PyTree) -> PyTree:
+    """Reverse ``_key_data``, with keys of the same kinds as in ``like``."""
+
+    def restore(like: jax.Array, leaf: jax.Array) -> jax.Array:
+        if not is_key(like):
+            return leaf
+        return compact(jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like)))
+
+    return jax.tree.map(restore, like, state)
 
 
 @factory

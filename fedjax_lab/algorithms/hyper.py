@@ -108,6 +108,17 @@ def check_mean_from(mean_from: Any) -> None:
     check_choice("mean_from", mean_from, ("gradients", "displacement"))
 
 
+def has_parts(transform: Any) -> bool:
+    """Return True for what has optax's ``init`` and ``update``, such as ``optax.MultiSteps``.
+
+    Args:
+      transform: any value.
+    """
+    return not isinstance(transform, type) and all(
+        callable(getattr(transform, part, None)) for part in ("init", "update")
+    )
+
+
 def check_transform(name: str, transform: Any) -> None:
     """Check that an argument is None or an optax transformation that keeps the direction's sign.
 
@@ -121,7 +132,7 @@ def check_transform(name: str, transform: Any) -> None:
     """
     if transform is None:
         return
-    if not all(callable(getattr(transform, part, None)) for part in ("init", "update")):
+    if not has_parts(transform):
         raise TypeError(
             f"{name} is {transform!r}; it must be an optax transformation, such as "
             "optax.clip_by_global_norm(10.0) or optax.scale_by_adam()."

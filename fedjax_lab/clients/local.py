@@ -17,7 +17,7 @@ from fedjax_lab.clients.batch_statistics import warn_of_batch_statistics
 from fedjax_lab.clients.examples import clipped_gradient
 from fedjax_lab.clients.metrics import Measures, apply_loss
 from fedjax_lab.clients.resident import gather
-from fedjax_lab.machine.keys import fold_in
+from fedjax_lab.machine.keys import compact, fold_in, is_key
 from fedjax_lab.machine.traced import trace_once
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
 
@@ -26,6 +26,7 @@ from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, 
 LOCAL_PARAMS = "local_params"
 # Folded into a client's key for its full gradient; local steps fold in 0, 1, 2, ...
 _FULL_GRADIENT = np.uint32(2**32 - 1)
+_TRANSFORM = np.uint32(2**32 - 2)  # for random keys in the state of a transform
 
 
 class Step(NamedTuple):
@@ -68,6 +69,35 @@ class StepReport(NamedTuple):
     example_metrics: Metrics = {}  # noqa: RUF012 (never changed in place)
 
 
+def initial_state(
+    transform: optax.GradientTransformation | None, params: Params, key: Key
+) -> PyTree:
+    """Initialise a client's state of a transformation; () without one.
+
+    A random key in it, such as that of ``optax.add_noise``, is the same for all clients and rounds.
+    The client's key is folded into it, so that they draw different numbers.
+
+    Args:
+      transform: optax transformation.
+      params: the local params before the first step.
+      key: the client's key of the round.
+    """
+    if transform is None:
+        return ()
+    state = transform.init(params)
+    if not any(map(is_key, jax.tree.leaves(state))):
+        return state
+    own = jax.random.bits(fold_in(key, _TRANSFORM))
+
+    def combine(leaf):
+        if not is_key(leaf):
+            return leaf
+        combined = jax.vmap(jax.random.fold_in, (0, None))(compact(leaf).reshape(-1), own)
+        return combined.reshape(leaf.shape)
+
+    return jax.tree.map(combine, state)
+
+
 # (local params, step) -> (what to descend, report)
 Direction = Callable[[Params, Step], tuple[PyTree, StepReport]]
 
@@ -93,13 +123,14 @@ class Gradient:
     example_clip: Scalar | None = None
     example_noise: Scalar | None = None
 
-    def init(self, params: Params) -> PyTree:
+    def init(self, params: Params, key: Key) -> PyTree:
         """Initialise the state of the transform at the start of a round.
 
         Args:
           params: the local params before the first step.
+          key: the client's key of the round.
         """
-        return () if self.transform is None else self.transform.init(params)
+        return initial_state(self.transform, params, key)
 
     def __call__(self, params: Params, step: Step) -> tuple[PyTree, StepReport]:
         """Compute (gradient of the step's mean loss at ``params``, report)."""
@@ -180,7 +211,7 @@ class Gradient:
             mask = mask.reshape(-1)
         examples = gather(_fill(examples, mask), batch.source)
         key = fold_in(batch.key, _FULL_GRADIENT)
-        return self(params, Step(examples, mask, key, (), self.init(params)))[0]
+        return self(params, Step(examples, mask, key, (), self.init(params, batch.key)))[0]
 
     def _mean_loss(self, params, examples, mask, key):
         losses, metrics = apply_loss(self.loss_fn, params, examples, key, mask)
@@ -319,9 +350,10 @@ def local_steps(
         return jax.lax.cond(step_index < batch.longest, take_or_skip, skip, carry)
 
     xs = (jnp.arange(batch.max_steps), batch.examples, batch.example_mask, batch.step_mask)
-    descent_state = () if transform is None else transform.init(params)
+    descent_state = initial_state(transform, params, batch.key)
     zeros = tree.zeros_like(params) if sum_directions else ()
-    carry = (params, memory, gradient.init(params), descent_state, zeros, jnp.zeros((), jnp.int32))
+    state = gradient.init(params, batch.key)
+    carry = (params, memory, state, descent_state, zeros, jnp.zeros((), jnp.int32))
     (y, memory, _, _, summed, _), totals = jax.lax.scan(body, carry, xs)
     totals = jax.tree.map(lambda total: total.sum(0), totals)
     loss, examples, lr_sum, metrics, example_metrics = totals

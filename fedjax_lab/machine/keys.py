@@ -113,6 +113,16 @@ def plain(key: Key) -> Key:
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=_NAME)
 
 
+def is_key(value: Any) -> bool:
+    """Return True for an array of typed random keys, or the shape of one.
+
+    Args:
+      value: any value.
+    """
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
 def fold_in(key: Key, data: Any) -> Key:
     """Compute ``jax.random.fold_in`` with a compact key: the same bits, as JAX's own key.
 
