@@ -16,6 +16,7 @@ import shutil
 import jax
 import pytest
 
+import fedjax_lab
 from tests.kept_programs import KeptPrograms, common_folder, use_programs
 
 os.environ.setdefault("MPLBACKEND", "agg")
@@ -63,6 +64,13 @@ def _forget_programs():
     yield
     if next(_MODULES) % 6 == 0:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def _forget_signals():
+    """A test whose run a signal ends must not end the next test's runs."""
+    yield
+    fedjax_lab.forget_signal()
 
 
 def pytest_unconfigure():
