@@ -26,6 +26,7 @@ from fedjax_lab.command.launch import INTERRUPTED, run_command
 from fedjax_lab.command.rerun import rerun_command
 from fedjax_lab.command.screen import one_line, print_rows
 from fedjax_lab.command.tuning import tune_command
+from fedjax_lab.simulation.stop import forget_signal
 from fedjax_lab.simulation.team import ElsewhereError
 from fedjax_lab.version import __version__
 
@@ -73,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(f"{PROG}: {one_line(error)}", file=sys.stderr)
         return _MISTAKE
+    finally:
+        forget_signal()  # the exit status says it
 
 
 def _report(command: ReportCommand) -> int:

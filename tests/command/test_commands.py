@@ -22,6 +22,7 @@ from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.report import load_runs
 from fedjax_lab.report.formats import latex_escape, latex_table
 from fedjax_lab.simulation import rounds
+from fedjax_lab.simulation.stop import check_not_ended
 from fedjax_lab.storage.saved_run import load_run
 from tests.command.test_cli import FAST, Interrupt, read
 from tests.report.by_hand import write_run
@@ -95,6 +96,7 @@ def test_of_several_seeds_the_worst_status_counts(tmp_path, capsys, monkeypatch)
     assert main([*command, "0", "1"]) == 130
     assert "stopped after round 2 of 6" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["seed0"]  # the next did not begin
+    check_not_ended()  # the exit status has said it, and another command may run
 
 
 @pytest.mark.slow

@@ -48,18 +48,11 @@ def test_what_fails_in_the_thread_fails_here():
         stop.unless_set(fails)
 
 
-@pytest.fixture
-def forgetful():
-    yield
-    forget_signal()
-
-
 def interrupt(row):
     if row["round"] == 4:
         signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.usefixtures("forgetful")
 def test_a_signal_ends_a_loop_of_runs(tmp_path):
     settings = {"algorithm": FEDAVG, "rounds": 6}
     first = run(**settings, run_dir=tmp_path / "a", on_row=interrupt)
@@ -81,7 +74,6 @@ def test_a_signal_ends_a_loop_of_runs(tmp_path):
     assert run(**settings).stopped is None
 
 
-@pytest.mark.usefixtures("forgetful")
 def test_a_signal_in_the_last_chunk_ends_a_loop_too():
     settings = {"algorithm": FEDAVG, "rounds": 4}
     assert run(**settings, on_row=interrupt).stopped is None
