@@ -1,8 +1,8 @@
 """Settings that a command does not use: to give one is an error.
 
-A file of ``--config`` describes a run, and every command takes what it uses. What a command does not
-use is refused in a file, too, unless the results do not depend on it, as on the rounds between
-evaluations of a run's config.json.
+A file of ``--config`` describes a run, and every command takes what it uses. What a command does
+not use is refused in a file, too, unless the results do not depend on it, as on the rounds between
+evaluations in a run's config.json.
 """
 
 import dataclasses
