@@ -2,7 +2,7 @@
 
 A file of ``--config`` describes a run, and every command takes what it uses. What a command does
 not use is refused in a file, too, unless the results do not depend on it, as on the rounds between
-evaluations of a run's config.json.
+evaluations in a run's config.json.
 """
 
 import dataclasses

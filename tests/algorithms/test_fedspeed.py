@@ -71,6 +71,7 @@ def test_gradients_per_step(options, gradients):
         jax.make_jaxpr(algorithm.round_fn)(algorithm.init(initial_params(), N), batch)
         return len(calls)
 
+    evaluations(algorithms.fedavg(counted, **LR))  # looks for statistics over the mini-batch, once
     once = evaluations(algorithms.fedavg(counted, **LR))
     algorithm = algorithms.fedspeed(counted, **options, **LR)
     assert algorithm.gradients_per_step == gradients
@@ -132,7 +133,7 @@ def test_the_transform_sees_the_unperturbed_point(weight):
 def test_raw_then_transformed_is_the_gradient():
     gradient = Gradient(linear_loss, optax.chain(optax.trace(0.5), optax.add_decayed_weights(0.1)))
     y, g = jnp.array([1.0, 2.0]), jnp.array([[0.5, -1.0]])
-    step = Step(g, None, jax.random.key(0), (), gradient.init(y))
+    step = Step(g, None, jax.random.key(0), (), gradient.init(y, jax.random.key(0)))
     raw, report = gradient.raw(y, step)
     np.testing.assert_array_equal(raw, g[0])
     assert report.transform_state is step.transform_state

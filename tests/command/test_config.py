@@ -242,7 +242,7 @@ def test_mistakes_name_the_setting_and_the_nearest_valid_ones(settings, parts):
 
 def test_options_are_the_factorys_own():
     assert algorithm_options("fedavg") == {}
-    assert algorithm_options("scaffold") == {"control_update": "II"}
+    assert algorithm_options("scaffold") == {"control_update": "II", "mean_from": "gradients"}
     assert algorithm_options("fedopt", "momentum") == {
         "server_optimizer": "adam",
         "momentum": 0.9,

@@ -181,7 +181,7 @@ def test_a_sweep_says_what_it_does_not_see():
 
 
 def test_the_catalogue_names_them():
-    names = {"ditto", "apfl", "pfedme", "fedper", "lg_fedavg", "fedbn", "local_only", "fedbabu"}
+    names = {"ditto", "apfl", "pfedme", "fedper", "lg_fedavg", "fedbn", "fedrep", "fedbabu"}
     assert {name for name, (method, _) in SOURCES.items() if "a model for each" in method} == {
         *names,
         "local_only",

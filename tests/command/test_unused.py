@@ -58,6 +58,7 @@ def passed(monkeypatch):
         evaluate=lambda params: np.zeros(()),
         diagnose=None,
         count_fn=None,
+        score_clients=None,
         data={},
     )
 
