@@ -150,7 +150,8 @@ def _random_crop(key: jax.Array, images: jax.Array, pad: int) -> jax.Array:
     padded = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
 
     def cut(image, offset):
-        return jax.lax.dynamic_slice(image, (offset[0], offset[1], 0), images.shape[1:])
+        start = offset[0], offset[1], jnp.int32(0)  # of one dtype in every mode
+        return jax.lax.dynamic_slice(image, start, images.shape[1:])
 
     return jax.vmap(cut)(padded, offsets)
 
