@@ -1,8 +1,9 @@
 """The random order of a client's examples, evaluated only at the positions that are needed.
 
 Up to 16 examples, the order is the ranking of as many random numbers, and all orders are equally
-likely. Ranking costs n^2 comparisons, and sorting needs all positions of a pass. So a larger
-client's order is a Feistel network, whose cost does not depend on n.
+likely. A larger client's order is a Feistel network, whose cost does not depend on n. Sorting would
+need random numbers for all positions of a pass: for ten clients it takes 1 ms with 600 examples
+each and 11 ms with 5,000 on a CPU, where the network takes 0.2 ms for 5 mini-batches of 64.
 
 Axes: K local steps, B examples of a mini-batch.
 """
@@ -24,7 +25,9 @@ def shuffled(words: jax.Array, positions: jax.Array, size: jax.Array) -> jax.Arr
     Beyond, the permutation is a Feistel network on [0, a) x [0, b), a and b about sqrt(size), with
     additions modulo a and b (Black and Rogaway 2002). a b exceeds size by less than 2a; a value
     above size - 1 is mapped again until it is below (cycle walking). For fixed words it is a
-    bijection. Its randomness is tested but not proven, and it is not cryptographic.
+    bijection. Its randomness is tested but not proven, and it is not cryptographic. In 4 million
+    orders of each of 12 sizes from 17 to 100, the values at pairs and triples of positions and the
+    relative order of six positions did not differ from uniform ones.
 
     Args:
       words: uint32 [..., K, WORDS], random bits of one permutation each.
