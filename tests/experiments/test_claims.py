@@ -300,6 +300,14 @@ def test_an_undecided_claim_within_a_point_is_marked(differences, expected):
     assert claims.level_note([judged]).count(", 1 compare") == expected
 
 
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_claims_on_a_page_are_those_of_the_results(paper):
+    judged = summary.judged_of(paper)
+    parts = [*claims.claims_section(judged), *beside.section(one.claim for one in judged)]
+    page = summary.PAGE.parents[1] / "experiments" / paper / "RESULTS.md"
+    assert "\n\n".join(parts) in page.read_text(encoding="utf-8")
+
+
 def test_the_summary_on_the_page_is_that_of_the_results():
     page = summary.PAGE.read_text(encoding="utf-8")
     assert page.split(summary.BEGIN)[1].split(summary.END)[0] == summary.summary()
