@@ -64,7 +64,9 @@ def test_a_run_is_the_optimisers_own_update(name):
     found = simulate(algorithm, PARAMS, CLIENTS, rounds=4, eval_every=2, **HOW)
     expected = by_hand(OPTIMIZERS[name](), 4)
     np.testing.assert_allclose(found.params["w"], expected, rtol=1e-5, atol=1e-6)
-    assert algorithm.hyperparameters["server_optimizer"].startswith(("Grad", "MultiSteps"))
+    recorded = str(algorithm.hyperparameters["server_optimizer"])
+    assert "optax" in recorded
+    assert " at 0x" not in recorded
 
 
 @pytest.mark.methods
