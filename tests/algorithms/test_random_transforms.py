@@ -132,10 +132,10 @@ def test_several_steps_at_once_in_the_clients(argument):
 def test_what_the_server_cannot_do_is_said():
     with pytest.raises(TypeError, match="server_optimizer is <function sgd"):
         algorithms.fedopt(loss_fn, optax.sgd, client_lr=0.1)
-    with pytest.raises(TypeError, match="server_optimizer is <class .*MultiSteps"):
+    with pytest.raises(TypeError, match=r"server_optimizer is <class .*MultiSteps"):
         algorithms.fedopt(loss_fn, optax.MultiSteps, client_lr=0.1)
     needs_loss = algorithms.fedopt(loss_fn, optax.contrib.momo(), client_lr=0.1)
-    with pytest.raises(TypeError, match="server_optimizer cannot be used by fedopt, .* no loss"):
+    with pytest.raises(TypeError, match=r"server_optimizer cannot be used by fedopt, .* no loss"):
         jax.eval_shape(
             needs_loss.round_fn,
             needs_loss.init(PARAMS, 4),
