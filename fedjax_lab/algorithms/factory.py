@@ -118,7 +118,8 @@ class LocalTraining:
         """Return the local learning rate at a global local step.
 
         Args:
-          step, steps: as in ``hyper.at_step``.
+          step: int32 scalar, the global local step, counted from 0.
+          steps: as in ``hyper.at_step``.
         """
         return at_step(self.client_lr, step, steps)
 

@@ -155,7 +155,7 @@ def held_out_clients(num_clients: int, held_out: float, seed: int) -> tuple[np.n
       held_out, seed: as in ``split_clients``.
 
     Returns:
-      (ids for training, held-out ids), both in rising order.
+      (ids for training [N - H], held-out ids [H]), integers, both in rising order.
 
     Raises:
       TypeError, ValueError: as ``split_clients``.

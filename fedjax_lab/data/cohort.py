@@ -146,7 +146,7 @@ class Schedule(NamedTuple):
         """Return the schedule of some of the clients, which are numbered anew.
 
         Args:
-          ids: integers, the numbers of these clients.
+          ids: integers [M], the numbers of these clients.
           num_clients: N, the number of all clients.
 
         Raises:

@@ -64,7 +64,8 @@ class Run:
         """Draw the batch of a round; a step of ``devices`` takes as long as its gradients.
 
         Args:
-          clients, key, round: as in ``Schedule.draw``.
+          clients, key: as in ``Schedule.draw``.
+          round: int32 scalar, counted from 0.
         """
         schedule = self.schedule.with_gradients(self.algorithm.gradients_per_step)
         return schedule.draw(clients, key, round)

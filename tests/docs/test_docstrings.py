@@ -78,7 +78,7 @@ def shared_arguments() -> set[str]:
     tree = ast.parse(source_of("fedjax_lab.algorithms.factory").read_text(encoding="utf-8"))
     fields = definitions(tree)["Common"].body
     common = {node.target.id for node in fields if isinstance(node, ast.AnnAssign)}
-    return {"loss_fn", "server_lr", *common}
+    return {"loss_fn", "mean_from", "server_lr", *common}
 
 
 SHARED = shared_arguments()

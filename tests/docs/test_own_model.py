@@ -17,6 +17,7 @@ DOC = Path(__file__).parents[2] / "docs" / "your_own_model.md"
 FRAMEWORKS = ["Plain JAX", "Flax linen", "Flax NNX", "Equinox", "With the library's helpers"]
 INSIDE = "Methods that look inside"
 MASK = "A loss that compares examples"
+STATISTICS = "Statistics over a mini-batch"
 MAX_LINES = 15  # of code
 
 
@@ -62,13 +63,28 @@ def namespace(request) -> dict[str, Any]:
 
 
 def test_every_block_is_tested():
-    assert set(BLOCKS) == {"Your own model", MASK, *FRAMEWORKS, INSIDE, "Run it"}
+    assert set(BLOCKS) == {"Your own model", MASK, STATISTICS, *FRAMEWORKS, INSIDE, "Run it"}
 
 
 @pytest.mark.parametrize("heading", FRAMEWORKS)
 def test_examples_are_short(heading):
     code = [line for line in BLOCKS[heading][1].splitlines() if line.strip()]
     assert len(code) <= MAX_LINES
+
+
+def test_a_loss_with_batch_norm_passes_its_mask_on():
+    """What stands under masked places does not matter."""
+    namespace = execute_example(STATISTICS)
+    model, loss = namespace["model"], namespace["smooth_loss"]
+    x = np.random.default_rng(0).integers(0, 17, (4, 8, 8, 1), np.uint8)
+    params = model.init(jax.random.key(0), jnp.asarray(x, jnp.float32))
+    mask = jnp.array([True, True, True, False])
+    y, key = jnp.zeros(4, jnp.int32), jax.random.key(1)
+    other = np.where(np.arange(4).reshape(4, 1, 1, 1) == 3, 16 - x, x)
+    losses = [loss(params, Examples(jnp.asarray(at), y), key, mask)[:3] for at in (x, other)]
+    np.testing.assert_array_equal(*losses)
+    unmasked = loss(params, Examples(jnp.asarray(other), y), key)[:3]
+    assert not np.allclose(losses[0], unmasked)
 
 
 def test_the_parts_of_a_model_make_the_whole_and_a_round():
