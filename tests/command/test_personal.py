@@ -147,7 +147,7 @@ def test_what_has_no_labels_or_no_rows_at_hand_says_so(tmp_path):
         {"algorithm": "fedper"},
         {"algorithm": "lg_fedavg", "option": {"personal": "bias"}},
         {"algorithm": "fedbn", "model_option": {"norm": "group", "hidden": 8}, "model": "mlp"},
-        {"algorithm": "local_only", "option": {"head_steps": 1}},
+        {"algorithm": "fedrep", "option": {"head_steps": 1}},
         {"algorithm": "fedbabu", "option": {"fine_tune": "head"}},
         {"algorithm": "local_only"},
         {"algorithm": "pfedme"},
