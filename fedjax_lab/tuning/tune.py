@@ -202,7 +202,7 @@ def _counts(
         counts[name] = by_loss(algorithm, key)
         as_in_training += [name] * (not is_evaluation)
     if as_in_training:
-        warnings.warn(warning_of(as_in_training), stacklevel=4)
+        warnings.warn(warning_of(as_in_training), stacklevel=5)
     return counts
 
 
