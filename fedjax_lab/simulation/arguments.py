@@ -159,7 +159,7 @@ def warn_of_nonfinite_data(clients: FederatedArrays) -> None:
         "have values that are not finite; on_nonfinite decides what happens in a round that "
         "uses them.",
         UserWarning,
-        stacklevel=5,
+        stacklevel=6,
     )
 
 

@@ -173,7 +173,7 @@ def _first(name: str, build: Build, space: Space) -> Algorithm:
     check_algorithm(algorithm, f"methods[{name!r}](...)")
     if algorithm.personal is not None:
         warnings.warn(
-            f"{name!r} has a model for each client; tune scores its global model.", stacklevel=4
+            f"{name!r} has a model for each client; tune scores its global model.", stacklevel=5
         )
     return algorithm
 
