@@ -29,7 +29,7 @@ from fedjax_lab.clients.planner import Plan, plan
 from fedjax_lab.clients.returned import check_kept, check_message
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.keys import fold_in, threefry
-from fedjax_lab.machine.target import Target, tracing_for
+from fedjax_lab.machine.target import LOWERINGS, Target, tracing_for, tracing_with
 from fedjax_lab.machine.traced import with_ending
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import (
@@ -246,6 +246,7 @@ def build_round(
     target: Target | None = None,
     rows: Rows | None = None,
     params_sharding: ParamsSharding = None,
+    lowering: str = "auto",
 ) -> RoundFn:
     """Build the communication round of a method: ``round_fn(state, batch) -> (state, metrics)``.
 
@@ -272,11 +273,12 @@ def build_round(
       rows: how client rows are read and written, such as ``sharded_rows``. None: each device that
         runs clients has the full table.
       params_sharding: as in ``simulate``; place the state accordingly before you call the round.
+      lowering: as in ``simulate``.
 
     Raises:
       TypeError: ``algorithm`` is no ``Algorithm``, such as a factory that was not called.
       ValueError: ``client_map`` is unknown, or "measure", which only ``simulate`` accepts;
-        ``on_nonfinite`` is unknown; or ``params_sharding`` does not fit the client map or (when the
+        ``on_nonfinite`` or ``lowering`` is unknown; or ``params_sharding`` does not fit the client map or (when the
         round is traced) the params.
     """
     check_algorithm(algorithm)
@@ -288,11 +290,12 @@ def build_round(
         raise ValueError("client_map is 'measure'; a round function is not run, only simulate is.")
     for phase in algorithm.phases:
         check_choice("if_nobody", phase.if_nobody, IF_NOBODY)
+    check_choice("lowering", lowering, LOWERINGS)
     rows = rows or Rows()
     is_divided = divides_models(asked.mesh, params_sharding)
 
     def for_target(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
-        with tracing_for(target):
+        with tracing_for(target), tracing_with(lowering):
             return divided(state, batch) if is_divided else round_fn(state, batch)
 
     def divided(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
@@ -357,7 +360,8 @@ def build_round(
             "bytes_down": senders * float(algorithm.downlink(params)),
         }
 
-    return _compiled_alone(round_fn if target is None and not is_divided else for_target)
+    is_plain = target is None and lowering == "auto" and not is_divided
+    return _compiled_alone(round_fn if is_plain else for_target)
 
 
 def _compiled_alone(round_fn: RoundFn) -> RoundFn:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import errors
 
+from fedjax_lab.models.lowering import lowered
 from fedjax_lab.signatures import parameter_of
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree
 
@@ -125,7 +126,7 @@ def apply_loss(
     size = jax.tree.leaves(examples)[0].shape[0]
     named = mask_argument(loss_fn, mask, size)
     try:
-        losses: Any = loss_fn(params, examples, key, **named)
+        losses: Any = lowered(loss_fn)(params, examples, key, **named)
     except _OF_FLAX as error:
         said = str(error).partition(" (http")[0].rstrip(".")
         raise ValueError(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_lab.checks import check_choice
 from fedjax_lab.machine.memory import device_memory
 
 
@@ -51,6 +52,7 @@ class Target:
 
 
 PLATFORMS = ("cpu", "gpu", "tpu")
+LOWERINGS = ("auto", "lax")
 _GIB = 2**30
 
 
@@ -118,7 +120,23 @@ def tracing_for(target: Target | None) -> AbstractContextManager[None]:
     """
     if target is None:
         return nullcontext()
-    return _TRACED_FOR(TracedFor(target.platform, target.convolution))
+    return _TRACED_FOR(
+        TracedFor(target.platform, target.convolution or traced_for().convolution)
+    )
+
+
+def tracing_with(lowering: str) -> AbstractContextManager[None]:
+    """Return a context in which convolutions and poolings take a lowering.
+
+    Args:
+      lowering: "auto": what is fast on the machine; "lax": as they are written.
+
+    Raises:
+      ValueError: ``lowering`` is neither.
+    """
+    if check_choice("lowering", lowering, LOWERINGS) == "auto":
+        return nullcontext()
+    return _TRACED_FOR(traced_for()._replace(convolution=lowering))
 
 
 def tracing_at_once() -> AbstractContextManager[None]:

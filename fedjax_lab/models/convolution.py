@@ -9,15 +9,18 @@ convolutions, which are slow there, too.
 
 import functools
 import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.machine.layout import written_out
-from fedjax_lab.machine.target import Target, traced_for
-from fedjax_lab.models import winograd
+from fedjax_lab.machine.target import Target, TracedFor, traced_for
+from fedjax_lab.models import row_products, winograd
 
 LOWERINGS = ("auto", "winograd", "gemm", "im2col", "lax")
 PADDINGS = ("SAME", "VALID")
@@ -53,9 +56,8 @@ def convolution(
       padding: "VALID" (none: H' = floor((H - h) / stride) + 1) or "SAME" (zeros, one more at the
         end where their number is odd: H' = ceil(H / stride)), or a number of zeros on every side.
       stride: of both axes, or (of H, of W).
-      lowering: "auto", "winograd", "gemm", "im2col" or "lax". The first three have no forward-mode
-        derivative on CPU. "winograd" takes a stride of 1 along W, kernels of 2 to 7 columns and
-        float32 or float64.
+      lowering: "auto", "winograd", "gemm", "im2col" or "lax". "winograd" takes a stride of 1 along
+        W, kernels of 2 to 7 columns and float32 or float64.
 
     Returns:
       float [B, H', W', F].
@@ -87,14 +89,7 @@ def convolution(
         around = list(map(_zeros_around, x.shape[1:3], kernel.shape, strides))
     if not isinstance(around, str):
         x = jnp.pad(x, ((0, 0), *around, (0, 0)))
-    if lowering == "im2col":
-        return _all_patches(x, kernel, strides)
-    inner = x.transpose(1, 3, 2, 0)
-    if tile := _tile(x, kernel, strides[1], lowering):
-        features = winograd.correlate(inner, kernel, strides[0], tile)
-    else:
-        features = _by_rows(inner, kernel, strides)
-    return features.transpose(3, 0, 2, 1)
+    return _plain(x, kernel, strides, lowering)
 
 
 def lowering_for(target: Target, at_once: bool) -> str:
@@ -105,6 +100,15 @@ def lowering_for(target: Target, at_once: bool) -> str:
       at_once: whether several clients run at once, as one batched program.
     """
     return _lowering_of(target.platform, target.convolution, at_once)
+
+
+def _plain(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], lowering: str) -> jax.Array:
+    """Correlate padded images: [B, H, W, C], [h, w, C, F] -> [B, H', W', F]."""
+    if lowering == "im2col":
+        return _all_patches(x, kernel, strides)
+    tile = _tile(x, kernel, strides[1], lowering)
+    features = row_products.features(x.transpose(1, 3, 2, 0), kernel, strides, tile)
+    return features.transpose(3, 0, 2, 1)
 
 
 def _lowering_of(platform: str, chosen: str | None, at_once: bool) -> str:
@@ -209,57 +213,181 @@ def _windows(x: jax.Array, axis: int, offset: int, kernel_size: int, stride: int
     return lax.slice_in_dim(x, offset, last + 1, stride, axis)
 
 
-# --- "gemm": images are [H, C, W, B] and features [H', F, W', B], so that the minor axis is a long
-# row of B. The operand of an output row, h rows of columns, is then contiguous in memory and fits
-# into a cache. Images are already padded.
+# --- ``jax.lax.conv_general_dilated`` in these forms
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _by_rows(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
-    """Compute each output row [F, W' B]: the kernel, a matrix [F, h w C], times its columns."""
-    height, width, _, num_features = kernel.shape
-    columns = _columns(written_out(x), width, strides[1])
-    matrix = kernel.reshape(-1, num_features).T
+def form_of(
+    params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor
+) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
+    """Return the form of a ``conv_general_dilated``; None: XLA's own is as fast, or the only one.
 
-    def row(top):
-        return matrix @ lax.dynamic_slice_in_dim(columns, top, height).reshape(matrix.shape[1], -1)
+    One, two or three axes of pixels, any order of axes, strides, paddings, dilations and, on CPU,
+    groups of channels.
 
-    rows = lax.map(row, jnp.arange(0, x.shape[0] - height + 1, strides[0]))
-    return rows.reshape(-1, num_features, *columns.shape[3:])
-
-
-def _columns(x: jax.Array, width: int, stride: int) -> jax.Array:
-    """Return the pixels under each of a kernel's w columns: [H, C, W, B] -> [H, w, C, W', B]."""
-    return jnp.stack([_windows(x, 2, j, width, stride) for j in range(width)], axis=1)
-
-
-def _by_rows_forward(x, kernel, strides):
-    return _by_rows(x, kernel, strides), (x, kernel)
-
-
-def _by_rows_backward(strides, residuals, gradient):
-    """Run two loops over output rows; XLA removes the one whose result is not used."""
-    x, kernel = residuals
-    height, width, _, num_features = kernel.shape
-    columns, columns_to_x = jax.vjp(lambda x: _columns(x, width, strides[1]), written_out(x))
-    matrix = kernel.reshape(-1, num_features)
-    tops = jnp.arange(0, x.shape[0] - height + 1, strides[0])
-    gradient = gradient.reshape(len(tops), num_features, -1)
-
-    def add_to_kernel(total, row):
-        top, gradient = row
-        patches = lax.dynamic_slice_in_dim(columns, top, height).reshape(matrix.shape[0], -1)
-        return total + lax.dot_general(gradient, patches, (((1,), (1,)), ((), ()))), None
-
-    def add_to_columns(total, row):
-        top, gradient = row
-        patches = (matrix @ gradient).reshape(height, *columns.shape[1:])
-        rows = lax.dynamic_slice_in_dim(total, top, height) + patches
-        return lax.dynamic_update_slice_in_dim(total, rows, top, 0), None
-
-    to_kernel, _ = lax.scan(add_to_kernel, jnp.zeros_like(matrix.T), (tops, gradient))
-    to_columns, _ = lax.scan(add_to_columns, jnp.zeros_like(columns), (tops, gradient))
-    return *columns_to_x(to_columns), to_kernel.T.reshape(kernel.shape)
+    Args:
+      params: params of the operation.
+      operands: shapes and dtypes of images and kernels.
+      how: what the program is traced for.
+    """
+    lowering = _lowering_of(*how)
+    x, kernel = operands
+    num_axes = len(params["window_strides"])
+    groups = params["feature_group_count"]
+    axes = _axes(params)
+    pixels = [x.shape[i] for i in params["dimension_numbers"].lhs_spec[2:]]
+    weights = [kernel.shape[i] for i in params["dimension_numbers"].rhs_spec[2:]]
+    is_other = (
+        lowering == "lax"
+        or not jnp.issubdtype(x.dtype, jnp.floating)
+        or params["preferred_element_type"] not in (None, x.dtype)
+        or params["batch_group_count"] != 1
+        or not 1 <= num_axes <= 3
+        or (groups > 1 and how.platform != "cpu")
+        or 0 in (*x.shape, *kernel.shape)
+        or min(map(_Axis.positions, axes, pixels, weights)) < 1
+    )
+    return None if is_other else functools.partial(_general, params=params, lowering=lowering)
 
 
-_by_rows.defvjp(_by_rows_forward, _by_rows_backward)
+def _general(x, kernel, *, params, lowering):
+    of_images, of_kernels, of_results = params["dimension_numbers"]
+    batch, channels, *pixels = of_images
+    x = x.transpose(batch, *pixels, channels)
+    num_features, channels, *pixels = of_kernels
+    kernel = kernel.transpose(*pixels, channels, num_features)
+    precision = params["precision"]
+    with jax.default_matmul_precision(None if precision is None else precision[0].name.lower()):
+        features = _over(x, kernel, _axes(params), params["feature_group_count"], lowering)
+    batch, channels, *pixels = of_results
+    places = {batch: 0, channels: features.ndim - 1}
+    places.update((place, 1 + i) for i, place in enumerate(pixels))
+    return features.transpose([places[i] for i in range(features.ndim)])
+
+
+class _Axis(NamedTuple):
+    """How a kernel passes along an axis of pixels.
+
+    Attributes:
+      stride: pixels between two positions of the kernel.
+      padding: (pixels of zeros before, after); negative: pixels left out.
+      spread: distance of the image's pixels, between which there are zeros.
+      dilation: distance of the pixels that the kernel's weights read.
+    """
+
+    stride: int = 1
+    padding: tuple[int, int] = (0, 0)
+    spread: int = 1
+    dilation: int = 1
+
+    def positions(self, size: int, weights: int) -> int:
+        """Return the number of positions of a kernel of ``weights`` on ``size`` pixels."""
+        length = (size - 1) * self.spread + 1 + sum(self.padding)
+        return (length - (weights - 1) * self.dilation - 1) // self.stride + 1
+
+    def under(self, x: jax.Array, axis: int, weight: int, positions: int) -> jax.Array:
+        """Return the pixels under one weight in all positions, along an axis of padded images."""
+        first = weight * self.dilation
+        return lax.slice_in_dim(x, first, first + (positions - 1) * self.stride + 1, self.stride, axis)
+
+
+def _axes(params: Mapping[str, Any]) -> list[_Axis]:
+    names = "window_strides", "padding", "lhs_dilation", "rhs_dilation"
+    return [_Axis(*axis) for axis in zip(*map(params.__getitem__, names), strict=True)]
+
+
+def _over(x, kernel, axes, groups, lowering):
+    """Correlate [B, pixels, C] with [pixels, C / groups, F] -> [B, pixels, F]."""
+    for i, axis in enumerate(axes):
+        if axis.spread > 1 and axis.stride == axis.dilation == 1:
+            return _phases(x, kernel, axes, i, groups, lowering)
+    if any(axis.padding != (0, 0) or axis.spread > 1 for axis in axes):
+        zeros = [(*axis.padding, axis.spread - 1) for axis in axes]
+        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *zeros, (0, 0, 0)])
+        axes = [axis._replace(padding=(0, 0), spread=1) for axis in axes]
+    if groups > 1 and kernel.shape[-2] == 1:
+        return _each_channel(x, kernel, axes)
+    if groups > 1:
+        x = x.reshape(*x.shape[:-1], groups, -1)
+        kernel = kernel.reshape(*kernel.shape[:-1], groups, -1)
+        one = functools.partial(_folded, axes=axes, lowering=lowering)
+        features = jax.vmap(one, (-2, -2), -2)(x, kernel)
+        return features.reshape(*features.shape[:-2], -1)
+    return _folded(x, kernel, axes, lowering)
+
+
+def _phases(x, kernel, axes, i, groups, lowering):
+    """Correlate an image with zeros between its pixels, as a transposed convolution does.
+
+    Every ``spread``-th result along the axis reads the same weights, and the pixels beside one
+    another. So these results are a convolution by themselves.
+    """
+    axis, size = axes[i], x.shape[1 + i]
+    total = axis.positions(size, kernel.shape[i])
+    length = -(-total // axis.spread)
+    phases = []
+    for phase in range(axis.spread):
+        first = (axis.padding[0] - phase) % axis.spread
+        weights = lax.slice_in_dim(kernel, min(first, kernel.shape[i]), None, axis.spread, i)
+        number = -(-(total - phase) // axis.spread)
+        reach = weights.shape[i]
+        before = (axis.padding[0] - phase - first) // axis.spread
+        after = number + reach - 1 - before - size
+        own = [*axes]
+        own[i] = _Axis(padding=(before, after))
+        if reach and number:
+            features = _over(x, weights, own, groups, lowering)
+        else:  # no weight of this phase meets a pixel
+            like = jax.eval_shape(
+                functools.partial(_over, axes=_with_one(own, i), groups=groups, lowering=lowering),
+                lax.slice_in_dim(x, 0, 1, 1, 1 + i),
+                lax.slice_in_dim(kernel, 0, 1, 1, i),
+            )
+            shape = [*like.shape]
+            shape[1 + i] = number
+            features = jnp.zeros(shape, like.dtype)
+        missing = [(0, 0)] * features.ndim
+        missing[1 + i] = (0, length - number)
+        phases.append(jnp.pad(features, missing))
+    features = jnp.stack(phases, 2 + i)
+    shape = [*features.shape]
+    shape[1 + i : 3 + i] = [length * axis.spread]
+    return lax.slice_in_dim(features.reshape(shape), 0, total, 1, 1 + i)
+
+
+def _with_one(axes, i):
+    return [*axes[:i], _Axis(), *axes[i + 1 :]]
+
+
+def _each_channel(x, kernel, axes):
+    """Correlate each channel by itself (depthwise), as a sum of products with single weights."""
+    many = kernel.shape[-1] // x.shape[-1]
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    x = (jnp.repeat(x, many, -1) if many > 1 else x).astype(wide)
+    products = []
+    for place in np.ndindex(kernel.shape[:-2]):
+        pixels = x
+        for i, (axis, j) in enumerate(zip(axes, place, strict=True)):
+            number = axis.positions(x.shape[1 + i], kernel.shape[i])
+            pixels = axis.under(pixels, 1 + i, j, number)
+        products.append(pixels * kernel[place].reshape((1,) * (x.ndim - 1) + (-1,)))
+    return functools.reduce(jnp.add, products).astype(kernel.dtype)
+
+
+def _folded(x, kernel, axes, lowering):
+    """Correlate in two axes of pixels; the weights of a third or dilated axis become channels."""
+    for i, axis in enumerate(axes):
+        size = kernel.shape[i]
+        if (len(axes) > 2 and not i) or (axis.dilation > 1 and size > 1):
+            number = axis.positions(x.shape[1 + i], size)
+            x = jnp.concatenate([axis.under(x, 1 + i, j, number) for j in range(size)], -1)
+            kernel = jnp.moveaxis(kernel, i, -3)
+            kernel = kernel.reshape(*kernel.shape[:-3], -1, kernel.shape[-1])
+            kernel = jnp.expand_dims(kernel, i)
+            axes = _with_one(axes, i)
+    strides = [axis.stride for axis in axes]
+    if len(axes) == 1:
+        return _plain(x[:, None], kernel[None], (1, *strides), lowering)[:, 0]
+    if len(axes) == 2:
+        return _plain(x, kernel, tuple(strides), lowering)
+    features = _plain(x.reshape(-1, *x.shape[2:]), kernel[0], tuple(strides[1:]), lowering)
+    return features.reshape(*x.shape[:2], *features.shape[1:])

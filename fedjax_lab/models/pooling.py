@@ -1,19 +1,52 @@
-"""Max-pooling, by slices on CPU and by the position of the maximum on other platforms.
+"""Max-pooling and sums over windows, by slices on CPU and by the position of the maximum elsewhere.
 
 On CPU, XLA's window reduction is several times slower than the maximum of slices, forward and
 backward. On a TPU, the gradient of that maximum is padded and added once for each slice. With the
 position of the maximum instead, a local step of a LeNet-5 moves less than half the bytes
 (docs/accelerators.md).
+
+The first of several equal maxima gets the gradient, as in PyTorch and in ``jax.lax``.
 """
 
 import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_lab.machine.layout import written_out
-from fedjax_lab.machine.target import traced_for
+from fedjax_lab.machine.target import TracedFor, traced_for
+
+
+class Window(NamedTuple):
+    """How windows pass along an axis.
+
+    Attributes:
+      size: elements of a window.
+      stride: elements between two windows.
+      dilation: distance of the elements of a window.
+    """
+
+    size: int = 1
+    stride: int = 1
+    dilation: int = 1
+
+    def positions(self, length: int) -> int:
+        """Return the number of windows on an axis."""
+        return (length - (self.size - 1) * self.dilation - 1) // self.stride + 1
+
+    def elements(self, x: jax.Array, axis: int, place: int) -> jax.Array:
+        """Return the element at ``place`` in each window."""
+        first = place * self.dilation
+        last = first + (self.positions(x.shape[axis]) - 1) * self.stride
+        return lax.slice_in_dim(x, first, last + 1, self.stride, axis)
+
+
+Windows = tuple[Window, ...]  # one for each axis
 
 
 @jax.named_scope("max_pool")
@@ -21,8 +54,7 @@ def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
     """Max-pool windows of ``size`` x ``size`` with stride 2: [B, H, W, C] -> [B, H', W', C].
 
     H' = floor((H + 2 padding - size) / 2) + 1, which is H // 2 for the default. ``padding`` adds
-    pixels of -inf on every side. On CPU and for overlapping windows, equal pixels share the
-    gradient; otherwise the first one gets it, as in PyTorch.
+    pixels of -inf on every side. Of equal pixels, the first one gets the gradient.
 
     Args:
       x: [B, H, W, C].
@@ -39,45 +71,224 @@ def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
         )
     if (size, padding) == (2, 0) and traced_for().platform != "cpu":
         return _of_pairs(x)
-    # In the layout of the convolutions on CPU: XLA then cancels the transposes between the two.
-    x = x.transpose(1, 3, 2, 0)
-    if (size, padding) == (2, 0):
-        return _on_cpu(x).transpose(3, 0, 2, 1)
-    if padding:
-        around = (padding, padding)
-        x = jnp.pad(x, (around, (0, 0), around, (0, 0)), constant_values=-jnp.inf)
-    rows, columns = ((length - size) // 2 for length in (x.shape[0], x.shape[2]))
-    x = functools.reduce(jnp.maximum, [x[i : i + 2 * rows + 1 : 2] for i in range(size)])
-    x = functools.reduce(jnp.maximum, [x[:, :, j : j + 2 * columns + 1 : 2] for j in range(size)])
-    return x.transpose(3, 0, 2, 1)
+    of_pixels, alone = Window(size, 2), Window()
+    around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+    return _maximum_of(x, (alone, of_pixels, of_pixels, alone), around)
 
 
-@jax.custom_jvp
-def _on_cpu(x: jax.Array) -> jax.Array:
-    """Pool on CPU: [H, C, W, B] -> [H', C, W', B]."""
-    return written_out(functools.reduce(jnp.maximum, _corners(x)))
+def form_of_max(
+    params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor
+) -> Callable[[jax.Array], jax.Array] | None:
+    """Return the form of a ``reduce_window_max``; None: XLA's own is as fast, or the only one.
+
+    Args:
+      params: params of the operation.
+      operands: shape and dtype of its operand.
+      how: what the program is traced for.
+    """
+    if (windows := _windows(params, operands[0], how)) is None:
+        return None
+    return functools.partial(_maximum_of, windows=windows, padding=params["padding"])
 
 
-@_on_cpu.defjvp
-def _on_cpu_jvp(primals, tangents):
+def form_of_sum(
+    params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor
+) -> Callable[[jax.Array], jax.Array] | None:
+    """Return the form of a ``reduce_window_sum``, such as an average's; None as in ``form_of_max``.
+
+    Args:
+      params: params of the operation.
+      operands: shape and dtype of its operand.
+      how: what the program is traced for.
+    """
+    if (windows := _windows(params, operands[0], how)) is None:
+        return None
+    return functools.partial(_sum_of, windows=windows, padding=params["padding"])
+
+
+def form_of_max_transpose(
+    params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor
+) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
+    """Return the form of a ``select_and_scatter_add``, the gradient of a maximum over windows.
+
+    Args:
+      params: params of the operation.
+      operands: shapes and dtypes of the gradient and of the maximum's operand.
+      how: what the program is traced for.
+    """
+    pool = form_of_max(params, operands[1:], how) if params["select_prim"].name == "ge" else None
+    if pool is None:
+        return None
+    return lambda gradient, x: jax.vjp(pool, x)[1](gradient)[0]
+
+
+def form_of_max_tangent(
+    params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor
+) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
+    """Return the form of a ``select_and_gather_add``, the tangent of a maximum over windows.
+
+    Args:
+      params: params of the operation.
+      operands: shapes and dtypes of the tangent and of the maximum's operand.
+      how: what the program is traced for.
+    """
+    pool = form_of_max(params, operands[1:], how) if params["select_prim"].name == "ge" else None
+    if pool is None:
+        return None
+    return lambda tangent, x: jax.jvp(pool, (x,), (tangent,))[1]
+
+
+def _windows(params: Mapping[str, Any], x: Any, how: TracedFor) -> Windows | None:
+    """Return the windows of a reduction that slices compute faster."""
+    dims, strides = params["window_dimensions"], params["window_strides"]
+    spread = params.get("base_dilation") or (1,) * len(dims)
+    dilations = params.get("window_dilation") or (1,) * len(dims)
+    windows = tuple(map(Window, dims, strides, dilations))
+    lengths = [size + sum(pair) for size, pair in zip(x.shape, params["padding"], strict=True)]
+    is_other = (
+        how.platform != "cpu"
+        or not jnp.issubdtype(x.dtype, jnp.floating)
+        or max(spread, default=1) > 1
+        or sum(window.size > 1 for window in windows) not in (1, 2, 3)
+        or min(map(Window.positions, windows, lengths)) < 1
+    )
+    return None if is_other else windows
+
+
+def _maximum_of(x, windows, padding):
+    x, back = _inner(x, windows, padding, -jnp.inf)
+    windows = tuple(windows[i] for i in back.order)
+    while sum(w.size > 1 for w in windows) > 1 and _many(windows):
+        # The last axis by itself: of equal maxima, the first one of the first rows remains.
+        i = max(i for i, window in enumerate(windows) if window.size > 1)
+        x = _maximum(x, tuple(w if j == i else Window() for j, w in enumerate(windows)))
+        windows = tuple(Window() if j == i else w for j, w in enumerate(windows))
+    return back(_maximum(x, windows))
+
+
+_MOST_PLACES = 9
+
+
+def _many(windows: Windows) -> bool:
+    places = 1
+    for window in windows:
+        places *= window.size
+    return places > _MOST_PLACES
+
+
+def _sum_of(x, windows, padding):
+    dtype = x.dtype
+    x, back = _inner(x.astype(jnp.promote_types(dtype, jnp.float32)), windows, padding, 0)
+    for i, window in enumerate(windows[j] for j in back.order):
+        if _is_split(window) and window.size > 1:
+            x = _pairs(x, {i: window}).sum(i + 1)
+        elif window.size > 1 or window.stride > 1:
+            x = functools.reduce(
+                jnp.add, [window.elements(x, i, place) for place in range(window.size)]
+            )
+    return back(x).astype(dtype)
+
+
+class _Back(NamedTuple):
+    """Puts axes back in their places.
+
+    Attributes:
+      order: the axes of the array, in the order in which they stand.
+    """
+
+    order: tuple[int, ...]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x.transpose([self.order.index(i) for i in range(x.ndim)])
+
+
+def _inner(x, windows, padding, value):
+    """Pad, and put the axes in the order of the convolutions on CPU; XLA cancels the transposes.
+
+    That order is [H, C, W, B], or [C, W, B]: the last axis of windows stands before the batch.
+    """
+    if any(pair != (0, 0) for pair in padding):
+        config = [(*pair, 0) for pair in padding]
+        x = lax.pad(x, jnp.asarray(value, x.dtype), config)
+    along = [i for i, window in enumerate(windows) if window.size > 1]
+    others = [i for i in range(x.ndim) if i not in along]
+    order = tuple(range(x.ndim))
+    if len(others) == 2 and len(along) < 3:
+        order = (*along[:-1], others[1], along[-1], others[0])
+    return x.transpose(order), _Back(order)
+
+
+def _is_split(window: Window) -> bool:
+    """Return True if windows lie beside one another."""
+    return window.stride == window.size and window.dilation == 1
+
+
+def _pairs(x: jax.Array, windows: Mapping[int, Window]) -> jax.Array:
+    """Split axes into windows that lie beside one another: [.., W, ..] -> [.., W', size, ..]."""
+    shape = []
+    for i in range(x.ndim):
+        if i in windows:
+            count = windows[i].positions(x.shape[i])
+            x = lax.slice_in_dim(x, 0, count * windows[i].size, 1, i)
+            shape += [count, windows[i].size]
+        else:
+            shape.append(x.shape[i])
+    return x.reshape(shape)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _maximum(x: jax.Array, windows: Windows) -> jax.Array:
+    return written_out(functools.reduce(jnp.maximum, _places(x, windows)))
+
+
+@_maximum.defjvp
+def _maximum_jvp(windows, primals, tangents):
     (x,), (change,) = primals, tangents
-    y = _on_cpu(x)
+    y = _maximum(x, windows)
+    split = {i: w for i, w in enumerate(windows) if w.size > 1 or w.stride > 1}
+    if all(map(_is_split, split.values())):
+        # Compared all at once, which the gradient writes at once, too.
+        place = written_out(_first(_places(x, windows), y))
+        axes = [i + n + 1 for n, i in enumerate(split)]
+        places = jnp.arange(_count(windows), dtype=place.dtype)
+        places = places.reshape([w.size for w in split.values()])
+        places = jnp.expand_dims(places, [i for i in range(x.ndim + len(split)) if i not in axes])
+        chosen = jnp.expand_dims(place, axes) == places
+        change = jnp.where(chosen, _pairs(change, split), 0).sum(axes)
+        return y, written_out(change)
+    taken, parts = None, []
+    for pixels, of_change in zip(_places(x, windows), _places(change, windows), strict=True):
+        is_largest = pixels == y
+        parts.append(jnp.where(is_largest if taken is None else is_largest & ~taken, of_change, 0))
+        taken = is_largest if taken is None else taken | is_largest
+    return y, functools.reduce(jnp.add, parts)
 
-    def pairs(x):
-        """Split both axes of pixels into pairs: [H, C, W, B] -> [H', 2, C, W', 2, B]."""
-        x = x[: 2 * y.shape[0], :, : 2 * y.shape[2]]
-        return x.reshape(y.shape[0], 2, x.shape[1], y.shape[2], 2, -1)
 
-    chosen = pairs(x) == y[:, None, :, :, None]
-    change = jnp.where(chosen, pairs(change), 0).sum((1, 4))
-    ways = functools.reduce(jnp.add, [(corner == y).astype(x.dtype) for corner in _corners(x)])
-    return y, written_out(change / jnp.maximum(ways, 1))
+def _count(windows: Windows) -> int:
+    count = 1
+    for window in windows:
+        count *= window.size
+    return count
 
 
-def _corners(x: jax.Array) -> list[jax.Array]:
-    """Return the four pixels of each window: [H, C, W, B] -> [H', C, W', B] each."""
-    height, width = (length // 2 * 2 for length in (x.shape[0], x.shape[2]))
-    return [x[i:height:2, :, j:width:2] for i in (0, 1) for j in (0, 1)]
+def _places(x: jax.Array, windows: Windows) -> list[jax.Array]:
+    """Return the elements at each place of the windows, row by row."""
+    found = []
+    for places in itertools.product(*(range(window.size) for window in windows)):
+        pixels = x
+        for i, (window, place) in enumerate(zip(windows, places, strict=True)):
+            if window.size > 1 or window.stride > 1:
+                pixels = window.elements(pixels, i, place)
+        found.append(pixels)
+    return found
+
+
+def _first(pixels: Sequence[jax.Array], best: jax.Array) -> jax.Array:
+    """Return the number of the first that equals ``best``, of the dtype of the pixels."""
+    place = jnp.full(best.shape, len(pixels) - 1, best.dtype)
+    for n in range(len(pixels) - 2, -1, -1):
+        place = jnp.where(pixels[n] == best, best.dtype.type(n), place)
+    return place
 
 
 @jax.custom_jvp

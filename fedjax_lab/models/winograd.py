@@ -98,8 +98,7 @@ def saves_time(num_outputs: int, batch: int, kernel: tuple[int, ...]) -> bool:
     return num_tiles * batch >= 64 and saved > 0.1 * num_outputs * width * product
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def correlate(x: jax.Array, kernel: jax.Array, stride: int, tile: int) -> jax.Array:
+def features(x: jax.Array, kernel: jax.Array, stride: int, tile: int) -> jax.Array:
     """Correlate by tiles, one output row at a time: P products of [F, h C] and [h C, T B].
 
     Args:
@@ -120,55 +119,86 @@ def correlate(x: jax.Array, kernel: jax.Array, stride: int, tile: int) -> jax.Ar
         products = products.reshape(len(products), num_features, *points.shape[3:])
         return _combine(_maps(tile, width).outputs, _unstack(products, 0), axis=2)
 
-    rows = lax.map(row, _tops(x, height, stride))
+    rows = lax.map(row, _tops(x.shape[0], height, stride))
     num_outputs = x.shape[2] - width + 1
     return rows.reshape(len(rows), num_features, -1, x.shape[3])[:, :, :num_outputs]
 
 
-def _forward(x, kernel, stride, tile):
-    return correlate(x, kernel, stride, tile), (x, kernel)
+def images_of(
+    features: jax.Array, kernel: jax.Array, image: tuple[int, int], stride: int, tile: int
+) -> jax.Array:
+    """Compute the transpose of ``features`` in the images: [H', F, W', B] -> [H, C, W, B].
 
-
-def _backward(stride, tile, residuals, gradient):
-    """Run two loops over output rows; XLA removes the one whose result is not used."""
-    x, kernel = residuals
-    height, width = kernel.shape[:2]
-    points = _to_points(written_out(x), width, tile)
-    matrices, matrices_to_kernel = jax.vjp(lambda kernel: _to_matrices(kernel, tile), kernel)
-    num_points, num_tiles = points.shape[1], points.shape[3]
-    past_end = num_tiles * tile - gradient.shape[2]
-    gradient = jnp.pad(gradient, ((0, 0), (0, 0), (0, past_end), (0, 0)))
-    gradient = gradient.reshape(*gradient.shape[:2], num_tiles, tile, -1)
-
-    def to_products(gradient):
-        """Apply the transpose of A^T to a gradient: [F, T, m, B] -> [P, F, T B]."""
-        weights = _maps(tile, width).outputs.T
-        products = _combine(weights, _unstack(gradient, 2), axis=0)
-        return products.reshape(*products.shape[:2], -1)
-
-    def add_to_matrices(total, row):
-        top, gradient = row
-        return total + _product(to_products(gradient), _rows(points, top, height), (2, 2)), None
+    Args:
+      features: [H', F, W', B].
+      kernel: [h, w, C, F].
+      image: (H, W).
+      stride: stride along H.
+      tile: m.
+    """
+    height, width, num_channels, _ = kernel.shape
+    matrices = _to_matrices(kernel, tile)
+    tiles = _tiles(features, tile)
+    num_points, num_tiles, batch = tile + width - 1, tiles.shape[2], features.shape[3]
 
     def add_to_points(total, row):
-        top, gradient = row
-        rows = _product(matrices, to_products(gradient), (1, 1))
-        rows = rows.reshape(num_points, height, *points.shape[2:]).swapaxes(0, 1)
+        top, tiles = row
+        rows = _product(matrices, _to_products(tiles, tile, width), (1, 1))
+        rows = rows.reshape(num_points, height, *total.shape[2:]).swapaxes(0, 1)
         rows = lax.dynamic_slice_in_dim(total, top, height) + rows
         return lax.dynamic_update_slice_in_dim(total, rows, top, 0), None
 
-    rows = _tops(x, height, stride), gradient
-    to_matrices, _ = lax.scan(add_to_matrices, jnp.zeros_like(matrices), rows)
-    to_points, _ = lax.scan(add_to_points, jnp.zeros_like(points), rows)
-    return _to_pixels(to_points, x.shape[2], width, tile), *matrices_to_kernel(to_matrices)
+    start = jnp.zeros((image[0], num_points, num_channels, num_tiles, batch), kernel.dtype)
+    points, _ = lax.scan(add_to_points, start, (_tops(image[0], height, stride), tiles))
+    return _to_pixels(points, image[1], width, tile)
 
 
-correlate.defvjp(_forward, _backward)
+def kernel_of(
+    x: jax.Array, features: jax.Array, kernel: tuple[int, int], stride: int, tile: int
+) -> jax.Array:
+    """Compute the transpose of ``features`` in the kernel: -> [h, w, C, F].
+
+    Args:
+      x: [H, C, W, B], padded.
+      features: [H', F, W', B].
+      kernel: (h, w).
+      stride: stride along H.
+      tile: m.
+    """
+    height, width = kernel
+    num_channels, num_features = x.shape[1], features.shape[1]
+    points = _to_points(written_out(x), width, tile)
+    like = jax.ShapeDtypeStruct((height, width, num_channels, num_features), x.dtype)
+    to_matrices = functools.partial(_to_matrices, tile=tile)
+
+    def add_to_matrices(total, row):
+        top, tiles = row
+        products = _to_products(tiles, tile, width)
+        return total + _product(products, _rows(points, top, height), (2, 2)), None
+
+    matrices = jax.eval_shape(to_matrices, like)
+    start = jnp.zeros(matrices.shape, matrices.dtype)
+    rows = _tops(x.shape[0], height, stride), _tiles(features, tile)
+    total, _ = lax.scan(add_to_matrices, start, rows)
+    return jax.linear_transpose(to_matrices, like)(total)[0]
 
 
-def _tops(x: jax.Array, height: int, stride: int) -> jax.Array:
+def _tiles(features: jax.Array, tile: int) -> jax.Array:
+    """Divide rows of features into tiles: [H', F, W', B] -> [H', F, T, m, B]."""
+    past_end = -features.shape[2] % tile
+    features = jnp.pad(features, ((0, 0), (0, 0), (0, past_end), (0, 0)))
+    return features.reshape(*features.shape[:2], -1, tile, features.shape[3])
+
+
+def _to_products(tiles: jax.Array, tile: int, width: int) -> jax.Array:
+    """Apply the transpose of A^T to features: [F, T, m, B] -> [P, F, T B]."""
+    products = _combine(_maps(tile, width).outputs.T, _unstack(tiles, 2), axis=0)
+    return products.reshape(*products.shape[:2], -1)
+
+
+def _tops(num_rows: int, height: int, stride: int) -> jax.Array:
     """Return the first image row under the kernel for each output row."""
-    return jnp.arange(0, x.shape[0] - height + 1, stride)
+    return jnp.arange(0, num_rows - height + 1, stride)
 
 
 def _rows(points: jax.Array, top: jax.Array, height: int) -> jax.Array:

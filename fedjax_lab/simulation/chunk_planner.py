@@ -91,7 +91,10 @@ class ChunkPlanner:
         Args:
           client_map: a name.
         """
-        return build_round(self._run.algorithm, client_map, self._run.in_round, self._target)
+        run = self._run
+        return build_round(
+            run.algorithm, client_map, run.in_round, self._target, lowering=run.lowering
+        )
 
     def program(self, client_map: str, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a chunk's function under a client map, and the shapes of its arguments.

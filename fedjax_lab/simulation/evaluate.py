@@ -22,6 +22,7 @@ from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.models.base import Apply
 from fedjax_lab.models.batch_norm import recompute_statistics
+from fedjax_lab.models.lowering import lowered
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.simulation.arguments import check_labels_of
 from fedjax_lab.simulation.team import Team
@@ -257,7 +258,7 @@ def _count(
     if takes_mask(count_fn):
         size = jax.tree.leaves(batch)[0].shape[0]
         named["mask"] = jnp.ones(size, bool) if real is None else real
-    return count_fn(params, batch, *third, **named)
+    return lowered(count_fn)(params, batch, *third, **named)
 
 
 def _per_example(count_fn, params, resident, places, batch_size, mesh):

@@ -12,6 +12,7 @@ from fedjax_lab.checks import check_choice
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.quick import without_collection
+from fedjax_lab.machine.target import LOWERINGS, tracing_with
 from fedjax_lab.round import ON_NONFINITE, Algorithm
 from fedjax_lab.storage.fingerprint import are_the_same
 from fedjax_lab.types import CohortBatch, FedState, Key, Params, PyTree
@@ -35,6 +36,7 @@ class Run:
       params: the initial global model; None if only programs are compiled.
       state: initial state in place of ``params``, checked and without frozen weights; None: a fresh
         start.
+      lowering: as in ``simulate``.
     """
 
     algorithm: Algorithm
@@ -45,9 +47,11 @@ class Run:
     key: Key | None = None
     params: Params = None
     state: FedState | None = None
+    lowering: str = "auto"
 
     def __post_init__(self) -> None:
-        """Check the policy for clients that are not finite."""
+        """Check the policy for clients that are not finite, and the lowering."""
+        check_choice("lowering", self.lowering, LOWERINGS)
         check_choice("on_nonfinite", self.on_nonfinite, (*ON_NONFINITE, "stop"))
 
     @property
@@ -91,7 +95,8 @@ class Run:
         """
         batch = self.draw(clients, key, jnp.zeros((), jnp.int32))
         bound = dataclasses.replace(self.algorithm, frozen=frozen)
-        state = bound.init(params, clients.num_clients, batch)
+        with tracing_with(self.lowering):  # first estimates are gradients of the loss
+            state = bound.init(params, clients.num_clients, batch)
         return noted(state, self.schedule, clients)
 
     @without_collection()

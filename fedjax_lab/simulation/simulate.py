@@ -63,6 +63,7 @@ def simulate(
     profile_dir: str | Path | None = None,
     progress: bool = False,
     on_nonfinite: str = "exclude",
+    lowering: str = "auto",
     **schedule: Unpack[ScheduleOptions],
 ) -> SimulationResult:
     """Run a method for ``rounds`` rounds and return its history.
@@ -137,6 +138,9 @@ def simulate(
       on_nonfinite: what to do about a client whose message or row is not finite. "exclude" leaves
         it out of its round; rows have the total ``nonfinite_clients``. "stop" ends the run before
         that round, as diverged. "keep" aggregates it like the others.
+      lowering: of the convolutions and poolings of the loss, also of a model of your own. "auto":
+        the form that is fast on this machine; see ``fedjax_lab.models.lowering``. "lax": as
+        ``jax.lax`` has them.
 
     Raises:
       FloatingPointError: with ``jax_debug_nans`` or ``jax_debug_infs``, a round has such a value;
@@ -167,8 +171,8 @@ def simulate(
     place = Placement.of(client_map, client_store, params_sharding, team=team)
     progress, hooks = progress and team.is_first, Hooks(on_row if team.is_first else ())
     how, clients = Schedule.of("simulate", schedule).bind(clients)
-    key = key_of(seed, state)
-    run = Run(algorithm, how, on_nonfinite, rounds, eval_every, key, team.local(params))
+    key, local = key_of(seed, state), team.local(params)
+    run = Run(algorithm, how, on_nonfinite, rounds, eval_every, key, local, lowering=lowering)
     feed = feed_of(run, clients, team, progress, times=times, state=state)
     if state is not None:
         run = run.adopt(team.gathered(state, everywhere=True), feed.clients)

@@ -1,0 +1,286 @@
+"""Replace slow convolutions and poolings of any model by the library's forms of them.
+
+A user's loss is traced, and the program is evaluated with other forms of three operations:
+``conv_general_dilated``, and ``reduce_window`` with a maximum or a sum (``max_pool``, ``avg_pool``).
+So a model of flax, equinox, haiku or plain JAX runs as fast as one of this package, and its author
+changes no line. The forms depend on what the program is traced for (``fedjax_lab.machine.target``).
+Where XLA's own operations are as fast, the loss is called as it is, and its program stays the same.
+
+Programs are read in JAX's public form (``jax.extend.core``) and written by public functions, with
+one exception: ``_with_rule``, for functions that have a derivative of their own.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import linear_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from fedjax_lab.machine.target import TracedFor, traced_for
+from fedjax_lab.models import convolution, pooling
+
+# Operation -> (its params, its operands, what the program is traced for) -> another form of it, a
+# function of the operands; None: the operation stays.
+_FORMS: dict[str, Callable[..., Callable[..., Any] | None]] = {
+    "conv_general_dilated": convolution.form_of,
+    "reduce_window_max": pooling.form_of_max,
+    "reduce_window_sum": pooling.form_of_sum,
+    "select_and_scatter_add": pooling.form_of_max_transpose,
+    "select_and_gather_add": pooling.form_of_max_tangent,
+}
+_has_forms_of: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
+
+
+def lowered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` with other forms of its convolutions and poolings.
+
+    Values and derivatives are the same up to rounding. A function without such operations is called
+    as it is.
+
+    Args:
+      function: pytrees of arrays -> pytree, such as a loss. It may close over arrays, also traced
+        ones.
+    """
+
+    @functools.wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        how = traced_for()
+        if not may_change(how):
+            return function(*arguments, **named)
+        leaves, structure = jax.tree.flatten((arguments, named))
+
+        def again(*leaves):
+            arguments, named = jax.tree.unflatten(structure, leaves)
+            return function(*arguments, **named)
+
+        known, key = _known(function), (structure, tuple(map(_kind, leaves)), how)
+        if known.get(key) is not False:
+            results = _lowered(again, leaves, how)
+            known[key] = results is not None
+            if results is not None:
+                return results
+        return function(*arguments, **named)
+
+    return run
+
+
+def may_change(how: TracedFor) -> bool:
+    """Return True if a program may take other forms of some operations.
+
+    Args:
+      how: what the program is traced for.
+    """
+    return how.convolution != "lax" and (how.platform == "cpu" or how.at_once)
+
+
+def has_forms(program: Jaxpr, how: TracedFor) -> bool:
+    """Return True if a program has an operation that takes another form.
+
+    Args:
+      program: a traced program, with the programs inside it.
+      how: what it is traced for.
+    """
+    return any(
+        _form_of(equation, how) is not None or any(has_forms(p, how) for p in _inside(equation))
+        for equation in program.eqns
+    )
+
+
+def _known(function: Callable[..., Any]) -> dict[Any, bool]:
+    try:
+        return _has_forms_of.setdefault(function, {})
+    except TypeError:  # no hash, or no weak reference
+        return {}
+
+
+def _kind(leaf: Any) -> Any:
+    return jax.typeof(leaf) if isinstance(leaf, jax.Array) else (type(leaf), jnp.shape(leaf))
+
+
+def _lowered(function: Callable[..., Any], leaves: Sequence[Any], how: TracedFor) -> Any:
+    """Call a function of leaves with other forms; None: it has none.
+
+    Leaves and results that are no arrays of JAX are handed on.
+    """
+    is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
+    results: list[Any] = []
+    structure: Any = None
+
+    def of_arrays(*arrays):
+        nonlocal results, structure
+        given = iter(arrays)
+        result = function(*(next(given) if a else x for a, x in zip(is_array, leaves, strict=True)))
+        results, structure = jax.tree.flatten(result)
+        return [leaf for leaf in results if isinstance(leaf, jax.Array)]
+
+    arrays = [leaf for leaf, a in zip(leaves, is_array, strict=True) if a]
+    closed = jax.make_jaxpr(of_arrays)(*arrays)
+    if not has_forms(closed.jaxpr, how):
+        return None
+    found = iter(_evaluate(closed, arrays, how))
+    merged = [next(found) if isinstance(leaf, jax.Array) else leaf for leaf in results]
+    return jax.tree.unflatten(structure, merged)
+
+
+def _form_of(equation: JaxprEqn, how: TracedFor) -> Callable[..., Any] | None:
+    form = _FORMS.get(equation.primitive.name)
+    if form is None:
+        return None
+    return form(equation.params, [v.aval for v in equation.invars], how)
+
+
+def _inside(equation: JaxprEqn) -> list[Jaxpr]:
+    """Return the programs inside an equation, such as the body of a loop."""
+    found = []
+    for value in equation.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, ClosedJaxpr):
+                found.append(item.jaxpr)
+            elif isinstance(item, Jaxpr):
+                found.append(item)
+    return found
+
+
+def _evaluate(closed: ClosedJaxpr, operands: Sequence[Any], how: TracedFor) -> list[Any]:
+    """Evaluate a program with other forms of its operations."""
+    program = closed.jaxpr
+    values: dict[Any, Any] = dict(zip(program.constvars, closed.consts, strict=True))
+    values.update(zip(program.invars, operands, strict=True))
+
+    def read(variable):
+        return variable.val if isinstance(variable, Literal) else values[variable]
+
+    for equation in program.eqns:
+        given = [read(variable) for variable in equation.invars]
+        scope = str(equation.source_info.name_stack)
+        with equation.ctx.manager, jax.named_scope(scope) if scope else nullcontext():
+            results = _results(equation, given, how)
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(variable) for variable in program.outvars]
+
+
+def _results(equation: JaxprEqn, given: list[Any], how: TracedFor) -> Sequence[Any]:
+    primitive = equation.primitive
+    if (form := _form_of(equation, how)) is not None:
+        return [form(*given)]
+    if any(has_forms(program, how) for program in _inside(equation)):
+        around = _AROUND.get(primitive.name)
+        if around is not None:
+            return around(equation, given, how)
+    results = primitive.bind(*given, **primitive.get_bind_params(equation.params))
+    return results if primitive.multiple_results else [results]
+
+
+# --- Operations that contain programs. Each is called again by its public function.
+
+
+def _function(program: ClosedJaxpr | Jaxpr, how: TracedFor) -> Callable[..., list[Any]]:
+    closed = program if isinstance(program, ClosedJaxpr) else ClosedJaxpr(program, [])
+    return lambda *operands: _evaluate(closed, operands, how)
+
+
+def _jit(equation, given, how):
+    params = equation.params
+    inner = _function(params["jaxpr"], how)
+    inner.__name__ = params["name"]
+    donated = tuple(i for i, is_donated in enumerate(params["donated_invars"]) if is_donated)
+    again = jax.jit(
+        inner,
+        donate_argnums=donated,
+        keep_unused=params["keep_unused"],
+        inline=params["inline"],
+    )
+    return again(*given)
+
+
+def _remat(equation, given, how):
+    params = equation.params
+    inner = _function(params["jaxpr"], how)
+    return jax.checkpoint(inner, prevent_cse=params["prevent_cse"], policy=params["policy"])(*given)
+
+
+def _scan(equation, given, how):
+    params = equation.params
+    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    consts, carry = given[:num_consts], given[num_consts : num_consts + num_carry]
+    inner = _function(params["jaxpr"], how)
+
+    def body(carry, xs):
+        results = inner(*consts, *carry, *xs)
+        return results[:num_carry], results[num_carry:]
+
+    carry, results = lax.scan(
+        body,
+        carry,
+        given[num_consts + num_carry :],
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *results]
+
+
+def _while(equation, given, how):
+    params = equation.params
+    of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts = given[:of_cond], given[of_cond : of_cond + of_body]
+    condition = _function(params["cond_jaxpr"], how)
+    body = _function(params["body_jaxpr"], how)
+    return lax.while_loop(
+        lambda carry: condition(*cond_consts, *carry)[0],
+        lambda carry: body(*body_consts, *carry),
+        given[of_cond + of_body :],
+    )
+
+
+def _cond(equation, given, how):
+    branches = [_function(branch, how) for branch in equation.params["branches"]]
+    return lax.switch(given[0], branches, *given[1:])
+
+
+def _shard_map(equation, given, how):
+    params = equation.params
+    inner = _function(params["jaxpr"], how)
+    return jax.shard_map(
+        lambda *operands: tuple(inner(*operands)),
+        mesh=params["mesh"],
+        in_specs=tuple(params["in_specs"]),
+        out_specs=tuple(params["out_specs"]),
+        axis_names=params["newly_manual_axes"],
+        check_vma=params["check_vma"],
+    )(*given)
+
+
+def _with_rule(equation, given, how):
+    """Bind a ``custom_jvp`` or ``custom_vjp`` function again, with other forms in all its parts."""
+    primitive, params = equation.primitive, equation.primitive.get_bind_params(equation.params)
+    functions = params.pop("subfuns")
+
+    def with_forms(function):
+        def run(*leaves):
+            results = _lowered(function.call_wrapped, leaves, how)
+            return function.call_wrapped(*leaves) if results is None else results
+
+        return linear_util.wrap_init(run, debug_info=function.debug_info)
+
+    return primitive.bind(*given, subfuns=tuple(map(with_forms, functions)), **params)
+
+
+_AROUND = {
+    "jit": _jit,
+    "pjit": _jit,
+    "remat2": _remat,
+    "checkpoint": _remat,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "shard_map": _shard_map,
+    "custom_jvp_call": _with_rule,
+    "custom_vjp_call": _with_rule,
+}

@@ -1,0 +1,253 @@
+"""A convolution of images as matrix products of rows, whose minor axis is the batch.
+
+Images are [H, C, W, B] and features [H', F, W', B]. The operand of an output row, h rows of
+columns, is then contiguous in memory and fits into a cache, and every product has a long minor
+axis W' B. Where that takes fewer products, rows are computed in Winograd's tiles (``winograd``).
+
+A convolution is linear in images and in kernels. So the three functions
+
+    features(x, kernel)     images_of(features, kernel)     kernel_of(x, features)
+
+are derivatives of one another, to any order. They are one operation of JAX, ``correlate``, which
+knows these derivatives and how it is mapped: forward and reverse mode work, and programs that are
+traced stay short.
+
+Axes: B examples, H x W pixels, C channels, F features, h x w kernel; H' x W' outputs.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from fedjax_lab.machine.layout import written_out
+from fedjax_lab.models import winograd
+
+
+class Sizes(NamedTuple):
+    """What the three functions share.
+
+    Attributes:
+      image: (H, W) of padded images.
+      kernel: (h, w).
+      strides: along H and along W.
+      tile: outputs of a tile of Winograd's; 0: none. Tiles take a stride of 1 along W.
+    """
+
+    image: tuple[int, int]
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    tile: int = 0
+
+    @property
+    def outputs(self) -> tuple[int, int]:
+        """(H', W')."""
+        sizes = zip(self.image, self.kernel, self.strides, strict=True)
+        down, across = ((image - kernel) // stride + 1 for image, kernel, stride in sizes)
+        return down, across
+
+
+def features(
+    x: jax.Array, kernel: jax.Array, strides: tuple[int, int], tile: int = 0
+) -> jax.Array:
+    """Correlate images with kernels: [H, C, W, B], [h, w, C, F] -> [H', F, W', B].
+
+    Args:
+      x: padded images.
+      kernel: one float dtype with ``x``.
+      strides: along H and along W.
+      tile: as ``winograd.best_tile`` returns it; 0: direct sums.
+    """
+    height, _, width, _ = x.shape
+    size = Sizes((height, width), (kernel.shape[0], kernel.shape[1]), strides, tile)
+    return _bind("features", *_varying_alike(x, kernel), size)
+
+
+# --- The three functions for one model
+
+
+def _features(x: jax.Array, kernel: jax.Array, size: Sizes) -> jax.Array:
+    if size.tile:
+        return winograd.features(x, kernel, size.strides[0], size.tile)
+    columns = _columns(written_out(x), size)
+    matrix = _matrix(kernel).T
+
+    def row(top):
+        return matrix @ _under(columns, top, size)
+
+    rows = lax.map(row, _tops(size))
+    return rows.reshape(len(rows), len(matrix), *columns.shape[3:])
+
+
+def _images_of(features: jax.Array, kernel: jax.Array, size: Sizes) -> jax.Array:
+    """The images' gradient, of features' [H', F, W', B]."""
+    if size.tile:
+        return winograd.images_of(features, kernel, size.image, size.strides[0], size.tile)
+    batch = features.shape[-1]
+    like = jax.ShapeDtypeStruct((size.image[0], kernel.shape[2], size.image[1], batch), kernel.dtype)
+    columns = jax.eval_shape(functools.partial(_columns, size=size), like)
+    matrix = _matrix(kernel)
+
+    def add(total, row):
+        top, features = row
+        patches = (matrix @ features).reshape(size.kernel[0], *columns.shape[1:])
+        rows = lax.dynamic_slice_in_dim(total, top, size.kernel[0]) + patches
+        return lax.dynamic_update_slice_in_dim(total, rows, top, 0), None
+
+    rows = features.reshape(len(features), features.shape[1], -1)
+    start = jnp.zeros(columns.shape, _wide(kernel.dtype))
+    total, _ = lax.scan(add, start, (_tops(size), rows))
+    to_columns = functools.partial(_columns, size=size)
+    like = jax.ShapeDtypeStruct(like.shape, start.dtype)
+    return jax.linear_transpose(to_columns, like)(total)[0].astype(kernel.dtype)
+
+
+def _kernel_of(x: jax.Array, features: jax.Array, size: Sizes) -> jax.Array:
+    """The kernel's gradient, of features' [H', F, W', B]."""
+    if size.tile:
+        return winograd.kernel_of(x, features, size.kernel, size.strides[0], size.tile)
+    columns = _columns(written_out(x), size)
+    num_features, num_channels = features.shape[1], x.shape[1]
+
+    def add(total, row):
+        top, features = row
+        products = lax.dot_general(features, _under(columns, top, size), (((1,), (1,)), ((), ())))
+        return total + products, None
+
+    rows = features.reshape(len(features), num_features, -1)
+    shape = num_features, size.kernel[0] * size.kernel[1] * num_channels
+    total, _ = lax.scan(add, jnp.zeros(shape, _wide(x.dtype)), (_tops(size), rows))
+    return total.T.reshape(*size.kernel, num_channels, num_features).astype(x.dtype)
+
+
+def _wide(dtype):
+    """Return a dtype for sums over rows, which a narrow float would round once for each."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+_FUNCTIONS = {"features": _features, "images_of": _images_of, "kernel_of": _kernel_of}
+
+
+def _matrix(kernel: jax.Array) -> jax.Array:
+    return kernel.reshape(-1, kernel.shape[-1])
+
+
+def _tops(size: Sizes) -> jax.Array:
+    """Return the first image row under the kernel for each output row."""
+    return jnp.arange(0, size.image[0] - size.kernel[0] + 1, size.strides[0])
+
+
+def _under(columns: jax.Array, top: jax.Array, size: Sizes) -> jax.Array:
+    """Return the operand of an output row, [h w C, W' B]."""
+    rows = lax.dynamic_slice_in_dim(columns, top, size.kernel[0])
+    return rows.reshape(rows.shape[0] * rows.shape[1] * rows.shape[2], -1)
+
+
+def _columns(x: jax.Array, size: Sizes) -> jax.Array:
+    """Return the pixels under each of a kernel's w columns: [H, C, W, B] -> [H, w, C, W', B]."""
+    stride = size.strides[1]
+    last = (size.outputs[1] - 1) * stride + 1
+    columns = [lax.slice_in_dim(x, j, j + last, stride, 2) for j in range(size.kernel[1])]
+    return jnp.stack(columns, axis=1)
+
+
+# --- The operation: one of the three functions, mapped over ``levels`` leading axes of both operands
+
+correlate_p = Primitive("correlate")
+
+
+def _bind(name: str, left: jax.Array, right: jax.Array, size: Sizes, levels: int = 0) -> jax.Array:
+    return correlate_p.bind(left, right, name=name, size=size, levels=levels)
+
+
+def _varying_alike(*arrays: jax.Array) -> list[jax.Array]:
+    """Inside ``shard_map``, let all arrays vary over the same axes of devices."""
+    axes = [getattr(jax.typeof(array), "vma", frozenset()) for array in arrays]
+    missing = [tuple(sorted(frozenset().union(*axes) - own)) for own in axes]
+    return [
+        lax.pcast(array, names, to="varying") if names else array
+        for array, names in zip(arrays, missing, strict=True)
+    ]
+
+
+def _run(left, right, *, name, size, levels):
+    function = functools.partial(_FUNCTIONS[name], size=size)
+    for _ in range(levels):
+        function = jax.vmap(function)
+    return function(left, right)
+
+
+def _shape(left, right, *, name, size, levels):
+    mapped, left_shape, right_shape = left.shape[:levels], left.shape[levels:], right.shape[levels:]
+    if name == "features":
+        shape = (size.outputs[0], right_shape[3], size.outputs[1], left_shape[3])
+    elif name == "images_of":
+        shape = (size.image[0], right_shape[2], size.image[1], left_shape[3])
+    else:
+        shape = (*size.kernel, left_shape[1], right_shape[1])
+    return left.update(shape=(*mapped, *shape), weak_type=False)
+
+
+def _left_transpose(cotangent, left, right, *, name, size, levels):
+    if name == "features":
+        return _bind("images_of", cotangent, right, size, levels)
+    if name == "images_of":
+        return _bind("features", cotangent, right, size, levels)
+    return _bind("images_of", right, cotangent, size, levels)
+
+
+def _right_transpose(cotangent, left, right, *, name, size, levels):
+    if name == "features":
+        return _bind("kernel_of", left, cotangent, size, levels)
+    if name == "images_of":
+        return _bind("kernel_of", cotangent, left, size, levels)
+    return _bind("features", left, cotangent, size, levels)
+
+
+# Function -> axes of (left operand, right operand, result) along which examples, or kernels of one
+# operand, may stand side by side, so that mapping that operand alone takes no more products.
+_BESIDE_LEFT = {"features": (3, 3), "images_of": (3, 3), "kernel_of": (1, 2)}
+_BESIDE_RIGHT = {"features": (3, 1), "kernel_of": (1, 3)}
+
+
+def _mapped(operands, axes, *, name, size, levels):
+    (left, right), (of_left, of_right) = operands, axes
+    if of_left is None or of_right is None:
+        alone = _BESIDE_LEFT if of_right is None else _BESIDE_RIGHT
+        if name in alone:
+            return _beside(left, right, axes, alone[name], name, size, levels)
+    count = left.shape[of_left] if of_left is not None else right.shape[of_right]
+    left, right = (
+        jnp.broadcast_to(array, (count, *array.shape)) if axis is None else jnp.moveaxis(array, axis, 0)
+        for array, axis in ((left, of_left), (right, of_right))
+    )
+    return _bind(name, left, right, size, levels + 1), 0
+
+
+def _beside(left, right, axes, places, name, size, levels):
+    """Put the mapped axis of one operand beside another axis of it: [.., n, a, ..] -> [.., n a, ..]."""
+    inward, outward = (levels + place for place in places)
+
+    def joined(array, axis):
+        array = jnp.moveaxis(array, axis, inward)
+        return array.reshape(*array.shape[:inward], -1, *array.shape[inward + 2 :])
+
+    of_left, of_right = axes
+    if of_right is None:
+        count, left = left.shape[of_left], joined(left, of_left)
+    else:
+        count, right = right.shape[of_right], joined(right, of_right)
+    result = _bind(name, left, right, size, levels)
+    shape = result.shape
+    return result.reshape(*shape[:outward], count, -1, *shape[outward + 1 :]), outward
+
+
+correlate_p.def_abstract_eval(_shape)
+correlate_p.def_impl(jax.jit(_run, static_argnames=("name", "size", "levels")))
+ad.defbilinear(correlate_p, _left_transpose, _right_transpose)
+batching.primitive_batchers[correlate_p] = _mapped
+mlir.register_lowering(correlate_p, mlir.lower_fun(_run, multiple_results=False))

@@ -1,0 +1,359 @@
+"""Convolutions and poolings of any model in the library's forms, against ``jax.lax``."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fedjax_lab import algorithms, build_evaluation, build_round, data, models, simulate
+from fedjax_lab.machine.target import named, tracing_for, tracing_with
+from fedjax_lab.models.lowering import lowered
+
+SLOW = ("conv_general_dilated", "reduce_window", "select_and_scatter_add")
+
+
+def names(function, *arguments):
+    """The slow operations of a program."""
+    program = str(jax.make_jaxpr(function)(*arguments))
+    return [name for name in SLOW if f" {name}" in program]
+
+
+def random_convolution(rng):
+    """(function, images, kernels): any axes, strides, paddings, dilations and groups."""
+    axes = rng.integers(1, 4)
+    groups, channels, features, batch = (int(rng.integers(1, n)) for n in (4, 3, 3, 4))
+    if rng.random() < 0.3:
+        channels = 1  # each channel by itself
+    pixels, weights = rng.integers(3, 8, axes), rng.integers(1, 4, axes)
+    strides = [1] * axes if rng.random() < 0.4 else rng.integers(1, 4, axes).tolist()
+    spread = rng.choice([1, 1, 2, 3], axes).tolist()
+    dilation = rng.choice([1, 1, 2], axes).tolist()
+    padding = rng.integers(-1, 3, (axes, 2)).tolist()
+    letters = "DHW"[-axes:]
+    orders = ("".join(rng.permutation([*kind, *letters])) for kind in ("NC", "IO", "NC"))
+    of_images, of_kernels, of_results = orders
+    sizes = {"N": batch, "C": channels * groups, "I": channels, "O": features * groups}
+    x = rng.normal(size=[{**sizes, **dict(zip(letters, pixels, strict=True))}[c] for c in of_images])
+    kernel = rng.normal(
+        size=[{**sizes, **dict(zip(letters, weights, strict=True))}[c] for c in of_kernels]
+    )
+
+    def run(x, kernel):
+        return lax.conv_general_dilated(
+            *(x, kernel, strides, padding, spread, dilation),
+            (of_images, of_kernels, of_results),
+            groups,
+        )
+
+    return run, (x, kernel)
+
+
+def random_pooling(rng):
+    """(function, x): a maximum, a sum, or the gradient of a maximum inside a function."""
+    rank = int(rng.integers(3, 6))
+    shape, window, strides, padding = rng.integers(4, 8, rank), [1] * rank, [1] * rank, []
+    for axis in range(rank):
+        if axis in rng.choice(rank, 2, replace=False):
+            window[axis] = int(rng.integers(1, 4))
+            strides[axis] = int(rng.choice([1, 2, window[axis]]))
+        padding.append((0, 0) if window[axis] == 1 else tuple(rng.integers(0, 2, 2).tolist()))
+    kind = rng.choice(["maximum", "sum", "gradient"])
+    unit, operation = (0.0, lax.add) if kind == "sum" else (-jnp.inf, lax.max)
+
+    def pool(x):
+        return lax.reduce_window(x, unit, operation, window, strides, padding)
+
+    def gradient(x):
+        return jax.grad(lambda x: (pool(x) ** 2).sum())(x)
+
+    return gradient if kind == "gradient" else pool, (rng.normal(size=shape),)
+
+
+def derivatives(function, arguments, directions):
+    """Value, gradients, gradients of a gradient along directions, and the forward derivative."""
+    everything = tuple(range(len(arguments)))
+
+    def loss(*arguments):
+        y = function(*arguments)
+        return (jnp.sin(y) * jnp.cos(jnp.arange(y.size)).reshape(y.shape)).sum()
+
+    def along(*arguments):
+        return sum(map(jnp.vdot, jax.grad(loss, everything)(*arguments), directions))
+
+    return (
+        function(*arguments),
+        jax.grad(loss, everything)(*arguments),
+        jax.grad(along, everything)(*arguments),
+        jax.jvp(function, arguments, directions)[1],
+    )
+
+
+def agree(make, seeds, tolerance=1e-10, dtype=np.float64):
+    """Compare that many random operations, all in one program."""
+    cases, arguments = [], []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        function, given = make(rng)
+        given = tuple(x.astype(dtype) for x in given)
+        try:
+            shape = jax.eval_shape(function, *given).shape
+        except (TypeError, ValueError):
+            continue  # negative paddings left nothing
+        if 0 not in shape:
+            cases.append(function)
+            arguments.append((given, tuple(rng.normal(size=x.shape).astype(dtype) for x in given)))
+            assert names(function, *given)
+            assert not names(lowered(function), *given), seed
+
+    @jax.jit
+    def run(arguments):
+        pairs = zip(cases, arguments, strict=True)
+        return [(derivatives(f, *a), derivatives(lowered(f), *a)) for f, a in pairs]
+
+    assert cases
+    for (expected, got), function in zip(run(arguments), cases, strict=True):
+        for theirs, ours in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True):
+            assert ours.dtype == theirs.dtype
+            scale = max(float(abs(np.asarray(theirs, np.float64)).max()), 1e-3)
+            np.testing.assert_allclose(ours, theirs, 0, tolerance * scale, err_msg=str(function))
+
+
+@pytest.mark.parametrize(("make", "seeds"), [(random_convolution, 10), (random_pooling, 8)])
+def test_random_operations_agree_with_lax(x64, make, seeds):
+    agree(make, range(seeds))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(30))
+def test_many_random_operations_agree_with_lax(x64, part):
+    make = random_convolution if part % 3 else random_pooling
+    agree(make, range(100 + 10 * part, 110 + 10 * part))
+
+
+def test_float32_and_bfloat16_agree_within_their_rounding():
+    agree(random_convolution, range(4), 1e-5, np.float32)
+    x = np.random.default_rng(0).normal(size=(8, 12, 12, 16)).astype(jnp.bfloat16)
+    kernel = np.random.default_rng(1).normal(size=(3, 3, 16, 8)).astype(jnp.bfloat16)
+
+    def convolve(x, kernel):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+
+    def gradients(function, x, kernel):
+        return jax.grad(lambda x, k: function(x, k).astype(jnp.float32).sum(), (0, 1))(x, kernel)
+
+    exact = gradients(convolve, x.astype(np.float32), kernel.astype(np.float32))
+    got = jax.jit(functools.partial(gradients, lowered(convolve)))(x, kernel)
+    for ours, theirs in zip(got, exact, strict=True):
+        assert ours.dtype == jnp.bfloat16
+        scale = float(abs(theirs).max())
+        np.testing.assert_allclose(ours.astype(np.float32), theirs, 0, 2**-7 * scale)
+
+
+def convolve(x, kernel):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+
+
+def ruled(x, kernel):
+    """A function with a derivative of its own: twice the kernel's."""
+
+    @jax.custom_vjp
+    def function(x, kernel):
+        return convolve(x, kernel)
+
+    def backward(residuals, g):
+        of_x, of_kernel = jax.vjp(convolve, *residuals)[1](g)
+        return of_x, 2 * of_kernel
+
+    function.defvjp(lambda x, kernel: (convolve(x, kernel), (x, kernel)), backward)
+    return function(x, kernel)
+
+
+def forward_ruled(x, kernel):
+    @jax.custom_jvp
+    def function(x, kernel):
+        return convolve(x, kernel)
+
+    @function.defjvp
+    def _(primals, tangents):
+        return function(*primals), convolve(tangents[0], primals[1])
+
+    return function(x, kernel)
+
+
+def scanned(x, kernel):
+    return lax.scan(lambda c, k: (convolve(c, k * kernel), c.sum()), x, jnp.arange(1.0, 4.0))[0]
+
+
+def looped(x, kernel):
+    def body(carry):
+        return carry[0] + 1, convolve(carry[1], kernel)
+
+    return lax.fori_loop(0, 3, lambda i, x: convolve(x, kernel), x) + lax.stop_gradient(
+        lax.while_loop(lambda carry: carry[0] < 2, body, (0, x))[1]
+    )
+
+
+def branched(x, kernel):
+    branches = [lambda x: convolve(x, kernel), lambda x: x * 2, lambda x: convolve(x, 2 * kernel)]
+    return lax.switch(2, branches, x) + lax.cond(x.sum() > 1e9, branches[0], branches[1], x)
+
+
+def spread(x, kernel):
+    mesh = jax.make_mesh((2,), ("d",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    split, same = jax.sharding.PartitionSpec("d"), jax.sharding.PartitionSpec()
+    return jax.shard_map(convolve, mesh=mesh, in_specs=(split, same), out_specs=split)(x, kernel)
+
+
+def mapped(x, kernel):
+    """One example at a time, as equinox has it."""
+    return jax.vmap(lambda x: convolve(x[None], kernel)[0])(x)
+
+
+def with_a_gradient_inside(x, kernel):
+    """A penalty on the gradient of the input, whose convolutions have other axes."""
+
+    def energy(x):
+        return (jnp.tanh(convolve(x, kernel)) ** 2).sum()
+
+    return convolve(x, kernel) + jax.grad(energy)(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        jax.jit(convolve),
+        jax.checkpoint(convolve),
+        ruled,
+        forward_ruled,
+        scanned,
+        looped,
+        branched,
+        spread,
+        with_a_gradient_inside,
+        mapped,
+    ],
+    ids=lambda function: getattr(function, "__name__", "function"),
+)
+def test_programs_inside_programs(x64, function):
+    x = np.random.default_rng(0).normal(size=(2, 5, 4, 2))
+    kernel = np.random.default_rng(1).normal(size=(3, 3, 2, 2)) / 4
+    def gradients(function, x, kernel):
+        loss = lambda x, kernel: (function(x, kernel) ** 2).sum()  # noqa: E731
+        return jax.value_and_grad(loss, (0, 1))(x, kernel)
+
+    expected = jax.jit(functools.partial(gradients, function))(x, kernel)
+    got = functools.partial(gradients, lowered(function))
+    assert not names(got, x, kernel)
+    for ours, theirs in zip(
+        jax.tree.leaves(jax.jit(got)(x, kernel)), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+def test_what_has_no_other_form_is_called_as_it_is():
+    def dense(x, w):
+        return nn.relu(x @ w)
+
+    def integers(x, w):
+        return convolve(x.astype(np.int32), w.astype(np.int32))
+
+    x, w = np.ones((2, 3), np.float32), np.ones((3, 3), np.float32)
+    assert str(jax.make_jaxpr(lowered(dense))(x, w)) == str(jax.make_jaxpr(dense)(x, w))
+    images, kernel = np.ones((1, 4, 4, 2), np.float32), np.ones((3, 3, 2, 2), np.float32)
+    program = str(jax.make_jaxpr(lowered(integers))(images, kernel))
+    assert program == str(jax.make_jaxpr(integers)(images, kernel))
+    for context in (tracing_with("lax"), tracing_for(named("v5e"))):
+        with context:
+            program = str(jax.make_jaxpr(lowered(convolve))(images, kernel))
+        assert program == str(jax.make_jaxpr(convolve)(images, kernel))
+
+
+def test_results_that_are_no_arrays_scopes_and_keys_survive():
+    def function(x, kernel, key):
+        with jax.named_scope("of_the_user"):
+            noise = jax.random.normal(key, x.shape)
+            return {"y": convolve(x + noise, kernel), "name": "text", "key": key, "none": None}
+
+    x, kernel = np.ones((1, 4, 4, 2), np.float32), np.ones((3, 3, 2, 2), np.float32)
+    key = jax.random.key(0)
+    ours, theirs = lowered(function)(x, kernel, key), function(x, kernel, key)
+    assert ours["name"] == "text"
+    assert ours["none"] is None
+    assert (jax.random.key_data(ours["key"]) == jax.random.key_data(key)).all()
+    np.testing.assert_allclose(ours["y"], theirs["y"], rtol=1e-5, atol=1e-5)
+    text = jax.jit(lambda *a: lowered(function)(*a)["y"]).lower(x, kernel, key).as_text(debug_info=True)
+    assert "of_the_user" in text
+
+
+class Net(nn.Module):
+    """A CNN as a user writes it."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.max_pool(nn.relu(nn.Conv(4, (3, 3))(x)), (2, 2), (2, 2))
+        x = nn.avg_pool(nn.relu(nn.Conv(4, (3, 3), strides=2)(x)), (2, 2), (2, 2))
+        return nn.Dense(3)(x.reshape(len(x), -1))
+
+
+@pytest.fixture(scope="module")
+def task():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(48, 8, 8, 1)).astype(np.float32)
+    clients = data.partition((x, rng.integers(0, 3, 48)), "iid", num_clients=4, seed=0)
+    model = models.from_linen(Net())
+    return model, model.init(jax.random.key(0), x[:1]), clients
+
+
+def test_a_users_cnn_runs_in_other_forms_with_the_same_results(task):
+    model, params, clients = task
+    loss = models.classification_loss(model.apply)
+    algorithm = algorithms.fedavg(loss, client_lr=0.1)
+    how = {"cohort_size": 3, "local_steps": 2, "batch_size": 4}
+    runs = [
+        simulate(algorithm, params, clients, rounds=4, eval_every=2, lowering=lowering, **how)
+        for lowering in ("auto", "lax")
+    ]
+    for ours, theirs in zip(*(jax.tree.leaves(run.params) for run in runs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    batch = data.draw_batch(clients, jax.random.key(0), 0, **how)
+    state = algorithm.init(params, 4)
+    for client_map in ("scan", "vmap", "chunk:2", "shard_map"):
+        assert not names(build_round(algorithm, client_map), state, batch)
+    assert names(build_round(algorithm, "scan", lowering="lax"), state, batch)
+
+
+def test_private_examples_and_evaluation_take_other_forms_too(task):
+    model, params, clients = task
+    loss = models.classification_loss(model.apply)
+    private = algorithms.fedavg(loss, client_lr=0.1, example_clip=1.0)
+    batch = data.draw_batch(
+        clients, jax.random.key(0), 0, cohort_size=2, local_steps=1, batch_size=3
+    )
+    state = private.init(params, 4)
+    ours = jax.jit(build_round(private, "scan"))(state, batch)[0]
+    theirs = jax.jit(build_round(private, "scan", lowering="lax"))(state, batch)[0]
+    for a, b in zip(jax.tree.leaves(ours.server), jax.tree.leaves(theirs.server), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert not names(build_round(private, "scan"), state, batch)
+    evaluate = build_evaluation(models.accuracy_counts(model.apply), clients.examples)
+    assert not names(evaluate, params)
+    correct = np.argmax(model.apply(params, clients.examples.x), -1) == clients.examples.y
+    assert float(evaluate(params)["accuracy"]) == pytest.approx(correct.mean())
+
+
+def test_an_unknown_lowering_is_named(task):
+    model, params, clients = task
+    algorithm = algorithms.fedavg(models.classification_loss(model.apply), client_lr=0.1)
+    with pytest.raises(ValueError, match="lowering is 'fast'; it must be one of auto, lax"):
+        build_round(algorithm, "scan", lowering="fast")
+    with pytest.raises(ValueError, match="lowering is 'fast'; it must be one of auto, lax"):
+        simulate(
+            *(algorithm, params, clients), rounds=1, cohort_size=2, local_steps=1, batch_size=2,
+            lowering="fast",
+        )  # fmt: skip
