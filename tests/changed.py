@@ -50,6 +50,7 @@ COVERS = {
     "data/test_partition": "data/heterogeneity data/schemes",
     "data/test_sources": "data/files data/tfds",
     "data/test_streams": "data/records data/stream_files",
+    "data/test_tables": "data/cells data/columns data/csv_files data/dtypes",
     "machine/test_program": "machine/arithmetic machine/compiler",
     "machine/test_target": "clients/host_devices machine/memory",
     "models/test_adapters": "models/adapter_files models/token_losses wrappers/ranks",
@@ -69,6 +70,7 @@ COVERS = {
     "report/test_reading": "report/runs",
     "report/test_report": "report/statistics report/tables report/write",
     "report/test_sections": "report/formats",
+    "report/test_settings": "report/pivot",
     "simulation/test_labels": "models/labels",
     "simulation/test_longer": "simulation/recorder",
     "simulation/test_model_axis": "clients/model_axis",
@@ -78,12 +80,13 @@ COVERS = {
     "simulation/test_scores": "simulation/book",
     "simulation/test_stores": "simulation/chunk_planner simulation/chunks simulation/host_chunks",
     "simulation/test_streams": "simulation/feed simulation/plan",
-    "simulation/test_sweep": "simulation/sweep_program simulation/sweep_result",
+    "simulation/test_sweep": "simulation/divergence simulation/sweep_program "
+    "simulation/sweep_result",
     "storage/test_hostile_dirs": "storage/json_file storage/run_path",
     "storage/test_run_dir": "storage/fingerprint storage/lock",
     "tuning/test_search": "tuning/halving tuning/kept tuning/proposals",
     "tuning/test_tune": "command/tuning report/search tuning/found tuning/lanes tuning/search "
-    "tuning/space",
+    "tuning/score tuning/space",
     "wrappers/test_robust": "wrappers/rules wrappers/stacked",
 }
 # Files that several methods share -> methods that show whether they still work.

@@ -52,15 +52,6 @@ def x64():
         yield
 
 
-@pytest.fixture(autouse=True)
-def _forget_signals():
-    """A test that interrupts a run and then fails must not end the tests after it."""
-    yield
-    from fedjax_lab import forget_signal
-
-    forget_signal()
-
-
 _MODULES = itertools.count(1)
 
 

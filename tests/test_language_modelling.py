@@ -94,10 +94,7 @@ def test_perplexity_falls_from_end_to_end(text, tmp_path, capsys):
         (["--vocabulary-size", "1"], "vocabulary_size is 1; it must be at least 2"),
         ([*LSTM, "--sequence-length", "5000"], "sequence_length is 5000, which takes 5001 words"),
         (["--dataset", "text:missing.txt"], "there is no file or folder missing.txt"),
-        (
-            [*LSTM, "--dataset", "digits"],
-            "model is 'lstm'; digits is no text: it must be one",
-        ),
+        (["--dataset", "digits"], "sequence_length is 6; digits is no text, so that"),
     ],
 )
 def test_settings_that_do_not_go_together(text, tmp_path, capsys, changes, message):
@@ -105,3 +102,9 @@ def test_settings_that_do_not_go_together(text, tmp_path, capsys, changes, messa
     assert main(["run", *SETTINGS, *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_text_needs_text(tmp_path, capsys):
+    arguments = ["--dataset", "digits", "--run-dir", str(tmp_path / "run"), *LSTM]
+    assert main(["run", *arguments, "--rounds", "1"]) == 2
+    assert "model is 'lstm'; digits is no text: it must be one" in capsys.readouterr().err

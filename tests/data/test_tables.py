@@ -5,7 +5,6 @@ import io
 import json
 import re
 import struct
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -418,17 +417,17 @@ def test_masked_arrays_are_refused():
 
 
 def test_half_of_a_surrogate_pair(tmp_path):
-    class Bytes:
-        def encode(self, text, add_special_tokens):
-            return SimpleNamespace(ids=list(text.encode()))
-
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = {chr(code): code for code in range(32, 127)} | {"<|im_start|>": 1, "<|im_end|>": 2}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     lines = [{"u": "p", "prompt": "hi", "completion": "\U0001f600"}] * 2
     lines[1] = {**lines[0], "prompt": "half an emoji \ud83d"}
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(
         ValueError, match=r"chats.jsonl, line 2: prompt has half of a surrogate .*ud83d"
     ):
-        data.from_chats(tmp_path / "chats.jsonl", Bytes(), client="u", length=64)
+        data.from_chats(tmp_path / "chats.jsonl", tokenizer, client="u", length=64)
     with pytest.raises(ValueError, match="clients has an id that has half of a surrogate pair"):
         data.from_clients({"\ud83d": (np.ones(2), np.ones(2))})
 
