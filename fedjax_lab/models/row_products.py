@@ -64,7 +64,7 @@ def features(
     """
     height, _, width, _ = x.shape
     size = Sizes((height, width), (kernel.shape[0], kernel.shape[1]), strides, tile)
-    return _bind("features", *_varying_alike(x, kernel), size)
+    return _bind("features", x, kernel, size)
 
 
 # --- The three functions for one model
@@ -161,12 +161,13 @@ correlate_p = Primitive("correlate")
 
 
 def _bind(name: str, left: jax.Array, right: jax.Array, size: Sizes, levels: int = 0) -> jax.Array:
+    left, right = _varying_alike(left, right)
     return correlate_p.bind(left, right, name=name, size=size, levels=levels)
 
 
 def _varying_alike(*arrays: jax.Array) -> list[jax.Array]:
     """Inside ``shard_map``, let all arrays vary over the same axes of devices."""
-    axes = [getattr(jax.typeof(array), "vma", frozenset()) for array in arrays]
+    axes = [jax.typeof(array).mat.varying for array in arrays]
     missing = [tuple(sorted(frozenset().union(*axes) - own)) for own in axes]
     return [
         lax.pcast(array, names, to="varying") if names else array
@@ -246,8 +247,15 @@ def _beside(left, right, axes, places, name, size, levels):
     return result.reshape(*shape[:outward], count, -1, *shape[outward + 1 :]), outward
 
 
+def _lower(context, *operands, **params):
+    """Write the operation out, without the axes of devices over which ``shard_map`` varies it."""
+    plain = [jax.core.ShapedArray(value.shape, value.dtype) for value in context.avals_in]
+    rule = mlir.lower_fun(_run, multiple_results=False)
+    return rule(context.replace(avals_in=plain), *operands, **params)
+
+
 correlate_p.def_abstract_eval(_shape)
 correlate_p.def_impl(jax.jit(_run, static_argnames=("name", "size", "levels")))
 ad.defbilinear(correlate_p, _left_transpose, _right_transpose)
 batching.primitive_batchers[correlate_p] = _mapped
-mlir.register_lowering(correlate_p, mlir.lower_fun(_run, multiple_results=False))
+mlir.register_lowering(correlate_p, _lower)
