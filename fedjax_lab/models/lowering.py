@@ -23,7 +23,8 @@ from jax.extend import linear_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fedjax_lab.machine.target import TracedFor, traced_for
-from fedjax_lab.models import convolution, pooling
+from fedjax_lab.models import axis_order, convolution, pooling
+from fedjax_lab.models.axis_order import in_order, plain, plain_like, with_order
 
 # Operation -> (its params, its operands, what the program is traced for) -> another form of it, a
 # function of the operands; None: the operation stays.
@@ -123,7 +124,7 @@ def _lowered(function: Callable[..., Any], leaves: Sequence[Any], how: TracedFor
     closed = jax.make_jaxpr(of_arrays)(*arrays)
     if not has_forms(closed.jaxpr, how):
         return None
-    found = iter(_evaluate(closed, arrays, how))
+    found = iter(map(plain, _evaluate(closed, arrays, how)))
     merged = [next(found) if isinstance(leaf, jax.Array) else leaf for leaf in results]
     return jax.tree.unflatten(structure, merged)
 
@@ -148,7 +149,16 @@ def _inside(equation: JaxprEqn) -> list[Jaxpr]:
 
 
 def _evaluate(closed: ClosedJaxpr, operands: Sequence[Any], how: TracedFor) -> list[Any]:
-    """Evaluate a program with other forms of its operations."""
+    """Evaluate a program with other forms of its operations.
+
+    Args:
+      closed: the program.
+      operands: arrays, some with an order of their axes (``axis_order``).
+      how: what it is traced for.
+
+    Returns:
+      Arrays, some with an order.
+    """
     program = closed.jaxpr
     values: dict[Any, Any] = dict(zip(program.constvars, closed.consts, strict=True))
     values.update(zip(program.invars, operands, strict=True))
@@ -166,16 +176,99 @@ def _evaluate(closed: ClosedJaxpr, operands: Sequence[Any], how: TracedFor) -> l
 
 
 def _results(equation: JaxprEqn, given: list[Any], how: TracedFor) -> Sequence[Any]:
-    primitive = equation.primitive
+    primitive, name = equation.primitive, equation.primitive.name
     if (form := _form_of(equation, how)) is not None:
-        return [form(*given)]
-    if any(has_forms(program, how) for program in _inside(equation)):
-        around = _AROUND.get(primitive.name)
-        if around is not None:
-            return around(equation, given, how)
-    results = primitive.bind(*given, **primitive.get_bind_params(equation.params))
+        if not _keeps_orders(how):
+            return [form(*given)]
+        # The form's own transposes, pads and slices take the order of its operands over.
+        closed = jax.make_jaxpr(form)(*(variable.aval for variable in equation.invars))
+        return _evaluate(closed, given, how)
+    if _keeps_orders(how) and (results := axis_order.results_of(equation, given)) is not None:
+        return results
+    is_ordered = any(isinstance(value, axis_order.Ordered) for value in given)
+    if is_ordered or any(has_forms(program, how) for program in _inside(equation)):
+        if (inside := _INSIDE.get(name)) is not None:
+            return inside(equation, given, how)
+        if (around := _AROUND.get(name)) is not None:
+            return around(equation, list(map(plain, given)), how)
+    results = primitive.bind(*map(plain, given), **primitive.get_bind_params(equation.params))
     return results if primitive.multiple_results else [results]
 
+
+def _keeps_orders(how: TracedFor) -> bool:
+    return how.platform == "cpu"
+
+
+# --- Operations that contain programs, whose operands and results may have an order.
+
+
+def _jit(equation, given, how):
+    with jax.named_scope(equation.params["name"]):
+        return _evaluate(equation.params["jaxpr"], given, how)
+
+
+def _remat(equation, given, how):
+    params = equation.params
+    inner, orders = _of_arrays(_function(params["jaxpr"], how), given)
+    again = jax.checkpoint(inner, prevent_cse=params["prevent_cse"], policy=params["policy"])
+    return _ordered(again(*map(plain_like, given)), orders)
+
+
+def _with_tangent_rule(equation, given, how):
+    """Call a ``custom_jvp`` function, with other forms in it and in its rule."""
+    primitive, params = equation.primitive, equation.primitive.get_bind_params(equation.params)
+    if equation.params["symbolic_zeros"]:
+        return _with_rule(equation, list(map(plain, given)), how)
+    _, rule = params["subfuns"]
+    inner, orders = _of_arrays(_function(equation.params["call_jaxpr"], how), given)
+    jax.eval_shape(inner, *map(plain_like, given))  # for the orders: a gradient calls the rule alone
+    called = jax.custom_jvp(inner)
+
+    @called.defjvp
+    def _(primals, tangents):
+        primals, tangents = map(functools.partial(_like, given), (primals, tangents))
+        shapes = [variable.aval for variable in equation.invars]
+        closed = jax.make_jaxpr(rule.call_wrapped)(*shapes, *shapes)
+        results = _evaluate(closed, [*primals, *tangents], how)
+        pairs = zip(results, orders * 2, strict=True)
+        ordered = [in_order(result, order) if order else plain(result) for result, order in pairs]
+        return ordered[: len(orders)], ordered[len(orders) :]
+
+    return _ordered(called(*map(plain_like, given)), orders)
+
+
+def _of_arrays(function, given):
+    """Return a function of arrays as they stand, and a list of its results' orders, as yet empty."""
+    orders: list[tuple[int, ...] | None] = []
+
+    def run(*arrays):
+        results = function(*_like(given, arrays))
+        orders[:] = [r.order if isinstance(r, axis_order.Ordered) else None for r in results]
+        return list(map(plain_like, results))
+
+    return run, orders
+
+
+def _like(given, arrays):
+    """Return arrays with the orders of ``given``."""
+    return [
+        with_order(array, value.order) if isinstance(value, axis_order.Ordered) else array
+        for value, array in zip(given, arrays, strict=True)
+    ]
+
+
+def _ordered(arrays, orders):
+    pairs = zip(arrays, orders, strict=True)
+    return [with_order(array, order) if order else array for array, order in pairs]
+
+
+_INSIDE = {
+    "jit": _jit,
+    "pjit": _jit,
+    "remat2": _remat,
+    "checkpoint": _remat,
+    "custom_jvp_call": _with_tangent_rule,
+}
 
 # --- Operations that contain programs. Each is called again by its public function.
 
@@ -185,31 +278,16 @@ def _function(program: ClosedJaxpr | Jaxpr, how: TracedFor) -> Callable[..., lis
     return lambda *operands: _evaluate(closed, operands, how)
 
 
-def _jit(equation, given, how):
-    params = equation.params
-    inner = _function(params["jaxpr"], how)
-    inner.__name__ = params["name"]
-    donated = tuple(i for i, is_donated in enumerate(params["donated_invars"]) if is_donated)
-    again = jax.jit(
-        inner,
-        donate_argnums=donated,
-        keep_unused=params["keep_unused"],
-        inline=params["inline"],
-    )
-    return again(*given)
-
-
-def _remat(equation, given, how):
-    params = equation.params
-    inner = _function(params["jaxpr"], how)
-    return jax.checkpoint(inner, prevent_cse=params["prevent_cse"], policy=params["policy"])(*given)
+def _arrays_of(program: ClosedJaxpr | Jaxpr, how: TracedFor) -> Callable[..., list[jax.Array]]:
+    inner = _function(program, how)
+    return lambda *operands: list(map(plain, inner(*operands)))
 
 
 def _scan(equation, given, how):
     params = equation.params
     num_consts, num_carry = params["num_consts"], params["num_carry"]
     consts, carry = given[:num_consts], given[num_consts : num_consts + num_carry]
-    inner = _function(params["jaxpr"], how)
+    inner = _arrays_of(params["jaxpr"], how)
 
     def body(carry, xs):
         results = inner(*consts, *carry, *xs)
@@ -230,8 +308,8 @@ def _while(equation, given, how):
     params = equation.params
     of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, body_consts = given[:of_cond], given[of_cond : of_cond + of_body]
-    condition = _function(params["cond_jaxpr"], how)
-    body = _function(params["body_jaxpr"], how)
+    condition = _arrays_of(params["cond_jaxpr"], how)
+    body = _arrays_of(params["body_jaxpr"], how)
     return lax.while_loop(
         lambda carry: condition(*cond_consts, *carry)[0],
         lambda carry: body(*body_consts, *carry),
@@ -240,13 +318,13 @@ def _while(equation, given, how):
 
 
 def _cond(equation, given, how):
-    branches = [_function(branch, how) for branch in equation.params["branches"]]
+    branches = [_arrays_of(branch, how) for branch in equation.params["branches"]]
     return lax.switch(given[0], branches, *given[1:])
 
 
 def _shard_map(equation, given, how):
     params = equation.params
-    inner = _function(params["jaxpr"], how)
+    inner = _arrays_of(params["jaxpr"], how)
     return jax.shard_map(
         lambda *operands: tuple(inner(*operands)),
         mesh=params["mesh"],
@@ -273,14 +351,9 @@ def _with_rule(equation, given, how):
 
 
 _AROUND = {
-    "jit": _jit,
-    "pjit": _jit,
-    "remat2": _remat,
-    "checkpoint": _remat,
     "scan": _scan,
     "while": _while,
     "cond": _cond,
     "shard_map": _shard_map,
-    "custom_jvp_call": _with_rule,
     "custom_vjp_call": _with_rule,
 }
