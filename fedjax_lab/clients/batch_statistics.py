@@ -21,6 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fedjax_lab.clients.metrics import apply_loss
 from fedjax_lab.machine.liveness import is_elementwise
+from fedjax_lab.machine.target import tracing_with
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
 
@@ -94,9 +95,9 @@ def counts_padding(
       params, examples, key, mask: its arguments; only shapes are used.
     """
     given = (params, examples, key, mask)
-    closed = jax.make_jaxpr(lambda *given: apply_loss(loss_fn, *given)[0])(
-        *jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), given)
-    )
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), given)
+    with tracing_with("lax"):  # convolutions as they are written are the easiest to follow
+        closed = jax.make_jaxpr(lambda *given: apply_loss(loss_fn, *given)[0])(*shapes)
     sizes = [len(jax.tree.leaves(part)) for part in given]
     starts = [None, _Along(0), None, _Along(0, weighted=True)]
     values = [start for start, size in zip(starts, sizes, strict=True) for _ in range(size)]

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from fedjax_lab.machine.liveness import WRITTEN_OUT
 from fedjax_lab.machine.program import SKIPPED, UNLESS_FINITE
 
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
@@ -39,7 +40,7 @@ def count_products(jaxpr: ClosedJaxpr | Jaxpr, of_product: Callable[[Any], int])
         if name in _PRODUCTS:
             total += of_product(eqn)
             continue
-        values = list(eqn.params.values())
+        values = [WRITTEN_OUT[name](eqn)] if name in WRITTEN_OUT else list(eqn.params.values())
         leaves = jax.tree.leaves(values, is_leaf=_is_jaxpr)
         inner = [count_products(leaf, of_product) for leaf in leaves if _is_jaxpr(leaf)]
         if name == "cond":

@@ -8,7 +8,6 @@ reductions, pads, slices and most reshapes take over. An operation without a rul
 in the program's order.
 """
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -232,12 +231,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
     return groups
 
 
-_ELEMENTWISE = """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type
-    copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow
-    is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or pow
-    reduce_precision rem round rsqrt select_n sign sin sinh sqrt square sub tan tanh xor
-""".split()
+_ELEMENTWISE = ["abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clamp", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor"]
 _RULES: Mapping[str, Callable[..., list[Any] | None]] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys(

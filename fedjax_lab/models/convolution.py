@@ -81,7 +81,7 @@ def convolution(
     _check_arrays(x, kernel, padding)
 
     if lowering == "auto":
-        lowering = _lowering_of(*traced_for())
+        lowering = lowering_of(traced_for())
     if lowering == "lax":
         numbers = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(x, kernel, strides, around, dimension_numbers=numbers)
@@ -99,7 +99,18 @@ def lowering_for(target: Target, at_once: bool) -> str:
       target: a machine.
       at_once: whether several clients run at once, as one batched program.
     """
-    return _lowering_of(target.platform, target.convolution, at_once)
+    return lowering_of(TracedFor(target.platform, target.convolution, at_once))
+
+
+def lowering_of(how: TracedFor) -> str:
+    """Return the lowering of "auto" in a program; "auto" if it depends on shapes.
+
+    Args:
+      how: what the program is traced for.
+    """
+    if how.convolution or how.platform == "cpu":
+        return how.convolution or "auto"
+    return "im2col" if how.platform == "gpu" and how.at_once else "lax"
 
 
 def _plain(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], lowering: str) -> jax.Array:
@@ -109,12 +120,6 @@ def _plain(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], lowering: 
     tile = _tile(x, kernel, strides[1], lowering)
     features = row_products.features(x.transpose(1, 3, 2, 0), kernel, strides, tile)
     return features.transpose(3, 0, 2, 1)
-
-
-def _lowering_of(platform: str, chosen: str | None, at_once: bool) -> str:
-    if chosen or platform == "cpu":
-        return chosen or "auto"
-    return "im2col" if platform == "gpu" and at_once else "lax"
 
 
 def _tile(x: jax.Array, kernel: jax.Array, stride: int, lowering: str) -> int:
@@ -229,7 +234,7 @@ def form_of(
       operands: shapes and dtypes of images and kernels.
       how: what the program is traced for.
     """
-    lowering = _lowering_of(*how)
+    lowering = lowering_of(how)
     x, kernel = operands
     num_axes = len(params["window_strides"])
     groups = params["feature_group_count"]

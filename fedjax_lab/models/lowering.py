@@ -4,14 +4,13 @@ A user's loss is traced, and the program is evaluated with other forms of three 
 ``conv_general_dilated``, and ``reduce_window`` with a maximum or a sum (``max_pool``, ``avg_pool``).
 So a model of flax, equinox, haiku or plain JAX runs as fast as one of this package, and its author
 changes no line. The forms depend on what the program is traced for (``fedjax_lab.machine.target``).
-Where XLA's own operations are as fast, the loss is called as it is, and its program stays the same.
+Where XLA's own operations are as fast, the program stays the same.
 
 Programs are read in JAX's public form (``jax.extend.core``) and written by public functions, with
 one exception: ``_with_rule``, for functions that have a derivative of their own.
 """
 
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -20,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import linear_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from fedjax_lab.machine.target import TracedFor, traced_for
 from fedjax_lab.models import axis_order, convolution, pooling
@@ -35,14 +34,13 @@ _FORMS: dict[str, Callable[..., Callable[..., Any] | None]] = {
     "select_and_scatter_add": pooling.form_of_max_transpose,
     "select_and_gather_add": pooling.form_of_max_tangent,
 }
-_has_forms_of: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
 def lowered(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function`` with other forms of its convolutions and poolings.
 
-    Values and derivatives are the same up to rounding. A function without such operations is called
-    as it is.
+    Values and derivatives are the same up to rounding; without such operations the program is the
+    same.
 
     Args:
       function: pytrees of arrays -> pytree, such as a loss. It may close over arrays, also traced
@@ -56,17 +54,11 @@ def lowered(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments, **named)
         leaves, structure = jax.tree.flatten((arguments, named))
 
-        def again(*leaves):
+        def of_leaves(*leaves):
             arguments, named = jax.tree.unflatten(structure, leaves)
             return function(*arguments, **named)
 
-        known, key = _known(function), (structure, tuple(map(_kind, leaves)), how)
-        if known.get(key) is not False:
-            results = _lowered(again, leaves, how)
-            known[key] = results is not None
-            if results is not None:
-                return results
-        return function(*arguments, **named)
+        return _lowered(of_leaves, leaves, how)
 
     return run
 
@@ -77,7 +69,7 @@ def may_change(how: TracedFor) -> bool:
     Args:
       how: what the program is traced for.
     """
-    return how.convolution != "lax" and (how.platform == "cpu" or how.at_once)
+    return convolution.lowering_of(how) != "lax"
 
 
 def has_forms(program: Jaxpr, how: TracedFor) -> bool:
@@ -88,26 +80,17 @@ def has_forms(program: Jaxpr, how: TracedFor) -> bool:
       how: what it is traced for.
     """
     return any(
-        _form_of(equation, how) is not None or any(has_forms(p, how) for p in _inside(equation))
+        equation.primitive.name == "correlate"
+        or _form_of(equation, how) is not None
+        or any(has_forms(p, how) for p in _inside(equation))
         for equation in program.eqns
     )
 
 
-def _known(function: Callable[..., Any]) -> dict[Any, bool]:
-    try:
-        return _has_forms_of.setdefault(function, {})
-    except TypeError:  # no hash, or no weak reference
-        return {}
-
-
-def _kind(leaf: Any) -> Any:
-    return jax.typeof(leaf) if isinstance(leaf, jax.Array) else (type(leaf), jnp.shape(leaf))
-
-
 def _lowered(function: Callable[..., Any], leaves: Sequence[Any], how: TracedFor) -> Any:
-    """Call a function of leaves with other forms; None: it has none.
+    """Call a function of leaves with other forms of its operations.
 
-    Leaves and results that are no arrays of JAX are handed on.
+    Leaves and results that are no arrays of JAX are handed on. The function is traced once.
     """
     is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
     results: list[Any] = []
@@ -122,9 +105,10 @@ def _lowered(function: Callable[..., Any], leaves: Sequence[Any], how: TracedFor
 
     arrays = [leaf for leaf, a in zip(leaves, is_array, strict=True) if a]
     closed = jax.make_jaxpr(of_arrays)(*arrays)
-    if not has_forms(closed.jaxpr, how):
-        return None
-    found = iter(map(plain, _evaluate(closed, arrays, how)))
+    if has_forms(closed.jaxpr, how):
+        found = iter(map(plain, _evaluate(closed, arrays, how)))
+    else:
+        found = iter(jaxpr_as_fun(closed)(*arrays))
     merged = [next(found) if isinstance(leaf, jax.Array) else leaf for leaf in results]
     return jax.tree.unflatten(structure, merged)
 
@@ -342,8 +326,7 @@ def _with_rule(equation, given, how):
 
     def with_forms(function):
         def run(*leaves):
-            results = _lowered(function.call_wrapped, leaves, how)
-            return function.call_wrapped(*leaves) if results is None else results
+            return _lowered(function.call_wrapped, leaves, how)
 
         return linear_util.wrap_init(run, debug_info=function.debug_info)
 

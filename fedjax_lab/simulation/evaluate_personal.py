@@ -11,6 +11,7 @@ from fedjax_lab.checks import LAST_SEED, check_int, is_traced
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.keys import seeded
+from fedjax_lab.models.lowering import lowered
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.evaluate import CountFn, client_score, may_be_nan
 from fedjax_lab.types import ClientBatch, FedState, Metrics, Params
@@ -173,7 +174,8 @@ def build_personal_evaluation(
 
         def one_batch(places):
             rows = clients.indices[start + jnp.minimum(places, held - 1)]
-            correct, _ = count_fn(params, jax.tree.map(lambda leaf: leaf[rows], clients.examples))
+            batch = jax.tree.map(lambda leaf: leaf[rows], clients.examples)
+            correct, _ = lowered(count_fn)(params, batch)
             return jnp.where(places < held, correct, 0).sum()
 
         total = jax.lax.map(one_batch, places).sum()
