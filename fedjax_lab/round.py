@@ -278,8 +278,8 @@ def build_round(
     Raises:
       TypeError: ``algorithm`` is no ``Algorithm``, such as a factory that was not called.
       ValueError: ``client_map`` is unknown, or "measure", which only ``simulate`` accepts;
-        ``on_nonfinite`` or ``lowering`` is unknown; or ``params_sharding`` does not fit the client map or (when the
-        round is traced) the params.
+        ``on_nonfinite`` or ``lowering`` is unknown; or ``params_sharding`` does not fit the client
+        map or (when the round is traced) the params.
     """
     check_algorithm(algorithm)
     exclude = check_choice("on_nonfinite", on_nonfinite, ON_NONFINITE) == "exclude"

@@ -170,6 +170,7 @@ def _plan(command: PlanCommand) -> int:
         target=target,
         client_map=config.client_map,
         on_nonfinite=config.on_nonfinite,
+        lowering=config.lowering,
         client_store=config.client_store,
     )
     print_rows(found.rows())

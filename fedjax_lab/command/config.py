@@ -38,7 +38,7 @@ _NUM_CLIENTS = 20
 # Not recorded if they have their defaults, so that older runs, which lack them, have equal records.
 _NEW = (
     *(*GUARDS, "sampling", "client", "x", "target", "task", "test_split"),
-    *("dataset_option", "tokens", "categories", "missing"),
+    *("dataset_option", "tokens", "categories", "missing", "lowering"),
 )
 
 
@@ -256,6 +256,10 @@ class RunConfig:
     client_map: str = "auto"
     """How clients are mapped onto devices: auto (the planner chooses), measure (it times two
     plans), scan, vmap, chunk:n, pmap, shard_map."""
+
+    lowering: str = "auto"
+    """Form of the convolutions and poolings of the model: auto (what is fast on the machine), lax
+    (as jax.lax has them)."""
 
     client_store: str = "auto"
     """Where client state is stored: device (a full copy on each), sharded (over the devices of

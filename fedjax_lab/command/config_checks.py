@@ -14,6 +14,7 @@ from fedjax_lab.data import PARTITIONS, ClientTimes
 from fedjax_lab.data.sources import SCHEMES, TABLES, check_load_options
 from fedjax_lab.data.text import TOKENS
 from fedjax_lab.data.times import check_devices
+from fedjax_lab.machine.target import LOWERINGS
 from fedjax_lab.models import COMPUTE_DTYPES
 from fedjax_lab.round import ON_NONFINITE
 from fedjax_lab.simulation.loggers import LOGGERS
@@ -53,6 +54,7 @@ def check_config(config: Any) -> None:
     _check_data(config)
     _check_clients(config)
     check_choice("compute_dtype", config.compute_dtype, COMPUTE_DTYPES)
+    check_choice("lowering", config.lowering, LOWERINGS)
     check_choice("weights", config.weights, ("uniform", "examples"))
     check_client_map(config.client_map)
     check_choice("client_store", config.client_store, CLIENT_STORES)

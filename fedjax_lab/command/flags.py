@@ -69,7 +69,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "machine": (
         "Devices.",
-        ("client_map", "client_store", "compute_dtype", "profile_dir"),
+        ("client_map", "client_store", "compute_dtype", "lowering", "profile_dir"),
     ),
     "output": (
         "What is kept.",

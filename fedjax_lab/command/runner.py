@@ -347,6 +347,7 @@ def run(
             client_map=config.client_map,
             client_store=config.client_store,
             on_nonfinite=config.on_nonfinite,
+            lowering=config.lowering,
             run_dir=path,
             checkpoint_every=config.checkpoint_every,
             config={"run_config": config.record(), "data": setup.data, **bound},

@@ -27,6 +27,7 @@ NOT_USED: dict[str, dict[str, str]] = {
         "on_nonfinite": "it has its own policy for values that are not finite, exclude; omit it, "
         "or use run",
         "client_store": "it keeps client state on the devices; omit it, or use run",
+        "lowering": "it takes the forms that are fast on this machine; omit it, or use run",
     },
     "tune": {
         **_OF_A_RUN,
@@ -34,12 +35,13 @@ NOT_USED: dict[str, dict[str, str]] = {
         "on_nonfinite": "it has its own policy for values that are not finite, exclude; omit it",
         "client_store": "it keeps client state on the devices; omit it",
         "client_map": "it maps the runs of the search; omit it",
+        "lowering": "it takes the forms that are fast on this machine; omit it",
         "dp_delta": "it reports no epsilon; omit it",
         "eval_every": "it evaluates after each ninth of the rounds; omit it, or see --average",
     },
 }
 # What a file may say of a run although a command does not use it: the results do not depend on it.
-_NO_MATTER = ("client_map", "client_store", "dp_delta", "eval_every")
+_NO_MATTER = ("client_map", "client_store", "lowering", "dp_delta", "eval_every")
 # Flags of run that mean nothing with --print-config.
 _NOT_PRINTED = (
     *("seeds", "cpu_devices", "distributed", "quiet"),

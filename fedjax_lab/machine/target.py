@@ -120,9 +120,7 @@ def tracing_for(target: Target | None) -> AbstractContextManager[None]:
     """
     if target is None:
         return nullcontext()
-    return _TRACED_FOR(
-        TracedFor(target.platform, target.convolution or traced_for().convolution)
-    )
+    return _TRACED_FOR(TracedFor(target.platform, target.convolution or traced_for().convolution))
 
 
 def tracing_with(lowering: str) -> AbstractContextManager[None]:

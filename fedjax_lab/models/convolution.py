@@ -234,39 +234,108 @@ def form_of(
       operands: shapes and dtypes of images and kernels.
       how: what the program is traced for.
     """
-    lowering = lowering_of(how)
+    if why_not(params, operands, how) is not None:
+        return None
+    return functools.partial(_general, params=params, lowering=lowering_of(how))
+
+
+def why_not(params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor) -> str | None:
+    """Return why a ``conv_general_dilated`` stays as it is; None: it has a form here.
+
+    Args:
+      params, operands, how: as in ``form_of``.
+    """
     x, kernel = operands
-    num_axes = len(params["window_strides"])
-    groups = params["feature_group_count"]
-    axes = _axes(params)
-    pixels = [x.shape[i] for i in params["dimension_numbers"].lhs_spec[2:]]
+    wide = params["preferred_element_type"] or x.dtype
+    if lowering_of(how) == "lax":
+        return "it is as fast as any other form there"
+    if not jnp.issubdtype(x.dtype, jnp.floating) or not jnp.issubdtype(wide, jnp.floating):
+        return f"its operands are {x.dtype}"
+    if not 1 <= len(params["window_strides"]) <= 3:
+        return f"it has {len(params['window_strides'])} axes of pixels"
+    if params["feature_group_count"] > 1 and how.platform != "cpu":
+        return "cuDNN has grouped convolutions of its own"
+    sizes = [x.shape[i] for i in params["dimension_numbers"].lhs_spec[2:]]
     weights = [kernel.shape[i] for i in params["dimension_numbers"].rhs_spec[2:]]
-    is_other = (
-        lowering == "lax"
-        or not jnp.issubdtype(x.dtype, jnp.floating)
-        or params["preferred_element_type"] not in (None, x.dtype)
-        or params["batch_group_count"] != 1
-        or not 1 <= num_axes <= 3
-        or (groups > 1 and how.platform != "cpu")
-        or 0 in (*x.shape, *kernel.shape)
-        or min(map(_Axis.positions, axes, pixels, weights)) < 1
-    )
-    return None if is_other else functools.partial(_general, params=params, lowering=lowering)
+    positions = map(_Axis.positions, _axes(params), sizes, weights)
+    return "it is empty" if 0 in (*x.shape, *kernel.shape) or min(positions) < 1 else None
+
+
+def described(params: Mapping[str, Any], operands: Sequence[Any]) -> str:
+    """Describe a ``conv_general_dilated``: "3 x 3, 64 to 128 channels, stride 2, 32 x 32 pixels".
+
+    Args:
+      params, operands: as in ``form_of``.
+    """
+    x, kernel = operands
+    of_images, of_kernels, _ = params["dimension_numbers"]
+
+    def times(sizes):
+        return " x ".join(map(str, sizes))
+
+    groups, axes = params["feature_group_count"], _axes(params)
+    parts = [
+        times(kernel.shape[i] for i in of_kernels[2:]),
+        f"{x.shape[of_images[1]]} to {kernel.shape[of_kernels[0]]} channels",
+        f"{groups} groups" if groups > 1 else "",
+        *(
+            f"{name} {times(values)}" if max(values) > 1 else ""
+            for name, values in (
+                ("stride", [axis.stride for axis in axes]),
+                ("dilation", [axis.dilation for axis in axes]),
+                ("transposed", [axis.spread for axis in axes]),
+            )
+        ),
+        f"{times(x.shape[i] for i in of_images[2:])} pixels",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def form_name(params: Mapping[str, Any], operands: Sequence[Any], how: TracedFor) -> str:
+    """Name the form of a ``conv_general_dilated`` that has one.
+
+    Args:
+      params, operands, how: as in ``form_of``.
+    """
+    lowering = lowering_of(how)
+    form = form_of(params, operands, how)
+    assert form is not None
+    sizes = jax.make_jaxpr(form)(*operands)
+    tiles = sorted({e.params["size"].tile for e in sizes.eqns if e.primitive.name == "correlate"})
+    if lowering == "im2col":
+        return "one product of all patches"
+    if not tiles:
+        return "sums of products with single weights"
+    tile = max(tiles)
+    return "products of rows" + (f", in Winograd's tiles of {tile}" if tile else "")
 
 
 def _general(x, kernel, *, params, lowering):
     of_images, of_kernels, of_results = params["dimension_numbers"]
+    wide = params["preferred_element_type"] or x.dtype
     batch, channels, *pixels = of_images
-    x = x.transpose(batch, *pixels, channels)
+    x = x.transpose(batch, *pixels, channels).astype(wide)
     num_features, channels, *pixels = of_kernels
-    kernel = kernel.transpose(*pixels, channels, num_features)
+    kernel = kernel.transpose(*pixels, channels, num_features).astype(wide)
     precision = params["precision"]
     with jax.default_matmul_precision(None if precision is None else precision[0].name.lower()):
-        features = _over(x, kernel, _axes(params), params["feature_group_count"], lowering)
+        axes, groups = _axes(params), params["feature_group_count"]
+        features = _in_batches(x, kernel, axes, groups, params["batch_group_count"], lowering)
     batch, channels, *pixels = of_results
     places = {batch: 0, channels: features.ndim - 1}
     places.update((place, 1 + i) for i, place in enumerate(pixels))
     return features.transpose([places[i] for i in range(features.ndim)])
+
+
+def _in_batches(x, kernel, axes, groups, batches, lowering):
+    """Correlate each of several batches, which stand beside one another, with its own features."""
+    if batches == 1:
+        return _over(x, kernel, axes, groups, lowering)
+    x = x.reshape(batches, -1, *x.shape[1:])
+    kernel = kernel.reshape(*kernel.shape[:-1], batches, -1)
+    one = functools.partial(_over, axes=axes, groups=groups, lowering=lowering)
+    features = jax.vmap(one, (0, -2), -2)(x, kernel)
+    return features.reshape(*features.shape[:-2], -1)
 
 
 class _Axis(NamedTuple):
@@ -292,7 +361,9 @@ class _Axis(NamedTuple):
     def under(self, x: jax.Array, axis: int, weight: int, positions: int) -> jax.Array:
         """Return the pixels under one weight in all positions, along an axis of padded images."""
         first = weight * self.dilation
-        return lax.slice_in_dim(x, first, first + (positions - 1) * self.stride + 1, self.stride, axis)
+        return lax.slice_in_dim(
+            x, first, first + (positions - 1) * self.stride + 1, self.stride, axis
+        )
 
 
 def _axes(params: Mapping[str, Any]) -> list[_Axis]:

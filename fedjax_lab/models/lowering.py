@@ -1,8 +1,8 @@
 """Replace slow convolutions and poolings of any model by the library's forms of them.
 
-A user's loss is traced, and the program is evaluated with other forms of three operations:
-``conv_general_dilated``, and ``reduce_window`` with a maximum or a sum (``max_pool``, ``avg_pool``).
-So a model of flax, equinox, haiku or plain JAX runs as fast as one of this package, and its author
+A user's loss is traced, and the program is evaluated with other forms of ``conv_general_dilated``
+and of ``reduce_window`` with a maximum or a sum (``max_pool``, ``avg_pool``) and its gradient. So a
+model of flax, equinox, haiku or plain JAX runs as fast as one of this package, and its author
 changes no line. The forms depend on what the program is traced for (``fedjax_lab.machine.target``).
 Where XLA's own operations are as fast, the program stays the same.
 
@@ -11,8 +11,10 @@ one exception: ``_with_rule``, for functions that have a derivative of their own
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -34,6 +36,19 @@ _FORMS: dict[str, Callable[..., Callable[..., Any] | None]] = {
     "select_and_scatter_add": pooling.form_of_max_transpose,
     "select_and_gather_add": pooling.form_of_max_tangent,
 }
+
+_NOTES: ContextVar[dict[str, str] | None] = ContextVar("notes", default=None)
+
+
+@contextmanager
+def noted() -> Iterator[dict[str, str]]:
+    """Collect the convolutions of what is traced inside: kind -> form, or why it has none."""
+    notes: dict[str, str] = {}
+    token = _NOTES.set(notes)
+    try:
+        yield notes
+    finally:
+        _NOTES.reset(token)
 
 
 def lowered(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,12 +120,37 @@ def _lowered(function: Callable[..., Any], leaves: Sequence[Any], how: TracedFor
 
     arrays = [leaf for leaf, a in zip(leaves, is_array, strict=True) if a]
     closed = jax.make_jaxpr(of_arrays)(*arrays)
+    _note(closed.jaxpr, how)
     if has_forms(closed.jaxpr, how):
         found = iter(map(plain, _evaluate(closed, arrays, how)))
     else:
         found = iter(jaxpr_as_fun(closed)(*arrays))
     merged = [next(found) if isinstance(leaf, jax.Array) else leaf for leaf in results]
     return jax.tree.unflatten(structure, merged)
+
+
+def _note(program: Jaxpr, how: TracedFor) -> None:
+    """Note the convolutions of a program, and warn of those that stay slow."""
+    notes = _NOTES.get()
+    for equation in program.eqns:
+        name = equation.primitive.name
+        shapes: list[Any] = [v.aval for v in equation.invars]
+        if name == "conv_general_dilated":
+            kind = convolution.described(equation.params, shapes)
+            why_not = convolution.why_not(equation.params, shapes, how)
+            if notes is not None and why_not:
+                notes[kind] = f"as jax.lax has it: {why_not}"
+            elif notes is not None:
+                notes[kind] = convolution.form_name(equation.params, shapes, how)
+            if why_not and how.platform == "cpu" and jnp.issubdtype(shapes[0].dtype, jnp.inexact):
+                warnings.warn(
+                    f"the loss has a convolution ({kind}) for which there is no fast form on CPU: "
+                    f"{why_not}. Inside a loop, as local steps are, XLA computes it at least ten "
+                    "times slower than other convolutions.",
+                    stacklevel=2,
+                )
+        for inside in _inside(equation):
+            _note(inside, how)
 
 
 def _form_of(equation: JaxprEqn, how: TracedFor) -> Callable[..., Any] | None:
@@ -200,16 +240,16 @@ def _remat(equation, given, how):
 
 def _with_tangent_rule(equation, given, how):
     """Call a ``custom_jvp`` function, with other forms in it and in its rule."""
-    primitive, params = equation.primitive, equation.primitive.get_bind_params(equation.params)
-    if equation.params["symbolic_zeros"]:
+    params = equation.params
+    if params["symbolic_zeros"]:
         return _with_rule(equation, list(map(plain, given)), how)
-    _, rule = params["subfuns"]
-    inner, orders = _of_arrays(_function(equation.params["call_jaxpr"], how), given)
-    jax.eval_shape(inner, *map(plain_like, given))  # for the orders: a gradient calls the rule alone
+    _, rule = equation.primitive.get_bind_params(params)["subfuns"]
+    inner, orders = _of_arrays(_function(params["call_jaxpr"], how), given)
+    jax.eval_shape(inner, *map(plain_like, given))  # finds the orders; gradients call the rule only
     called = jax.custom_jvp(inner)
 
     @called.defjvp
-    def _(primals, tangents):
+    def with_tangents(primals, tangents):
         primals, tangents = map(functools.partial(_like, given), (primals, tangents))
         shapes = [variable.aval for variable in equation.invars]
         closed = jax.make_jaxpr(rule.call_wrapped)(*shapes, *shapes)
@@ -222,7 +262,7 @@ def _with_tangent_rule(equation, given, how):
 
 
 def _of_arrays(function, given):
-    """Return a function of arrays as they stand, and a list of its results' orders, as yet empty."""
+    """Return a function of arrays as they stand, and its results' orders, known once it ran."""
     orders: list[tuple[int, ...] | None] = []
 
     def run(*arrays):

@@ -149,7 +149,7 @@ def _windows(params: Mapping[str, Any], x: Any, how: TracedFor) -> Windows | Non
         how.platform != "cpu"
         or not jnp.issubdtype(x.dtype, jnp.floating)
         or max(spread, default=1) > 1
-        or sum(window.size > 1 for window in windows) not in (1, 2, 3)
+        or sum(window.size > 1 for window in windows) > 3
         or min(map(Window.positions, windows, lengths)) < 1
     )
     return None if is_other else windows

@@ -52,9 +52,7 @@ class Sizes(NamedTuple):
         return down, across
 
 
-def features(
-    x: jax.Array, kernel: jax.Array, strides: tuple[int, int], tile: int = 0
-) -> jax.Array:
+def features(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], tile: int = 0) -> jax.Array:
     """Correlate images with kernels: [H, C, W, B], [h, w, C, F] -> [H', F, W', B].
 
     Args:
@@ -89,7 +87,9 @@ def _images_of(features: jax.Array, kernel: jax.Array, size: Sizes) -> jax.Array
     if size.tile:
         return winograd.images_of(features, kernel, size.image, size.strides[0], size.tile)
     batch = features.shape[-1]
-    like = jax.ShapeDtypeStruct((size.image[0], kernel.shape[2], size.image[1], batch), kernel.dtype)
+    like = jax.ShapeDtypeStruct(
+        (size.image[0], kernel.shape[2], size.image[1], batch), kernel.dtype
+    )
     columns = jax.eval_shape(functools.partial(_columns, size=size), like)
     matrix = _matrix(kernel)
 
@@ -156,7 +156,7 @@ def _columns(x: jax.Array, size: Sizes) -> jax.Array:
     return jnp.stack(columns, axis=1)
 
 
-# --- The operation: one of the three functions, mapped over ``levels`` leading axes of both operands
+# --- The operation: one of the three functions, mapped over ``levels`` leading axes of operands
 
 correlate_p = Primitive("correlate")
 
@@ -224,14 +224,16 @@ def _mapped(operands, axes, *, name, size, levels):
             return _beside(left, right, axes, alone[name], name, size, levels)
     count = left.shape[of_left] if of_left is not None else right.shape[of_right]
     left, right = (
-        jnp.broadcast_to(array, (count, *array.shape)) if axis is None else jnp.moveaxis(array, axis, 0)
+        jnp.broadcast_to(array, (count, *array.shape))
+        if axis is None
+        else jnp.moveaxis(array, axis, 0)
         for array, axis in ((left, of_left), (right, of_right))
     )
     return _bind(name, left, right, size, levels + 1), 0
 
 
 def _beside(left, right, axes, places, name, size, levels):
-    """Put the mapped axis of one operand beside another axis of it: [.., n, a, ..] -> [.., n a, ..]."""
+    """Put the mapped axis of one operand beside another axis of it: [n, a] -> [n a]."""
     inward, outward = (levels + place for place in places)
 
     def joined(array, axis):

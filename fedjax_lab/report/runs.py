@@ -44,7 +44,7 @@ _LONG = 48  # characters of differing settings that fit into a label
 _MANY = 8  # more values than fit into a cell, such as local steps of each client
 # What a settings table leaves out: values that nobody chose, ...
 _DEFAULTS = {
-    **dict.fromkeys(("client_map", "client_store"), "auto"),
+    **dict.fromkeys(("client_map", "client_store", "lowering"), "auto"),
     **{"client_lr_schedule": "constant", "compute_dtype": "float32", "on_nonfinite": "exclude"},
     **{"sampling": "without_replacement", "over_selection": 1.0, "test_split": "clients:0.2"},
 }

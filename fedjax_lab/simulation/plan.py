@@ -1,5 +1,7 @@
 """Plan a round on a machine: its memory, traffic and client map, without running it."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Unpack
 
 import jax
@@ -14,6 +16,7 @@ from fedjax_lab.machine.compiler import Figures, compile_for, figures, with_devi
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.target import Target, named
 from fedjax_lab.models.convolution import lowering_for
+from fedjax_lab.models.lowering import noted
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_simulate
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
@@ -39,6 +42,8 @@ class RoundPlan(NamedTuple):
         that devices which divide a model divide everything.
       figures: figures of the compiler; None: it is not installed.
       note: why figures are missing, and how to get them; else None.
+      convolutions: of the loss, kind -> the form that it takes there, or why it takes none. Layers
+        of this package choose by ``convolution``.
     """
 
     target: Target
@@ -49,6 +54,7 @@ class RoundPlan(NamedTuple):
     estimated_bytes: int
     figures: Figures | None
     note: str | None
+    convolutions: Mapping[str, str] = MappingProxyType({})
 
     def rows(self) -> list[list[str]]:
         """Return rows of (name, value) for a table, the header first."""
@@ -61,6 +67,7 @@ class RoundPlan(NamedTuple):
             ["client map", self.plan.client_map],
             ["why", self.plan.reason],
             ["convolutions", self.convolution],
+            *([f"- {kind}", form] for kind, form in self.convolutions.items()),
             ["flops", f"{_si(self.flops).rstrip()}{of_devices}"],
             ["memory, estimated", _mib(self.estimated_bytes)],
         ]
@@ -105,6 +112,7 @@ def plan(
     client_store: str = "auto",
     params_sharding: ParamsSharding = None,
     times: ClientTimes | None = None,
+    lowering: str = "auto",
     **schedule: Unpack[ScheduleOptions],
 ) -> RoundPlan:
     """Plan a round of ``simulate`` on ``target`` without running it.
@@ -122,6 +130,7 @@ def plan(
       client_store: as in ``simulate``; "host" is planned with the whole table on the device.
       params_sharding: as in ``simulate``.
       times: as in ``simulate``; the program of the round samples available clients.
+      lowering: as in ``simulate``.
 
     Raises:
       ValueError: an argument is out of range, the target or client map is unknown, or
@@ -140,7 +149,7 @@ def plan(
     clients = with_times(clients, times, algorithm, params)
     if isinstance(clients, FederatedStream):
         clients = window_shapes(clients, how, 1)
-    run = Run(algorithm, how, on_nonfinite, key=seeded(0), params=params)
+    run = Run(algorithm, how, on_nonfinite, key=seeded(0), params=params, lowering=lowering)
     state = run.shapes(clients)._replace(frozen=run.frozen)
     planner = ChunkPlanner(run, place, state, clients)
     is_given = not place.client_map.is_planned
@@ -150,6 +159,8 @@ def plan(
     shares = place.table_shares(clients.num_clients)
     one, each = estimate(planner.round_of, state, planner.batch, machine, shares)
     found, parts = None, place.client_map.parts
+    with noted() as convolutions:
+        jax.eval_shape(planner.round_of(chosen.client_map), state, planner.batch)
     many = at_once(chosen.client_map, how.slots(clients), machine)
     if machine.devices:
         program, seconds = planner.compiled(chosen.client_map, 1), planner.compile_seconds
@@ -160,12 +171,13 @@ def plan(
     return RoundPlan(
         machine,
         chosen,
-        lowering_for(machine, many > 1),
+        lowering if lowering == "lax" else lowering_for(machine, many > 1),
         tree.nbytes(params),
         count_flops(traced),
         (one + (many - 1) * each) // parts,
         found,
         note,
+        convolutions,
     )
 
 

@@ -85,6 +85,7 @@ class Identity:
             "eval_every": run.eval_every,
             **asked,
             "on_nonfinite": run.on_nonfinite,
+            **({} if run.lowering == "auto" else {"lowering": run.lowering}),
             "seed": seed,
             **feed.record(),
             "num_params": sum(leaf.size for leaf in jax.tree.leaves(run.params)),

@@ -91,8 +91,8 @@ def build_chunk(run: Run, place: Placement, state_sharding: Any = None) -> jax.s
     if not is_kept or place.target or place.layout or place.team.is_multiprocess:
         return jax.jit(build_rounds(run, place), **options)
     shardings = tuple(jax.tree.leaves(state_sharding)), jax.tree.structure(state_sharding)
-    how = (place.client_map.name, place.client_store, run.in_round, run.lowering)
-    how = (*how, Static(run.schedule), shardings)
+    policies = run.in_round, run.lowering, Static(run.schedule)
+    how = place.client_map.name, place.client_store, policies, shardings
     chunks = _kept[0][1]
     if how not in chunks:
         chunks[how] = jax.jit(build_rounds(run, place), **options)

@@ -37,19 +37,24 @@ def random_convolution(rng):
     orders = ("".join(rng.permutation([*kind, *letters])) for kind in ("NC", "IO", "NC"))
     of_images, of_kernels, of_results = orders
     sizes = {"N": batch, "C": channels * groups, "I": channels, "O": features * groups}
-    x = rng.normal(size=[{**sizes, **dict(zip(letters, pixels, strict=True))}[c] for c in of_images])
-    kernel = rng.normal(
-        size=[{**sizes, **dict(zip(letters, weights, strict=True))}[c] for c in of_kernels]
-    )
+    batches = 1
+    if groups > 1 and rng.random() < 0.4:  # of examples in place of channels
+        groups, batches = 1, groups
+        sizes = {"N": batch * batches, "C": channels, "I": channels, "O": features * batches}
+
+    def values(order, lengths):
+        lengths = {**sizes, **dict(zip(letters, lengths, strict=True))}
+        return rng.normal(size=[lengths[letter] for letter in order])
 
     def run(x, kernel):
         return lax.conv_general_dilated(
             *(x, kernel, strides, padding, spread, dilation),
             (of_images, of_kernels, of_results),
-            groups,
+            feature_group_count=groups,
+            batch_group_count=batches,
         )
 
-    return run, (x, kernel)
+    return run, (values(of_images, pixels), values(of_kernels, weights))
 
 
 def random_pooling(rng):
@@ -243,6 +248,7 @@ def with_a_gradient_inside(x, kernel):
 def test_programs_inside_programs(x64, function):
     x = np.random.default_rng(0).normal(size=(2, 5, 4, 2))
     kernel = np.random.default_rng(1).normal(size=(3, 3, 2, 2)) / 4
+
     def gradients(function, x, kernel):
         loss = lambda x, kernel: (function(x, kernel) ** 2).sum()  # noqa: E731
         return jax.value_and_grad(loss, (0, 1))(x, kernel)
@@ -287,7 +293,11 @@ def test_results_that_are_no_arrays_scopes_and_keys_survive():
     assert ours["none"] is None
     assert (jax.random.key_data(ours["key"]) == jax.random.key_data(key)).all()
     np.testing.assert_allclose(ours["y"], theirs["y"], rtol=1e-5, atol=1e-5)
-    text = jax.jit(lambda *a: lowered(function)(*a)["y"]).lower(x, kernel, key).as_text(debug_info=True)
+    text = (
+        jax.jit(lambda *a: lowered(function)(*a)["y"])
+        .lower(x, kernel, key)
+        .as_text(debug_info=True)
+    )
     assert "of_the_user" in text
 
 
