@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_lab import algorithms, build_evaluation, build_round, data, models, simulate
+from fedjax_lab import (
+    algorithms,
+    build_evaluation,
+    build_round,
+    data,
+    models,
+    plan,
+    simulate,
+    with_frozen,
+    with_personal,
+)
 from fedjax_lab.machine.target import named, tracing_for, tracing_with
 from fedjax_lab.models.lowering import lowered
 
@@ -355,6 +365,126 @@ def test_private_examples_and_evaluation_take_other_forms_too(task):
     assert not names(evaluate, params)
     correct = np.argmax(model.apply(params, clients.examples.x), -1) == clients.examples.y
     assert float(evaluate(params)["accuracy"]) == pytest.approx(correct.mean())
+
+
+def wrapped(kind, loss, params):
+    """(method, params), where the loss sees the params in another way."""
+    fedavg = functools.partial(algorithms.fedavg, client_lr=0.1)
+    if kind == "frozen":
+        trained = {name: leaf for name, leaf in params.items() if name != "Conv_1"}
+
+        def with_rest(trained, examples, key, frozen):
+            return loss({**trained, **frozen}, examples, key)
+
+        return with_frozen(fedavg, with_rest, {"Conv_1": params["Conv_1"]}), trained
+    if kind == "personal":
+        return with_personal(fedavg(loss), lambda path: path.startswith("Dense_0")), params
+    return fedavg(loss), params
+
+
+@pytest.mark.parametrize("kind", ["frozen", "personal", "divided"])
+def test_wherever_a_loss_goes_its_model_has_other_forms(task, kind):
+    model, params, clients = task
+    algorithm, params = wrapped(kind, models.classification_loss(model.apply), params)
+    client_map = "shard_map:2x2" if kind == "divided" else "scan"
+    how = {"rounds": 2, "cohort_size": 2, "local_steps": 2, "batch_size": 4, "eval_every": 2}
+    runs = [
+        simulate(algorithm, params, clients, client_map=client_map, lowering=lowering, **how)
+        for lowering in ("auto", "lax")
+    ]
+    ours, theirs = (jax.tree.leaves((run.params, run.state.clients)) for run in runs)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+class Residual(nn.Module):
+    """Norms, sums of two branches, reshapes and means, between convolutions."""
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.GroupNorm(2)(nn.Conv(4, (3, 3), strides=2)(x))
+        y = nn.Conv(4, (3, 3))(nn.silu(y))
+        x = nn.relu(nn.Conv(4, (1, 1), strides=2)(x) + nn.LayerNorm()(y))
+        squeezed = nn.sigmoid(nn.Dense(4)(x.mean((1, 2), keepdims=True)))
+        x = jnp.concatenate([x * squeezed, nn.softplus(x[..., ::-1])], -1)
+        x = nn.ConvTranspose(3, (2, 2), strides=(2, 2))(
+            jnp.pad(x, ((0, 0), (1, 0), (0, 1), (0, 0)))
+        )
+        return nn.Dense(2)(x.max(1).reshape(len(x), -1))
+
+
+def test_orders_of_axes_pass_through_a_network(x64):
+    x = np.random.default_rng(0).normal(size=(3, 6, 5, 2))
+    module = Residual()
+    params = jax.tree.map(lambda p: p.astype(float), module.init(jax.random.key(1), x))
+
+    def loss(params, x):
+        return jnp.square(module.apply(params, x)).sum()
+
+    expected = jax.jit(jax.value_and_grad(loss, (0, 1)))(params, x)
+    got = jax.jit(jax.value_and_grad(lowered(loss), (0, 1)))(params, x)
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-11)
+
+
+def test_images_are_not_moved_between_convolutions():
+    """Between the first and the last convolution there is no transpose of images."""
+    x = np.zeros((8, 16, 16, 4), np.float32)
+    module = nn.Sequential(
+        [nn.Conv(4, (3, 3)), nn.relu, nn.GroupNorm(2), nn.Conv(4, (3, 3)), nn.relu]
+    )
+    params = module.init(jax.random.key(0), x)
+
+    def loss(params):
+        return jnp.square(module.apply(params, x) + 1).sum()
+
+    program = jax.make_jaxpr(jax.grad(lowered(loss)))(params)
+    read = [variable for equation in program.eqns for variable in equation.invars]
+    moved = [
+        equation.invars[0].aval.size
+        for equation in program.eqns
+        if equation.primitive.name == "transpose"
+        and any(variable is equation.outvars[0] for variable in read)
+    ]
+    assert sum(size >= x.size for size in moved) == 1  # the images themselves
+
+
+def test_a_convolution_that_stays_slow_is_warned_of(task):
+    _, params, clients = task
+    model = models.from_linen(Net())
+
+    def loss(params, examples, key):
+        x = lax.complex(examples.x, examples.x)
+        kernel = lax.complex(*[params["Conv_0"]["kernel"]] * 2)
+        y = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=ORDER)
+        return jnp.abs(y).mean((1, 2, 3)) + model.apply(params, examples.x).mean(-1)
+
+    how = {"cohort_size": 2, "local_steps": 1, "batch_size": 2}
+    algorithm = algorithms.fedavg(loss, client_lr=0.1)
+    batch = data.draw_batch(clients, jax.random.key(0), 0, **how)
+    state = algorithm.init(params, 4)
+    said = "a convolution .3 x 3, 1 to 4 channels, 8 x 8 pixels.*its operands are complex64"
+    with pytest.warns(UserWarning, match=said):
+        jax.make_jaxpr(build_round(algorithm, "scan"))(state, batch)
+
+
+ORDER = ("NHWC", "HWIO", "NHWC")
+
+
+def test_a_plan_tells_the_forms(task):
+    model, params, clients = task
+    algorithm = algorithms.fedavg(models.classification_loss(model.apply), client_lr=0.1)
+    how = {"cohort_size": 3, "local_steps": 2, "batch_size": 4}
+    found = plan(algorithm, params, clients, client_map="scan", **how).convolutions
+    assert list(found) == [
+        "3 x 3, 1 to 4 channels, 8 x 8 pixels",
+        "3 x 3, 4 to 4 channels, stride 2 x 2, 4 x 4 pixels",
+    ]
+    assert all(form.startswith("products of rows") for form in found.values())
+    there = plan(algorithm, params, clients, client_map="vmap", target="h100", **how)
+    assert set(there.convolutions.values()) == {"one product of all patches"}
+    assert ["- 3 x 3, 1 to 4 channels, 8 x 8 pixels", "one product of all patches"] in there.rows()
+    assert not plan(algorithm, params, clients, lowering="lax", **how).convolutions
 
 
 def test_an_unknown_lowering_is_named(task):
