@@ -234,11 +234,13 @@ def _object(value: Any, inner: Callable[[Any], Any]) -> dict[str, Any]:
 
 def _array(array: Any) -> Any:
     if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
+        with jax.ensure_compile_time_eval():  # a sweep builds its methods while it is traced
+            array = jax.random.key_data(array)
     kind = f"{array.dtype}{list(array.shape)}"
     try:
         values = np.ascontiguousarray(array)
-    except RuntimeError:  # deleted, or in part on another process's devices
+    except (RuntimeError, jax.errors.TracerArrayConversionError):
+        # deleted, in part on another process's devices, or a value of a sweep
         return {ARRAY: kind}
     if values.size <= _MOST:
         return _described(np.asarray(array).tolist(), ())

@@ -198,3 +198,17 @@ def test_descriptions_of_two_versions():
     assert may_agree(renamed, now)
     assert may_agree({**describe(made(0.1)), "code": "of another Python"}, describe(made(0.1)))
     assert not may_agree(describe(made(0.1)), describe(made(0.2)))
+
+
+def test_what_is_described_while_a_program_is_traced():
+    """As in a sweep, whose points are traced: a key is a value, a point's number is none."""
+    key, found = jax.random.key(3), {}
+
+    @jax.jit
+    def trace(rate):
+        found.update(key=describe(optax.add_noise(0.1, 0.5, key)), rate=describe(optax.sgd(rate)))
+        return rate
+
+    trace(jnp.float32(0.1))
+    assert found["key"] == describe(optax.add_noise(0.1, 0.5, key))
+    assert found["rate"] != describe(optax.sgd(0.1))

@@ -344,6 +344,8 @@ def chance_note(judged: Sequence[Judged]) -> str:
     tests = [(one.claim, way) for one in judged for way in one.comparisons]
     plain = [way for claim, way in tests if not claim.alike and not claim.by]
     chances = [chance.of(way.rivals, way.top.estimate.n) for way in plain if way.top.estimate]
+    if not chances:  # their methods did not run
+        return f"{len(judged)} claims, none of which could be tested."
     shows, contradicted = (sum(values) / 100 for values in zip(*chances, strict=True))
     most = max(way.rivals for way in plain)
     against = (

@@ -380,3 +380,9 @@ def test_pairs_of_claims_stand_beside_the_leaderboards_cells():
         low, high = stats.ttest_rel(*tails).confidence_interval(0.95)
         assert row[1] == f"{(low + high) / 2:.2f} ± {(high - low) / 2:.2f}"
     assert beside.section([claim()]) == []
+
+
+def test_claims_whose_methods_did_not_run_have_no_chances():
+    found, one = groups(A=[80, 81]), claim(of=("not run",))
+    judged = [claims.Judged(one, decide(one, found), claims.Compared(), NOTHING)] * 2
+    assert claims.chance_note(judged) == "2 claims, none of which could be tested."
