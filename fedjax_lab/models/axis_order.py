@@ -236,7 +236,7 @@ _ELEMENTWISE = (
     *("atanh", "cbrt", "ceil", "clamp", "convert_element_type", "copy", "copy_p", "cos"),
     *("cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1"),
     *("floor", "ge", "gt", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p"),
-    *("logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow"),
+    *("logistic", "lt", "max", "min", "mul", "ne", "name", "neg", "nextafter", "not", "or", "pow"),
     *("reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt"),
     *("square", "sub", "tan", "tanh", "xor"),
 )

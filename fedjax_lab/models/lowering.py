@@ -309,7 +309,10 @@ def _arrays_of(program: ClosedJaxpr | Jaxpr, how: TracedFor) -> Callable[..., li
 
 def _scan(equation, given, how):
     params = equation.params
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    if "ft_in" in params:  # since JAX 0.11
+        num_consts, num_carry = map(len, params["ft_in"].elts[:2])
+    else:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
     consts, carry = given[:num_consts], given[num_consts : num_consts + num_carry]
     inner = _arrays_of(params["jaxpr"], how)
 
