@@ -70,19 +70,24 @@ def haiku_cnn(job):
 
 
 class TextCNN(nn.Module):
-    """Convolutions of 3, 4 and 5 words, each with its maximum over time."""
+    """Convolutions of 3, 4 and 5 words, each with its maximum over time.
+
+    Words are pixels of one row, because ``Conv1d`` has no layout with channels last, and copies.
+    """
 
     def __init__(self, job):
         super().__init__()
         width = job["width"]
         self.embedding = nn.Embedding(job["vocabulary"], 128)
-        self.convolutions = nn.ModuleList(nn.Conv1d(128, width, size) for size in (3, 4, 5))
+        self.convolutions = nn.ModuleList(nn.Conv2d(128, width, (1, size)) for size in (3, 4, 5))
         self.dense = nn.Linear(3 * width, job["num_classes"])
 
     def forward(self, words):
         """Logits [B, C] of words [B, L]."""
-        x = self.embedding(words).transpose(1, 2)
-        found = [F.relu(convolution(x)).amax(2) for convolution in self.convolutions]
+        x = self.embedding(words).transpose(1, 2).unsqueeze(2)
+        found = [
+            F.relu(convolution(x)).flatten(2).max(2).values for convolution in self.convolutions
+        ]
         return self.dense(torch.cat(found, 1))
 
 
@@ -120,16 +125,15 @@ def resnet18(job):
     """ResNet-18."""
     width = channels = job["width"]
     layers = [ChannelsFirst(), *_normalised(job, job["shape"][-1], width, 3), nn.ReLU()]
-    for i in range(4):
-        for stride in (2 if i else 1, 1):
-            features = width * 2**i
-            first = _normalised(job, channels, features, 3, stride)
-            residual = (*first, nn.ReLU(), *_normalised(job, features, features, 3))
-            shortcut = nn.Identity()
-            if channels != features:
-                shortcut = nn.Sequential(*_normalised(job, channels, features, 1, stride))
-            layers.append(Residual(nn.Sequential(*residual), shortcut, nn.ReLU()))
-            channels = features
+    for factor, stride in job["blocks"]:
+        features = factor * width
+        first = _normalised(job, channels, features, 3, stride)
+        residual = nn.Sequential(*first, nn.ReLU(), *_normalised(job, features, features, 3))
+        shortcut = nn.Identity()
+        if channels != features:
+            shortcut = nn.Sequential(*_normalised(job, channels, features, 1, stride))
+        layers.append(Residual(residual, shortcut, nn.ReLU()))
+        channels = features
     pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten()
     return nn.Sequential(*layers, *pooled, nn.Linear(channels, job["num_classes"]))
 
@@ -138,7 +142,7 @@ def mobilenet(job):
     """Inverted residuals with depthwise convolutions."""
     width = channels = job["width"]
     layers = [ChannelsFirst(), *_normalised(job, job["shape"][-1], width, 3), nn.ReLU6()]
-    for factor, stride in job["mobile_blocks"]:
+    for factor, stride in job["blocks"]:
         features, hidden = factor * width, 4 * channels
         block = nn.Sequential(
             *(*_normalised(job, channels, hidden, 1), nn.ReLU6()),
@@ -235,7 +239,7 @@ class EncoderBlock(nn.Module):
 
 
 class ViT(nn.Module):
-    """Patches of 4 x 4 pixels, three blocks, the mean of the tokens."""
+    """Patches of 4 x 4 pixels, blocks, the mean of the tokens."""
 
     def __init__(self, job):
         super().__init__()
@@ -243,7 +247,7 @@ class ViT(nn.Module):
         width = job["width"]
         self.patches = nn.Conv2d(channels, width, 4, 4)
         self.positions = nn.Parameter(torch.zeros(1, (height // 4) * (columns // 4), width))
-        self.blocks = nn.Sequential(*(EncoderBlock(width) for _ in range(3)))
+        self.blocks = nn.Sequential(*(EncoderBlock(width) for _ in job["blocks"]))
         self.norm = nn.LayerNorm(width, EPSILON)
         self.dense = nn.Linear(width, job["num_classes"])
 
@@ -267,7 +271,6 @@ TWINS = {
     "gru": lambda job: RecurrentLanguageModel(job, "gru"),
     "vit": ViT,
 }
-LAYOUTS = {3: torch.channels_last, 4: torch.channels_last_3d}  # by the axes of an example
 
 
 def build_model(job, example):
@@ -282,8 +285,8 @@ def build_model(job, example):
     number = sum(p.numel() for p in model.parameters())
     if number != job["num_params"]:
         raise AssertionError(f"PyTorch's has {number} parameters, JAX's {job['num_params']}")
-    layout = LAYOUTS.get(len(job["shape"]))
-    return model if layout is None else model.to(memory_format=layout)
+    is_volume = len(job["shape"]) == 4
+    return model.to(memory_format=torch.channels_last_3d if is_volume else torch.channels_last)
 
 
 def run(system, job):

@@ -61,7 +61,7 @@ MAX_SECONDS = 60.0  # after which a process of PyTorch takes no more samples
 NUM_GROUPS = 8  # of GroupNorm
 # Fields of a network that the twin is built and trained from.
 TOLD = (
-    *("shape", "num_classes", "width", "vocabulary"),
+    *("shape", "num_classes", "width", "blocks", "vocabulary"),
     *("local_steps", "batch_size", "cohort_size"),
 )
 CHILDREN = {"fedjax_lab": "zoo", "lax": "zoo_lax", "torch": "zoo_torch"}  # names in ``child``
@@ -78,6 +78,7 @@ class Network:
       num_classes: logits.
       width: features of the first layer; the others are multiples of it.
       local_steps, batch_size, cohort_size: of a round.
+      blocks: (features / width, stride) of each, in networks that are made of blocks.
       rounds: measured rounds of a process, after the first one.
       vocabulary: number of words; 0 for images.
       label_shape: of an example's labels.
@@ -94,6 +95,7 @@ class Network:
     batch_size: int
     rounds: int
     cohort_size: int = 10
+    blocks: tuple[tuple[int, int], ...] = ()
     vocabulary: int = 0
     label_shape: tuple[int, ...] = ()
     library: str = "flax"
@@ -185,6 +187,7 @@ class ResNet(nn.Module):
 
     width: int
     num_classes: int
+    blocks: tuple[tuple[int, int], ...]
 
     @nn.compact
     def __call__(self, x):
@@ -192,12 +195,9 @@ class ResNet(nn.Module):
         conv = functools.partial(nn.Conv, use_bias=False)
         norm = functools.partial(nn.GroupNorm, num_groups=NUM_GROUPS)
         x = nn.relu(norm(name="norm_init")(conv(self.width, (3, 3), name="conv_init")(x)))
-        for i, block_size in enumerate((2, 2, 2, 2)):
-            for j in range(block_size):
-                strides = (2, 2) if i > 0 and j == 0 else (1, 1)
-                x = ResNetBlock(
-                    self.width * 2**i, strides=strides, conv=conv, norm=norm, act=nn.relu
-                )(x)
+        for factor, stride in self.blocks:
+            filters, strides = factor * self.width, (stride, stride)
+            x = ResNetBlock(filters, strides=strides, conv=conv, norm=norm, act=nn.relu)(x)
         return nn.Dense(self.num_classes)(jnp.mean(x, axis=(1, 2)))
 
 
@@ -225,19 +225,17 @@ class MobileNet(nn.Module):
 
     width: int
     num_classes: int
+    blocks: tuple[tuple[int, int], ...]
 
     @nn.compact
     def __call__(self, x):
         """Logits [B, C] of images."""
         norm = functools.partial(nn.GroupNorm, num_groups=NUM_GROUPS)
         x = nn.relu6(norm()(nn.Conv(self.width, (3, 3), use_bias=False)(x)))
-        for factor, stride in MOBILE_BLOCKS:
+        for factor, stride in self.blocks:
             x = InvertedResidual(factor * self.width, stride)(x)
         x = nn.relu6(norm()(nn.Conv(8 * self.width, (1, 1), use_bias=False)(x)))
         return nn.Dense(self.num_classes)(x.mean(axis=(1, 2)))
-
-
-MOBILE_BLOCKS = ((1, 1), (2, 2), (2, 1), (4, 2), (4, 1))  # (features / width, stride)
 
 
 class UNet(nn.Module):
@@ -290,10 +288,11 @@ class EncoderBlock(nn.Module):
 
 
 class ViT(nn.Module):
-    """Patches of 4 x 4 pixels, three blocks, the mean of the tokens."""
+    """Patches of 4 x 4 pixels, blocks, the mean of the tokens."""
 
     width: int
     num_classes: int
+    blocks: tuple[tuple[int, int], ...]
 
     @nn.compact
     def __call__(self, x):
@@ -302,7 +301,7 @@ class ViT(nn.Module):
         x = x.reshape((x.shape[0], -1, x.shape[-1]))
         positions = nn.initializers.normal(stddev=0.02)
         x = x + self.param("positions", positions, (1, *x.shape[1:]))
-        for _ in range(3):
+        for _ in self.blocks:
             x = EncoderBlock()(x)
         return nn.Dense(self.num_classes)(nn.LayerNorm()(x).mean(axis=1))
 
@@ -400,10 +399,10 @@ def build_haiku(network):
             [
                 hk.Conv2D(network.width, kernel_shape=3),
                 jax.nn.relu,
-                hk.MaxPool(window_shape=2, strides=2, padding="VALID"),
+                hk.MaxPool(window_shape=(2, 2, 1), strides=(2, 2, 1), padding="VALID"),
                 hk.Conv2D(2 * network.width, kernel_shape=3),
                 jax.nn.relu,
-                hk.MaxPool(window_shape=2, strides=2, padding="VALID"),
+                hk.MaxPool(window_shape=(2, 2, 1), strides=(2, 2, 1), padding="VALID"),
                 hk.Flatten(),
                 hk.Linear(128),
                 jax.nn.relu,
@@ -456,8 +455,9 @@ ZOO = {
     ),
     "resnet18": Network(
         "flax linen: ResNet-18 of flax's examples, GroupNorm",
-        linen(ResNet),
+        linen(ResNet, "blocks"),
         **IMAGES,
+        blocks=((1, 1), (1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2), (8, 1)),
         width=64,
         local_steps=2,
         batch_size=20,
@@ -467,8 +467,9 @@ ZOO = {
     ),
     "mobilenet": Network(
         "flax linen: inverted residuals, depthwise convolutions",
-        linen(MobileNet),
+        linen(MobileNet, "blocks"),
         **IMAGES,
+        blocks=((1, 1), (2, 2), (2, 1), (4, 2), (4, 1)),
         **FEW,
         width=16,
         rounds=3,
@@ -501,7 +502,15 @@ ZOO = {
         width=128,
         rounds=5,
     ),
-    "vit": Network("flax linen: ViT", linen(ViT), **IMAGES, **FEW, width=128, rounds=3),
+    "vit": Network(
+        "flax linen: ViT",
+        linen(ViT, "blocks"),
+        **IMAGES,
+        **FEW,
+        blocks=((1, 1),) * 3,
+        width=128,
+        rounds=3,
+    ),
 }
 
 
@@ -595,7 +604,6 @@ def job_of(name, folder, rounds=None):
         "num_params": count_params(network),
         "client_lr": CLIENT_LR,
         "num_groups": NUM_GROUPS,
-        "mobile_blocks": MOBILE_BLOCKS,
         **{name: getattr(network, name) for name in TOLD},
     }
 
