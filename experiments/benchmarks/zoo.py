@@ -472,6 +472,7 @@ ZOO = {
         blocks=((1, 1), (2, 2), (2, 1), (4, 2), (4, 1)),
         **FEW,
         width=16,
+        cohort_size=5,
         rounds=3,
         lax_takes_minutes=True,
     ),
