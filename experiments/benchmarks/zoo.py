@@ -704,6 +704,11 @@ def main(arguments=None):
             for name in names
         },
     }
+    if load > 0.5:
+        print(
+            f"The machine was busy before the run (load {load:.1f}): PyTorch's threads, which wait "
+            "for each other, suffer most, and the ratios mean little.\n"
+        )
     print(table(found))
     for name in missing:
         print(f"\n{name} is left out: {ZOO[name].library} is not installed.")
