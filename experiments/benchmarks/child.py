@@ -25,6 +25,9 @@ MODULES = {
     "pfl": "pfl_loop",
     "peak_jax": "ours",
     "peak_torch": "torch_models",
+    "zoo": "zoo",
+    "zoo_lax": "zoo",
+    "zoo_torch": "torch_zoo",
 }
 PEAK_SIZE, PEAK_REPEATS = 2048, 20
 

@@ -21,6 +21,7 @@ from experiments.benchmarks.workloads import SEED, WORKLOADS
 OURS = ("fedjax_lab", "fedjax_lab_own_cnn")
 OPPONENTS = ("torch", "torch_vmap", "pfl")
 SYSTEMS = (*OURS, *OPPONENTS)
+IN_TORCH = (*OPPONENTS, "peak_torch", "zoo_torch")  # what the interpreter with PyTorch runs
 ROOT = Path(__file__).parents[2]
 # Compilation is measured, so nothing compiled before may be read.
 CACHES = ("JAX_COMPILATION_CACHE_DIR",)
@@ -66,7 +67,7 @@ def _noise(workload):
 
 def run_child(system, job, torch_python=sys.executable, timeout=None):
     """The child's answer; if it has none, its last words as the ``status``."""
-    python = torch_python if system in (*OPPONENTS, "peak_torch") else sys.executable
+    python = torch_python if system in IN_TORCH else sys.executable
     command = [python, "-m", "experiments.benchmarks.child", system, json.dumps(job)]
     environment = {key: value for key, value in os.environ.items() if key not in CACHES}
     try:
