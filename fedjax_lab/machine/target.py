@@ -93,6 +93,14 @@ CHIPS = {
 _TRACED_FOR: Any = jax.make_user_context(None)
 
 
+class Notes(dict[str, str]):
+    """What a trace says of a program's operations: kind -> form; equal to itself alone."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+
+
 class TracedFor(NamedTuple):
     """What a program is being traced for.
 
@@ -100,11 +108,13 @@ class TracedFor(NamedTuple):
       platform: "cpu", "gpu" or "tpu".
       convolution: as in ``Target``.
       at_once: whether ``vmap`` maps over clients, each with weights of its own.
+      notes: where the forms of convolutions are noted; None: nowhere.
     """
 
     platform: str
     convolution: str | None = None
     at_once: bool = False
+    notes: Notes | None = None
 
 
 def traced_for() -> TracedFor:
@@ -120,7 +130,9 @@ def tracing_for(target: Target | None) -> AbstractContextManager[None]:
     """
     if target is None:
         return nullcontext()
-    return _TRACED_FOR(TracedFor(target.platform, target.convolution or traced_for().convolution))
+    now = traced_for()
+    convolution = target.convolution or now.convolution
+    return _TRACED_FOR(TracedFor(target.platform, convolution, notes=now.notes))
 
 
 def tracing_with(lowering: str) -> AbstractContextManager[None]:
@@ -135,6 +147,15 @@ def tracing_with(lowering: str) -> AbstractContextManager[None]:
     if check_choice("lowering", lowering, LOWERINGS) == "auto":
         return nullcontext()
     return _TRACED_FOR(traced_for()._replace(convolution=lowering))
+
+
+def tracing_noting(notes: Notes) -> AbstractContextManager[None]:
+    """Return a context in which a trace notes the forms of its convolutions.
+
+    Args:
+      notes: where to.
+    """
+    return _TRACED_FOR(traced_for()._replace(notes=notes))
 
 
 def tracing_at_once() -> AbstractContextManager[None]:

@@ -12,9 +12,8 @@ one exception: ``_with_rule``, for functions that have a derivative of their own
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -36,19 +35,6 @@ _FORMS: dict[str, Callable[..., Callable[..., Any] | None]] = {
     "select_and_scatter_add": pooling.form_of_max_transpose,
     "select_and_gather_add": pooling.form_of_max_tangent,
 }
-
-_NOTES: ContextVar[dict[str, str] | None] = ContextVar("notes", default=None)
-
-
-@contextmanager
-def noted() -> Iterator[dict[str, str]]:
-    """Collect the convolutions of what is traced inside: kind -> form, or why it has none."""
-    notes: dict[str, str] = {}
-    token = _NOTES.set(notes)
-    try:
-        yield notes
-    finally:
-        _NOTES.reset(token)
 
 
 def lowered(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,17 +117,16 @@ def _lowered(function: Callable[..., Any], leaves: Sequence[Any], how: TracedFor
 
 def _note(program: Jaxpr, how: TracedFor) -> None:
     """Note the convolutions of a program, and warn of those that stay slow."""
-    notes = _NOTES.get()
     for equation in program.eqns:
         name = equation.primitive.name
         shapes: list[Any] = [v.aval for v in equation.invars]
         if name == "conv_general_dilated":
             kind = convolution.described(equation.params, shapes)
             why_not = convolution.why_not(equation.params, shapes, how)
-            if notes is not None and why_not:
-                notes[kind] = f"as jax.lax has it: {why_not}"
-            elif notes is not None:
-                notes[kind] = convolution.form_name(equation.params, shapes, how)
+            if how.notes is not None and why_not:
+                how.notes[kind] = f"as jax.lax has it: {why_not}"
+            elif how.notes is not None:
+                how.notes[kind] = convolution.form_name(equation.params, shapes, how)
             if why_not and how.platform == "cpu" and jnp.issubdtype(shapes[0].dtype, jnp.inexact):
                 warnings.warn(
                     f"the loss has a convolution ({kind}) for which there is no fast form on CPU: "

@@ -14,9 +14,8 @@ from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.machine.arithmetic import count_flops
 from fedjax_lab.machine.compiler import Figures, compile_for, figures, with_devices
 from fedjax_lab.machine.keys import seeded
-from fedjax_lab.machine.target import Target, named
+from fedjax_lab.machine.target import Notes, Target, named, tracing_noting
 from fedjax_lab.models.convolution import lowering_for
-from fedjax_lab.models.lowering import noted
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_simulate
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
@@ -159,7 +158,7 @@ def plan(
     shares = place.table_shares(clients.num_clients)
     one, each = estimate(planner.round_of, state, planner.batch, machine, shares)
     found, parts = None, place.client_map.parts
-    with noted() as convolutions:
+    with tracing_noting(convolutions := Notes()):
         jax.eval_shape(planner.round_of(chosen.client_map), state, planner.batch)
     many = at_once(chosen.client_map, how.slots(clients), machine)
     if machine.devices:
