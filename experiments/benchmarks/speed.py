@@ -127,6 +127,10 @@ def about(found: Mapping[str, Any]) -> str:
         f"{name} {versions[name]}" for name in ("jax", "torch", "pfl", "python") if name in versions
     )
     threads = ", ".join(f"{system} {answer['threads']}" for system, answer in answers.items())
+    repeats = {
+        name: min(len(seconds) for seconds in times_of(of["systems"]).values() if seconds)
+        for name, of in found["workloads"].items()
+    }
     machine, peak = found["machine"], peak_of(found)
     place = f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gib']:.0f} GiB"
     gemm = f"; float32 products of 2048 x 2048 ran at {peak / 1e9:,.0f} GFLOP/s" if peak else ""
@@ -135,6 +139,7 @@ def about(found: Mapping[str, Any]) -> str:
         "Machine": f"{place} of memory, no GPU; load {found['load']:.1f} before the run{gemm}",
         "Versions": f"{shown}; {made}, on {found['date']}",
         "Threads": threads,
+        "Repeats": ", ".join(f"{name} {number}" for name, number in repeats.items()),
         "Command": f"`{found['command']}`",
     }
     return "\n".join(f"- **{name}.** {text}." for name, text in lines.items())
