@@ -34,21 +34,6 @@ OF_SERVER_STEP = frozenset(
         *("saturated", "vanished", "too_few_for_rule"),
     }
 )
-# Metrics that every round has, even one without participants.
-OF_EVERY_ROUND = frozenset(
-    {
-        *("round_seconds", "available_clients", "dropped_clients"),
-        *("communicated", "clip_norm", "server_updates"),
-    }
-)
-# Metrics of the server's step. A round in which the server takes none has ``server_updates`` 0.
-OF_SERVER_STEP = frozenset(
-    {
-        *("delta_norm", "momentum_norm", "effective_steps", "server_step", "staleness"),
-        *("server_qp_residual", "server_qp_active", "server_qp_iterations"),
-        *("saturated", "vanished", "too_few_for_rule"),
-    }
-)
 # Reserved names of metrics, which a loss function may not use.
 OWN_METRICS = frozenset(
     {

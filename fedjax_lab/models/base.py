@@ -17,6 +17,7 @@ from fedjax_lab.machine.keys import compact, stored
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.machine.quick import quick_jit
 from fedjax_lab.machine.target import traced_for
+from fedjax_lab.models.lowering import lowered
 from fedjax_lab.signatures import parameter_of
 from fedjax_lab.types import Key, Params
 
@@ -130,7 +131,7 @@ def from_linen(module: nn.Module) -> Model:
                 outputs: Any = module.apply({"params": params}, x, rngs=rngs, method=call, **mode)
             return outputs
 
-        return run
+        return lowered(run)
 
     def method(name: str) -> Apply:
         function = getattr(type(module), name)

@@ -121,30 +121,19 @@ class Norm(nn.Module):
         return GroupNorm(self.num_groups, name="group")(x)
 
 
-class GroupNorm(nn.Module):
-    """Normalisation of groups of channels in each example; epsilon 1e-5; the shape stays the same.
+class GroupNorm(nn.GroupNorm):
+    """``flax.linen.GroupNorm`` with PyTorch's epsilon of 1e-5 and an exact variance.
 
-    Parameters as ``flax.linen.GroupNorm``: ``scale`` and ``bias`` [C], float32. Statistics are
-    computed in float32, too. Images are normalised in the layout of the convolutions on CPU, so
-    that XLA cancels the transposes between the two.
+    Statistics are computed in float32; the result has the dtype of ``x``.
     """
 
-    num_groups: int
+    epsilon: float = 1e-5
+    use_fast_variance: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalise ``x`` [B, ..., C]; C is a multiple of ``num_groups``."""
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:], jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
-        images = x if x.ndim == 4 else x.reshape(x.shape[0], -1, 1, x.shape[-1])
-        inner = images.transpose(1, 3, 2, 0).astype(jnp.promote_types(x.dtype, jnp.float32))
-        groups = inner.reshape(inner.shape[0], self.num_groups, -1, *inner.shape[2:])
-        axes = (0, 2, 3)  # of [H, groups, channels of a group, W, B]
-        centred = groups - groups.mean(axes, keepdims=True)
-        variance = jnp.square(centred).mean(axes, keepdims=True)
-        normed = (centred * jax.lax.rsqrt(variance + 1e-5)).reshape(inner.shape)
-        normed = normed * scale.reshape(1, -1, 1, 1) + bias.reshape(1, -1, 1, 1)
-        return normed.transpose(3, 0, 2, 1).reshape(x.shape).astype(x.dtype)
+        return super().__call__(x, mask=mask).astype(x.dtype)
 
 
 class ConvBlock(nn.Module):

@@ -22,7 +22,7 @@ from jax import lax
 from jax.extend import linear_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from fedjax_lab.machine.target import TracedFor, traced_for
+from fedjax_lab.machine.target import TracedFor, traced_for, tracing_with
 from fedjax_lab.models import axis_order, convolution, pooling
 from fedjax_lab.models.axis_order import in_order, plain, plain_like, with_order
 
@@ -41,7 +41,7 @@ def lowered(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function`` with other forms of its convolutions and poolings.
 
     Values and derivatives are the same up to rounding; without such operations the program is the
-    same.
+    same. Outside a trace it is called as it is: only in a loop are they slow.
 
     Args:
       function: pytrees of arrays -> pytree, such as a loss. It may close over arrays, also traced
@@ -51,9 +51,9 @@ def lowered(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
         how = traced_for()
-        if not may_change(how):
-            return function(*arguments, **named)
         leaves, structure = jax.tree.flatten((arguments, named))
+        if not may_change(how) or not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return function(*arguments, **named)
 
         def of_leaves(*leaves):
             arguments, named = jax.tree.unflatten(structure, leaves)
@@ -70,7 +70,7 @@ def may_change(how: TracedFor) -> bool:
     Args:
       how: what the program is traced for.
     """
-    return convolution.lowering_of(how) != "lax"
+    return how.convolution != "lax" and how.platform != "tpu"
 
 
 def has_forms(program: Jaxpr, how: TracedFor) -> bool:
@@ -105,7 +105,8 @@ def _lowered(function: Callable[..., Any], leaves: Sequence[Any], how: TracedFor
         return [leaf for leaf in results if isinstance(leaf, jax.Array)]
 
     arrays = [leaf for leaf, a in zip(leaves, is_array, strict=True) if a]
-    closed = jax.make_jaxpr(of_arrays)(*arrays)
+    with tracing_with("lax"):  # a function inside that is lowered, too, waits for this one
+        closed = jax.make_jaxpr(of_arrays)(*arrays)
     _note(closed.jaxpr, how)
     if has_forms(closed.jaxpr, how):
         found = iter(map(plain, _evaluate(closed, arrays, how)))

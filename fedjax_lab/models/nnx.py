@@ -7,6 +7,7 @@ from flax import nnx
 
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.base import Model
+from fedjax_lab.models.lowering import lowered
 from fedjax_lab.types import Key, Params
 
 
@@ -51,4 +52,4 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
             net.train()
         return net(x)
 
-    return Model(init, apply)
+    return Model(init, lowered(apply))

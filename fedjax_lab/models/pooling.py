@@ -1,22 +1,21 @@
-"""Max-pooling and sums over windows, by slices on CPU and by the position of the maximum elsewhere.
+"""Max-pooling and sums over windows by slices, and the gradient by the position of the maximum.
 
 On CPU, XLA's window reduction is several times slower than the maximum of slices, forward and
-backward. On a TPU, the gradient of that maximum is padded and added once for each slice. With the
-position of the maximum instead, a local step of a LeNet-5 moves less than half the bytes
-(docs/accelerators.md).
+backward. On a GPU, a maximum over windows that lie beside one another moves a sixth fewer bytes in
+this form. On a TPU, XLA's own takes a quarter fewer cycles (``benchmarks/traffic.py``).
 
 The first of several equal maxima gets the gradient, as in PyTorch and in ``jax.lax``.
 """
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_lab.machine.layout import written_out
 from fedjax_lab.machine.target import TracedFor, traced_for
@@ -69,11 +68,14 @@ def max_pool(x: jax.Array, size: int = 2, padding: int = 0) -> jax.Array:
             f"x has shape {x.shape} where a max-pool takes {size} x {size} pixels; give larger "
             "images."
         )
-    if (size, padding) == (2, 0) and traced_for().platform != "cpu":
-        return _of_pairs(x)
-    of_pixels, alone = Window(size, 2), Window()
     around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
-    return _maximum_of(x, (alone, of_pixels, of_pixels, alone), around)
+    window, strides = (1, size, size, 1), (1, 2, 2, 1)
+    params = {"window_dimensions": window, "window_strides": strides, "padding": around}
+    how = traced_for()
+    form = None if how.convolution == "lax" else form_of_max(params, [x], how)
+    if form is not None:
+        return form(x)
+    return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, around)
 
 
 def form_of_max(
@@ -86,7 +88,7 @@ def form_of_max(
       operands: shape and dtype of its operand.
       how: what the program is traced for.
     """
-    if (windows := _windows(params, operands[0], how)) is None:
+    if (windows := _windows(params, operands[0], how, on_gpu=True)) is None:
         return None
     return functools.partial(_maximum_of, windows=windows, padding=params["padding"])
 
@@ -138,7 +140,9 @@ def form_of_max_tangent(
     return lambda tangent, x: jax.jvp(pool, (x,), (tangent,))[1]
 
 
-def _windows(params: Mapping[str, Any], x: Any, how: TracedFor) -> Windows | None:
+def _windows(
+    params: Mapping[str, Any], x: Any, how: TracedFor, on_gpu: bool = False
+) -> Windows | None:
     """Return the windows of a reduction that slices compute faster."""
     dims, strides = params["window_dimensions"], params["window_strides"]
     spread = params.get("base_dilation") or (1,) * len(dims)
@@ -146,34 +150,29 @@ def _windows(params: Mapping[str, Any], x: Any, how: TracedFor) -> Windows | Non
     windows = tuple(map(Window, dims, strides, dilations))
     lengths = [size + sum(pair) for size, pair in zip(x.shape, params["padding"], strict=True)]
     is_other = (
-        how.platform != "cpu"
-        or not jnp.issubdtype(x.dtype, jnp.floating)
+        not jnp.issubdtype(x.dtype, jnp.floating)
         or max(spread, default=1) > 1
         or sum(window.size > 1 for window in windows) > 3
         or min(map(Window.positions, windows, lengths)) < 1
     )
-    return None if is_other else windows
-
-
-def _maximum_of(x, windows, padding):
-    x, back = _inner(x, windows, padding, -jnp.inf)
-    windows = tuple(windows[i] for i in back.order)
-    while sum(w.size > 1 for w in windows) > 1 and _many(windows):
-        # The last axis by itself: of equal maxima, the first one of the first rows remains.
-        i = max(i for i, window in enumerate(windows) if window.size > 1)
-        x = _maximum(x, tuple(w if j == i else Window() for j, w in enumerate(windows)))
-        windows = tuple(Window() if j == i else w for j, w in enumerate(windows))
-    return back(_maximum(x, windows))
+    is_faster = how.platform == "cpu" or (
+        how.platform == "gpu" and on_gpu and all(map(_is_split, windows))
+    )
+    return windows if is_faster and not is_other else None
 
 
 _MOST_PLACES = 9
 
 
-def _many(windows: Windows) -> bool:
-    places = 1
-    for window in windows:
-        places *= window.size
-    return places > _MOST_PLACES
+def _maximum_of(x, windows, padding):
+    x, back = _inner(x, windows, padding, -jnp.inf)
+    windows = tuple(windows[i] for i in back.order)
+    while sum(w.size > 1 for w in windows) > 1 and _count(windows) > _MOST_PLACES:
+        # The last axis by itself: of equal maxima, the first one of the first rows remains.
+        i = max(i for i, window in enumerate(windows) if window.size > 1)
+        x = _maximum(x, tuple(w if j == i else Window() for j, w in enumerate(windows)))
+        windows = tuple(Window() if j == i else w for j, w in enumerate(windows))
+    return back(_maximum(x, windows))
 
 
 def _sum_of(x, windows, padding):
@@ -213,7 +212,7 @@ def _inner(x, windows, padding, value):
     along = [i for i, window in enumerate(windows) if window.size > 1]
     others = [i for i in range(x.ndim) if i not in along]
     order = tuple(range(x.ndim))
-    if len(others) == 2 and len(along) < 3:
+    if len(others) == 2 and len(along) < 3 and _is_on_cpu():
         order = (*along[:-1], others[1], along[-1], others[0])
     return x.transpose(order), _Back(order)
 
@@ -238,7 +237,7 @@ def _pairs(x: jax.Array, windows: Mapping[int, Window]) -> jax.Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _maximum(x: jax.Array, windows: Windows) -> jax.Array:
-    return written_out(functools.reduce(jnp.maximum, _places(x, windows)))
+    return _stored(functools.reduce(jnp.maximum, _places(x, windows)))
 
 
 @_maximum.defjvp
@@ -248,14 +247,16 @@ def _maximum_jvp(windows, primals, tangents):
     split = {i: w for i, w in enumerate(windows) if w.size > 1 or w.stride > 1}
     if all(map(_is_split, split.values())):
         # Compared all at once, which the gradient writes at once, too.
-        place = written_out(_first(_places(x, windows), y))
+        place = _stored(_first(_places(x, windows), y))
+        if not _is_on_cpu():  # saved for the gradient in place of ``x``
+            y, place = lax.optimization_barrier((y, place))
         axes = [i + n + 1 for n, i in enumerate(split)]
         places = jnp.arange(_count(windows), dtype=place.dtype)
         places = places.reshape([w.size for w in split.values()])
         places = jnp.expand_dims(places, [i for i in range(x.ndim + len(split)) if i not in axes])
         chosen = jnp.expand_dims(place, axes) == places
         change = jnp.where(chosen, _pairs(change, split), 0).sum(axes)
-        return y, written_out(change)
+        return y, _stored(change)
     taken, parts = None, []
     for pixels, of_change in zip(_places(x, windows), _places(change, windows), strict=True):
         is_largest = pixels == y
@@ -265,10 +266,7 @@ def _maximum_jvp(windows, primals, tangents):
 
 
 def _count(windows: Windows) -> int:
-    count = 1
-    for window in windows:
-        count *= window.size
-    return count
+    return math.prod(window.size for window in windows)
 
 
 def _places(x: jax.Array, windows: Windows) -> list[jax.Array]:
@@ -284,37 +282,17 @@ def _places(x: jax.Array, windows: Windows) -> list[jax.Array]:
 
 
 def _first(pixels: Sequence[jax.Array], best: jax.Array) -> jax.Array:
-    """Return the number of the first that equals ``best``, of the dtype of the pixels."""
-    place = jnp.full(best.shape, len(pixels) - 1, best.dtype)
+    """Return the number of the first that equals ``best``; a CPU selects faster with one dtype."""
+    dtype = best.dtype if _is_on_cpu() else jnp.dtype(jnp.uint8)
+    place = jnp.full(best.shape, len(pixels) - 1, dtype)
     for n in range(len(pixels) - 2, -1, -1):
-        place = jnp.where(pixels[n] == best, best.dtype.type(n), place)
+        place = jnp.where(pixels[n] == best, dtype.type(n), place)
     return place
 
 
-@jax.custom_jvp
-def _of_pairs(x: jax.Array) -> jax.Array:
-    return _largest(x)[0]
+def _is_on_cpu() -> bool:
+    return traced_for().platform == "cpu"
 
 
-@_of_pairs.defjvp
-def _of_pairs_jvp(primals, tangents):
-    (x,), (change,) = primals, tangents
-    y, place = _largest(x)
-    batch, height, width, channels = y.shape
-    change = change[:, : 2 * height, : 2 * width]
-    change = change.reshape(batch, height, 2, width, 2, channels)
-    places = jnp.arange(4, dtype=place.dtype).reshape(1, 1, 2, 1, 2, 1)
-    chosen = place[:, :, None, :, None] == places
-    return y, jnp.where(chosen, change, 0).sum((2, 4))
-
-
-def _largest(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the first largest of 2 x 2 pixels, or a NaN, and its place, uint8, row by row."""
-    height, width = (length // 2 * 2 for length in x.shape[1:3])
-    x = x[:, :height, :width]
-    pixels = [x[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]
-    best = functools.reduce(jnp.maximum, pixels)
-    place = jnp.full(best.shape, 3, jnp.uint8)
-    for n in (2, 1, 0):
-        place = jnp.where((pixels[n] == best) | jnp.isnan(pixels[n]), jnp.uint8(n), place)
-    return best, checkpoint_name(place, "place")  # saved for the gradient instead of ``x``
+def _stored(x: jax.Array) -> jax.Array:
+    return written_out(x) if _is_on_cpu() else x

@@ -87,7 +87,7 @@ def test_the_record_leaves_places_on_the_disk_out():
     config = dataclasses.replace(CONFIG, run_dir="a", data_dir="b", checkpoint_every=3)
     assert config.record() == CONFIG.record()
     not_asked_for = {*GUARDS, "sampling", "client", "x", "target", "task", "test_split"}
-    not_asked_for |= {"dataset_option", "tokens", "categories", "missing"}
+    not_asked_for |= {"dataset_option", "tokens", "categories", "missing", "lowering"}
     assert set(config.to_dict()) - set(config.record()) - not_asked_for == {
         "run_dir",
         "data_dir",

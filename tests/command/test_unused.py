@@ -150,6 +150,7 @@ VALUES = {
     "client_map": "scan",
     "dp_delta": "1e-5",
     "eval_every": "3",
+    "lowering": "lax",
 }
 REFUSED = [(command, setting) for command, refused in NOT_USED.items() for setting in refused]
 NAMES = [" ".join(pair) for pair in REFUSED]

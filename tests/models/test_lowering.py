@@ -348,6 +348,36 @@ def test_a_users_cnn_runs_in_other_forms_with_the_same_results(task):
     assert names(build_round(algorithm, "scan", lowering="lax"), state, batch)
 
 
+def test_a_training_loop_of_ones_own_takes_other_forms(task):
+    model, params, clients = task
+    x = clients.examples.x[:4]
+
+    def loss(params):
+        return jnp.square(model.apply(params, x)).sum()
+
+    assert not names(jax.grad(loss), params)
+    with tracing_with("lax"):
+        assert names(jax.grad(loss), params)
+
+
+@pytest.mark.parametrize(
+    ("machine", "size", "stays"), [("h100", 2, False), ("h100", 3, True), ("v5e", 2, True)]
+)
+def test_a_pooling_elsewhere(machine, size, stays):
+    """On a GPU, windows that lie beside one another take another form; on a TPU none."""
+    x = np.random.default_rng(0).normal(size=(2, 6, 6, 2)).astype(np.float32)
+
+    def pool(x):
+        return nn.max_pool(x, (size, size), (2, 2))
+
+    def gradient(x):
+        return jax.grad(lambda x: (pool(x) ** 2).sum())(x)
+
+    with tracing_for(named(machine)):
+        assert bool(names(lowered(gradient), x)) == stays
+        np.testing.assert_allclose(jax.jit(lowered(gradient))(x), gradient(x), rtol=1e-6)
+
+
 def test_private_examples_and_evaluation_take_other_forms_too(task):
     model, params, clients = task
     loss = models.classification_loss(model.apply)
