@@ -11,19 +11,18 @@ import fedjax_lab
 from experiments.benchmarks.child import PEAK_SIZE, Unsupported, max_resident_bytes, peak_flops
 from experiments.benchmarks.workloads import SEED, WORKLOADS
 from fedjax_lab import algorithms, data, models
-from fedjax_lab.models import Conv, max_pool
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.storage.run_dir import versions
 
 
 class OwnLeNet(nn.Module):
-    """LeNet-5 of a user's own: the library's convolution and pool, flax for the rest."""
+    """LeNet-5 of a user's own, in plain flax."""
 
     @nn.compact
     def __call__(self, x):
         """Logits [B, 10] of float [B, 32, 32, 3]."""
         for features in (6, 16):
-            x = nn.relu(max_pool(Conv(features, 5)(x)))
+            x = nn.max_pool(nn.relu(nn.Conv(features, (5, 5), padding="VALID")(x)), (2, 2), (2, 2))
         x = x.reshape(x.shape[0], -1)
         for features in (120, 84):
             x = nn.relu(nn.Dense(features)(x))
@@ -36,8 +35,9 @@ class OwnTwoConvolutions(nn.Module):
     @nn.compact
     def __call__(self, x, train):
         """Logits [B, 10] of float [B, 32, 32, 3]."""
-        x = nn.relu(Conv(32, 3)(x))
-        x = nn.relu(max_pool(Conv(64, 3)(x)))
+        x = nn.relu(nn.Conv(32, (3, 3), padding="VALID")(x))
+        x = nn.relu(nn.Conv(64, (3, 3), padding="VALID")(x))
+        x = nn.max_pool(x, (2, 2), (2, 2))
         x = nn.Dropout(0.25, deterministic=not train)(x).reshape(x.shape[0], -1)
         x = nn.relu(nn.Dense(128)(x))
         return nn.Dense(10)(nn.Dropout(0.5, deterministic=not train)(x))

@@ -83,7 +83,7 @@ def table(found: Mapping[str, Any]) -> str:
             f"{workload.cohort_size} of {workload.num_clients:,} clients, {workload.local_steps} "
             f"steps of batch {workload.batch_size}"
         )
-        title = "the same with a flax CNN of the user's own (`Conv`, `max_pool`)"
+        title = "the same with a flax CNN of the user's own (`nn.Conv`, `nn.max_pool`)"
         label = title if row.is_own else f"{workload.title}, {sizes}"
         cells = [f"{row.workload}: {label}", spread(row.ratio), *cells, ", ".join(shares) or "-"]
         lines.append(f"| {' | '.join(cells)} |")

@@ -28,7 +28,14 @@ def small(name):
     return dataclasses.replace(zoo.ZOO[name], **sizes)
 
 
-@pytest.mark.parametrize("name", [n for n, of in zoo.ZOO.items() if of.library == "flax"])
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in ("resnet18", "mobilenet") else [])
+    for name, network in zoo.ZOO.items()
+    if network.library == "flax"
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_other_forms_agree_with_those_of_lax(name):
     network = small(name)
     params, apply = network.build(network)
