@@ -144,7 +144,7 @@ batch = data.draw_batch(clients, jax.random.key(0), 0, **settings)
 
 models_after = {}
 for client_map in ("vmap", "shard_map"):
-    round_fn = jax.jit(build_round(fedavg, client_map=client_map))
+    round_fn = build_round(fedavg, client_map=client_map)
     new_state, metrics = round_fn(state, batch)
     models_after[client_map] = jax.device_get(fedavg.params(new_state))
     print(f"{client_map:>9}: loss {metrics['loss']:.6f}")

@@ -207,7 +207,7 @@ chosen = {"client_lr": 0.5, "radius": 0.8, "momentum": 0.5}
 mine = gentle_fedavg(loss_fn, **chosen)
 
 with jax.default_matmul_precision("highest"):
-    round_fn = jax.jit(build_round(mine, client_map="vmap"))
+    round_fn = build_round(mine, client_map="vmap")
     state = mine.init(params, num_clients=clients.num_clients)
     for batch in batches:
         state, metrics = round_fn(state, batch)
