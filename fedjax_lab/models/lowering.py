@@ -23,7 +23,7 @@ from jax.extend import linear_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from fedjax_lab.machine.target import TracedFor, traced_for, tracing_with
-from fedjax_lab.models import axis_order, convolution, pooling
+from fedjax_lab.models import axis_order, convolution, pooling, recurrence
 from fedjax_lab.models.axis_order import in_order, plain, plain_like, with_order
 
 # Operation -> (its params, its operands, what the program is traced for) -> another form of it, a
@@ -83,9 +83,19 @@ def has_forms(program: Jaxpr, how: TracedFor) -> bool:
     return any(
         equation.primitive.name == "correlate"
         or _form_of(equation, how) is not None
-        or any(has_forms(p, how) for p in _inside(equation))
+        or has_forms_inside(equation, how)
         for equation in program.eqns
     )
+
+
+def has_forms_inside(equation: JaxprEqn, how: TracedFor) -> bool:
+    """Return True if an operation contains a program that takes another form.
+
+    Args:
+      equation: the operation.
+      how: what it is traced for.
+    """
+    return recurrence.is_recurrent(equation) or any(has_forms(p, how) for p in _inside(equation))
 
 
 def _lowered(function: Callable[..., Any], leaves: Sequence[Any], how: TracedFor) -> Any:
@@ -196,7 +206,7 @@ def _results(equation: JaxprEqn, given: list[Any], how: TracedFor) -> Sequence[A
     if _keeps_orders(how) and (results := axis_order.results_of(equation, given)) is not None:
         return results
     is_ordered = any(isinstance(value, axis_order.Ordered) for value in given)
-    if is_ordered or any(has_forms(program, how) for program in _inside(equation)):
+    if is_ordered or has_forms_inside(equation, how):
         if (inside := _INSIDE.get(name)) is not None:
             return inside(equation, given, how)
         if (around := _AROUND.get(name)) is not None:
@@ -295,12 +305,12 @@ def _arrays_of(program: ClosedJaxpr | Jaxpr, how: TracedFor) -> Callable[..., li
 
 def _scan(equation, given, how):
     params = equation.params
-    if "ft_in" in params:  # since JAX 0.11
-        num_consts, num_carry = map(len, params["ft_in"].elts[:2])
-    else:
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    num_consts, num_carry = recurrence.num_consts_and_carry(equation)
     consts, carry = given[:num_consts], given[num_consts : num_consts + num_carry]
     inner = _arrays_of(params["jaxpr"], how)
+    if recurrence.is_recurrent(equation):
+        flat = jax.make_jaxpr(inner)(*(v.aval for v in params["jaxpr"].jaxpr.invars))
+        return recurrence.scan(equation, given, flat)
 
     def body(carry, xs):
         results = inner(*consts, *carry, *xs)

@@ -1,0 +1,292 @@
+"""Loops over the steps of a sequence whose products with weights are computed once for all steps.
+
+A recurrent layer, as ``flax.linen.RNN`` or ``lax.scan`` has it, multiplies each step's inputs and
+state by weights that stay the same. Its gradient then adds a product of the size of the weights at
+every step, and the inputs' products are small where one large one would do. Here
+
+- what depends on weights only, such as their concatenation, is computed before the loop;
+- products of a step's inputs and weights are computed for all steps at once;
+- the gradient of weights that multiply the state is one product over all steps, after the loop.
+
+There is no forward-mode derivative of such a loop.
+
+Axes: T steps of a loop.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+# What a value in the body of a loop depends on.
+_WEIGHTS, _INPUTS, _STATE = range(3)
+
+
+def num_consts_and_carry(equation: JaxprEqn) -> tuple[int, int]:
+    """Return how many operands of a ``scan`` stay the same, and how many are its state.
+
+    Args:
+      equation: the ``scan``.
+    """
+    params = equation.params
+    if "ft_in" in params:  # since JAX 0.11
+        num_consts, num_carry = map(len, params["ft_in"].elts[:2])
+        return num_consts, num_carry
+    return params["num_consts"], params["num_carry"]
+
+
+def is_recurrent(equation: JaxprEqn) -> bool:
+    """Return True if an operation is a loop that multiplies its state by weights.
+
+    Args:
+      equation: an operation.
+    """
+    if equation.primitive.name != "scan":
+        return False
+    program = equation.params["jaxpr"].jaxpr
+    num_consts, num_carry = num_consts_and_carry(equation)
+    return _multiplies_state(program, _levels_in(program, num_consts, num_carry))
+
+
+def _levels_in(program: Jaxpr, num_consts: int, num_carry: int) -> list[int]:
+    num_xs = len(program.invars) - num_consts - num_carry
+    return [_WEIGHTS] * num_consts + [_STATE] * num_carry + [_INPUTS] * num_xs
+
+
+def _multiplies_state(program: Jaxpr, levels: Sequence[int]) -> bool:
+    """Return True if there is such a product, also in functions with ``jit``."""
+    level = _levels(program, levels)
+    for equation in program.eqns:
+        own = [level(variable) for variable in equation.invars]
+        if _is_product(equation) and sorted(own) == [_WEIGHTS, _STATE]:
+            return True
+        is_call = equation.primitive.name in ("jit", "pjit")
+        if is_call and _multiplies_state(equation.params["jaxpr"].jaxpr, own):
+            return True
+    return False
+
+
+def _levels(program: Jaxpr, levels: Sequence[int]) -> Callable[[Any], int]:
+    """Return a function that says on what a variable of the body depends."""
+    found: dict[Any, int] = dict.fromkeys(program.constvars, _WEIGHTS)
+    found.update(zip(program.invars, levels, strict=True))
+
+    def level(variable: Any) -> int:
+        return _WEIGHTS if isinstance(variable, Literal) else found[variable]
+
+    for equation in program.eqns:
+        own = _STATE if equation.effects else max(map(level, equation.invars), default=_WEIGHTS)
+        found.update(dict.fromkeys(equation.outvars, own))
+    return level
+
+
+def _is_product(equation: JaxprEqn) -> bool:
+    """Return True for a product of floats without axes that both operands share."""
+    if equation.primitive.name != "dot_general":
+        return False
+    _, batch = equation.params["dimension_numbers"]
+    result: Any = equation.outvars[0].aval
+    is_float = jnp.issubdtype(result.dtype, jnp.floating)
+    return is_float and not any(batch)
+
+
+class _Product(NamedTuple):
+    """A product of the state and weights.
+
+    Attributes:
+      equation: the operation.
+      weights: the variable of the weights.
+      place: which operand the weights are.
+    """
+
+    equation: JaxprEqn
+    weights: Any
+    place: int
+
+    def of_all_steps(self, others: jax.Array, weights: jax.Array) -> jax.Array:
+        """Compute the product for all steps: others [T, ...] -> [T, ...]."""
+        (left, right), _ = self.equation.params["dimension_numbers"]
+        params = self.equation.params
+        named = {name: params[name] for name in ("precision", "preferred_element_type")}
+        if self.place == 1:
+            numbers = ((tuple(axis + 1 for axis in left), right), ((), ()))
+            return lax.dot_general(others, weights, numbers, **named)
+        numbers = ((left, tuple(axis + 1 for axis in right)), ((), ()))
+        product = lax.dot_general(weights, others, numbers, **named)
+        return jnp.moveaxis(product, weights.ndim - len(left), 0)
+
+
+def scan(equation: JaxprEqn, operands: Sequence[jax.Array], body: ClosedJaxpr) -> list[jax.Array]:
+    """Evaluate a ``scan`` for which ``is_recurrent`` holds.
+
+    Args:
+      equation: the ``scan``.
+      operands: its operands.
+      body: its body, without functions inside.
+    """
+    program = body.jaxpr
+    num_consts, num_carry = num_consts_and_carry(equation)
+    level = _levels(program, _levels_in(program, num_consts, num_carry))
+    values = dict(zip(program.constvars, body.consts, strict=True))
+    values.update(zip(program.invars[:num_consts], operands[:num_consts], strict=True))
+
+    of_weights = [e for e in program.eqns if _level_of(e, level) == _WEIGHTS]
+    _run(of_weights, values)
+    of_inputs = _inputs_of_products(program, level)
+    done = {id(e) for e in (*of_weights, *of_inputs)}
+    rest = [e for e in program.eqns if id(e) not in done]
+
+    of_carry = program.invars[num_consts : num_consts + num_carry]
+    carry, *rows = (operands[num_consts:][:num_carry], *operands[num_consts + num_carry :])
+    xs = _paired(program.invars[num_consts + num_carry :], rows)
+    if of_inputs:
+        xs.update(_of_all_steps(of_inputs, _read(rest, program.outvars), xs, values))
+    products = [
+        _Product(e, e.invars[place], place)
+        for e in rest
+        if _is_product(e)
+        for place in (0, 1)
+        if level(e.invars[place]) == _WEIGHTS and level(e.invars[1 - place]) == _STATE
+    ]
+    of_products = dict.fromkeys(product.weights for product in products)
+    read = _read(rest, program.outvars)
+    weights = {v: values[v] for v in of_products}
+    others = {v: values[v] for v in read if v in values and v not in of_products}
+    loop = _Loop(rest, products, equation.params, of_carry, program.outvars)
+    return loop.run(weights, others, xs, list(carry))
+
+
+class _Loop(NamedTuple):
+    """What is left of a loop.
+
+    Attributes:
+      equations: the operations of a step.
+      products: those that multiply the state by weights.
+      params: of the ``scan``.
+      of_carry: the variables of the state.
+      results: the variables of the state after a step, and of the step's results.
+    """
+
+    equations: list[JaxprEqn]
+    products: list[_Product]
+    params: dict[str, Any]
+    of_carry: Sequence[Any]
+    results: Sequence[Any]
+
+    def run(self, weights, others, xs, carry):
+        """Run the loop. The first three are {variable of the body: array}."""
+        of_weights, of_others, of_xs = [*weights], [*others], [*xs]
+        weights, others, xs = ([*of.values()] for of in (weights, others, xs))
+        length, num_carry = self.params["length"], len(self.of_carry)
+
+        def steps(weights, others, carry, xs, offsets):
+            """The loop, with an offset added to each product; also returns their operands."""
+            fixed = {**_paired(of_weights, weights), **_paired(of_others, others)}
+
+            def step(carry, x):
+                x, offsets = x
+                values = {**fixed, **_paired(self.of_carry, carry), **_paired(of_xs, x)}
+                met = _run(self.equations, values, self.products, offsets)
+                results = [_value(variable, values) for variable in self.results]
+                return results[:num_carry], (results[num_carry:], met)
+
+            carry, (ys, met) = lax.scan(
+                *(step, carry, (xs, offsets)),
+                length=length,
+                reverse=self.params["reverse"],
+                unroll=self.params["unroll"],
+            )
+            return (carry, ys), met
+
+        @jax.custom_vjp
+        def looped(weights, others, carry, xs):
+            return steps(weights, others, carry, xs, None)[0]
+
+        def forward(weights, others, carry, xs):
+            shapes: list[Any] = [product.equation.outvars[0].aval for product in self.products]
+            offsets = [jnp.zeros((length, *shape.shape), shape.dtype) for shape in shapes]
+            result, back, met = jax.vjp(
+                functools.partial(steps, weights), others, carry, xs, offsets, has_aux=True
+            )
+            return result, (back, met, weights)
+
+        def backward(residuals, gradient):
+            back, met, weights = residuals
+            of_the_others, of_the_carry, of_the_xs, of_products = back(gradient)
+            totals = {v: jnp.zeros_like(array) for v, array in _paired(of_weights, weights).items()}
+            for product, other, to in zip(self.products, met, of_products, strict=True):
+                of_all = functools.partial(product.of_all_steps, other)
+                (part,) = jax.linear_transpose(of_all, totals[product.weights])(to)
+                totals[product.weights] += part
+            return [*totals.values()], of_the_others, of_the_carry, of_the_xs
+
+        looped.defvjp(forward, backward)
+        carry, ys = looped(weights, others, carry, xs)
+        return [*carry, *ys]
+
+
+def _paired(names: Iterable[Any], values: Iterable[Any]) -> dict[Any, Any]:
+    return dict(zip(names, values, strict=True))
+
+
+def _value(variable: Any, values: dict[Any, Any]) -> Any:
+    return variable.val if isinstance(variable, Literal) else values[variable]
+
+
+def _run(equations, values, products=(), offsets=None):
+    """Evaluate operations into ``values``; returns the states that the products multiply."""
+    number = {id(product.equation): i for i, product in enumerate(products)}
+    met: list[Any] = [None] * len(products)
+    for equation in equations:
+        given = [_value(variable, values) for variable in equation.invars]
+        primitive = equation.primitive
+        with equation.ctx.manager:
+            results = primitive.bind(*given, **primitive.get_bind_params(equation.params))
+        results = results if primitive.multiple_results else [results]
+        i = number.get(id(equation))
+        if i is not None and offsets is not None:
+            met[i] = given[1 - products[i].place]
+            results = [results[0] + offsets[i]]
+        values.update(zip(equation.outvars, results, strict=True))
+    return met if offsets is not None else None
+
+
+def _level_of(equation: JaxprEqn, level: Callable[[Any], int]) -> int:
+    return max(map(level, equation.outvars), default=_STATE)
+
+
+def _read(equations: Iterable[JaxprEqn], results: Iterable[Any]) -> dict[Any, None]:
+    """Return the variables that operations and results read, always in the same order."""
+    read = [v for equation in equations for v in equation.invars] + list(results)
+    return dict.fromkeys(v for v in read if not isinstance(v, Literal))
+
+
+def _inputs_of_products(program: Jaxpr, level: Callable[[Any], int]) -> list[JaxprEqn]:
+    """Return the products of a step's inputs and weights, and what they are computed from."""
+    needed: set[Any] = set()
+    found = []
+    for equation in reversed(program.eqns):
+        if _level_of(equation, level) != _INPUTS:
+            continue
+        own = [level(variable) for variable in equation.invars]
+        is_product = _is_product(equation) and sorted(own) == [_WEIGHTS, _INPUTS]
+        if is_product or needed.intersection(equation.outvars):
+            found.append(equation)
+            needed.update(_read([equation], []))
+    return found[::-1]
+
+
+def _of_all_steps(equations, read, xs, values):
+    """Evaluate operations for all steps at once; returns {variable that is read: [T, ...]}."""
+    made = [v for equation in equations for v in equation.outvars if v in read]
+
+    def one(*inputs):
+        own = {**values, **_paired(xs, inputs)}
+        _run(equations, own)
+        return [own[v] for v in made]
+
+    return _paired(made, jax.vmap(one)(*xs.values()))
