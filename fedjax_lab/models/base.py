@@ -127,11 +127,14 @@ def from_linen(module: nn.Module) -> Model:
             rngs = None
             if key is not None:  # a CPU reads bits sooner than it hashes them again
                 rngs = {"dropout": stored(key) if traced_for().platform == "cpu" else compact(key)}
-            with _passing(mask):
-                outputs: Any = module.apply({"params": params}, x, rngs=rngs, method=call, **mode)
-            return outputs
 
-        return lowered(run)
+            def outputs(params: Params, x: jax.Array, rngs: Any) -> Any:
+                return module.apply({"params": params}, x, rngs=rngs, method=call, **mode)
+
+            with _passing(mask):
+                return lowered(outputs)(params, x, rngs)
+
+        return run
 
     def method(name: str) -> Apply:
         function = getattr(type(module), name)

@@ -44,12 +44,15 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
         return jax.jit(lambda key: nnx.state(build(nnx.Rngs(key)), nnx.Param))(key)
 
     def apply(params: Params, x: jax.Array, key: Key | None = None, /) -> jax.Array:
-        streams = nnx.state(build(nnx.Rngs(seeded(0) if key is None else key)), nnx.RngState)
-        net = nnx.merge(graph, params, streams)
-        if key is None:
-            net.eval()
-        else:
-            net.train()
-        return net(x)
+        def outputs(params: Params, x: jax.Array, key: Key | None) -> jax.Array:
+            streams = nnx.state(build(nnx.Rngs(seeded(0) if key is None else key)), nnx.RngState)
+            net = nnx.merge(graph, params, streams)
+            if key is None:
+                net.eval()
+            else:
+                net.train()
+            return net(x)
 
-    return Model(init, lowered(apply))
+        return lowered(outputs)(params, x, key)
+
+    return Model(init, apply)
