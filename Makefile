@@ -12,7 +12,7 @@ STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: demo check test test-methods test-pretrained test-all test-gpu test-newest faults fuzz lint smoke docs notebooks wheel-check release qp-accuracy clean
 .PHONY: accelerator-check
-.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives bench-links bench-same-bits bench-bits bench-latency bench-tuning
+.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives bench-links bench-same-bits bench-bits bench-latency bench-tuning bench-zoo
 .PHONY: $(STUDIES:%=%-study) studies-report leaderboard
 
 demo: $(VENV)/.runtime
@@ -106,6 +106,12 @@ $(OPPONENTS)/.installed: experiments/benchmarks/opponents.txt
 	$(PYTHON) -m venv $(OPPONENTS)
 	$(OPPONENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
+
+# Networks as users of flax, equinox and haiku write them (the last two where they are installed),
+# beside PyTorch.
+bench-zoo: $(VENV)/.runtime
+	$(BIN)/python -m experiments.benchmarks.zoo --json experiments/benchmarks/zoo.json \
+	  $(if $(wildcard $(OPPONENTS)/.installed),--torch-python $(OPPONENTS)/bin/python)
 
 # Time of a round mapping by mapping, of each method and of the five systems next to FedAvg's, of
 # each compressor next to a copy; memory as the cohort grows; what leaving out broken clients costs;

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.benchmarks import zoo
 from experiments.benchmarks.compare import OPPONENTS, OURS, peak_of, ratios, spread, times_of
 from experiments.benchmarks.workloads import WORKLOADS
 from fedjax_lab.machine.files import write_text
 
 STORED = Path(__file__).parent / "cpu.json"
+ZOO = Path(__file__).parent / "zoo.json"
 ROOT = Path(__file__).parents[2]
 _LIBRARY, _OWN = OURS
 _FASTEST = "the fastest of a PyTorch loop, `torch.func.vmap` and pfl-research"
@@ -153,6 +155,8 @@ def pages(found: Mapping[str, Any]) -> dict[Path, str]:
     """
     said = {"speed": sentence(found), "speed table": f"\n{table(found)}\n"}
     said["speed machine"] = f"\n{about(found)}\n"
+    if ZOO.exists():
+        said["zoo table"] = f"\n{zoo.table(json.loads(ZOO.read_text(encoding='utf-8')))}\n"
     texts = {}
     for name in ("README.md", "docs/comparison.md", "docs/performance.md"):
         text = (ROOT / name).read_text(encoding="utf-8")

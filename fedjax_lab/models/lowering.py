@@ -83,19 +83,28 @@ def has_forms(program: Jaxpr, how: TracedFor) -> bool:
     return any(
         equation.primitive.name == "correlate"
         or _form_of(equation, how) is not None
-        or has_forms_inside(equation, how)
+        or _has_forms_inside(equation, how)
         for equation in program.eqns
     )
 
 
-def has_forms_inside(equation: JaxprEqn, how: TracedFor) -> bool:
-    """Return True if an operation contains a program that takes another form.
+def _has_forms_inside(equation: JaxprEqn, how: TracedFor) -> bool:
+    if recurrence.is_recurrent(equation):
+        return True
+    inside = _inside(equation)
+    if equation.primitive.name == "custom_vjp_call":
+        # A recurrent layer with a derivative of its own, like this package's, stays.
+        inside = [program for program in inside if not _is_all_dense(program)]
+    return any(has_forms(program, how) for program in inside)
 
-    Args:
-      equation: the operation.
-      how: what it is traced for.
-    """
-    return recurrence.is_recurrent(equation) or any(has_forms(p, how) for p in _inside(equation))
+
+def _is_all_dense(program: Jaxpr) -> bool:
+    """Return True if there is neither a convolution nor a pooling in a program."""
+    return not any(
+        equation.primitive.name in (*_FORMS, "correlate")
+        or not all(map(_is_all_dense, _inside(equation)))
+        for equation in program.eqns
+    )
 
 
 def _lowered(function: Callable[..., Any], leaves: Sequence[Any], how: TracedFor) -> Any:
@@ -206,7 +215,7 @@ def _results(equation: JaxprEqn, given: list[Any], how: TracedFor) -> Sequence[A
     if _keeps_orders(how) and (results := axis_order.results_of(equation, given)) is not None:
         return results
     is_ordered = any(isinstance(value, axis_order.Ordered) for value in given)
-    if is_ordered or has_forms_inside(equation, how):
+    if is_ordered or _has_forms_inside(equation, how):
         if (inside := _INSIDE.get(name)) is not None:
             return inside(equation, given, how)
         if (around := _AROUND.get(name)) is not None:

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from fedjax_lab import algorithms, data, models, simulate
-from fedjax_lab.machine.target import named, tracing_for
+from fedjax_lab.machine.target import named, tracing_for, tracing_with
 from fedjax_lab.models.lowering import lowered
 
 
@@ -142,6 +142,13 @@ def test_what_is_no_recurrent_loop_stays():
 
     w, x = np.ones((4, 4), np.float32), np.ones((3, 4), np.float32)
     assert str(jax.make_jaxpr(lowered(sums))(w, x)) == str(jax.make_jaxpr(sums)(w, x))
+    own = models.lstm(5, embedding=4, hidden=4, layers=1)
+    words = np.zeros((2, 3), np.int32)
+    of_own = own.init(jax.random.key(0), words)
+    gradient = jax.grad(lambda params: own.apply(params, words).sum())
+    ours = str(jax.make_jaxpr(gradient)(of_own))
+    with tracing_with("lax"):
+        assert ours == str(jax.make_jaxpr(gradient)(of_own))
     params = {"w": w, "b": np.ones(4, np.float32)}
     inputs = np.ones((3, 5, 4), np.float32)
     with tracing_for(named("v5e")):
