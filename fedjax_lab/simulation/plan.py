@@ -158,9 +158,11 @@ def plan(
     shares = place.table_shares(clients.num_clients)
     one, each = estimate(planner.round_of, state, planner.batch, machine, shares)
     found, parts = None, place.client_map.parts
-    with tracing_noting(convolutions := Notes()):
-        jax.eval_shape(planner.round_of(chosen.client_map), state, planner.batch)
     many = at_once(chosen.client_map, how.slots(clients), machine)
+    on_one = "vmap" if many > 1 else "scan"  # a machine without devices cannot share a cohort
+    with tracing_noting(convolutions := Notes()):
+        noted = planner.round_of(chosen.client_map if machine.devices else on_one)
+        jax.eval_shape(noted, state, planner.batch)
     if machine.devices:
         program, seconds = planner.compiled(chosen.client_map, 1), planner.compile_seconds
         if program is None:
