@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_lab import tree, types
 from fedjax_lab.checks import check_choice, check_int, is_traced
@@ -27,6 +28,7 @@ from fedjax_lab.clients.model_axis import (
 )
 from fedjax_lab.clients.planner import Plan, plan
 from fedjax_lab.clients.returned import check_kept, check_message
+from fedjax_lab.clients.sources import Sources
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.keys import fold_in, threefry
 from fedjax_lab.machine.target import LOWERINGS, Target, tracing_for, tracing_with
@@ -311,6 +313,7 @@ def build_round(
         if asked.is_planned:
             planned = plan_round(algorithm, state, batch, target).client_map
             cohort_map = parse_client_map(planned, target)
+            chosen[_shapes(state, batch)] = cohort_map
         batch = batch._replace(key=threefry(batch.key))
         equal = batch.num_steps is None and batch.participates is None
         how = _How(cohort_map, rows, exclude, equal)
@@ -360,19 +363,39 @@ def build_round(
             "bytes_down": senders * float(algorithm.downlink(params)),
         }
 
+    chosen: dict[Any, ClientMap] = {}  # by the planner
+
+    def mesh_of(compiled: RoundFn, state: FedState, batch: CohortBatch) -> Mesh | None:
+        client_map = asked
+        if asked.is_planned and jax.device_count() > 1:
+            if (shapes := _shapes(state, batch)) not in chosen:
+                jax.eval_shape(compiled, state, batch)  # plans; what is traced is kept
+            client_map = chosen.get(shapes, asked)
+        return client_map.mesh if client_map.kind == "shard_map" else None
+
     is_plain = target is None and lowering == "auto" and not is_divided
-    return _compiled_alone(round_fn if is_plain else for_target)
+    return _compiled_alone(round_fn if is_plain else for_target, mesh_of)
 
 
-def _compiled_alone(round_fn: RoundFn) -> RoundFn:
+def _shapes(state: FedState, batch: CohortBatch) -> Any:
+    leaves, structure = jax.tree.flatten((state, batch))
+    return structure, tuple(
+        (jnp.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves
+    )
+
+
+def _compiled_alone(round_fn: RoundFn, mesh_of: Callable[..., Mesh | None]) -> RoundFn:
     """Compile a round that is called outside of a traced function, once for all its calls."""
-    compiled = jax.jit(round_fn)
+    compiled, sources = jax.jit(round_fn), Sources()
 
     @functools.wraps(round_fn)
     def pure(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
         if is_traced((state, batch)):
             return round_fn(state, batch)
         check_values(batch, state.num_clients)
+        if batch.source is not None:
+            source = sources.on_all(mesh_of(compiled, state, batch), batch.source)
+            batch = batch._replace(source=source)
         return compiled(state, batch)
 
     return pure
