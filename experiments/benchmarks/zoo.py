@@ -82,7 +82,7 @@ class Network:
       rounds: measured rounds of a process, after the first one.
       vocabulary: number of words; 0 for images.
       label_shape: of an example's labels.
-      library: the module that must be installed.
+      package: the module that must be installed.
       lax_takes_minutes: whether a process with ``lowering="lax"`` does.
     """
 
@@ -98,7 +98,7 @@ class Network:
     blocks: tuple[tuple[int, int], ...] = ()
     vocabulary: int = 0
     label_shape: tuple[int, ...] = ()
-    library: str = "flax"
+    package: str = "flax"
     lax_takes_minutes: bool = False
 
 
@@ -428,10 +428,10 @@ ZOO = {
     "equinox_cnn": Network(
         "equinox: CNN, channels first, vmap over examples",
         *(build_equinox, *IMAGES.values(), 16, *SOME.values(), 5),
-        library="equinox",
+        package="equinox",
     ),
     "haiku_cnn": Network(
-        "haiku: CNN", build_haiku, **IMAGES, **SOME, width=32, rounds=5, library="haiku"
+        "haiku: CNN", build_haiku, **IMAGES, **SOME, width=32, rounds=5, package="haiku"
     ),
     "text_cnn": Network(
         "flax linen: text CNN, widths 3, 4, 5",
@@ -679,7 +679,7 @@ def main(arguments=None):
         few = {"samples": 1} if system == "lax" else {}  # its rounds are long
         return run_child(CHILDREN[system], {**job, **few}, torch_python, timeout)
 
-    missing = [n for n in given.networks if importlib.util.find_spec(ZOO[n].library) is None]
+    missing = [n for n in given.networks if importlib.util.find_spec(ZOO[n].package) is None]
     names = [name for name in given.networks if name not in missing]
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
@@ -711,7 +711,7 @@ def main(arguments=None):
         )
     print(table(found))
     for name in missing:
-        print(f"\n{name} is left out: {ZOO[name].library} is not installed.")
+        print(f"\n{name} is left out: {ZOO[name].package} is not installed.")
     if given.json:
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump(found, file, indent=1)

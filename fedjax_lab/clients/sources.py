@@ -20,6 +20,7 @@ class Sources:
         """Remember nothing yet."""
         self._of: list[weakref.ref[Any]] = []
         self._copies: PyTree = None
+        self._mesh: Mesh | None = None
 
     def on_all(self, mesh: Mesh | None, source: PyTree) -> PyTree:
         """Return examples with a copy on each device.
@@ -35,7 +36,9 @@ class Sources:
         if not leaves or not all(map(_is_on_one_device, leaves)):
             return source
         known = [reference() for reference in self._of]
-        if len(known) != len(leaves) or any(a is not b for a, b in zip(known, leaves, strict=True)):
+        is_known = mesh == self._mesh and len(known) == len(leaves)
+        if not is_known or any(a is not b for a, b in zip(known, leaves, strict=True)):
+            self._mesh = mesh
             self._copies = jax.device_put(source, NamedSharding(mesh, PartitionSpec()))
             self._of = [weakref.ref(leaf, self._forget) for leaf in leaves]
         return self._copies

@@ -118,10 +118,8 @@ def form_of_max_transpose(
       operands: shapes and dtypes of the gradient and of the maximum's operand.
       how: what the program is traced for.
     """
-    pool = form_of_max(params, operands[1:], how) if params["select_prim"].name == "ge" else None
-    if pool is None:
-        return None
-    return lambda gradient, x: jax.vjp(pool, x)[1](gradient)[0]
+    pool = _pool_of(params, operands, how)
+    return pool and (lambda gradient, x: jax.vjp(pool, x)[1](gradient)[0])
 
 
 def form_of_max_tangent(
@@ -134,10 +132,14 @@ def form_of_max_tangent(
       operands: shapes and dtypes of the tangent and of the maximum's operand.
       how: what the program is traced for.
     """
-    pool = form_of_max(params, operands[1:], how) if params["select_prim"].name == "ge" else None
-    if pool is None:
-        return None
-    return lambda tangent, x: jax.jvp(pool, (x,), (tangent,))[1]
+    pool = _pool_of(params, operands, how)
+    return pool and (lambda tangent, x: jax.jvp(pool, (x,), (tangent,))[1])
+
+
+def _pool_of(params, operands, how):
+    """Return the maximum's form, of its gradient's or tangent's params; None: it has none."""
+    is_maximum = params["select_prim"].name == "ge"
+    return form_of_max(params, operands[1:], how) if is_maximum else None
 
 
 def _windows(

@@ -41,8 +41,7 @@ class RoundPlan(NamedTuple):
         that devices which divide a model divide everything.
       figures: figures of the compiler; None: it is not installed.
       note: why figures are missing, and how to get them; else None.
-      convolutions: of the loss, kind -> the form that it takes there, or why it takes none. Layers
-        of this package choose by ``convolution``.
+      convolutions: of the loss, kind -> the form that it takes there, or why it takes none.
     """
 
     target: Target

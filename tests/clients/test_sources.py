@@ -24,9 +24,11 @@ def test_examples_are_copied_once_and_forgotten_with_the_original(mesh):
     assert first["x"].sharding.device_set == set(mesh.devices.flat)
     np.testing.assert_array_equal(first["x"], np.arange(6.0))
     assert held.on_all(mesh, dict(x)) is first
+    wider = held.on_all(parse_client_map("shard_map:4").mesh, x)
+    assert len(wider["x"].sharding.device_set) == 4
     other = held.on_all(mesh, {"x": x["x"] + 1})
     assert other["x"][0] == 1
-    del first, other
+    del first, wider, other
     x.clear()
     gc.collect()
     assert held._copies is None

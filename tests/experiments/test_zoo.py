@@ -31,7 +31,7 @@ def small(name):
 NAMES = [
     pytest.param(name, marks=[pytest.mark.slow] if name in ("resnet18", "mobilenet") else [])
     for name, network in zoo.ZOO.items()
-    if network.library == "flax"
+    if network.package == "flax"
 ]
 
 
