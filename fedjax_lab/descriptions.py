@@ -49,6 +49,18 @@ def describe(value: Any) -> Any:
     return _described(value, ())
 
 
+def format_value(value: Any) -> str:
+    """Format a value for display after ``name=``.
+
+    Args:
+      value: a number, a bool, None, text, or a tuple of these.
+    """
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(format_value, value)) + ("," if len(value) == 1 else "")
+    words: dict[Any, str] = {True: "true", False: "false"}
+    return "none" if value is None else words[value] if isinstance(value, bool) else str(value)
+
+
 def text_of(description: Any) -> str:
     """Format a description as one line, such as ``exponential_decay(decay_rate=0.9)``.
 

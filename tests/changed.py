@@ -67,6 +67,7 @@ COVERS = {
     "recipes/test_recipes": "recipes/*",
     "report/test_figures": "report/curves report/partition_figure report/ranking report/style "
     "report/surfaces",
+    "report/test_hostile_names": "markdown",
     "report/test_plot": "report/print_size",
     "report/test_reading": "report/runs",
     "report/test_report": "report/statistics report/tables report/write",

@@ -12,7 +12,7 @@ ROOT = Path(fedjax_lab.__file__).parent
 EXPERIMENTS = ROOT.parent / "experiments"
 # Each room may import from itself and from those before it.
 ORDER = (
-    *("types", "version", "checks", "signatures", "tree", "estimates", "descriptions"),
+    *("types", "version", "checks", "signatures", "tree", "estimates", "markdown", "descriptions"),
     *(
         "machine",
         "data",

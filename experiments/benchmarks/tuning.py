@@ -25,7 +25,7 @@ import numpy as np
 
 import fedjax_lab
 from fedjax_lab import algorithms, data, models
-from fedjax_lab.estimates import markdown_table
+from fedjax_lab.markdown import markdown_table
 from fedjax_lab.simulation.evaluate import build_evaluation
 
 ROUNDS, SEARCHES, MARGIN = 45, 10, 0.3

@@ -10,7 +10,8 @@ from experiments.leaderboard.tasks import TASKS
 from experiments.studies.claims import Claim
 from experiments.studies.measures import ACCURACY
 from experiments.studies.verdicts import CONTRADICTED, SHOWS, ahead
-from fedjax_lab.estimates import NOTHING, format_estimate, markdown_table
+from fedjax_lab.estimates import NOTHING, format_estimate
+from fedjax_lab.markdown import markdown_table
 
 _ROWS = {"fedadmm": "fedadmm W"}  # of the methods that have another name there
 _PUBLISHED = {"fedspeed": "fedspeed all"}  # rows that run a method as its code does

@@ -12,7 +12,8 @@ from experiments.leaderboard.cells import RESULTS, Scale, final_runs, load
 from experiments.leaderboard.methods import METHODS
 from experiments.leaderboard.scores import rows_of
 from experiments.leaderboard.tasks import TASKS, Task, problem
-from fedjax_lab.estimates import NOTHING, format_estimate, markdown_table
+from fedjax_lab.estimates import NOTHING, format_estimate
+from fedjax_lab.markdown import markdown_table
 
 NAME, SHOWN = "gradma_s", ("skew-0.1", "skew-0.01", "unequal")
 

@@ -27,7 +27,8 @@ from experiments.studies.verdicts import (
     both_measures,
     both_ways,
 )
-from fedjax_lab.estimates import NOTHING, Estimate, markdown_table
+from fedjax_lab.estimates import NOTHING, Estimate
+from fedjax_lab.markdown import markdown_table
 from fedjax_lab.report.paired import best_group
 from fedjax_lab.report.runs import Group, Run
 from fedjax_lab.report.tables import UNSOLVED, UNSOLVED_NOTE, worst_residual

@@ -20,7 +20,8 @@ from experiments.studies.claims import Judged, claims_section
 from experiments.studies.groups import groups_of, is_drawn_as_today
 from experiments.studies.measures import flatness
 from experiments.studies.numbers import DISCUSSION, RESULTS, filled
-from fedjax_lab.estimates import NOTHING, estimate, format_estimate, markdown_table
+from fedjax_lab.estimates import NOTHING, estimate, format_estimate
+from fedjax_lab.markdown import markdown_table
 from fedjax_lab.report.curves import (
     ACCURACY,
     DRIFT,

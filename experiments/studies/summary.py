@@ -19,8 +19,9 @@ from experiments.studies.verdicts import (
     WAYS,
     one_way,
 )
-from fedjax_lab.estimates import NOTHING, markdown_table
+from fedjax_lab.estimates import NOTHING
 from fedjax_lab.machine.files import write_text
+from fedjax_lab.markdown import markdown_table
 
 PAPERS = {
     "gradma": "GradMA",

@@ -16,7 +16,8 @@ from fedjax_lab.command.options import float_options, parse_options, server_lr_o
 from fedjax_lab.command.own_code import check_known
 from fedjax_lab.command.screen import print_rows, show_warning
 from fedjax_lab.command.unused import check_settings
-from fedjax_lab.estimates import Rows, estimate, format_estimate
+from fedjax_lab.estimates import estimate, format_estimate
+from fedjax_lab.markdown import Rows
 from fedjax_lab.simulation.sweep_result import Point, SweepResult, check_seeds, list_points
 
 # Column -> (metric, "last" or "best" evaluation, scale, digits).

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.estimates import code
+from fedjax_lab.markdown import code
 from fedjax_lab.report.curves import (
     ACCURACY,
     DRIFT,

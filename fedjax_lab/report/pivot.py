@@ -7,16 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_lab.checks import check_choice
-from fedjax_lab.estimates import (
-    NOTHING,
-    Estimate,
-    Rows,
-    estimate,
-    format_estimate,
-    inert,
-    markdown_table,
-    printable,
-)
+from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate
+from fedjax_lab.markdown import Rows, inert, markdown_table, printable
 from fedjax_lab.report.paired import NOISE, best_group, paired_difference
 from fedjax_lab.report.runs import Group, Run, differing_parts, show
 from fedjax_lab.report.sections import (

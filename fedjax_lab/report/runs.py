@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_lab.descriptions import ARRAY, flat, text_of
-from fedjax_lab.estimates import format_value, printable
+from fedjax_lab.descriptions import ARRAY, flat, format_value, text_of
+from fedjax_lab.markdown import printable
 from fedjax_lab.report.reading import (
     read_landscape,
     read_partition,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_lab.estimates import printable
+from fedjax_lab.markdown import printable
 from fedjax_lab.report.runs import Group, Run, group_runs, show
 from fedjax_lab.report.statistics import (
     ACCURACY,

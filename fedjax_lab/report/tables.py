@@ -4,16 +4,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_lab.estimates import (
-    NOTHING,
-    Estimate,
-    Rows,
-    code,
-    estimate,
-    format_estimate,
-    inert,
-    markdown_table,
-)
+from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate
+from fedjax_lab.markdown import Rows, code, inert, markdown_table
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, unsolved
 from fedjax_lab.report.paired import NOISE, behind_best
 from fedjax_lab.report.runs import Group, Run, chosen, common_settings, show

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import LAST_SEED, check_choice, check_int
-from fedjax_lab.estimates import estimate, format_estimate, markdown_table
+from fedjax_lab.estimates import estimate, format_estimate
+from fedjax_lab.markdown import markdown_table
 from fedjax_lab.round import Algorithm
 from fedjax_lab.storage.fingerprint import are_the_same
 

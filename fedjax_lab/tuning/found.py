@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.estimates import estimate, format_estimate, markdown_table
+from fedjax_lab.estimates import estimate, format_estimate
+from fedjax_lab.markdown import markdown_table
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.tuning.space import Range, Space
 

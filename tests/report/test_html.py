@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_lab.estimates import markdown_table
+from fedjax_lab.markdown import markdown_table
 from fedjax_lab.report import write_report
 from fedjax_lab.report.html import html_page
 from tests.report.by_hand import CURVE, write_run

@@ -6,7 +6,8 @@ import pytest
 from scipy import stats
 
 from fedjax_lab.command.cli import main
-from fedjax_lab.estimates import format_estimate, markdown_table
+from fedjax_lab.estimates import format_estimate
+from fedjax_lab.markdown import markdown_table
 from fedjax_lab.report import (
     Estimate,
     default_folder,
