@@ -1,5 +1,6 @@
 """``fedjax-lab run --distributed``: one run in several processes."""
 
+import math
 import os
 import re
 import sys
@@ -7,11 +8,11 @@ import time
 from typing import Any, NoReturn
 
 from fedjax_lab.checks import check_int
-from fedjax_lab.command.commands import RunCommand
-from fedjax_lab.command.rendezvous import await_all
+from fedjax_lab.command.commands import PROG, RunCommand
 
 LOST = 4  # the exit status of a process whose run another process has left
 _GRACE = 2.0  # seconds
+_LIMIT = "FEDJAX_LAB_JOIN_SECONDS"
 
 # setting: (flag, environment variable)
 _SETTINGS = {
@@ -26,7 +27,7 @@ def join(command: RunCommand) -> None:
     """Connect to the other processes of the run, if the command has any.
 
     Missing arguments are taken from the environment, or else JAX detects a TPU pod, SLURM, Open MPI
-    or Kubernetes.
+    or Kubernetes. JAX ends this process if the others do not connect in time.
 
     Args:
       command: the parsed command.
@@ -35,7 +36,6 @@ def join(command: RunCommand) -> None:
       ValueError: an argument is missing and cannot be detected, is out of range, or was given
         without ``distributed``.
       TypeError: a number has another type.
-      ConnectionError: not all processes connected in time.
     """
     given = {name: getattr(command, name) for name in _SETTINGS}
     if not command.distributed:
@@ -50,12 +50,19 @@ def join(command: RunCommand) -> None:
 
     if jax.distributed.is_initialized():
         return
-    if None not in found.values():
-        await_all(found["coordinator"], found["num_processes"], found["process_id"])
-    try:
-        jax.distributed.initialize(
-            found["coordinator"], found["num_processes"], found["process_id"]
+    address, count, place = found.values()
+    seconds = _seconds()
+    if not command.quiet:
+        who = "this process" if place is None else f"process {place}"
+        others = "the others" if count is None else f"all {count} processes"
+        where = "the coordinator" if address is None else address
+        print(
+            f"{PROG}: {who} waits for {others} at {where}, at most {seconds} seconds",
+            file=sys.stderr,
+            flush=True,
         )
+    try:
+        jax.distributed.initialize(address, count, place, initialization_timeout=seconds)
     except ValueError as error:
         missing = [
             f"{flag} (or {variable})"
@@ -94,6 +101,18 @@ def _found(name: str, value: Any) -> Any:
     if not text.isdigit():
         raise ValueError(f"{variable} is {text!r}; it must be a whole number.")
     return int(text)
+
+
+def _seconds() -> int:
+    """Return for how many seconds the processes wait for each other."""
+    text = os.environ.get(_LIMIT) or "300"
+    try:
+        seconds = math.ceil(float(text))
+    except (ValueError, OverflowError):
+        seconds = 0
+    if seconds < 1:
+        raise ValueError(f"{_LIMIT} is {text!r}; it must be a number greater than 0.")
+    return seconds
 
 
 def _check(found: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from fedjax_lab.checks import check_int
 from fedjax_lab.command.commands import PROG, RunCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import format_settings, is_yaml
-from fedjax_lab.command.distributed import LOST, join, leave
+from fedjax_lab.command.distributed import join, leave
 from fedjax_lab.command.screen import print_rows, show_warning
 from fedjax_lab.machine.files import new_file
 from fedjax_lab.simulation.stop import compiles_still
@@ -60,11 +60,7 @@ def run_command(command: RunCommand) -> int:
         return 0
     start(command.cpu_devices, command.quiet)
     configs = _configs(command)
-    try:
-        join(command)
-    except ConnectionError as error:
-        print(f"{PROG}: {error}", file=sys.stderr)
-        return LOST
+    join(command)
     team = Team.here()
     team.meet()
     team.agree({"seeds": list(command.seeds)})

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,11 +11,12 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_lab.command import distributed
+from fedjax_lab.command import launch
 from fedjax_lab.command.cli import main
 from fedjax_lab.command.commands import RunCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.distributed import join
+from fedjax_lab.simulation import team
 
 ADDRESS, COUNT, PLACE = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
@@ -23,9 +25,11 @@ ADDRESS, COUNT, PLACE = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PRO
 def asked(monkeypatch):
     """What JAX is asked for; it finds nothing out by itself."""
     calls = []
+    limit = 300
 
-    def initialize(address=None, count=None, place=None):
+    def initialize(address=None, count=None, place=None, initialization_timeout=None):
         calls.append((address, count, place))
+        assert initialization_timeout == limit
         for value, told in (
             (address, "coordinator_address should be defined."),
             (count, "Number of processes must be defined."),
@@ -35,7 +39,6 @@ def asked(monkeypatch):
                 raise ValueError(told)
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(distributed, "await_all", lambda *who: None)
     for name in (ADDRESS, COUNT, PLACE):
         monkeypatch.delenv(name, raising=False)
     return calls
@@ -89,6 +92,88 @@ def test_a_number_in_the_environment_is_one(asked, monkeypatch):
     monkeypatch.setenv(COUNT, "two")
     with pytest.raises(ValueError, match="JAX_NUM_PROCESSES is 'two'; it must be a whole number"):
         join(command())
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"coordinator": "host:1", "num_processes": 3, "process_id": 2},
+            "process 2 waits for all 3 processes at host:1, at most 8 seconds",
+        ),
+        ({}, "this process waits for the others at the coordinator, at most 8 seconds"),
+    ],
+)
+def test_who_waits_for_how_many_at_which_address_is_one_line(settings, line, monkeypatch, capsys):
+    limits = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *who, **more: limits.append(more))
+    monkeypatch.setenv("FEDJAX_LAB_JOIN_SECONDS", "7.5")
+    join(command(**settings))
+    assert capsys.readouterr().err == f"fedjax-lab: {line}\n"
+    join(command(**settings, quiet=True))
+    assert capsys.readouterr().err == ""
+    assert limits == [{"initialization_timeout": 8}] * 2
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "soon"])
+def test_the_limit_is_a_number(text, monkeypatch):
+    monkeypatch.setenv("FEDJAX_LAB_JOIN_SECONDS", text)
+    with pytest.raises(ValueError, match=f"FEDJAX_LAB_JOIN_SECONDS is '{text}'; it must be a numb"):
+        join(command(coordinator="host:1", num_processes=2, process_id=1))
+
+
+def test_jax_ends_a_process_that_nobody_joins(tmp_path):
+    """JAX writes why, and ends the process by SIGABRT."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    joined = ["--distributed", "--coordinator", address, "--num-processes", "2"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "fedjax_lab", "run", *joined, "--process-id", "0"],
+        env={**os.environ, "FEDJAX_LAB_JOIN_SECONDS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == -signal.SIGABRT
+    assert f"process 0 waits for all 2 processes at {address}, at most 1 seconds" in ended.stderr
+    assert "DEADLINE_EXCEEDED" in ended.stderr
+
+
+def test_seeds_are_compared_before_the_first_run(monkeypatch, capsys):
+    def differs(mine):
+        raise ValueError(f"all processes must be given the same, and not {mine}")
+
+    monkeypatch.setattr(launch, "start", lambda *arguments: None)
+    monkeypatch.setattr(launch.Team, "agree", lambda self, mine: differs(mine))
+    assert main(["run", "--seeds", "3", "4", "--quiet"]) == 2
+    assert "and not {'seeds': [3, 4]}" in capsys.readouterr().err
+
+
+def test_what_failed_in_another_process_is_one_line(monkeypatch, capsys):
+    def fails(command):
+        raise team.ElsewhereError("process 0 stopped with PermissionError: no")
+
+    monkeypatch.setattr(launch, "start", lambda *arguments: None)
+    monkeypatch.setattr(launch, "join", fails)
+    assert main(["run", "--run-dir", "x", "--quiet"]) == 2
+    assert capsys.readouterr().err == ("fedjax-lab: process 0 stopped with PermissionError: no\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_loss"),
+    [
+        (ValueError("Connection to the data base was refused"), False),
+        (ValueError("UNKNOWN: Gloo AllGather failed: Connection reset by peer"), True),
+        (jax.errors.JaxRuntimeError("UNAVAILABLE: Socket closed"), True),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"), False),
+    ],
+)
+def test_errors_of_the_users_own_are_no_losses(error, is_loss):
+    processes = team._Processes()
+    with pytest.raises(ConnectionError if is_loss else type(error)), processes.reporting_losses():
+        raise error
 
 
 def test_the_flags_of_a_process_go_with_distributed(capsys, tmp_path):
