@@ -36,6 +36,8 @@ from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, Personal, PyTree, Scalar, ScalarOrSchedule
 
+SYMBOLS = {"alpha_i": "mixing"}
+
 
 class APFLServer(NamedTuple):
     """Server state of APFL."""

@@ -32,6 +32,8 @@ from fedjax_lab.round import Algorithm
 from fedjax_lab.types import LossFn, ScalarOrSchedule
 from fedjax_lab.wrappers.compression import with_compression
 
+SYMBOLS = {"eta": "server_lr"}
+
 
 @factory
 def cfedavg(

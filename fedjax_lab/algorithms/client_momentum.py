@@ -41,6 +41,8 @@ from fedjax_lab.checks import check_scalar_or_schedule
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
+SYMBOLS = {"alpha": "mixing", "lambda": "momentum", "beta": ("prox_weight", "momentum")}
+
 
 class FedCMServer(NamedTuple):
     """Server state of FedCM and MoFedSAM."""

@@ -30,6 +30,8 @@ from fedjax_lab.checks import check_scalar_or_schedule
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
 
+SYMBOLS = {"lambda": "prox_weight", "eta": "personal_lr"}
+
 
 class DittoServer(NamedTuple):
     """Server state of Ditto."""

@@ -47,6 +47,14 @@ from fedjax_lab.clients.store import one_row_per_client, zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
+SYMBOLS = {
+    "alpha": "prox_weight",
+    "rho": "prox_weight",
+    "1/eta": "prox_weight",
+    "eta": "server_lr",
+    "p": "skip_probability",
+}
+
 # Folded into a round's key for FedPD's coin; phases fold in 0 and 1.
 _COIN = np.uint32(2**32 - 1)
 

@@ -13,7 +13,7 @@ and recorded hyper-parameters follow.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Required, TypedDict, TypeVar
 
 import jax
@@ -21,14 +21,13 @@ import optax
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.hyper import (
-    Symbol,
+    Symbols,
     at_round,
     at_step,
     check_example_privacy,
     check_lrs,
     check_transform,
     meant_by,
-    read_symbols,
 )
 from fedjax_lab.clients.local import (
     Direction,
@@ -212,11 +211,11 @@ def factory(build: Factory) -> Factory:
     own = inspect.signature(build)
     takes_common = "common" in own.parameters
     signature = _with_common(own) if takes_common else own
-    symbols = read_symbols(getattr(inspect.getmodule(build), "__doc__", None), signature.parameters)
 
     @functools.wraps(build)
     def wrapper(*args, **kwargs):
         for name in kwargs.keys() - signature.parameters.keys():
+            symbols = getattr(inspect.getmodule(build), "SYMBOLS", {})
             raise _unknown(build.__name__, name, signature, symbols)
         try:
             given = signature.bind(*args, **kwargs)
@@ -262,15 +261,13 @@ _OF_A_STEP = {
 }
 
 
-def _unknown(
-    method: str, name: str, signature: inspect.Signature, symbols: Iterable[Symbol]
-) -> TypeError:
+def _unknown(method: str, name: str, signature: inspect.Signature, symbols: Symbols) -> TypeError:
     """Make the error for an unknown keyword of a factory, with the argument that was meant."""
     known = list(signature.parameters)
     run_names = {name, *SYNONYMS.get(name, ())} & set(_OF_A_RUN)
-    meant, hint = meant_by(name, symbols, method), None
+    meant, hint = meant_by(name, symbols, known), None
     if meant:
-        of = [f"the paper's {s.text} is {s.argument!r}" for s in meant]
+        of = [f"the paper's {symbol} is {argument!r}" for argument, symbol in meant.items()]
         hint = f"{', '.join(of)} here."
     elif name in ("eta", "eta_l", "eta_c", "gamma_l"):
         hint = "the learning rate of the local steps is 'client_lr' here."

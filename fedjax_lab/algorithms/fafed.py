@@ -53,6 +53,8 @@ from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
+SYMBOLS = {"alpha_t": "momentum", "beta": "second_moment_decay", "rho": "stability"}
+
 
 class FAFEDServer(NamedTuple):
     """Server state of FAFED; ``started`` is () where ``init`` took the first estimates."""

@@ -39,6 +39,8 @@ from fedjax_lab.clients.local import local_steps
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, Personal, Scalar, ScalarOrSchedule
 
+SYMBOLS = {"tau_f": "fine_tune_steps"}
+
 
 class FedBABUServer(NamedTuple):
     """Server state of FedBABU."""

@@ -36,6 +36,8 @@ from fedjax_lab.checks import check_number, check_scalar_or_schedule, is_traced
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
+SYMBOLS = {"rho": "local_momentum", "mu": "prox_weight"}
+
 
 class FedNovaServer(NamedTuple):
     """Server state of FedNova."""

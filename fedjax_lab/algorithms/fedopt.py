@@ -38,6 +38,15 @@ from fedjax_lab.machine.keys import compact, is_key
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
+SYMBOLS = {
+    "eta": "server_lr",
+    "beta_1": "beta1",
+    "beta_2": "beta2",
+    "beta": "momentum",
+    "tau": "tau",
+    "epsilon": "tau",
+}
+
 
 class FedOptServer(NamedTuple):
     """Server state of FedOpt."""

@@ -48,6 +48,13 @@ from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
+SYMBOLS = {
+    "1/lambda": "prox_weight",
+    "rho_0": "perturbation_radius",
+    "alpha": "perturbation_weight",
+    "zeta_t": "inertia",
+}
+
 _TINY = 1e-12  # a gradient of a smaller norm has no direction
 
 

@@ -41,6 +41,8 @@ from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, Scalar, ScalarOrSchedule
 
+SYMBOLS = {"rho": "final_lr_ratio", "alpha": "server_lr", "gamma": "momentum"}
+
 
 class FedSWAServer(NamedTuple):
     """Server state of FedSWA."""

@@ -47,6 +47,8 @@ from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
+SYMBOLS = {"rho": "perturbation_radius", "1/beta": "prox_weight"}
+
 
 class FedLESAMServer(NamedTuple):
     """Server state of FedLESAM; what a variant does not need is ()."""

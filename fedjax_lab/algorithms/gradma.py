@@ -37,6 +37,8 @@ from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
+SYMBOLS = {"beta_1": "server_momentum", "beta_2": "memory_decay", "m": "memory_size"}
+
 
 class ServerMemory(NamedTuple):
     """The additional hyperparameters of the corrected server half, by name."""

@@ -2,9 +2,8 @@
 
 import functools
 import re
-import unicodedata
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -162,74 +161,30 @@ def _turns_round(transform: optax.GradientTransformation) -> bool:
             return False
 
 
-class Symbol(NamedTuple):
-    """A row of a symbol table that names an argument.
-
-    Attributes:
-      text: the paper's symbol, such as "1/λ" or "β_1".
-      argument: what it is here.
-      paper: whose symbol it is where the table says so, such as "FedDyn", or "".
-    """
-
-    text: str
-    argument: str
-    paper: str
-
-
-_GREEK = re.compile(r"[\u0370-\u03ff]")
-_SYMBOL = re.compile(r"(?:1/)?([^\W\d_]+)((?:[_^]\S+)?)\Z")
+# Paper's symbol -> argument; of several arguments, the first that a method has.
+Symbols = Mapping[str, str | tuple[str, ...]]
 # As Python names them: `lambda` is a word of the language.
 _LAMBDA = re.compile(r"^lam(?:bda|bd|b|da)?(?=\d|$)")
 
 
-def read_symbols(doc: str | None, arguments: Iterable[str]) -> list[Symbol]:
-    """Read the symbols of a module's table, "paper | here", that stand for a method's arguments.
-
-    Symbols and names of a row correspond in order; a single name belongs to all symbols of the row.
-
-    Args:
-      doc: the module's docstring.
-      arguments: of the method.
-    """
-    rows = re.split(r"^=+ +=+ *$", doc or "", flags=re.M)
-    if len(rows) != 4:
-        return []
-    names, found = set(arguments), []
-    for row in rows[2].strip().splitlines():
-        left, _, right = row.partition("  ")
-        if left.startswith("1 - ") and right.strip().startswith("1 - "):
-            left = left.removeprefix("1 - ")
-        here = re.findall(r"``(\w+)``", right)
-        symbols: list[tuple[str, str]] = []
-        paper = ""
-        for part in reversed(re.split(r", (?![^(]*\))", left.strip())):
-            text, _, of = part.partition(" (")
-            paper = of.rstrip(")") or paper
-            symbols.insert(0, (text, paper))
-        if len(here) != len(symbols):
-            here = here[:1] * len(symbols) if len(set(here)) == 1 else []
-        found += [Symbol(t, name, of) for (t, of), name in zip(symbols, here, strict=False)]
-    return [symbol for symbol in found if symbol.argument in names and _SYMBOL.match(symbol.text)]
-
-
-def meant_by(word: str, symbols: Iterable[Symbol], method: str) -> list[Symbol]:
-    """Return the likeliest symbols that a keyword such as "mu", "lam" or "beta_1" spells.
+def meant_by(word: str, symbols: Symbols, arguments: Container[str]) -> dict[str, str]:
+    """Return {argument: symbol} for the symbols that a keyword such as "lam" or "beta_1" spells.
 
     Args:
       word: what was given as a keyword.
-      symbols: those of the method's papers.
-      method: its name, which decides between the papers of a file.
+      symbols: those of the method's papers, in Latin letters, such as "1/lambda" or "beta_1".
+      arguments: those of the method.
     """
-    wanted = _spelled(word)
-    exact = [s for s in symbols if wanted == _spelled(s.text)]
-    close = exact or [s for s in symbols if wanted == _spelled(s.text, subscript=False)]
-    own = [s for s in close if s.paper and _spelled(s.paper) in _spelled(method)]
-    return list({s.argument: s for s in own or close}.values())
+    meant: dict[str, str] = {}
+    for symbol, names in symbols.items():
+        names = (names,) if isinstance(names, str) else names
+        if (own := next((name for name in names if name in arguments), None)) is not None:
+            meant[symbol] = own
+    exact = {meant[s]: s for s in meant if _spelled(s) == _spelled(word)}
+    subscripts = {meant[s]: s for s in meant if _spelled(s.partition("_")[0]) == _spelled(word)}
+    return exact or subscripts
 
 
-def _spelled(symbol: str, subscript: bool = True) -> str:
-    """Spell a symbol in small Latin letters and digits: "β_1" is "beta1", or bare "beta"."""
-    match = _SYMBOL.match(symbol)
-    letters = symbol if match is None else match[1] + match[2] * subscript
-    names = _GREEK.sub(lambda letter: unicodedata.name(letter[0]).split()[-1], letters)
-    return _LAMBDA.sub("lambda", re.sub(r"[\W_]", "", names.lower()))
+def _spelled(symbol: str) -> str:
+    letters = symbol.removeprefix("1/").replace("_", "").lower()
+    return _LAMBDA.sub("lambda", letters)

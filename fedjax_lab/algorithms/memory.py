@@ -35,6 +35,8 @@ from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
+SYMBOLS = {"beta_1": "momentum"}
+
 
 class MIFAServer(NamedTuple):
     """Server state of MIFA and MIFA-M; what a variant does not need is ()."""

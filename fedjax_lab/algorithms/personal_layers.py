@@ -53,6 +53,8 @@ from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Personal, PyTree, ScalarOrSchedule
 
+SYMBOLS = {"tau": "head_steps", "alpha": "client_lr"}
+
 
 class LayersServer(NamedTuple):
     """Server state of the methods that share some leaves."""

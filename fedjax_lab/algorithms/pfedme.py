@@ -35,6 +35,8 @@ from fedjax_lab.checks import check_int, check_scalar_or_schedule
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
 
+SYMBOLS = {"K": "inner_steps", "lambda": "prox_weight", "beta": "server_lr"}
+
 
 class PFedMeServer(NamedTuple):
     """Server state of pFedMe."""

@@ -27,6 +27,8 @@ from fedjax_lab.checks import check_scalar_or_schedule
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
+SYMBOLS = {"mu": "prox_weight", "beta_1": "momentum"}
+
 
 class FedProxServer(NamedTuple):
     """Server state of FedProx and FedProxM."""

@@ -55,6 +55,14 @@ from fedjax_lab.models.losses import (
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import Params, PyTree, Scalar, ScalarOrSchedule
 
+SYMBOLS = {
+    "mu": "contrastive_weight",
+    "tau": "temperature",
+    "lambda_1": "hybrid_ce_weight",
+    "lambda_2": "hybrid_kl_weight",
+    "beta_1": "momentum",
+}
+
 
 class MomentumServer(NamedTuple):
     """Server state of all four methods."""

@@ -48,6 +48,8 @@ from fedjax_lab.clients.local import Gradient
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
+SYMBOLS = {"rho": "perturbation_radius", "eta": "stability", "beta": "mixing"}
+
 
 class FedSAMServer(NamedTuple):
     """Server state of FedSAM and FedASAM."""

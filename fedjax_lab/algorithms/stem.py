@@ -46,6 +46,8 @@ from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, ScalarOrSchedule
 
+SYMBOLS = {"a_t": "momentum"}
+
 
 class STEMServer(NamedTuple):
     """Server state of STEM; ``started`` is () where ``init`` took the first estimate."""

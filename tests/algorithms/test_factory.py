@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import sys
+import unicodedata
 from typing import Unpack, get_type_hints
 
 import jax.numpy as jnp
@@ -84,6 +86,47 @@ def test_wrong_keywords_are_named(name):
         rest = {key: value for key, value in arguments.items() if key != missing}
         with pytest.raises(TypeError, match=rf"{name}\(\) missing .*'{missing}'"):
             build(**rest)
+
+
+WITHOUT_SYMBOL = {"client_lr", "server_lr"}  # "eta", "eta_l" and "eta_g" mean them everywhere
+WITHOUT_SYMBOL |= {"control_update", "normalize_by_steps"}  # rows of words, not of symbols
+WITHOUT_SYMBOL |= {"anchor", "compressor", "fine_tune", "head", "personal", "table"}
+
+
+def symbol_rows(doc):
+    """(symbols in Latin letters, names in the right column) of each row of a file's table."""
+    rows = re.split(r"^=+ +=+ *$", doc, flags=re.M)
+    if len(rows) == 4:
+        for row in rows[2].strip().splitlines():
+            left, _, right = row.partition("  ")
+            found = re.findall(r"(?:1/)?[^\W\d_](?:_\w)?", re.sub(r"\(.*?\)", "", left))
+            yield {_in_latin(symbol) for symbol in found}, set(re.findall(r"``(\w+)``", right))
+
+
+def _in_latin(symbol):
+    names = re.sub(r"[\u0370-\u03ff]", lambda x: unicodedata.name(x[0]).split()[-1].lower(), symbol)
+    return names.replace("lamda", "lambda")
+
+
+FILES = {inspect.getmodule(build.__wrapped__).__name__ for build in ALGORITHMS.values()}
+
+
+@pytest.mark.parametrize("file", sorted(FILES))
+def test_symbols_are_those_of_the_table(file):
+    module = sys.modules[file]
+    methods = [b for b in ALGORITHMS.values() if b.__wrapped__.__module__ == file]
+    arguments = {name for build in methods for name in inspect.signature(build).parameters}
+    rows = list(symbol_rows(module.__doc__))
+    pairs = {
+        (symbol, name)
+        for symbol, names in getattr(module, "SYMBOLS", {}).items()
+        for name in ([names] if isinstance(names, str) else names)
+    }
+    for symbol, name in pairs:
+        assert name in arguments
+        assert any(symbol in symbols and name in names for symbols, names in rows)
+    named = {name for symbols, names in rows for name in names & arguments - symbols}
+    assert named - WITHOUT_SYMBOL <= {name for _, name in pairs}
 
 
 def test_own_words_count_first():
