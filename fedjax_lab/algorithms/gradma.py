@@ -34,6 +34,7 @@ from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.clients.store import one_row_per_client
+from fedjax_lab.qp.packing import separate_leaves
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
@@ -214,7 +215,7 @@ def _gradma(
             metrics["server_qp_residual"] = info.kkt_residual
             metrics["server_qp_active"] = _active(info)
             metrics["server_qp_iterations"] = info.iterations.astype(metrics["delta_norm"].dtype)
-        m = correction.separated(m, server.momentum)
+        m = separate_leaves(m)
         params = tree.descend(server.params, at_round(server_lr, cohort.round), m)
         old = server.params, server.momentum
         params, m = tree.where(cohort.participates.any(), (params, m), old)

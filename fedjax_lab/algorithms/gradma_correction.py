@@ -6,7 +6,7 @@ import jax
 
 from fedjax_lab import qp, tree
 from fedjax_lab.checks import check_choice, check_number
-from fedjax_lab.qp.packing import join_leaves, separate_leaves
+from fedjax_lab.qp.packing import join_leaves
 from fedjax_lab.types import PyTree, Scalar
 
 
@@ -35,15 +35,6 @@ class Correction(NamedTuple):
           axes: number of leading axes.
         """
         return join_leaves(values, axes) if self.scope == "global" else values
-
-    def separated(self, joined: PyTree, like: PyTree) -> PyTree:
-        """Undo ``joined``.
-
-        Args:
-          joined: as ``joined`` returns it.
-          like: arrays or shapes of one vector.
-        """
-        return separate_leaves(joined, like) if self.scope == "global" else joined
 
     def inner_products(self, rows: PyTree, *others: PyTree) -> jax.Array:
         """Compute inner products of rows, float [1 or leaves, m, k], as the scope needs them.

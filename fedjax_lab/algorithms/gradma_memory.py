@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_lab.algorithms.gradma_correction import Correction
 from fedjax_lab.clients.store import zero_row_per_client
+from fedjax_lab.qp.packing import separate_leaves
 from fedjax_lab.tree import scale_rows
 from fedjax_lab.types import Cohort, Params, PyTree, Scalar
 
@@ -111,10 +112,7 @@ def remember(
     def put(table, values):
         return table.at[slot].set(values, mode="drop")
 
-    one = jax.tree.map(
-        lambda table: jax.ShapeDtypeStruct(table.shape[1:], table.dtype), memory.rows
-    )
-    rows = jax.tree.map(put, memory.rows, correction.separated(new, one))
+    rows = jax.tree.map(put, memory.rows, separate_leaves(new))
     joined = correction.joined(rows, axes=1)
     p, unit = _scaled(jax.tree.map(lambda leaf: leaf[None], p))
     with_new = correction.inner_products(joined, new, p)

@@ -7,15 +7,15 @@ all devices. This moves as many bytes as a ring all-reduce, and gives the same b
 of processes.
 """
 
+import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_lab.clients.model_axis import held_layout
+from fedjax_lab.tree import Joined
 from fedjax_lab.types import PyTree
 
 _SMALL = 2**12  # elements
@@ -33,13 +33,14 @@ def sum_in_order(values: PyTree, axis: str, devices: int) -> PyTree:
     """
     if devices == 1:
         return values
-    leaves, structure = jax.tree.flatten(values)
-    large, small = _by_size(leaves, devices)
-    sums = {place: _sum_large(leaves[place], axis, devices) for place in large}
-    for places in small:
-        added = _sum_small([leaves[place] for place in places], axis)
-        sums.update(zip(places, added, strict=True))
-    return jax.tree.unflatten(structure, [sums[place] for place in range(len(leaves))])
+    joined = _joined(values, devices)
+    sums = [
+        _sum_large(array, axis, devices)
+        if len(group) == 1 and is_divided(array.size, devices)
+        else _sum_small(array, axis)
+        for array, group in zip(joined.arrays, joined.groups, strict=True)
+    ]
+    return dataclasses.replace(joined, arrays=sums).separate()
 
 
 def send_rows(rows: PyTree, send: Callable[[jax.Array], jax.Array], devices: int) -> PyTree:
@@ -53,30 +54,12 @@ def send_rows(rows: PyTree, send: Callable[[jax.Array], jax.Array], devices: int
     Returns:
       Pytree of arrays [T, ...].
     """
-    leaves, structure = jax.tree.flatten(rows)
-    large, small = _by_size(leaves, devices)
-    sent = {place: send(leaves[place]) for place in large}
-    for places in small:
-        shapes = [leaves[place].shape[1:] for place in places]
-        flat = [leaves[place].reshape(len(leaves[place]), -1) for place in places]
-        ends = np.cumsum([part.shape[1] for part in flat])
-        together = send(jnp.concatenate(flat, axis=1) if len(flat) > 1 else flat[0])
-        for place, shape, end, part in zip(places, shapes, ends, flat, strict=True):
-            own = together[:, end - part.shape[1] : end]
-            sent[place] = own.reshape(len(together), *shape)
-    return jax.tree.unflatten(structure, [sent[place] for place in range(len(leaves))])
+    return jax.tree.map(send, _joined(rows, devices, axes=1)).separate()
 
 
-def _by_size(leaves: Sequence[jax.Array], devices: int) -> tuple[list[int], list[list[int]]]:
-    """Return (places of the leaves that are sent alone, groups of places sent together)."""
-    large: list[int] = []
-    small: dict[jnp.dtype, list[int]] = {}
-    for place, leaf in enumerate(leaves):
-        if is_divided(leaf.size, devices):
-            large.append(place)
-        else:
-            small.setdefault(leaf.dtype, []).append(place)
-    return large, list(small.values())
+def _joined(values: PyTree, devices: int, axes: int = 0) -> Joined:
+    small = [not is_divided(leaf.size, devices) for leaf in jax.tree.leaves(values)]
+    return Joined.of(values, small, axes)
 
 
 def is_divided(size: int, devices: int) -> bool:
@@ -107,13 +90,7 @@ def _sum_large(leaf: jax.Array, axis: str, devices: int) -> jax.Array:
     return jax.lax.slice_in_dim(whole, 0, length, axis=along)
 
 
-def _sum_small(leaves: Sequence[jax.Array], axis: str) -> list[jax.Array]:
-    together = jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
-    rows = jax.lax.all_gather(together, axis)
+def _sum_small(array: jax.Array, axis: str) -> jax.Array:
+    rows = jax.lax.all_gather(array, axis)
     # Written out, since XLA for CPU is slow at sums over a leading axis.
-    added = functools.reduce(jnp.add, rows) if len(rows) <= _FEW else rows.sum(0)
-    ends = itertools.accumulate(leaf.size for leaf in leaves)
-    return [
-        added[end - leaf.size : end].reshape(leaf.shape)
-        for end, leaf in zip(ends, leaves, strict=True)
-    ]
+    return functools.reduce(jnp.add, rows) if len(rows) <= _FEW else rows.sum(0)

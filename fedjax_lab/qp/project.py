@@ -30,6 +30,7 @@ of q is scaled, down or up, so that q becomes shortest, since the dual is 1/2 ||
 ``dual`` solves the dual, ``gram`` computes inner products, and this file computes and refines q.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +42,8 @@ from fedjax_lab import checks
 from fedjax_lab.clients.model_axis import are_divided, held_layout, on_each_part
 from fedjax_lab.qp import dual, projected_gradient
 from fedjax_lab.qp.gram import add_scaled, along, are_safe, rows_of, scaled_gram, sum_of_rows
-from fedjax_lab.qp.packing import groups_of, packed, packed_rows, unpacked
+from fedjax_lab.qp.packing import are_small, joined_rows
+from fedjax_lab.tree import Joined
 from fedjax_lab.types import PyTree, Scalar
 
 SOLVERS = ("auto", "active_set", "projected_gradient")
@@ -178,17 +180,18 @@ def _project(p, rows, mask, margin, products, options, divided):
     if len(row_leaves[0]) == 0:
         zero = jnp.zeros((), dtype)
         return p, ConeInfo(jnp.zeros(0, dtype), zero, jnp.int32(0), jnp.bool_(True))
-    groups = groups_of(leaves, divided)
+    small = are_small(leaves, divided)
+    joined = Joined.of(leaves, small)
     q, info = _project_leaves(
-        packed(leaves, groups),
-        packed_rows(row_leaves, groups),
+        joined.arrays,
+        joined_rows(row_leaves, small),
         mask,
         jnp.asarray(margin, dtype),
         products,
         options,
-        [divided[group[0]] for group in groups],
+        [divided[group[0]] for group in joined.groups],
     )
-    return jax.tree.unflatten(treedef, unpacked(q, groups, leaves)), info
+    return jax.tree.unflatten(treedef, dataclasses.replace(joined, arrays=q).separate()), info
 
 
 def _project_leaves(p_leaves, row_leaves, mask, margin, products, options, divided):

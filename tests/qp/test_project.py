@@ -12,7 +12,7 @@ from scipy.optimize import nnls
 
 from fedjax_lab.machine.target import named, tracing_for
 from fedjax_lab.qp import gram, inner_products, project_to_cone, project_to_cone_per_leaf
-from fedjax_lab.qp.packing import groups_of
+from fedjax_lab.qp.packing import are_small
 
 TOLERANCE = 1e-5  # of the data's scale, in float32
 SOLVERS = ("active_set", "projected_gradient")
@@ -233,12 +233,11 @@ def test_leaves_too_many_or_too_large_to_be_copied_stay_alone():
     sizes = (2**15, 2**15 + 1, 10, 2**15, 2**15, 2**15, 2**15 - 10)
     leaves = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes]
     leaves.append(jax.ShapeDtypeStruct((7,), jnp.bfloat16))
-    # Leaf 1 is too large, leaf 7 has another dtype, and with leaf 5 a group would exceed 2**17.
-    groups = [[1], [5], [7], [0, 2, 3, 4, 6]]
-    assert groups_of(leaves) == groups
-    assert sum(sizes[index] for index in groups[-1]) == 2**17
-    divided = [index == 2 for index in range(8)]
-    assert [2] in groups_of(leaves, divided)
+    # Leaf 1 is too large, and with leaf 5 or 7 the joined ones would exceed 2**17.
+    small = [0, 2, 3, 4, 6]
+    assert are_small(leaves) == [index in small for index in range(8)]
+    assert sum(sizes[index] for index in small) == 2**17
+    assert not are_small(leaves, divided=[index == 2 for index in range(8)])[2]
 
 
 def test_per_leaf_projects_every_leaf_alone():
