@@ -25,7 +25,9 @@ from typing import NamedTuple, Unpack
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, check_lrs
-from fedjax_lab.algorithms.leaves import (
+from fedjax_lab.algorithms.server import broadcast_params
+from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.clients.leaves import (
     Leaves,
     check_leaves,
     check_some,
@@ -33,8 +35,6 @@ from fedjax_lab.algorithms.leaves import (
     one_after_the_other,
     split,
 )
-from fedjax_lab.algorithms.server import broadcast_params
-from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.clients.local import local_steps
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, Personal, Scalar, ScalarOrSchedule

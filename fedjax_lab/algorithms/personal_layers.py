@@ -37,7 +37,9 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
-from fedjax_lab.algorithms.leaves import (
+from fedjax_lab.algorithms.own_models import OWN_ROW, own_row, start_with_own_models
+from fedjax_lab.checks import check_int
+from fedjax_lab.clients.leaves import (
     Leaves,
     check_leaves,
     check_some,
@@ -46,8 +48,6 @@ from fedjax_lab.algorithms.leaves import (
     one_after_the_other,
     split,
 )
-from fedjax_lab.algorithms.own_models import OWN_ROW, own_row, start_with_own_models
-from fedjax_lab.checks import check_int
 from fedjax_lab.clients.local import local_steps
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase

@@ -1,12 +1,8 @@
-"""Personal layers: leaves of the model that stay on their client, for methods with one phase.
+"""Personal leaves of any method with one phase: they stay on their client.
 
-FedPer: Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers.
-2019. FedRep: Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
-Personalized Federated Learning. ICML 2021. LG-FedAvg: Liang, Liu, Ziyin, Allen, Auerbach,
-Brent, Salakhutdinov, Morency: Think Locally, Act Globally. 2020.
-
-FedPer is FedAvg with a personal head, and LG-FedAvg is FedAvg with a personal body. FedRep is
-FedPer whose local steps first train only the head, then only the body (``personal_first``).
+``algorithms.personal_layers`` has the papers that do this with FedAvg: ``fedper`` is FedAvg with a
+personal head, ``lg_fedavg`` FedAvg with a personal body. FedRep is FedPer whose local steps first
+train only the head, then only the body (``personal_first``).
 """
 
 import dataclasses
@@ -19,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab.checks import check_int
+from fedjax_lab.clients.leaves import one_after_the_other, paths_of
 from fedjax_lab.clients.local import LOCAL_PARAMS
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
@@ -228,12 +225,6 @@ def client_params(algorithm: Algorithm, state: FedState, client_id: jax.Array | 
     return algorithm.personal.params(state, jnp.asarray(client_id))
 
 
-class StepCount(NamedTuple):
-    """State of ``personal_first``."""
-
-    steps: jax.Array  # int32 scalar, local steps taken in this round
-
-
 def personal_first(is_personal: IsPersonal, steps: int) -> optax.GradientTransformation:
     """Build FedRep's ``step_transform``: the first steps of a round train only personal leaves.
 
@@ -247,23 +238,13 @@ def personal_first(is_personal: IsPersonal, steps: int) -> optax.GradientTransfo
       TypeError, ValueError: ``steps`` is no such number.
     """
     check_int("steps", steps, minimum=1)
-
-    def update(direction, state, params=None):
-        first = state.steps < steps
-
-        def move(path, leaf):
-            moves = first if is_personal(_text(path)) else ~first
-            return jnp.where(moves, leaf, jnp.zeros_like(leaf))
-
-        return jax.tree_util.tree_map_with_path(move, direction), StepCount(state.steps + 1)
-
-    return optax.GradientTransformation(lambda params: StepCount(jnp.zeros((), jnp.int32)), update)
+    return one_after_the_other(is_personal, steps, None)
 
 
 def _plan(algorithm, phase, is_personal, structure, num_clients) -> _Plan:
     """Analyse a method on params of single numbers; vectors that change with them are models."""
     ones = jax.tree.unflatten(structure, [1.0] * structure.num_leaves)
-    paths = [_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(ones)]
+    paths = paths_of(ones)
     is_own = tuple(bool(is_personal(path)) for path in paths)
     if all(is_own) or not any(is_own):
         raise ValueError(
@@ -289,10 +270,6 @@ def _plan(algorithm, phase, is_personal, structure, num_clients) -> _Plan:
 
 def _server_params(algorithm: Algorithm, server: PyTree) -> Params:
     return algorithm.params(FedState(server, (), jnp.zeros((), jnp.int32)))
-
-
-def _text(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _is_vector(plan: _Plan) -> Callable[[PyTree], bool]:

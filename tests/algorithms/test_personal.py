@@ -17,7 +17,7 @@ from fedjax_lab import (
     with_robust_aggregation,
     with_secure_aggregation,
 )
-from fedjax_lab.algorithms.leaves import WORDS, split
+from fedjax_lab.clients.leaves import WORDS, split
 from fedjax_lab.types import ClientBatch, Cohort
 from fedjax_lab.wrappers import client_params
 from tests.algorithms.cases import N

@@ -68,7 +68,7 @@ def check_some(method: str, argument: str, leaves: Leaves, params: Params) -> No
     """
     if leaves in ("all", "nothing"):
         return
-    paths = [_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    paths = paths_of(params)
     meant = [_holds(leaves, path) for path in paths]
     if all(meant) or not any(meant):
         hint = ""
@@ -79,6 +79,15 @@ def check_some(method: str, argument: str, leaves: Leaves, params: Params) -> No
             f"the params of {method}: {', '.join(paths)}.{hint} Give a pattern of their paths, or "
             "say 'all' or 'nothing'."
         )
+
+
+def paths_of(params: PyTree) -> list[str]:
+    """Return the paths of all leaves, such as "blocks_0/dense/kernel".
+
+    Args:
+      params: pytree.
+    """
+    return [_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
 def split(params: PyTree, leaves: Leaves) -> tuple[PyTree, PyTree]:
