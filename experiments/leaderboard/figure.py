@@ -1,15 +1,15 @@
-"""The figure of the leaderboard: methods by tasks, coloured by the gap, as SVG within the page."""
+"""The figure of the leaderboard: methods by tasks, coloured by the gap."""
 
 import html
 from collections.abc import Mapping, Sequence
 
-from experiments.leaderboard.cells import slug
 from experiments.leaderboard.methods import METHODS
 from experiments.leaderboard.scores import Row
 from experiments.leaderboard.tasks import TASKS
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 150, 44, 84, 18
 _NEAR, _FAR = (255, 247, 188), (102, 37, 6)  # ColorBrewer's YlOrBr, lightness falls all the way
+_INK = "#777"  # readable on a light and on a dark page
 _SCALES = {"%": 5.0, "digits": 2.0}
 
 
@@ -30,9 +30,8 @@ def heat_map(found: Mapping[str, Mapping[str, Row]], names: Sequence[str]) -> st
     run.sort(key=place)
     width, height = _LEFT + _WIDTH * len(found), _TOP + _HEIGHT * len(run)
     lines = [
-        f'<svg viewBox="0 0 {width} {height}" width="100%" role="img" '
-        'aria-label="Gap to the best method, methods by tasks" '
-        'style="max-width:720px;font-size:11px;fill:currentColor">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'font-family="sans-serif" font-size="11" fill="{_INK}">'
     ]
     for column, name in enumerate(found):
         lines.append(_text(_LEFT + _WIDTH * (column + 0.5), _TOP - 8, "middle", name))
@@ -43,7 +42,7 @@ def heat_map(found: Mapping[str, Mapping[str, Row]], names: Sequence[str]) -> st
             _cell(_LEFT + _WIDTH * column, down, name, method, rows, shades[method][name])
             for column, (name, rows) in enumerate(found.items())
         ]
-    return "\n".join([*filter(None, lines), "</svg>"])  # a blank line would end the HTML
+    return "\n".join([*filter(None, lines), "</svg>\n"])
 
 
 def _shades(found: Mapping[str, Mapping[str, Row]], method: str) -> dict[str, float | None]:
@@ -71,7 +70,7 @@ def _cell(across, down, task, method, rows, shade) -> str:
     ink = "white" if shade > 0.5 else "black"
     label = _text(across + _WIDTH / 2, down + 13, "middle", said)
     label = label.replace("<text ", f'<text style="fill:{ink}" ')
-    return f'<a href="#{slug(task)}-{slug(method)}">{box}{label}</a>'
+    return box + label
 
 
 def _text(across: float, down: float, side: str, said: str) -> str:

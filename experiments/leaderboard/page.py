@@ -1,6 +1,8 @@
-"""The leaderboard's page, docs/leaderboard.md, from the stored cells alone."""
+"""docs/leaderboard.md, its figure and its files of settings, from the stored cells alone."""
 
+import csv
 import html
+import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +18,10 @@ from experiments.studies import chance
 from experiments.studies.verdicts import CONTRADICTED
 from fedjax_lab.estimates import NOTHING, Estimate, format_estimate
 from fedjax_lab.machine.files import write_text
-from fedjax_lab.markdown import code, markdown_table
+from fedjax_lab.markdown import markdown_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
+FIGURE = "images/leaderboard.svg"
 
 _FEW = 5  # methods, below which a task's best one says little
 
@@ -26,13 +29,35 @@ Cells = Mapping[str, Mapping[str, Any]]
 
 
 def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
-    """Write the page.
+    """Write the page, and next to it the figure and a file of settings for each task.
 
     Args:
       folder: folder of all results.
       page: the file.
     """
-    write_text(page, text({name: load(folder, name) for name in TASKS}))
+    stored = {name: load(folder, name) for name in TASKS}
+    files = {page: text(stored)}
+    files[page.parent / FIGURE] = heat_map(rows_of_tasks(stored), _names(stored))
+    for name, cells in stored.items():
+        if cells:
+            files[page.parent / _settings_file(name)] = settings(cells)
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, content)
+
+
+def rows_of_tasks(stored: Mapping[str, Cells]) -> dict[str, Mapping[str, Row]]:
+    """Return the rows of all tasks: task -> method -> row.
+
+    Args:
+      stored: task -> method -> cell.
+    """
+    return {name: rows_of(TASKS[name], cells) for name, cells in stored.items()}
+
+
+def _names(stored: Mapping[str, Cells]) -> list[str]:
+    """Return the names of all methods, those of the catalogue first."""
+    return list(dict.fromkeys([*METHODS, *(name for cells in stored.values() for name in cells)]))
 
 
 def text(stored: Mapping[str, Cells]) -> str:
@@ -41,20 +66,17 @@ def text(stored: Mapping[str, Cells]) -> str:
     Args:
       stored: task -> method -> cell.
     """
-    found = {name: rows_of(TASKS[name], cells) for name, cells in stored.items()}
-    names = list(dict.fromkeys([*METHODS, *(name for rows in found.values() for name in rows)]))
+    found = rows_of_tasks(stored)
     parts = [_HEAD, "## At a glance", _glance(found), _ROWS, _MEMORY]
-    parts += ["## All tasks", _FIGURE, heat_map(found, names), "## Tables", _COLUMNS]
+    parts += ["## All tasks", _FIGURE, f"![Gap to the best method, methods by tasks]({FIGURE})"]
+    parts += ["## Tables", _COLUMNS]
     for name, rows in found.items():
         if rows:
             parts.append(_section(name, TASKS[name], rows))
     parts += _claims(stored.get(claims.TASK, {}))
-    parts += ["## What the numbers do not say", _LIMITS, "## Settings", _SETTINGS]
-    for name, cells in stored.items():
-        if cells:
-            parts.append(f"### Settings: {TASKS[name].title}\n\n{_settings(name, cells)}")
+    parts += ["## What the numbers do not say", _LIMITS]
     parts += ["## Running it", _run(stored), "## How much has been run"]
-    return "\n\n".join([*parts, _missing(stored, names), _left_out()]) + "\n"
+    return "\n\n".join([*parts, _missing(stored, _names(stored)), _left_out()]) + "\n"
 
 
 _HEAD = f"""\
@@ -90,8 +112,8 @@ task, `gradma_s` is behind FedAvg."""
 _FIGURE = """\
 A number is the gap to the best method of the task: points of accuracy, or decimal digits in the
 convex task. The darkest color stands for 5 points or 2 digits and more. Methods with many cells
-come first, then those with small gaps. A cell links to its settings. Empty cells have not been run;
-a dot means that the method does not fit the task."""
+come first, then those with small gaps. Empty cells have not been run; a dot means that the method
+does not fit the task."""
 
 _COLUMNS = f"""\
 Click on a column's head to sort by it.
@@ -105,7 +127,12 @@ Click on a column's head to sort by it.
 - **Rounds**, **MB up** and **gradients**: what it takes until the first evaluation that reaches the
   target, for all clients together (1 MB = 10^6 bytes); mean over the seeds. A dash: a seed does
   not reach it.
-- **Diverged**: share of the tuning points that diverged."""
+- **Diverged**: share of the tuning points that diverged.
+
+Each table has a file of settings. **Chosen** is the point that tuning chose. **At an end**:
+hyperparameters whose best value is the smallest or largest one tried; a better one may lie beyond.
+**Tuning gradients**: mini-batch gradients per client and local step that the search spent. **Tuning
+scores**: those of the chosen point with both tuning seeds. **Rounds**: of a final run."""
 
 _LIMITS = """\
 - One partition serves all seeds of a task, so the intervals do not cover other partitions.
@@ -123,13 +150,6 @@ _LIMITS = """\
   they keep mean little. `python -m experiments.benchmarks.methods` measures what a round of each
   method costs.
 - 90 rounds are few. A method that is slow at first and good at last is behind here."""
-
-_SETTINGS = """\
-The point that tuning chose for each cell. **At an end**: hyperparameters whose best value is the
-smallest or largest one tried; a better one may lie beyond. **Tuning gradients**: mini-batch
-gradients per client and local step that the search spent. **Tuning scores**: those of the chosen
-point with both tuning seeds. **Rounds**: of a final run. This command runs a cell again after its
-file is deleted: `python -m experiments.leaderboard --tasks TASK --methods METHOD`."""
 
 
 def _glance(found: Mapping[str, Mapping[str, Row]]) -> str:
@@ -187,7 +207,7 @@ def _run(stored: Mapping[str, Cells]) -> str:
     return f"""\
 {len(cells)} cells have been run, by version {versions or NOTHING}, in {minutes:.0f} processor
 minutes, tuning and compilation included. Each is a file,
-`experiments/leaderboard/results/TASK/METHOD.json`.
+`experiments/leaderboard/results/TASK/METHOD.json`; a cell is run again after its file is deleted.
 
     python -m experiments.leaderboard                     # runs the cells that are missing
     python -m experiments.leaderboard --tasks skew-0.1 --methods fedavg scaffold
@@ -221,56 +241,41 @@ def _section(name: str, task: Task, rows: Mapping[str, Row]) -> str:
     head += ["rounds", "MB up", "gradients", "diverged"]
     table = [head]
     for method, row in rows.items():
-        link = f'<a href="#{anchor(name, method)}">{html.escape(method)}</a>'
         gap = "best" if row.is_best else _shown(row.gap)
-        line = [link, row.rank, _shown(row.score), gap, _shown(row.top)]
+        line = [html.escape(method), row.rank, _shown(row.score), gap, _shown(row.top)]
         line += [_shown(row.train, 1)] if train else []
         line += [_number(row.rounds, 0), _number(row.megabytes, 2), _number(row.gradients, 0)]
         table.append([*line, f"{row.diverged:.0%}"])
-    about = f"{task.asks} The target is a score of {task.target:g}."
+    about = f"{task.asks} The target is a score of {task.target:g}. "
+    about += f"[The settings of all rows]({_settings_file(name)})."
     return f"### {task.title}\n\n{about}\n\n{markdown_table(table)}"
 
 
-def anchor(task: str, method: str) -> str:
-    """Return the id of a cell's settings.
+def _settings_file(task: str) -> str:
+    return f"leaderboard/{slug(task)}.csv"
+
+
+def settings(cells: Cells) -> str:
+    """Return the settings of a task's cells as CSV.
 
     Args:
-      task, method: names.
+      cells: method -> cell.
     """
-    return f"{slug(task)}-{slug(method)}"
-
-
-def _settings(name: str, cells: Cells) -> str:
-    head = [
-        "method",
-        "chosen",
-        "at an end",
-        "points",
-        "tuning gradients",
-        "tuning scores",
-        "rounds",
-    ]
-    rows = [head]
+    head = ["method", "chosen", "at an end", "points"]
+    rows = [[*head, "tuning gradients", "tuning scores", "rounds"]]
     for method, cell in cells.items():
-        label = f'<a id="{anchor(name, method)}"></a>{html.escape(method)}'
         if cell["chosen"] is None:
-            rows.append([label, "all points diverged", *[NOTHING] * 5])
+            rows.append([method, "all points diverged", *[""] * 5])
             continue
         fixed = cell["declared"]["method"]["fixed"]
         chosen = [f"{n} {value:.4g}" for n, value in cell["chosen"].items()]
-        given = [f"{n} {code(str(value))}" for n, value in fixed.items()]
-        rows.append(
-            [
-                label,
-                ", ".join([*chosen, *given]),
-                ", ".join(cell["edges"]) or NOTHING,
-                str(cell["points"]),
-                f"{cell['tuning_gradients']:,}",
-                ", ".join(f"{score:.2f}" for score in cell["validation"]),
-                str(cell["rounds"][-1]),
-            ]
-        )
-    return markdown_table(rows, text=True)
+        chosen += [f"{n} {value}" for n, value in fixed.items()]
+        scores = ", ".join(f"{score:.2f}" for score in cell["validation"])
+        row = [method, ", ".join(chosen), ", ".join(cell["edges"]), str(cell["points"])]
+        rows.append([*row, str(cell["tuning_gradients"]), scores, str(cell["rounds"][-1])])
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()
 
 
 def _left_out() -> str:

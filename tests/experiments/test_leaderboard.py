@@ -1,9 +1,12 @@
 """The leaderboard: its cells at their smallest, its page from stored cells, and going on."""
 
+import csv
 import dataclasses
+import io
 import json
 import re
 import subprocess
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from scipy import stats
 
 from experiments.leaderboard import __main__ as command
 from experiments.leaderboard import cells, claims, methods, page, scores, tasks
+from experiments.leaderboard.figure import heat_map
 from experiments.leaderboard.methods import LEFT_OUT, METHODS
 from experiments.studies.fingerprint import fingerprint, is_same
 from fedjax_lab.algorithms import ALGORITHMS, fedavg
@@ -74,23 +78,34 @@ def test_the_cost_of_a_target_is_that_of_the_rounds_until_it_is_reached():
 
 
 def test_the_page_shows_cells_and_says_which_are_missing():
-    shown = page.text({"convex": STORED, "few-data": {}})
-    row = r'<a href="#convex-scaffold">scaffold</a> +\| +1 \(1\) \| +1\.60 ± 0\.25 \| +best \|'
+    stored = {"convex": STORED, "few-data": {}}
+    shown = page.text(stored)
+    row = r"\| scaffold +\| +1 \(1\) \| +1\.60 ± 0\.25 \| +best \|"
     assert re.search(row, shown)  # t(2 degrees of freedom) 4.303, s 0.1
     assert "(`convex`): 4 of " in shown
     assert "(`few-data`): 0 of" in shown
     assert "Not run: fedprox" in shown
-    linked = set(re.findall(r'href="#([^"]+)"', shown))
-    assert len(linked) == len(STORED)
-    figure = shown[shown.index("<svg") : shown.index("</svg>")]
-    assert figure.count("<a href") == len(STORED)
-    assert "\n\n" not in figure  # Markdown's HTML would end there
-    assert linked <= set(re.findall(r'id="([^"]+)"', shown))
+    assert "(leaderboard/convex.csv)" in shown
+    assert "(leaderboard/few-data.csv)" not in shown
+    figure = heat_map(page.rows_of_tasks(stored), list(STORED))
+    assert figure.count("<rect") == len(STORED)
+    assert ElementTree.fromstring(figure).tag.endswith("svg")
+
+
+def test_settings_are_those_of_the_cells():
+    mine, *_, broken = csv.DictReader(io.StringIO(page.settings(STORED)))
+    assert (mine["method"], mine["chosen"]) == ("fedavg", "client_lr 0.1, variant W")
+    assert (mine["at an end"], mine["rounds"]) == ("client_lr", "40")
+    assert (mine["tuning gradients"], mine["tuning scores"]) == ("1200", "1.00, 2.00")
+    assert (broken["method"], broken["chosen"]) == ("fedsam", "all points diverged")
 
 
 def test_the_committed_page_is_that_of_the_stored_cells(tmp_path):
-    page.write(page=tmp_path / "page.md")
-    assert (tmp_path / "page.md").read_text("utf-8") == page.PAGE.read_text("utf-8")
+    page.write(page=tmp_path / "leaderboard.md")
+    written = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) == 2 + len(tasks.TASKS)  # the page, the figure, settings
+    for name in written:
+        assert (tmp_path / name).read_text("utf-8") == (page.PAGE.parent / name).read_text("utf-8")
 
 
 def test_stored_cells_are_whole_and_declared_as_today():
@@ -130,7 +145,7 @@ def test_a_cell_is_run_once_and_a_row_of_ones_own_is_the_only_one(tmp_path, monk
     after = cells.load(tmp_path, "convex")
     assert set(after) == {"fedavg", "mine"}
     assert set(after["mine"]["chosen"]) == {"client_lr", "slowness"}
-    assert "fedavg</a>" in (tmp_path / "leaderboard.md").read_text("utf-8")
+    assert "| fedavg " in (tmp_path / "leaderboard.md").read_text("utf-8")
     monkeypatch.setattr(command, "smoke", lambda task: dataclasses.replace(task, rounds=10))
     with pytest.raises(SystemExit, match="other conditions"):
         command.main([*arguments, "--methods", "fedavg"])
