@@ -10,29 +10,35 @@ WORKERS ?= auto
 export PYTHONDONTWRITEBYTECODE :=
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
-.PHONY: demo check test test-methods test-pretrained test-all test-gpu test-newest faults fuzz lint smoke docs notebooks wheel-check release qp-accuracy clean
-.PHONY: accelerator-check
-.PHONY: bench bench-opponents bench-maps bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-compile bench-collectives bench-links bench-same-bits bench-bits bench-latency bench-tuning bench-zoo
-.PHONY: $(STUDIES:%=%-study) studies-report leaderboard
+.PHONY: help demo check test test-methods test-pretrained test-gpu test-all test-newest faults fuzz lint docs notebooks \
+  wheel-check release qp-accuracy smoke leaderboard studies-report clean accelerator-check \
+  bench bench-opponents bench-zoo bench-latency bench-methods bench-wrappers bench-sweep bench-memory bench-clients \
+  bench-streams bench-tuning bench-collectives bench-links bench-same-bits bench-bits
+.PHONY: $(STUDIES:%=%-study) privacy-study robustness-study
 
+## make help: this list
+help:
+	@sed -n 's/^## //p' Makefile
+
+## make demo: FedAvg, SCAFFOLD and GradMA on non-iid digits; a table and figures in runs/demo/report
 demo: $(VENV)/.runtime
 	$(BIN)/python -m experiments.demo
 
-# Style, types and the tests that mirror what has changed since a commit.
+## make check: style, types, and the tests of the files changed since the last commit, or since SINCE=main
 SINCE ?= HEAD
 check: $(VENV)/.test
 	$(BIN)/python -m tests.changed $(SINCE)
 
+## make test: the test suite, on all cores
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-# The limits, options and transforms of the steps of every method against the twins, the wrappers, the
-# client maps, stores and streams, of which `make test` has some, and here is the rest.
+## make test-methods: the tests of every method, wrapper, client map and store that make test leaves out
 test-methods: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m methods
 
-# The decoder, its weights and its adapters against transformers and peft, in an environment of their
-# own (PyTorch for the CPU, about 1 GB).
+## make test-pretrained: the decoder, its weights and its adapters against transformers and peft, in an
+##     environment of their own (PyTorch for the CPU, about 1 GB)
 test-pretrained: $(VENV)/pretrained/.installed
 	$(VENV)/pretrained/bin/python -m pytest tests/models/test_peers.py
 
@@ -42,8 +48,8 @@ $(VENV)/pretrained/.installed: pyproject.toml tests/models/peers.txt
 	  --constraint tests/models/peers.txt --editable '.[peers]'
 	touch $@
 
-# Every method and option against its twin on a GPU, by an interpreter whose JAX has one (extras "cuda"
-# and "test").
+## make test-gpu: every method and option against its NumPy twin on a GPU; GPU_PYTHON names an interpreter
+##     that has the extras "cuda" and "test"
 GPU_PYTHON ?= python3
 test-gpu:
 	XLA_PYTHON_CLIENT_PREALLOCATE=false FEDJAX_LAB_TEST_OPTIMIZED=1 FEDJAX_LAB_TEST_PROGRAMS=off \
@@ -51,13 +57,14 @@ test-gpu:
 	  --dist worksteal -W default -m 'methods or not slow' -k 'agrees_with_its_twin or test_options' \
 	  tests/algorithms/test_contract.py tests/algorithms/test_twins.py
 
-# Also every method under every map and compressor, and the examples of the documentation. With
-# FEDJAX_LAB_TEST_OPTIMIZED=1 programs are compiled as users compile them, which takes hours.
+## make test-all: all tests, with every method under every client map and compressor, and the examples of the
+##     documentation; FEDJAX_LAB_TEST_OPTIMIZED=1 compiles as users do, which takes hours
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m ''
 
-# The core on the newest releases that pyproject.toml allows, which pip takes without constraints,
-# and on the newest Python that is here: JAX 0.11 needs 3.12. What only will be gone is no error.
+## make test-newest: the core tests on the newest releases that pyproject.toml allows and the newest installed
+##     Python; rm -r .venv/newest first for the releases of today
+# JAX 0.11 needs Python 3.12. A warning that something will be removed later is not an error here.
 NEWEST := $(VENV)/newest
 PYTHONS ?= $(wildcard $(PYENV_ROOT)/versions/3.13*/bin/python3) python3.13 \
   $(wildcard $(PYENV_ROOT)/versions/3.12*/bin/python3) python3.12 $(PYTHON)
@@ -77,29 +84,31 @@ $(NEWEST)/.installed: pyproject.toml
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[report,test]'
 	touch $@
 
-# Kill runs at 200 moments, damage 300 files of half-finished ones, and compare what comes out.
+## make faults: kill runs at 200 moments and damage 300 files of unfinished runs; the results must not change
 KILLS ?= 200
 MUTATIONS ?= 300
 faults: $(VENV)/.test
 	$(BIN)/python -m tests.faults --kills $(KILLS) --mutations $(MUTATIONS)
 
-# Damaged settings, data and messages: an error that is meant, or a value. So long for each kind.
+## make fuzz: read damaged settings, data files and messages; each must be read or refused with a clear error.
+##     SECONDS for each kind
 SECONDS ?= 10
 fuzz: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
+## make lint: ruff and mypy
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Throughput next to PyTorch and pfl, half an hour; what is not installed is named and left out. All
-# measurements are stored; `python -m experiments.benchmarks.page_figures` writes the pages from them.
+## make bench: rounds per second next to PyTorch and pfl-research, stored in experiments/benchmarks/cpu.json, from
+##     which python -m experiments.benchmarks.page_figures writes the pages; half an hour
 bench: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks --json experiments/benchmarks/cpu.json \
 	  $(if $(wildcard $(OPPONENTS)/.installed),--torch-python $(OPPONENTS)/bin/python)
 
-# PyTorch and pfl for `make bench`, in an environment of their own, because pfl excludes chex.
+## make bench-opponents: install PyTorch and pfl-research for the benchmarks, in an environment of their own
 bench-opponents: $(OPPONENTS)/.installed
 
 $(OPPONENTS)/.installed: experiments/benchmarks/opponents.txt
@@ -107,47 +116,40 @@ $(OPPONENTS)/.installed: experiments/benchmarks/opponents.txt
 	$(OPPONENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
-# Networks as users of flax, equinox and haiku write them (the last two where they are installed),
-# beside PyTorch.
+## make bench-zoo: networks as users of flax, equinox and haiku write them, next to PyTorch
 bench-zoo: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.zoo --json experiments/benchmarks/zoo.json \
 	  $(if $(wildcard $(OPPONENTS)/.installed),--torch-python $(OPPONENTS)/bin/python)
 
-# Time of a round mapping by mapping, of each method and of the five systems next to FedAvg's, of
-# each compressor next to a copy; memory as the cohort grows; what leaving out broken clients costs;
-# a sweep next to its runs one by one; rounds and memory as the number of clients grows; examples on
-# the host next to examples on the device; what devices exchange in a round.
-bench-maps: $(VENV)/.runtime
-	$(BIN)/python -m experiments.benchmarks.client_maps
-
-bench-methods bench-systems bench-compressors bench-memory bench-nonfinite bench-sweep bench-clients bench-streams bench-wrappers bench-collectives bench-links bench-tuning: bench-%: $(VENV)/.runtime
+## make bench-methods, bench-wrappers: time of a round of each method, and with each wrapper, relative to FedAvg
+## make bench-sweep: a sweep of 12 runs against 12 separate runs
+## make bench-memory, bench-clients, bench-streams: memory as the cohort grows; time and memory as the number of
+##     clients grows; examples on the host against examples on the device
+## make bench-tuning: what ten searches of tune find, compared with a grid of 200 points
+## make bench-collectives, bench-links: bytes that devices exchange in a round, compiled and on paper
+bench-methods bench-wrappers bench-sweep bench-memory bench-clients bench-streams bench-tuning bench-collectives bench-links: bench-%: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.$*
 
-# Processor seconds up to the first row of README's quick start, and what each part of it compiles to.
+## make bench-latency: processor seconds up to the first row of README's quick start, and what its parts compile to
 bench-latency: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.latency --parts --origins \
 	  $(if $(wildcard $(OPPONENTS)/.installed),--torch-python $(OPPONENTS)/bin/python)
 
-# Seven methods on eight CPU devices in one, two and four processes, with each store of client rows:
-# fails if they do not end with the same bits.
+## make bench-same-bits: fail unless seven methods end with the same bits on eight CPU devices in one, two and four
+##     processes, with each store of client rows
 bench-same-bits: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.same_bits
 
-# The bits that every method ends with, to compare those before a restructuring with those after it.
+## make bench-bits: hashes of the bits that every method ends with, in build/bits.json; AGAINST=FILE compares them
+##     with earlier ones, to show that a refactoring changes no bits
 AGAINST ?=
 bench-bits: $(VENV)/.runtime
 	mkdir -p build
 	$(BIN)/python -m experiments.benchmarks.bits --out build/bits.json \
 	  $(if $(AGAINST),--against $(AGAINST))
 
-# What compilers make of GradMA and top-k next to FedAvg; TARGET=v5e where jax[tpu] is installed.
-TARGET ?= cpu
-bench-compile: $(VENV)/.runtime
-	$(BIN)/python -m experiments.benchmarks.compile_time --target $(TARGET)
-
-# All programs compiled for a TPU and a GPU by their own compilers, in an environment for each (about
-# 3 GB); it needs neither. Hours; what has a row is not compiled again. SUBSET=ci: four programs for
-# each, kept nowhere; fails if one does not compile.
+## make accelerator-check: compile all programs for a TPU and a GPU with their own compilers, without a TPU or GPU,
+##     and write the tables of docs/accelerators.md; hours, resumable, 3 GB. SUBSET=ci: four programs for each
 SUBSET ?= all
 accelerator-check: $(VENV)/tpu/.installed $(VENV)/cuda/.installed
 	$(VENV)/tpu/bin/python -m experiments.benchmarks.accelerators --target v5e --subset $(SUBSET)
@@ -163,28 +165,28 @@ $(VENV)/tpu/.installed $(VENV)/cuda/.installed: pyproject.toml constraints.txt
 	  --editable . '$(firstword $(ACCELERATOR))' $(wordlist 2,9,$(ACCELERATOR))
 	touch $@
 
-# Accuracy of the quadratic program against scipy, three to ten minutes; where Debian's
-# dataset-fashion-mnist is installed also of those that GradMA solves.
+## make qp-accuracy: the quadratic program against scipy, on random, degenerate and recorded problems; minutes
 qp-accuracy: $(VENV)/.test
 	$(BIN)/python -m experiments.qp.accuracy \
 	  $(if $(wildcard /usr/share/datasets/fashion-mnist),--recorded 40)
 
-# A paper's studies as far as two CPU cores manage them in minutes to hours, and their report. An
-# interrupted one goes on. `python -m experiments.PAPER --list` says what there is.
+## make gradma-study, fedswa-study, fedspeed-study, fafed-study, cfedavg-study, catalogue-study: a paper's studies
+##     at the scale of two CPU cores, and their report; an interrupted study resumes.
+##     python -m experiments.PAPER --list lists studies and scales
 $(STUDIES:%=%-study): %-study: $(VENV)/.runtime
 	$(BIN)/python -m experiments.$*
 	$(BIN)/python -m experiments.$* --report
 
-# Epsilon against accuracy, and robust rules under attacks; `--report` writes their pages anew.
+## make privacy-study, robustness-study: accuracy against epsilon; robust rules under attacks
 privacy-study robustness-study: %-study: $(VENV)/.test
 	$(BIN)/python -m experiments.$*
 
-# The cells of the leaderboard that have not been run, and its page.
+## make leaderboard: run the cells of the leaderboard that are missing, and write its page
 leaderboard: $(VENV)/.runtime
 	$(BIN)/python -m experiments.leaderboard
 
-# All RESULTS.md and the summary of the claims, from the kept results alone. A difference from what is
-# committed is an error, and so is a number of a discussion that is none of results or settings.
+## make studies-report: write every report from the stored results; fail if a byte differs from what is committed,
+##     or if a discussion has a number that is neither a result nor a setting
 studies-report: $(VENV)/.runtime
 	for paper in $(STUDIES); do \
 	  $(BIN)/python -m experiments.$$paper --report --runs build/none || exit 1; \
@@ -195,9 +197,9 @@ studies-report: $(VENV)/.runtime
 	  $(BIN)/python -m experiments.$$study --report || exit 1; \
 	done
 	$(BIN)/python -m experiments.leaderboard --report
-	git diff --stat --exit-code -- 'experiments/*/RESULTS.md' docs/papers_and_codes.md docs/leaderboard.md
+	git diff --stat --exit-code -- 'experiments/*/RESULTS.md' docs/papers_and_codes.md docs/leaderboard.md docs/leaderboard docs/images/leaderboard.svg
 
-# Every study at its smallest, with its report in runs/smoke. What is finished would not be run.
+## make smoke: every study at its smallest, with its report, in runs/smoke
 smoke: $(VENV)/.runtime
 	rm -rf runs/smoke
 	for paper in $(STUDIES); do \
@@ -206,24 +208,25 @@ smoke: $(VENV)/.runtime
 	    --report --out runs/smoke/$$paper || exit 1; \
 	done
 
-# The notebooks for researchers, small; the first also on eight CPU devices.
+## make notebooks: run the notebooks, small; the first also on eight CPU devices
 notebooks: $(VENV)/.notebooks
 	$(BIN)/python -m experiments.notebooks.run
 	$(BIN)/python -m experiments.notebooks.run --devices 8 quick_start_tpu
 
-# The wheel's content, its first commands, and ten tasks, in a new environment outside the checkout.
+## make wheel-check: build the wheel, list its contents, and do ten tasks of a new user with it
 wheel-check:
 	$(PYTHON) tests/packaging/check_wheel.py
 
-# The documentation, as HTML in build/docs; a warning is an error. Its examples are run, too.
+## make docs: build the documentation in build/docs, with warnings as errors, and run its examples
 docs: $(VENV)/.docs $(VENV)/.test
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/docs
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m example tests/docs tests/experiments tests/recipes
 
-# The wheel and the source archive of a tag, into dist/; HOME_URL is where the repository lives.
+## make release TAG=v0.4.0: the wheel and the source archive of a tag, in dist/; HOME_URL is the repository's address
 release:
 	$(PYTHON) tests/packaging/release.py --tag $(TAG) $(if $(HOME_URL),--home $(HOME_URL))
 
+## make clean: delete the environments and all build outputs
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 

@@ -74,7 +74,7 @@ class Common(TypedDict, total=False):
     example_noise: Scalar | None
 
 
-# Not recorded at these values: runs from before there were these arguments are the same runs.
+# Not recorded at these defaults: a run recorded before the arguments existed stays the same.
 _NEW = {"example_clip": None, "example_noise": None, "mean_from": "gradients"}
 
 

@@ -180,25 +180,19 @@ def traffic(row: Entry) -> tuple[str, str, str]:
     return _IN_PARTS.get(row.name) or (size(row.up), size(row.down), size(row.client_state))
 
 
-def table(*, options: bool = True) -> str:
-    """Format the catalogue as a Markdown table.
-
-    Args:
-      options: whether to add a column of options and defaults.
-    """
+def table() -> str:
+    """Format the catalogue as a Markdown table."""
     head = ["factory", "method", "paper", "up", "down", "client state", "gradients a step"]
-    head += ["options and defaults"] if options else []
+    head += ["options and defaults"]
     rows = [head, ["---"] * len(head)]
     for name in SOURCES:
         row = entry(name)
         sizes = list(traffic(row))
         if name == "cfedavg":
             sizes[0] = "compressed"
+        described = describe_options(row.options)
         cells = [f"`{name}`", row.method, row.paper, *sizes, str(row.gradients)]
-        if options:
-            described = describe_options(row.options)
-            cells.append(f"`{described}`" if described else "")
-        rows.append(cells)
+        rows.append([*cells, f"`{described}`" if described else ""])
     return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 
 

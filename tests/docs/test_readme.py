@@ -1,4 +1,4 @@
-"""The README's Python blocks run one after the other, with fewer rounds; its tables."""
+"""The README's Python blocks run one after the other, with fewer rounds; the page of methods."""
 
 import re
 from pathlib import Path
@@ -25,13 +25,7 @@ def test_the_python_blocks_run(capsys):
     assert np.isfinite(namespace["metrics"]["loss"])
 
 
-def test_the_method_tables_are_those_of_the_code():
-    readme, build = ((ROOT / name).read_text() for name in ("README.md", "BUILD.md"))
+def test_the_methods_page_is_written_from_the_code():
     assert set(catalogue.SOURCES) == set(algorithms.ALGORITHMS)
-    table = readme.split("<!-- methods -->\n")[1].split("\n<!-- /methods -->")[0]
-    assert table == catalogue.table(options=False)
     page = (ROOT / "docs" / "algorithms.md").read_text()
     assert page == catalogue.page()
-    for path in (ROOT / "fedjax_lab" / "algorithms").glob("*.py"):
-        if path.stem not in ("__init__", "factory", "hyper"):
-            assert f"`{path.name}`" in build, path.name

@@ -68,6 +68,15 @@ def test_workflows_do_what_the_makefile_has(name):
         assert first == ".ci/run" or (first == "make" and rest.split()[0] in targets), command
 
 
+def test_make_help_names_every_target():
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.findall(r"^\.PHONY:((?:.*\\\n)*.*)$", makefile, re.MULTILINE)
+    targets = re.findall(r"(?<=\s)[a-z][a-z-]*", " ".join(phony))
+    listed = "\n".join(re.findall(r"^## make (.*)$", makefile, re.MULTILINE))
+    assert "test-gpu" in targets
+    assert [name for name in targets if not re.search(rf"(^|, ){name}\b", listed, re.M)] == []
+
+
 def test_forms_ask_for_what_a_method_needs():
     form = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/method.yml").read_text())
     assert {"paper", "equations", "code"} <= {field["id"] for field in form["body"]}
