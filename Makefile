@@ -132,7 +132,7 @@ bench-methods bench-wrappers bench-sweep bench-memory bench-clients bench-stream
 
 ## make bench-latency: processor seconds up to the first row of README's quick start, and what its parts compile to
 bench-latency: $(VENV)/.runtime
-	$(BIN)/python -m experiments.benchmarks.latency --parts --origins \
+	$(BIN)/python -m experiments.benchmarks.latency --parts \
 	  $(if $(wildcard $(OPPONENTS)/.installed),--torch-python $(OPPONENTS)/bin/python)
 
 ## make bench-same-bits: fail unless seven methods end with the same bits on eight CPU devices in one, two and four

@@ -9,10 +9,8 @@ GEMM peak is the rate of a float32 product of 2048 x 2048 matrices, the better o
 
     python -m experiments.benchmarks [--workloads W1 W1s ...] [--systems ...] [--repeats 5]
         [--json FILE] [--scale full|smoke|gpu] [--torch-python PATH] [--minutes M]
-    python -m experiments.benchmarks --profile memory
 
-Systems whose packages are missing are named and left out. On a GPU: ``--scale gpu``, the same as
-``python -m experiments.benchmarks.gpu``.
+Systems whose packages are missing are named and left out. On a GPU: ``--scale gpu``.
 """
 
 import argparse
@@ -75,12 +73,7 @@ def main(arguments=None):
     parser.add_argument("--json", metavar="FILE", help="where all measurements are stored")
     parser.add_argument("--torch-python", default=sys.executable, help="interpreter with PyTorch")
     parser.add_argument("--minutes", type=float, help="start no process after so long")
-    parser.add_argument("--profile", choices=["memory"], help="measure memory instead")
     given = parser.parse_args(arguments)
-    if given.profile:
-        from experiments.benchmarks import memory
-
-        return memory.main([])
     torch_python = shutil.which(given.torch_python)
     if not torch_python:
         parser.error(f"--torch-python is {given.torch_python!r}, which cannot be run")

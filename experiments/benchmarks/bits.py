@@ -16,7 +16,6 @@ that differ in that are not compared.
 import argparse
 import functools
 import hashlib
-import inspect
 import json
 import os
 import platform
@@ -24,24 +23,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from experiments.benchmarks.plain_methods import plain_method
+
 ROUNDS = 3
 CLIENTS = 12
 DEVICES = 2
 STORES = ("device", "sharded", "host")
 CASES = (*STORES, "stream", "sweep", "processes")
 _RATE = 0.05
-# What factories ask for besides the loss and the rate.
-_ARGUMENTS = {
-    "compressor": "top_k:0.9",
-    "inertia": 0.1,
-    "memory_size": CLIENTS,
-    "mixing": 0.1,
-    "momentum": 0.9,
-    "perturbation_radius": 0.05,
-    "prox_weight": 0.01,
-    "second_moment_decay": 0.9,
-    "server_lr": 0.1,
-}
 
 
 def environment():
@@ -79,19 +68,9 @@ class Problem:
 
     def method(self, name, client_lr=_RATE):
         """A method of the catalogue, with plain values for what it asks for."""
-        import optax
-
-        from fedjax_lab.algorithms import ALGORITHMS
-
-        factory = ALGORITHMS[name]
-        parameters = inspect.signature(factory).parameters
-        known = {**_ARGUMENTS, "server_optimizer": optax.adam(0.01)}
-        asked = [n for n, p in parameters.items() if p.default is p.empty and n in known]
-        arguments = {n: known[n] for n in asked}
-        subject = self.loss_fn
-        if "model" in parameters:
-            subject, arguments["preprocess"] = self.model, self.prepare
-        return factory(subject, client_lr=client_lr, **arguments)
+        return plain_method(
+            *(name, self.loss_fn, self.model, self.prepare, client_lr), memory_size=CLIENTS
+        )
 
     def run(self, name, case):
         """What a run ends with: {place: pytree}."""

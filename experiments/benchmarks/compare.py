@@ -239,5 +239,9 @@ def peak_of(found):
 
 
 def spread(ratio):
-    """Such as "1.29 (1.24 to 1.32)"."""
-    return "-" if ratio is None else f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})"
+    """Such as "1.29 (1.24 to 1.32)"; a ratio without a range, as of one repeat, alone."""
+    if ratio is None:
+        return "-"
+    middle, lowest, highest = ratio
+    shown = f"{middle:.2f}"
+    return shown if lowest == highest else f"{shown} ({lowest:.2f} to {highest:.2f})"

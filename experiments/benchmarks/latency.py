@@ -7,20 +7,16 @@ all threads, on which other processes weigh little. Beside them a PyTorch loop o
 is PyTorch.
 
     python -m experiments.benchmarks.latency [--methods M ... | all] [--workload W1s]
-        [--torch-python PATH] [--parts] [--origins]
+        [--torch-python PATH] [--parts]
 
 ``--parts`` adds what the compiler makes of each part, as XLA's instructions and fusions: of drawing
 a batch, of the round, of the same round written by hand (``by_hand``), and of a chunk of rounds.
-``--origins`` adds the files from which a chunk's instructions come. This file imports neither jax
-nor torch before it is asked to measure one of them.
+This file imports neither jax nor torch before it is asked to measure one of them.
 """
 
 import argparse
-import collections
-import inspect
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from experiments.benchmarks.plain_methods import plain_method
 from experiments.benchmarks.workloads import WORKLOADS
 
 METHODS = {
@@ -37,17 +34,6 @@ METHODS = {
     "fafed": {"momentum": 0.1, "second_moment_decay": 0.9},
     "fedspeed": {},
     "cfedavg": {"compressor": "top_k:0.99"},
-}
-# Values of hyperparameters that have no default, for the other methods of the catalogue.
-REQUIRED = {
-    "inertia": 0.5,
-    "memory_size": 20,
-    "mixing": 0.1,
-    "momentum": 0.9,
-    "perturbation_radius": 0.05,
-    "prox_weight": 0.1,
-    "second_moment_decay": 0.9,
-    "server_lr": 0.1,
 }
 STAGES = ("import", "data", "model", "simulate")
 RATE, ROUNDS = 0.1, 10
@@ -78,7 +64,7 @@ def start(method, workload):
     clock = Clock()
     import jax
 
-    from fedjax_lab import algorithms, data, models
+    from fedjax_lab import data, models
 
     clock.stop("import")
     if workload == "quick_start":
@@ -94,18 +80,7 @@ def start(method, workload):
     loss_fn = models.classification_loss(model.apply, preprocess)
     params = jax.block_until_ready(model.init(jax.random.key(0), train.x[:1]))
     clock.stop("model")
-    factory = algorithms.ALGORITHMS[method]
-    arguments = inspect.signature(factory).parameters
-    needed = {name for name, argument in arguments.items() if argument.default is argument.empty}
-    options = {name: value for name, value in REQUIRED.items() if name in needed}
-    if "server_optimizer" in needed:
-        import optax
-
-        options["server_optimizer"] = optax.sgd(1.0, momentum=0.9)
-    if "preprocess" in arguments:
-        options["preprocess"] = preprocess
-    first = model if "model" in needed else loss_fn
-    algorithm = factory(first, client_lr=RATE, **{**options, **METHODS.get(method, {})})
+    algorithm = plain_method(method, loss_fn, model, preprocess, RATE, **METHODS.get(method, {}))
     return algorithm, params, clients, clock
 
 
@@ -122,43 +97,6 @@ def first_row(method, workload="quick_start"):
 
 def parts(method, workload):
     """{part: (seconds of lowering, of compilation, instructions, fusions)}."""
-    return {part: measured for part, (*measured, _) in _programs(method, workload)}
-
-
-def origins(method, workload):
-    """{file of ours: (instructions, fusions)} of the chunk, the most first."""
-    *_, (_, (*_, text)) = _programs(method, workload)
-    return count_origins(text)
-
-
-def count_origins(text):
-    """What ``origins`` returns, of a compiled program's text."""
-    files = dict(re.findall(r'^(\d+) "(.*)"$', text.partition("FunctionNames")[0], re.M))
-    places = dict(re.findall(r"^(\d+) {file_name_id=(\d+) ", text, re.M))
-    frames = re.findall(r"^(\d+) {file_location_id=(\d+)(?: parent_frame_id=(\d+))?}", text, re.M)
-    frames = {frame: (files.get(places.get(place)), parent) for frame, place, parent in frames}
-
-    def origin(line):
-        frame = re.search(r"stack_frame_id=(\d+)", line)
-        name, seen = frame and frame[1], set()
-        while name in frames and name not in seen:
-            seen.add(name)
-            file, name = frames[name]
-            if file and "/fedjax_lab/" in file:
-                return file.rpartition("/fedjax_lab/")[2]
-        return "no file of ours"
-
-    found = collections.defaultdict(lambda: [0, 0])
-    for line in text.splitlines():
-        if " = " in line:
-            counts = found[origin(line)]
-            counts[0] += 1
-            counts[1] += " fusion(" in line
-    return dict(sorted(found.items(), key=lambda item: -item[1][0]))
-
-
-def _programs(method, workload):
-    """Pairs of a part and what ``_compiled`` returns."""
     algorithm, params, clients, _ = start(method, workload)
     import jax
     import jax.numpy as jnp
@@ -175,14 +113,15 @@ def _programs(method, workload):
     batch = jax.eval_shape(schedule.draw, clients, key, first)
     state = jax.eval_shape(run.start, params, clients, key, ())
     chunk = build_chunk(run, Placement.of("scan"))
-    yield "draw", _compiled(jax.jit(schedule.draw).lower, clients, key, first)
-    yield "round", _compiled(jax.jit(algorithm.round_fn).lower, state, batch)
+    found = {"draw": _compiled(jax.jit(schedule.draw).lower, clients, key, first)}
+    found["round"] = _compiled(jax.jit(algorithm.round_fn).lower, state, batch)
     if hand := getattr(by_hand, method, None):
         options = {"client_lr": RATE, **METHODS[method]}
         begin, round = hand(algorithm.loss_fn, CLIENTS[workload], **options)
         state_by_hand = jax.eval_shape(begin, params)
-        yield "round by hand", _compiled(jax.jit(round).lower, state_by_hand, batch)
-    yield "chunk", _compiled(chunk.lower, state, clients, key, first, length=ROUNDS)
+        found["round by hand"] = _compiled(jax.jit(round).lower, state_by_hand, batch)
+    found["chunk"] = _compiled(chunk.lower, state, clients, key, first, length=ROUNDS)
+    return found
 
 
 def _compiled(lower, *arguments, **options):
@@ -194,7 +133,7 @@ def _compiled(lower, *arguments, **options):
     clock.stop("compile")
     text = program.as_text()
     sizes = text.count(" = "), text.count(" fusion(")
-    return clock.seconds["lower"], clock.seconds["compile"], *sizes, text
+    return clock.seconds["lower"], clock.seconds["compile"], *sizes
 
 
 def torch_loop(_, workload):
@@ -242,7 +181,7 @@ def torch_loop(_, workload):
     return clock.seconds
 
 
-MEASURES = {"first_row": first_row, "parts": parts, "origins": origins, "torch": torch_loop}
+MEASURES = {"first_row": first_row, "parts": parts, "torch": torch_loop}
 
 
 def in_a_process(python, measure, method, programs, workload="quick_start"):
@@ -270,7 +209,6 @@ def main(arguments=None):
     parser.add_argument("--workload", choices=list(PLANS), default="quick_start")
     parser.add_argument("--torch-python", default=sys.executable, help="interpreter with PyTorch")
     parser.add_argument("--parts", action="store_true", help="what compilers make of each part")
-    parser.add_argument("--origins", action="store_true", help="files that a chunk is of")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.measure:
@@ -297,8 +235,6 @@ def main(arguments=None):
         print(row("PyTorch, FedAvg", found))
     if given.parts:
         print_parts(given.methods, given.workload)
-    if given.origins:
-        print_origins(given.methods, given.workload)
 
 
 def print_parts(methods, workload):
@@ -310,16 +246,6 @@ def print_parts(methods, workload):
         for part, (lowering, compilation, instructions, fusions) in found.items():
             times = f"{lowering:.2f} | {compilation:.2f}"
             print(f"| {method}, {part} | {times} | {instructions} | {fusions} |", flush=True)
-
-
-def print_origins(methods, workload):
-    """Print the origins of some methods' instructions as a Markdown table."""
-    print("\n| chunk, file of ours | instructions | fusions |")
-    print("|---|---:|---:|")
-    for method in methods:
-        found = in_a_process(sys.executable, "origins", method, "off", workload) or {}
-        for file, (instructions, fusions) in found.items():
-            print(f"| {method}, {file} | {instructions} | {fusions} |", flush=True)
 
 
 if __name__ == "__main__":

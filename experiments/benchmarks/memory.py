@@ -22,11 +22,9 @@ def measure(cohort_size, rounds):
     import jax
 
     from experiments.benchmarks import ours
+    from experiments.benchmarks.rounds import Rounds
     from fedjax_lab import data, simulate
     from fedjax_lab.data.cohort import Schedule
-    from fedjax_lab.simulation.placement import Placement
-    from fedjax_lab.simulation.rounds import build_chunk
-    from fedjax_lab.simulation.run import Run
 
     workload = dataclasses.replace(WORKLOADS["W3"], cohort_size=cohort_size)
     train = data.synthetic.noise_images(workload.num_examples, workload.input_shape, seed=SEED)
@@ -44,11 +42,7 @@ def measure(cohort_size, rounds):
     simulate(algorithm, params, clients, rounds=rounds, eval_every=rounds, **schedule)
     after = ours.about_device()["peak_bytes"]
 
-    state = algorithm.init(params, workload.num_clients)
-    given = (state, clients, jax.random.key(0), jax.numpy.zeros((), jax.numpy.int32))
-    given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), given)
-    chunk = build_chunk(Run(algorithm, Schedule(**schedule)), Placement.of("auto"))
-    compiled = chunk.lower(*given, length=rounds).compile().memory_analysis()
+    compiled = Rounds(algorithm, params, clients, Schedule(**schedule), rounds).memory
     return {
         "process": after,
         "above the start": after - before,

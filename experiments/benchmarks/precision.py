@@ -10,18 +10,14 @@ that of the last round, mean over the seeds; the difference's standard error is 
 """
 
 import argparse
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.benchmarks.rounds import Rounds
 from fedjax_lab import algorithms, data, models
-from fedjax_lab.clients.mapping import single_device_map
 from fedjax_lab.data.cohort import Schedule
-from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.rounds import build_chunk
-from fedjax_lab.simulation.run import Run
 
 CLASSIC = (6, 16, 120, 84)
 CHUNKS = 5  # of a run; a sample is one of them
@@ -35,11 +31,6 @@ def build(name, shape):
     return models.build(name, 10)
 
 
-def begin(algorithm, params, num_clients):
-    """A first state of its own: a chunk's memory becomes the next state's."""
-    return jax.tree.map(jnp.copy, algorithm.init(params, num_clients))
-
-
 def measure(name, dataset, rounds, seeds):
     """(accuracy {dtype: [seeds]}, time ratios bfloat16 / float32 [seeds * CHUNKS])."""
     train, test = data.load(dataset)
@@ -50,36 +41,26 @@ def measure(name, dataset, rounds, seeds):
     schedule = Schedule(cohort_size=10, batch_size=64, local_steps=5)
     model = build(name, train.x.shape[1:])
     length = max(1, rounds // CHUNKS)
-    runs, accuracy, ratios = {}, {}, []
-    for dtype in models.COMPUTE_DTYPES:
-        low = models.mixed_precision(model, dtype)
-        loss_fn = models.classification_loss(low.apply, prepare)
-        algorithm = algorithms.fedavg(loss_fn, client_lr=0.05)
-        counts = jax.jit(models.accuracy_counts(low.apply, prepare))
-        place = Placement.of(single_device_map())
-        runs[dtype] = algorithm, build_chunk(Run(algorithm, schedule), place), counts
-        accuracy[dtype] = []
+    accuracy, ratios = {dtype: [] for dtype in models.COMPUTE_DTYPES}, []
     for seed in range(seeds):
-        key = jax.random.key(seed)
-        params = model.init(key, jnp.zeros((1, *train.x.shape[1:])))
-        states = {}
-        for dtype, (algorithm, chunk, _) in runs.items():
-            state = begin(algorithm, params, num_clients)
-            if not seed:  # compiles
-                jax.block_until_ready(chunk(state, clients, key, jnp.int32(0), length=length))
-            states[dtype] = begin(algorithm, params, num_clients)
-        for part in range(CHUNKS):
-            taken = []
-            for dtype, (_, chunk, _) in runs.items():
-                first = jnp.int32(part * length)
-                began = time.perf_counter()
-                states[dtype], _ = jax.block_until_ready(
-                    chunk(states[dtype], clients, key, first, length=length)
-                )
-                taken.append(time.perf_counter() - began)
-            ratios.append(taken[1] / taken[0])
-        for dtype, (algorithm, _, counts) in runs.items():
-            correct, _ = counts(algorithm.params(states[dtype]), test)
+        params = model.init(jax.random.key(seed), jnp.zeros((1, *train.x.shape[1:])))
+        runs = {}
+        for dtype in models.COMPUTE_DTYPES:
+            low = models.mixed_precision(model, dtype)
+            loss_fn = models.classification_loss(low.apply, prepare)
+            algorithm = algorithms.fedavg(loss_fn, client_lr=0.05)
+            chunk = Rounds(
+                *(algorithm, params, clients, schedule, length), client_map="scan", seed=seed
+            )
+            chunk.sample()  # warms up
+            chunk.restart()
+            counts = jax.jit(models.accuracy_counts(low.apply, prepare))
+            runs[dtype] = algorithm, chunk, counts
+        for _ in range(CHUNKS):
+            high, low = (chunk.sample() for _, chunk, _ in runs.values())
+            ratios.append(low / high)
+        for dtype, (algorithm, chunk, counts) in runs.items():
+            correct, _ = counts(algorithm.params(chunk.state), test)
             accuracy[dtype].append(100 * float(correct.mean()))
     return accuracy, ratios
 

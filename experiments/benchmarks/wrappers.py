@@ -10,13 +10,12 @@ the middle half.
 """
 
 import argparse
-import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import ours
+from experiments.benchmarks.rounds import Rounds
 from experiments.benchmarks.workloads import SEED, WORKLOADS
 from fedjax_lab import (
     data,
@@ -26,10 +25,6 @@ from fedjax_lab import (
     with_secure_aggregation,
 )
 from fedjax_lab.data.cohort import Schedule
-from fedjax_lab.round import plan_round
-from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.rounds import build_chunk
-from fedjax_lab.simulation.run import Run
 
 RULES = (
     "median",
@@ -49,29 +44,6 @@ WRAPPERS = {
     "sign_flip": lambda a: with_attack(a, "sign_flip", share=0.2),
     "alie": lambda a: with_attack(a, "alie", share=0.2),
 }
-
-
-def start(algorithm, params, clients, schedule, client_map, rounds):
-    """[compiled chunk, its arguments]."""
-    key, first = jax.random.key(0), jnp.zeros((), jnp.int32)
-    state = jax.jit(Run(algorithm, schedule).start)(params, clients, key, ())
-    client_map = client_map or _planned(algorithm, state, clients, schedule, key, first)
-    placed = Placement.of(client_map).copies((state, clients, key))
-    chunk = build_chunk(Run(algorithm, schedule), Placement.of(client_map))
-    return [chunk.lower(*placed, first, length=rounds).compile(), *placed, first], client_map
-
-
-def _planned(algorithm, state, clients, schedule, key, first):
-    shapes = jax.eval_shape(schedule.draw, clients, key, first)
-    return plan_round(algorithm, state, shapes).client_map
-
-
-def seconds(run):
-    """Time of one sample; the state goes on."""
-    compiled, state, *rest = run
-    began = time.perf_counter()
-    run[1] = jax.block_until_ready(compiled(state, *rest))[0]
-    return time.perf_counter() - began
 
 
 def main(arguments=None):
@@ -95,14 +67,16 @@ def main(arguments=None):
         plain, _ = ours.build_algorithm(workload, model, "fedavg")
         for size in given.cohorts:
             schedule = Schedule(size, workload.batch_size, local_steps=workload.local_steps)
-            base, client_map = start(plain, params, clients, schedule, None, given.rounds)
-            seconds(base)  # the first one warms up
+            base = Rounds(plain, params, clients, schedule, given.rounds)
+            base.sample()  # the first one warms up
             for wrapper in given.wrappers:
-                wrapped = WRAPPERS[wrapper](plain)
-                other, _ = start(wrapped, params, clients, schedule, client_map, given.rounds)
-                seconds(other)
-                pairs = [[seconds(other), seconds(base)] for _ in range(given.repeats)]
-                low, middle, high = np.quantile([a / b for a, b in pairs], (0.25, 0.5, 0.75))
+                other = Rounds(
+                    *(WRAPPERS[wrapper](plain), params, clients, schedule, given.rounds),
+                    client_map=base.client_map,
+                )
+                other.sample()
+                ratios = [other.sample() / base.sample() for _ in range(given.repeats)]
+                low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
                 print(
                     f"| {name} | {size} | {wrapper} | {middle:.2f} | {low:.2f} to {high:.2f} |",
                     flush=True,
