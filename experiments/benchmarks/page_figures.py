@@ -1,4 +1,4 @@
-"""Draw the figures of docs/performance.md and docs/accelerators.md as SVG files.
+"""Draw the figures of docs/speed.md and docs/accelerators.md as SVG files.
 
 Run ``python -m experiments.benchmarks.page_figures`` after the numbers have changed. It reads
 ``cpu.json`` and ``accelerators.jsonl``, measures nothing, and also writes the pages' table and

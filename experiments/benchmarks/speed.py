@@ -1,4 +1,4 @@
-"""What docs/performance.md and README say of speed, from what ``make bench`` stored.
+"""What docs/speed.md and README say of speed, from what ``make bench`` stored.
 
     python -m experiments.benchmarks.page_figures
 
@@ -26,7 +26,7 @@ _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 class Speedup(NamedTuple):
-    """A row of the first table of docs/performance.md.
+    """A row of the first table of docs/speed.md.
 
     Attributes:
       label: workload, and whose model.
@@ -59,7 +59,7 @@ def speedups(found: Mapping[str, Any]) -> list[Speedup]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """Return the first table of docs/performance.md as Markdown.
+    """Return the first table of docs/speed.md as Markdown.
 
     Args:
       found: what ``experiments.benchmarks`` stored.
@@ -158,7 +158,7 @@ def pages(found: Mapping[str, Any]) -> dict[Path, str]:
     if ZOO.exists():
         said["zoo table"] = f"\n{zoo.table(json.loads(ZOO.read_text(encoding='utf-8')))}\n"
     texts = {}
-    for name in ("README.md", "docs/comparison.md", "docs/performance.md"):
+    for name in ("README.md", "docs/comparison.md", "docs/speed.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
         for mark, content in said.items():
             before, begin, rest = text.partition(f"<!-- {mark} -->")
