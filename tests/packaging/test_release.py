@@ -93,7 +93,7 @@ def test_it_can_be_cited():
 
 
 def test_the_version_has_its_changes_and_a_page_for_those_who_move():
-    heads = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    heads = re.findall(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     here = __version__.partition(".dev")[0]
     assert heads[0] == here
     before = next(head for head in heads if head.rsplit(".", 1)[0] != here.rsplit(".", 1)[0])
