@@ -44,7 +44,7 @@ def run_methods(algorithms: Sequence[str], folder: Path, rounds: int) -> None:
     for algorithm in algorithms:
         for seed in SEEDS:
             print(f"{algorithm}, seed {seed}", flush=True)
-            config = RunConfig(
+            config = RunConfig.of(
                 algorithm=algorithm,
                 dataset="digits",
                 partition="dirichlet:0.1",

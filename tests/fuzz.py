@@ -36,7 +36,7 @@ def settings(folder, suffix):
     """A file of settings, and what reads it."""
     file = folder / f"settings{suffix}"
     form = "yaml" if suffix == ".yaml" else "json"
-    text = format_settings(RunConfig(algorithm="gradma").resolve().to_dict(), form)
+    text = format_settings(RunConfig.of(algorithm="gradma").resolve().to_dict(), form)
     file.write_text(text)
     return file, lambda: RunConfig.from_file(file).resolve()
 

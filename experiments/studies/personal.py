@@ -62,7 +62,7 @@ def run_personal(
     config = config.resolve()
     setup = build(config, examples)
     algorithm = personal.build(setup.loss_fn, **point)
-    own_tests = data.divide_like(setup.clients, examples[1], seed=config.seed)
+    own_tests = data.divide_like(setup.clients, examples[1], seed=config.rounds.seed)
     model_of = personal.model_of(algorithm, setup, point)
     accuracy_of = build_personal_evaluation(setup.count_fn, model_of, own_tests)
 
@@ -74,12 +74,12 @@ def run_personal(
         setup.params,
         setup.clients,
         **config.schedule(),
-        seed=config.seed,
+        seed=config.rounds.seed,
         diagnose=diagnose,
-        client_map=config.client_map,
-        on_nonfinite=config.on_nonfinite,
+        client_map=config.machine.client_map,
+        on_nonfinite=config.rounds.on_nonfinite,
         run_dir=run_dir,
-        checkpoint_every=config.checkpoint_every,
+        checkpoint_every=config.output.checkpoint_every,
         config={"run_config": config.record(), "data": setup.data},
     )
     if run_dir is not None and not result.interrupted:

@@ -1,6 +1,5 @@
 """Builds the method of a ``RunConfig``."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Mapping
@@ -51,35 +50,36 @@ def build_algorithm(
     """
     changed = dict(changed or {})
     settings = {name: changed.pop(name) for name in VARIED if name in changed}
-    config = dataclasses.replace(config, **settings)
-    arguments = {**parse_options(config.option, "option"), **changed}
-    if config.algorithm == "fedopt":
+    config = config.replace(**settings)
+    method = config.method
+    arguments = {**parse_options(method.option, "option"), **changed}
+    if method.algorithm == "fedopt":
         optimizer = SERVER_OPTIMIZERS[arguments.pop("server_optimizer")]
-        arguments = {"server_optimizer": optimizer(config.server_lr, **arguments)}
-    elif config.server_lr is not None:
-        arguments["server_lr"] = config.server_lr
-    factory = find("algorithm", config.algorithm)
+        arguments = {"server_optimizer": optimizer(method.server_lr, **arguments)}
+    elif method.server_lr is not None:
+        arguments["server_lr"] = method.server_lr
+    factory = find("algorithm", method.algorithm)
     takes = inspect.signature(factory).parameters
-    clip_norm, decay = config.clip_norm, config.weight_decay
-    if config.as_published:
+    clip_norm, decay = method.clip_norm, method.weight_decay
+    if method.as_published:
         arguments |= {"clip_norm": clip_norm, "weight_decay": decay}
-        factory = functools.partial(as_published, config.algorithm)
+        factory = functools.partial(as_published, method.algorithm)
     else:
         clipping = clip_and_decay(clip_norm, 0.0 if decay is None else decay)
-        place = CLIPS[config.clip or "gradient"]
+        place = CLIPS[method.clip or "gradient"]
         if clipping is not None or place in takes:  # a method of one's own may take none
             arguments[place] = clipping
     subject: Any = loss_fn
     if "model" in takes:
         subject, arguments["preprocess"] = model, preprocess
-    rate = client_schedule(config.client_lr_schedule, config.client_lr, config.rounds)
+    rate = client_schedule(method.client_lr_schedule, method.client_lr, config.rounds.rounds)
     algorithm = factory(subject, client_lr=rate, **arguments)
-    check_algorithm(algorithm, f"what {config.algorithm} returns")
-    if config.compressor is not None or config.downlink_compressor is not None:
+    check_algorithm(algorithm, f"what {method.algorithm} returns")
+    if method.compressor is not None or method.downlink_compressor is not None:
         algorithm = with_compression(
             algorithm,
-            config.compressor or "identity",
-            error_feedback=config.error_feedback,
-            downlink=config.downlink_compressor,
+            method.compressor or "identity",
+            error_feedback=method.error_feedback,
+            downlink=method.downlink_compressor,
         )
-    return with_guards(algorithm, config)
+    return with_guards(algorithm, config.privacy, config.rounds, config.clock)

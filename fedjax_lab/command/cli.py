@@ -10,10 +10,18 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fedjax_lab.command import listings
 from fedjax_lab.command.commands import (
     PROG,
+    AlgorithmsCommand,
+    CompressorsCommand,
+    DatasetsCommand,
     ExportCommand,
+    ModelsCommand,
+    PartitionsCommand,
     PlanCommand,
+    PublishedCommand,
+    RecipeCommand,
     ReportCommand,
     RerunCommand,
     RunCommand,
@@ -52,10 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in argv
     try:
         command = parse(argv)
-        for kind, action in _ACTIONS.items():
-            if isinstance(command, kind):
-                return action(command)
-        print(command.text())
+        if type(command) in _ACTIONS:
+            return _ACTIONS[type(command)](command)
+        print(_LISTS[type(command)](command))
         return 0
     except KeyboardInterrupt as error:
         why = "" if is_process else f" {error}".rstrip()
@@ -168,10 +175,10 @@ def _plan(command: PlanCommand) -> int:
         setup.clients,
         **schedule,
         target=target,
-        client_map=config.client_map,
-        on_nonfinite=config.on_nonfinite,
-        lowering=config.lowering,
-        client_store=config.client_store,
+        client_map=config.machine.client_map,
+        on_nonfinite=config.rounds.on_nonfinite,
+        lowering=config.machine.lowering,
+        client_store=config.machine.client_store,
     )
     print_rows(found.rows())
     return 0
@@ -185,4 +192,13 @@ _ACTIONS: dict[type, Callable[[Any], int]] = {
     ReportCommand: _report,
     ExportCommand: _export,
     RerunCommand: rerun_command,
+}
+_LISTS: dict[type, Callable[[Any], str]] = {
+    RecipeCommand: lambda command: listings.recipe(command.name),
+    AlgorithmsCommand: lambda command: listings.algorithms(markdown=command.markdown),
+    PublishedCommand: lambda command: listings.published(),
+    CompressorsCommand: lambda command: listings.compressors(),
+    DatasetsCommand: lambda command: listings.datasets(),
+    PartitionsCommand: lambda command: listings.partitions(),
+    ModelsCommand: lambda command: listings.models(),
 }

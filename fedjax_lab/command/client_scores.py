@@ -53,7 +53,7 @@ def build_own_tests(
     if algorithm.personal is None:
         return None
     parts, why = _test_parts(config, clients, test, own)
-    if parts is not None and config.client_store == "host":
+    if parts is not None and config.machine.client_store == "host":
         why = "client_store is 'host', where no device holds all clients' models"
     if parts is None or why:
         warnings.warn(
@@ -62,7 +62,7 @@ def build_own_tests(
         return None
     tests = parts()
     score = getattr(count_fn, "score", ACCURACY)
-    models = client_models(algorithm, clients, config.batch_size, config.seed)
+    models = client_models(algorithm, clients, config.rounds.batch_size, config.rounds.seed)
     score_clients = build_personal_evaluation(count_fn, models, tests)
 
     def diagnose(state: FedState) -> Mapping[str, Any]:
@@ -116,14 +116,15 @@ def _test_parts(
     """Return a function that gives each client its test examples; or None and the reason."""
     if own is not None:
         return lambda: own, None
-    if config.client is not None:
-        why = f"test_split is {config.test_split!r}, of other clients; examples:0.2 is of these"
+    if config.data.client is not None:
+        why = (
+            f"test_split is {config.data.test_split!r}, of other clients; examples:0.2 is of these"
+        )
         return None, why
     labels = labels_of(test)
     if labels is None or labels.ndim > 1:
-        return None, f"{config.dataset} has no class labels by which to divide the test set"
-    seed = config.seed if config.partition_seed is None else config.partition_seed
-    return lambda: data.divide_like(clients, test, seed=seed), None
+        return None, f"{config.data.dataset} has no class labels by which to divide the test set"
+    return lambda: data.divide_like(clients, test, seed=config.partition_seed), None
 
 
 def score_on_training_data(
@@ -152,7 +153,7 @@ def score_on_training_data(
         return np.asarray(evaluate_clients(result.params), np.float64)
     if isinstance(result.state.clients, HostTable):
         return np.full(clients.num_clients, np.nan)
-    models = client_models(algorithm, clients, config.batch_size, config.seed)
+    models = client_models(algorithm, clients, config.rounds.batch_size, config.rounds.seed)
     score_clients = build_personal_evaluation(count_fn, models, clients)
     return np.asarray(score_clients(Team.here().own(result.state)), np.float64)
 

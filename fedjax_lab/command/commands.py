@@ -6,22 +6,48 @@ import functools
 import operator
 import os
 import sys
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from fedjax_lab.command import catalogue, listings
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.config_checks import NATURAL
-from fedjax_lab.command.flags import with_settings
+from fedjax_lab.command.settings import DataSettings
 from fedjax_lab.command.unused import check_command
-from fedjax_lab.data import PARTITIONS
 
 PROG = "fedjax-lab"
 
 
+_Config = TypeVar("_Config", bound=RunConfig)
+_InGroups = Annotated[_Config, tyro.conf.arg(name="")]  # flags are called as settings are
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Debug:
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Quiet(_Debug):
+    quiet: bool = False
+    """Print errors only."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Configured(_Debug):
+    config: str | None = None
+    """YAML or JSON file with settings, or the config.json of a run; flags override it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Computing(_Configured, _Quiet):
+    cpu_devices: int | None = None
+    """CPU devices, over which the clients of a round, or the runs, are spread. None: one per
+    core."""
+
+
 @dataclasses.dataclass(frozen=True)
-class RunCommand:
+class RunCommand(_Computing):
     """Run a simulation, or resume it with the same command.
 
     For example:
@@ -31,19 +57,13 @@ class RunCommand:
       fedjax-lab run --dataset csv:users.csv --client user_id --target response --model linear
     """
 
-    settings: RunConfig
+    settings: _InGroups[RunConfig]
 
     seeds: tuple[int, ...] = ()
     """Run once for each of these seeds, one after the other. With run_dir: in RUN_DIR/seedN."""
 
-    config: str | None = None
-    """YAML or JSON file with settings, or the config.json of a run; flags override it."""
-
     print_config: Literal["yaml", "json"] | None = None
     """Print all settings as such a file, without running."""
-
-    cpu_devices: int | None = None
-    """CPU devices, over which client_map auto spreads the cohort. None: one per core."""
 
     distributed: bool = False
     """Join a run of several processes; start the same command in each. On a TPU pod, and under
@@ -58,41 +78,42 @@ class RunCommand:
     process_id: int | None = None
     """Index of this process; process 0 writes the files. None: JAX_PROCESS_ID."""
 
-    quiet: bool = False
-    """Print errors only."""
 
-    debug: bool = False
-    """Show the traceback of an error."""
+@dataclasses.dataclass(frozen=True)
+class _PlanData(DataSettings):
+    """The data set and its partition; the --target of `plan` is a machine."""
+
+    target: Annotated[tuple[str, ...], tyro.conf.arg(name="target-column")] = ()
+    """For a table: column to predict, or several columns."""
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanCommand:
+class _PlanConfig(RunConfig):
+    data: _PlanData = dataclasses.field(default_factory=_PlanData)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanCommand(_Configured):
     """Plan a round on this machine or another one, without running it.
 
     If the machine's compiler is installed, it gives the figures; this needs no accelerator.
     """
 
-    settings: RunConfig
+    settings: _InGroups[_PlanConfig]
 
     target: str = "here"
     """here, a chip (v4, v5e, v5p, v6e, a100, h100, h200), several of them (v5e:2x2, v4:2x2x1,
     h200:8), or cpu."""
 
-    config: str | None = None
-    """YAML or JSON file with settings, or the config.json of a run; flags override it."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
-
 
 @dataclasses.dataclass(frozen=True)
-class SweepCommand:
+class SweepCommand(_Computing):
     """Run all combinations of hyperparameters with all seeds, as one compiled program.
 
     All runs share one partition, that of partition_seed (or seed). Only the table is kept.
     """
 
-    settings: RunConfig
+    settings: _InGroups[RunConfig]
 
     point: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Values of a hyper-parameter as name=value,value: client_lr, server_lr, clip_norm,
@@ -104,27 +125,15 @@ class SweepCommand:
     out: str | None = None
     """CSV file for the table: a line for each point and metric."""
 
-    config: str | None = None
-    """YAML or JSON file with settings, or the config.json of a run; flags override it."""
-
-    cpu_devices: int | None = None
-    """CPU devices, over which the runs are spread. None: one per core."""
-
-    quiet: bool = False
-    """Show no progress."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
-
 
 @dataclasses.dataclass(frozen=True)
-class TuneCommand:
+class TuneCommand(_Computing):
     """Tune one or several methods on validation data, by successive halving.
 
     All methods spend the same number of gradients; the test set is not read.
     """
 
-    settings: RunConfig
+    settings: _InGroups[RunConfig]
 
     methods: tuple[str, ...] = ()
     """The methods; ``--algorithm`` takes several as well. None: algorithm."""
@@ -166,21 +175,9 @@ class TuneCommand:
     figure: str | None = None
     """PNG file with the score of each trial over each hyperparameter."""
 
-    config: str | None = None
-    """YAML or JSON file with settings, or the config.json of a run; flags override it."""
-
-    cpu_devices: int | None = None
-    """CPU devices, over which the runs are spread. None: one per core."""
-
-    quiet: bool = False
-    """Show no progress."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
-
 
 @dataclasses.dataclass(frozen=True)
-class ReportCommand:
+class ReportCommand(_Quiet):
     """Write report.md and report.html with tables and figures over runs; or print a table."""
 
     runs: tuple[str, ...]
@@ -208,15 +205,9 @@ class ReportCommand:
     """Setting of the table's columns, such as partition, num_clients, cohort_size, local_steps,
     batch_size, model or dataset; or method, with a setting as rows."""
 
-    quiet: bool = False
-    """Print errors only."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
-
 
 @dataclasses.dataclass(frozen=True)
-class ExportCommand:
+class ExportCommand(_Quiet):
     """Write the model of a run to a file, under names like blocks_0/dense/kernel."""
 
     run_dir: Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]
@@ -225,15 +216,9 @@ class ExportCommand:
     file: Annotated[str, tyro.conf.arg(metavar="FILE")]
     """Ends in .npz (NumPy) or .safetensors (PyTorch, JAX and others)."""
 
-    quiet: bool = False
-    """Print errors only."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
-
 
 @dataclasses.dataclass(frozen=True)
-class RerunCommand:
+class RerunCommand(_Quiet):
     """Repeat a finished run from its config.json; compare metrics and params bit for bit.
 
     Exit status 1 means that they differ; the first difference and differing versions are printed.
@@ -248,12 +233,6 @@ class RerunCommand:
     data_dir: str | None = None
     """Folder with the data set's files, where it is not found by itself."""
 
-    quiet: bool = False
-    """Show no progress."""
-
-    debug: bool = False
-    """Show the traceback of an error."""
-
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmsCommand:
@@ -262,68 +241,38 @@ class AlgorithmsCommand:
     markdown: bool = False
     """Print them as a page of Markdown."""
 
-    def text(self) -> str:
-        """Return the text to print."""
-        return catalogue.page() if self.markdown else listings.algorithms()
-
 
 @dataclasses.dataclass(frozen=True)
 class RecipeCommand:
-    """Print a whole program of one screen, to start from: recipe ditto > mine.py; or list all."""
+    """Print a whole program of one screen to start from: recipe ditto > mine.py; or list all."""
 
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME"), tyro.conf.Positional] = None
     """Name of the recipe. None: list all."""
-
-    def text(self) -> str:
-        """Return the text to print."""
-        if self.name is None:
-            return listings.recipes()
-        return listings.recipe(self.name).removesuffix("\n")
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedCommand:
     """List the methods that --as-published knows, and how their codes run them."""
 
-    def text(self) -> str:
-        """Return the text to print."""
-        return listings.published()
-
 
 @dataclasses.dataclass(frozen=True)
 class CompressorsCommand:
     """List the compressors: spelling, arguments, and the bytes of a message."""
-
-    def text(self) -> str:
-        """Return the text to print."""
-        return listings.compressors()
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetsCommand:
     """List the data sets."""
 
-    def text(self) -> str:
-        """Return the text to print."""
-        return listings.datasets()
-
 
 @dataclasses.dataclass(frozen=True)
 class PartitionsCommand:
     """List the partitions of data among clients."""
 
-    def text(self) -> str:
-        """Return the text to print."""
-        return listings.pairs({**PARTITIONS, NATURAL: "the clients' ids: an array [n] of npz:FILE"})
-
 
 @dataclasses.dataclass(frozen=True)
 class ModelsCommand:
     """List the models, with their options and defaults."""
-
-    def text(self) -> str:
-        """Return the text to print."""
-        return listings.models()
 
 
 def parse(argv: list[str]) -> Any:
@@ -347,13 +296,12 @@ def parse(argv: list[str]) -> Any:
     has_settings = bool(argv) and argv[0] in _WITH_SETTINGS
     file = first.parse_known_args(argv)[0].config if has_settings else None
     defaults = RunConfig() if file is None else RunConfig.from_file(file)
-    kinds = {
-        name: with_settings(kind, defaults, **_RENAMED.get(name, {}))
-        for name, kind in _WITH_SETTINGS.items()
-    }
     commands: list[Any] = [
-        Annotated[kind, tyro.conf.subcommand(name)]
-        for name, kind in {**kinds, **_WITHOUT_SETTINGS}.items()
+        Annotated[kind, tyro.conf.subcommand(name, default=kind(_settings_of(name, defaults)))]
+        for name, kind in _WITH_SETTINGS.items()
+    ]
+    commands += [
+        Annotated[kind, tyro.conf.subcommand(name)] for name, kind in _WITHOUT_SETTINGS.items()
     ]
     union: Any = functools.reduce(operator.or_, commands)
     command = tyro.cli(
@@ -369,14 +317,19 @@ def parse(argv: list[str]) -> Any:
     return command
 
 
+def _settings_of(command: str, defaults: RunConfig) -> RunConfig:
+    if command != "plan":
+        return defaults
+    parts = {**vars(defaults), "data": _PlanData(**vars(defaults.data))}
+    return _PlanConfig(**parts)
+
+
 _WITH_SETTINGS: dict[str, Any] = {
     "run": RunCommand,
     "plan": PlanCommand,
     "sweep": SweepCommand,
     "tune": TuneCommand,
 }
-# Settings whose flags are not called as they are: the --target of `plan` is a machine.
-_RENAMED = {"plan": {"target": "target-column"}}
 _WITHOUT_SETTINGS: dict[str, type] = {
     "report": ReportCommand,
     "export": ExportCommand,

@@ -1,6 +1,5 @@
 """``fedjax-lab sweep``: a grid of hyperparameters and seeds as one compiled program."""
 
-import dataclasses
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -88,8 +87,8 @@ def run_grid(
     setup = build(config)
     if setup.algorithm.personal is not None:
         warnings.warn(
-            f"a sweep evaluates only the global model, and {config.algorithm} has a model for "
-            "each client: use run, whose rows have personal_accuracy.",
+            f"a sweep evaluates only the global model, and {config.method.algorithm} has a model "
+            "for each client: use run, whose rows have personal_accuracy.",
             UserWarning,
             stacklevel=2,
         )
@@ -97,13 +96,13 @@ def run_grid(
         print(setup.clients.summary(), file=sys.stderr, flush=True)
     return sweep(
         setup.vary,
-        setup.init if config.init_seed is None else setup.params,
+        setup.init if config.model.init_seed is None else setup.params,
         setup.clients,
         points=points,
         seeds=seeds,
         **config.schedule(),
         evaluate=setup.evaluate,
-        client_map=config.client_map,
+        client_map=config.machine.client_map,
         progress=progress,
     )
 
@@ -151,10 +150,10 @@ def may_vary(settings: RunConfig) -> list[str]:
     Raises:
       ValueError: the algorithm is unknown.
     """
-    check_known("algorithm", settings.algorithm)
-    optimizer = parse_options(settings.option, "option").get("server_optimizer")
-    names = [*VARIED, *float_options(settings.algorithm, optimizer)]
-    takes_none = server_lr_of(settings.algorithm) == "none taken"
+    check_known("algorithm", settings.method.algorithm)
+    optimizer = parse_options(settings.method.option, "option").get("server_optimizer")
+    names = [*VARIED, *float_options(settings.method.algorithm, optimizer)]
+    takes_none = server_lr_of(settings.method.algorithm) == "none taken"
     return [name for name in names if not (takes_none and name == "server_lr")]
 
 
@@ -167,7 +166,7 @@ def at_point(settings: RunConfig, point: Point) -> RunConfig:
     """
     varied: dict[str, Any] = {name: v for name, v in point.items() if name in VARIED}
     options = [f"{name}={value!r}" for name, value in point.items() if name not in VARIED]
-    return dataclasses.replace(settings, **varied, option=(*settings.option, *options))
+    return settings.replace(**varied, option=(*settings.method.option, *options))
 
 
 def sweep_table(result: SweepResult) -> Rows:

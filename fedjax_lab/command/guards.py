@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from fedjax_lab.checks import check_choice, check_int, check_number
-from fedjax_lab.data.client_sampling import SAMPLINGS
+from fedjax_lab.checks import check_choice
+from fedjax_lab.command.settings import ClockSettings, PrivacySettings, RoundsSettings
 from fedjax_lab.round import Algorithm
 from fedjax_lab.wrappers.accounting import check_bands
 from fedjax_lab.wrappers.attacks import ATTACKS, with_attack
@@ -13,17 +13,6 @@ from fedjax_lab.wrappers.robust import with_robust_aggregation
 from fedjax_lab.wrappers.rules import parse_rule
 from fedjax_lab.wrappers.secure import check_neighbours, with_secure_aggregation
 
-GUARDS = (
-    *(
-        "robust_rule",
-        "dp_clip_norm",
-        "dp_noise_multiplier",
-        "dp_delta",
-        "dp_adaptive_quantile",
-        "dp_noise_bands",
-    ),
-    *("secure_bits", "secure_clip", "secure_neighbours", "attack"),
-)
 _FORM = "NAME:SHARE or NAME:SHARE:STRENGTH (label_flip:SHARE:CLASSES)"
 # Of two settings, the first one needs the second.
 _NEEDS = (
@@ -38,46 +27,32 @@ _NEEDS = (
 )
 
 
-def check_guards(config: Any) -> None:
-    """Check the settings of the wrappers.
+def check_guards(privacy: PrivacySettings, rounds: RoundsSettings) -> None:
+    """Check the settings of the wrappers, whose single ranges are checked.
 
     Args:
-      config: a ``RunConfig``.
+      privacy: the settings.
+      rounds: sampling and weights of the clients.
 
     Raises:
-      TypeError, ValueError: a setting is unknown, out of range, or incompatible with another.
+      TypeError, ValueError: a setting is unknown, or incompatible with another.
     """
-    check_choice("sampling", config.sampling, SAMPLINGS)
     for name, other in _NEEDS:
-        if getattr(config, name) is not None and getattr(config, other) is None:
-            raise ValueError(f"{name} is {getattr(config, name)}; it requires {other}.")
-    for name, minimum, maximum in (
-        ("dp_clip_norm", 0.0, float("inf")),
-        ("dp_delta", 0.0, 1.0),
-        ("dp_adaptive_quantile", 0.0, 1.0),
-        ("secure_clip", 0.0, float("inf")),
-    ):
-        value = getattr(config, name)
-        if value is not None:
-            check_number(name, value, minimum=minimum, exclusive_minimum=True)
-            check_number(name, value, maximum=maximum, exclusive_maximum=maximum == 1.0)
-    if config.dp_noise_multiplier is not None:
-        check_number("dp_noise_multiplier", config.dp_noise_multiplier, minimum=0.0)
-        if config.weights != "uniform":
-            raise ValueError(
-                f"weights is {config.weights!r} and dp_clip_norm {config.dp_clip_norm}; with "
-                "privacy every client counts once: weights must be 'uniform'."
-            )
-    if config.dp_noise_bands is not None:
-        check_bands(config.dp_noise_bands, config.sampling)
-    if config.robust_rule is not None:
-        parse_rule(config.robust_rule)
-    if config.secure_bits is not None:
-        check_int("secure_bits", config.secure_bits, minimum=2, maximum=32)
-    if config.secure_neighbours is not None:
-        check_neighbours(config.secure_neighbours, "secure_neighbours")
-    if config.attack is not None:
-        parse_attack(config.attack)
+        if getattr(privacy, name) is not None and getattr(privacy, other) is None:
+            raise ValueError(f"{name} is {getattr(privacy, name)}; it requires {other}.")
+    if privacy.dp_noise_multiplier is not None and rounds.weights != "uniform":
+        raise ValueError(
+            f"weights is {rounds.weights!r} and dp_clip_norm {privacy.dp_clip_norm}; with "
+            "privacy every client counts once: weights must be 'uniform'."
+        )
+    if privacy.dp_noise_bands is not None:
+        check_bands(privacy.dp_noise_bands, rounds.sampling)
+    if privacy.robust_rule is not None:
+        parse_rule(privacy.robust_rule)
+    if privacy.secure_neighbours is not None:
+        check_neighbours(privacy.secure_neighbours, "secure_neighbours")
+    if privacy.attack is not None:
+        parse_attack(privacy.attack)
 
 
 def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
@@ -106,35 +81,39 @@ def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
     return name, {"share": share, "strength": strength}
 
 
-def with_guards(algorithm: Algorithm, config: Any) -> Algorithm:
+def with_guards(
+    algorithm: Algorithm, privacy: PrivacySettings, rounds: RoundsSettings, clock: ClockSettings
+) -> Algorithm:
     """Wrap the method as the settings request, with the attack outside all others.
 
     Args:
       algorithm: the method, with its compression.
-      config: a resolved ``RunConfig``, of which ``dp_clip_norm`` and ``dp_noise_multiplier`` may
-        be traced.
+      privacy, rounds, clock: the settings, of which ``dp_clip_norm`` and ``dp_noise_multiplier``
+        may be traced.
 
     Raises:
       TypeError, ValueError: as the wrappers.
     """
-    if config.robust_rule is not None:
-        algorithm = with_robust_aggregation(algorithm, config.robust_rule)
-    if config.dp_clip_norm is not None:
+    if privacy.robust_rule is not None:
+        algorithm = with_robust_aggregation(algorithm, privacy.robust_rule)
+    if privacy.dp_clip_norm is not None:
+        assert privacy.dp_noise_multiplier is not None  # checked
         algorithm = with_dp(
             algorithm,
-            config.dp_clip_norm,
-            config.dp_noise_multiplier,
-            config.dp_delta,
-            config.dp_adaptive_quantile,
-            config.dp_noise_bands or 1,
+            privacy.dp_clip_norm,
+            privacy.dp_noise_multiplier,
+            privacy.dp_delta,
+            privacy.dp_adaptive_quantile,
+            privacy.dp_noise_bands or 1,
         )
-    if config.secure_bits is not None:
+    if privacy.secure_bits is not None:
+        assert privacy.secure_clip is not None  # checked
         algorithm = with_secure_aggregation(
-            algorithm, config.secure_bits, config.secure_clip, config.secure_neighbours
+            algorithm, privacy.secure_bits, privacy.secure_clip, privacy.secure_neighbours
         )
-    if config.concurrency is not None:
-        algorithm = with_buffered_aggregation(algorithm, config.cohort_size, config.concurrency)
-    if config.attack is not None:
-        name, arguments = parse_attack(config.attack)
-        algorithm = with_attack(algorithm, name, seed=config.seed, **arguments)
+    if clock.concurrency is not None:
+        algorithm = with_buffered_aggregation(algorithm, rounds.cohort_size, clock.concurrency)
+    if privacy.attack is not None:
+        name, arguments = parse_attack(privacy.attack)
+        algorithm = with_attack(algorithm, name, seed=rounds.seed, **arguments)
     return algorithm

@@ -3,7 +3,6 @@
 Traced rounds belong to a Python object (``keep_chunks``), so runs have to share it.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -24,9 +23,9 @@ def last_or_new(config: RunConfig, data: str, make: Callable[[], Made]) -> Made:
       data: hash of the training and test data.
       make: function of nothing that makes whatever depends on the settings and the data alone.
     """
-    kept = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    kept = config.settings()
     for name in _OTHERS:
-        if name != "seed" or config.attack is None:  # attackers are drawn with the seed
+        if name != "seed" or config.privacy.attack is None:  # attackers are drawn with the seed
             del kept[name]
     key = repr(sorted(kept.items())), data
     if key not in _last:

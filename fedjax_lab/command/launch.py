@@ -55,7 +55,7 @@ def run_command(command: RunCommand) -> int:
       ValueError, TypeError, OSError, ImportError: as ``runner.run``.
     """
     if command.print_config is not None:
-        config = dataclasses.replace(command.settings.resolve(), run_dir=command.settings.run_dir)
+        config = command.settings.resolve().replace(run_dir=command.settings.output.run_dir)
         print(format_settings(config.to_dict(), command.print_config), end="")
         return 0
     start(command.cpu_devices, command.quiet)
@@ -90,9 +90,9 @@ def _configs(command: RunCommand) -> list[RunConfig]:
         return [settings.resolve()]
     configs = []
     for seed in check_seeds(command.seeds):
-        parent = settings.run_dir
+        parent = settings.output.run_dir
         run_dir = None if parent is None else str(Path(parent) / f"seed{seed}")
-        configs.append(dataclasses.replace(settings, seed=seed, run_dir=run_dir).resolve())
+        configs.append(settings.replace(seed=seed, run_dir=run_dir).resolve())
     return configs
 
 
@@ -100,24 +100,25 @@ def _run_one(command: RunCommand, config: RunConfig) -> int:
     from fedjax_lab.command.runner import run
     from fedjax_lab.report import load_runs
 
-    assert config.run_dir is not None  # resolved
+    assert config.output.run_dir is not None  # resolved
     is_first = Team.here().is_first
     with warnings.catch_warnings():
         warnings.showwarning = show_warning if is_first else _ignore
         result = run(config, progress=not command.quiet)
     if command.config is not None and is_yaml(command.config) and is_first:
         settings = format_settings(config.record(), "yaml")
-        with new_file(Path(config.run_dir) / "config.yaml") as file:
+        with new_file(Path(config.output.run_dir) / "config.yaml") as file:
             file.write(settings)
     if not command.quiet and result.history and not command.seeds:
         print()
-        print_rows(_facts(load_runs([config.run_dir])[0]))
+        print_rows(_facts(load_runs([config.output.run_dir])[0]))
     if result.interrupted and not is_first:
         return INTERRUPTED if result.signal is None else 128 + result.signal
     if result.interrupted:
         done = result.history[-1]["round"] if result.history else 0
         print(
-            f"{PROG}: stopped after round {done} of {config.rounds}; the same command resumes it.",
+            f"{PROG}: stopped after round {done} of {config.rounds.rounds}; the same "
+            "command resumes it.",
             file=sys.stderr,
         )
         status = INTERRUPTED if result.signal is None else 128 + result.signal
@@ -138,7 +139,7 @@ def _show_seeds(configs: list[RunConfig]) -> None:
     from fedjax_lab.report.tables import seed_table
     from fedjax_lab.storage.run_dir import METRICS
 
-    paths = [Path(str(config.run_dir)) for config in configs]
+    paths = [Path(str(config.output.run_dir)) for config in configs]
     evaluated = [path for path in paths if (path / METRICS).stat().st_size]
     print()
     if evaluated:  # what diverges at once has no row

@@ -4,7 +4,6 @@ import importlib.resources
 import inspect
 import textwrap
 from collections.abc import Iterable, Mapping
-from importlib.resources.abc import Traversable
 from typing import Any
 
 from fedjax_lab.algorithms import ALGORITHMS, PUBLISHED
@@ -19,8 +18,9 @@ from fedjax_lab.command.options import (
     server_lr_of,
 )
 from fedjax_lab.command.own_code import describe_offered
+from fedjax_lab.command.settings import NATURAL
 from fedjax_lab.compressors.catalogue import COMPRESSORS, describe
-from fedjax_lab.data import DATASETS
+from fedjax_lab.data import DATASETS, PARTITIONS
 from fedjax_lab.models import MODELS
 
 TABLES = {
@@ -29,8 +29,14 @@ TABLES = {
 }
 
 
-def algorithms() -> str:
-    """List every method: paper, traffic, client state, gradients, options and defaults."""
+def algorithms(*, markdown: bool = False) -> str:
+    """List every method: paper, traffic, client state, gradients, options and defaults.
+
+    Args:
+      markdown: write the documentation's page of the methods instead.
+    """
+    if markdown:
+        return catalogue.page()
     entries = []
     for name in catalogue.SOURCES:
         factory, row = ALGORITHMS[name], catalogue.entry(name)
@@ -87,7 +93,12 @@ def datasets() -> str:
     rows = {**DATASETS, **TABLES}
     for name, where, function in describe_offered("dataset"):
         rows[name] = where if function is None else f"{_first_line(function)} ({where})"
-    return pairs(rows)
+    return _pairs(rows)
+
+
+def partitions() -> str:
+    """List the partitions of data among clients."""
+    return _pairs({**PARTITIONS, NATURAL: "the clients' ids: an array [n] of npz:FILE"})
 
 
 def _offered(setting: str, leave_out: Iterable[str]) -> list[str]:
@@ -119,8 +130,8 @@ def _entry(name: str, factory: Any, *lines: str) -> str:
     return "\n".join([name, *text])
 
 
-def recipe(name: str) -> str:
-    """Return the source of a recipe.
+def recipe(name: str | None) -> str:
+    """Return the source of a recipe; without a name, list the first lines of all recipes.
 
     Args:
       name: of its module in ``fedjax_lab.recipes``.
@@ -128,22 +139,18 @@ def recipe(name: str) -> str:
     Raises:
       ValueError: there is no such recipe.
     """
-    found = _recipes()
-    return found[check_choice("name", name, found)].read_text(encoding="utf-8")
-
-
-def recipes() -> str:
-    """List the recipes, each with the first line of its docstring."""
-    return pairs({name: recipe(name).partition("\n")[0].strip('"') for name in _recipes()})
-
-
-def _recipes() -> dict[str, Traversable]:
     folder = importlib.resources.files("fedjax_lab") / "recipes"
-    names = {file.name.removesuffix(".py"): file for file in folder.iterdir()}
-    return {name: names[name] for name in sorted(names) if not name.startswith("__")}
+    texts = {
+        file.name.removesuffix(".py"): file.read_text(encoding="utf-8")
+        for file in sorted(folder.iterdir(), key=lambda file: file.name)
+        if file.name.endswith(".py") and not file.name.startswith("__")
+    }
+    if name is not None:
+        return texts[check_choice("name", name, texts)].removesuffix("\n")
+    return _pairs({name: text.partition("\n")[0].strip('"') for name, text in texts.items()})
 
 
-def pairs(descriptions: Mapping[str, str]) -> str:
+def _pairs(descriptions: Mapping[str, str]) -> str:
     """Format names and descriptions in two columns."""
     width = max(map(len, descriptions))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in descriptions.items())

@@ -1,15 +1,14 @@
-"""The data set of a ``RunConfig``: by name, a table, or from a function of one's own."""
+"""The data set of a run: by name, a table, or from a function of one's own."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from fedjax_lab import data
-from fedjax_lab.command.config_checks import is_natural
 from fedjax_lab.command.options import parse_options
 from fedjax_lab.command.own_code import find, is_own
-from fedjax_lab.command.table_data import TableData, is_table, load_table
+from fedjax_lab.command.settings import DataSettings
+from fedjax_lab.command.table_data import TableData, load_table
 from fedjax_lab.data.sources import checked_splits
 from fedjax_lab.data.text import NUM_BYTES
 
@@ -19,36 +18,37 @@ _FORMS = (
 )
 
 
-def load_divided(config: Any) -> TableData:
+def load_divided(settings: DataSettings, seed: int) -> TableData:
     """Load training and test examples, with their clients if the data set has them.
 
     Args:
-      config: a ``RunConfig``, resolved or not.
+      settings: of the data, resolved or not.
+      seed: seed of the split of a table into training and test examples.
 
     Raises:
       ValueError, FileNotFoundError, ImportError: the data set, or a package to read it, is missing.
       TypeError: a custom function does not return two sets of examples.
     """
-    if is_table(config.dataset):
-        return load_table(config)
-    if is_own("dataset", config.dataset):
-        return _load_own(config)
+    if settings.is_table:
+        return load_table(settings, seed)
+    if is_own("dataset", settings.dataset):
+        return _load_own(settings)
     found = data.load(
-        config.dataset,
-        data_dir=config.data_dir,
-        sequence_length=config.sequence_length,
-        vocabulary_size=config.vocabulary_size,
-        tokens=config.tokens,
+        settings.dataset,
+        data_dir=settings.data_dir,
+        sequence_length=settings.sequence_length,
+        vocabulary_size=settings.vocabulary_size,
+        tokens=settings.tokens,
     )
-    of_bytes = found[0].y.ndim > 1 and config.tokens == "bytes"
+    of_bytes = found[0].y.ndim > 1 and settings.tokens == "bytes"
     return TableData(found[0], found[1], None, None, NUM_BYTES if of_bytes else None)
 
 
-def _load_own(config: Any) -> TableData:
-    returned = find("dataset", config.dataset)(
-        **parse_options(config.dataset_option, "dataset_option")
+def _load_own(settings: DataSettings) -> TableData:
+    returned = find("dataset", settings.dataset)(
+        **parse_options(settings.dataset_option, "dataset_option")
     )
-    owner = f"dataset is {config.dataset!r}"
+    owner = f"dataset is {settings.dataset!r}"
     try:
         train, test = returned
         of_clients = isinstance(train, Mapping)
@@ -61,10 +61,10 @@ def _load_own(config: Any) -> TableData:
         raise TypeError(
             f"{owner}, which returned a {type(returned).__name__}; {_FORMS} ({error})."
         ) from error
-    if of_clients != is_natural(config.partition):
+    if of_clients != settings.is_natural:
         comes, flag = ("with its", "natural") if of_clients else ("without", "iid or another one")
         raise ValueError(
-            f"partition is {config.partition!r}; {config.dataset} comes {comes} clients: give "
+            f"partition is {settings.partition!r}; {settings.dataset} comes {comes} clients: give "
             f"--partition {flag}."
         )
     labels = [y for name, y in arrays.items() if name.startswith("y")]
@@ -75,11 +75,11 @@ def _load_own(config: Any) -> TableData:
         pairs = ((arrays["x_train"], y), (arrays["x_test"], arrays["y_test"]))
         train, test = (data.Examples(*(a.astype(np.int32) for a in pair)) for pair in pairs)
     else:
-        train, test = checked_splits(config.dataset, arrays, classes)
+        train, test = checked_splits(settings.dataset, arrays, classes)
     clients = None
     if of_clients:
         ends = np.cumsum([0, *(len(part[1]) for part in parts)])
         bounds = zip(names, ends, ends[1:], strict=False)
         held = {name: (train.x[a:b], train.y[a:b]) for name, a, b in bounds}
-        clients = data.from_clients(held, min_size=config.min_client_size or 1)
+        clients = data.from_clients(held, min_size=settings.min_client_size or 1)
     return TableData(train, test, clients, None, classes)

@@ -194,8 +194,12 @@ def sources(config: Any) -> dict[str, str]:
       config: a ``RunConfig``.
     """
     found: dict[str, str] = {}
-    for setting in ENTRY_POINTS:
-        name = getattr(config, setting)
+    names = {
+        "algorithm": config.method.algorithm,
+        "model": config.model.model,
+        "dataset": config.data.dataset,
+    }
+    for setting, name in names.items():
         if is_own(setting, name):
             module = sys.modules[find(setting, name).__module__]
             found |= {

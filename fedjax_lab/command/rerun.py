@@ -1,6 +1,5 @@
 """``fedjax-lab rerun``: repeat a run from its config.json and compare bit for bit."""
 
-import dataclasses
 import json
 import warnings
 from collections.abc import Sequence
@@ -57,9 +56,8 @@ def rerun_command(command: RerunCommand) -> int:
             f"out is {str(new)!r}, which has a finished run; delete it, or give another --out."
         )
     start(quiet=command.quiet)
-    config = dataclasses.replace(
-        RunConfig.from_file(old / CONFIG), run_dir=str(new), data_dir=command.data_dir
-    )
+    config = RunConfig.from_file(old / CONFIG)
+    config = config.replace(run_dir=str(new), data_dir=command.data_dir)
     from fedjax_lab.command.runner import run
 
     with warnings.catch_warnings():

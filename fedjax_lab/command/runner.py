@@ -22,7 +22,6 @@ from fedjax_lab.command.client_scores import (
     summarise_clients,
 )
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.config_checks import is_natural
 from fedjax_lab.command.last_method import last_or_new
 from fedjax_lab.command.loading import load_divided
 from fedjax_lab.command.options import defaults_of, parse_options
@@ -101,7 +100,7 @@ def build(
 
     Args:
       config: the settings; they are resolved here.
-      examples: (train, test) in place of ``config.dataset``, for example a split of the training
+      examples: (train, test) in place of the data set, for example a split of the training
         data for tuning.
       wrap: function that wraps the config's method. None: the method itself.
 
@@ -110,7 +109,11 @@ def build(
       FileNotFoundError, ImportError: the data set, or what reads it, is not there.
     """
     config = config.resolve()
-    given = load_divided(config) if examples is None else TableData(*examples, None, None, None)
+    given = (
+        load_divided(config.data, config.partition_seed)
+        if examples is None
+        else TableData(*examples, None, None, None)
+    )
     train, test = given.train, given.test
     is_regression = train.y.dtype.kind == "f"
     is_text = train.y.ndim > 1 and not is_regression
@@ -119,7 +122,9 @@ def build(
     _check_model(config, is_text)
     clients = given.clients or _clients(config, train)
     _warn_of_outliers(clients)
-    init_key = seeded(config.seed if config.init_seed is None else config.init_seed)
+    init_key = seeded(
+        config.rounds.seed if config.model.init_seed is None else config.model.init_seed
+    )
     evaluated = _EVALUATED
     if is_text:
         evaluated = max(1, min(evaluated, _MAX_LOGITS // (train.y.shape[1] * outputs)))
@@ -183,20 +188,21 @@ def load(config: RunConfig) -> tuple[data.Examples, data.Examples]:
     Raises:
       ValueError, FileNotFoundError, ImportError: the data set, or what reads it, is not there.
     """
-    return load_divided(config)[:2]
+    return load_divided(config.data, config.partition_seed)[:2]
 
 
 def _check_model(config: RunConfig, is_text: bool) -> None:
     allowed = [name for name in models.MODELS if (name in models.LANGUAGE_MODELS) == is_text]
-    if config.model not in allowed and not is_own("model", config.model):
+    name, settings = config.model.model, config.data
+    if name not in allowed and not is_own("model", name):
         raise ValueError(
-            f"model is {config.model!r}; {config.dataset} is {'text' if is_text else 'no text'}: "
+            f"model is {name!r}; {settings.dataset} is {'text' if is_text else 'no text'}: "
             f"it must be one of {', '.join(allowed)}."
         )
-    if is_text and (config.flip or config.crop):
+    if is_text and (settings.flip or settings.crop):
         raise ValueError(
-            f"flip is {config.flip} and crop {config.crop}; they need images, and {config.dataset} "
-            "is text."
+            f"flip is {settings.flip} and crop {settings.crop}; they need images, and "
+            f"{settings.dataset} is text."
         )
 
 
@@ -204,14 +210,14 @@ def _outputs(config: RunConfig, train: data.Examples) -> int:
     """Return the number of outputs of a regression."""
     if train.y.ndim > 2:
         raise ValueError(
-            f"{config.dataset}: targets of shape {train.y.shape}; the models of a regression "
+            f"{config.data.dataset}: targets of shape {train.y.shape}; the models of a regression "
             "predict targets [n] or [n, outputs]. In Python, models.regression_loss accepts "
             "any."
         )
-    if "model" in defaults_of(find("algorithm", config.algorithm), leave_out=()):
+    if "model" in defaults_of(find("algorithm", config.method.algorithm), leave_out=()):
         raise ValueError(
-            f"algorithm is {config.algorithm!r}, which compares class probabilities; "
-            f"{config.dataset} is a regression (float y)."
+            f"algorithm is {config.method.algorithm!r}, which compares class probabilities; "
+            f"{config.data.dataset} is a regression (float y)."
         )
     return train.y.shape[1] if train.y.ndim > 1 else 1
 
@@ -219,20 +225,20 @@ def _outputs(config: RunConfig, train: data.Examples) -> int:
 def _clients(config: RunConfig, train: data.Examples) -> data.FederatedArrays:
     return data.partition(
         train,
-        _owners(config, train) if is_natural(config.partition) else config.partition,
-        num_clients=config.num_clients,
-        seed=config.seed if config.partition_seed is None else config.partition_seed,
-        min_size=config.min_client_size,
+        _owners(config, train) if config.data.is_natural else config.data.partition,
+        num_clients=config.data.num_clients,
+        seed=config.partition_seed,
+        min_size=config.data.min_client_size,
     )
 
 
 def _owners(config: RunConfig, train: data.Examples) -> np.ndarray:
     """Read the id of each training example's client, [n], from the data's .npz file."""
-    path, column = (text.partition(":")[2] for text in (config.dataset, config.partition))
-    owners = read_npz(Path(path), config.dataset, [column])[column]
+    path, column = (text.partition(":")[2] for text in (config.data.dataset, config.data.partition))
+    owners = read_npz(Path(path), config.data.dataset, [column])[column]
     if owners.shape != (len(train.y),):
         raise ValueError(
-            f"partition is {config.partition!r}: the array {column} of {path} has shape "
+            f"partition is {config.data.partition!r}: the array {column} of {path} has shape "
             f"{owners.shape}; it must have an id for each training example, [{len(train.y)}]."
         )
     return owners
@@ -261,12 +267,12 @@ def _warn_of_outliers(clients: data.FederatedArrays) -> None:
 
 
 def _model(config: RunConfig, outputs: int, is_regression: bool) -> models.Model:
-    options = parse_options(config.model_option, "model_option")
-    if is_regression or is_own("model", config.model):  # one output is enough
-        model = build_model(config.model, outputs, options)
+    options = parse_options(config.model.model_option, "model_option")
+    if is_regression or is_own("model", config.model.model):  # one output is enough
+        model = build_model(config.model.model, outputs, options)
     else:
-        model = models.build(config.model, outputs, **options)
-    return models.mixed_precision(model, config.compute_dtype)
+        model = models.build(config.model.model, outputs, **options)
+    return models.mixed_precision(model, config.model.compute_dtype)
 
 
 def _task(
@@ -281,7 +287,7 @@ def _task(
         loss_fn = models.language_model_loss(model.apply)
         return train.x[:1], None, loss_fn, models.token_counts(model.apply)
     mean, std, scale = data.normalization(train)
-    prepare = data.preprocess(mean, std, scale=scale, flip=config.flip, crop=config.crop)
+    prepare = data.preprocess(mean, std, scale=scale, flip=config.data.flip, crop=config.data.crop)
     first_x = prepare(data.Examples(train.x[:1], train.y[:1]), None).x
     if is_regression:
         build_loss, build_counts = models.regression_loss, models.squared_error_counts
@@ -300,7 +306,7 @@ def run(
 ) -> SimulationResult:
     """Run a config, or resume it from its run directory.
 
-    The directory (``config.resolve().run_dir``) has the files of ``simulate``, with two additions.
+    The run directory has the files of ``simulate``, with two additions.
     summary.json has ``client_accuracy`` [N] of the final global model (or of personal models) on
     each client's training data, its mean and ``worst_10_percent_accuracy`` (for a regression, the
     same of "mean_squared_error"). partition.json has the label histogram (null for text). For
@@ -312,7 +318,7 @@ def run(
       config: the settings; they are resolved here.
       examples, wrap: as in ``build``.
       progress: show the run and its progress on stderr.
-      on_row: as in ``simulate``, besides the loggers of ``config.log``.
+      on_row: as in ``simulate``, besides the loggers of ``config.output.log``.
 
     Raises:
       ValueError, TypeError: a setting is unknown, out of range, or missing.
@@ -320,11 +326,11 @@ def run(
       FileExistsError: the directory has another run.
     """
     config = config.resolve()
-    assert config.run_dir is not None  # resolved
-    path = Path(config.run_dir)
+    assert config.output.run_dir is not None  # resolved
+    path = Path(config.output.run_dir)
     team = Team.here()
     hooks = [on_row] if callable(on_row) else list(on_row)
-    loggers = build_loggers(config.log if team.is_first else (), path, config.record())
+    loggers = build_loggers(config.output.log if team.is_first else (), path, config.record())
     schedule = config.schedule()
     setup = build(config, examples, wrap)
     bound = _ends(config) | own_sources(config, path)
@@ -340,19 +346,19 @@ def run(
             setup.params,
             setup.clients,
             **schedule,
-            seed=config.seed,
+            seed=config.rounds.seed,
             evaluate=setup.evaluate,
             diagnose=setup.diagnose,
             score_clients=setup.score_clients,
-            client_map=config.client_map,
-            client_store=config.client_store,
-            on_nonfinite=config.on_nonfinite,
-            lowering=config.lowering,
+            client_map=config.machine.client_map,
+            client_store=config.machine.client_store,
+            on_nonfinite=config.rounds.on_nonfinite,
+            lowering=config.machine.lowering,
             run_dir=path,
-            checkpoint_every=config.checkpoint_every,
+            checkpoint_every=config.output.checkpoint_every,
             config={"run_config": config.record(), "data": setup.data, **bound},
             on_row=[*hooks, *loggers],
-            profile_dir=config.profile_dir,
+            profile_dir=config.output.profile_dir,
             progress=progress,
         )
     if result.interrupted and not result.history:
@@ -370,7 +376,11 @@ def run(
 
 def _ends(config: RunConfig) -> dict[str, int]:
     """Return the last round of a schedule that depends on the number of rounds."""
-    return {"client_lr_ends": config.rounds} if config.client_lr_schedule == "cosine" else {}
+    return (
+        {"client_lr_ends": config.rounds.rounds}
+        if config.method.client_lr_schedule == "cosine"
+        else {}
+    )
 
 
 def describe_partition(clients: data.FederatedArrays) -> dict[str, Any]:
@@ -400,14 +410,14 @@ def _describe(config: RunConfig, setup: Setup, path: Path) -> str:
     verb = "going on with" if (path / CONFIG).exists() else "new run in"
     size = models.count_params(setup.params)
     shape = "x".join(map(str, setup.data["shape"]))
-    kind = config.tokens if config.model in models.LANGUAGE_MODELS else "classes"
+    kind = config.data.tokens if config.model.model in models.LANGUAGE_MODELS else "classes"
     kind = "outputs" if "outputs" in setup.data else kind
     return "\n".join(
         [
-            f"{config.dataset}: {setup.data['train']:,} + {setup.data['test']:,} examples {shape}, "
-            f"{setup.data.get('classes', setup.data.get('outputs')):,} {kind}",
+            f"{config.data.dataset}: {setup.data['train']:,} + {setup.data['test']:,} examples "
+            f"{shape}, {setup.data.get('classes', setup.data.get('outputs')):,} {kind}",
             setup.clients.summary(),
-            f"{config.model}: {size:,} parameters",
+            f"{config.model.model}: {size:,} parameters",
             f"{setup.algorithm.name}, {verb} {path}",
         ]
     )

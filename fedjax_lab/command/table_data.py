@@ -11,16 +11,16 @@ import numpy as np
 
 from fedjax_lab import data
 from fedjax_lab.checks import check_choice
+from fedjax_lab.command.settings import TEST_SPLIT, DataSettings
 from fedjax_lab.data.cells import Missing
 from fedjax_lab.data.columns import Rows, read_columns
 from fedjax_lab.data.federated import from_partition
 from fedjax_lab.data.partition import Partition, number_owners
-from fedjax_lab.data.sources import TABLES, checked_splits
+from fedjax_lab.data.sources import checked_splits
 from fedjax_lab.data.tables import FILES, Table
 
 TASKS = ("classification", "regression")
 SPLITS = ("clients", "examples")
-TEST_SPLIT = "clients:0.2"  # the default
 _FORMS = "clients:SHARE, examples:SHARE, or another file .csv, .tsv or .parquet"
 _NAMES = ("client", "x", "target", "task", "categories", "missing")
 _ENDINGS = {"csv": (".csv", ".tsv"), "parquet": (".parquet",)}
@@ -43,53 +43,44 @@ class TableData(NamedTuple):
     classes: int | None
 
 
-def is_table(dataset: str) -> bool:
-    """Return True if a data set is a table.
+def check_table(settings: DataSettings) -> None:
+    """Check the settings of columns and of the test set .
 
     Args:
-      dataset: as in ``RunConfig``.
-    """
-    return dataset.partition(":")[0] in TABLES
-
-
-def check_table(config: Any) -> None:
-    """Check the settings of columns and of the test set in a ``RunConfig``.
-
-    Args:
-      config: the settings.
+      settings: of the data.
 
     Raises:
       ValueError: a setting is missing or invalid, or the data set is no table.
     """
-    if config.task is not None:
-        check_choice("task", config.task, TASKS)
-    if not is_table(config.dataset):
+    if settings.task is not None:
+        check_choice("task", settings.task, TASKS)
+    if not settings.is_table:
         for name in _NAMES:
-            if getattr(config, name):
+            if getattr(settings, name):
                 raise ValueError(
-                    f"{name} is {getattr(config, name)!r} and dataset {config.dataset!r}; columns "
-                    "are those of csv:FILE and parquet:FILE."
+                    f"{name} is {getattr(settings, name)!r} and dataset {settings.dataset!r}; "
+                    "columns are those of csv:FILE and parquet:FILE."
                 )
-        if config.test_split != TEST_SPLIT:
+        if settings.test_split != TEST_SPLIT:
             raise ValueError(
-                f"test_split is {config.test_split!r} and dataset {config.dataset!r}, which has a "
-                "test set of its own; only tables are divided."
+                f"test_split is {settings.test_split!r} and dataset {settings.dataset!r}, which "
+                "has a test set of its own; only tables are divided."
             )
         return
-    scheme, _, path = config.dataset.partition(":")
+    scheme, _, path = settings.dataset.partition(":")
     if Path(path).suffix.lower() not in _ENDINGS[scheme]:
         allowed = " or ".join(_ENDINGS[scheme])
-        raise ValueError(f"dataset is {config.dataset!r}; the file must end in {allowed}.")
-    Missing(parse_missing(config.missing))
-    if not config.target:
+        raise ValueError(f"dataset is {settings.dataset!r}; the file must end in {allowed}.")
+    Missing(parse_missing(settings.missing))
+    if not settings.target:
         raise ValueError(
-            f"target is missing; dataset {config.dataset!r} is a table: set --target to the column "
-            "to predict, and --client to the column of client ids."
+            f"target is missing; dataset {settings.dataset!r} is a table: set --target to the "
+            "column to predict, and --client to the column of client ids."
         )
-    kind, share = _split(config.test_split)
-    if kind == "clients" and share is not None and config.client is None:
+    kind, share = _split(settings.test_split)
+    if kind == "clients" and share is not None and settings.client is None:
         raise ValueError(
-            f"test_split is {config.test_split!r} and client None; to hold out clients, set "
+            f"test_split is {settings.test_split!r} and client None; to hold out clients, set "
             "--client to the column of their ids, or use --test-split examples:0.2."
         )
 
@@ -113,11 +104,12 @@ def _split(text: str) -> tuple[str, float | int | None]:
     return kind, int(share) if whole else share
 
 
-def load_table(config: Any) -> TableData:
-    """Read the table that a config names, and divide it into training and test examples.
+def load_table(settings: DataSettings, seed: int) -> TableData:
+    """Read a table, and divide it into training and test examples.
 
     Args:
-      config: a resolved ``RunConfig``.
+      settings: of the data, resolved.
+      seed: seed of the split into training and test examples.
 
     Raises:
       ValueError: a column is missing, has another length, or lacks values; a client has too few
@@ -125,29 +117,29 @@ def load_table(config: Any) -> TableData:
       FileNotFoundError: there is no such file.
       ImportError: narwhals or pyarrow is missing.
     """
-    table = Table(config.dataset.partition(":")[2], parse_missing(config.missing))
-    inputs = config.x or _other_columns(table, config)
-    found = _read(table, inputs, config)
+    table = Table(settings.dataset.partition(":")[2], parse_missing(settings.missing))
+    inputs = settings.x or _other_columns(table, settings)
+    found = _read(table, inputs, settings)
     (x, y), owners, names = found.examples, None, None
     if found.ids is not None:
-        about = f"client={config.client!r}"
-        names, owners = number_owners(found.ids, config.min_client_size, about)
-    kind, share = _split(config.test_split)
+        about = f"client={settings.client!r}"
+        smallest = 1 if settings.min_client_size is None else settings.min_client_size
+        names, owners = number_owners(found.ids, smallest, about)
+    kind, share = _split(settings.test_split)
     if share is None:
-        return _with_file(config, kind, inputs, found, (names, owners))
-    seed = config.seed if config.partition_seed is None else config.partition_seed
+        return _with_file(settings, kind, inputs, found, (names, owners))
     if owners is None or names is None:
         order = np.random.default_rng(seed).permutation(len(y))
         held = max(1, round(share * len(y)))
         parts = np.sort(order[held:]), np.sort(order[:held])
-        return _divided(config, (x, y), parts)
+        return _divided(settings, (x, y), parts)
     rows = data.partition(np.arange(len(y), dtype=np.int32), owners, len(names), min_size=1)
     rows = rows.share(rows.host_partition(), names)
     if kind == "clients":
         seen, unseen = data.split_clients(rows, share, seed)
-        return _divided(config, (x, y), _indices(seen, unseen), seen)
+        return _divided(settings, (x, y), _indices(seen, unseen), seen)
     seen, own = data.split_examples(rows, share, seed)
-    return _divided(config, (x, y), _indices(seen, own), seen, own)
+    return _divided(settings, (x, y), _indices(seen, own), seen, own)
 
 
 def parse_missing(texts: Sequence[str]) -> Any:
@@ -176,44 +168,48 @@ def parse_missing(texts: Sequence[str]) -> Any:
     return {mark: meaning(text) for mark, _, text in pairs}
 
 
-def _other_columns(table: Table, config: Any) -> tuple[str, ...]:
+def _other_columns(table: Table, settings: DataSettings) -> tuple[str, ...]:
     """Return all columns but client and target."""
-    inputs = tuple(name for name in table.columns if name not in (config.client, *config.target))
+    inputs = tuple(
+        name for name in table.columns if name not in (settings.client, *settings.target)
+    )
     if not inputs:
-        raise ValueError(f"x is empty; {config.dataset} has no column but client and target.")
+        raise ValueError(f"x is empty; {settings.dataset} has no column but client and target.")
     if "" in inputs:
         raise ValueError(
             f"x is empty, so that all columns but client and target are inputs, and column "
-            f"{table.columns.index('') + 1} of {config.dataset} has no name (an index that pandas "
-            "wrote?); set --x to the columns of inputs."
+            f"{table.columns.index('') + 1} of {settings.dataset} has no name (an index that "
+            "pandas wrote?); set --x to the columns of inputs."
         )
     return inputs
 
 
-def _read(table: Table, inputs: Sequence[str], config: Any, first: Rows | None = None) -> Rows:
+def _read(
+    table: Table, inputs: Sequence[str], settings: DataSettings, first: Rows | None = None
+) -> Rows:
     """Read inputs [n, ...], targets and ids of the table, with the dtypes for the task."""
-    target = config.target[0] if len(config.target) == 1 else config.target
-    lacks_ids = first is not None and config.client not in table.columns
+    target = settings.target[0] if len(settings.target) == 1 else settings.target
+    lacks_ids = first is not None and settings.client not in table.columns
     found = read_columns(
         table,
         inputs,
         target,
-        client=None if lacks_ids else config.client,
-        categories=dict.fromkeys(config.categories) or None,
+        client=None if lacks_ids else settings.client,
+        categories=dict.fromkeys(settings.categories) or None,
         first=first,
         names=("x", "target"),
     )
     y = found.examples.y
-    if config.task == "regression" or (config.task is None and y.dtype.kind == "f"):
-        if any(name in found.categories for name in config.target):
+    if settings.task == "regression" or (settings.task is None and y.dtype.kind == "f"):
+        if any(name in found.categories for name in settings.target):
             raise ValueError(
-                f"task is 'regression' and target {config.target}, a column of text; it must be "
+                f"task is 'regression' and target {settings.target}, a column of text; it must be "
                 "numbers."
             )
         y = y.astype(np.float32)
     elif y.dtype.kind == "f":
         raise ValueError(
-            f"task is 'classification' and target {config.target} holds floats; it must be one "
+            f"task is 'classification' and target {settings.target} holds floats; it must be one "
             "column of integers from 0, or of text."
         )
     elif y.dtype.kind == "b":
@@ -226,7 +222,7 @@ def _indices(*parts: data.FederatedArrays) -> tuple[np.ndarray, ...]:
 
 
 def _divided(
-    config: Any,
+    settings: DataSettings,
     examples: tuple[np.ndarray, np.ndarray],
     rows: Sequence[np.ndarray],
     seen: data.FederatedArrays | None = None,
@@ -235,18 +231,18 @@ def _divided(
     """Divide rows into training and test examples, client by client."""
     x, y = examples
     arrays = {"x_train": x[rows[0]], "y_train": y[rows[0]]}
-    return _checked(config, arrays | {"x_test": x[rows[1]], "y_test": y[rows[1]]}, y, seen, own)
+    return _checked(settings, arrays | {"x_test": x[rows[1]], "y_test": y[rows[1]]}, y, seen, own)
 
 
 def _checked(
-    config: Any,
+    settings: DataSettings,
     arrays: Mapping[str, np.ndarray],
     y: np.ndarray,
     seen: data.FederatedArrays | None,
     own: data.FederatedArrays | None,
 ) -> TableData:
     classes = None if y.dtype.kind == "f" else int(y.max()) + 1
-    train, test = checked_splits(config.dataset, arrays, classes)
+    train, test = checked_splits(settings.dataset, arrays, classes)
     clients, tests = (
         None if part is None else _in_order(examples, part)
         for examples, part in ((train, seen), (test, own))
@@ -261,7 +257,7 @@ def _in_order(examples: data.Examples, part: data.FederatedArrays) -> data.Feder
 
 
 def _with_file(
-    config: Any,
+    settings: DataSettings,
     path: str,
     inputs: Sequence[str],
     found: Rows,
@@ -269,8 +265,8 @@ def _with_file(
 ) -> TableData:
     """Read the test set from another file, with the clients of its rows if it has their column."""
     (x, y), (names, owners) = found.examples, clients
-    table = Table(path, parse_missing(config.missing))
-    (x_test, y_test), ids, *_ = _read(table, inputs, config, found)
+    table = Table(path, parse_missing(settings.missing))
+    (x_test, y_test), ids, *_ = _read(table, inputs, settings, found)
     seen = own = None
     if names is not None and owners is not None:
         order, sizes = np.argsort(owners, kind="stable"), np.bincount(owners)
@@ -284,7 +280,7 @@ def _with_file(
             counts = np.bincount(of, minlength=len(names) + 1)[:-1]
             own = _parts(counts, names) if counts.sum() else None
     arrays = {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
-    return _checked(config, arrays, np.concatenate([y, y_test]), seen, own)
+    return _checked(settings, arrays, np.concatenate([y, y_test]), seen, own)
 
 
 def _parts(sizes: np.ndarray, names: tuple[str, ...]) -> data.FederatedArrays:

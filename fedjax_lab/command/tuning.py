@@ -1,6 +1,5 @@
 """``fedjax-lab tune``: hyperparameters of several methods by successive halving."""
 
-import dataclasses
 import sys
 import warnings
 from collections.abc import Iterable
@@ -31,7 +30,7 @@ def tune_command(command: TuneCommand) -> int:
     Raises:
       ValueError, TypeError, OSError, ImportError: as ``runner.build`` and ``tune``.
     """
-    methods = command.methods or (command.settings.algorithm,)
+    methods = command.methods or (command.settings.method.algorithm,)
     for name in methods:
         check_known("algorithm", name, "methods")
     spaces = {name: space_of(command.space, name, methods) for name in methods}
@@ -94,7 +93,7 @@ def space_of(texts: Iterable[str], method: str, methods: Iterable[str]) -> dict[
         if dot and of != method:
             continue
         name = own if dot else of
-        allowed = may_vary(dataclasses.replace(RunConfig(), algorithm=method))
+        allowed = may_vary(RunConfig.of(algorithm=method))
         if not dot and name not in allowed and len(list(methods)) > 1:
             continue  # what only some methods take
         check_choice("the name in space", name, allowed)
@@ -125,7 +124,7 @@ def _tune(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> Found:
     setups = {}
     for name, space in spaces.items():
         first = {key: value[0] for key, value in space.items()}
-        config = at_point(dataclasses.replace(command.settings, algorithm=name), first).resolve()
+        config = at_point(command.settings.replace(algorithm=name), first).resolve()
         setups[name] = build(config)
     some = next(iter(setups.values()))
     measure = getattr(some.count_fn, "score", "accuracy")

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config import DEFAULTS, RunConfig
 from fedjax_lab.command.options import parse_options
 
 _NO_RUN = "it keeps no run directory; omit it, or use run"
@@ -60,10 +60,11 @@ def check_settings(name: str, settings: RunConfig, file: RunConfig) -> None:
     Raises:
       ValueError: a setting is not used.
     """
+    values, of_file = settings.settings(), file.settings()
     for setting, instead in NOT_USED[name].items():
-        value = getattr(settings, setting)
-        no_matter = setting in _NO_MATTER and value == getattr(file, setting)
-        if value != getattr(RunConfig, setting) and not no_matter:
+        value = values[setting]
+        no_matter = setting in _NO_MATTER and value == of_file[setting]
+        if value != DEFAULTS[setting] and not no_matter:
             raise _unused(name, setting, value, instead)
 
 
@@ -84,13 +85,14 @@ def check_command(name: str, command: Any, file: RunConfig) -> None:
         _check_run(command, file)
     if name in ("sweep", "tune"):
         flag, names = _varied(name, command)
+        of_file = file.settings()
         given = {
-            setting: getattr(settings, setting)
-            for setting in names
-            if hasattr(file, setting) and getattr(settings, setting) != getattr(file, setting)
+            setting: value
+            for setting, value in settings.settings().items()
+            if setting in names and value != of_file[setting]
         }
-        before = parse_options(file.option)
-        for option, value in parse_options(settings.option).items():
+        before = parse_options(file.method.option)
+        for option, value in parse_options(settings.method.option).items():
             if option in names and before.get(option) != value:
                 given[f"option {option}"] = value
         for setting, value in given.items():
@@ -102,10 +104,10 @@ def check_command(name: str, command: Any, file: RunConfig) -> None:
 
 def _check_run(command: Any, file: RunConfig) -> None:
     """Check the flags of ``run`` that have no effect beside --seeds or --print-config."""
-    if command.seeds and command.settings.seed != file.seed:
+    if command.seeds and command.settings.rounds.seed != file.rounds.seed:
         raise ValueError(
-            f"seed is {command.settings.seed} and seeds {list(command.seeds)}; `fedjax-lab run` "
-            "uses --seeds alone: omit --seed."
+            f"seed is {command.settings.rounds.seed} and seeds {list(command.seeds)}; "
+            "`fedjax-lab run` uses --seeds alone: omit --seed."
         )
     if command.print_config is None:
         return
@@ -119,7 +121,7 @@ def _varied(name: str, command: Any) -> tuple[str, set[str]]:
     """Return (flag, hyperparameters of which it gives all values)."""
     if name == "sweep":
         return "--point", _names(command.point)
-    methods = command.methods or (command.settings.algorithm,)
+    methods = command.methods or (command.settings.method.algorithm,)
     of_methods = [
         _names(text.removeprefix(f"{method}.") for text in command.space) for method in methods
     ]

@@ -19,7 +19,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for algorithm in ("fedavg", "scaffold"):
             for seed in (0, 1):
-                config = RunConfig(
+                config = RunConfig.of(
                     algorithm=algorithm,
                     seed=seed,
                     partition_seed=0,  # seeds differ in cohorts, mini-batches and initial models

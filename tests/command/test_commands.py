@@ -1,7 +1,6 @@
 """export, run --seeds, sweep, rerun and the formats of a report, against what made the runs."""
 
 import csv
-import dataclasses
 import io
 import json
 import re
@@ -151,21 +150,21 @@ def test_a_sweep_is_the_runs_of_its_points(finished, tmp_path, capsys):
 )
 def test_what_a_grid_refuses(texts, settings, message):
     with pytest.raises(ValueError, match=message):
-        grid(texts, RunConfig(**settings))
+        grid(texts, RunConfig.of(**settings))
 
 
 def test_a_grid_fills_in_what_a_method_requires():
     points, config = grid(
-        ["server_lr=0.1,0.01", "beta1=0.5", "tau=1e-3,1"], RunConfig(algorithm="fedadam")
+        ["server_lr=0.1,0.01", "beta1=0.5", "tau=1e-3,1"], RunConfig.of(algorithm="fedadam")
     )
     assert points[:2] == [
         {"server_lr": 0.1, "beta1": 0.5, "tau": 0.001},
         {"server_lr": 0.1, "beta1": 0.5, "tau": 1.0},
     ]
     assert len(points) == 4
-    assert config.server_lr == 0.1
-    points, config = grid(["momentum=0.1,0.2"], RunConfig(algorithm="stem"))
-    assert config.option == ("momentum=0.1",)
+    assert config.method.server_lr == 0.1
+    points, config = grid(["momentum=0.1,0.2"], RunConfig.of(algorithm="stem"))
+    assert config.method.option == ("momentum=0.1",)
 
 
 @pytest.mark.slow
@@ -283,10 +282,10 @@ def traced(monkeypatch):
 
 def test_another_seed_is_not_traced_again_and_has_the_same_results(monkeypatch, tmp_path):
     def run(name, **changed):
-        config = RunConfig(
+        config = RunConfig.of(
             rounds=2, eval_every=1, num_clients=6, cohort_size=2, local_steps=2, batch_size=4
         )
-        config = dataclasses.replace(config, run_dir=str(tmp_path / name), **changed)
+        config = config.replace(run_dir=str(tmp_path / name), **changed)
         calls.clear()
         return runner.run(config, progress=False), sum(is_traced(call[3]) for call in calls)
 
@@ -308,8 +307,8 @@ def test_another_seed_is_not_traced_again_and_has_the_same_results(monkeypatch, 
 
 def test_attackers_of_another_seed_are_others_and_own_code_is_never_shared(monkeypatch, tmp_path):
     def method(seed, **changed):
-        config = RunConfig(num_clients=6, cohort_size=2, local_steps=1, seed=seed, **changed)
-        return runner.build(dataclasses.replace(config, run_dir=str(tmp_path))).algorithm
+        config = RunConfig.of(num_clients=6, cohort_size=2, local_steps=1, seed=seed, **changed)
+        return runner.build(config.replace(run_dir=str(tmp_path))).algorithm
 
     assert method(0) is method(1)
     assert method(0) is not method(0, client_lr=0.2)

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import re
 
@@ -8,13 +7,13 @@ import numpy as np
 import pytest
 
 from fedjax_lab import CohortBatch
-from fedjax_lab.command import flags
 from fedjax_lab.command.build import build_algorithm
-from fedjax_lab.command.config import SCHEDULE_SETTINGS, RunConfig
+from fedjax_lab.command.commands import parse
+from fedjax_lab.command.config import DEFAULTS, RunConfig
 from fedjax_lab.command.config_file import format_settings
-from fedjax_lab.command.guards import GUARDS
 from fedjax_lab.command.options import algorithm_options, parse_options, server_lr_of
 from fedjax_lab.command.runner import build, summarise_clients
+from fedjax_lab.command.settings import PrivacySettings
 from fedjax_lab.data import Devices, Examples
 from fedjax_lab.data.cohort import Schedule
 from tests.algorithms import problem as softmax
@@ -22,7 +21,7 @@ from tests.reference import problem as reference
 from tests.reference.fafed_numpy import FAFED
 from tests.reference.stem_numpy import STEM
 
-CONFIG = RunConfig(
+CONFIG = RunConfig.of(
     algorithm="gradma",
     option=("memory_size=7", "keep_local_model=true", "qp_scope=per_leaf", "margin=0.25"),
     model_option=("hidden=8,4", "norm=none"),
@@ -64,9 +63,13 @@ def test_yaml_takes_a_config_there_and_back(tmp_path):
         """
     )
     config = RunConfig.from_file(file)
-    assert (config.client_lr, config.server_lr, config.clip_norm) == (0.001, 25.0, 0.5)
-    assert (config.dataset, config.log) == ("idx:1e3", ("csv",))
-    assert config.option == ("margin=0.25", "keep_local_model=true", "memory_size=7")
+    assert (config.method.client_lr, config.method.server_lr, config.method.clip_norm) == (
+        0.001,
+        25.0,
+        0.5,
+    )
+    assert (config.data.dataset, config.output.log) == ("idx:1e3", ("csv",))
+    assert config.method.option == ("margin=0.25", "keep_local_model=true", "memory_size=7")
     file.write_text("# nothing\n")
     assert RunConfig.from_file(file) == RunConfig()
 
@@ -77,16 +80,32 @@ def test_a_run_directorys_config_is_read_as_settings(tmp_path):
     assert RunConfig.from_file(file) == CONFIG
 
 
-def test_every_setting_is_a_flag_of_one_group():
-    names = [name for _, group in flags.GROUPS.values() for name in group]
-    assert sorted(names) == sorted(field.name for field in dataclasses.fields(RunConfig))
-    assert flags.descriptions().keys() == set(names)
+def test_every_setting_is_a_flag_with_help_and_in_one_group(capsys):
+    names = [name for group in vars(RunConfig()).values() for name in vars(group)]
+    assert len(names) == len(set(names)) == len(DEFAULTS)
+    with pytest.raises(SystemExit):
+        parse(["run", "--help"])
+    shown = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
+    for name in names:
+        flag = "--" + name.replace("_", "-")
+        about = re.search(
+            rf" {flag}(?:, \S+)?(?: \S*(?:STR|INT|FLOAT)\S*| \[.*?\]\])? ([A-Z])", shown
+        )
+        assert about, name
 
 
 def test_the_record_leaves_places_on_the_disk_out():
-    config = dataclasses.replace(CONFIG, run_dir="a", data_dir="b", checkpoint_every=3)
+    config = CONFIG.replace(run_dir="a", data_dir="b", checkpoint_every=3)
     assert config.record() == CONFIG.record()
-    not_asked_for = {*GUARDS, "sampling", "client", "x", "target", "task", "test_split"}
+    not_asked_for = {
+        *vars(PrivacySettings()),
+        "sampling",
+        "client",
+        "x",
+        "target",
+        "task",
+        "test_split",
+    }
     not_asked_for |= {"dataset_option", "tokens", "categories", "missing", "lowering"}
     assert set(config.to_dict()) - set(config.record()) - not_asked_for == {
         "run_dir",
@@ -121,7 +140,11 @@ def test_wrong_keys_and_types_are_refused(values, error, parts):
 
 def test_an_integer_is_a_number():
     config = RunConfig.from_dict({"client_lr": 1, "server_lr": 2})
-    assert (config.client_lr, type(config.client_lr), config.server_lr) == (1.0, float, 2.0)
+    assert (config.method.client_lr, type(config.method.client_lr), config.method.server_lr) == (
+        1.0,
+        float,
+        2.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +176,7 @@ def test_a_client_that_spoils_the_normalisation_is_named():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 3, 3, 1)).astype(np.float32)
     y = np.arange(40, dtype=np.int32) % 2
-    config = RunConfig(num_clients=4, cohort_size=2, partition="iid", client_map="scan")
+    config = RunConfig.of(num_clients=4, cohort_size=2, partition="iid", client_map="scan")
     train, test = Examples(x, y), Examples(x[:4], y[:4])
     clients = build(config, (train, test)).clients  # without a word
     x = x.copy()
@@ -169,20 +192,20 @@ def test_options_must_be_name_value(text):
 
 
 def test_resolve_fills_in_what_depends_on_other_settings():
-    resolved = RunConfig(algorithm="gradma").resolve()
-    assert resolved.local_steps == 5
-    assert resolved.option == ("memory_size=20",)
-    assert resolved.run_dir == "runs/gradma-digits-dirichlet0.1-seed0"
-    assert RunConfig(local_epochs=1).resolve().local_steps is None
-    large = RunConfig(algorithm="gradma_s", num_clients=150).resolve()
-    assert large.option == ("memory_size=100",)
-    given = RunConfig(algorithm="gradma", option=("memory_size=6",)).resolve()
-    assert given.option == ("memory_size=6",)
+    resolved = RunConfig.of(algorithm="gradma").resolve()
+    assert resolved.rounds.local_steps == 5
+    assert resolved.method.option == ("memory_size=20",)
+    assert resolved.output.run_dir == "runs/gradma-digits-dirichlet0.1-seed0"
+    assert RunConfig.of(local_epochs=1).resolve().rounds.local_steps is None
+    large = RunConfig.of(algorithm="gradma_s", num_clients=150).resolve()
+    assert large.method.option == ("memory_size=100",)
+    given = RunConfig.of(algorithm="gradma", option=("memory_size=6",)).resolve()
+    assert given.method.option == ("memory_size=6",)
     assert resolved.resolve() == resolved
 
 
 def test_run_names_are_readable_and_safe():
-    config = RunConfig(
+    config = RunConfig.of(
         algorithm="fedopt",
         dataset="npz:/some where/my set.npz",
         partition="classes_per_client:2",
@@ -235,7 +258,7 @@ def test_run_names_are_readable_and_safe():
 )
 def test_mistakes_name_the_setting_and_the_nearest_valid_ones(settings, parts):
     with pytest.raises(ValueError, match=" ") as caught:
-        RunConfig(**settings).resolve()
+        RunConfig.of(**settings).resolve()
     for part in parts:
         assert part in str(caught.value)
 
@@ -273,7 +296,7 @@ def _rounds(config, count, steps=1):
 
 def test_clipping_comes_before_weight_decay():
     # (30, 40) clipped to norm 1 is (0.6, 0.8); decay adds (1.5, 2).
-    config = RunConfig(client_lr=1.0, clip_norm=1.0, weight_decay=0.5)
+    config = RunConfig.of(client_lr=1.0, clip_norm=1.0, weight_decay=0.5)
     np.testing.assert_allclose(_rounds(config, 1), [0.9, 1.2], rtol=1e-6)
 
 
@@ -282,32 +305,38 @@ def test_clip_says_what_is_clipped(clip, end):
     # FedNova's second v is 0.5 v + g: of clipped gradients the way is (0.6, 0.8) + (0.9, 1.2),
     # while two clipped steps make (1.2, 1.6).
     options = ("local_momentum=0.5",)
-    config = RunConfig(
+    config = RunConfig.of(
         algorithm="fednova", client_lr=0.75, clip_norm=1.0, clip=clip, option=options
     )
-    config = dataclasses.replace(config, local_steps=2)
+    config = config.replace(local_steps=2)
     np.testing.assert_allclose(_rounds(config, 1, steps=2), end, rtol=1e-6)
 
 
 def test_fedspeed_as_published_clips_its_step_without_the_decay():
     # (30, 40) - 0.1 x is clipped to (6, 8), and 0.101 x added: y = x - 0.1 (6.303, 8.404). With
     # one client the mean of all duals doubles the way.
-    config = RunConfig(algorithm="fedspeed", client_lr=0.1, as_published=True)
+    config = RunConfig.of(algorithm="fedspeed", client_lr=0.1, as_published=True)
     np.testing.assert_allclose(_rounds(config, 1), [3 - 1.2606, 4 - 1.6808], rtol=1e-6)
-    unclipped = dataclasses.replace(config, clip_norm=1e6, weight_decay=0.0)
+    unclipped = config.replace(clip_norm=1e6, weight_decay=0.0)
     np.testing.assert_allclose(_rounds(unclipped, 1), [3 - 6, 4 - 8], rtol=1e-5)
 
 
 def test_settings_of_a_published_code_are_defaults():
-    config = RunConfig(algorithm="fedadam", as_published=True, option=("tau=0.1",)).resolve()
-    assert (config.server_lr, config.clip_norm, config.weight_decay) == (0.1, 10.0, 1e-3)
-    assert config.option == ("tau=0.1", "initial_second_moment=0.0")
+    config = RunConfig.of(algorithm="fedadam", as_published=True, option=("tau=0.1",)).resolve()
+    assert (config.method.server_lr, config.method.clip_norm, config.method.weight_decay) == (
+        0.1,
+        10.0,
+        1e-3,
+    )
+    assert config.method.option == ("tau=0.1", "initial_second_moment=0.0")
     assert config.resolve() == config
     assert "as_published" in config.run_name()
-    given = RunConfig("fedadam", as_published=True, server_lr=0.5, weight_decay=0.0).resolve()
-    assert (given.server_lr, given.weight_decay) == (0.5, 0.0)
+    given = RunConfig.of(
+        algorithm="fedadam", as_published=True, server_lr=0.5, weight_decay=0.0
+    ).resolve()
+    assert (given.method.server_lr, given.method.weight_decay) == (0.5, 0.0)
     with pytest.raises(ValueError, match="as_published: algorithm is 'fednova'"):
-        RunConfig(algorithm="fednova", as_published=True).resolve()
+        RunConfig.of(algorithm="fednova", as_published=True).resolve()
 
 
 @pytest.mark.parametrize(
@@ -320,7 +349,7 @@ def test_settings_of_a_published_code_are_defaults():
 )
 def test_a_clip_without_a_meaning_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        RunConfig(**settings).resolve()
+        RunConfig.of(**settings).resolve()
 
 
 @pytest.mark.parametrize(
@@ -335,7 +364,7 @@ def test_a_schedule_is_of_the_rounds_where_the_rate_is_of_the_local_step(
 ):
     """Four ragged rounds of at most three local steps, which the twins count."""
     options = {"momentum": 0.3} | ({"second_moment_decay": 0.9} if algorithm == "fafed" else {})
-    config = RunConfig(
+    config = RunConfig.of(
         algorithm=algorithm,
         option=tuple(f"{name}={value}" for name, value in options.items()),
         client_lr=0.2,
@@ -357,14 +386,14 @@ def test_a_schedule_is_of_the_rounds_where_the_rate_is_of_the_local_step(
 def test_fedopt_takes_an_optimizer_with_its_options():
     # delta = (3, 4) each round; the momentum of two rounds is 1 + 1.5 of it.
     options = ("server_optimizer=momentum", "momentum=0.5")
-    config = RunConfig(algorithm="fedopt", client_lr=0.1, server_lr=0.2, option=options)
+    config = RunConfig.of(algorithm="fedopt", client_lr=0.1, server_lr=0.2, option=options)
     np.testing.assert_allclose(_rounds(config, 2), [3 - 0.2 * 7.5, 4 - 0.2 * 10], rtol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ["moon", "fedmlbm"])
 def test_methods_that_look_inside_take_the_model(algorithm):
     assert not {"model", "preprocess"} & set(algorithm_options(algorithm))
-    setup = build(RunConfig(algorithm=algorithm, option=("temperature=0.25",)))
+    setup = build(RunConfig.of(algorithm=algorithm, option=("temperature=0.25",)))
     assert setup.algorithm.hyperparameters["temperature"] == 0.25
     batch = CohortBatch(
         client_ids=jnp.arange(2),
@@ -377,12 +406,12 @@ def test_methods_that_look_inside_take_the_model(algorithm):
     after, _ = jax.eval_shape(setup.algorithm.round_fn, state, batch)  # traced, not compiled
     assert jax.tree.structure(after) == jax.tree.structure(state)
     with pytest.raises(ValueError, match="fedmlb needs at least 2"):
-        build(RunConfig(algorithm="fedmlb", model="linear"))
+        build(RunConfig.of(algorithm="fedmlb", model="linear"))
 
 
 @pytest.mark.parametrize("algorithm", ["moon", "fedmlbm", "scaffold"])
 def test_the_compute_dtype_reaches_every_part_and_nothing_that_is_kept(algorithm):
-    config = RunConfig(algorithm=algorithm, compute_dtype="bfloat16").resolve()
+    config = RunConfig.of(algorithm=algorithm, compute_dtype="bfloat16").resolve()
     assert config.record()["compute_dtype"] == "bfloat16"
     assert "compute_dtypebfloat16" in config.run_name()
     setup = build(config)
@@ -402,7 +431,7 @@ def test_the_compute_dtype_reaches_every_part_and_nothing_that_is_kept(algorithm
 
 
 def test_server_lr_reaches_the_method():
-    config = RunConfig(client_lr=0.1, server_lr=0.5)
+    config = RunConfig.of(client_lr=0.1, server_lr=0.5)
     np.testing.assert_allclose(_rounds(config, 1), [1.5, 2.0], rtol=1e-6)
 
 
@@ -430,15 +459,15 @@ def test_a_client_whose_error_is_infinite_is_in_the_worst_tenth():
 
 
 def test_devices_compressors_and_schedules_become_arguments():
-    assert RunConfig().devices() is None
-    config = RunConfig(time_budget=3.0, step_time_spread=0.5, dropout=0.1).resolve()
-    assert config.devices() == Devices(time_budget=3.0, step_time_spread=0.5, dropout=0.1)
+    assert RunConfig().clock.devices() is None
+    config = RunConfig.of(time_budget=3.0, step_time_spread=0.5, dropout=0.1).resolve()
+    assert config.clock.devices() == Devices(time_budget=3.0, step_time_spread=0.5, dropout=0.1)
     assert "time_budget3.0" in config.run_name()
 
     def loss_fn(params, examples, key):
         return jnp.square(params["w"][None] - examples).sum(-1)
 
-    config = RunConfig(
+    config = RunConfig.of(
         algorithm="scaffold",
         compressor="top_k:0.5",
         error_feedback=False,
@@ -449,7 +478,7 @@ def test_devices_compressors_and_schedules_become_arguments():
     assert algorithm.name == "scaffold+top_k"
     # Two fields of 4 floats, of which 2 are sent with indices of 2 bits.
     assert algorithm.uplink({"w": jnp.zeros(4)}) == 2 * (2 * 4 + 1)
-    plain = build_algorithm(dataclasses.replace(config, compressor=None), loss_fn)
+    plain = build_algorithm(config.replace(compressor=None), loss_fn)
     state = plain.init({"w": jnp.zeros(2)}, 1)
     round_fn = jax.jit(plain.round_fn)
     moves = []
@@ -477,14 +506,13 @@ def test_devices_compressors_and_schedules_become_arguments():
 )
 def test_wrong_devices_compressors_and_schedules(settings, message):
     with pytest.raises(ValueError, match=message):
-        RunConfig(**settings).resolve()
+        RunConfig.of(**settings).resolve()
 
 
 def test_each_option_of_a_schedule_is_a_setting_and_reaches_the_run():
     """``devices`` is made of several settings; a sampler of cohorts is Python's alone."""
     options = set(Schedule._fields) - {"devices", "sample_cohort"}
-    assert set(SCHEDULE_SETTINGS) == options
-    config = RunConfig(sampling="poisson", cohort_size=3, weights="examples", replace=True)
+    config = RunConfig.of(sampling="poisson", cohort_size=3, weights="examples", replace=True)
     passed = config.schedule()
     assert options <= passed.keys()
     assert [passed[n] for n in ("sampling", "cohort_size", "weights", "replace")] == [

@@ -9,7 +9,7 @@ import pytest
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.commands import parse
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.guards import GUARDS
+from fedjax_lab.command.settings import PrivacySettings
 from fedjax_lab.report.sections import Tail
 from fedjax_lab.report.tables import measures
 from fedjax_lab.storage.run_dir import read_config
@@ -24,7 +24,7 @@ CLIPPED = {"dp_clip_norm": 1.0, "dp_noise_multiplier": 1.0}
 
 
 def built(**settings):
-    return build_algorithm(RunConfig(**settings).resolve(), loss_fn)
+    return build_algorithm(RunConfig.of(**settings).resolve(), loss_fn)
 
 
 def test_settings_become_wrappers():
@@ -59,7 +59,7 @@ def test_settings_become_wrappers():
 
 def test_the_noise_may_be_traced():
     """Then nothing counts epsilon."""
-    config = RunConfig(dp_clip_norm=1.0, dp_noise_multiplier=1.0, dp_delta=1e-3).resolve()
+    config = RunConfig.of(dp_clip_norm=1.0, dp_noise_multiplier=1.0, dp_delta=1e-3).resolve()
     assert build_algorithm(config, loss_fn).spent is not None
 
     def spent(noise):
@@ -75,8 +75,8 @@ def test_the_noise_may_be_traced():
 
 def test_a_run_without_them_is_recorded_as_before():
     record = RunConfig().record()
-    assert not {*GUARDS, "sampling"} & set(record)
-    given = RunConfig(robust_rule="median", sampling="poisson")
+    assert not {*vars(PrivacySettings()), "sampling"} & set(record)
+    given = RunConfig.of(robust_rule="median", sampling="poisson")
     assert {"robust_rule": "median", "sampling": "poisson"}.items() <= given.record().items()
     assert RunConfig.from_dict(json.loads(json.dumps(given.record()))) == given
     assert "median" in given.run_name()
@@ -123,7 +123,7 @@ def test_a_run_without_them_is_recorded_as_before():
 )
 def test_wrong_settings(settings, message):
     with pytest.raises(ValueError, match=message):
-        RunConfig(**settings).resolve()
+        RunConfig.of(**settings).resolve()
 
 
 def test_what_has_no_meaning_together():
@@ -162,7 +162,7 @@ def test_a_private_run_from_the_command_line(tmp_path, capsys, monkeypatch):
 def test_the_names_of_before_are_understood(tmp_path):
     old = {"dp_clip": 0.5, "dp_noise": 2.0}
     config = RunConfig.from_dict(old)
-    assert (config.dp_clip_norm, config.dp_noise_multiplier) == (0.5, 2.0)
+    assert (config.privacy.dp_clip_norm, config.privacy.dp_noise_multiplier) == (0.5, 2.0)
     words = ["run", "--dp-clip", "0.5", "--dp-noise", "2"]
     assert parse(words).settings == config
     assert parse(["run", "--dp-clip-norm", "0.5", "--dp-noise-multiplier", "2"]).settings == config

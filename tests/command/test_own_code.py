@@ -217,7 +217,7 @@ def test_entry_points_are_listed_and_run(installed, capsys):
     assert "broken\n    own_pkg.none:f, of own-pkg: cannot be imported" in shown
     assert "my_net\n    A dense layer and another one." in shown
     assert "Two blobs. (own_pkg.data:load, of own-pkg)" in shown
-    config = RunConfig(algorithm="halved", model="my_net", dataset="blobs", partition="iid")
+    config = RunConfig.of(algorithm="halved", model="my_net", dataset="blobs", partition="iid")
     assert config.resolve().run_name() == "halved-blobs-iid-seed0"
     words = ["--algorithm", "halved", "--model", "my_net", "--dataset", "blobs"]
     assert run(*words, "--partition", "iid", "--num-clients", "4", "--run-dir", "runs/ep") == 0

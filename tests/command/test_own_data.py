@@ -144,7 +144,7 @@ def test_what_has_no_meaning_is_refused(words, message, file, capsys):
 
 def test_what_is_not_said_of_clients_is_filled_in():
     config = RunConfig().resolve()
-    assert (config.num_clients, config.min_client_size) == (20, 2)
-    config = RunConfig(dataset="npz:a", partition="natural:who", cohort_size=50).resolve()
-    assert (config.num_clients, config.min_client_size) == (None, 1)
+    assert (config.data.num_clients, config.data.min_client_size) == (20, 2)
+    config = RunConfig.of(dataset="npz:a", partition="natural:who", cohort_size=50).resolve()
+    assert (config.data.num_clients, config.data.min_client_size) == (None, 1)
     assert config.resolve() == config

@@ -1,7 +1,6 @@
 """The command line on tables: columns by name, clients that training never sees, categories."""
 
 import csv
-import dataclasses
 import json
 from pathlib import Path
 
@@ -95,7 +94,8 @@ def test_a_regression_with_users_that_training_never_sees(folder, capsys):
 
 def table_of(**settings):
     settings = {"dataset": "csv:users.csv", "client": "user", "target": ("response",)} | settings
-    return load_table(RunConfig(**settings, cohort_size=2).resolve())
+    config = RunConfig.of(**settings, cohort_size=2).resolve()
+    return load_table(config.data, config.partition_seed)
 
 
 def test_the_seed_of_the_partition_decides_who_is_held_out(folder):
@@ -205,8 +205,8 @@ def test_classes_of_text_from_parquet(folder, capsys):
 
 
 def test_personal_methods_say_why_unseen_clients_have_no_model(folder):
-    config = RunConfig(dataset="csv:users.csv", client="user", target=("group",), x=("age",))
-    config = dataclasses.replace(config, algorithm="fedper", cohort_size=2)
+    config = RunConfig.of(dataset="csv:users.csv", client="user", target=("group",), x=("age",))
+    config = config.replace(algorithm="fedper", cohort_size=2)
     with pytest.warns(UserWarning, match=r"of other clients; examples:0.2 is of these"):
         assert build(config).diagnose is None
 

@@ -39,7 +39,7 @@ def ended(monkeypatch):
 def test_algorithm_takes_several_methods():
     assert parse(LINE).methods == ("fedavg", "scaffold")
     assert parse(["tune", "--methods", "fedavg", "scaffold"]).methods == ("fedavg", "scaffold")
-    assert parse(["sweep", "--algorithm", "scaffold"]).settings.algorithm == "scaffold"
+    assert parse(["sweep", "--algorithm", "scaffold"]).settings.method.algorithm == "scaffold"
 
 
 def test_the_table_and_the_files_are_written(ended, tmp_path, capsys):

@@ -1,6 +1,5 @@
 """Each command uses every setting of a run, or refuses it: by what it reads, and by its errors."""
 
-import dataclasses
 import sys
 from types import SimpleNamespace
 
@@ -9,17 +8,24 @@ import pytest
 
 from fedjax_lab.command import cli, grid, runner, tuning
 from fedjax_lab.command.commands import parse
-from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config import DEFAULTS, RunConfig
 from fedjax_lab.command.runner import build
 from fedjax_lab.command.unused import NOT_USED
 from fedjax_lab.simulation import plan as plan_module
 from fedjax_lab.simulation import sweep as sweep_module
 from fedjax_lab.tuning import tune as tune_module
 
-FIELDS = {field.name for field in dataclasses.fields(RunConfig)}
+FIELDS = set(DEFAULTS)
 # What reads every setting, whatever it is for: copies, checks and records.
-GENERAL = {"dataclasses", "config_checks", "guards.check_guards", "last_method", "unused"}
-GENERAL |= {f"config.{name}" for name in ("resolve", "_by_column", "record", "to_dict", "run_name")}
+GENERAL = {
+    "dataclasses",
+    "config_checks",
+    "guards.check_guards",
+    "unused",
+    "table_data.check_table",
+}
+GENERAL |= {"settings.check_ranges"}
+GENERAL |= {f"config.{name}" for name in ("resolve", "_with_clients", "run_name")}
 TUNED, SWEPT = ["tune", "--space", "client_lr=0.1,1"], ["sweep", "--point"]
 
 
@@ -32,12 +38,14 @@ def reads(monkeypatch):
         if name in FIELDS:
             code = sys._getframe(1).f_code
             module = code.co_filename.rpartition("/")[2].removesuffix(".py")
-            function = f"{module}.{code.co_qualname.removeprefix('RunConfig.').partition('.')[0]}"
+            name_of_code = code.co_qualname.removeprefix("RunConfig.").partition(".")[0]
+            function = f"{module}.{name_of_code}"
             if not {module, function} & GENERAL:
                 found.add(name)
         return object.__getattribute__(config, name)
 
-    monkeypatch.setattr(RunConfig, "__getattribute__", read, raising=False)
+    for group in vars(RunConfig()).values():
+        monkeypatch.setattr(type(group), "__getattribute__", read, raising=False)
     return found
 
 
@@ -84,7 +92,7 @@ def lines_of(command):
 def act(command, directory, *flags):
     """What a command does after its flags are parsed, up to the function that does the work."""
     parsed = parse([*lines_of(command), *flags])
-    config = dataclasses.replace(parsed.settings, run_dir=str(directory))
+    config = parsed.settings.replace(run_dir=str(directory))
     work = {
         "run": lambda: runner.run(config, progress=False),
         "plan": lambda: cli._plan(parsed),
@@ -105,13 +113,15 @@ def of_build(tmp_path):
         (text / name).write_text("a b c d e f g h\n" * 20)
     small = {"model": "linear", "rounds": 2, "num_clients": 4, "cohort_size": 2}
     private = {"dp_clip_norm": 1.0, "dp_noise_multiplier": 1.0, "client_map": "scan"}
-    yield RunConfig(**small, compressor="sign", server_lr=0.5, concurrency=4, error_feedback=False)
-    yield RunConfig(**small, **private)
-    yield RunConfig(**small, secure_bits=24, secure_clip=1.0)
+    yield RunConfig.of(
+        **small, compressor="sign", server_lr=0.5, concurrency=4, error_feedback=False
+    )
+    yield RunConfig.of(**small, **private)
+    yield RunConfig.of(**small, secure_bits=24, secure_clip=1.0)
     columns = {"client": "user", "x": ("x",), "target": ("y",), "test_split": "examples:0.5"}
-    yield RunConfig(**{**small, "num_clients": None}, dataset=f"csv:{table}", **columns)
+    yield RunConfig.of(**{**small, "num_clients": None}, dataset=f"csv:{table}", **columns)
     language = {"model": "lstm", "partition": "iid", "model_option": ("hidden=4", "embedding=4")}
-    yield RunConfig(**{**small, **language}, dataset=f"text:{text}", sequence_length=4)
+    yield RunConfig.of(**{**small, **language}, dataset=f"text:{text}", sequence_length=4)
 
 
 @pytest.mark.methods
@@ -171,7 +181,7 @@ def test_a_file_says_what_its_run_does(tmp_path, capsys):
     file = tmp_path / "config.json"
     file.write_text('{"client_map": "scan", "eval_every": 3, "seed": 4, "client_lr": 0.5}')
     for command in NOT_USED:
-        assert parse([*lines_of(command), "--config", str(file)]).settings.eval_every == 3
+        assert parse([*lines_of(command), "--config", str(file)]).settings.rounds.eval_every == 3
     assert parse(["run", "--config", str(file), "--seeds", "0", "1"]).seeds == (0, 1)
     file.write_text('{"on_nonfinite": "keep"}')
     assert cli.main([*TUNED, "--config", str(file)]) == 2
@@ -220,4 +230,4 @@ def test_a_flag_without_effect_beside_others_is_an_error(line, message, capsys):
 def test_a_space_of_one_method_leaves_the_setting_of_the_others():
     methods = ["tune", "--methods", "fedavg", "fedprox", "--client-lr", "0.5"]
     space = ["--space", "fedavg.client_lr=0.1,1", "--space", "prox_weight=0.1,1"]
-    assert parse([*methods, *space]).settings.client_lr == 0.5
+    assert parse([*methods, *space]).settings.method.client_lr == 0.5

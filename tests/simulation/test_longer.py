@@ -136,14 +136,14 @@ def test_a_schedule_that_depends_on_the_rounds_cannot_become_longer(tmp_path):
 
 @pytest.mark.slow
 def test_more_rounds_on_the_command_line(tmp_path):
-    config = RunConfig(
+    config = RunConfig.of(
         dataset="digits", model="linear", num_clients=4, cohort_size=2, local_steps=1,
         batch_size=4, eval_every=2, client_map="scan",
     )  # fmt: skip
 
     def command(name, **changes):
         changes = {**changes, "run_dir": str(tmp_path / name)}
-        return run_config(RunConfig(**{**config.to_dict(), **changes}), progress=False)
+        return run_config(RunConfig.of(**{**config.to_dict(), **changes}), progress=False)
 
     whole = command("whole", rounds=4)
     command("grown", rounds=3)

@@ -29,7 +29,7 @@ def test_paths_that_the_storage_library_reads_otherwise_are_refused(tmp_path, na
         with pytest.raises(ValueError, match=r"checkpoints cannot be read from a path that"):
             run(**SHORT, run_dir=tmp_path / inner)
     with pytest.raises(ValueError, match="run_dir is"):
-        RunConfig(run_dir=str(tmp_path / name)).resolve()
+        RunConfig.of(run_dir=str(tmp_path / name)).resolve()
     assert not [*tmp_path.iterdir()]
 
 

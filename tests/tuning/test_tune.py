@@ -253,7 +253,7 @@ def test_the_command_reads_nothing_of_the_test_set(monkeypatch):
     from fedjax_lab.command.commands import TuneCommand
     from fedjax_lab.command.config import RunConfig
 
-    settings = RunConfig(
+    settings = RunConfig.of(
         model="linear", num_clients=4, cohort_size=2, local_steps=1, batch_size=4, rounds=2
     )
     command = TuneCommand(settings, budget=2, seeds=(0,), quiet=True)

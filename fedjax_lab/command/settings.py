@@ -1,0 +1,409 @@
+"""The settings of a run, in groups: what each is called, its type, range, default and help.
+
+Each group is the arguments of a few calls of the library. A setting's name is its flag and its key
+in a settings file, so names are unique over the groups. The text below a setting is its help.
+"""
+
+import dataclasses
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+import tyro
+
+from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int, check_number
+from fedjax_lab.data import ClientTimes, Devices
+from fedjax_lab.data.client_sampling import SAMPLINGS
+from fedjax_lab.data.sources import TABLES
+from fedjax_lab.data.text import TOKENS
+from fedjax_lab.machine.target import LOWERINGS
+from fedjax_lab.models import COMPUTE_DTYPES
+from fedjax_lab.round import ON_NONFINITE
+from fedjax_lab.simulation.loggers import LOGGERS
+from fedjax_lab.simulation.placement import CLIENT_STORES
+
+TEST_SPLIT = "clients:0.2"  # the default
+# A partition of the command line alone: in Python, ids are an array.
+NATURAL = "natural:ARRAY"
+NATURAL_SCHEME = "natural"
+Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]  # a flag that may be given several times
+
+
+class AtLeast(NamedTuple):
+    """Range of an integer."""
+
+    minimum: int
+    maximum: int | None = None
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise an error that names the setting unless the value is in the range."""
+        check_int(name, value, minimum=self.minimum, maximum=self.maximum)
+
+
+class Between(NamedTuple):
+    """Range of a number."""
+
+    minimum: float = 0.0
+    maximum: float = float("inf")
+    without_minimum: bool = False
+    without_maximum: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise an error that names the setting unless the value is in the range."""
+        check_number(
+            name,
+            value,
+            minimum=self.minimum,
+            maximum=self.maximum,
+            exclusive_minimum=self.without_minimum,
+            exclusive_maximum=self.without_maximum,
+        )
+
+
+class OneOf(NamedTuple):
+    """Choices of a text."""
+
+    choices: tuple[str, ...]
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise an error that names the setting unless the value is one of the choices."""
+        for text in (value,) if isinstance(value, str) else value:
+            check_choice(name, text, self.choices)
+
+
+def check_ranges(group: Any) -> None:
+    """Check each setting of a group against its range.
+
+    Args:
+      group: one of the groups below.
+
+    Raises:
+      ValueError, TypeError: a setting is out of range, or has another type.
+    """
+    hints = get_type_hints(type(group), include_extras=True)
+    for name, value in vars(group).items():
+        for about in getattr(hints[name], "__metadata__", ()):
+            if isinstance(about, (AtLeast, Between, OneOf)) and value is not None:
+                about.check(name, value)
+
+
+Count = AtLeast(1, MOST_ROUNDS)
+Seed = AtLeast(0, LAST_SEED)
+NotNegative = Between(0.0)
+Positive = Between(0.0, without_minimum=True)
+Share = Between(0.0, 1.0, without_minimum=True, without_maximum=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodSettings:
+    """The method and its compressors. Lists: `fedjax-lab algorithms | compressors`."""
+
+    algorithm: str = "fedavg"
+    """Method, such as fedavg, scaffold or gradma, or a factory of your own, package.module:name."""
+
+    option: Repeated = ()
+    """Hyperparameter as name=value. memory_size (gradma, gradma_s): num_clients, at most 100."""
+
+    client_lr: Annotated[float, NotNegative] = 0.1
+    """Learning rate of the local steps."""
+
+    client_lr_schedule: str = "constant"
+    """Schedule over the rounds: constant, exponential:FACTOR (each round), or cosine (to 0). In
+    fafed and stem, whose rate is of the local step, it falls within a round, too."""
+
+    server_lr: Annotated[float | None, NotNegative] = None
+    """Learning rate of the server. None: the method's default, if it has one."""
+
+    as_published: bool = False
+    """Run the method as its authors' published code does, if that differs from the paper; `fedjax-
+    lab published` lists these methods and the differences."""
+
+    clip_norm: Annotated[float | None, Positive] = None
+    """Clip to this global norm. None: no clipping; with as_published, the code's norm."""
+
+    weight_decay: Annotated[float | None, NotNegative] = None
+    """Weight decay, added after clipping. None: 0; with as_published, the code's value."""
+
+    clip: str | None = None
+    """What clip_norm and weight_decay are applied to: gradient (of a mini-batch), or step (the
+    whole direction of a local step). None: gradient; with as_published, the code's choice."""
+
+    compressor: str | None = None
+    """Compress the clients' messages, such as top_k:0.99, sign or top_k:0.9+qsgd:15."""
+
+    error_feedback: bool = True
+    """With a compressor: add the compression error to the client's next message."""
+
+    downlink_compressor: str | None = None
+    """Compress the server's broadcast as well."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    """The model. List: `fedjax-lab models`."""
+
+    model: str = "mlp"
+    """Model, such as linear, mlp, cnn (images of 16x16 or more), lstm or transformer (text), or a
+    factory of your own, package.module:name."""
+
+    model_option: Repeated = ()
+    """Option of the model as name=value, such as hidden=64,32."""
+
+    compute_dtype: Annotated[str, OneOf(COMPUTE_DTYPES)] = "float32"
+    """Dtype of the model's computations: float32 or bfloat16; parameters are float32."""
+
+    init_seed: Annotated[int | None, Seed] = None
+    """Seed of the initial model. None: seed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSettings:
+    """The data set and its partition. Lists: `fedjax-lab datasets | partitions`."""
+
+    dataset: str = "digits"
+    """Data set, such as digits, fashion_mnist, idx:FOLDER, npz:FILE, csv:FILE, parquet:FILE or
+    text:FILE_OR_FOLDER; or a function of your own, package.module:name."""
+
+    dataset_option: Repeated = ()
+    """Argument of a data set of your own, as name=value."""
+
+    data_dir: str | None = None
+    """Folder with the files of the data set. None: the usual places."""
+
+    client: str | None = None
+    """For a table: column of client ids. None: partition divides the rows."""
+
+    x: tuple[str, ...] = ()
+    """For a table: columns of inputs; text becomes integers. None: all but client and target."""
+
+    target: tuple[str, ...] = ()
+    """For a table: column to predict, or several columns."""
+
+    task: str | None = None
+    """For a table: regression or classification. None: floats are a regression."""
+
+    categories: tuple[str, ...] = ()
+    """For a table: columns to read as text even if their cells are numbers, such as postcodes."""
+
+    missing: tuple[str, ...] = ()
+    """For a table: meaning of missing values. drop: leave out their rows; mean: the mean of the
+    column; a number; keep: a category of its own. MARK=MEANING for single marks, such as ?=drop.
+    None: missing values are errors."""
+
+    test_split: str = TEST_SPLIT
+    """For a table: the test set. clients:0.2 holds out a share of the clients, examples:0.2 a share
+    of each client's rows; or another file .csv, .tsv or .parquet."""
+
+    tokens: Annotated[str, OneOf(TOKENS)] = "words"
+    """For text: split it into words, characters or bytes."""
+
+    sequence_length: Annotated[int, Count] = 35
+    """For text: number of tokens of an example, L."""
+
+    vocabulary_size: Annotated[int | None, AtLeast(2)] = None
+    """Keep only this many of a text's tokens, the most frequent ones; the others become one token.
+    None: keep all."""
+
+    partition: str = "dirichlet:0.1"
+    """Partition of the data among the clients: iid, dirichlet:0.1, classes_per_client:2, ..., or
+    natural:ARRAY, the name of an array of client ids in npz:FILE. With client: by that column."""
+
+    num_clients: Annotated[int | None, AtLeast(1)] = None
+    """Number of clients, N. None: 20, which suits digits (100 is usual for fashion_mnist); with
+    natural ids, their number."""
+
+    min_client_size: Annotated[int | None, AtLeast(0)] = None
+    """Smallest number of training examples of a client. None: 2; with natural ids, 1."""
+
+    partition_seed: Annotated[int | None, Seed] = None
+    """Seed of the partition. None: seed."""
+
+    flip: bool = False
+    """Flip training images left to right at random."""
+
+    crop: Annotated[int, AtLeast(0)] = 0
+    """Shift training images by up to this many pixels at random."""
+
+    @property
+    def scheme(self) -> str:
+        """Form of the data set's name: "csv" of csv:FILE."""
+        return self.dataset.partition(":")[0]
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the data set is a table."""
+        return self.scheme in TABLES
+
+    @property
+    def is_natural(self) -> bool:
+        """Whether the partition uses the clients' own ids."""
+        return self.partition.partition(":")[0] == NATURAL_SCHEME
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundsSettings:
+    """Rounds, client sampling and local steps."""
+
+    rounds: Annotated[int, Count] = 100
+    """Number of communication rounds."""
+
+    cohort_size: int = 5
+    """Clients sampled per round, S."""
+
+    sampling: Annotated[str, OneOf(SAMPLINGS)] = "without_replacement"
+    """Client sampling: without_replacement, poisson (each client independently; cohort_size is the
+    expected number), or cyclic (fixed groups of at most cohort_size take turns)."""
+
+    local_steps: Annotated[int | None, Count] = None
+    """Local steps of each client, K. None: 5, or determined by local_epochs."""
+
+    local_epochs: Annotated[int | None, Count] = None
+    """Passes over each client's data, instead of local_steps."""
+
+    batch_size: Annotated[int, Count] = 16
+    """Examples per mini-batch, B."""
+
+    replace: bool = False
+    """Draw mini-batches with replacement instead of in shuffled passes."""
+
+    full_examples: bool = False
+    """Give the method each client's whole data set, for full local gradients."""
+
+    weights: Annotated[str, OneOf(("uniform", "examples"))] = "uniform"
+    """Weights of the clients in the aggregation: uniform, or examples (number of examples)."""
+
+    eval_every: Annotated[int, Count] = 10
+    """Rounds between evaluations; also the length of a compiled chunk."""
+
+    on_nonfinite: Annotated[str, OneOf((*ON_NONFINITE, "stop"))] = "exclude"
+    """What to do with a client whose message or state is not finite: exclude (leave it out of the
+    round and count it), stop (end the run before that round), keep (aggregate it like the
+    others)."""
+
+    seed: Annotated[int, Seed] = 0
+    """Seed of client sampling, mini-batches and everything random inside a round."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ClockSettings:
+    """Stragglers, client times and asynchronous rounds."""
+
+    min_local_steps: int | None = None
+    """Each client takes a random number of local steps, at least this many. None: all steps."""
+
+    time_budget: float | None = None
+    """Simulated seconds of a round; stragglers take only the steps that they finish in time."""
+
+    step_time: float = 1.0
+    """Simulated seconds of a local step with one gradient; the median over the clients."""
+
+    step_time_spread: float = 0.0
+    """Standard deviation of the logarithm of the step time over the clients."""
+
+    dropout: float = 0.0
+    """Probability that a sampled client drops out of a round."""
+
+    times: str | None = None
+    """File of client times, FILE.npz with arrays step_seconds, download, upload, latency,
+    availability."""
+
+    over_selection: float = 1.0
+    """With times: sampled clients per participant; the first ones to finish participate."""
+
+    deadline: float | None = None
+    """With times: simulated seconds after which the server stops waiting for stragglers."""
+
+    concurrency: int | None = None
+    """Buffered asynchronous aggregation (FedBuff) with this number of clients in flight; a server
+    step uses cohort_size messages. None: synchronous rounds."""
+
+    def devices(self) -> Devices | None:
+        """Build the clients' devices; None if all clients take all steps and time is not
+        simulated."""
+        devices = Devices(
+            min_local_steps=self.min_local_steps,
+            time_budget=self.time_budget,
+            step_time=self.step_time,
+            step_time_spread=self.step_time_spread,
+            dropout=self.dropout,
+        )
+        return None if devices == Devices() else devices
+
+    def client_times(self) -> ClientTimes | None:
+        """Read the client times; None if there is no file of them."""
+        if self.times is None:
+            return None
+        return ClientTimes.load(
+            self.times, over_selection=self.over_selection, deadline=self.deadline
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacySettings:
+    """Robust aggregation, differential privacy, secure aggregation and attacks."""
+
+    robust_rule: str | None = None
+    """Robust aggregation, such as median or trimmed_mean:0.1."""
+
+    dp_clip_norm: Annotated[float | None, Positive, tyro.conf.arg(aliases=("--dp-clip",))] = None
+    """Client-level differential privacy: clip each message to this norm. None: no privacy."""
+
+    dp_noise_multiplier: Annotated[
+        float | None, NotNegative, tyro.conf.arg(aliases=("--dp-noise",))
+    ] = None
+    """With dp_clip_norm: standard deviation of the noise on the sum, divided by the clip norm."""
+
+    dp_delta: Annotated[float | None, Share] = None
+    """With dp_clip_norm: report epsilon for this delta (needs dp-accounting)."""
+
+    dp_adaptive_quantile: Annotated[float | None, Share] = None
+    """With dp_clip_norm: adapt the norm to this quantile of the clients' norms."""
+
+    dp_noise_bands: int | None = None
+    """With dp_clip_norm: correlate noise over this number of rounds (DP-FTRL); needs cyclic
+    sampling."""
+
+    secure_bits: Annotated[int | None, AtLeast(2, 32)] = None
+    """Secure aggregation with integers of this number of bits; with secure_clip."""
+
+    secure_clip: Annotated[float | None, Positive] = None
+    """With secure_bits: largest absolute value of a number of a message."""
+
+    secure_neighbours: int | None = None
+    """With secure_bits: share masks with this number of other clients (even). None: all."""
+
+    attack: str | None = None
+    """Simulate attackers: NAME:SHARE or NAME:SHARE:STRENGTH; label_flip:SHARE:CLASSES."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineSettings:
+    """How the rounds are mapped onto devices."""
+
+    client_map: str = "auto"
+    """How clients are mapped onto devices: auto (the planner chooses), measure (time two plans and
+    keep the faster one), scan, vmap, chunk:n, pmap, shard_map."""
+
+    client_store: Annotated[str, OneOf(CLIENT_STORES)] = "auto"
+    """Where client state is stored: device (a full copy on each), sharded (over the devices of
+    shard_map), host (in files), auto (by its size)."""
+
+    lowering: Annotated[str, OneOf(LOWERINGS)] = "auto"
+    """Form of the model's convolutions and poolings: auto (the fastest on this machine) or lax (as
+    jax.lax computes them)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputSettings:
+    """What is written."""
+
+    run_dir: str | None = None
+    """Run directory; the same command resumes the run in it. None: runs/ALGORITHM-DATASET-
+    PARTITION-seedSEED."""
+
+    checkpoint_every: Annotated[int | None, Count] = None
+    """Rounds between checkpoints. None: a tenth of the run."""
+
+    log: Annotated[Repeated, OneOf(tuple(LOGGERS))] = ()
+    """Also write metrics as csv, tensorboard or wandb; metrics.jsonl is always written."""
+
+    profile_dir: str | None = None
+    """Folder for a profile of the compiled rounds between two evaluations."""
