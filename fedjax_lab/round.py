@@ -32,7 +32,6 @@ from fedjax_lab.clients.sources import Sources
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.keys import fold_in, threefry
 from fedjax_lab.machine.target import LOWERINGS, Target, tracing_for, tracing_with
-from fedjax_lab.machine.traced import with_ending
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import (
     ClientBatch,
@@ -472,9 +471,9 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
         (received, round, source, frozen), look = shared
         row, fields, counts, weighs = client
         batch = ClientBatch(**fields, round=round, source=source, longest=longest, frozen=frozen)
-        (message, row, report), again = with_ending(phase.client_update, received, row, batch)
+        message, row, report = phase.client_update(received, row, batch)
         if look is not None:
-            counts = counts & is_finite(lambda: again()[:2], look)
+            counts = counts & is_finite((message, row), look)
         if (layout := held_layout()) is not None:
             message, row = layout.constrain((message, row))
         message, report = tree.zero_unless(counts, (message, tree.Joined.of(metrics_of(report))))

@@ -48,14 +48,14 @@ def run_until_finite(
     return results
 
 
-def is_finite(values: Callable[[], PyTree], look: jax.Array) -> jax.Array:
+def is_finite(values: PyTree, look: jax.Array) -> jax.Array:
     """Return whether all values are finite; without a check, return True.
 
     Args:
-      values: computes a pytree of arrays, from values that are in memory.
+      values: pytree of arrays.
       look: bool scalar, whether to check; the same for all clients.
     """
-    return jax.lax.cond(look, lambda: tree.all_finite(values()), lambda: jnp.asarray(True))
+    return jax.lax.cond(look, tree.all_finite, lambda _: jnp.asarray(True), values)
 
 
 def is_cohort_finite(sums: PyTree, of_clients: PyTree) -> jax.Array:

@@ -1,13 +1,12 @@
-"""Results as those of a call, from one trace; a round traces a loss once, and copies no message."""
+"""Results as those of a call, from one trace; a round traces a loss once."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 from fedjax_lab import algorithms, build_round
-from fedjax_lab.machine.traced import trace_once, with_ending
+from fedjax_lab.machine.traced import trace_once
 from fedjax_lab.types import CohortBatch
 
 
@@ -67,73 +66,3 @@ def test_a_round_traces_the_loss_once(client_map, has_steps):
     state = algorithm.init(jnp.float32(0), num_clients=8)
     jax.jit(build_round(algorithm, client_map=client_map)).lower(state, batch)
     assert len(calls) == 1
-
-
-def _primitives(jaxpr):
-    return [equation.primitive.name for equation in jaxpr.eqns]
-
-
-def _conditions(jaxpr):
-    """All conditions of a program, also those in its loops and calls."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "cond":
-            yield jaxpr, equation
-        for inner in jaxprs_in_params(equation.params):
-            yield from _conditions(inner)
-
-
-def test_an_ending_is_computed_from_what_loops_and_arguments_leave():
-    calls = []
-
-    def function(x, y):
-        calls.append(x)
-        moved, _ = jax.lax.scan(lambda c, _: (c * 1.5 - y, None), x, length=3)
-        ordered = jnp.sort(x)
-        return {"move": jnp.where(y > 0, x - moved, 0), "order": 2 * ordered, "same": y}
-
-    def condition(x, y, look):
-        result, again = with_ending(function, x, y)
-        twice = jax.lax.cond(look, again, lambda: jax.tree.map(jnp.zeros_like, result))
-        return result, twice
-
-    x, y = jnp.array([3.0, -1.0, 2.0]), jnp.array([1.0, -2.0, 0.25])
-    result, twice = jax.jit(condition)(x, y, True)
-    moved = 1.5**3 * np.asarray(x) - (1 + 1.5 + 1.5**2) * np.asarray(y)
-    for found in (result, twice):
-        np.testing.assert_allclose(found["move"], np.where(y > 0, x - moved, 0), rtol=1e-6)
-        np.testing.assert_array_equal(found["order"], [-2, 4, 6])
-        np.testing.assert_array_equal(found["same"], y)
-    assert len(calls) == 1
-    traced = jax.make_jaxpr(condition)(x, y, True).jaxpr
-    ((_, equation),) = [found for found in _conditions(traced)]
-    names = _primitives(equation.params["branches"][1].jaxpr)
-    # What is sorted is not in memory before, so its double is handed over.
-    assert "sub" in names
-    assert not {"mul", "sort", "scan"} & set(names)
-    batched = jax.vmap(condition, in_axes=(0, None, None))(jnp.stack([x, 2 * x]), y, True)
-    for found, once in zip(batched, (result, twice), strict=True):
-        first = jax.tree.map(lambda leaf: leaf[0], found)
-        jax.tree.map(np.testing.assert_array_equal, first, once)
-
-
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fafed"])
-def test_the_check_of_a_client_makes_no_copy_of_its_message(name):
-    options = {"momentum": 0.5, "second_moment_decay": 0.9} if name == "fafed" else {}
-    algorithm = algorithms.ALGORITHMS[name](
-        lambda params, examples, key: (params[None] - examples).sum(-1) ** 2,
-        client_lr=0.1,
-        **options,
-    )
-    batch = CohortBatch(
-        client_ids=jnp.arange(2), examples=jnp.ones((2, 3, 2, 7)), key=jax.random.key(0), round=0
-    )
-    state = algorithm.init(jnp.zeros(7), num_clients=4)
-    traced = jax.make_jaxpr(build_round(algorithm, "scan"))(state, batch)
-    checks = 0
-    for outer, equation in _conditions(traced.jaxpr):
-        if "sub" not in _primitives(equation.params["branches"][1].jaxpr):
-            continue
-        checks += 1
-        differences = {v for e in outer.eqns if e.primitive.name == "sub" for v in e.outvars}
-        assert not differences & {v for v in equation.invars if v.aval.shape == (7,)}
-    assert checks == 1
