@@ -13,7 +13,6 @@ from fedjax_lab import data
 from fedjax_lab.clients.host_table import HostTable
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.data.heterogeneity import labels_of
-from fedjax_lab.machine.quick import quick_jit
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.book import SimulationResult
 from fedjax_lab.simulation.evaluate import CountFn, build_client_evaluation
@@ -96,7 +95,7 @@ def build_client_tests(
     @functools.cache  # after the first row, which does not wait for it
     def built():
         tests = parts()
-        summarise = quick_jit(functools.partial(personal_scores, name=score))
+        summarise = jax.jit(functools.partial(personal_scores, name=score))
         return build_client_evaluation(count_fn, tests), summarise, tests.sizes
 
     def score_clients(params: Params) -> Mapping[str, Any]:

@@ -15,7 +15,6 @@ import jax
 from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.machine.keys import compact, stored
 from fedjax_lab.machine.program_cache import keep_by_default
-from fedjax_lab.machine.quick import quick_jit
 from fedjax_lab.machine.target import traced_for
 from fedjax_lab.models.lowering import lowered
 from fedjax_lab.signatures import parameter_of
@@ -95,7 +94,7 @@ def from_linen(module: nn.Module) -> Model:
     if not isinstance(module, nn.Module):
         raise TypeError(f"module is {module!r}; it must be an instance of flax.linen.Module.")
 
-    @quick_jit  # so the forward pass, whose result is not used, is never computed
+    @jax.jit  # so the forward pass, whose result is not used, is never computed
     def init_variables(key: Key, x: jax.Array) -> dict[str, Any]:
         mode: dict[str, Any] = _mode(type(module).__call__, training=False)
         return dict(module.init({"params": compact(key)}, x, **mode))

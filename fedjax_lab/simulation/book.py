@@ -10,7 +10,6 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.clients.metrics import OF_EVERY_ROUND, OF_SERVER_STEP
-from fedjax_lab.machine.quick import quick_jit
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, QP_RESIDUALS, unsolved
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.chunks import Chunks
@@ -337,7 +336,7 @@ class Watch:
 
     def __init__(self, algorithm: Algorithm, on_nonfinite: str):
         self._algorithm, self._stop_at_once = algorithm, on_nonfinite == "stop"
-        self._params_are_finite = quick_jit(lambda state: tree.all_finite(algorithm.params(state)))
+        self._params_are_finite = jax.jit(lambda state: tree.all_finite(algorithm.params(state)))
         self._told = self._told_of_programs = self._told_of_losses = False
         self.diverged = False
 

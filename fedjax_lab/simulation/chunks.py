@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.machine.quick import quick_jit, without_collection
+from fedjax_lab.machine.quick import without_collection
 from fedjax_lab.simulation.debugging import values_are_checked
 from fedjax_lab.simulation.feed import Feed
 from fedjax_lab.simulation.placement import Placement
@@ -69,7 +69,7 @@ class Chunks:
         run = self._run
         if run.state is not None:
             return run.state
-        start = quick_jit(run.start, out_shardings=self._place.state_sharding(shapes))
+        start = jax.jit(run.start, out_shardings=self._place.state_sharding(shapes))
         return start(params, self._feed.clients, self._key, self._frozen)
 
     @property

@@ -9,7 +9,6 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from fedjax_lab.clients.host_table import HostTable, SeenRows
-from fedjax_lab.machine.quick import quick_jit
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.feed import Feed
 from fedjax_lab.simulation.placement import Placement
@@ -332,7 +331,7 @@ def _start(run: Run, num_clients: int, arguments: Any) -> tuple[FedState, HostTa
     """
     repeats = _repeats_one_row(jax.make_jaxpr(lambda *given: run.init(*given).clients)(*arguments))
 
-    @quick_jit
+    @jax.jit
     def start(*given):
         state = run.init(*given)
         tables = zip(jax.tree.leaves(state.clients), repeats, strict=True)

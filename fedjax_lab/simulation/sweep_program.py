@@ -15,7 +15,6 @@ from fedjax_lab import tree
 from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.memory import device_memory
-from fedjax_lab.machine.quick import quick_options
 from fedjax_lab.simulation.debugging import values_are_checked
 from fedjax_lab.simulation.divergence import ODD_LOSS, lost_rounds, odd_losses
 from fedjax_lab.simulation.placement import Placement
@@ -201,8 +200,7 @@ class Program:
         if name not in self._compiled:
             before = time.perf_counter()
             lowered = jax.jit(function, donate_argnums=donated).lower(*arguments)
-            runs_often = name not in ("start", "serve")
-            self._compiled[name] = lowered.compile(None if runs_often else quick_options())
+            self._compiled[name] = lowered.compile()
             self.compile_seconds += time.perf_counter() - before
         return self._compiled[name]
 
