@@ -14,7 +14,7 @@ from fedjax_lab.checks import LAST_SEED, check_int
 from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
-from fedjax_lab.machine.program_cache import keep_by_default, say_where
+from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import (
     check_functions,
@@ -190,7 +190,6 @@ def simulate(
         lambda: Recorder(run_dir, every=every, config=recorded, team=team, scored=scored)
     )
     chunks.keep_beside(run_dir)
-    say_where()
     bar, profile = Progress(algorithm.name, 0, rounds, progress), Profile(profile_dir)
     with _running(team, recorder, bar, feed) as stop:
         book = Book(run, chunks, scores, spent, hooks, stop_when)

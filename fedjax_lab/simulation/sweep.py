@@ -41,7 +41,7 @@ from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.keys import seeded
-from fedjax_lab.machine.program_cache import keep_by_default, say_where
+from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_training_labels
 from fedjax_lab.simulation.book import Tally
@@ -156,7 +156,6 @@ def sweep(
     run_of = lambda **point: run_with(build(**point))  # noqa: E731
     program = Program(run_of, clients_by, Placement(runs_by), evaluate, data)
     program.fit(runs, lengths[0], max_bytes)
-    say_where()
     began = time.perf_counter() - program.compile_seconds
     groups = [range(len(runs))[i : i + program.size] for i in range(0, len(runs), program.size)]
     bar = Progress(f"sweep of {first.algorithm.name}", 0, rounds * len(groups), progress)
