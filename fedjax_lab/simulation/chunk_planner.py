@@ -14,7 +14,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjax_lab.clients import planner
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.compiler import abstract, try_compile
-from fedjax_lab.machine.quick import without_collection
 from fedjax_lab.machine.target import here
 from fedjax_lab.round import RoundFn, build_round
 from fedjax_lab.simulation.chunks import Chunks
@@ -213,7 +212,6 @@ class ChunkPlanner:
         return planner.timed(lambda: run(jax.tree.map(jnp.copy, state), clients, key, first))
 
 
-@without_collection()
 def placed_chunks(
     run: Run, asked: Placement, feed: Feed, shapes: FedState, diagnose: Any, progress: bool
 ) -> tuple[Placement, Chunks]:

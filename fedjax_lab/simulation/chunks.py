@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.machine.quick import without_collection
 from fedjax_lab.simulation.debugging import values_are_checked
 from fedjax_lab.simulation.feed import Feed
 from fedjax_lab.simulation.placement import Placement
@@ -104,7 +103,6 @@ class Chunks:
         """
         return self._lower(min(length, self._feed.longest), length)
 
-    @without_collection()
     def _lower(self, piece: int, length: int) -> jax.stages.Lowered:
         began = time.perf_counter()
         which = self._which(piece, length)

@@ -11,7 +11,6 @@ import numpy as np
 from fedjax_lab.checks import check_choice
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import Schedule
-from fedjax_lab.machine.quick import without_collection
 from fedjax_lab.machine.target import LOWERINGS, tracing_with
 from fedjax_lab.round import ON_NONFINITE, Algorithm
 from fedjax_lab.storage.fingerprint import are_the_same
@@ -99,7 +98,6 @@ class Run:
             state = bound.init(params, clients.num_clients, batch)
         return noted(state, self.schedule, clients)
 
-    @without_collection()
     def shapes(self, clients: FederatedArrays) -> FedState:
         """Compute the shapes of a state without running anything.
 
