@@ -76,7 +76,7 @@ COVERS = {
     "simulation/test_labels": "models/labels",
     "simulation/test_longer": "simulation/recorder",
     "simulation/test_model_axis": "clients/model_axis",
-    "simulation/test_private_runs": "wrappers/private_state wrappers/released",
+    "simulation/test_private_runs": "wrappers/ledger",
     "simulation/test_residuals": "qp/residuals simulation/book",
     "simulation/test_run": "simulation/rounds simulation/simulate storage/checkpoint",
     "simulation/test_scores": "simulation/book",

@@ -5,9 +5,9 @@ from typing import Any
 from fedjax_lab.checks import check_choice
 from fedjax_lab.command.settings import ClockSettings, PrivacySettings, RoundsSettings
 from fedjax_lab.round import Algorithm
-from fedjax_lab.wrappers.accounting import check_bands
 from fedjax_lab.wrappers.attacks import ATTACKS, with_attack
 from fedjax_lab.wrappers.buffered import with_buffered_aggregation
+from fedjax_lab.wrappers.ledger import check_bands
 from fedjax_lab.wrappers.privacy import with_dp
 from fedjax_lab.wrappers.robust import with_robust_aggregation
 from fedjax_lab.wrappers.rules import parse_rule

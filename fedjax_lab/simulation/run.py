@@ -15,7 +15,7 @@ from fedjax_lab.machine.target import LOWERINGS, tracing_with
 from fedjax_lab.round import ON_NONFINITE, Algorithm
 from fedjax_lab.storage.fingerprint import are_the_same
 from fedjax_lab.types import CohortBatch, FedState, Key, Params, PyTree
-from fedjax_lab.wrappers.private_state import guarantees, noted, taken_up
+from fedjax_lab.wrappers.ledger import guarantees, record_cohorts, resume_privately
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Run:
         bound = dataclasses.replace(self.algorithm, frozen=frozen)
         with tracing_with(self.lowering):  # first estimates are gradients of the loss
             state = bound.init(params, clients.num_clients, batch)
-        return noted(state, self.schedule, clients)
+        return record_cohorts(state, self.schedule, clients)
 
     def shapes(self, clients: FederatedArrays) -> FedState:
         """Compute the shapes of a state without running anything.
@@ -138,7 +138,7 @@ class Run:
             raise ValueError(
                 f"state.num_clients is {int(state.num_clients)}; clients has {clients.num_clients}."
             )
-        state = taken_up(self.algorithm, state, self.schedule, clients)
+        state = resume_privately(self.algorithm, state, self.schedule, clients)
         # On the host, because it may not fit on a device; with the container types of the rounds.
         leaves = [np.array(leaf, leaf.dtype) for leaf in jax.tree.leaves(state)]
         own = jax.tree.unflatten(jax.tree.structure(expected), leaves)

@@ -34,7 +34,7 @@ from fedjax_lab.simulation.scores import Scores
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
 from fedjax_lab.simulation.team import Team
 from fedjax_lab.types import FedState, Params
-from fedjax_lab.wrappers.private_state import key_of
+from fedjax_lab.wrappers.ledger import key_of
 
 
 @scheduled

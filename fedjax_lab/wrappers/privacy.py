@@ -16,7 +16,7 @@ b_i                        ``within_clip`` of the message, in the paper less 1/2
 z_Δ                        (z^-2 - (2 σ_b)^-2)^(-1/2), the multiplier of the messages' noise
 =========================  ==========================================
 
-The privacy accounting is in ``fedjax_lab.wrappers.accounting``.
+The privacy accounting is in ``fedjax_lab.wrappers.ledger``.
 """
 
 import dataclasses
@@ -33,8 +33,6 @@ from fedjax_lab.clients.local import metrics_of
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, Key, PyTree, Scalar
-from fedjax_lab.wrappers.accounting import check_bands, epsilon
-from fedjax_lab.wrappers.accounting import noise_multiplier as noise_multiplier
 from fedjax_lab.wrappers.correlated import correlate, no_noise_yet
 from fedjax_lab.wrappers.frame import (
     Frame,
@@ -46,7 +44,15 @@ from fedjax_lab.wrappers.frame import (
     tag,
     with_field,
 )
-from fedjax_lab.wrappers.released import Released, noise_index, nothing_released, one_more
+from fedjax_lab.wrappers.ledger import (
+    Released,
+    check_bands,
+    epsilon,
+    noise_index,
+    nothing_released,
+    one_more,
+)
+from fedjax_lab.wrappers.ledger import noise_multiplier as noise_multiplier
 from fedjax_lab.wrappers.rules import clip_factors
 
 _NOISE = tag(5)  # folded into a round's key
@@ -306,8 +312,6 @@ def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands)
         new, metrics = phase.server_update(server, received, cohort)
         if is_last:
             metrics = {**metrics, "clip_norm": clip}
-        if is_last and cohort.expected_size is not None:  # noise, even if nobody participates
-            metrics = {**metrics, "server_updates": jnp.ones_like(clip)}
         if is_last and cohort.expected_size is not None:  # noise, even if nobody participates
             metrics = {**metrics, "server_updates": jnp.ones_like(clip)}
         new = _unless_empty(cohort, new._replace(clip=new_clips), server)

@@ -17,8 +17,13 @@ from fedjax_lab import (
     with_secure_aggregation,
 )
 from fedjax_lab.data.cohort import Schedule
-from fedjax_lab.wrappers.private_state import guarantees, noted, taken_up
-from fedjax_lab.wrappers.released import one_more
+from fedjax_lab.wrappers.ledger import (
+    Sampling,
+    guarantees,
+    one_more,
+    record_cohorts,
+    resume_privately,
+)
 from tests.wrappers.teller import D, N, batch_of, params, teller, to_vector
 
 DELTA = 1e-3
@@ -47,10 +52,10 @@ def on_paper(algorithm, state=None, rounds=1, **changes):
     """The state after a run, as far as it is private, and its epsilons; no round is computed."""
     schedule = Schedule(batch_size=4, local_steps=1, **{"cohort_size": 6, **changes})
     if state is None:
-        start = noted(algorithm.init(START, CLIENTS.num_clients), schedule, CLIENTS)
+        start = record_cohorts(algorithm.init(START, CLIENTS.num_clients), schedule, CLIENTS)
         spent = guarantees(algorithm, schedule, CLIENTS)
     else:
-        start = taken_up(algorithm, state, schedule, CLIENTS)
+        start = resume_privately(algorithm, state, schedule, CLIENTS)
         spent = guarantees(algorithm, schedule, CLIENTS, start)
     released = start.server.released
     for _ in range(rounds):
@@ -187,6 +192,20 @@ def test_rounds_that_simulate_did_not_run_are_not_accounted_for(counted):
         on_paper(algorithm, by_hand)
 
 
+def test_the_numbers_in_checkpoints_keep_their_meaning():
+    """Those of version 0.4; a state of that version is read by them."""
+    assert {kind.name: int(kind) for kind in Sampling} == {
+        "OTHER": -1,
+        "NOT_RECORDED": 0,
+        "CYCLIC": 1,
+        "POISSON": 2,
+        "WITHOUT_REPLACEMENT": 3,
+    }
+    for number, sampling in ((1, "cyclic"), (2, "poisson"), (3, "without_replacement")):
+        state, _ = on_paper(private(), sampling=sampling)
+        assert int(state.server.released.sampling) == number
+
+
 def test_correlated_noise_does_not_go_on_in_another_run():
     """Neither with delta nor without: groups are dealt anew."""
     algorithm = private(noise_bands=3)
@@ -202,7 +221,7 @@ def test_example_noise_does_not_go_on_in_another_run():
     with pytest.raises(ValueError, match=r"state is set, and fedavg has example_noise 1\.0; .*"):
         run(noised, state)
     without = algorithms.fedavg(loss_fn, client_lr=0.1, example_clip=1.0, example_noise=0.0)
-    assert taken_up(without, state, Schedule(6, 4, 1), CLIENTS) is state
+    assert resume_privately(without, state, Schedule(6, 4, 1), CLIENTS) is state
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Privacy accounting: the epsilon of a run, and the noise for a given epsilon.
+"""The ledger of a private run: what was released, with what noise, and the epsilon that follows.
+
+A private server (``with_dp``) records its noised rounds in its state. A run that starts from such a
+state draws new noise and new cohorts, and its epsilon includes the earlier rounds.
 
 The accountants come from the library dp-accounting (extra ``privacy``).
 
@@ -24,25 +27,278 @@ sampling               neighbours                         one client changes the
 The first two assume that the cohorts stay secret; "cyclic" does not.
 """
 
+import enum
 import functools
 import logging
 import math
 import warnings
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import MOST_ROUNDS, check_choice, check_int, check_number
-from fedjax_lab.data.client_sampling import SAMPLINGS
+from fedjax_lab.data import FederatedArrays
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.data.cyclic import turns
+from fedjax_lab.machine.keys import seeded
+from fedjax_lab.round import Algorithm
 from fedjax_lab.signatures import suggest_keywords
+from fedjax_lab.types import FedState, Key, Scalar
 from fedjax_lab.wrappers.correlated import sensitivity
 
+ACCOUNTED = ("cyclic", "poisson", "without_replacement")  # values of ``sampling``
 ACCOUNTANTS = ("pld", "rdp")
 _LEAST_NOISE = 0.2  # below this multiplier a loss distribution takes gigabytes and minutes
 _NO_NOISE = 1e-100  # below this multiplier the accountants cannot compute the square
 _MOST_BANDS = 10_000  # each one except the first is a model in the server's state
+_RUN = np.uint32(2**32 - 33)  # folded into a run's key, apart from rounds, groups and devices
+_INSTEAD = (
+    "or start from params=algorithm.params(state) with another seed, and add what was spent before"
+)
+
+
+# What was released.
+
+
+class Sampling(enum.IntEnum):
+    """Kinds of client sampling in ``Released``. Checkpoints have the numbers: never change one."""
+
+    OTHER = -1  # custom sampling, or rounds of different kinds: no accounting
+    NOT_RECORDED = 0
+    CYCLIC = 1
+    POISSON = 2
+    WITHOUT_REPLACEMENT = 3
+
+
+class Released(NamedTuple):
+    """The noised rounds that a private server has released, a part of its state.
+
+    Attributes:
+      rounds: int32 scalar, number of noised rounds of all runs. For cyclic cohorts, the rounds of
+        each earlier run are rounded up to full cycles.
+      multiplier: float scalar, noise multiplier of these rounds.
+      cohort_size: int32 scalar, cohort size of these rounds.
+      available: int32 scalar, number of clients that might be sampled.
+      sampling: int32 scalar, a ``Sampling``.
+    """
+
+    rounds: jax.Array
+    multiplier: jax.Array
+    cohort_size: jax.Array
+    available: jax.Array
+    sampling: jax.Array
+
+
+def nothing_released(multiplier: Scalar) -> Released:
+    """Create the record before the first round.
+
+    Args:
+      multiplier: noise multiplier of the coming rounds.
+    """
+    return Released(
+        jnp.zeros((), jnp.int32),
+        jnp.asarray(multiplier, jnp.result_type(float)),
+        *jnp.zeros((3,), jnp.int32),
+    )
+
+
+def one_more(released: Released, multiplier: Scalar) -> Released:
+    """Add a round to the record.
+
+    Args:
+      released: the record before the round.
+      multiplier: noise multiplier of the round.
+    """
+    is_alike = released.multiplier == jnp.asarray(multiplier, released.multiplier.dtype)
+    return released._replace(
+        rounds=released.rounds + 1,
+        sampling=jnp.where(is_alike, released.sampling, Sampling.OTHER),
+    )
+
+
+def noise_index(released: Released, index: int, exchanges: int, round: jax.Array) -> jax.Array:
+    """Return the number to fold into a round's key for noise, unique over several runs.
+
+    It equals ``index`` as long as the number of the round equals the number of released rounds.
+
+    Args:
+      released: the record before the round.
+      index: index of the phase.
+      exchanges: number of phases in a round.
+      round: int32 scalar, number of the round in the run.
+    """
+    before = (released.rounds - round).astype(jnp.uint32)
+    return jnp.uint32(index) + jnp.uint32(exchanges) * before
+
+
+# How a run goes on from what was released.
+
+
+def key_of(seed: int, state: Any) -> Key:
+    """Create the key of a run; it differs from the seed's if the state has private rounds.
+
+    The epsilon of random cohorts assumes that every round samples independently.
+
+    Args:
+      seed: as in ``simulate``.
+      state: initial state of the run, or None.
+    """
+    released, key = _released(state), seeded(seed)
+    rounds = 0 if released is None else int(released.rounds)
+    return jax.random.fold_in(jax.random.fold_in(key, _RUN), rounds) if rounds else key
+
+
+def record_cohorts(state: FedState, schedule: Schedule, clients: FederatedArrays) -> FedState:
+    """Record the cohorts of the coming rounds in a private state; others are unchanged.
+
+    Args:
+      state: result of ``algorithm.init``.
+      schedule: client sampling.
+      clients: the clients' data.
+    """
+    released = _released(state)
+    if released is None:
+        return state
+    return _with(state, _in_new_run(released, released.multiplier, schedule, clients))
+
+
+def resume_privately(
+    algorithm: Algorithm, state: FedState, schedule: Schedule, clients: FederatedArrays
+) -> FedState:
+    """Check that a run may start from a private state, and prepare the state for it.
+
+    Args:
+      algorithm: the method.
+      state: a state of the method.
+      schedule: client sampling of the run.
+      clients: the clients' data.
+
+    Raises:
+      ValueError: noise might be repeated, or the total privacy cost would be unknown.
+    """
+    settings, name = algorithm.hyperparameters, algorithm.name
+    if settings.get("example_noise") not in (None, 0):
+        raise ValueError(
+            f"state is set, and {name} has example_noise {settings['example_noise']}; the state "
+            "does not record the noise of its clients, which might be repeated. Continue in the "
+            f"run's own run_dir with a larger rounds, {_INSTEAD}."
+        )
+    released = _released(state)
+    if released is None:
+        return state
+    rounds = int(released.rounds)
+    if rounds and settings.get("dp_noise_bands", 1) > 1:
+        raise ValueError(
+            f"state has {rounds} released rounds and {name} noise_bands "
+            f"{settings['dp_noise_bands']}; a new run would draw new groups, and clients would "
+            "participate again earlier than the noise allows. Continue in the run's own run_dir "
+            f"with a larger rounds, {_INSTEAD}."
+        )
+    new = _in_new_run(released, settings["dp_noise_multiplier"], schedule, clients)
+    is_counted = settings.get("dp_delta") is not None and (
+        _sampling(schedule, clients) != Sampling.OTHER
+    )
+    if rounds and is_counted and _describe(new) is None:
+        before = _describe(released) or "several or unknown kinds"
+        now = _describe(
+            _in_new_run(nothing_released(new.multiplier), new.multiplier, schedule, clients)
+        )
+        raise ValueError(
+            f"state has {rounds} released rounds of {before}, and this run has {now}; their total "
+            f"epsilon is unknown. Use the same settings, omit delta, {_INSTEAD}."
+        )
+    return _with(state, new)
+
+
+def guarantees(
+    algorithm: Algorithm,
+    schedule: Schedule,
+    clients: FederatedArrays,
+    state: FedState | None = None,
+) -> Callable[[int], dict[str, Any]]:
+    """Build a function: number of rounds -> privacy guarantees for the rows (may be empty).
+
+    Args:
+      algorithm: the method.
+      schedule: client sampling.
+      clients: the clients' data.
+      state: result of ``resume_privately``, whose earlier rounds are counted; None: no earlier
+        rounds.
+
+    Raises:
+      ValueError: the accounting assumes uniform client sampling, and the run has its own.
+    """
+    spent = algorithm.spent
+    if spent is None:
+        return lambda rounds: {}
+    if clients.times is not None and clients.times.chooses:
+        raise ValueError(
+            f"times have availability or over_selection; the accounting of {algorithm.name} "
+            "assumes uniform sampling from all clients. Omit delta, or these options of times."
+        )
+    if schedule.sample_cohort is not None:
+        raise ValueError(
+            f"sample_cohort is set; the accounting of {algorithm.name} assumes uniform client "
+            "sampling. Omit sample_cohort or delta."
+        )
+    among = schedule.cohort_size, clients.num_available, schedule.sampling
+    released = _released(state)
+    before = 0 if released is None else int(released.rounds)
+    spent(before + 1, *among)  # a missing package is reported before the first round
+    return lambda rounds: dict(spent(before + rounds, *among))
+
+
+def _released(state: Any) -> Released | None:
+    released = getattr(getattr(state, "server", None), "released", None)
+    return released if isinstance(released, Released) else None
+
+
+def _with(state: FedState, released: Released) -> FedState:
+    return state._replace(server=state.server._replace(released=released))
+
+
+def _sampling(schedule: Schedule, clients: FederatedArrays) -> Sampling:
+    chooses = clients.times is not None and clients.times.chooses
+    if chooses or schedule.sample_cohort is not None or schedule.sampling not in ACCOUNTED:
+        return Sampling.OTHER
+    return Sampling[schedule.sampling.upper()]
+
+
+def _in_new_run(
+    released: Released, multiplier: Scalar, schedule: Schedule, clients: FederatedArrays
+) -> Released:
+    """Return the record with the noise and the cohorts of a new run."""
+    sampling = _sampling(schedule, clients)
+    numbers = schedule.cohort_size, clients.num_available, sampling
+    new = Released(
+        released.rounds,
+        jnp.asarray(multiplier, released.multiplier.dtype),
+        *(jnp.asarray(number, jnp.int32) for number in numbers),
+    )
+    if sampling == Sampling.CYCLIC:
+        turn = turns(schedule.cohort_size, clients.num_available)
+        new = new._replace(rounds=jnp.asarray(-(-released.rounds // turn) * turn, jnp.int32))
+    alike = [a == b for a, b in zip(new[1:], released[1:], strict=True)]
+    is_one_kind = (released.rounds == 0) | jnp.stack(alike).all()
+    return new._replace(sampling=jnp.where(is_one_kind, new.sampling, Sampling.OTHER))
+
+
+def _describe(released: Released) -> str | None:
+    """Describe the kind of the rounds; None if it was not recorded, or for several kinds."""
+    sampling = Sampling(int(released.sampling))
+    if sampling in (Sampling.OTHER, Sampling.NOT_RECORDED):
+        return None
+    return (
+        f"noise_multiplier {float(released.multiplier):g} and {sampling.name.lower()} cohorts of "
+        f"{int(released.cohort_size)} of {int(released.available)} clients"
+    )
+
+
+# The epsilon that follows.
 
 
 @suggest_keywords
@@ -284,7 +540,7 @@ def _check_sampling(
     check_int("rounds", rounds, minimum=0, maximum=MOST_ROUNDS)
     check_int("num_clients", num_clients, minimum=1)
     check_int("cohort_size", cohort_size, minimum=1, maximum=num_clients)
-    check_choice("sampling", sampling, SAMPLINGS)
+    check_choice("sampling", sampling, ACCOUNTED)
     check_int("exchanges", exchanges, minimum=1)
     check_choice("accountant", accountant, ACCOUNTANTS)
     if accountant == "pld" and sampling == "without_replacement":
