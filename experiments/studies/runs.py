@@ -263,7 +263,7 @@ def is_whole(path: Path) -> bool:
 
 def _landscape(config: RunConfig, params: Any, problem: Problem, drawn: bool) -> dict[str, Any]:
     """The Hessian's largest eigenvalue, and a loss surface around the last model if it is drawn."""
-    from fedjax_lab.simulation.landscape import hessian_eigenvalues, loss_surface
+    from fedjax_lab.recipes.flatness import hessian_eigenvalues, loss_surface
 
     loss_fn = build(config, (problem.train, problem.test)).loss_fn
     sample = jax.tree.map(lambda leaf: leaf[:2000], problem.train)

@@ -104,7 +104,7 @@ def simulate(
       seed: seed of client sampling, mini-batches and everything random inside a round.
       evaluate: params -> dict of scalars.
       diagnose: state -> dict of scalars, called with each evaluation; such as
-        ``fedjax_lab.simulation.diagnostics.build_control_error`` returns.
+        ``build_control_error`` of the recipe ``control_error`` returns.
       eval_every: rounds between evaluations, which are also the compiled chunks.
       client_map: how clients are mapped to devices; see ``fedjax_lab.clients.mapping``. "auto" lets
         the planner choose. "measure" times its two best plans for a few rounds each and remembers

@@ -12,8 +12,8 @@ import pytest
 from fedjax_lab import algorithms, data, simulate, sweep
 from fedjax_lab.clients.metrics import OWN_METRICS
 from fedjax_lab.data.cohort import Schedule
-from fedjax_lab.simulation.diagnostics import build_control_error
-from fedjax_lab.simulation.landscape import loss_surface
+from fedjax_lab.recipes.control_error import build_control_error
+from fedjax_lab.recipes.flatness import loss_surface
 from tests.simulation.test_run import assert_same_bits, first_params, loss_fn, make_clients, run
 
 

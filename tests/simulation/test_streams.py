@@ -7,7 +7,6 @@ import pytest
 
 from fedjax_lab import algorithms, data, simulate, sweep
 from fedjax_lab.data.cohort import Schedule
-from fedjax_lab.simulation.diagnostics import build_control_error
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
 from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation
 from fedjax_lab.simulation.feed import StreamFeed, feed_of
@@ -247,7 +246,6 @@ def test_a_plan_of_a_stream(folder):
         ),
         (lambda c: build_client_evaluation(lambda *_: None, c), "build_client_evaluation needs"),
         (lambda c: build_evaluation(lambda *_: None, c), "build_evaluation needs"),
-        (lambda c: build_control_error(loss_fn, c), "build_control_error needs"),
         (
             lambda c: build_personal_evaluation(lambda *_: None, lambda *_: None, c),
             "build_personal_evaluation needs",

@@ -1,13 +1,12 @@
-"""Diagnostics against their definitions in NumPy."""
+"""Errors of control variates against their definitions in NumPy."""
 
 import collections
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import algorithms, data, simulate, with_compression
-from fedjax_lab.simulation.diagnostics import build_control_error
+from fedjax_lab import algorithms, data, simulate
+from fedjax_lab.recipes.control_error import build_control_error
 from tests.algorithms import problem
 from tests.reference import problem as reference
 
@@ -55,18 +54,3 @@ def test_control_error():
         ((server - gradients.mean(0)) ** 2).sum(), rel=1e-4
     )
     assert row["gradient_dissimilarity"] == pytest.approx((gradients**2).sum(1).mean(), rel=1e-4)
-
-
-def test_a_method_without_control_variates_is_refused():
-    clients = data.partition(
-        Labelled(np.zeros((6, 5), np.float32), np.arange(6) % 3), "iid", num_clients=2, seed=0
-    )
-    diagnose = build_control_error(loss_fn, clients)
-    scaffold = algorithms.scaffold(loss_fn, client_lr=0.1)
-    for algorithm in (
-        algorithms.fedavg(loss_fn, client_lr=0.1),
-        algorithms.fedspeed(loss_fn, client_lr=0.1),
-        with_compression(scaffold, "sign"),
-    ):
-        with pytest.raises(ValueError, match="state of scaffold, fedmoswa or fedmo"):
-            diagnose(algorithm.init({"W": jnp.zeros((5, 3)), "b": jnp.zeros(3)}, 2))
