@@ -167,7 +167,7 @@ def test_finished_cells_are_skipped_and_other_settings_refused(problem, runs, mo
     ran = []
 
     def fake_run(config, **rest):
-        ran.append(config.seed)
+        ran.append(config.rounds.seed)
         return SimpleNamespace(interrupted=False)
 
     monkeypatch.setattr(machinery, "Problem", lambda column, held_out: problem)
@@ -379,10 +379,10 @@ def test_declared_runs_are_valid(paper):
                 assert set(method.start) <= set(method.then)
                 first = {key: values[0] for key, values in {**method.grid, **method.then}.items()}
                 config = method.config(column, {**first, **method.start}).resolve()
-                assert config.rounds % config.eval_every == 0
-                assert column.tuning_rounds % config.eval_every == 0
-                assert column.tuning_rounds <= config.rounds
-                model = models.build(config.model, 10)
+                assert config.rounds.rounds % config.rounds.eval_every == 0
+                assert column.tuning_rounds % config.rounds.eval_every == 0
+                assert column.tuning_rounds <= config.rounds.rounds
+                model = models.build(config.model.model, 10)
                 if method.personal is not None:
                     assert method.personal.build(no_loss, **first).phases
                     continue
