@@ -13,7 +13,7 @@ STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 .PHONY: help demo check test test-methods test-pretrained test-gpu test-all test-newest faults fuzz lint docs notebooks \
   wheel-check release qp-accuracy smoke leaderboard studies-report clean accelerator-check \
   bench bench-opponents bench-zoo bench-latency bench-methods bench-wrappers bench-sweep bench-memory bench-clients \
-  bench-streams bench-tuning bench-collectives bench-links bench-same-bits bench-bits
+  bench-streams bench-tuning bench-collectives bench-same-bits bench-bits
 .PHONY: $(STUDIES:%=%-study) privacy-study robustness-study
 
 ## make help: this list
@@ -126,8 +126,8 @@ bench-zoo: $(VENV)/.runtime
 ## make bench-memory, bench-clients, bench-streams: memory as the cohort grows; time and memory as the number of
 ##     clients grows; examples on the host against examples on the device
 ## make bench-tuning: what ten searches of tune find, compared with a grid of 200 points
-## make bench-collectives, bench-links: bytes that devices exchange in a round, compiled and on paper
-bench-methods bench-wrappers bench-sweep bench-memory bench-clients bench-streams bench-tuning bench-collectives bench-links: bench-%: $(VENV)/.runtime
+## make bench-collectives: bytes that devices exchange in a round, from compiled programs
+bench-methods bench-wrappers bench-sweep bench-memory bench-clients bench-streams bench-tuning bench-collectives: bench-%: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.$*
 
 ## make bench-latency: processor seconds up to the first row of README's quick start, and what its parts compile to

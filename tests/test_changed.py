@@ -29,10 +29,10 @@ def files_of_methods(folder):
     [
         ("fedjax_lab/data/cohort.py", ["tests/data/test_cohort.py"]),
         ("fedjax_lab/data/schemes.py", ["tests/data/test_partition.py"]),
-        ("fedjax_lab/machine/arithmetic.py", ["tests/machine/test_program.py"]),
+        ("fedjax_lab/machine/compiler.py", ["tests/machine/test_compiler.py"]),
         ("tests/qp/test_project.py", ["tests/qp/test_project.py"]),
         ("docs/speed.md", ["tests/docs/test_pages.py"]),
-        ("experiments/benchmarks/traffic.py", ["tests/experiments/test_traffic.py"]),
+        ("experiments/benchmarks/zoo.py", ["tests/experiments/test_zoo.py"]),
         ("experiments/privacy/report.py", ["tests/experiments/test_privacy.py"]),
         ("experiments/studies/runs.py", STUDIES),
         ("experiments/gradma/figure_5.py", STUDIES),

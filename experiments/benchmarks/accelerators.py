@@ -2,30 +2,40 @@
 
     python -m experiments.benchmarks.accelerators --target v5e|h200 [--rows FILE] [--subset ci]
         [--only TEXT ...] [--minutes M] [--list]
-    python -m experiments.benchmarks.accelerators --target v5e|h200 --estimates [--rows FILE]
     python -m experiments.benchmarks.accelerators --table [--rows FILE]
 
 A program's row is added to FILE as soon as it is compiled; one that is there is not compiled again.
-``--estimates`` compiles nothing, but estimates the memory of the rows that are there again.
 ``make accelerator-check`` does this in an environment for each compiler and writes the tables of
 docs/accelerators.md. Unless a program's name says otherwise it is one round, with its sampling, of
 the MLP 784-200-100-10 on images of 28 x 28 pixels: N = 100, S = 10, K = 5, B = 64.
 """
 
 import argparse
+import collections
 import dataclasses
 import functools
 import json
-import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROWS = Path("experiments/benchmarks/accelerators.jsonl")
 PAGE = Path("docs/accelerators.md")
-JSON = Path("docs/accelerators.json")
+MARK = "<!-- What follows is written by `make accelerator-check`. -->\n"
+TITLES = {
+    "methods": "Methods",
+    "models": "Models",
+    "convolutions": "Convolutions",
+    "planner": 'What "auto" chooses',
+    "compressors": "Compressors",
+    "runs": "Whole runs",
+    "notebooks": "The notebooks' programs",
+}
+TARGETS = ("v5e", "v5e:2x2", "v5e:2x4", "v5e:16x16", "h200", "h200:4", "h200:8")
+ON_PAGE = ("v5e", "v5e:2x2", "h200", "h200:8")  # whose methods have a table
+MAPS = ("vmap", "scan", "chunk:5", "shard_map", "pmap")
 FIRST = ("fedavg", "scaffold", "fedmoswa", "fedspeed", "fafed", "cfedavg top-k", "gradma")
 IMAGES = {
     "lenet5": (64, 32, 3),
@@ -119,8 +129,10 @@ def machine(name, convolution=None):
     return dataclasses.replace(with_devices(named(name)), convolution=convolution)
 
 
-def round_planner(where, name="fedavg", wrap=None, **options):
-    """(planner of a chunk of rounds, its state's shapes, the first entries of its row)."""
+def one_round(
+    target, client_map="vmap", length=1, convolution=None, name="fedavg", wrap=None, **options
+):
+    """A chunk of rounds, as ``Program.make`` returns it; with "auto" as the planner has it."""
     import jax
 
     from fedjax_lab import tree
@@ -128,6 +140,7 @@ def round_planner(where, name="fedavg", wrap=None, **options):
     from fedjax_lab.simulation.placement import Placement
     from fedjax_lab.simulation.run import Run
 
+    where = machine(target, convolution)
     clients, network, params, preprocess, loss_fn, schedule = task(**options)
     if name == "adapters":
         algorithm, params, frozen = adapters(clients, preprocess)
@@ -137,34 +150,13 @@ def round_planner(where, name="fedavg", wrap=None, **options):
     key = jax.random.key(0)
     run = Run(algorithm, schedule, key=key)
     state = jax.eval_shape(run.start, params, clients, key, frozen)._replace(frozen=frozen)
-    place = Placement.of("auto", "auto", target=where)
-    planner = ChunkPlanner(run, place, state, clients)
-    more = {"model_bytes": tree.nbytes(params), "clients": schedule.cohort_size}
-    return planner, state, more
-
-
-def estimated_bytes(where, planner, state, client_map) -> int:
-    """What the planner thinks that a round needs of a device."""
-    from fedjax_lab.clients import planner as clients_planner
-
-    shares = planner.table_shares(client_map)
-    one, each = clients_planner.estimate(planner.round_of, state, planner.batch, where, shares)
-    slots = planner.batch.client_ids.shape[0]
-    return one + (clients_planner.at_once(client_map, slots, where) - 1) * each
-
-
-def one_round(target, client_map="vmap", length=1, convolution=None, **options):
-    """A chunk of rounds, as ``Program.make`` returns it; with "auto" as the planner has it."""
-    where = machine(target, convolution)
-    planner, state, more = round_planner(where, **options)
+    planner = ChunkPlanner(run, Placement.of("auto", "auto", target=where), state, clients)
+    more = {"model_bytes": tree.nbytes(params)}
     if client_map == "auto":
-        plan = planner.plan(length)
-        client_map = plan.client_map
-        more |= {"client_map": client_map, "planned": plan.memory_bytes}
-    more["estimated"] = estimated_bytes(where, planner, state, client_map)
+        client_map = more["client_map"] = planner.plan(length).client_map
     (function, *shapes), named = planner.program(client_map, length)
-    compiled = planner.compiled(client_map, length)
-    return where, function, shapes, named, {**more, "compiled": compiled}
+    more["compiled"] = planner.compiled(client_map, length)
+    return where, function, shapes, named, more
 
 
 def adapters(clients, preprocess):
@@ -192,20 +184,6 @@ def adapters(clients, preprocess):
 
     params = jax.eval_shape(init, jax.random.key(1))
     return with_frozen(fedavg, lora_loss, frozen), params, frozen
-
-
-def estimate_again(program: Program, row: dict[str, Any]) -> None:
-    """Write the planner's estimate of now into a row of ``one_round``; nothing is compiled."""
-    from fedjax_lab.machine.target import named
-
-    if not isinstance(program.make, functools.partial) or "estimated" not in row:
-        return
-    options = {"client_map": "vmap", "length": 1, "convolution": None, **program.make.keywords}
-    planned, _, lowering = (options.pop(key) for key in ("client_map", "length", "convolution"))
-    where = dataclasses.replace(named(program.target), convolution=lowering)
-    planner, state, _ = round_planner(where, **options)
-    client_map = row.get("client_map", planned)
-    row["estimated"] = estimated_bytes(where, planner, state, client_map)
 
 
 def evaluation(target):
@@ -309,26 +287,15 @@ def programs(target: str) -> list[Program]:
     for name in IMAGES:
         batch_size, size, channels = IMAGES[name]
         shape = {"model": name, "batch_size": batch_size, "size": size, "channels": channels}
-        add("planner", f"{name} S=10 auto", rounds(client_map="auto", **shape, steps=1))
         choices = [("lax", "vmap", 10), ("lax", "scan", 1), ("im2col", "vmap", 10)]
         for convolution, client_map, cohort in choices:
             options = {"client_map": client_map, "convolution": convolution, "cohort": cohort}
             label = f"{name} {client_map} {convolution}, one step, S={cohort}"
             add("convolutions", label, rounds(**shape, **options, steps=1))
-    for name in ("scaffold", "fedmoswa", "fedspeed", "fafed", "gradma"):
-        add("planner", f"{name} auto", rounds(name=name, client_map="auto"))
-    for cohort in (50, 100):
-        add("planner", f"fedavg S={cohort} auto", rounds(client_map="auto", cohort=cohort))
     lenet = {"model": "lenet5", "batch_size": 64, "size": 32, "channels": 3, "steps": 1}
     for cohort in (100, 300):
         options = {**lenet, "client_map": "auto", "cohort": cohort, "num_clients": 300}
         add("planner", f"lenet5 S={cohort} auto", rounds(**options))
-    for batch_size in (16, 256):
-        options = {**lenet, "batch_size": batch_size, "client_map": "auto"}
-        add("planner", f"lenet5 B={batch_size} auto", rounds(**options))
-    for name in ("vgg11", "lenet5_gradma", "fafed_cnn", "fafed_cnn_cifar10", "vit"):
-        shape = {"model": name, "size": 32, "channels": 3, "steps": 1}
-        add("planner", f"{name} S=10 auto", rounds(client_map="auto", **shape))
     add("runs", "fedavg chunk of 10 rounds", rounds(length=10))
     add("runs", "evaluation, 10,000 examples", lambda: evaluation(target))
     add("runs", "sweep of 12 runs", lambda: sweep(target))
@@ -355,13 +322,6 @@ def programs(target: str) -> list[Program]:
     return found
 
 
-def cpu_seconds() -> float:
-    """Of this process with all its threads and of the programs it started: what else the machine
-    does hardly changes them."""
-    spent = os.times()
-    return spent.user + spent.system + spent.children_user + spent.children_system
-
-
 def row_of(program: Program) -> dict[str, Any]:
     """Compile a program; what its compiler says, or why it does not compile."""
     import jax
@@ -373,25 +333,18 @@ def row_of(program: Program) -> dict[str, Any]:
     try:
         where, function, shapes, static, more = program.make()
         compiled = more.pop("compiled", None)
-        seconds = None
         if compiled is None:
-            began = cpu_seconds()
             compiled, _ = compile_for(where, function, *shapes, **static)
-            seconds = cpu_seconds() - began
         found = figures(compiled)
     except Exception as error:  # whatever it is, the page says it and the next program's turn comes
         return {**row, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
     return {
         **row,
         **more,
-        "seconds": None if seconds is None else round(seconds, 1),
         "arguments": found.arguments,
-        "results": found.results,
         "temporaries": found.temporaries,
         "code": found.code,
         "memory": found.memory,
-        "bytes_accessed": found.bytes_accessed,
-        "unknown_loops": found.unknown_loops,
         "collectives": {c.kind: [c.times, c.bytes] for c in found.collectives},
     }
 
@@ -403,6 +356,103 @@ def read_rows(file: Path) -> dict[str, dict[str, Any]]:
     return {f"{row['target']} | {row['group']} | {row['name']}": row for row in rows}
 
 
+def write(rows: Mapping[str, Mapping[str, Any]], planned: Iterable[tuple[str, str]], page: Path):
+    """Write the tables below the page's mark.
+
+    Args:
+      rows: by their programs' keys.
+      planned: (group, key) of all programs.
+      page: a Markdown file that has the mark.
+    """
+    text, mark, _ = page.read_text(encoding="utf-8").partition(MARK)
+    if not mark:
+        raise ValueError(f"{page} has no line {MARK.strip()}")
+    all_keys = list(planned)
+    order = {key: place for place, (_, key) in enumerate(all_keys)}
+    known = sorted(rows, key=lambda key: (order.get(key, len(order)), key))
+    parts = [text + mark]
+    for group, title in TITLES.items():
+        found = [rows[key] for key in known if rows[key]["group"] == group]
+        parts.append(f"\n## {title}\n\n{compiled_of(found)}\n\n")
+        parts.append(methods_table(found) if group == "methods" else table(found))
+        missing = [key for of, key in all_keys if of == group and key not in rows]
+        if missing:
+            targets = collections.Counter(key.split(" | ")[0] for key in missing)
+            counts = ", ".join(f"{count} for {target}" for target, count in targets.items())
+            parts.append(f"\nNot run: {len(missing)} of these programs ({counts}).\n")
+    page.write_text("".join(parts), encoding="utf-8")
+
+
+def compiled_of(found) -> str:
+    """How many programs compile for each target, in words."""
+    total = collections.Counter(row["target"] for row in found)
+    failed = collections.Counter(row["target"] for row in found if "error" in row)
+    parts = [f"{total[t] - failed[t]} of {total[t]} for {t}" for t in TARGETS if total[t]]
+    return f"Compiled: {', '.join(parts) or 'none was run'}."
+
+
+def table(found) -> str:
+    """A line for each program: its memory, and the collectives of several devices."""
+    lines = ["| program | target | map | arguments MiB | temporaries MiB | collectives |"]
+    lines.append("|---|---|---|---:|---:|---|")
+    for row in found:
+        start = f"| {row['name']} | {row['target']} | {row.get('client_map', '')} |"
+        if "error" in row:
+            lines.append(f"{start} does not compile: {row['error'][:120]} | | |")
+        else:
+            cells = [mib(row["arguments"]), mib(row["temporaries"]), collectives_of(row)]
+            lines.append(f"{start} {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def methods_table(found) -> str:
+    """Tables of a line for each method: temporaries under each map, collectives of one map."""
+    cells: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in found:
+        client_map = next(m for m in MAPS if f" {m}" in row["name"])
+        name = row["name"].replace(f" {client_map}", "")
+        cells.setdefault(row["target"], {}).setdefault(name, {})[client_map] = row
+    texts = []
+    for target in ON_PAGE:
+        of_target = cells.get(target, {})
+        maps = [m for m in MAPS if any(m in by_map for by_map in of_target.values())]
+        if not maps:
+            continue
+        several = ":" in target
+        lines = [f"### {target}\n", "| method | temporaries MiB: " + " · ".join(maps)]
+        lines[1] += f" | collectives: {maps[0]} |" if several else " |"
+        lines.append("|---|---:|---|" if several else "|---|---:|")
+        for name, by_map in of_target.items():
+            memory = " · ".join(temporaries_of(by_map.get(m)) for m in maps)
+            row = by_map.get(maps[0], {"error": ""})
+            exchanged = f" {'-' if 'error' in row else collectives_of(row)} |" if several else ""
+            lines.append(f"| {name} | {memory} |{exchanged}")
+        texts.append("\n".join(lines))
+    return "\n\n".join(texts) + "\n"
+
+
+def temporaries_of(row) -> str:
+    """The temporary memory of a program, or that it has none."""
+    if row is None:
+        return "-"
+    return "does not compile" if "error" in row else mib(row["temporaries"])
+
+
+def collectives_of(row) -> str:
+    """Number and size of a program's collectives, in models where the row has their size."""
+    size = row.get("model_bytes")
+    parts = []
+    for kind, (times, count) in row["collectives"].items():
+        amount = f"{count / 1e6:.2f} MB" if size is None else f"{count / size:.2f} d"
+        parts.append(f"{times} {kind}: {amount}")
+    return ", ".join(parts) or "none"
+
+
+def mib(count: float) -> str:
+    """Bytes in MiB."""
+    return f"{count / 2**20:,.1f}"
+
+
 def main() -> None:
     """Compile what has no row yet, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -412,14 +462,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="texts, one of them in the name")
     parser.add_argument("--minutes", type=float, help="begin no program after so many")
     parser.add_argument("--list", action="store_true", help="name the programs")
-    parser.add_argument("--estimates", action="store_true", help="estimate kept rows' memory again")
-    parser.add_argument("--table", action="store_true", help="write docs/accelerators.{md,json}")
+    parser.add_argument("--table", action="store_true", help="write the tables of the page")
     arguments = parser.parse_args()
     if arguments.table:
-        from experiments.benchmarks.accelerator_tables import write
-
         planned = [(p.group, p.key) for target in ("v5e", "h200") for p in programs(target)]
-        write(read_rows(arguments.rows), planned, PAGE, JSON)
+        write(read_rows(arguments.rows), planned, PAGE)
         return
     if arguments.target is None:
         parser.error("give --target, or --table.")
@@ -433,14 +480,6 @@ def main() -> None:
         chosen = [p for p in chosen if any(text in p.key for text in arguments.only)]
     if arguments.list:
         print("\n".join(program.key for program in chosen))
-        return
-    if arguments.estimates:
-        rows = read_rows(arguments.rows)
-        for program in chosen:
-            if program.key in rows:
-                estimate_again(program, rows[program.key])
-        lines = [json.dumps(row) + "\n" for row in rows.values()]
-        arguments.rows.write_text("".join(lines), encoding="utf-8")
         return
     began, failed = time.monotonic(), 0
     for program in chosen:

@@ -7,26 +7,19 @@ LoRA adapters of rank 16 in float32 beside all kernels of the layers. A round of
 clients for each share of the cohort; each takes two local steps on 4 rows of 512 tokens. Layers are
 computed again in the backward pass. Nothing is run or allocated: it needs ``jax[tpu]``, or
 ``jax-cuda12-plugin jax-cuda12-pjrt``, and no accelerator.
-
-Tokens per second are those of the largest of three times: flops at the peak of bfloat16 products,
-bytes accessed at the bandwidth of the memory, and on a TPU the cycles that the compiler expects of
-its kernels at 1.5 GHz. It is a bound, not a measurement: what links carry is not in it.
 """
 
 import argparse
 import functools
 import resource
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from experiments.benchmarks.traffic import expected_cycles
 from fedjax_lab import algorithms, data, models, with_frozen
 from fedjax_lab.data.cohort import Schedule
-from fedjax_lab.machine.arithmetic import count_flops
 from fedjax_lab.machine.compiler import compile_for, figures, with_devices
 from fedjax_lab.machine.target import named
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
@@ -48,7 +41,6 @@ LLAMA_8B = models.DecoderConfig(
 )  # fmt: skip
 MODELS = {"0.5B": QWEN2_05B, "1B": LLAMA_1B, "8B": LLAMA_8B}
 RANK, CLIENTS, STEPS, ROWS, LENGTH = 16, 2, 2, 4, 512
-CLOCK = 1.5e9  # of a v5e, in Hz
 
 
 def client_map_of(target, name):
@@ -107,46 +99,31 @@ def row_of(target, name):
     run = Run(algorithm, schedule, key=jax.random.key(0), params=adapters)
     state = run.shapes(clients)._replace(frozen=run.frozen)
     planner = ChunkPlanner(run, place, state, clients)
-    began = time.process_time()
     arguments, static = planner.program(client_map, 1)
-    flops = count_flops(jax.make_jaxpr(planner.round_of("scan"))(state, planner.batch))
-    tokens = cohort * STEPS * ROWS * LENGTH
     size, trained = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in (frozen, adapters))
     cells = [name, target.name, client_map, f"{size / 1e6:,.0f} + {trained / 1e6:.1f}"]
     try:
         program, _ = compile_for(target, *arguments, **static)
     except jax.errors.JaxRuntimeError as error:
         return [*cells, " ".join(str(error).split())[:200]]
-    found, text = figures(program), program.as_text()
-    each = flops / target.num_devices
-    times = [each / target.flops_per_second, found.bytes_accessed / target.bytes_per_second]
-    cycles = expected_cycles(text) if target.platform == "tpu" else None
-    times += [] if cycles is None else [cycles / CLOCK]
-    gib = [n / 2**30 for n in (found.arguments, found.temporaries)]
+    found = figures(program)
     links = ", ".join(f"{c.kind} {c.bytes / 1e9:.2f}" for c in found.collectives)
     return [
         *cells,
-        *(f"{n:.2f}" for n in gib),
+        *(f"{n / 2**30:.2f}" for n in (found.arguments, found.temporaries)),
         f"{found.memory / target.memory_bytes:.0%}",
-        f"{each / 1e12:.1f}",
-        f"{found.bytes_accessed / 1e9:.0f}",
-        "" if cycles is None else f"{cycles / 1e6:.0f}",
         links or "none",
-        f"{tokens / max(times):,.0f}",
-        ("flops", "bytes", "cycles")[times.index(max(times))],
-        f"{time.process_time() - began:.0f}",
     ]
 
 
 COLUMNS = (
     "model", "target", "client map", "parameters + adapters, M", "arguments GiB",
-    "temporaries GiB", "of the memory", "TFLOP", "GB accessed", "M cycles", "collectives, GB",
-    "tokens/s at most", "bound by", "compile CPU s",
+    "temporaries GiB", "of the memory", "collectives, GB",
 )  # fmt: skip
 
 
 def main(arguments=None):
-    """Print one Markdown table; the figures are those of one device, tokens of all."""
+    """Print one Markdown table; the figures are those of one device."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", nargs="+", required=True)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)

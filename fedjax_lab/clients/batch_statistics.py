@@ -20,7 +20,6 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fedjax_lab.clients.metrics import apply_loss
-from fedjax_lab.machine.liveness import is_elementwise
 from fedjax_lab.machine.target import tracing_with
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
@@ -50,7 +49,13 @@ _STATISTIC, _UNKNOWN = _Other(True), _Other(False)
 _Value = _Along | _Other | None  # None: it does not depend on the examples, or not on padding
 _CALLS = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint"}
 _SAME = {"copy", "stop_gradient", "reduce_precision", "optimization_barrier"}
-_NOT_ELEMENTWISE = {"broadcast_in_dim", "reshape", "slice", "squeeze", "iota"}
+_ELEMENTWISE = {
+    *("abs", "add", "add_any", "and", "ceil", "clamp", "convert_element_type", "cos", "div", "eq"),
+    *("erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow"),
+    *("is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not"),
+    *("or", "pow", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sqrt", "square", "sub"),
+    *("tanh", "xor"),
+}
 _WEIGHTING = {"mul", "and", "select_n"}
 _REDUCTIONS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin")
 _examined: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
@@ -133,7 +138,7 @@ def _results(eqn: JaxprEqn, values: list[_Value]) -> list[_Value]:
         if other in values:
             return [other] * number
     rule = _RULES.get(name)
-    if rule is None and name not in _NOT_ELEMENTWISE and is_elementwise(eqn):
+    if rule is None and name in _ELEMENTWISE:
         rule = _elementwise
     found = _UNKNOWN if rule is None else rule(eqn, values)
     return [found] * number

@@ -3,13 +3,14 @@
 - CPU: each device (core) runs its clients one after the other, because batched matrix products with
   different weights for each client are slow there. It uses as many devices as shorten the round.
 - GPU and TPU: every device runs as many clients at once as its memory allows. The device's compiler
-  reports the memory that the program needs, before anything is allocated; the answer is stored. For
-  a target without a compiler, the memory is estimated from the traced round.
+  reports the memory that the program needs, before anything is allocated; the answer is stored.
+  Without a compiler, and over several processes, all clients run at once.
 
 Convolutions choose their lowering for the same target (``fedjax_lab.models.convolution``).
 ``simulate(client_map="measure")`` times the two best plans and stores the faster one.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -22,25 +23,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_lab import tree
-from fedjax_lab.checks import check_int
 from fedjax_lab.clients.mapping import ON_SEVERAL, single_device_map
-from fedjax_lab.clients.resident import flatten_examples
 from fedjax_lab.machine.compiler import abstract, try_compile
 from fedjax_lab.machine.files import write_text
-from fedjax_lab.machine.liveness import count_large, peak_bytes, tiled_bytes
 from fedjax_lab.machine.target import Target, here
 
-# Shares of a device's memory that a plan may use: with an estimate, and with the compiler's figure.
-# The rest is for other data, such as the test set and a copy of the state.
-_SHARE_OF_MEMORY = 0.6
-_SHARE_WHEN_ASKED = 0.9
-# Factors for an estimate of live values: compilers need that much more (docs/accelerators.md).
-_MARGIN = {"tpu": 1.4, "gpu": 1.25}
-# Code size of an operation on more than a few numbers; 5 to 17 KiB on a TPU.
-_CODE_BYTES = {"tpu": 11 * 2**10}
-# Half of a TPU's vector memory, which stores the values of a local step.
-_NEAR_BYTES = {"TPU v4": 2**23, "TPU v5 lite": 2**26, "TPU v5": 2**25, "TPU v6 lite": 2**26}
+# Share of a device's memory that a plan may use. The rest is for other data, such as the test set
+# and a copy of the state.
+_SHARE_OF_MEMORY = 0.9
 
 # client map -> the round's function (state, batch) -> (state, metrics)
 RoundOf = Callable[[str], Callable[..., Any]]
@@ -54,14 +44,13 @@ class Plan(NamedTuple):
     Attributes:
       client_map: name of the client map, for ``build_round``.
       reason: the reason, in words.
-      memory_bytes: memory that it needs on one device; None: not determined.
-      asked: whether ``memory_bytes`` is the compiler's figure and not an estimate.
+      memory_bytes: memory of one device that its program needs, from the compiler; None: the
+        compiler was not asked.
     """
 
     client_map: str
     reason: str
     memory_bytes: int | None = None
-    asked: bool = False
 
     def __str__(self) -> str:
         """Format the plan in one line."""
@@ -72,13 +61,11 @@ def plan(
     round_of: RoundOf,
     state: Any,
     batch: Any,
-    max_bytes: int | None = None,
     *,
     target: Target | None = None,
     needs: Needs | None = None,
     also: Any = (),
     cache: Path | None = None,
-    table_shares: Callable[[str], int] = lambda client_map: 1,
 ) -> Plan:
     """Choose the client map of a round.
 
@@ -87,21 +74,16 @@ def plan(
         compiled if ``needs`` is None.
       state: state of the method, or its shapes.
       batch: a ``CohortBatch``, or its shapes.
-      max_bytes: memory of one device; None: memory of a device of ``target``.
       target: the machine; None: the current machine.
       needs: client map -> bytes of its program, from the compiler; not called for a CPU. None: if
         the target has devices, their compiler is asked about the round.
       also: other values that the compiler's answer depends on, as JSON, in addition to the round,
         the memory and the device.
       cache: folder of stored answers; None: ``plan_cache()``.
-      table_shares: client map -> number of devices over which the client rows are sharded.
 
     Raises:
-      ValueError: ``max_bytes`` is below 1.
-      OSError: ``max_bytes`` is None, and the target's memory is unknown.
+      OSError: the target has devices, but their memory is unknown.
     """
-    if max_bytes is not None:
-        check_int("max_bytes", max_bytes, minimum=1)
     target = here() if target is None else target
     slots = batch.client_ids.shape[0]
     available = target.num_devices
@@ -110,9 +92,6 @@ def plan(
     where = f"{target.platform}, {devices} of {available} device{'s' * (available > 1)}"
     if target.platform == "cpu":
         return Plan(spread or "scan", f"{where}; clients one after the other on each")
-    memory = max_bytes or target.memory_bytes
-    if memory is None:
-        raise OSError(f"the memory of {target.device_kind} is unknown; pass max_bytes.")
     share = -(-slots // devices)
 
     def map_of(many: int) -> str:
@@ -121,30 +100,27 @@ def plan(
         chunk = f"chunk:{many}" if many > 1 else "scan"
         return f"{spread}/{chunk}" if spread else chunk
 
-    if needs is None and target.devices:
-        needs = _asking(round_of, state, batch, target)
-    if needs is None:
-        limit = int(_SHARE_OF_MEMORY * memory)
-        shares = table_shares(map_of(share))
-        one_and_each = estimate(round_of, state, batch, target, shares)
-        many, memory_bytes = _clients_at_once(*one_and_each, share, limit)
-        source = "estimated"
-    else:
-        limit = int(_SHARE_WHEN_ASKED * memory)
-        traced = str(jax.make_jaxpr(round_of("vmap"))(state, batch))
-        key = [
-            re.sub(r" at 0x[0-9a-f]+", "", traced),
-            [target.device_kind, target.convolution, share, limit, jax.__version__],
-            also,
-        ]
-        many, memory_bytes = _recalled(
-            key, lambda: _most_at_once(needs, map_of, share, limit), cache
+    if needs is None and not target.devices:
+        reason = f"{where}; all {share} at once on each, because no compiler was asked"
+        return Plan(map_of(share), reason)
+    if target.memory_bytes is None:
+        raise OSError(
+            f"the memory of {target.device_kind} is unknown; name a client_map, such as 'vmap'."
         )
-        source = "by its compiler"
-    text = f"{memory_bytes / 2**20:,.0f} of {limit / 2**20:,.0f} MiB, {source}"
+    needs = needs or _asking(round_of, state, batch, target)
+    limit = int(_SHARE_OF_MEMORY * target.memory_bytes)
+    traced = str(jax.make_jaxpr(round_of("vmap"))(state, batch))
+    key = [
+        re.sub(r" at 0x[0-9a-f]+", "", traced),
+        [target.device_kind, target.convolution, share, limit, jax.__version__],
+        also,
+    ]
+    asked = functools.partial(_most_at_once, needs, map_of, share, limit)
+    many, memory_bytes = _recalled(key, asked, cache)
+    text = f"{memory_bytes / 2**20:,.0f} of {limit / 2**20:,.0f} MiB, by its compiler"
     of = f"{many}" if many >= share else f"{many} of {share}"
     reason = f"{where}; {of} client{'s' * (share > 1)} at once on each, {text}"
-    return Plan(map_of(many), reason, memory_bytes, source != "estimated")
+    return Plan(map_of(many), reason, memory_bytes)
 
 
 def _asking(round_of: RoundOf, state: Any, batch: Any, target: Target) -> Needs:
@@ -179,44 +155,6 @@ def useful_devices(slots: int, available: int) -> int:
     """Return the smallest number of devices for which the longest share is as short as possible."""
     share = -(-slots // available)
     return -(-slots // share)
-
-
-def _clients_at_once(one: int, each: int, share: int, limit: int) -> tuple[int, int]:
-    """Estimate (clients that one device may run at once, bytes that they need)."""
-    most = min(1 + max(limit - one, 0) // each, share)
-    at_once = share if most == share else -(-share // -(-share // most))
-    return at_once, one + (at_once - 1) * each
-
-
-def estimate(
-    round_of: RoundOf, state: Any, batch: Any, target: Target, table_shares: int = 1
-) -> tuple[int, int]:
-    """Estimate (bytes of a round with one client at a time, bytes of each further client at once).
-
-    Args:
-      round_of: client map -> round function for ``target``; only traced.
-      state: state of the method, or its shapes.
-      batch: a ``CohortBatch``, or its shapes.
-      target: the machine.
-      table_shares: number of devices over which the client rows are sharded.
-    """
-    slots, margin = batch.client_ids.shape[0], _MARGIN.get(target.platform, 1.0)
-    near = _NEAR_BYTES.get(target.device_kind, 0)
-
-    def peak(client_map):
-        traced = jax.make_jaxpr(round_of(client_map))(state, batch)
-        donated = len(jax.tree.leaves(state))
-        code = _CODE_BYTES.get(target.platform, 0) * count_large(traced, target.platform)
-        return code + int(margin * peak_bytes(traced, target.platform, donated, near))
-
-    one = peak("scan")
-    each = max((peak("vmap") - one) // max(slots - 1, 1), 1)
-    table = tree.nbytes(state.clients)
-    if target.platform == "tpu":  # two copies of the examples exist while they are flattened
-        flat = jax.eval_shape(flatten_examples, batch.source)
-        one += int(margin * 2 * sum(map(tiled_bytes, jax.tree.leaves(flat))))
-        table = sum(map(tiled_bytes, jax.tree.leaves(state.clients)))
-    return one - int(margin * table * (1 - 1 / table_shares)), each
 
 
 def at_once(client_map: str, slots: int, target: Target) -> int:

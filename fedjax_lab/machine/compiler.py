@@ -9,15 +9,25 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from fedjax_lab.machine.program import Collectives, read_traffic
 from fedjax_lab.machine.target import CHIPS, Target
 
+# Scope of the choice whether a cohort runs again (see ``fedjax_lab.clients.finite``). It is in a
+# loop of two turns, and the second one is skipped if all clients are finite.
+UNLESS_FINITE = "unless_finite"
+_KINDS = (
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
+    *("ragged-all-to-all", "collective-broadcast"),
+)
+_COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(_KINDS)})(-start)?\(")
+_CALLED = re.compile(
+    r"(?:body|calls|to_apply|_computation|branch_computations)=(?:\{([^}]*)\}|%?([\w.\-]+))"
+)
 # Without these variables, libtpu looks for the TPU host that it runs on.
 _NO_HOST = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -37,13 +47,28 @@ class _Gpu(NamedTuple):
     cache: int  # bytes
     clock: float  # GHz
     memory: float  # bytes
+    bandwidth: float  # bytes a second
 
 
 _GPUS = {
-    "a100": _Gpu((8, 0), 108, 64, 167936, 41943040, 1.41, 80e9),
-    "h100": _Gpu((9, 0), 132, 128, 233472, 52428800, 1.98, 80e9),
-    "h200": _Gpu((9, 0), 132, 128, 233472, 52428800, 1.98, 141e9),
+    "a100": _Gpu((8, 0), 108, 64, 167936, 41943040, 1.41, 80e9, 2039e9),
+    "h100": _Gpu((9, 0), 132, 128, 233472, 52428800, 1.98, 80e9, 3350e9),
+    "h200": _Gpu((9, 0), 132, 128, 233472, 52428800, 1.98, 141e9, 4800e9),
 }
+
+
+class Collectives(NamedTuple):
+    """Collectives of one kind.
+
+    Attributes:
+      kind: name of the operation, such as "all-reduce".
+      times: number of them in one call of the program.
+      bytes: total bytes of their results on one device.
+    """
+
+    kind: str
+    times: int
+    bytes: int
 
 
 class Figures(NamedTuple):
@@ -55,9 +80,8 @@ class Figures(NamedTuple):
       results: bytes of results that do not reuse the memory of an argument.
       temporaries: bytes of temporary memory.
       code: bytes of the code; 0 if the compiler does not report them.
-      bytes_accessed: bytes read and written by one call; loops count as often as they run.
-      collectives: collectives in one call.
-      unknown_loops: loops whose length depends on values; their bodies are counted once.
+      collectives: collectives of one call; those in a loop whose length depends on values count
+        once, and those of all branches of a condition count.
     """
 
     seconds: float
@@ -65,9 +89,7 @@ class Figures(NamedTuple):
     results: int
     temporaries: int
     code: int
-    bytes_accessed: int
     collectives: tuple[Collectives, ...]
-    unknown_loops: int
 
     @property
     def memory(self) -> int:
@@ -154,7 +176,7 @@ def _gpu_config(kind: str) -> str:
         "block_dim_limit_x": 2**31 - 1,
         "block_dim_limit_y": 65535,
         "block_dim_limit_z": 65535,
-        "memory_bandwidth": int(chip.bytes_per_second),
+        "memory_bandwidth": int(gpu.bandwidth),
         "l2_cache_size": gpu.cache,
         "clock_rate_ghz": gpu.clock,
         "device_memory_size": int(gpu.memory),
@@ -235,19 +257,83 @@ def figures(program: Any, seconds: float = 0.0) -> Figures:
     Args:
       program: program returned by ``compile_for``.
       seconds: its compile time.
+
+    Raises:
+      ValueError: the compiler does not give the program as HLO.
     """
     memory = program.memory_analysis()
-    traffic = read_traffic(program.as_text())
     return Figures(
         seconds,
         memory.argument_size_in_bytes,
         memory.output_size_in_bytes - memory.alias_size_in_bytes,
         memory.temp_size_in_bytes,
         memory.generated_code_size_in_bytes,
-        traffic.bytes_accessed,
-        traffic.collectives,
-        traffic.unknown_loops,
+        read_collectives(program.as_text()),
     )
+
+
+def read_collectives(text: str) -> tuple[Collectives, ...]:
+    """Count the collectives of one call of a program: one entry for each kind.
+
+    Args:
+      text: ``compiled.as_text()``, HLO.
+
+    Raises:
+      ValueError: the text has no entry computation.
+    """
+    computations: dict[str, list[str]] = {}
+    entry, lines = "", list[str]()
+    for line in text.splitlines():
+        if head := re.match(r"(ENTRY )?%?([\w.\-]+) .*->.*\{$", line):
+            lines = computations.setdefault(head[2], [])
+            entry = head[2] if head[1] else entry
+        else:
+            lines.append(line)
+    if not entry:
+        raise ValueError("the text has no ENTRY computation; it must be HLO.")
+    found: dict[str, list[float]] = {}
+
+    def run(name: str, times: float) -> None:
+        for line in computations.get(name, ()):
+            if collective := _COLLECTIVE.search(line):
+                total = found.setdefault(collective[2], [0, 0])
+                total[0] += times
+                total[1] += times * _received_bytes(line, collective)
+            inner = times * _turns(line, computations)
+            for several, one in _CALLED.findall(line):
+                for called in (several or one).split(","):
+                    run(called.strip().lstrip("%"), inner)
+
+    run(entry, 1)
+    return tuple(Collectives(kind, *map(round, found[kind])) for kind in sorted(found))
+
+
+def _turns(line: str, computations: Mapping[str, Sequence[str]]) -> float:
+    """Return how often an instruction runs the computations that it calls."""
+    if re.search(rf"{UNLESS_FINITE}/cond\b(?!/)", line):
+        return 0.5
+    if known := re.search(r'known_trip_count"?:\{"n":"(\d+)"\}', line):
+        return int(known[1])
+    if not (condition := re.search(r" while\(.* condition=%?([\w.\-]+)", line)):
+        return 1
+    lines = "\n".join(computations.get(condition[1], ()))
+    lines += "".join("\n".join(computations.get(name, ())) for _, name in _CALLED.findall(lines))
+    bounds = re.findall(r" constant\((\d+)\)", lines)
+    return int(bounds[0]) if len(bounds) == 1 and "direction=LT" in lines else 1
+
+
+def _received_bytes(line: str, collective: re.Match[str]) -> float:
+    """Return the bytes of a collective's result; the type of a started one has operands, too."""
+    arrays = re.findall(r"(\w+)\[([\d,<=]*)\]", collective[1])
+    if collective[3] and collective[2] in ("all-gather", "collective-permute"):
+        operands = line[collective.end() :].split("), ")[0].count("%")
+        arrays = arrays[operands : 2 * operands]
+    total = 0.0
+    for dtype, shape in arrays:
+        bits = re.search(r"\d+", dtype)
+        itemsize = int(bits[0]) / 8 if bits else dtype == "pred"
+        total += itemsize * math.prod(map(int, re.findall(r"\d+", shape)))
+    return total
 
 
 def try_compile(

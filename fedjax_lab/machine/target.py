@@ -27,8 +27,6 @@ class Target:
       device_kind: JAX's name of the device, such as "TPU v5 lite".
       num_devices: number of devices that share a cohort.
       memory_bytes: bytes of one device that a program may use; None: unknown.
-      flops_per_second: peak of a device for bfloat16 products; None: unknown.
-      bytes_per_second: memory bandwidth; None: unknown.
       devices: JAX devices, running or only for compilation; empty if there are none.
       convolution: the lowering that "auto" means (see ``fedjax_lab.models.convolution``); None: the
         platform's default.
@@ -39,8 +37,6 @@ class Target:
     device_kind: str
     num_devices: int
     memory_bytes: int | None = None
-    flops_per_second: float | None = None
-    bytes_per_second: float | None = None
     devices: tuple[Any, ...] = ()
     convolution: str | None = None
 
@@ -64,27 +60,23 @@ class Chip(NamedTuple):
       device_kind: as JAX names it.
       memory_bytes: bytes that a program may use: three quarters of a GPU's memory, which is JAX's
         default; the compiler's limit on a v5e; all memory of other TPUs.
-      flops_per_second: peak, dense products of bfloat16.
-      bytes_per_second: peak memory bandwidth.
       axes: number of axes of a TPU's topology; a GPU has none.
     """
 
     platform: str
     device_kind: str
     memory_bytes: int
-    flops_per_second: float
-    bytes_per_second: float
     axes: int = 0
 
 
 CHIPS = {
-    "v4": Chip("tpu", "TPU v4", 32 * _GIB, 275e12, 1228e9, 3),
-    "v5e": Chip("tpu", "TPU v5 lite", int(15.75 * _GIB), 197e12, 819e9, 2),
-    "v5p": Chip("tpu", "TPU v5", 95 * _GIB, 459e12, 2765e9, 3),
-    "v6e": Chip("tpu", "TPU v6 lite", 32 * _GIB, 918e12, 1640e9, 2),
-    "a100": Chip("gpu", "NVIDIA A100-SXM4-80GB", int(0.75 * 80e9), 312e12, 2039e9),
-    "h100": Chip("gpu", "NVIDIA H100 80GB HBM3", int(0.75 * 80e9), 989e12, 3350e9),
-    "h200": Chip("gpu", "NVIDIA H200", int(0.75 * 141e9), 989e12, 4800e9),
+    "v4": Chip("tpu", "TPU v4", 32 * _GIB, 3),
+    "v5e": Chip("tpu", "TPU v5 lite", int(15.75 * _GIB), 2),
+    "v5p": Chip("tpu", "TPU v5", 95 * _GIB, 3),
+    "v6e": Chip("tpu", "TPU v6 lite", 32 * _GIB, 2),
+    "a100": Chip("gpu", "NVIDIA A100-SXM4-80GB", int(0.75 * 80e9)),
+    "h100": Chip("gpu", "NVIDIA H100 80GB HBM3", int(0.75 * 80e9)),
+    "h200": Chip("gpu", "NVIDIA H200", int(0.75 * 141e9)),
 }
 
 
@@ -171,17 +163,7 @@ def here() -> Target:
         memory = device_memory(first)
     except OSError:  # neither the device nor the system reports it
         memory = None
-    known = {chip.device_kind: chip for chip in CHIPS.values()}.get(first.device_kind)
-    return Target(
-        "here",
-        first.platform,
-        first.device_kind,
-        len(devices),
-        memory,
-        None if known is None else known.flops_per_second,
-        None if known is None else known.bytes_per_second,
-        devices,
-    )
+    return Target("here", first.platform, first.device_kind, len(devices), memory, devices)
 
 
 def named(name: str) -> Target:
@@ -208,15 +190,7 @@ def named(name: str) -> Target:
     if kind == "cpu":
         return Target(name, "cpu", "cpu", count)
     chip = CHIPS[kind]
-    return Target(
-        name,
-        chip.platform,
-        chip.device_kind,
-        count,
-        chip.memory_bytes,
-        chip.flops_per_second,
-        chip.bytes_per_second,
-    )
+    return Target(name, chip.platform, chip.device_kind, count, chip.memory_bytes)
 
 
 def platform_of(target: Target | None) -> str:

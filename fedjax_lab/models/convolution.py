@@ -48,7 +48,7 @@ def convolution(
     both are many times faster than "lax". On other platforms "auto" is "lax", with one exception:
     on a GPU, clients that a client map runs at once take "im2col". "lax" becomes a grouped
     convolution there, which cuDNN computes group by group, with up to ten kernels for each. A round
-    on an H100 takes 2.0 to 3.7 times as long (docs/on_a_gpu.md).
+    on an H100 takes 2.0 to 3.7 times as long (docs/speed.md).
 
     Args:
       x: float [B, H, W, C].

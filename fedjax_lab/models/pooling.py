@@ -1,8 +1,8 @@
 """Max-pooling and sums over windows by slices, and the gradient by the position of the maximum.
 
 On CPU, XLA's window reduction is several times slower than the maximum of slices, forward and
-backward. On a GPU, a maximum over windows that lie beside one another moves a sixth fewer bytes in
-this form. On a TPU, XLA's own takes a quarter fewer cycles (``benchmarks/traffic.py``).
+backward. On a GPU, a maximum over windows that lie beside one another has this form, too. On a TPU,
+XLA's own is kept; neither has been timed there.
 
 The first of several equal maxima gets the gradient, as in PyTorch and in ``jax.lax``.
 """

@@ -25,7 +25,6 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fedjax_lab.machine.layout import written_out
-from fedjax_lab.machine.liveness import WRITTEN_OUT
 from fedjax_lab.models import winograd
 
 
@@ -250,11 +249,6 @@ def _beside(left, right, axes, places, name, size, levels):
     return result.reshape(*shape[:outward], count, -1, *shape[outward + 1 :]), outward
 
 
-def _program_of(equation):
-    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
-    return jax.make_jaxpr(functools.partial(_run, **equation.params))(*shapes)
-
-
 def _lower(context, *operands, **params):
     """Write the operation out, without the axes of devices over which ``shard_map`` varies it."""
     plain = [jax.core.ShapedArray(value.shape, value.dtype) for value in context.avals_in]
@@ -267,4 +261,3 @@ correlate_p.def_impl(jax.jit(_run, static_argnames=("name", "size", "levels")))
 ad.defbilinear(correlate_p, _left_transpose, _right_transpose)
 batching.primitive_batchers[correlate_p] = _mapped
 mlir.register_lowering(correlate_p, _lower)
-WRITTEN_OUT[correlate_p.name] = _program_of

@@ -73,7 +73,6 @@ class ChunkPlanner:
             target=target,
             needs=needs if target.devices else None,
             also=[length, [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves(self._clients)]],
-            table_shares=self.table_shares,
         )
 
     def table_shares(self, client_map: str) -> int:
@@ -137,7 +136,12 @@ class ChunkPlanner:
           length: rounds of a chunk.
           progress: print the choice on stderr.
         """
-        plan = self._plan_for_all() if self._place.team.is_multiprocess else self.plan(length)
+        team = self._place.team
+        if team.is_multiprocess:  # of which one may have a stored answer, and another may not
+            reason = f"{team.size} processes; a share of the cohort for each of their devices"
+            plan = planner.Plan("shard_map", reason)
+        else:
+            plan = self.plan(length)
         if how == "measure":
             plan = self._measured(plan)
         if progress:
@@ -150,22 +154,6 @@ class ChunkPlanner:
         if self._place.client_store == "host":
             program = None
         return plan.client_map, {} if program is None else {length: program}
-
-    def _plan_for_all(self) -> planner.Plan:
-        """Plan over the devices of all processes from an estimate of process 0.
-
-        The compiler is not asked. One process may have a stored answer and another may not, and a
-        program for all devices must be compiled by all processes.
-        """
-        alone = dataclasses.replace(here(), devices=())
-        found = planner.plan(self.round_of, self._state, self.batch, target=alone)
-        outer, _, share = found.client_map.partition("/")
-        if alone.platform != "cpu" and not outer.startswith(("shard_map", "vmap")):
-            share = found.client_map
-        client_map = f"shard_map/{share}" if share else "shard_map"
-        team = self._place.team
-        name, reason = team.first_says([client_map, found.reason])
-        return planner.Plan(name, f"{team.size} processes; {reason}")
 
     def compiled(self, client_map: str, length: int) -> Any:
         """Return the program of a chunk if planning compiled it last, else None.

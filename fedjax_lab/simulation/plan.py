@@ -1,4 +1,4 @@
-"""Plan a round on a machine: its memory, traffic and client map, without running it."""
+"""Plan a round on a machine: its client map, memory and collectives, without running it."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -8,10 +8,9 @@ import jax
 
 from fedjax_lab import tree
 from fedjax_lab.clients.model_axis import ParamsSharding
-from fedjax_lab.clients.planner import Plan, at_once, estimate
+from fedjax_lab.clients.planner import Plan, at_once
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
-from fedjax_lab.machine.arithmetic import count_flops
 from fedjax_lab.machine.compiler import Figures, compile_for, figures, with_devices
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.target import Notes, Target, named, tracing_noting
@@ -35,10 +34,6 @@ class RoundPlan(NamedTuple):
       plan: the client map, the reason for it, and its memory.
       convolution: the lowering of convolutions whose lowering is "auto".
       model_bytes: the bytes of one model, d numbers.
-      flops: flops of the round's matrix products and convolutions on all devices together; loops
-        whose length depends on values count once.
-      estimated_bytes: the planner's estimate of a device's memory, without a compiler. It assumes
-        that devices which divide a model divide everything.
       figures: figures of the compiler; None: it is not installed.
       note: why figures are missing, and how to get them; else None.
       convolutions: of the loss, kind -> the form that it takes there, or why it takes none.
@@ -48,8 +43,6 @@ class RoundPlan(NamedTuple):
     plan: Plan
     convolution: str
     model_bytes: int
-    flops: int
-    estimated_bytes: int
     figures: Figures | None
     note: str | None
     convolutions: Mapping[str, str] = MappingProxyType({})
@@ -58,16 +51,12 @@ class RoundPlan(NamedTuple):
         """Return rows of (name, value) for a table, the header first."""
         target = self.target
         count = f"{target.num_devices} x " if target.num_devices > 1 else ""
-        share = self.flops / target.num_devices
-        of_devices = _seconds(share, target.flops_per_second)
         rows = [
             ["one round", f"{target.name}: {count}{target.device_kind}"],
             ["client map", self.plan.client_map],
             ["why", self.plan.reason],
             ["convolutions", self.convolution],
             *([f"- {kind}", form] for kind, form in self.convolutions.items()),
-            ["flops", f"{_si(self.flops).rstrip()}{of_devices}"],
-            ["memory, estimated", _mib(self.estimated_bytes)],
         ]
         if self.figures is None:
             return [*rows, ["its compiler", self.note or "was not asked"]]
@@ -79,12 +68,6 @@ class RoundPlan(NamedTuple):
             ["- results", _mib(found.results)],
             ["- temporaries", _mib(found.temporaries)],
             ["- code", _mib(found.code)],
-            [
-                "bytes accessed",
-                _si(found.bytes_accessed)
-                + "B"
-                + _seconds(found.bytes_accessed, target.bytes_per_second),
-            ],
         ]
         rows += [
             [c.kind, f"{c.times:,}, together {_si(c.bytes)}B = {c.bytes / self.model_bytes:.3g} d"]
@@ -92,8 +75,6 @@ class RoundPlan(NamedTuple):
         ]
         if not found.collectives:
             rows.append(["collectives", "none"])
-        if found.unknown_loops:
-            rows.append(["loops of unknown length", f"{found.unknown_loops}, each counted once"])
         return [*rows, ["compile", f"{found.seconds:.1f} s on this machine"]]
 
 
@@ -115,8 +96,9 @@ def plan(
 ) -> RoundPlan:
     """Plan a round of ``simulate`` on ``target`` without running it.
 
-    If the target's compiler is installed, it gives the figures; this needs no accelerator. See
-    ``fedjax_lab.machine.compiler``. Nothing is allocated.
+    The target's compiler reports the memory and the collectives of the round. It can be installed
+    without an accelerator (see ``fedjax_lab.machine.compiler``); without it, the plan says how to
+    install it. Nothing is allocated.
 
     Args:
       algorithm: the method.
@@ -152,11 +134,7 @@ def plan(
     planner = ChunkPlanner(run, place, state, clients)
     is_given = not place.client_map.is_planned
     chosen = Plan(place.client_map.name, "as given") if is_given else planner.plan(1)
-    place = place.with_map(chosen.client_map)
-    traced = jax.make_jaxpr(planner.round_of("scan"))(state, planner.batch)
-    shares = place.table_shares(clients.num_clients)
-    one, each = estimate(planner.round_of, state, planner.batch, machine, shares)
-    found, parts = None, place.client_map.parts
+    found = None
     many = at_once(chosen.client_map, how.slots(clients), machine)
     on_one = "vmap" if many > 1 else "scan"  # a machine without devices cannot share a cohort
     with tracing_noting(convolutions := Notes()):
@@ -173,8 +151,6 @@ def plan(
         chosen,
         lowering if lowering == "lax" else lowering_for(machine, many > 1),
         tree.nbytes(params),
-        count_flops(traced),
-        (one + (many - 1) * each) // parts,
         found,
         note,
         convolutions,
@@ -191,8 +167,3 @@ def _si(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {prefix}"
     return f"{count:.3g} "
-
-
-def _seconds(amount: float, rate: float | None) -> str:
-    """Format the time at the rate of the data sheet."""
-    return "" if rate is None else f" ({1e3 * amount / rate:.3g} ms at the device's peak)"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmarks import accelerators
-from experiments.benchmarks.accelerator_tables import MARK, write
+from experiments.benchmarks.accelerators import MARK, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,48 +38,55 @@ ROW = {
     "group": "methods",
     "name": "fedavg vmap",
     "model_bytes": 1000,
-    "seconds": 2.0,
     "code": 2**20,
     "arguments": 2**21,
-    "temporaries": 0,
+    "temporaries": 2**20,
     "memory": 3 * 2**20,
-    "estimated": 6 * 2**20,
-    "bytes_accessed": 5 * 10**8,
     "collectives": {},
 }
 
 
 def test_the_page_has_the_figures_and_what_was_not_run(tmp_path):
-    page, file = tmp_path / "page.md", tmp_path / "rows.json"
+    page = tmp_path / "page.md"
     page.write_text(f"# Title\n\n{MARK}\nstale\n", encoding="utf-8")
-    slower = {**ROW, "name": "scaffold vmap", "seconds": 3.0}
-    scan = {**ROW, "name": "fedavg scan", "seconds": 4.0}
+    other = {**ROW, "name": "scaffold vmap", "temporaries": 3 * 2**20}
+    scan = {**ROW, "name": "fedavg scan", "temporaries": 2**19}
     chunk = {**ROW, "group": "runs", "name": "chunk"}
     several = {"name": "fedavg shard_map", "collectives": {"all-reduce": [2, 1500]}}
     several = {**ROW, **several, "target": "v5e:2x2"}
     refused = {"target": "v5e", "group": "models", "name": "big", "error": "RESOURCE_EXHAUSTED"}
-    all_rows = (ROW, several, slower, scan, chunk, refused)
+    all_rows = (ROW, several, other, scan, chunk, refused)
     rows = {f"{row['target']} | {row['group']} | {row['name']}": row for row in all_rows}
-    write(rows, [*((row["group"], key) for key, row in rows.items()), ("runs", "v5e | runs | x")],
-          page, file)  # fmt: skip
+    planned = [*((row["group"], key) for key, row in rows.items()), ("runs", "v5e | runs | x")]
+    write(rows, planned, page)
     text = page.read_text(encoding="utf-8")
     assert "stale" not in text
-    assert "### v5e: vmap · scan\n\nFedAvg's compile: vmap 2 s, scan 4 s." in text
-    assert "| fedavg | 1.0 · 1.0 | 1.0 · 1.0 | 0.0 · 0.0 | 2.00 · 2.00 | 0.50 · 0.50 |" in text
-    assert "| scaffold | 1.5 · - | 1.0 · - | 0.0 · - | 2.00 · - | 0.50 · - |" in text
-    assert "| fedavg | 1.0 | 1.0 | 0.0 | 2.00 | 0.50 | 2 all-reduce: 1.50 d |" in text
-    assert "| chunk | v5e |  | 2 (1.0) | 1.0 | 2.0 | 0.0 | 2.00 | 0.50 | none |" in text
+    assert "## Methods\n\nCompiled: 3 of 3 for v5e, 1 of 1 for v5e:2x2." in text
+    assert "### v5e\n\n| method | temporaries MiB: vmap · scan |" in text
+    assert "| fedavg | 1.0 · 0.5 |" in text
+    assert "| scaffold | 3.0 · - |" in text
+    assert "| fedavg | 1.0 | 2 all-reduce: 1.50 d |" in text
+    assert "| chunk | v5e |  | 2.0 | 1.0 | none |" in text
+    assert "Compiled: 0 of 1 for v5e." in text
     assert "does not compile: RESOURCE_EXHAUSTED" in text
     assert "Not run: 1 of these programs (1 for v5e)." in text
-    assert json.loads(file.read_text(encoding="utf-8")) == list(rows.values())
     page.write_text("no mark")
     with pytest.raises(ValueError, match="has no line"):
-        write(rows, [], page, file)
+        write(rows, [], page)
+
+
+def test_the_page_is_made_of_the_rows():
+    rows = accelerators.read_rows(ROOT / accelerators.ROWS)
+    page = (ROOT / accelerators.PAGE).read_text(encoding="utf-8").partition(MARK)[2]
+    for target in ("v5e", "h200"):
+        row = rows[f"{target} | methods | scaffold vmap"]
+        of_target = page.partition(f"### {target}\n")[2].partition("###")[0]
+        assert f"| scaffold | {row['temporaries'] / 2**20:.1f} · " in of_target
 
 
 def test_a_later_row_takes_the_place_of_an_earlier_one(tmp_path):
     file = tmp_path / "rows.jsonl"
     assert accelerators.read_rows(file) == {}
-    file.write_text("".join(json.dumps({**ROW, "seconds": s}) + "\n" for s in (1, 2)))
+    file.write_text("".join(json.dumps({**ROW, "code": n}) + "\n" for n in (1, 2)))
     (row,) = accelerators.read_rows(file).values()
-    assert row["seconds"] == 2
+    assert row["code"] == 2

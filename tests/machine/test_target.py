@@ -66,10 +66,8 @@ def test_an_unknown_platform_is_told():
         Target("mine", "cuda", "a GPU", 1)
 
 
-def test_peaks_are_those_of_the_data_sheets():
-    assert CHIPS["v5e"].flops_per_second == 197e12
-    assert CHIPS["v5e"].bytes_per_second == 819e9
-    assert CHIPS["h200"].bytes_per_second == 4.8e12
+def test_memory_of_chips_is_that_of_the_data_sheets():
+    assert CHIPS["v5e"].memory_bytes == 15.75 * 2**30
     assert all(1e10 < chip.memory_bytes < 2e11 for chip in CHIPS.values())
 
 
@@ -104,12 +102,10 @@ def test_a_plan_for_a_machine_whose_compiler_is_here():
     found = fedjax_lab.plan(scaffold, params, clients, target="cpu:2", **SCHEDULE)
     assert found.plan.client_map == "shard_map"
     assert found.note is None
-    # forward, and both gradients but that of the input: 64 x 4 twice, 4 x 10 three times
-    assert found.flops == 2 * (2 * 64 * 4 + 3 * 4 * 10) * 4 * 4 * 2
     assert found.figures.memory > 2 * found.model_bytes
     rows = dict(found.rows())
     assert rows["one round"] == "cpu:2: 2 x cpu"
-    assert {"all-reduce", "bytes accessed", "compile"} <= rows.keys()
+    assert {"all-reduce", "- temporaries", "compile"} <= rows.keys()
 
 
 def test_a_plan_without_a_compiler_says_how_to_get_one():
@@ -122,24 +118,7 @@ def test_a_plan_without_a_compiler_says_how_to_get_one():
         pytest.skip("libtpu is installed")
     assert here.plan.client_map == "chunk:2"
     assert "pip install jax[tpu]" in dict(here.rows())["its compiler"]
-    assert here.estimated_bytes > 0
-
-
-@pytest.mark.methods
-def test_each_device_has_its_share_of_the_rows():
-    loss_fn, params, clients = problem()
-    scaffold = algorithms.scaffold(loss_fn, client_lr=0.1)
-    table = clients.num_clients * sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-
-    def estimated(target, **options):
-        options = {**SCHEDULE, **options}
-        return fedjax_lab.plan(scaffold, params, clients, target=target, **options).estimated_bytes
-
-    assert clients.num_clients % 4 == 0
-    for target in ("h200:4", "v5e:2x2"):
-        saved = estimated(target, client_store="device") - estimated(target)
-        assert 0.75 * table <= saved  # and padding, and a margin
-    assert estimated("h200") == estimated("h200", client_store="device")
+    assert here.plan.memory_bytes is None
 
 
 @pytest.mark.slow
