@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from fedjax_lab.command.commands import (
 from fedjax_lab.command.grid import sweep_command
 from fedjax_lab.command.launch import INTERRUPTED, run_command
 from fedjax_lab.command.rerun import rerun_command
-from fedjax_lab.command.screen import one_line, print_rows
+from fedjax_lab.command.screen import one_line, print_rows, show_warning
 from fedjax_lab.command.tuning import tune_command
 from fedjax_lab.simulation.stop import forget_signal
 from fedjax_lab.simulation.team import ElsewhereError
@@ -61,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = parse(argv)
         if type(command) in _ACTIONS:
-            return _ACTIONS[type(command)](command)
+            with warnings.catch_warnings():
+                warnings.showwarning = show_warning
+                return _ACTIONS[type(command)](command)
         print(_LISTS[type(command)](command))
         return 0
     except KeyboardInterrupt as error:

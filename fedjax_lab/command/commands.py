@@ -42,7 +42,7 @@ class _Configured(_Debug):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Computing(_Configured, _Quiet):
     cpu_devices: int | None = None
-    """CPU devices, over which the clients of a round, or the runs, are spread. None: one per
+    """Number of CPU devices; clients, or the runs of a sweep, are spread over them. None: one per
     core."""
 
 
@@ -116,8 +116,8 @@ class SweepCommand(_Computing):
     settings: _InGroups[RunConfig]
 
     point: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Values of a hyper-parameter as name=value,value: client_lr, server_lr, clip_norm,
-    weight_decay, or a float option of the method. Repeat the flag for all combinations."""
+    """Values of a hyperparameter as name=value,value: client_lr, server_lr, clip_norm,
+    weight_decay, or a float option of the method. Several flags give all combinations."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds; each point is run once with each seed."""
@@ -136,23 +136,24 @@ class TuneCommand(_Computing):
     settings: _InGroups[RunConfig]
 
     methods: tuple[str, ...] = ()
-    """The methods; ``--algorithm`` takes several as well. None: algorithm."""
+    """Methods to tune; `--algorithm` takes several as well."""
 
     space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Hyperparameter to tune, as name=log:low:high or name=value,value; METHOD.name= for one
-    method. Repeat the flag for several hyperparameters."""
+    method only."""
 
     score: Literal["loss", "accuracy"] = "loss"
-    """Score of a point, the mean over the validation examples; without dropout and augmentation."""
+    """Score of a point: its mean over the validation examples, without dropout and augmentation."""
 
     validation: float = 0.2
-    """Share of each client's examples that is held out to score the points."""
+    """Share of the data that is held out to score the points."""
 
     hold_out: Literal["examples", "clients"] = "examples"
-    """Whether validation is a share of each client's examples, or of the clients."""
+    """What is held out: a share of each client's examples, or a share of the clients."""
 
     budget: int = 24
-    """Number of initial points of the method with the most gradients in a step."""
+    """Number of initial points of the method with the most gradients per local step; the others
+    get as many gradients, and so more points."""
 
     finalists: int = 2
     """Number of points of each method that run to the end, with all seeds."""
@@ -161,7 +162,8 @@ class TuneCommand(_Computing):
     """Seeds of the finalists; earlier comparisons use the first one."""
 
     average: int = 1
-    """Number of evaluations whose mean is a point's score; one follows each ninth of the rounds."""
+    """Score a point by the mean of this number of last evaluations; there is one after each ninth
+    of the rounds."""
 
     sampler: Literal["random", "tpe"] | None = None
     """Sampler of optuna that proposes the points (extra `tune`). None: even points."""
@@ -181,29 +183,30 @@ class ReportCommand(_Quiet):
     """Write report.md and report.html with tables and figures over runs; or print a table."""
 
     runs: tuple[str, ...]
-    """Run directories, or directories that contain some."""
+    """Run directories, or folders that contain run directories."""
 
     out: str | None = None
-    """Folder for the report. None: the run directory, or `report` next to several. With --format:
-    file for the text. None: it is printed."""
+    """Folder for the report. None: the run directory, or `report` beside several. With --format: a
+    file for the text. None: print it."""
 
     format: Literal["markdown", "html", "latex", "csv"] | None = None
-    """A single text instead of a folder: markdown (tables), html (a page with figures), latex
-    (accuracies, for booktabs), csv (a line for each group and metric)."""
+    """Write one text instead of a folder: markdown (tables), html (a page with figures), latex (a
+    table of accuracies, for booktabs) or csv (a line for each group and metric)."""
 
     figures: Literal["png", "pdf", "svg"] = "png"
-    """pdf and svg add figures for a paper: vectors with their fonts, as wide as a column."""
+    """Format of the figures. pdf and svg add figures for a paper: vector graphics with embedded
+    fonts, as wide as a column."""
 
     target: float | None = None
     """Target accuracy, such as 0.9. None: 95 % of the best method's."""
 
     rows: str | None = None
-    """With columns: begin with a table of methods and settings, such as --rows method --columns
+    """What the rows of a first table stand for; with --columns, such as --rows method --columns
     partition. With --format: print only this table."""
 
     columns: str | None = None
-    """Setting of the table's columns, such as partition, num_clients, cohort_size, local_steps,
-    batch_size, model or dataset; or method, with a setting as rows."""
+    """What its columns stand for: a setting, such as partition, num_clients, cohort_size,
+    local_steps, batch_size, model or dataset; or method, with a setting as rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +217,7 @@ class ExportCommand(_Quiet):
     """Run directory; the model is that of its last checkpoint."""
 
     file: Annotated[str, tyro.conf.arg(metavar="FILE")]
-    """Ends in .npz (NumPy) or .safetensors (PyTorch, JAX and others)."""
+    """File to write: .npz (NumPy) or .safetensors (PyTorch, JAX and others)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +234,7 @@ class RerunCommand(_Quiet):
     """Directory of the repetition. None: RUN_DIR-rerun."""
 
     data_dir: str | None = None
-    """Folder with the data set's files, where it is not found by itself."""
+    """Folder with the files of the data set. None: the usual places."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +247,7 @@ class AlgorithmsCommand:
 
 @dataclasses.dataclass(frozen=True)
 class RecipeCommand:
-    """Print a whole program of one screen to start from: recipe ditto > mine.py; or list all."""
+    """Print a short program to start from, such as recipe ditto > mine.py; without it, list all."""
 
     name: Annotated[str | None, tyro.conf.arg(metavar="NAME"), tyro.conf.Positional] = None
     """Name of the recipe. None: list all."""

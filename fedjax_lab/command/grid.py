@@ -3,7 +3,6 @@
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from fedjax_lab.checks import check_choice
@@ -13,7 +12,7 @@ from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.launch import INTERRUPTED, start
 from fedjax_lab.command.options import float_options, parse_options, server_lr_of
 from fedjax_lab.command.own_code import check_known
-from fedjax_lab.command.screen import print_rows, show_warning
+from fedjax_lab.command.screen import file_to_write, print_rows
 from fedjax_lab.command.unused import check_settings
 from fedjax_lab.estimates import estimate, format_estimate
 from fedjax_lab.markdown import Rows
@@ -42,15 +41,11 @@ def sweep_command(command: SweepCommand) -> int:
     """
     points, config = grid(command.point, command.settings)
     seeds = check_seeds(command.seeds)
-    out = None if command.out is None else Path(command.out)
-    if out is not None and not out.parent.is_dir():
-        raise FileNotFoundError(f"out is {command.out!r}; there is no directory {out.parent}.")
+    out = file_to_write("out", command.out)
     start(command.cpu_devices, command.quiet)
     from fedjax_lab.report.formats import write_format
 
-    with warnings.catch_warnings():
-        warnings.showwarning = show_warning
-        result = run_grid(config, points, seeds, progress=not command.quiet)
+    result = run_grid(config, points, seeds, progress=not command.quiet)
     print_rows(sweep_table(result))
     if out is not None:
         write_format(sweep_csv(result), out)

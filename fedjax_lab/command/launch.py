@@ -14,8 +14,9 @@ from fedjax_lab.command.commands import PROG, RunCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import format_settings, is_yaml
 from fedjax_lab.command.distributed import join, leave
-from fedjax_lab.command.screen import print_rows, show_warning
+from fedjax_lab.command.screen import print_rows
 from fedjax_lab.machine.files import new_file
+from fedjax_lab.simulation.book import SimulationResult
 from fedjax_lab.simulation.stop import compiles_still
 from fedjax_lab.simulation.sweep_result import check_seeds
 from fedjax_lab.simulation.team import Team
@@ -103,7 +104,8 @@ def _run_one(command: RunCommand, config: RunConfig) -> int:
     assert config.output.run_dir is not None  # resolved
     is_first = Team.here().is_first
     with warnings.catch_warnings():
-        warnings.showwarning = show_warning if is_first else _ignore
+        if not is_first:  # process 0 prints them
+            warnings.simplefilter("ignore")
         result = run(config, progress=not command.quiet)
     if command.config is not None and is_yaml(command.config) and is_first:
         settings = format_settings(config.record(), "yaml")
@@ -112,26 +114,29 @@ def _run_one(command: RunCommand, config: RunConfig) -> int:
     if not command.quiet and result.history and not command.seeds:
         print()
         print_rows(_facts(load_runs([config.output.run_dir])[0]))
-    if result.interrupted and not is_first:
-        return INTERRUPTED if result.signal is None else 128 + result.signal
-    if result.interrupted:
+    if result.interrupted and is_first:
         done = result.history[-1]["round"] if result.history else 0
         print(
             f"{PROG}: stopped after round {done} of {config.rounds.rounds}; the same "
             "command resumes it.",
             file=sys.stderr,
         )
-        status = INTERRUPTED if result.signal is None else 128 + result.signal
         if compiles_still():  # Python would wait for the compiler
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(status)
-        return status
+            os._exit(status_of(result))
+    return status_of(result)
+
+
+def status_of(result: SimulationResult) -> int:
+    """Return the exit status of a run.
+
+    Args:
+      result: result of the run.
+    """
+    if result.interrupted:
+        return INTERRUPTED if result.signal is None else 128 + result.signal
     return DIVERGED if result.stopped == "diverged" else 0
-
-
-def _ignore(*about: Any, **more: Any) -> None:
-    """Suppress output that process 0 prints."""
 
 
 def _show_seeds(configs: list[RunConfig]) -> None:

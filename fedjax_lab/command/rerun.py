@@ -1,7 +1,6 @@
 """``fedjax-lab rerun``: repeat a run from its config.json and compare bit for bit."""
 
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ import numpy as np
 
 from fedjax_lab.command.commands import RerunCommand
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.launch import INTERRUPTED, start
-from fedjax_lab.command.screen import show_warning
+from fedjax_lab.command.launch import start, status_of
 from fedjax_lab.report.runs import RERUN
 from fedjax_lab.storage.run_dir import (
     CONFIG,
@@ -60,11 +58,9 @@ def rerun_command(command: RerunCommand) -> int:
     config = config.replace(run_dir=str(new), data_dir=command.data_dir)
     from fedjax_lab.command.runner import run
 
-    with warnings.catch_warnings():
-        warnings.showwarning = show_warning
-        result = run(config, progress=not command.quiet)
+    result = run(config, progress=not command.quiet)
     if result.interrupted:
-        return INTERRUPTED if result.signal is None else 128 + result.signal
+        return status_of(result)
     after = load_run(new)
     found = first_difference(old, new, before, after)
     write_json(new / RERUN, {"of": str(old.resolve()), "equal": found is None, "first": found})

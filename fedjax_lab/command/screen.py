@@ -1,7 +1,8 @@
-"""Terminal output: tables, and errors and warnings in one line."""
+"""Terminal output: tables, and errors and warnings in one line; and files of output."""
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedjax_lab.command.commands import PROG
@@ -44,3 +45,21 @@ def one_line(error: Any) -> str:
 def show_warning(message: Any, *about: Any, **more: Any) -> None:
     """Show a warning in one line; replaces ``warnings.showwarning`` while a command runs."""
     print(f"{PROG}: warning: {one_line(message)}", file=sys.stderr, flush=True)
+
+
+def file_to_write(argument: str, path: str | None) -> Path | None:
+    """Return the path of a file if its folder exists; None if there is no path.
+
+    Args:
+      argument: name of the argument, for the error.
+      path: what was given.
+
+    Raises:
+      FileNotFoundError: there is no such folder.
+    """
+    if path is None:
+        return None
+    file = Path(path)
+    if not file.parent.is_dir():
+        raise FileNotFoundError(f"{argument} is {path!r}; there is no directory {file.parent}.")
+    return file

@@ -100,7 +100,7 @@ class MethodSettings:
     """Method, such as fedavg, scaffold or gradma, or a factory of your own, package.module:name."""
 
     option: Repeated = ()
-    """Hyperparameter as name=value. memory_size (gradma, gradma_s): num_clients, at most 100."""
+    """Hyperparameter of the method as name=value; `fedjax-lab algorithms` lists them."""
 
     client_lr: Annotated[float, NotNegative] = 0.1
     """Learning rate of the local steps."""
@@ -117,14 +117,16 @@ class MethodSettings:
     lab published` lists these methods and the differences."""
 
     clip_norm: Annotated[float | None, Positive] = None
-    """Clip to this global norm. None: no clipping; with as_published, the code's norm."""
+    """Clip gradients (or steps, see clip) to this global norm. None: no clipping; with
+    as_published, the published code's norm."""
 
     weight_decay: Annotated[float | None, NotNegative] = None
-    """Weight decay, added after clipping. None: 0; with as_published, the code's value."""
+    """Weight decay, added after clipping. None: 0; with as_published, the published code's
+    value."""
 
     clip: str | None = None
-    """What clip_norm and weight_decay are applied to: gradient (of a mini-batch), or step (the
-    whole direction of a local step). None: gradient; with as_published, the code's choice."""
+    """What clip_norm and weight_decay act on: gradient (of a mini-batch) or step (the whole
+    direction of a local step). None: gradient; with as_published, the published code's choice."""
 
     compressor: str | None = None
     """Compress the clients' messages, such as top_k:0.99, sign or top_k:0.9+qsgd:15."""
@@ -393,7 +395,7 @@ class MachineSettings:
 
 @dataclasses.dataclass(frozen=True)
 class OutputSettings:
-    """What is written."""
+    """Files of the run."""
 
     run_dir: str | None = None
     """Run directory; the same command resumes the run in it. None: runs/ALGORITHM-DATASET-

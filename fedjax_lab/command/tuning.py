@@ -1,9 +1,7 @@
 """``fedjax-lab tune``: hyperparameters of several methods by successive halving."""
 
 import sys
-import warnings
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +12,7 @@ from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.grid import at_point, may_vary
 from fedjax_lab.command.launch import DIVERGED, start
 from fedjax_lab.command.own_code import check_known
-from fedjax_lab.command.screen import show_warning
+from fedjax_lab.command.screen import file_to_write
 from fedjax_lab.tuning.found import Diverged, Found
 from fedjax_lab.types import Params, PyTree
 
@@ -34,18 +32,10 @@ def tune_command(command: TuneCommand) -> int:
     for name in methods:
         check_known("algorithm", name, "methods")
     spaces = {name: space_of(command.space, name, methods) for name in methods}
-    out = None if command.out is None else Path(command.out)
-    if out is not None and not out.parent.is_dir():
-        raise FileNotFoundError(f"out is {command.out!r}; there is no directory {out.parent}.")
-    if command.figure is not None and not Path(command.figure).parent.is_dir():
-        raise FileNotFoundError(
-            f"figure is {command.figure!r}; there is no directory {Path(command.figure).parent}."
-        )
+    out, figure = file_to_write("out", command.out), file_to_write("figure", command.figure)
     start(command.cpu_devices, command.quiet)
     try:
-        with warnings.catch_warnings():
-            warnings.showwarning = show_warning
-            found = _tune(command, spaces)
+        found = _tune(command, spaces)
         best = found.table()
     except Diverged as error:
         print(f"{PROG}: {error}", file=sys.stderr)
@@ -58,16 +48,16 @@ def tune_command(command: TuneCommand) -> int:
             )
         raise
     print(best, end="")
-    written = [path for path in (command.out, command.figure) if path is not None]
+    written = [path for path in (out, figure) if path is not None]
     if out is not None:
         from fedjax_lab.report.formats import write_format
 
         write_format(found.markdown() if out.suffix == ".md" else found.csv(), out)
-    if command.figure is not None:
+    if figure is not None:
         from fedjax_lab.report.search import search_figure
         from fedjax_lab.report.style import save
 
-        save(search_figure(found), Path(command.figure))
+        save(search_figure(found), figure)
     if written:
         print("", *written, sep="\n")
     return 0
