@@ -36,7 +36,7 @@ COVERS = {
     "command/test_cli": "__main__ command/catalogue command/listings command/runner command/screen",
     "command/test_commands": "command/grid command/launch command/rerun",
     "command/test_config": "command/build command/config_checks command/config_file "
-    "command/flags command/options",
+    "command/options command/settings",
     "command/test_own_data": "command/loading",
     "command/test_personal": "command/client_scores",
     "command/test_tables": "command/table_data",

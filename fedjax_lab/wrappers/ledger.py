@@ -392,15 +392,9 @@ def noise_multiplier(
 
     Args:
       epsilon: largest epsilon after all rounds, above 0.
-      delta: in (0, 1).
+      delta, cohort_size, num_clients, sampling, exchanges, accountant, noise_bands: as in
+        ``epsilon``.
       rounds: number of rounds, at least 1.
-      cohort_size: clients in a round; with "poisson" the expected number, with "cyclic" the largest
-        one.
-      num_clients: number of clients from which the cohort is sampled.
-      sampling: "without_replacement", "poisson" or "cyclic".
-      exchanges: number of noised sums of a round.
-      accountant: "rdp", or "pld", which does not support "without_replacement".
-      noise_bands: as in ``with_dp``; above 1 only with "cyclic".
 
     Returns:
       The multiplier, rounded up, to within a thousandth.
