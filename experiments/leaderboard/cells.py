@@ -23,7 +23,7 @@ from experiments.leaderboard.tasks import Problem, Task
 from experiments.studies.fingerprint import fingerprint
 from experiments.studies.study import as_json
 from fedjax_lab import sweep, tune
-from fedjax_lab.command.own_code import is_own
+from fedjax_lab.command.factories import is_own
 from fedjax_lab.machine.files import write_text
 from fedjax_lab.storage.run_dir import versions
 from fedjax_lab.tuning.found import Found

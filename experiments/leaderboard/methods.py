@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.leaderboard.tasks import CONVEX, Problem, Task
 from fedjax_lab import with_compression
-from fedjax_lab.command.own_code import find
+from fedjax_lab.command.factories import find
 from fedjax_lab.round import Algorithm
 
 Axis = tuple[float, float] | Sequence[float]

@@ -20,7 +20,7 @@ from experiments.studies.study import Column, Method
 from fedjax_lab import CohortBatch
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.own_code import find
+from fedjax_lab.command.factories import find
 
 # What decides a round of a given batch, of all settings of a run.
 SETTINGS = (

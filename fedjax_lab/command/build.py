@@ -8,6 +8,7 @@ from typing import Any
 from fedjax_lab.algorithms import as_published
 from fedjax_lab.algorithms.published import clip_and_decay
 from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.factories import find
 from fedjax_lab.command.guards import with_guards
 from fedjax_lab.command.options import (
     CLIPS,
@@ -15,7 +16,6 @@ from fedjax_lab.command.options import (
     client_schedule,
     parse_options,
 )
-from fedjax_lab.command.own_code import find
 from fedjax_lab.models import Model
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.round import Algorithm, check_algorithm

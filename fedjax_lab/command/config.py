@@ -12,6 +12,7 @@ from typing import Any
 
 from fedjax_lab.command.config_checks import check_config
 from fedjax_lab.command.config_file import convert, read_settings
+from fedjax_lab.command.factories import check_hints, find
 from fedjax_lab.command.options import (
     algorithm_options,
     check_option_names,
@@ -24,7 +25,6 @@ from fedjax_lab.command.options import (
     published_settings,
     typed_options,
 )
-from fedjax_lab.command.own_code import check_hints, find
 from fedjax_lab.command.settings import (
     NATURAL_SCHEME,
     ClockSettings,

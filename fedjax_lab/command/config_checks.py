@@ -5,9 +5,9 @@ from typing import Any
 
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.clients.mapping import check_client_map
+from fedjax_lab.command.factories import check_known, is_own
 from fedjax_lab.command.guards import check_guards
 from fedjax_lab.command.options import check_clip, client_schedule
-from fedjax_lab.command.own_code import check_known, is_own
 from fedjax_lab.command.settings import (
     NATURAL,
     NATURAL_SCHEME,

@@ -9,9 +9,9 @@ from fedjax_lab.checks import check_choice
 from fedjax_lab.command.build import VARIED
 from fedjax_lab.command.commands import PROG, SweepCommand
 from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.factories import check_known
 from fedjax_lab.command.launch import INTERRUPTED, start
 from fedjax_lab.command.options import float_options, parse_options, server_lr_of
-from fedjax_lab.command.own_code import check_known
 from fedjax_lab.command.screen import file_to_write, print_rows
 from fedjax_lab.command.unused import check_settings
 from fedjax_lab.estimates import estimate, format_estimate

@@ -10,6 +10,7 @@ from fedjax_lab.algorithms import ALGORITHMS, PUBLISHED
 from fedjax_lab.algorithms.factory import Common
 from fedjax_lab.checks import check_choice
 from fedjax_lab.command import catalogue
+from fedjax_lab.command.factories import describe_offered
 from fedjax_lab.command.options import (
     SERVER_OPTIMIZERS,
     defaults_of,
@@ -17,7 +18,6 @@ from fedjax_lab.command.options import (
     model_defaults,
     server_lr_of,
 )
-from fedjax_lab.command.own_code import describe_offered
 from fedjax_lab.command.settings import NATURAL
 from fedjax_lab.compressors.catalogue import COMPRESSORS, describe
 from fedjax_lab.data import DATASETS, PARTITIONS

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjax_lab import data
+from fedjax_lab.command.factories import find, is_own
 from fedjax_lab.command.options import parse_options
-from fedjax_lab.command.own_code import find, is_own
 from fedjax_lab.command.settings import DataSettings
 from fedjax_lab.command.table_data import TableData, load_table
 from fedjax_lab.data.sources import checked_splits

@@ -12,7 +12,7 @@ from fedjax_lab.algorithms import PUBLISHED
 from fedjax_lab.algorithms.factory import Common
 from fedjax_lab.algorithms.hyper import OfRounds
 from fedjax_lab.checks import check_choice, check_number
-from fedjax_lab.command.own_code import check_hints, check_known, find, is_own
+from fedjax_lab.command.factories import check_hints, check_known, find, is_own
 from fedjax_lab.descriptions import format_value
 from fedjax_lab.types import ScalarOrSchedule
 

@@ -22,9 +22,9 @@ from fedjax_lab.command.client_scores import (
     summarise_clients,
 )
 from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.factories import build_model, find, is_own, own_sources
 from fedjax_lab.command.loading import load_divided
 from fedjax_lab.command.options import defaults_of, parse_options
-from fedjax_lab.command.own_code import build_model, find, is_own, own_sources
 from fedjax_lab.command.table_data import TableData
 from fedjax_lab.data.files import read_npz
 from fedjax_lab.data.heterogeneity import labels_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import load_run
-from fedjax_lab.command import cli, own_code
+from fedjax_lab.command import cli, factories
 from fedjax_lab.command.config import RunConfig
 
 QUICK = ["--rounds", "4", "--eval-every", "2", "--cohort-size", "3", "--client-map", "scan"]
@@ -201,10 +201,10 @@ def installed(package, monkeypatch):
         "[fedjax_lab.datasets]\nblobs = own_pkg.data:load\n"
     )
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    own_code.offered.cache_clear()
+    factories.offered.cache_clear()
     importlib.invalidate_caches()
     yield
-    own_code.offered.cache_clear()
+    factories.offered.cache_clear()
 
 
 def test_entry_points_are_listed_and_run(installed, capsys):
