@@ -121,8 +121,8 @@ class Residual(nn.Module):
         return self.after(self.shortcut(x) + self.residual(x))
 
 
-def resnet18(job):
-    """ResNet-18."""
+def resnet(job):
+    """ResNet of two convolutions a block."""
     width = channels = job["width"]
     layers = [ChannelsFirst(), *_normalised(job, job["shape"][-1], width, 3), nn.ReLU()]
     for factor, stride in job["blocks"]:
@@ -136,6 +136,17 @@ def resnet18(job):
         channels = features
     pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten()
     return nn.Sequential(*layers, *pooled, nn.Linear(channels, job["num_classes"]))
+
+
+def vgg11(job):
+    """VGG-11 with one dense layer."""
+    channels, layers = job["shape"][-1], [ChannelsFirst()]
+    for factor, stride in job["blocks"]:
+        features = factor * job["width"]
+        layers += [nn.Conv2d(channels, features, 3, padding=1), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] * (stride > 1)
+        channels = features
+    return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(job["num_classes"]))
 
 
 def mobilenet(job):
@@ -264,7 +275,9 @@ TWINS = {
     "haiku_cnn": haiku_cnn,
     "text_cnn": TextCNN,
     "volume_cnn": volume_cnn,
-    "resnet18": resnet18,
+    "resnet18": resnet,
+    "resnet20": resnet,
+    "vgg11": vgg11,
     "mobilenet": mobilenet,
     "unet": UNet,
     "lstm": lambda job: RecurrentLanguageModel(job, "lstm"),

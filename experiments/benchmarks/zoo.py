@@ -201,6 +201,23 @@ class ResNet(nn.Module):
         return nn.Dense(self.num_classes)(jnp.mean(x, axis=(1, 2)))
 
 
+class VGG(nn.Module):
+    """Convolutions of 3 x 3 pixels; a stride of 2 in ``blocks`` is a max-pooling after one."""
+
+    width: int
+    num_classes: int
+    blocks: tuple[tuple[int, int], ...]
+
+    @nn.compact
+    def __call__(self, x):
+        """Logits [B, C] of images."""
+        for factor, stride in self.blocks:
+            x = nn.relu(nn.Conv(factor * self.width, kernel_size=(3, 3))(x))
+            if stride > 1:
+                x = nn.max_pool(x, window_shape=(2, 2), strides=(2, 2))
+        return nn.Dense(self.num_classes)(x.reshape((x.shape[0], -1)))
+
+
 class InvertedResidual(nn.Module):
     """MobileNetV2's block: wider, a depthwise convolution, narrower."""
 
@@ -458,6 +475,29 @@ ZOO = {
         linen(ResNet, "blocks"),
         **IMAGES,
         blocks=((1, 1), (1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2), (8, 1)),
+        width=64,
+        local_steps=2,
+        batch_size=20,
+        cohort_size=2,
+        rounds=3,
+        lax_takes_minutes=True,
+    ),
+    "resnet20": Network(
+        "flax linen: ResNet-20, GroupNorm",
+        linen(ResNet, "blocks"),
+        **IMAGES,
+        blocks=(*((1, 1),) * 3, (2, 2), *((2, 1),) * 2, (4, 2), *((4, 1),) * 2),
+        **FEW,
+        width=16,
+        cohort_size=5,
+        rounds=3,
+        lax_takes_minutes=True,
+    ),
+    "vgg11": Network(
+        "flax linen: VGG-11",
+        linen(VGG, "blocks"),
+        **IMAGES,
+        blocks=((1, 2), (2, 2), (4, 1), (4, 2), (8, 1), (8, 2), (8, 1), (8, 2)),
         width=64,
         local_steps=2,
         batch_size=20,

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.machine.layout import written_out
 from fedjax_lab.machine.target import Target, TracedFor, traced_for
-from fedjax_lab.models import row_products, winograd
+from fedjax_lab.models import depthwise, row_products, winograd
 
 LOWERINGS = ("auto", "winograd", "gemm", "im2col", "lax")
 PADDINGS = ("SAME", "VALID")
@@ -435,18 +434,15 @@ def _with_one(axes, i):
 
 
 def _each_channel(x, kernel, axes):
-    """Correlate each channel by itself (depthwise), as a sum of products with single weights."""
+    """Correlate each channel by itself (depthwise)."""
     many = kernel.shape[-1] // x.shape[-1]
     wide = jnp.promote_types(x.dtype, jnp.float32)
     x = (jnp.repeat(x, many, -1) if many > 1 else x).astype(wide)
-    products = []
-    for place in np.ndindex(kernel.shape[:-2]):
-        pixels = x
-        for i, (axis, j) in enumerate(zip(axes, place, strict=True)):
-            number = axis.positions(x.shape[1 + i], kernel.shape[i])
-            pixels = axis.under(pixels, 1 + i, j, number)
-        products.append(pixels * kernel[place].reshape((1,) * (x.ndim - 1) + (-1,)))
-    return functools.reduce(jnp.add, products).astype(kernel.dtype)
+    weights = kernel.reshape(*kernel.shape[:-2], -1).astype(wide)
+    strides, dilations = zip(*((axis.stride, axis.dilation) for axis in axes), strict=True)
+    images = jnp.moveaxis(x, 0, -1)  # [pixels, C, B]
+    features = depthwise.features(jnp.moveaxis(images, -2, -3), weights, strides, dilations)
+    return jnp.moveaxis(jnp.moveaxis(features, -3, -2), -1, 0).astype(kernel.dtype)
 
 
 def _folded(x, kernel, axes, lowering):

@@ -4,13 +4,7 @@ Images are [H, C, W, B] and features [H', F, W', B]. The operand of an output ro
 columns, is then contiguous in memory and fits into a cache, and every product has a long minor
 axis W' B. Where that takes fewer products, rows are computed in Winograd's tiles (``winograd``).
 
-A convolution is linear in images and in kernels. So the three functions
-
-    features(x, kernel)     images_of(features, kernel)     kernel_of(x, features)
-
-are derivatives of one another, to any order. They are one operation of JAX, ``correlate``, which
-knows these derivatives and how it is mapped: forward and reverse mode work, and programs that are
-traced stay short.
+Its three functions are one operation of JAX, ``correlate`` (see ``bilinear``).
 
 Axes: B examples, H x W pixels, C channels, F features, h x w kernel; H' x W' outputs.
 """
@@ -21,11 +15,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from fedjax_lab.machine.layout import written_out
 from fedjax_lab.models import winograd
+from fedjax_lab.models.bilinear import Bilinear
 
 
 class Sizes(NamedTuple):
@@ -62,7 +55,7 @@ def features(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], tile: in
     """
     height, _, width, _ = x.shape
     size = Sizes((height, width), (kernel.shape[0], kernel.shape[1]), strides, tile)
-    return _bind("features", x, kernel, size)
+    return correlate("features", x, kernel, size)
 
 
 # --- The three functions for one model
@@ -129,9 +122,6 @@ def _wide(dtype):
     return jnp.promote_types(dtype, jnp.float32)
 
 
-_FUNCTIONS = {"features": _features, "images_of": _images_of, "kernel_of": _kernel_of}
-
-
 def _matrix(kernel: jax.Array) -> jax.Array:
     return kernel.reshape(-1, kernel.shape[-1])
 
@@ -155,109 +145,9 @@ def _columns(x: jax.Array, size: Sizes) -> jax.Array:
     return jnp.stack(columns, axis=1)
 
 
-# --- The operation: one of the three functions, mapped over ``levels`` leading axes of operands
-
-correlate_p = Primitive("correlate")
-
-
-def _bind(name: str, left: jax.Array, right: jax.Array, size: Sizes, levels: int = 0) -> jax.Array:
-    left, right = _varying_alike(left, right)
-    return correlate_p.bind(left, right, name=name, size=size, levels=levels)
-
-
-def _varying_alike(*arrays: jax.Array) -> list[jax.Array]:
-    """Inside ``shard_map``, let all arrays vary over the same axes of devices."""
-    axes = [jax.typeof(array).mat.varying for array in arrays]
-    missing = [tuple(sorted(frozenset().union(*axes) - own)) for own in axes]
-    return [
-        lax.pcast(array, names, to="varying") if names else array
-        for array, names in zip(arrays, missing, strict=True)
-    ]
-
-
-def _run(left, right, *, name, size, levels):
-    function = functools.partial(_FUNCTIONS[name], size=size)
-    for _ in range(levels):
-        function = jax.vmap(function)
-    return function(left, right)
-
-
-def _shape(left, right, *, name, size, levels):
-    mapped, left_shape, right_shape = left.shape[:levels], left.shape[levels:], right.shape[levels:]
-    if name == "features":
-        shape = (size.outputs[0], right_shape[3], size.outputs[1], left_shape[3])
-    elif name == "images_of":
-        shape = (size.image[0], right_shape[2], size.image[1], left_shape[3])
-    else:
-        shape = (*size.kernel, left_shape[1], right_shape[1])
-    return left.update(shape=(*mapped, *shape), weak_type=False)
-
-
-def _left_transpose(cotangent, left, right, *, name, size, levels):
-    if name == "features":
-        return _bind("images_of", cotangent, right, size, levels)
-    if name == "images_of":
-        return _bind("features", cotangent, right, size, levels)
-    return _bind("images_of", right, cotangent, size, levels)
-
-
-def _right_transpose(cotangent, left, right, *, name, size, levels):
-    if name == "features":
-        return _bind("kernel_of", left, cotangent, size, levels)
-    if name == "images_of":
-        return _bind("kernel_of", cotangent, left, size, levels)
-    return _bind("features", left, cotangent, size, levels)
-
-
-# Function -> axes of (left operand, right operand, result) along which examples, or kernels of one
-# operand, may stand side by side, so that mapping that operand alone takes no more products.
-_BESIDE_LEFT = {"features": (3, 3), "images_of": (3, 3), "kernel_of": (1, 2)}
-_BESIDE_RIGHT = {"features": (3, 1), "kernel_of": (1, 3)}
-
-
-def _mapped(operands, axes, *, name, size, levels):
-    (left, right), (of_left, of_right) = operands, axes
-    if of_left is None or of_right is None:
-        alone = _BESIDE_LEFT if of_right is None else _BESIDE_RIGHT
-        if name in alone:
-            return _beside(left, right, axes, alone[name], name, size, levels)
-    count = left.shape[of_left] if of_left is not None else right.shape[of_right]
-    left, right = (
-        jnp.broadcast_to(array, (count, *array.shape))
-        if axis is None
-        else jnp.moveaxis(array, axis, 0)
-        for array, axis in ((left, of_left), (right, of_right))
-    )
-    return _bind(name, left, right, size, levels + 1), 0
-
-
-def _beside(left, right, axes, places, name, size, levels):
-    """Put the mapped axis of one operand beside another axis of it: [n, a] -> [n a]."""
-    inward, outward = (levels + place for place in places)
-
-    def joined(array, axis):
-        array = jnp.moveaxis(array, axis, inward)
-        return array.reshape(*array.shape[:inward], -1, *array.shape[inward + 2 :])
-
-    of_left, of_right = axes
-    if of_right is None:
-        count, left = left.shape[of_left], joined(left, of_left)
-    else:
-        count, right = right.shape[of_right], joined(right, of_right)
-    result = _bind(name, left, right, size, levels)
-    shape = result.shape
-    return result.reshape(*shape[:outward], count, -1, *shape[outward + 1 :]), outward
-
-
-def _lower(context, *operands, **params):
-    """Write the operation out, without the axes of devices over which ``shard_map`` varies it."""
-    plain = [jax.core.ShapedArray(value.shape, value.dtype) for value in context.avals_in]
-    rule = mlir.lower_fun(_run, multiple_results=False)
-    return rule(context.replace(avals_in=plain), *operands, **params)
-
-
-correlate_p.def_abstract_eval(_shape)
-correlate_p.def_impl(jax.jit(_run, static_argnames=("name", "size", "levels")))
-ad.defbilinear(correlate_p, _left_transpose, _right_transpose)
-batching.primitive_batchers[correlate_p] = _mapped
-mlir.register_lowering(correlate_p, _lower)
+correlate = Bilinear(
+    "correlate",
+    {"features": _features, "images_of": _images_of, "kernel_of": _kernel_of},
+    beside_left={"features": (3, 3), "images_of": (3, 3), "kernel_of": (1, 2)},
+    beside_right={"features": (3, 1), "kernel_of": (1, 3)},
+)

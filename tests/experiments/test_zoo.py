@@ -16,6 +16,8 @@ SMALL = {
     "lstm": {"shape": (4,), "label_shape": (4,)},
     "gru": {"shape": (4,), "label_shape": (4,)},
     "resnet18": {"blocks": ((1, 1), (2, 2))},
+    "resnet20": {"blocks": ((1, 1), (2, 2))},
+    "vgg11": {"blocks": ((1, 1), (2, 2))},
     "mobilenet": {"blocks": ((1, 1), (2, 2))},
     "vit": {"blocks": ((1, 1),)},
     "unet": {"shape": (8, 8, 3), "label_shape": (8, 8)},
@@ -29,7 +31,9 @@ def small(name):
 
 
 NAMES = [
-    pytest.param(name, marks=[pytest.mark.slow] if name in ("resnet18", "mobilenet") else [])
+    pytest.param(
+        name, marks=[pytest.mark.slow] if name in ("resnet18", "resnet20", "mobilenet") else []
+    )
     for name, network in zoo.ZOO.items()
     if network.package == "flax"
 ]
