@@ -11,7 +11,6 @@ programs that are traced stay short.
 
 import functools
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
