@@ -31,10 +31,9 @@ class Rounds:
         *,
         client_map=None,
         target=None,
-        on_nonfinite="exclude",
         seed=0,
     ):
-        run = Run(algorithm, schedule, on_nonfinite)
+        run = Run(algorithm, schedule)
         key = jax.random.key(seed)
         self._first = jax.jit(run.start)(params, clients, key, ())
         if client_map is None:
