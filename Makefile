@@ -121,7 +121,8 @@ bench-zoo: $(VENV)/.runtime
 	$(BIN)/python -m experiments.benchmarks.zoo --json experiments/benchmarks/zoo.json \
 	  $(if $(wildcard $(OPPONENTS)/.installed),--torch-python $(OPPONENTS)/bin/python)
 
-## make bench-methods, bench-wrappers: time of a round of each method, and with each wrapper, relative to FedAvg
+## make bench-methods, bench-wrappers: time of a round of the five papers' methods, and with each wrapper,
+##     relative to FedAvg
 ## make bench-sweep: a sweep of 12 runs against 12 separate runs
 ## make bench-memory, bench-clients, bench-streams: memory as the cohort grows; time and memory as the number of
 ##     clients grows; examples on the host against examples on the device

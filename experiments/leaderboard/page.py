@@ -147,8 +147,8 @@ _LIMITS = """\
   a method: its search chose server_lr 0.25, with which it ends at 73.4 %; with FedAvg's rates and
   final_lr_ratio 0.6 it ends at 77.7 %.
 - Times are not shown: the cells ran beside other programs, so that the milliseconds a round that
-  they keep mean little. `python -m experiments.benchmarks.methods` measures what a round of each
-  method costs.
+  they keep mean little. `python -m experiments.benchmarks.methods --methods all` measures what a
+  round of each method costs.
 - 90 rounds are few. A method that is slow at first and good at last is behind here."""
 
 
