@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from fedjax_lab import tree, types
 from fedjax_lab.checks import check_choice, check_int, is_traced
 from fedjax_lab.clients.batch import check_values, complete_batch
+from fedjax_lab.clients.costs import Costs, Traffic
 from fedjax_lab.clients.finite import is_cohort_finite, is_finite, run_until_finite
 from fedjax_lab.clients.local import metrics_of
 from fedjax_lab.clients.mapping import ClientMap, parse_client_map, single_device_map
@@ -58,14 +59,16 @@ class Phase(NamedTuple):
     """One exchange between the server and the cohort; nearly every method has a single phase.
 
     Attributes:
-      broadcast: (server state, round) -> the part of the server state that the clients receive.
+      broadcast: (server state, round) -> the part of the server state that the clients receive;
+        None: the phase would change nothing from now on, and the round leaves it out.
       client_update: (received, row, ``ClientBatch``) -> (message, new row, report), for one client.
         A message is a dict of pytrees. A report is a dict name -> (total, weight), as in
         ``LocalResult.report``; its entry ``LOCAL_PARAMS`` has the local params, for wrappers.
       server_update: (server state, aggregated messages, ``Cohort``) -> (new server state, metrics).
         Rows of the history average metrics over the rounds with participants. If the server does
         not take a step in each of these, it reports ``server_updates`` (1 or 0), and its
-        ``delta_norm`` is averaged over the rounds with a step.
+        ``delta_norm`` is averaged over the rounds with a step. If the method sends nothing in
+        some rounds, the server reports ``communicated`` (1 or 0), a factor of the round's bytes.
       reduce: field of the message -> how the clients' fields are aggregated:
 
         - "mean": mean with the aggregation weights;
@@ -73,22 +76,15 @@ class Phase(NamedTuple):
         - "stack": [S, ...], not aggregated; ignore the rows of slots that do not participate.
       message: params -> a message, of which only the shapes are used. None: every field has the
         shapes of the params.
-      message_bytes: fields that a client sends -> their size in bytes; by default, the size of the
-        arrays. Wrappers with an encoding of their own replace it.
-      broadcast_bytes: (what ``broadcast`` returns, params) -> bytes that a client receives.
+      costs: what the exchange costs a client.
       once: True if the phase sends something in only one round of a run, such as first estimates.
         ``uplink`` and ``downlink`` then do not count it, because they are bytes of every round.
-      is_over: server state -> whether the phase would change nothing from now on, known when the
-        round is traced. The round then leaves it out, unless a wrapper changed the method.
       if_nobody: the server state after a round in which no client participates:
 
         - "restored": ``build_round`` restores the state from before the round.
         - "unchanged": ``server_update`` itself returns its state unchanged. ``build_round`` then
           does not read the state again, which matters for a server that stores a hundred models.
         - "updated": the result of ``server_update`` is used, such as added noise.
-      derived: fields of the message that the server can compute from the others. They cost no
-        bytes, but a compressor compresses them like any other field.
-      extra_bytes: bytes that a client sends in addition to the fields of its message.
     """
 
     broadcast: Callable[[PyTree, jax.Array], PyTree]
@@ -96,13 +92,9 @@ class Phase(NamedTuple):
     server_update: Callable[[PyTree, dict, Cohort], tuple[PyTree, Metrics]]
     reduce: dict[str, str]
     message: Callable[[Params], dict[str, PyTree]] | None = None
-    message_bytes: Callable[[dict[str, PyTree]], int] = tree.nbytes
-    broadcast_bytes: Callable[[PyTree, Params], int] = lambda received, _: tree.nbytes(received)
+    costs: Costs = Costs()
     once: bool = False
-    is_over: Callable[[PyTree], bool] = lambda server: False
     if_nobody: str = "restored"
-    derived: tuple[str, ...] = ()
-    extra_bytes: int = 0
 
     def message_like(self, params: Params) -> dict[str, PyTree]:
         """Compute the shapes of a message.
@@ -114,21 +106,6 @@ class Phase(NamedTuple):
             return jax.eval_shape(self.message, params)
         return dict.fromkeys(self.reduce, jax.eval_shape(lambda: params))
 
-    def sent_bytes(self, params: Params) -> int:
-        """Compute the number of bytes that one client sends in this phase.
-
-        Args:
-          params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
-
-        Raises:
-          ValueError: ``derived`` has a name that is no field of the message.
-        """
-        message = self.message_like(params)
-        if unknown := sorted(set(self.derived) - message.keys()):
-            raise ValueError(f"derived names {unknown}; message has fields {sorted(message)}.")
-        sent = {name: field for name, field in message.items() if name not in self.derived}
-        return self.message_bytes(sent) + self.extra_bytes
-
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
@@ -139,7 +116,6 @@ class Algorithm:
       start: (params, N, batch or None) -> (server state, client rows [N, ...] or ()).
       phases: the phases of a round, in order.
       params: state -> the global model; by default the server state's ``params``.
-      gradients_per_step: gradients that a client computes in one local step.
       hyperparameters: arguments of the factory, as plain values for a run's config.
       loss_fn: the loss that clients minimize, or one with the same labels. With frozen weights it
         is called as (params, examples, key, frozen). None: unknown.
@@ -152,25 +128,18 @@ class Algorithm:
         ``simulate``. None: no entries.
       personal: how the method makes a model for each client; None: all clients use the global
         model.
-      communicates: ``Cohort`` -> bool scalar, True if messages are sent in the round; reported as
-        the metric ``communicated``. None: every round communicates.
-      message_parts: (n, client ids int32 [S] -> int32 [S]); each client sends and receives this
-        number of n-th parts of ``uplink`` and ``downlink``. None: whole messages.
     """
 
     name: str
     start: Callable[[Params, int, CohortBatch | None], tuple[PyTree, PyTree]]
     phases: tuple[Phase, ...]
     params: Callable[[FedState], Params] = lambda state: state.server.params
-    gradients_per_step: int = 1
     hyperparameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     loss_fn: LossFn | None = dataclasses.field(default=None, repr=False, compare=False)
     frozen: PyTree = dataclasses.field(default=(), repr=False, compare=False)
     wrappers: tuple[str, ...] = ()
     spent: Callable[[int, int, int, str], Mapping[str, float]] | None = None
     personal: types.Personal | None = None
-    communicates: Callable[[Cohort], jax.Array] | None = None
-    message_parts: tuple[int, Callable[[jax.Array], jax.Array]] | None = None
 
     def init(self, params: Params, num_clients: int, batch: CohortBatch | None = None) -> FedState:
         """Create the state before round 0.
@@ -207,7 +176,7 @@ class Algorithm:
         Args:
           params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
         """
-        return sum(phase.sent_bytes(params) for phase in self.phases if not phase.once)
+        return self.traffic(params).up
 
     def downlink(self, params: Params) -> int:
         """Compute the number of bytes that one client receives in a round.
@@ -215,11 +184,29 @@ class Algorithm:
         Args:
           params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
         """
+        return self.traffic(params).down
+
+    def traffic(self, params: Params) -> Traffic:
+        """Add up the bytes of the phases that send something in every round.
+
+        Args:
+          params: pytree of arrays or of ``jax.ShapeDtypeStruct``.
+        """
         server, _ = jax.eval_shape(lambda params: self.start(params, MANY_CLIENTS, None), params)
         round = jax.ShapeDtypeStruct((), jnp.int32)
-        counted = [phase for phase in self.phases if not phase.once]
-        received = [jax.eval_shape(phase.broadcast, server, round) for phase in counted]
-        return sum(p.broadcast_bytes(r, params) for p, r in zip(counted, received, strict=True))
+        up, down, parts = 0, 0, None
+        for phase in self.phases:
+            if not phase.once:
+                up += phase.costs.sent(phase.message_like(params))
+                received = jax.eval_shape(phase.broadcast, server, round)
+                down += phase.costs.down(received, params)
+                parts = phase.costs.parts
+        return Traffic(up, down, parts)
+
+    @property
+    def gradients_per_step(self) -> int:
+        """Gradients that a client computes in one local step."""
+        return max(phase.costs.gradients for phase in self.phases)
 
 
 def check_algorithm(algorithm: Any, argument: str = "algorithm") -> None:
@@ -324,10 +311,10 @@ def build_round(
         params, expected = algorithm.params(state), cohort.participates
         metrics: Metrics = {}
         for index, phase in enumerate(_checked(phase, params) for phase in algorithm.phases):
-            if not algorithm.wrappers and phase.is_over(server):
+            received = phase.broadcast(server, cohort.round)
+            if received is None:
                 continue
             key = fold_in(batch.key, index)
-            received = phase.broadcast(server, cohort.round)
             shared = (received, cohort.round, batch.source, state.frozen)
             messages, clients, report, cohort = _run_clients(
                 phase, params, how, shared, clients, (cohort, mapped), key
@@ -340,14 +327,6 @@ def build_round(
         if any(phase.if_nobody == "restored" for phase in algorithm.phases):
             server = tree.where(participants > 0, server, state.server)
         state = state._replace(server=server, clients=clients)
-        if algorithm.communicates is not None:
-            metrics["communicated"] = algorithm.communicates(cohort).astype(participants.dtype)
-        senders = participants * metrics.get("communicated", 1)
-        if algorithm.message_parts is not None:
-            whole, parts_of = algorithm.message_parts
-            parts = jnp.where(cohort.participates, parts_of(cohort.client_ids), 0).sum()
-            metrics["message_parts"] = parts.astype(participants.dtype)
-            senders = metrics["message_parts"] * metrics.get("communicated", 1) / whole
         if exclude:
             left_out = (expected & ~cohort.participates).sum(dtype=participants.dtype)
             nobody = (left_out > 0) & (participants == 0)
@@ -355,12 +334,8 @@ def build_round(
                 if name in metrics:
                     metrics[name] = jnp.where(nobody, jnp.nan, metrics[name])
             metrics["nonfinite_clients"] = left_out
-        return state, {
-            **metrics,
-            "participants": participants,
-            "bytes_up": senders * float(algorithm.uplink(params)),
-            "bytes_down": senders * float(algorithm.downlink(params)),
-        }
+        sent = algorithm.traffic(params).of_round(cohort, metrics)
+        return state, {**metrics, "participants": participants, **sent}
 
     chosen: dict[Any, ClientMap] = {}  # by the planner
 
@@ -551,11 +526,6 @@ def _checked(phase: Phase, params: Params) -> Phase:
     def server_update(server, messages, cohort):
         new_server, metrics = phase.server_update(server, messages, cohort)
         check_kept("server_update", "server state", new_server, server)
-        if "communicated" in metrics:
-            raise ValueError(
-                "server_update reports communicated, a metric that the round computes itself; use "
-                "Algorithm(communicates=...), a function of the cohort."
-            )
         return new_server, metrics
 
     return phase._replace(client_update=client_update, server_update=server_update)

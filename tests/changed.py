@@ -22,7 +22,7 @@ COVERS = {
     "compressors/__init__ data/__init__ machine/__init__ method/__init__ models/__init__ "
     "qp/__init__ recipes/__init__ report/__init__ simulation/__init__ storage/__init__ "
     "tuning/__init__ wrappers/__init__",
-    "test_round": "clients/returned types",
+    "test_round": "clients/costs clients/returned types",
     "test_wrong_calls": "checks signatures",
     "algorithms/test_bad_input": "clients/batch",
     "algorithms/test_factory": "algorithms/factory algorithms/hyper algorithms/server",

@@ -1,6 +1,5 @@
 """What a phase may send: messages of any shape, counted from their shapes."""
 
-import dataclasses
 from typing import NamedTuple
 
 import chex
@@ -18,6 +17,7 @@ from fedjax_lab import (
     tree,
     with_compression,
 )
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import zero_row_per_client
 from tests.algorithms.problem import flat, initial_params, loss_fn, to_batch
@@ -142,10 +142,6 @@ def with_other_structure(server, messages, cohort):
     return server.params, {}
 
 
-def with_round_metric(server, messages, cohort):
-    return server, {"communicated": jnp.ones(())}
-
-
 @pytest.mark.parametrize(
     ("halves", "said"),
     [
@@ -162,9 +158,11 @@ def with_round_metric(server, messages, cohort):
             "types: float16 != float32.*server_update must return a server state",
         ),
         ({"server_update": with_other_structure}, "(?s)do not match.*server_update must return"),
-        ({"server_update": with_round_metric}, "communicates="),
         ({"if_nobody": "kept"}, "if_nobody is 'kept'; .* restored, unchanged, updated"),
-        ({"derived": ("dual",)}, r"derived names \['dual'\]; message has fields \['delta'\]"),
+        (
+            {"costs": Costs(derived=("dual",))},
+            r"derived names \['dual'\]; message has fields \['delta'\]",
+        ),
     ],
 )
 def test_halves_that_do_not_fit(halves, said):
@@ -177,19 +175,24 @@ def test_bytes_of_what_is_sent():
     params = initial_params()
     plain = fedavg_with()
     assert plain.uplink(params) == 18 * 4
-    assert fedavg_with(extra_bytes=5).uplink(params) == 18 * 4 + 5
-    assert fedavg_with(derived=("delta",), extra_bytes=5).uplink(params) == 5
-    halved = fedavg_with(message_bytes=lambda sent: tree.nbytes(sent["delta"]) // 2)
+    assert fedavg_with(costs=Costs(extra=5)).uplink(params) == 18 * 4 + 5
+    derived = fedavg_with(costs=Costs(derived=("delta",), extra=5))
+    assert derived.uplink(params) == 5
+    halved = fedavg_with(costs=Costs(up=lambda sent: tree.nbytes(sent["delta"]) // 2))
     assert halved.uplink(params) == 18 * 2
     # Compressed, a field that could be derived is sent like the others.
-    compressed = with_compression(fedavg_with(derived=("delta",), extra_bytes=5), "int8")
+    compressed = with_compression(derived, "int8")
     assert compressed.uplink(params) == compressors.int8().bytes(18) + 5
 
 
 def test_rounds_in_which_nothing_travels():
-    """Bytes and the metric follow the algorithm's own word."""
-    kept = fedavg_with()
-    quiet = dataclasses.replace(kept, communicates=lambda cohort: cohort.round > 0)
+    """Bytes follow the server's own word."""
+
+    def server_update(server, messages, cohort):
+        server, metrics = PLAIN.phases[0].server_update(server, messages, cohort)
+        return server, {**metrics, "communicated": (cohort.round > 0).astype(float)}
+
+    quiet = fedavg_with(server_update=server_update)
     drawn = reference.make_rounds(0, 2, cohort_size=4, max_steps=3, batch_size=4)
     round_fn, state = jax.jit(build_round(quiet, "vmap")), quiet.init(initial_params(), N)
     for index, (_, padded) in enumerate(drawn):

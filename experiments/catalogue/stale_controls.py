@@ -41,7 +41,7 @@ def a_tenth_moves_the_server(algorithm: Algorithm, share: float = 0.1) -> Algori
         server_update=server_update,
         reduce={**phase.reduce, "moves": "mean"},
         message=message,
-        message_bytes=lambda message: tree.nbytes(message["delta"]),
+        costs=phase.costs._replace(up=lambda message: tree.nbytes(message["delta"])),
     )
     return dataclasses.replace(algorithm, phases=(wrapped,))
 

@@ -31,6 +31,7 @@ from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.own_models import own_row
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_number
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.local import initial_state
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
@@ -116,14 +117,14 @@ def apfl(
         own, alpha = own_row(state, client)
         return _mix(own, state.server.params, alpha)
 
-    phase = Phase(broadcast_params, client_update, ServerSGD(server_lr), reduce={"delta": "mean"})
-    return Algorithm(
-        "apfl",
-        start,
-        (phase,),
-        gradients_per_step=2,
-        personal=Personal(params_of_client),
+    phase = Phase(
+        broadcast_params,
+        client_update,
+        ServerSGD(server_lr),
+        reduce={"delta": "mean"},
+        costs=Costs(gradients=2),
     )
+    return Algorithm("apfl", start, (phase,), personal=Personal(params_of_client))
 
 
 def _mix(v: Params, w: Params, alpha: jax.Array) -> Params:

@@ -31,13 +31,14 @@ FedCM divides each change by the sum of the client's own learning rates (0/0 is 
 leaves out the 1/2 of the penalty: its weight is half of ours.
 """
 
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, check_mean_from
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_scalar_or_schedule
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
@@ -94,9 +95,9 @@ def mix_direction(
     server_lr: ScalarOrSchedule,
     mixing: ScalarOrSchedule,
     mean_from: str = "gradients",
-    **attributes: Any,
+    gradients: int = 1,
 ) -> Algorithm:
-    """Build FedCM with a given local gradient and further ``Algorithm`` attributes.
+    """Build FedCM with a given local gradient.
 
     Args:
       name: the method's name.
@@ -106,7 +107,7 @@ def mix_direction(
       server_lr: server learning rate, or a schedule of the round.
       mixing: weight of the fresh gradient, in [0, 1], or a schedule of the round.
       mean_from: what the broadcast direction is a mean of, as in ``fedcm``.
-      attributes: further attributes of the ``Algorithm``.
+      gradients: gradients that ``local_gradient`` computes.
 
     Raises:
       ValueError: ``mixing`` is out of range, or ``mean_from`` unknown.
@@ -146,9 +147,9 @@ def mix_direction(
         client_update,
         server_update,
         reduce={"delta": "mean", "direction": "mean"},
-        derived=() if sums else ("direction",),
+        costs=Costs(derived=() if sums else ("direction",), gradients=gradients),
     )
-    return Algorithm(name, start, (phase,), **attributes)
+    return Algorithm(name, start, (phase,))
 
 
 @factory
@@ -194,8 +195,14 @@ def mime(
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
     gradients = Phase(broadcast_params, full_gradient, update_momentum, reduce={"gradient": "mean"})
-    steps = Phase(broadcast, client_update, ServerSGD(server_lr), reduce={"delta": "mean"})
-    return Algorithm("mime", _start_mime, (gradients, steps), gradients_per_step=2)
+    steps = Phase(
+        broadcast,
+        client_update,
+        ServerSGD(server_lr),
+        reduce={"delta": "mean"},
+        costs=Costs(gradients=2),
+    )
+    return Algorithm("mime", _start_mime, (gradients, steps))
 
 
 @factory

@@ -24,7 +24,7 @@ Departures: with a learning rate of 0, option II keeps c_i - c (0/0 is 0). The m
 takes the batch's weights; the sum of the Δc_i over N does not, so that c stays the mean of all c_i.
 """
 
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import jax
 
@@ -33,6 +33,7 @@ from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, 
 from fedjax_lab.algorithms.hyper import check_mean_from
 from fedjax_lab.algorithms.server import ServerSGD
 from fedjax_lab.checks import check_choice
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, ScalarOrSchedule
@@ -102,9 +103,9 @@ def correct_drift(
     server_lr: ScalarOrSchedule,
     control_update: str = "II",
     mean_from: str = "gradients",
-    **attributes: Any,
+    gradients: int = 1,
 ) -> Algorithm:
-    """Build SCAFFOLD with a given local gradient and further ``Algorithm`` attributes.
+    """Build SCAFFOLD with a given local gradient.
 
     Args:
       name: the method's name.
@@ -113,7 +114,7 @@ def correct_drift(
       server_lr: server learning rate, or a schedule of the round.
       control_update: how a client renews its control, "I" or "II", as in ``scaffold``.
       mean_from: what option II averages, as in ``scaffold``.
-      attributes: further attributes of the ``Algorithm``.
+      gradients: gradients that ``local_gradient`` computes.
 
     Raises:
       ValueError: ``mean_from`` is unknown.
@@ -152,5 +153,6 @@ def correct_drift(
         return server._replace(control=control), metrics
 
     reduce = {"delta": "mean", "control_change": "sum"}
-    phase = Phase(broadcast, client_update, server_update, reduce)
-    return Algorithm(name, start, (phase,), **attributes)
+    costs = Costs(gradients=gradients)
+    phase = Phase(broadcast, client_update, server_update, reduce, costs=costs)
+    return Algorithm(name, start, (phase,))

@@ -27,6 +27,7 @@ from fedjax_lab.algorithms.hyper import at_round, check_lrs
 from fedjax_lab.algorithms.own_models import OWN_ROW, start_with_own_models
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_scalar_or_schedule
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
 
@@ -72,6 +73,12 @@ def ditto(
         delta = tree.subtract(x, common_model.params)
         return {"delta": delta}, own.params, common_model.report
 
-    phase = Phase(broadcast_params, client_update, ServerSGD(server_lr), reduce={"delta": "mean"})
+    phase = Phase(
+        broadcast_params,
+        client_update,
+        ServerSGD(server_lr),
+        reduce={"delta": "mean"},
+        costs=Costs(gradients=2),
+    )
     start = start_with_own_models(DittoServer)
-    return Algorithm("ditto", start, (phase,), gradients_per_step=2, personal=OWN_ROW)
+    return Algorithm("ditto", start, (phase,), personal=OWN_ROW)

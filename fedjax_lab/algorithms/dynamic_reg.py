@@ -43,6 +43,7 @@ from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params, keep_server
 from fedjax_lab.checks import check_choice, check_number
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import one_row_per_client, zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -135,7 +136,7 @@ def feddyn(
         client_update,
         server_update,
         reduce={"delta": "mean", "dual_change": "sum"},
-        derived=("dual_change",),
+        costs=Costs(derived=("dual_change",)),
     )
     return Algorithm("feddyn", start, (phase,))
 
@@ -243,14 +244,14 @@ def fedpd(
         message = {"delta": tree.subtract(x, anchor)}
         return message, FedPDRow(local.params, dual, anchor), local.report
 
-    def communicates(cohort):
-        key = jax.random.fold_in(cohort.key, _COIN)
-        return jax.random.uniform(key, dtype=jnp.float32) >= skip_probability
-
     def average(server, messages, cohort):
-        mean, coin = tree.subtract(server.params, messages["delta"]), communicates(cohort)
+        mean = tree.subtract(server.params, messages["delta"])
+        key = jax.random.fold_in(cohort.key, _COIN)
+        coin = jax.random.uniform(key, dtype=jnp.float32) >= skip_probability
         params = tree.where(coin, mean, server.params)
-        return FedPDServer(params, coin), {"delta_norm": tree.norm(messages["delta"])}
+        communicated = coin.astype(cohort.weights.dtype)
+        metrics = {"delta_norm": tree.norm(messages["delta"]), "communicated": communicated}
+        return FedPDServer(params, coin), metrics
 
     def broadcast_mean(server, round):
         return server.params, server.communicates
@@ -263,7 +264,7 @@ def fedpd(
         Phase(broadcast_params, client_update, average, reduce={"delta": "mean"}),
         Phase(broadcast_mean, adopt, keep_server, reduce={}),
     )
-    return Algorithm("fedpd", start, phases, communicates=communicates)
+    return Algorithm("fedpd", start, phases)
 
 
 def _check_prox_weight(prox_weight: ScalarOrSchedule) -> None:

@@ -49,6 +49,7 @@ from fedjax_lab.algorithms.first_estimates import (
 from fedjax_lab.algorithms.hyper import at_round, at_step
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_number, check_scalar_or_schedule
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -163,8 +164,9 @@ def fafed(
         return FAFEDServer(params, m, v, server.started), metrics
 
     reduce = {"delta": "mean", "momentum_change": "mean", "second_moment_change": "mean"}
-    steps = Phase(broadcast, client_update, server_update, reduce)
-    return Algorithm("fafed", start, (first_exchange, steps), gradients_per_step=2)
+    costs = Costs(gradients=2)
+    steps = Phase(broadcast, client_update, server_update, reduce, costs=costs)
+    return Algorithm("fafed", start, (first_exchange, steps))
 
 
 @factory

@@ -33,6 +33,7 @@ from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.algorithms.server import broadcast_params
 from fedjax_lab.checks import check_number, check_scalar_or_schedule, is_traced
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
@@ -135,6 +136,6 @@ def fednova(
         client_update,
         server_update,
         reduce={"delta": "mean"},
-        extra_bytes=4,  # K_i, an int32
+        costs=Costs(extra=4),  # K_i, an int32
     )
     return Algorithm("fednova", start, (phase,))

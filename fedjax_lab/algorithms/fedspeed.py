@@ -43,6 +43,7 @@ from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.local import Gradient, Step, StepReport
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
@@ -259,12 +260,12 @@ def _fedspeed(name, training, server_lr, perturbation, duals):
         metrics = {"delta_norm": tree.norm(messages["delta"])}
         return FedSpeedServer(params, anchor, mean_dual), metrics
 
-    phase = Phase(broadcast, client_update, server_update, reduce={"delta": "mean"})
+    costs = Costs(gradients=perturbation.gradients_per_step)
+    phase = Phase(broadcast, client_update, server_update, {"delta": "mean"}, costs=costs)
     if dual_of_all:
         reduce = {"delta": "mean", "dual_change": "sum"}
-        phase = phase._replace(reduce=reduce, derived=("dual_change",))
-    passes = perturbation.gradients_per_step
-    return Algorithm(name, start, (phase,), gradients_per_step=passes)
+        phase = phase._replace(reduce=reduce, costs=costs._replace(derived=("dual_change",)))
+    return Algorithm(name, start, (phase,))
 
 
 def _extrapolate(new: PyTree, old: PyTree, zeta: Scalar) -> PyTree:

@@ -49,7 +49,7 @@ def first_estimates(
     """
 
     def broadcast(server, round):
-        return server.params, server.started
+        return None if isinstance(server.started, tuple) else (server.params, server.started)
 
     def client_update(received, row, batch):
         x, started = received
@@ -59,14 +59,10 @@ def first_estimates(
             g = gradient.full(x, batch._replace(full_examples=None, full_mask=None))
             return estimates(g)
 
-        if isinstance(started, tuple):
-            return zeros, row, {}
         # ``started`` is the same for all clients, so that only one branch runs.
         return jax.lax.cond(started, lambda: zeros, all_examples), row, {}
 
     def server_update(server, messages, cohort):
-        if isinstance(server.started, tuple):
-            return server, {}
         return tree.where(server.started, server, first_step(server, messages, cohort)), {}
 
     fields = estimates(jnp.zeros(()))
@@ -76,7 +72,6 @@ def first_estimates(
         server_update,
         reduce=dict.fromkeys(fields, "mean"),
         once=True,
-        is_over=lambda server: isinstance(server.started, tuple),
     )
 
 

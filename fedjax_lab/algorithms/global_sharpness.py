@@ -43,6 +43,7 @@ from fedjax_lab import tree
 from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -194,8 +195,8 @@ def fedlesam(
         return FedLESAMServer(params, () if remembers else server.params, correction), metrics
 
     reduce = {"delta": "mean", "correction_change": "sum"} if corrects else {"delta": "mean"}
-    derived = ("correction_change",) if variant == "D" else ()
-    phase = Phase(broadcast, client_update, server_update, reduce, derived=derived)
+    costs = Costs(derived=("correction_change",) if variant == "D" else ())
+    phase = Phase(broadcast, client_update, server_update, reduce, costs=costs)
     return Algorithm("fedlesam", start, (phase,))
 
 
@@ -276,11 +277,6 @@ def fedsmoo(
         client_update,
         server_update,
         reduce,
-        derived=("dual_change",),
+        costs=Costs(derived=("dual_change",), gradients=2 if perturbs else 1),
     )
-    return Algorithm(
-        "fedsmoo",
-        start,
-        (phase,),
-        gradients_per_step=2 if perturbs else 1,
-    )
+    return Algorithm("fedsmoo", start, (phase,))

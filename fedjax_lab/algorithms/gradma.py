@@ -33,6 +33,7 @@ from fedjax_lab.algorithms.gradma_memory import Memory, empty_memory, remember
 from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.qp.packing import separate_leaves
 from fedjax_lab.round import Algorithm, Phase
@@ -226,9 +227,10 @@ def _gradma(
         corrected_client_update if corrects_client else training.client_update,
         ServerSGD(server_lr) if memory is None else corrected_server_update,
         reduce={"delta": "mean" if memory is None else "stack"},
+        costs=Costs(gradients=3 if corrects_client else 1),
         if_nobody="restored" if memory is None else "unchanged",
     )
-    return Algorithm(name, start, (phase,), gradients_per_step=3 if corrects_client else 1)
+    return Algorithm(name, start, (phase,))
 
 
 def _active(info):

@@ -32,6 +32,7 @@ from fedjax_lab.algorithms.hyper import at_round, check_lrs
 from fedjax_lab.algorithms.own_models import OWN_ROW, start_with_own_models
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_int, check_scalar_or_schedule
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, ScalarOrSchedule
 
@@ -91,6 +92,12 @@ def pfedme(
         local = training.steps(x, batch, away_from_theta, memory=theta)
         return {"delta": tree.subtract(x, local.params)}, local.memory, local.report
 
-    phase = Phase(broadcast_params, client_update, ServerSGD(server_lr), reduce={"delta": "mean"})
+    phase = Phase(
+        broadcast_params,
+        client_update,
+        ServerSGD(server_lr),
+        reduce={"delta": "mean"},
+        costs=Costs(gradients=inner_steps),
+    )
     start = start_with_own_models(PFedMeServer)
-    return Algorithm("pfedme", start, (phase,), gradients_per_step=inner_steps, personal=OWN_ROW)
+    return Algorithm("pfedme", start, (phase,), personal=OWN_ROW)

@@ -43,6 +43,7 @@ from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_number, check_scalar_or_schedule
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.models.base import Model, with_mask
 from fedjax_lab.models.losses import (
@@ -333,8 +334,8 @@ def _fedmlb(name, model, distillation, preprocess, server_sgd, common):
         local = LocalTraining(loss_fn, **common).steps(x, batch)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
-    gradients_per_step = 1 + len(model.blocks) // 2  # M / 2 rounded up
-    return _averaged(name, start_rows, client_update, server_sgd, gradients_per_step)
+    gradients = 1 + len(model.blocks) // 2  # M / 2 rounded up
+    return _averaged(name, start_rows, client_update, server_sgd, gradients)
 
 
 def divergence(p_logits: jax.Array, q_logits: jax.Array, temperature: Scalar) -> jax.Array:
@@ -350,15 +351,16 @@ def divergence(p_logits: jax.Array, q_logits: jax.Array, temperature: Scalar) ->
     return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
 
 
-def _averaged(name, start_rows, client_update, server_sgd, gradients_per_step=1):
+def _averaged(name, start_rows, client_update, server_sgd, gradients=1):
     """Build one of the four methods from its client half."""
 
     def start(params, num_clients, batch):
         server = MomentumServer(params, server_sgd.first_momentum(params))
         return server, start_rows(params, num_clients)
 
-    phase = Phase(broadcast_params, client_update, server_sgd, reduce={"delta": "mean"})
-    return Algorithm(name, start, (phase,), gradients_per_step=gradients_per_step)
+    costs = Costs(gradients=gradients)
+    phase = Phase(broadcast_params, client_update, server_sgd, {"delta": "mean"}, costs=costs)
+    return Algorithm(name, start, (phase,))
 
 
 def _gradient_of(term: jax.Array) -> jax.Array:

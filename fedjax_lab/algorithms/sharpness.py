@@ -44,6 +44,7 @@ from fedjax_lab.algorithms.factory import Common, LocalGradient, LocalTraining, 
 from fedjax_lab.algorithms.hyper import at_round, is_plain_zero
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_choice, check_number, check_scalar_or_schedule
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.local import Gradient
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
@@ -155,8 +156,14 @@ def _fedsam(name, training, local_gradient, passes, server_lr):
         local = training.steps(x, batch, direction)
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
-    phase = Phase(broadcast_params, client_update, ServerSGD(server_lr), reduce={"delta": "mean"})
-    return Algorithm(name, start, (phase,), gradients_per_step=passes)
+    phase = Phase(
+        broadcast_params,
+        client_update,
+        ServerSGD(server_lr),
+        reduce={"delta": "mean"},
+        costs=Costs(gradients=passes),
+    )
+    return Algorithm(name, start, (phase,))
 
 
 @factory
@@ -188,7 +195,7 @@ def mofedsam(
         server_lr,
         mixing,
         mean_from,
-        gradients_per_step=passes,
+        gradients=passes,
     )
 
 
@@ -215,5 +222,5 @@ def fedgamma(
         local_gradient,
         server_lr,
         mean_from=mean_from,
-        gradients_per_step=passes,
+        gradients=passes,
     )

@@ -42,6 +42,7 @@ from fedjax_lab.algorithms.first_estimates import (
 from fedjax_lab.algorithms.hyper import at_step
 from fedjax_lab.algorithms.server import keep_server
 from fedjax_lab.checks import check_choice, check_scalar_or_schedule
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, ScalarOrSchedule
@@ -137,7 +138,8 @@ def stem(
         return {}, mean, {}
 
     reduce = {"delta": "mean", "momentum_change": "mean"}
-    phases = [first_exchange, Phase(broadcast, client_update, server_update, reduce)]
+    costs = Costs(gradients=2)
+    phases = [first_exchange, Phase(broadcast, client_update, server_update, reduce, costs=costs)]
     if not keeps_own:
         phases.append(Phase(broadcast_mean, keep_mean, keep_server, reduce={}))
-    return Algorithm("stem", start, tuple(phases), gradients_per_step=2)
+    return Algorithm("stem", start, tuple(phases))

@@ -88,7 +88,7 @@ class ClientMap:
     shares: int = 1
     parts: int = 1
     devices: tuple[Any, ...] = ()
-    sort: Callable[[jax.Array], jax.Array] | None = None
+    sort: Callable[[Any], Any] | None = None
     mesh: Mesh | None = None
     collect: Callable[[PyTree], PyTree] = _same
     whole: Callable[[PyTree], PyTree] = _same

@@ -5,6 +5,7 @@ from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
 from fedjax_lab.algorithms.hyper import at_round
 from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_choice, check_int, check_number, check_scalar_or_schedule
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import one_row_per_client, zero_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import (
@@ -26,6 +27,7 @@ __all__ = [
     "Cohort",
     "CohortBatch",
     "Common",
+    "Costs",
     "FedState",
     "LocalTraining",
     "LossFn",

@@ -248,8 +248,7 @@ class Tally:
         history: Sequence[Row] = (),
         counts_nonfinite: bool = True,
     ):
-        self._bytes_up, self._bytes_down = algorithm.uplink(params), algorithm.downlink(params)
-        self._parts = 1 if algorithm.message_parts is None else algorithm.message_parts[0]
+        self._traffic = algorithm.traffic(params)
         self._gradients_per_step = algorithm.gradients_per_step
         self._totals: dict[str, float] = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
         if counts_nonfinite:
@@ -284,13 +283,14 @@ class Tally:
         _check_overflow(metrics.pop("overflow", False))
         finite, others = finite_and_other_clients(metrics)
         lost = lost_rounds(metrics)
+        bytes_up, bytes_down = self._traffic.of_rounds(metrics)
+        self._totals["bytes_up"] += bytes_up
+        self._totals["bytes_down"] += bytes_down
         participants, steps = metrics.pop("participants"), metrics.pop("local_steps")
-        parts = metrics.pop("message_parts", participants)  # of messages, which are integers
-        sent = round((parts * metrics.get("communicated", 1)).sum())
-        self._totals["bytes_up"] += sent * self._bytes_up // self._parts
-        self._totals["bytes_down"] += sent * self._bytes_down // self._parts
         self._totals["gradients"] += round((participants * steps).sum()) * self._gradients_per_step
-        for name in ("bytes_up", "bytes_down", "nonfinite_clients", "finite_clients"):
+        for name in ("bytes_up", "bytes_down", "message_parts"):
+            metrics.pop(name, None)
+        for name in ("nonfinite_clients", "finite_clients"):
             metrics.pop(name, None)
         if "nonfinite_clients" in self._totals:
             self._totals["nonfinite_clients"] += round(others.sum())

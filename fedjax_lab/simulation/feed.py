@@ -389,11 +389,7 @@ def with_times(
             f"{algorithm.name} is asynchronous and has no cohort to wait for: omit both."
         )
     count = clients.num_clients
-    share: Any = 1.0
-    if algorithm.message_parts is not None:
-        whole, parts_of = algorithm.message_parts
-        share = np.asarray(parts_of(jnp.arange(count))) / whole
-    up, down = share * algorithm.uplink(params), share * algorithm.downlink(params)
+    up, down = algorithm.traffic(params).of_clients(count)
     found = times.resolve(count, up, down, algorithm.gradients_per_step)
     return replace_index(clients, times=found)
 

@@ -163,7 +163,6 @@ def with_compression(
             "downlink": None if down is None else str(down),
             "scope": scope,
         },
-        whole_messages=True,
     )
 
 
@@ -231,10 +230,11 @@ def _compress_messages(phase: Phase, place: Place, up, error_feedback, scope) ->
             report = add_metrics(report, own)
         return sent, row, report
 
-    def message_bytes(message):
+    def packed(message):
         return sum(_packed_bytes(up, field, scope) for field in message.values())
 
-    return phase._replace(client_update=client_update, message_bytes=message_bytes, derived=())
+    costs = phase.costs._replace(up=packed, derived=(), parts=None)
+    return phase._replace(client_update=client_update, costs=costs)
 
 
 def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) -> Phase:
@@ -261,16 +261,16 @@ def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) 
         server, metrics = phase.server_update(server, messages, cohort)
         return server._replace(held=held), metrics
 
-    def broadcast_bytes(received, params):
+    def received_bytes(received, params):
         vectors = _vectors(received, params)
         packed = sum(_packed_bytes(down, vector, scope) for vector in vectors)
-        return packed + phase.broadcast_bytes(received, params) - tree.nbytes(vectors)
+        return packed + phase.costs.down(received, params) - tree.nbytes(vectors)
 
     # The copies change even in a round without participants, so the state must be restored.
     return phase._replace(
         broadcast=broadcast,
         server_update=server_update,
-        broadcast_bytes=broadcast_bytes,
+        costs=phase.costs._replace(down=received_bytes),
         if_nobody="restored",
     )
 

@@ -151,7 +151,6 @@ class Frame:
         otherwise: Callable[[Phase], Phase] = lambda phase: phase,
         state: State = STATELESS,
         hyperparameters: Mapping[str, Any] | None = None,
-        whole_messages: bool = False,
     ) -> Algorithm:
         """Build the wrapped method.
 
@@ -163,8 +162,6 @@ class Frame:
           otherwise: change of the other phases.
           state: state of the wrapper.
           hyperparameters: hyperparameters of the wrapper.
-          whole_messages: whether its messages have the same length for every client, even if the
-            method sends only a part of a message.
         """
         algorithm = self.algorithm
 
@@ -189,7 +186,6 @@ class Frame:
             personal=algorithm.personal and algorithm.personal.inside(state.inside),
             hyperparameters={**algorithm.hyperparameters, **(hyperparameters or {})},
             wrappers=(*algorithm.wrappers, self.wrapper),
-            message_parts=None if whole_messages else algorithm.message_parts,
         )
 
     def only_phase(self, why: str = "") -> Phase:
@@ -270,12 +266,9 @@ def with_field(phase: Phase, name: str, dtype: type, how: str, nbytes: int = 0) 
         own = jax.tree.map(jnp.zeros_like, phase.message_like(params))
         return {**own, name: jnp.zeros((), dtype)}
 
-    return phase._replace(
-        message=message,
-        reduce={**phase.reduce, name: how},
-        derived=(*phase.derived, name),
-        extra_bytes=phase.extra_bytes + nbytes,
-    )
+    costs = phase.costs
+    costs = costs._replace(derived=(*costs.derived, name), extra=costs.extra + nbytes)
+    return phase._replace(message=message, reduce={**phase.reduce, name: how}, costs=costs)
 
 
 def add_metrics(report: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:

@@ -162,13 +162,12 @@ def _personal(phase: Phase, algorithm: Algorithm, plan_of: Callable[[Params], _P
     def message(params):
         return _shared_zeros(plan_of(params), phase.message_like(params))
 
-    def broadcast_bytes(received, params):
-        return phase.broadcast_bytes(received[1], params)
+    def received_bytes(received, params):
+        return phase.costs.down(received[1], params)
 
     halves: dict[str, Any] = {"client_update": client_update, "server_update": server_update}
-    return phase._replace(
-        broadcast=broadcast, message=message, broadcast_bytes=broadcast_bytes, **halves
-    )
+    costs = phase.costs._replace(down=received_bytes)
+    return phase._replace(broadcast=broadcast, message=message, costs=costs, **halves)
 
 
 def _shared_zeros(plan: _Plan, shapes: PyTree) -> PyTree:

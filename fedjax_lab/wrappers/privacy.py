@@ -322,16 +322,16 @@ def _private(phase: Phase, place: Place, name: str, multiplier, quantile, bands)
     def broadcast(server, round):
         return phase.broadcast(server, round), server.clip[index]
 
-    def broadcast_bytes(received, params):
+    def received_bytes(received, params):
         adaptive = quantile is not None
-        return phase.broadcast_bytes(received[0], params) + _NUMBER_BYTES * adaptive
+        return phase.costs.down(received[0], params) + _NUMBER_BYTES * adaptive
 
     wrapped = phase._replace(
         broadcast=broadcast,
         client_update=client_update,
         server_update=server_update,
         reduce=dict.fromkeys(phase.reduce, "sum"),
-        broadcast_bytes=broadcast_bytes,
+        costs=phase.costs._replace(down=received_bytes),
         if_nobody="updated",
     )
     if quantile is None:

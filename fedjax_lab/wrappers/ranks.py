@@ -20,7 +20,6 @@ Truncation needs no masks in the local steps: where a column of ``down`` and the
 it meets are both 0, so are their gradients, and both stay 0.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -103,19 +102,17 @@ def with_ranks(
         return server, RankRow(rows, jnp.resize(jnp.asarray(table, jnp.int32), num_clients))
 
     def change(phase, place):
-        return _truncated(phase, algorithm, table, largest, padded == "adapters")
+        phase = _truncated(phase, algorithm, table, largest, padded == "adapters")
+        if "compression" in algorithm.wrappers:
+            return phase
+        parts = (largest, lambda client_ids: _ranks_of(table, client_ids))
+        return phase._replace(costs=phase.costs._replace(parts=parts))
 
-    wrapped = frame.wrap(
+    return frame.wrap(
         "ranks",
         change,
         state=State(around, row=RankRow, first_batch=True),
         hyperparameters={"ranks": table.tolist(), "padded": padded},
-    )
-    if "compression" in algorithm.wrappers:
-        return wrapped
-
-    return dataclasses.replace(
-        wrapped, message_parts=(largest, lambda client_ids: _ranks_of(table, client_ids))
     )
 
 

@@ -112,7 +112,6 @@ def with_secure_aggregation(
             "secure_clip": float(clip),
             **({} if neighbours is None else {"secure_neighbours": neighbours}),
         },
-        whole_messages=True,
     )
 
 
@@ -290,13 +289,12 @@ def _secure(
             metrics = {**metrics, **_losses(messages, encoded, clip, cohort)}
         return inner, metrics
 
-    def message_bytes(message):
+    def encoded_bytes(message):
         numbers = sum(leaf.size for leaf in jax.tree.leaves(message))
         return -(-numbers * bits // 8)
 
-    return stack_all(phase)._replace(
-        server_update=server_update, message_bytes=message_bytes, derived=(), extra_bytes=0
-    )
+    costs = phase.costs._replace(up=encoded_bytes, derived=(), extra=0, parts=None)
+    return stack_all(phase)._replace(server_update=server_update, costs=costs)
 
 
 def _masked_total(

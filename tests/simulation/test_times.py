@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, data, plan, simulate, sweep, with_buffered_aggregation
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.data import ClientTimes, Devices, diurnal_availability
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.simulation.feed import with_times
@@ -68,16 +69,21 @@ def test_the_clock_is_a_sum_and_bytes_cost_time():
         np.testing.assert_allclose([row["round_seconds"] for row in rows], mean, rtol=1e-5)
 
 
+def fedavg_with(costs):
+    (phase,) = FEDAVG.phases
+    return dataclasses.replace(FEDAVG, phases=(phase._replace(costs=costs),))
+
+
 def test_a_client_takes_as_long_as_its_rank_and_its_gradients_ask_for():
     """Ranks 1 and 4 of r_max 4; three gradients a step under both descriptions of time."""
     found = times()
     expected = (
         NUMBERS * np.where(np.arange(N) % 2, 1.0, 0.25) * (1 / found.download + 1 / found.upload)
     )
-    ranked = dataclasses.replace(FEDAVG, message_parts=(4, lambda ids: jnp.where(ids % 2, 4, 1)))
+    ranked = fedavg_with(Costs(parts=(4, lambda ids: jnp.where(ids % 2, 4, 1))))
     resolved = with_times(make_clients(), found, ranked, first_params()).times
     np.testing.assert_allclose(resolved.exchange_seconds, expected, rtol=1e-6)
-    method = dataclasses.replace(FEDAVG, gradients_per_step=3)
+    method = fedavg_with(Costs(gradients=3))
     resolved = with_times(make_clients(), found, method, first_params()).times
     np.testing.assert_allclose(resolved.step_seconds, 3 * found.step_seconds, rtol=1e-6)
     # Five steps of half a second would be in time, and one of 1.5 seconds is.

@@ -12,6 +12,7 @@ import pytest
 
 from fedjax_lab import Algorithm, Phase, algorithms, build_round, compressors, with_compression
 from fedjax_lab.algorithms.factory import LocalTraining
+from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.wrappers.compression import message_key
 from tests.algorithms.cases import N
@@ -160,7 +161,7 @@ def test_bytes():
 def test_what_a_method_sends_beyond_its_fields_is_counted_in_full():
     algorithm = with_ledger()
     (phase,) = algorithm.phases
-    phase = phase._replace(extra_bytes=4)
+    phase = phase._replace(costs=Costs(extra=4))
     algorithm = Algorithm("more", algorithm.start, (phase,), algorithm.params)
     top_k = compressors.top_k(0.7)
     assert with_compression(algorithm, top_k).uplink(initial_params()) == top_k.bytes(D) + 4
