@@ -123,9 +123,6 @@ class Algorithm:
         () if there are none.
       wrappers: names of the wrappers around the method, the innermost first; see
         ``fedjax_lab.wrappers``.
-      spent: (rounds, cohort size, number of clients that may be sampled, sampling) -> additional
-        entries of a row after that many rounds, such as ``epsilon``. ``sampling`` is as in
-        ``simulate``. None: no entries.
       personal: how the method makes a model for each client; None: all clients use the global
         model.
     """
@@ -138,7 +135,6 @@ class Algorithm:
     loss_fn: LossFn | None = dataclasses.field(default=None, repr=False, compare=False)
     frozen: PyTree = dataclasses.field(default=(), repr=False, compare=False)
     wrappers: tuple[str, ...] = ()
-    spent: Callable[[int, int, int, str], Mapping[str, float]] | None = None
     personal: types.Personal | None = None
 
     def init(self, params: Params, num_clients: int, batch: CohortBatch | None = None) -> FedState:

@@ -232,8 +232,11 @@ def guarantees(
     Raises:
       ValueError: the accounting assumes uniform client sampling, and the run has its own.
     """
-    spent = algorithm.spent
-    if spent is None:
+    settings = algorithm.hyperparameters
+    multiplier, delta = settings.get("dp_noise_multiplier"), settings.get("dp_delta")
+    noise_bands = settings.get("dp_noise_bands", 1)
+    # Traced numbers of a sweep cannot be counted; the sweep's points do the accounting.
+    if not isinstance(multiplier, float) or (delta is None and noise_bands == 1):
         return lambda rounds: {}
     if clients.times is not None and clients.times.chooses:
         raise ValueError(
@@ -245,11 +248,30 @@ def guarantees(
             f"sample_cohort is set; the accounting of {algorithm.name} assumes uniform client "
             "sampling. Omit sample_cohort or delta."
         )
-    among = schedule.cohort_size, clients.num_available, schedule.sampling
+    check_bands(noise_bands, schedule.sampling)
+    if delta is None:
+        return lambda rounds: {}
     released = _released(state)
     before = 0 if released is None else int(released.rounds)
-    spent(before + 1, *among)  # a missing package is reported before the first round
-    return lambda rounds: dict(spent(before + rounds, *among))
+    sending = [phase for phase in algorithm.phases if phase.reduce]
+
+    def spent(rounds: int) -> dict[str, Any]:
+        value = epsilon(
+            multiplier,
+            delta,
+            before + rounds,
+            cohort_size=schedule.cohort_size,
+            num_clients=clients.num_available,
+            sampling=schedule.sampling,
+            accountant="rdp" if schedule.sampling == "without_replacement" else "pld",
+            exchanges=sum(not phase.once for phase in sending),
+            first_exchanges=len(sending),
+            noise_bands=noise_bands,
+        )
+        return {"epsilon": value}
+
+    spent(1)  # a missing package is reported before the first round
+    return spent
 
 
 def _released(state: Any) -> Released | None:

@@ -19,16 +19,14 @@ z_Δ                        (z^-2 - (2 σ_b)^-2)^(-1/2), the multiplier of the m
 The privacy accounting is in ``fedjax_lab.wrappers.ledger``.
 """
 
-import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.checks import check_number, is_traced
+from fedjax_lab.checks import check_number
 from fedjax_lab.clients.local import metrics_of
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
@@ -47,11 +45,11 @@ from fedjax_lab.wrappers.frame import (
 from fedjax_lab.wrappers.ledger import (
     Released,
     check_bands,
-    epsilon,
     noise_index,
     nothing_released,
     one_more,
 )
+from fedjax_lab.wrappers.ledger import epsilon as epsilon
 from fedjax_lab.wrappers.ledger import noise_multiplier as noise_multiplier
 from fedjax_lab.wrappers.rules import clip_factors
 
@@ -179,32 +177,11 @@ def with_dp(
         )
         return DPServer(server, clip, noise, nothing_released(noise_multiplier)), rows
 
-    def spent(
-        rounds: int, cohort_size: int, num_clients: int, sampling: str
-    ) -> Mapping[str, float]:
-        check_bands(noise_bands, sampling)
-        if delta is None:
-            return {}
-        regular = sum(not phase.once for phase in sending)
-        value = epsilon(
-            float(noise_multiplier),
-            delta,
-            rounds,
-            cohort_size=cohort_size,
-            num_clients=num_clients,
-            sampling=sampling,
-            accountant="rdp" if sampling == "without_replacement" else "pld",
-            exchanges=regular,
-            first_exchanges=len(sending),
-            noise_bands=noise_bands,
-        )
-        return {"epsilon": value}
-
     def change(phase, place):
         bands = _bands(phase, noise_bands)
         return _private(phase, place, algorithm.name, noise_multiplier, adaptive, bands)
 
-    wrapped = frame.wrap(
+    return frame.wrap(
         "dp",
         change,
         otherwise=_unless_nobody,
@@ -217,9 +194,6 @@ def with_dp(
             **({"dp_noise_bands": noise_bands} if noise_bands > 1 else {}),
         },
     )
-    # Traced numbers of a sweep cannot be counted; the sweep's points do the accounting.
-    uncounted = (delta is None and noise_bands == 1) or is_traced(noise_multiplier)
-    return dataclasses.replace(wrapped, spent=None if uncounted else spent)
 
 
 def _check_numbers(clip_norm, noise_multiplier, delta, adaptive_quantile, noise_bands) -> None:

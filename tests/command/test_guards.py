@@ -6,14 +6,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from fedjax_lab import data
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.commands import parse
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.settings import PrivacySettings
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.report.sections import Tail
 from fedjax_lab.report.tables import measures
 from fedjax_lab.storage.run_dir import read_config
 from fedjax_lab.wrappers import with_attack, with_dp, with_secure_aggregation
+from fedjax_lab.wrappers.ledger import guarantees
 
 
 def loss_fn(params, examples, key):
@@ -60,17 +63,19 @@ def test_settings_become_wrappers():
 def test_the_noise_may_be_traced():
     """Then nothing counts epsilon."""
     config = RunConfig.of(dp_clip_norm=1.0, dp_noise_multiplier=1.0, dp_delta=1e-3).resolve()
-    assert build_algorithm(config, loss_fn).spent is not None
+    schedule = Schedule(cohort_size=2, local_steps=1, batch_size=2)
+    x = jnp.zeros((8, 2))
+    clients = data.from_clients({client: (x, x) for client in range(4)})
+    seen = []
 
     def spent(noise):
-        return (
-            build_algorithm(config, loss_fn, changed={"dp_noise_multiplier": noise}).spent is None
-        )
+        algorithm = build_algorithm(config, loss_fn, changed={"dp_noise_multiplier": noise})
+        seen.append(guarantees(algorithm, schedule, clients)(5))
+        return noise
 
-    assert jax.eval_shape(lambda z: jnp.asarray(spent(z)), 1.0).shape == ()
-    seen = []
-    jax.make_jaxpr(lambda z: (seen.append(spent(z)), z)[1])(1.0)
-    assert seen == [True]
+    spent(1.0)
+    jax.make_jaxpr(spent)(1.0)
+    assert [sorted(entries) for entries in seen] == [["epsilon"], []]
 
 
 def test_a_run_without_them_is_recorded_as_before():

@@ -68,7 +68,7 @@ def on_paper(algorithm, state=None, rounds=1, **changes):
 def counted(monkeypatch):
     """Rows whose epsilon is the number of rounds that it was asked for."""
     formula = lambda z, delta, rounds, **among: float(rounds)  # noqa: E731
-    monkeypatch.setattr("fedjax_lab.wrappers.privacy.epsilon", formula)
+    monkeypatch.setattr("fedjax_lab.wrappers.ledger.epsilon", formula)
 
 
 def test_noise_and_cohorts_do_not_come_twice(counted):

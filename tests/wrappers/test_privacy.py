@@ -486,7 +486,7 @@ def test_rows_have_epsilon(monkeypatch):
         asked.append((z, delta, among))
         return 10.0 + rounds
 
-    monkeypatch.setattr("fedjax_lab.wrappers.privacy.epsilon", formula)
+    monkeypatch.setattr("fedjax_lab.wrappers.ledger.epsilon", formula)
     result = simulate(algorithm, start, clients, rounds=4, eval_every=2, **SETTINGS)
     assert [row["epsilon"] for row in result.history] == [12.0, 14.0]
     counted = {"cohort_size": 5, "num_clients": 20, "exchanges": 1, "first_exchanges": 1}
@@ -521,7 +521,7 @@ def test_a_sweep_counts_each_point(monkeypatch, capsys):
     def formula(z, delta, rounds, **among):
         return 10.0 * z + rounds
 
-    monkeypatch.setattr("fedjax_lab.wrappers.privacy.epsilon", formula)
+    monkeypatch.setattr("fedjax_lab.wrappers.ledger.epsilon", formula)
     loss, clients, start = digits()
 
     def build(dp_noise):
