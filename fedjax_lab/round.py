@@ -1,5 +1,8 @@
 """One communication round of any method: the paper's two halves, and the code that joins them.
 
+A round has five stages: complete the batch, then for each phase take the clients' rows, map the
+clients to devices, put the new rows, and serve, which is the server's half.
+
 Axes: N clients, S slots of the cohort, K local steps, B examples of a mini-batch.
 """
 
@@ -10,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_lab import tree, types
@@ -275,7 +277,7 @@ def build_round(
     for phase in algorithm.phases:
         check_choice("if_nobody", phase.if_nobody, IF_NOBODY)
     check_choice("lowering", lowering, LOWERINGS)
-    rows = rows or Rows()
+    table = rows or Rows()
     is_divided = divides_models(asked.mesh, params_sharding)
 
     def for_target(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
@@ -297,12 +299,7 @@ def build_round(
             cohort_map = parse_client_map(planned, target)
             chosen[_shapes(state, batch)] = cohort_map
         batch = batch._replace(key=threefry(batch.key))
-        equal = batch.num_steps is None and batch.participates is None
-        how = _How(cohort_map, rows, exclude, equal)
-        batch = _known_to_all(cohort_map.whole, batch)
-        cohort, mapped = complete_batch(batch, state.num_clients, cohort_map.multiple)
-        cohort = _known_to_all(cohort_map.whole, cohort)
-        mapped["num_steps"] = cohort.num_steps  # else devices count their part, and exchange it
+        cohort, slots = complete_batch(batch, state.num_clients, cohort_map)
         server, clients = state.server, state.clients
         params, expected = algorithm.params(state), cohort.participates
         metrics: Metrics = {}
@@ -310,15 +307,16 @@ def build_round(
             received = phase.broadcast(server, cohort.round)
             if received is None:
                 continue
-            key = fold_in(batch.key, index)
+            taken = table.take(clients, slots.client_ids)
             shared = (received, cohort.round, batch.source, state.frozen)
-            messages, clients, report, cohort = _run_clients(
-                phase, params, how, shared, clients, (cohort, mapped), key
-            )
-            server, server_metrics = phase.server_update(server, messages, cohort)
-            if twice := report.keys() & server_metrics.keys():
-                raise ValueError(f"the clients and the server both report {', '.join(twice)}.")
-            metrics = {**metrics, **report, **server_metrics}
+            keys = jax.vmap(fold_in, in_axes=(None, 0))(fold_in(batch.key, index), slots.client_ids)
+            sums, new = _map_clients(phase, cohort_map, shared, taken, keys, slots, cohort, exclude)
+            clients = table.put(clients, slots.client_ids, new.rows, new.counts)
+            stack, counts = slots.restore((new.stack, new.counts))
+            if exclude:
+                cohort, sums = _of_those(counts, cohort, sums)
+            server, of_phase = _serve(phase, server, sums, stack, cohort)
+            metrics = {**metrics, **of_phase}
         participants = cohort.participates.sum(dtype=cohort.weights.dtype)
         if any(phase.if_nobody == "restored" for phase in algorithm.phases):
             server = tree.where(participants > 0, server, state.server)
@@ -386,57 +384,26 @@ def plan_round(
     return plan(round_of, state, batch, target=target)
 
 
-class _How(NamedTuple):
-    """How the clients of a round are run.
+class _OfClients(NamedTuple):
+    """Results of a phase's clients, [T, ...].
 
     Attributes:
-      client_map: the devices, and the number of concurrent clients.
-      table: how client rows are read and written.
-      exclude: whether clients that are not finite are left out.
-      equal_steps: whether the batch has neither step counts nor absent clients.
+      rows: their new rows.
+      stack: fields of their messages that are not aggregated.
+      counts: bool [T], whether the client participates and, if others are left out, is finite.
     """
 
-    client_map: ClientMap
-    table: Rows
-    exclude: bool
-    equal_steps: bool
+    rows: PyTree
+    stack: dict[str, PyTree]
+    counts: jax.Array
 
 
-def _run_clients(phase, params, how, shared, clients, drawn, key):
-    """Run the cohort; returns (aggregated messages, client rows, report, remaining cohort).
-
-    ``drawn`` is the result of ``complete_batch``.
-    """
-    cohort_map, table, exclude, equal_steps = how
-    cohort, mapped = drawn
-    slots = cohort.client_ids.shape[0]
-    extra = -slots % cohort_map.multiple
-
-    def pad(leaf, value=0):
-        padding = jnp.full((extra, *leaf.shape[1:]), value, leaf.dtype)
-        return jnp.concatenate([leaf, padding]) if extra else leaf
-
-    ids = pad(cohort.client_ids, cohort.num_clients)
-    participates = pad(cohort.participates)
-    coefficients = {
-        "mean": pad(cohort.weights),
-        "sum": participates.astype(cohort.weights.dtype),
-    }
-    weighs = None if exclude else coefficients["mean"] > 0
-    mapped = jax.tree.map(pad, mapped)
-    mapped["key"] = jax.vmap(fold_in, in_axes=(None, 0))(key, ids)
-    mapped["client_id"] = ids
-    lengths = order = None
-    if mapped["step_mask"] is not None:
-        numbers = jnp.arange(1, mapped["step_mask"].shape[1] + 1)
-        lengths = jnp.where(mapped["step_mask"], numbers[None], 0).max(1)
-        if cohort_map.sort is not None:
-            # Equal steps are known when the round is traced, so the program has no sort.
-            order = cohort_map.sort(np.arange(slots + extra) < slots if equal_steps else lengths)
-            order = order if equal_steps else cohort_map.whole(order)
-            ids, participates, weighs, coefficients, mapped, lengths = jax.tree.map(
-                lambda leaf: leaf[order], (ids, participates, weighs, coefficients, mapped, lengths)
-            )
+def _map_clients(phase, client_map, shared, rows, keys, slots, cohort, exclude):
+    """Run the clients of a phase; returns ({rule: sums over the cohort}, ``_OfClients``)."""
+    participates, weights = slots.place((cohort.participates, cohort.weights))
+    coefficients = {"mean": weights, "sum": participates.astype(weights.dtype)}
+    weighs = None if exclude else weights > 0
+    clients = (rows, {**slots.fields, "key": keys}, participates, weighs)
 
     def one_client(shared, client, longest):
         (received, round, source, frozen), look = shared
@@ -454,60 +421,44 @@ def _run_clients(phase, params, how, shared, clients, drawn, key):
         )
         if weighs is not None:
             mean = tree.zero_unless(weighs, mean)
-        return {"mean": mean, "sum": (total, report)}, (row, stack, counts)
-
-    rows = table.take(clients, ids)
+        return {"mean": mean, "sum": (total, report)}, _OfClients(row, stack, counts)
 
     def run(look):
-        slots = (rows, mapped, participates, weighs)
-        return cohort_map.run(one_client, (shared, look), slots, coefficients, lengths)
+        return client_map.run(one_client, (shared, look), clients, coefficients, slots.lengths)
 
     def are_finite(results):
-        sums, (rows, stack, _) = results
-        return is_cohort_finite((sums["mean"], sums["sum"][0]), (rows, stack))
+        sums, new = results
+        return is_cohort_finite((sums["mean"], sums["sum"][0]), (new.rows, new.stack))
 
-    sums, (rows, stack, counts) = run_until_finite(run, are_finite) if exclude else run(None)
-    rows, stack, counts = cohort_map.divide((rows, stack, counts))
-    stack, counts = cohort_map.collect((stack, counts))
-    mean, (total, report) = sums["mean"], sums["sum"]
-    clients = table.put(clients, ids, rows, counts)
-    if order is not None:
-        back = (np if equal_steps else jnp).argsort(order)
-        stack, counts = jax.tree.map(lambda leaf: leaf[back], (stack, counts))
-    stack, counts = jax.tree.map(lambda leaf: leaf[:slots], (stack, counts))
-    if exclude:
-        cohort, rest = _without(cohort, counts)
-        mean = jax.tree.map(lambda leaf: tree.safe_divide(leaf, rest.astype(leaf.dtype)), mean)
+    sums, new = run_until_finite(run, are_finite) if exclude else run(None)
+    new = client_map.divide(new)
+    stack, counts = client_map.collect((new.stack, new.counts))
+    return sums, new._replace(stack=stack, counts=counts)
+
+
+def _serve(phase, server, sums, stack, cohort):
+    """Run the server's half; returns (new server state, metrics of clients and server)."""
+    total, report = sums["sum"]
+    server, metrics = phase.server_update(server, {**sums["mean"], **total, **stack}, cohort)
     named = report.separate().items()
     report = {name: tree.safe_divide(value, weight) for name, (value, weight) in named}
-    return {**mean, **total, **stack}, clients, report, cohort
+    if twice := report.keys() & metrics.keys():
+        raise ValueError(f"the clients and the server both report {', '.join(twice)}.")
+    return server, {**report, **metrics}
 
 
-def _known_to_all(whole, drawn):
-    """Make each device sample a batch or a cohort by itself, without communication.
-
-    Otherwise the compiler divides the work: the devices then exchange sums of S numbers, and wait
-    for each other in the loop that samples.
-    """
-    if not is_traced(drawn.client_ids):  # already computed
-        return drawn
-    names = ["client_ids", "participates", "weights", "num_steps"]
-    if getattr(drawn, "source", None) is not None:  # examples are indices
-        names += ["examples", "example_mask", "full_examples", "full_mask"]
-    return drawn._replace(**whole({name: getattr(drawn, name) for name in names}))
-
-
-def _without(cohort: Cohort, counts: jax.Array) -> tuple[Cohort, jax.Array]:
-    """Return (cohort of the clients that count, sum of their weights); exactly 1 if all count."""
+def _of_those(counts: jax.Array, cohort: Cohort, sums: dict) -> tuple[Cohort, dict]:
+    """Return the cohort of the clients that count, bool [S], and the sums with its weights."""
     weights = jnp.where(counts, cohort.weights, 0)
-    rest = jnp.where((counts == cohort.participates).all(), 1, weights.sum())
+    rest = jnp.where((counts == cohort.participates).all(), 1, weights.sum())  # exactly 1 if all
+    mean = jax.tree.map(lambda s: tree.safe_divide(s, rest.astype(s.dtype)), sums["mean"])
     cohort = cohort._replace(
         participates=counts,
         weights=tree.safe_divide(weights, rest),
         total_weight=cohort.total_weight * rest,
         num_steps=jnp.where(counts, cohort.num_steps, 0),
     )
-    return cohort, rest
+    return cohort, {**sums, "mean": mean}
 
 
 def _checked(phase: Phase, params: Params) -> Phase:

@@ -1,7 +1,11 @@
-"""Checks of a round's batch, and the participation that follows from it.
+"""The first stage of a round: its batch is checked, completed and arranged for a client map.
 
-Axes: N clients, S slots of the cohort, K local steps, B examples of a mini-batch.
+Axes: N clients, S slots of the cohort, T slots of a client map, K local steps, B examples of a
+mini-batch.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +13,35 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.checks import is_traced
+from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.types import Cohort, CohortBatch, PyTree
+
+Drawn = TypeVar("Drawn", Cohort, CohortBatch)
+
+
+class Slots(NamedTuple):
+    """The slots of a cohort as a client map runs them: padded to its multiple, and in its order.
+
+    Attributes:
+      client_ids: int32 [T]; N in a padded slot.
+      fields: field of a ``ClientBatch`` -> pytree [T, ...].
+      lengths: int32 [T], the number of steps after which each client has finished; None: no client
+        skips a step.
+      place: pytree [S, ...] -> [T, ...], with zeros in padded slots.
+      restore: pytree [T, ...] -> [S, ...].
+    """
+
+    client_ids: jax.Array
+    fields: dict[str, PyTree]
+    lengths: jax.Array | None
+    place: Callable[[PyTree], PyTree]
+    restore: Callable[[PyTree], PyTree]
 
 
 def complete_batch(
-    batch: CohortBatch, num_clients: jax.Array, multiple: int
-) -> tuple[Cohort, dict[str, PyTree]]:
-    """Check a batch, and determine which clients participate.
+    batch: CohortBatch, num_clients: jax.Array, client_map: ClientMap
+) -> tuple[Cohort, Slots]:
+    """Check a batch, determine which clients participate, and arrange them for a client map.
 
     Without stragglers, absent clients and padded slots there is no step mask, and local steps need
     no condition. A step whose examples are all masked is then computed, and its result discarded.
@@ -23,14 +49,82 @@ def complete_batch(
     Args:
       batch: the batch of a round; only the shapes of traced fields are checked.
       num_clients: int32 scalar N.
-      multiple: slots are padded to a multiple of this (see ``ClientMap``).
-
-    Returns:
-      The ``Cohort``, and the fields of a ``ClientBatch`` with leading axis S.
+      client_map: determines the number of slots and their order.
 
     Raises:
       ValueError: a field's shape does not match the other fields, or a number is out of range.
     """
+    batch = _known_to_all(client_map, batch)
+    cohort, step_mask = _participation(batch, num_clients, client_map.multiple)
+    cohort = _known_to_all(client_map, cohort)
+    fields = {
+        "examples": batch.examples,
+        "example_mask": batch.example_mask,
+        "step_mask": step_mask,
+        "num_steps": cohort.num_steps,  # known to all, else devices count their part
+        "full_examples": batch.full_examples,
+        "full_mask": batch.full_mask,
+    }
+    equal_steps = batch.num_steps is None and batch.participates is None
+    return cohort, _arrange(cohort, fields, client_map, equal_steps)
+
+
+def _known_to_all(client_map: ClientMap, drawn: Drawn) -> Drawn:
+    """Make each device sample a batch or a cohort by itself, without communication.
+
+    Otherwise the compiler divides the work: the devices then exchange sums of S numbers, and wait
+    for each other in the loop that samples.
+    """
+    if not is_traced(drawn.client_ids):  # already computed
+        return drawn
+    names = ["client_ids", "participates", "weights", "num_steps"]
+    if getattr(drawn, "source", None) is not None:  # examples are indices
+        names += ["examples", "example_mask", "full_examples", "full_mask"]
+    return drawn._replace(**client_map.whole({name: getattr(drawn, name) for name in names}))
+
+
+def _arrange(
+    cohort: Cohort, fields: dict[str, PyTree], client_map: ClientMap, equal_steps: bool
+) -> Slots:
+    """Pad and sort the slots of a cohort; ``equal_steps``: only padded slots take fewer steps."""
+    size = cohort.client_ids.shape[0]
+    extra = -size % client_map.multiple
+    step_mask, lengths, order = fields["step_mask"], None, None
+
+    def pad(leaf, value=0):
+        padding = jnp.full((extra, *leaf.shape[1:]), value, leaf.dtype)
+        return jnp.concatenate([leaf, padding]) if extra else leaf
+
+    def sort(leaf):
+        return leaf if order is None else leaf[order]
+
+    if step_mask is not None:
+        numbers = jnp.arange(1, step_mask.shape[1] + 1)
+        lengths = jnp.where(pad(step_mask), numbers[None], 0).max(1)
+        if client_map.sort is not None and equal_steps:
+            # The order is known when the round is traced, so the program has no sort.
+            order = client_map.sort(np.arange(size + extra) < size)
+        elif client_map.sort is not None:
+            order = client_map.whole(client_map.sort(lengths))
+        lengths = sort(lengths)
+
+    def place(values):
+        return jax.tree.map(lambda leaf: sort(pad(leaf)), values)
+
+    def restore(values):
+        if order is not None:
+            back = (np if equal_steps else jnp).argsort(order)
+            values = jax.tree.map(lambda leaf: leaf[back], values)
+        return jax.tree.map(lambda leaf: leaf[:size], values)
+
+    ids = sort(pad(cohort.client_ids, cohort.num_clients))
+    return Slots(ids, {**place(fields), "client_id": ids}, lengths, place, restore)
+
+
+def _participation(
+    batch: CohortBatch, num_clients: jax.Array, multiple: int
+) -> tuple[Cohort, jax.Array | None]:
+    """Check a batch; returns (cohort, step mask bool [S, K] or None if no client skips a step)."""
     slots, max_steps = check_values(batch, num_clients)
     participates = batch.client_ids < num_clients
     step_mask, num_steps = None, jnp.full(slots, max_steps, jnp.int32)
@@ -69,14 +163,7 @@ def complete_batch(
         total_weight,
         batch.seconds,
     )
-    return cohort, {
-        "examples": batch.examples,
-        "example_mask": batch.example_mask,
-        "step_mask": step_mask,
-        "num_steps": num_steps,
-        "full_examples": batch.full_examples,
-        "full_mask": batch.full_mask,
-    }
+    return cohort, step_mask
 
 
 def check_values(batch: CohortBatch, num_clients: jax.Array) -> tuple[int, int]:
