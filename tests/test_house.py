@@ -1,12 +1,14 @@
 """The plan of the house: which room may import from which, and what is handed on by context."""
 
 import ast
+import dataclasses
 import graphlib
 from pathlib import Path
 
 import pytest
 
 import fedjax_lab
+from fedjax_lab import Algorithm, Phase
 
 ROOT = Path(fedjax_lab.__file__).parent
 EXPERIMENTS = ROOT.parent / "experiments"
@@ -133,6 +135,34 @@ def test_an_import_that_turns_back_is_found(tmp_path, files, found):
         (tmp_path / "pkg" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "pkg" / name).write_text(text)
     assert found in " ".join(turning_back(tmp_path / "pkg"))
+
+
+# What methods are written with: the ground, and the round with its parts.
+OF_METHODS = {
+    *("types", "checks", "signatures", "tree", "descriptions", "machine"),
+    *("clients", "round", "algorithms"),
+}
+# Methods that are made of more: their papers compress, solve programs, or look into a model.
+MADE_OF = {
+    "cfedavg": {"compressors", "wrappers"},
+    **{name: {"qp"} for name in ("gradma", "gradma_correction", "gradma_memory")},
+    "representation": {"models"},
+}
+
+
+def test_methods_import_the_round_the_ground_and_each_other():
+    known = modules(ROOT)
+    outside = {}
+    for path in sorted((ROOT / "algorithms").glob("*.py")):
+        rooms = {name.split(".")[1] for name in imported(path, known, ROOT.name)} - OF_METHODS
+        if rooms:
+            outside[path.stem] = rooms
+    assert outside == MADE_OF
+
+
+def test_phase_and_algorithm_have_few_fields():
+    assert len(Phase._fields) <= 9
+    assert len(dataclasses.fields(Algorithm)) <= 9
 
 
 def context_variables(text):

@@ -38,11 +38,7 @@ from fedjax_lab.clients.local import (
     local_steps,
 )
 from fedjax_lab.clients.metrics import takes_mask
-from fedjax_lab.compressors import Compressor
-from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.descriptions import describe
-from fedjax_lab.models.base import Model
-from fedjax_lab.models.losses import classification_loss
 from fedjax_lab.signatures import SYNONYMS, complete_doc, described, show, spell_out, unknown
 from fedjax_lab.types import ClientBatch, LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 
@@ -222,13 +218,13 @@ def factory(build: Factory) -> Factory:
         except TypeError as error:
             raise TypeError(f"{build.__name__}() {error}") from None
         given.apply_defaults()
-        for argument in {"loss_fn", "model"} & given.arguments.keys():
-            _check_subject(build.__name__, argument, given.arguments[argument])
+        if "loss_fn" in given.arguments:
+            _check_loss(build.__name__, given.arguments["loss_fn"])
         if takes_common:
             rates = ("client_lr", "server_lr")
             check_lrs(**{name: given.arguments[name] for name in rates if name in given.arguments})
         described = {
-            name: str(value) if isinstance(value, Compressor) else describe(value)
+            name: str(value) if getattr(value, "recorded_as_text", False) else describe(value)
             for name, value in given.arguments.items()
             if name not in ("loss_fn", "model", "preprocess")
             and not (name in _NEW and value == _NEW[name])
@@ -241,9 +237,6 @@ def factory(build: Factory) -> Factory:
                 "same noise, which their difference is without: choose a method of one gradient."
             )
         loss_fn = given.arguments.get("loss_fn", algorithm.loss_fn)
-        if loss_fn is None and "model" in given.arguments:  # a loss of its own, with these labels
-            apply, preprocess = given.arguments["model"].apply, given.arguments.get("preprocess")
-            loss_fn = classification_loss(apply, preprocess)
         return dataclasses.replace(algorithm, hyperparameters=described, loss_fn=loss_fn)
 
     if takes_common:
@@ -254,7 +247,11 @@ def factory(build: Factory) -> Factory:
 
 
 # Arguments of a run, which a method is often given.
-_OF_A_RUN = (*Schedule._fields, "rounds", "seed", "evaluate", "eval_every", "num_clients")
+OF_A_RUN = (
+    *("cohort_size", "batch_size", "local_steps", "local_epochs", "replace", "weights"),
+    *("full_examples", "devices", "sample_cohort", "sampling"),
+    *("rounds", "seed", "evaluate", "eval_every", "num_clients"),
+)
 _OF_A_STEP = {
     "clip_norm": "gradient_transform=optax.clip_by_global_norm(...)",
     "weight_decay": "gradient_transform=optax.add_decayed_weights(...)",
@@ -264,7 +261,7 @@ _OF_A_STEP = {
 def _unknown(method: str, name: str, signature: inspect.Signature, symbols: Symbols) -> TypeError:
     """Make the error for an unknown keyword of a factory, with the argument that was meant."""
     known = list(signature.parameters)
-    run_names = {name, *SYNONYMS.get(name, ())} & set(_OF_A_RUN)
+    run_names = {name, *SYNONYMS.get(name, ())} & set(OF_A_RUN)
     meant, hint = meant_by(name, symbols, known), None
     if meant:
         of = [f"the paper's {symbol} is {argument!r}" for argument, symbol in meant.items()]
@@ -280,26 +277,18 @@ def _unknown(method: str, name: str, signature: inspect.Signature, symbols: Symb
     return unknown(method, name, known, hint)
 
 
-def _check_subject(method: str, argument: str, given: Any) -> None:
-    """Check that a loss function is not a model, and a model not a loss function."""
-    is_model = isinstance(given, Model)
-    if argument == "loss_fn" and (is_model or not callable(given) or _is_network(given)):
-        what = "a Model" if is_model else f"a {type(given).__name__}"
+def _check_loss(method: str, given: Any) -> None:
+    """Check that a value can be called as a loss function, which a model cannot."""
+    if not callable(given) or _is_network(given):
         raise TypeError(
-            f"loss_fn of {method} is {what}; it must be a function (params, examples, key) -> "
-            "losses [B]: models.classification_loss(model.apply) makes one of a model, "
-            "models.regression_loss(model.apply) one of numbers."
+            f"loss_fn of {method} is a {type(given).__name__}; it must be a function (params, "
+            "examples, key) -> losses [B]: models.classification_loss(model.apply) makes one of a "
+            "model, models.regression_loss(model.apply) one of numbers."
         )
-    if argument == "loss_fn" and (found := _other_arguments(given)):
+    if found := _other_arguments(given):
         raise TypeError(
             f"loss_fn of {method} takes ({found}); it must take (params, examples, key), and may "
             "name a further argument mask."
-        )
-    if argument == "model" and not is_model:
-        what = getattr(given, "__name__", type(given).__name__)
-        raise TypeError(
-            f"model of {method} is {what}; it must be a Model, such as models.mlp() or "
-            "models.from_linen(module): the method looks inside it, and has a loss of its own."
         )
 
 

@@ -50,6 +50,7 @@ from fedjax_lab.models.losses import (
     Preprocess,
     at_least_float32,
     check_functions,
+    classification_loss,
     cross_entropy,
     training_inputs,
 )
@@ -202,7 +203,8 @@ def _moon(name, model, contrast, preprocess, server_sgd, common):
         row = MoonRow(local.params, jnp.ones_like(row.has_previous))
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
-    return _averaged(name, start_rows, client_update, server_sgd)
+    loss = classification_loss(model.apply, preprocess)
+    return _averaged(name, start_rows, client_update, server_sgd, loss)
 
 
 def contrastive_loss(
@@ -335,7 +337,8 @@ def _fedmlb(name, model, distillation, preprocess, server_sgd, common):
         return {"delta": tree.subtract(x, local.params)}, row, local.report
 
     gradients = 1 + len(model.blocks) // 2  # M / 2 rounded up
-    return _averaged(name, start_rows, client_update, server_sgd, gradients)
+    loss = classification_loss(model.apply, preprocess)
+    return _averaged(name, start_rows, client_update, server_sgd, loss, gradients)
 
 
 def divergence(p_logits: jax.Array, q_logits: jax.Array, temperature: Scalar) -> jax.Array:
@@ -351,8 +354,8 @@ def divergence(p_logits: jax.Array, q_logits: jax.Array, temperature: Scalar) ->
     return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
 
 
-def _averaged(name, start_rows, client_update, server_sgd, gradients=1):
-    """Build one of the four methods from its client half."""
+def _averaged(name, start_rows, client_update, server_sgd, loss, gradients=1):
+    """Build one of the four methods from its client half; ``loss`` has the same labels."""
 
     def start(params, num_clients, batch):
         server = MomentumServer(params, server_sgd.first_momentum(params))
@@ -360,7 +363,7 @@ def _averaged(name, start_rows, client_update, server_sgd, gradients=1):
 
     costs = Costs(gradients=gradients)
     phase = Phase(broadcast_params, client_update, server_sgd, {"delta": "mean"}, costs=costs)
-    return Algorithm(name, start, (phase,))
+    return Algorithm(name, start, (phase,), loss_fn=loss)
 
 
 def _gradient_of(term: jax.Array) -> jax.Array:
@@ -370,7 +373,11 @@ def _gradient_of(term: jax.Array) -> jax.Array:
 
 def _check_model(name: str, model: Model, parts: tuple[str, ...]) -> None:
     if not isinstance(model, Model):
-        raise TypeError(f"model is {model!r}; {name} takes a fedjax_lab.models.Model.")
+        what = getattr(model, "__name__", type(model).__name__)
+        raise TypeError(
+            f"model of {name} is {what}; it must be a Model, such as models.mlp() or "
+            "models.from_linen(module): the method looks inside it, and has a loss of its own."
+        )
     missing = [part for part in parts if getattr(model, part) is None]
     if missing:
         raise ValueError(

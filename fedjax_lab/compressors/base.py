@@ -6,7 +6,7 @@ the message's arrays do not imply it. A packed message is the bytes that would b
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +63,8 @@ class Compressor:
       direct_parts: (key, arrays of one dtype and any shapes, which together are v) -> C(v) in
         arrays of these shapes, with the same bits; or None.
     """
+
+    recorded_as_text: ClassVar[bool] = True  # among the hyperparameters of a method
 
     name: str
     options: Mapping[str, Any]

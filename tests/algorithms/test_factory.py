@@ -11,8 +11,9 @@ import optax
 import pytest
 
 from fedjax_lab.algorithms import ALGORITHMS
-from fedjax_lab.algorithms.factory import Common, LocalTraining, factory
+from fedjax_lab.algorithms.factory import OF_A_RUN, Common, LocalTraining, factory
 from fedjax_lab.clients.local import Gradient, local_steps
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.round import Algorithm, Phase
 
 EMPTY = inspect.Parameter.empty
@@ -193,6 +194,10 @@ def test_arguments_are_recorded():
     assert made.hyperparameters["server_lr"] == 0.5
     assert made.hyperparameters["decay"] == 1.0
     assert made.hyperparameters["gradient_transform"] is None
+
+
+def test_arguments_of_a_run_are_known():
+    assert set(Schedule._fields) <= set(OF_A_RUN)
 
 
 def test_arguments_may_be_written_out():
