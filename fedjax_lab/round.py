@@ -30,7 +30,7 @@ from fedjax_lab.clients.model_axis import (
     model_layout,
 )
 from fedjax_lab.clients.planner import Plan, plan
-from fedjax_lab.clients.returned import check_kept, check_message
+from fedjax_lab.clients.results import check_kept, check_message
 from fedjax_lab.clients.sources import Sources
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.keys import fold_in, threefry

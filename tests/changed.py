@@ -22,7 +22,7 @@ COVERS = {
     "compressors/__init__ data/__init__ machine/__init__ method/__init__ models/__init__ "
     "qp/__init__ recipes/__init__ report/__init__ simulation/__init__ storage/__init__ "
     "tuning/__init__ wrappers/__init__",
-    "test_round": "clients/costs clients/returned types",
+    "test_round": "clients/costs clients/results types",
     "test_wrong_calls": "checks signatures",
     "algorithms/test_bad_input": "clients/batch",
     "algorithms/test_factory": "algorithms/factory algorithms/hyper algorithms/server",
@@ -87,7 +87,7 @@ COVERS = {
     "tuning/test_search": "tuning/halving tuning/kept tuning/proposals",
     "tuning/test_tune": "command/tuning report/search tuning/found tuning/lanes tuning/search "
     "tuning/score tuning/space",
-    "wrappers/test_robust": "wrappers/rules wrappers/stacked",
+    "wrappers/test_robust": "wrappers/rules wrappers/client_messages",
 }
 # Files that several methods share -> methods that show whether they still work.
 SHARED = {

@@ -14,7 +14,7 @@ import optax
 
 from fedjax_lab import tree
 from fedjax_lab.clients.batch_statistics import warn_of_batch_statistics
-from fedjax_lab.clients.examples import clipped_gradient
+from fedjax_lab.clients.example_clipping import clipped_gradient
 from fedjax_lab.clients.metrics import Measures, apply_loss
 from fedjax_lab.clients.resident import gather
 from fedjax_lab.machine.keys import compact, fold_in, is_key

@@ -21,8 +21,8 @@ from fedjax_lab.checks import LAST_SEED, check_choice, check_int, check_number, 
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import ClientBatch, Cohort, Key, PyTree, Scalar
+from fedjax_lab.wrappers.client_messages import along, reduce_messages, select, stack_all
 from fedjax_lab.wrappers.frame import Frame, State, recorded, sends, tag, with_field
-from fedjax_lab.wrappers.stacked import along, reduce_messages, select, stack_all
 
 # Attack -> its default strength; None: computed, or the attack has none.
 ATTACKS = {

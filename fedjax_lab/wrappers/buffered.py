@@ -32,8 +32,8 @@ from fedjax_lab.descriptions import describe
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, PyTree
+from fedjax_lab.wrappers.client_messages import along, reduce_messages, stack_all
 from fedjax_lab.wrappers.frame import Frame, State
-from fedjax_lab.wrappers.stacked import along, reduce_messages, stack_all
 
 # Server steps since each client started, float [K] -> weights of the messages [K].
 Staleness = Callable[[jax.Array], jax.Array]

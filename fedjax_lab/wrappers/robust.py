@@ -14,9 +14,9 @@ from fedjax_lab.descriptions import describe
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, PyTree
+from fedjax_lab.wrappers.client_messages import reduce_messages, select, stack_all, who_counts
 from fedjax_lab.wrappers.frame import Frame
 from fedjax_lab.wrappers.rules import Rule, parse_rule
-from fedjax_lab.wrappers.stacked import reduce_messages, select, stack_all, who_counts
 
 # (messages, field -> pytree [S, ...]; weights [S]) -> aggregated message
 RuleFn = Callable[[dict[str, PyTree], jax.Array], dict[str, PyTree]]

@@ -27,8 +27,8 @@ from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, Key, PyTree
+from fedjax_lab.wrappers.client_messages import select, stack_all
 from fedjax_lab.wrappers.frame import Frame, Place, State, tag
-from fedjax_lab.wrappers.stacked import select, stack_all
 
 _MASKS = tag(6)  # folded into a round's key
 _RING = tag(1)  # folded into the round's key for masks; client ids are smaller
