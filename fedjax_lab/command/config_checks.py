@@ -20,8 +20,8 @@ from fedjax_lab.command.settings import (
 from fedjax_lab.command.table_data import check_table
 from fedjax_lab.compressors import as_compressor
 from fedjax_lab.data import PARTITIONS, ClientTimes
+from fedjax_lab.data.clock import check_devices
 from fedjax_lab.data.sources import SCHEMES, TABLES, check_load_options
-from fedjax_lab.data.times import check_devices
 from fedjax_lab.storage.run_path import check_run_dir
 
 

@@ -8,10 +8,9 @@ clients and mini-batches.
 from fedjax_lab.data import synthetic
 from fedjax_lab.data.augment import normalization, preprocess
 from fedjax_lab.data.chats import TEMPLATES, Template, from_chats, load_tokenizer, pack_chats
-from fedjax_lab.data.client_sampling import sample_clients
 from fedjax_lab.data.clients import divide_like, from_clients, split_clients, split_examples
+from fedjax_lab.data.clock import ClientTimes, Devices, diurnal_availability
 from fedjax_lab.data.cohort import draw_batch
-from fedjax_lab.data.devices import Devices
 from fedjax_lab.data.federated import FederatedArrays, partition
 from fedjax_lab.data.natural import from_table, from_tfds, load_fedjax, load_leaf
 from fedjax_lab.data.packing import Sentence, Tokens, pack, scored_per_row
@@ -19,7 +18,7 @@ from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.data.sources import DATASETS, Examples, load, num_classes
 from fedjax_lab.data.stream_files import open_stream, write_stream
 from fedjax_lab.data.streams import FederatedStream, stream
-from fedjax_lab.data.times import ClientTimes, diurnal_availability
+from fedjax_lab.data.uniform import sample_clients
 
 __all__ = [
     "DATASETS",

@@ -18,22 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import LARGEST_INT, check_choice, check_counts, check_int, is_traced
-from fedjax_lab.data.client_sampling import (
-    SAMPLINGS,
-    CohortSampler,
-    check_key,
-    check_times,
-    draw_ids,
-    own_cohort,
-    round_keys,
-)
-from fedjax_lab.data.cyclic import cyclic_slots, sample_cyclic
-from fedjax_lab.data.devices import Devices
+from fedjax_lab.data.client_sampling import SAMPLINGS, CohortSampler, own_cohort, sample_cohort
+from fedjax_lab.data.clock import Clock, Devices
 from fedjax_lab.data.federated import FederatedArrays, PartitionInfo
 from fedjax_lab.data.order import WORDS, shuffled
-from fedjax_lab.data.poisson import poisson_slots
+from fedjax_lab.data.sampler import check_key, round_keys
 from fedjax_lab.data.streams import AnyClients, replace_index
-from fedjax_lab.data.times import check_devices
 from fedjax_lab.machine.keys import below, bits_at, compact, plain, threefry
 from fedjax_lab.signatures import (
     complete_doc,
@@ -199,11 +189,7 @@ class Schedule(NamedTuple):
         Args:
           clients: the clients' data.
         """
-        if self.sampling == "poisson":
-            return poisson_slots(self.cohort_size, clients.num_available)
-        if self.sampling == "cyclic":
-            return cyclic_slots(self.cohort_size, clients.num_available)
-        return self.cohort_size
+        return SAMPLINGS[self.sampling].slots(self.cohort_size, clients.num_available)
 
     def read_in_rounds(self, clients: FederatedArrays) -> FederatedArrays:
         """Return a federation without what is constant in a program of rounds, but not needed.
@@ -219,14 +205,14 @@ class Schedule(NamedTuple):
         """
         smallest, largest = clients.min_size, clients.max_size
         if not self.full_examples:
-            batch_size, num_steps, equal_steps, full = _checked_steps(self, clients)
+            work = _work(self, clients)
             if self.local_epochs is None:
-                smallest, largest = (num_steps * batch_size,) * 2 if full else (1, 2)
+                longest = work.num_steps * work.batch_size
+                smallest, largest = (longest, longest) if work.is_full else (1, 2)
             else:
-                most = num_steps // self.local_epochs
-                largest = most * batch_size
-                partly = largest - batch_size + 1 if equal_steps else 1
-                smallest = largest if full else partly
+                largest = work.num_steps // self.local_epochs * work.batch_size
+                partly = largest - work.batch_size + 1 if work.is_equal else 1
+                smallest = largest if work.is_full else partly
         return dataclasses.replace(
             clients,
             partition=PartitionInfo("", 0, ""),
@@ -323,7 +309,7 @@ def draw_batch(
     how, clients = Schedule.of("draw_batch", schedule).bind(clients)
     if is_traced((clients, key, round)):
         return how.draw(clients, key, round)
-    _checked_steps(how, clients)
+    _work(how, clients)
     read, ids = how.read_in_rounds(clients), None
     if how.sample_cohort is not None:  # not part of the program: a new function is no new program
         own_key = _cohort_key(key, round)
@@ -365,82 +351,95 @@ def _drawn(how: Static, clients, key, round, ids) -> CohortBatch:
 
 @jax.jit
 def _cohort_key(key: Key, round: jax.Array) -> Key:
-    return round_keys(compact(threefry(key)), round)[0]
+    return round_keys(compact(threefry(key)), round).cohort
+
+
+class _Work(NamedTuple):
+    """The local work of a round, as far as it is known before a cohort is drawn.
+
+    Attributes:
+      batch_size: B.
+      num_steps: K.
+      is_equal: whether each client takes K steps, unless devices or times say otherwise.
+      is_full: whether no mini-batch without replacement has masked places.
+    """
+
+    batch_size: int
+    num_steps: int
+    is_equal: bool
+    is_full: bool
+
+
+def _work(schedule: Schedule, clients: FederatedArrays) -> _Work:
+    """Check a schedule's options but the cohort's, and compute the local work."""
+    local_steps, local_epochs = schedule.local_steps, schedule.local_epochs
+    batch_size = check_int("batch_size", schedule.batch_size, minimum=1, maximum=LARGEST_INT)
+    if (local_steps is None) == (local_epochs is None):
+        raise ValueError(
+            f"local_steps is {local_steps} and local_epochs {local_epochs}; set exactly one."
+        )
+    check_choice("weights", schedule.weights, ("uniform", "examples"))
+    check_choice("sampling", schedule.sampling, SAMPLINGS)
+    if schedule.sampling != "without_replacement" and schedule.sample_cohort is not None:
+        raise ValueError(
+            f"sampling is {schedule.sampling!r} and sample_cohort is set; omit one of them."
+        )
+    fewest, most = -(-clients.min_size // batch_size), -(-clients.max_size // batch_size)
+    divides = clients.min_size == clients.max_size and clients.max_size % batch_size == 0
+    if local_steps is not None:
+        num_steps = check_int("local_steps", local_steps, minimum=1, maximum=LARGEST_INT)
+        is_full = divides or clients.min_size >= num_steps * batch_size
+        return _Work(batch_size, num_steps, clients.local_steps is None, is_full)
+    epochs = check_int("local_epochs", local_epochs, minimum=1, maximum=LARGEST_INT // most)
+    return _Work(batch_size, epochs * most, fewest == most, divides)
 
 
 def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:
-    cohort_size, replace, weights = schedule.cohort_size, schedule.replace, schedule.weights
-    devices, sampling = schedule.devices, schedule.sampling
-    batch_size, num_steps, equal_steps, full = _checked_steps(schedule, clients)
-    round, key = jnp.asarray(round, jnp.int32), compact(threefry(key))
-    cohort_key, order_key, client_key, report_key = round_keys(key, round)
-    expected: jax.Array | None = None
-    measured: dict[str, jax.Array] = {}
-    if sampling == "cyclic":
-        check_times(clients, sampling)
-        check_int("cohort_size", cohort_size, minimum=1, maximum=clients.num_available)
-        ids = sample_cyclic(key, clients, cohort_size, round)
-    else:
-        ids, expected, measured = draw_ids(
-            clients, cohort_key, round, cohort_size, schedule.sample_cohort, sampling
-        )
-    has_empty_slots = sampling != "without_replacement"
+    work = _work(schedule, clients)
+    round = jnp.asarray(round, jnp.int32)
+    keys = round_keys(compact(threefry(key)), round)
+    clock = Clock(schedule.devices, clients.times)
+    ids, slots, expected, measured = sample_cohort(
+        keys, clients, clock, round, schedule.cohort_size, schedule.sampling, schedule.sample_cohort
+    )
+    has_empty_slots = SAMPLINGS[schedule.sampling].pads or clock.times is not None
     participates = ids < clients.num_clients if has_empty_slots else None
-    steps_taken = seconds = None
-    if clients.local_steps is not None:
-        steps_taken = clients.local_steps[ids]
-    elif not equal_steps:
-        steps_taken = schedule.local_epochs * ((clients.sizes[ids] + batch_size - 1) // batch_size)
-    if devices is not None:
-        if not isinstance(devices, Devices):
-            raise TypeError(f"devices is {devices!r}; it must be a data.Devices or None.")
-        check_devices(clients.times, devices)
-        if devices.min_local_steps is not None:
-            check_int("min_local_steps", devices.min_local_steps, minimum=1, maximum=num_steps)
-        planned = jnp.full(ids.shape, num_steps, jnp.int32) if steps_taken is None else steps_taken
-        steps_taken = devices.local_steps(key, round, ids, planned)
-        if type(devices).local_steps is not Devices.local_steps:
-            steps_taken = _checked_own(devices, steps_taken, ids.shape, num_steps)
-        reports = devices.reports(report_key, ids)
-        is_client = jnp.ones(ids.shape, bool) if participates is None else participates
-        if reports is not None:
-            participates = reports & is_client
-        if clients.times is None:
-            seconds = devices.seconds(key, ids, steps_taken)
-            came = is_client if participates is None else participates
-            spent = devices.round_seconds(seconds, came & (steps_taken > 0), is_client)
-            measured = {"round_seconds": spent}
-    if clients.times is not None:
-        planned = jnp.full(ids.shape, num_steps, jnp.int32) if steps_taken is None else steps_taken
-        first, seconds, participates, waited = clients.times.first_to_finish(
-            ids, planned, participates, len(ids) if has_empty_slots else cohort_size
+    num_steps = _planned(schedule, clients, work, ids)
+    seconds = None
+    if clock.is_running:
+        steps = jnp.full(ids.shape, work.num_steps, jnp.int32) if num_steps is None else num_steps
+        steps = clock.local_steps(keys.run, round, ids, steps, work.num_steps)
+        ids, steps, seconds, participates, spent = clock.finish(
+            keys, ids, steps, clients.num_clients, slots
         )
-        ids, measured = ids[first], {**measured, **waited}
-        steps_taken = None if steps_taken is None else steps_taken[first]
-    held = ids
-    if has_empty_slots or clients.times is not None:  # empty slots: any client
+        measured = {**measured, **spent}
+        if num_steps is not None or clock.devices is not None:
+            num_steps = steps
+    holders = ids
+    if has_empty_slots:  # a padded slot reads the examples of any client
         someone = 0 if clients.nonempty is None else clients.nonempty[0]
-        held = jnp.where(ids < clients.num_clients, ids, someone)
-    starts, sizes = clients.starts[held], clients.sizes[held]
-    steps = jnp.arange(num_steps, dtype=jnp.int32)
-    places, real = _positions(order_key, ids, sizes, steps, batch_size, replace)
-    if steps_taken is not None:
-        real = real & (steps[None, :] < steps_taken[:, None])[..., None]
-    everything = every_real = None
+        holders = jnp.where(ids < clients.num_clients, ids, someone)
+    starts, sizes = clients.starts[holders], clients.sizes[holders]
+    places, is_real = _positions(keys.order, ids, sizes, work, schedule.replace)
+    if num_steps is not None:
+        is_taken = jnp.arange(work.num_steps, dtype=jnp.int32)[None, :] < num_steps[:, None]
+        is_real = is_real & is_taken[..., None]
+    is_masked = not (work.is_equal if schedule.replace else work.is_full)
+    full_examples = full_mask = None
     if schedule.full_examples:
         place = jnp.arange(clients.max_size, dtype=jnp.int32)[None, :]
-        every_real = place < sizes[:, None]
-        everything = _held(clients, starts[:, None] + jnp.where(every_real, place, 0))
+        full_mask = place < sizes[:, None]
+        full_examples = _held(clients, starts[:, None] + jnp.where(full_mask, place, 0))
     return CohortBatch(
         client_ids=ids,
         examples=_held(clients, starts[:, None, None] + places),
-        key=plain(client_key),
+        key=plain(keys.clients),
         round=round,
-        full_examples=everything,
-        full_mask=every_real,
-        example_mask=None if (replace and equal_steps) or (not replace and full) else real,
-        num_steps=steps_taken,
-        weights=sizes.astype(jnp.float32) if weights == "examples" else None,
+        full_examples=full_examples,
+        full_mask=full_mask,
+        example_mask=is_real if is_masked else None,
+        num_steps=num_steps,
+        weights=sizes.astype(jnp.float32) if schedule.weights == "examples" else None,
         participates=participates,
         source=clients.examples,
         expected_size=expected,
@@ -449,42 +448,23 @@ def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: jax.Arr
     )
 
 
-def _checked_steps(schedule: Schedule, clients: FederatedArrays) -> tuple[int, int, bool, bool]:
-    """Return (B, K, whether all clients take K steps, whether all their examples are real)."""
-    local_steps, local_epochs = schedule.local_steps, schedule.local_epochs
-    sampling = schedule.sampling
-    batch_size = check_int("batch_size", schedule.batch_size, minimum=1, maximum=LARGEST_INT)
-    if (local_steps is None) == (local_epochs is None):
-        raise ValueError(
-            f"local_steps is {local_steps} and local_epochs {local_epochs}; set exactly one."
-        )
-    check_choice("weights", schedule.weights, ("uniform", "examples"))
-    check_choice("sampling", sampling, SAMPLINGS)
-    if sampling != "without_replacement" and schedule.sample_cohort is not None:
-        raise ValueError(f"sampling is {sampling!r} and sample_cohort is set; omit one of them.")
-    fewest, most = -(-clients.min_size // batch_size), -(-clients.max_size // batch_size)
-    divides = clients.min_size == clients.max_size and clients.max_size % batch_size == 0
-    if local_steps is not None:
-        num_steps = check_int("local_steps", local_steps, minimum=1, maximum=LARGEST_INT)
-        full = divides or clients.min_size >= num_steps * batch_size
-        return batch_size, num_steps, clients.local_steps is None, full
-    epochs = check_int("local_epochs", local_epochs, minimum=1, maximum=LARGEST_INT // most)
-    return batch_size, epochs * most, fewest == most, divides
+def _planned(
+    schedule: Schedule, clients: FederatedArrays, work: _Work, ids: jax.Array
+) -> jax.Array | None:
+    """Compute the local steps that the schedule asks for, int32 [S]; None: K for all."""
+    if clients.local_steps is not None:
+        return clients.local_steps[ids]
+    if work.is_equal:
+        return None
+    passes = (clients.sizes[ids] + work.batch_size - 1) // work.batch_size
+    return schedule.local_epochs * passes
 
 
-def _checked_own(devices: Devices, steps: Any, shape: tuple[int, ...], most: int) -> jax.Array:
-    """Check the steps of a subclass of ``Devices``; returns int32 [S] from 0 to K."""
-    steps = jnp.asarray(steps)
-    if not jnp.issubdtype(steps.dtype, jnp.integer) or steps.shape != shape:
-        raise ValueError(
-            f"{type(devices).__name__}.local_steps returned {steps.dtype}{list(steps.shape)}; it "
-            f"must be integers {list(shape)}, from 0 to {most}."
-        )
-    return jnp.clip(steps, 0, most).astype(jnp.int32)
-
-
-def _positions(order_key, ids, sizes, steps, batch_size, replace):
+def _positions(
+    order_key: Key, ids: jax.Array, sizes: jax.Array, work: _Work, replace: bool
+) -> tuple[jax.Array, jax.Array]:
     """Compute positions of the mini-batches in the clients' lists, [S, K, B], and their mask."""
+    batch_size, steps = work.batch_size, jnp.arange(work.num_steps, dtype=jnp.int32)
     # All bits of a round in one block: keys folded by client, pass and step compile for longer.
     places = jnp.arange(batch_size, dtype=jnp.int32)[None, None]
     if replace:

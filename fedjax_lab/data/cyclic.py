@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.order import WORDS, shuffled
+from fedjax_lab.data.sampler import RoundKeys, Sampler
 from fedjax_lab.types import Key
 
 # Folded into the run's key, apart from the numbers of rounds and what the devices fold in.
@@ -57,3 +58,12 @@ def sample_cyclic(
     numbers = shuffled(deal, jnp.minimum(places, available - 1)[None], size)[0]
     ids = numbers if clients.nonempty is None else clients.nonempty[numbers]
     return jnp.where(places < available, ids, clients.num_clients)
+
+
+def _sample(
+    keys: RoundKeys, clients: FederatedArrays, cohort_size: int, round: jax.Array
+) -> tuple[jax.Array, None]:
+    return sample_cyclic(keys.run, clients, cohort_size, round), None
+
+
+CYCLIC = Sampler(cyclic_slots, _sample)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_lab.checks import check_int
+from fedjax_lab.data.clock import RoundTimes
 from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.data.heterogeneity import (
     Heterogeneity,
@@ -23,7 +24,6 @@ from fedjax_lab.data.heterogeneity import (
 from fedjax_lab.data.partition import Partition, number_owners
 from fedjax_lab.data.partition import split_indices as _split_indices
 from fedjax_lab.data.sources import Examples
-from fedjax_lab.data.times import RoundTimes
 from fedjax_lab.signatures import suggest_keywords
 
 # Largest numbers of clients and of names that are legible in a figure.

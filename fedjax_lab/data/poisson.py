@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import check_int
 from fedjax_lab.data.federated import FederatedArrays
+from fedjax_lab.data.sampler import RoundKeys, Sampler
 from fedjax_lab.types import Key
 
 _OVERFLOW = 1e-9  # probability that a round has more clients than slots
@@ -47,18 +47,13 @@ def sample_poisson(
     Args:
       key: typed PRNG key; consumed.
       clients: the federation, M of its N clients with data.
-      cohort_size: expected number of clients.
+      cohort_size: expected number of clients, at most M.
 
     Returns:
       int32 [S] in rising order, N in padded slots; and the number of participants, int32. If this
       exceeds S, the last participants are missing and the cohort is invalid.
-
-    Raises:
-      TypeError: ``cohort_size`` is not an integer.
-      ValueError: ``cohort_size`` exceeds the number of clients with data.
     """
     available, everyone = clients.num_available, clients.num_clients
-    cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
     ids = jnp.arange(everyone, dtype=jnp.int32) if clients.nonempty is None else clients.nonempty
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
     # Integers, because for floats in [0, 1) the probability of a value below q is rounded.
@@ -70,3 +65,12 @@ def sample_poisson(
     (places,) = jnp.nonzero(comes, size=slots, fill_value=available)
     padded = jnp.concatenate([ids, jnp.full(1, everyone, jnp.int32)])
     return padded[places], comes.sum(dtype=jnp.int32)
+
+
+def _sample(
+    keys: RoundKeys, clients: FederatedArrays, cohort_size: int, round: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return sample_poisson(keys.cohort, clients, cohort_size)
+
+
+POISSON = Sampler(poisson_slots, _sample)

@@ -13,8 +13,8 @@ from scipy import stats
 
 from fedjax_lab import data
 from fedjax_lab.data import cohort
-from fedjax_lab.data.client_sampling import _floyd, _redrawn
 from fedjax_lab.data.order import WORDS, shuffled
+from fedjax_lab.data.uniform import _floyd, _redrawn
 
 key = jax.random.key(7)
 

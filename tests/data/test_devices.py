@@ -4,13 +4,16 @@ import collections
 from decimal import Decimal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
 from fedjax_lab import FedState, algorithms, build_round, data, simulate
 from fedjax_lab.data import Devices
+from fedjax_lab.data.clock import Clock
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.data.sampler import round_keys
 from tests.algorithms.problem import initial_params, loss_fn
 
 IDS = np.arange(2000, dtype=np.int32)
@@ -48,23 +51,36 @@ def test_a_time_budget_leaves_the_steps_that_are_finished_in_time():
 
 
 def test_round_seconds():
-    devices = Devices(time_budget=6.0, step_time=0.5)
-    ids, taken, present = IDS[:3], np.array([4, 12, 0], np.int32), np.ones(3, bool)
-    unlimited = Devices(step_time=0.5)
+    devices, unlimited = Devices(time_budget=6.0, step_time=0.5), Devices(step_time=0.5)
+    keys, ids = round_keys(KEY, 0), IDS[:3]
 
     @jax.jit
-    def run(ids, taken, present, some):
-        def wait(devices, n, present, is_client=present):
-            seconds = devices.seconds(KEY, ids[:n], taken[:n])
-            return devices.round_seconds(seconds, (present & (taken > 0))[:n], is_client[:n])
+    def run(taken, num_clients):
+        def wait(devices, n, taken=taken, num_clients=3):
+            clock = Clock(devices, None)
+            return clock.finish(keys, ids[:n], taken[:n], num_clients, n).measured["round_seconds"]
 
-        first = [wait(devices, n, present) for n in (3, 2, 1)]
-        absent = wait(devices, 3, some & (ids < 1), ids < 1)  # two slots are padding
-        return [*first, wait(unlimited, 3, some), absent]
+        padded = wait(devices, 3, taken.at[1:].set(0), num_clients)
+        return [*(wait(devices, n) for n in (3, 2, 1)), wait(unlimited, 3), padded]
 
-    # One never reports; one takes the whole budget; all are in time; without a budget; and alone.
-    seconds = run(ids, taken, present, np.array([True, False, True]))
-    assert [float(each) for each in seconds] == [6.0, 6.0, 2.0, 2.0, 2.0]
+    # One never reports; one takes the whole budget; one is in time; without a budget, where the
+    # last one takes six seconds; and two of three slots are padding.
+    seconds = run(jnp.int32([4, 12, 0]), np.int32(1))
+    assert [float(each) for each in seconds] == [6.0, 6.0, 2.0, 6.0, 2.0]
+
+
+def test_the_server_waits_for_clients_that_fail_only_if_there_is_a_budget():
+    """Otherwise it knows them, and the last client that reports ends the round."""
+    ids, taken = IDS[:64], np.where(IDS[:64] % 2, 4, 12).astype(np.int32)
+    keys = round_keys(KEY, 0)
+    for budget in (None, 60.0):
+        devices = Devices(time_budget=budget, step_time=0.5, dropout=0.5)
+        found = Clock(devices, None).finish(keys, ids, taken, 64, 64)
+        came = np.asarray(devices.reports(keys.dropout, ids))
+        np.testing.assert_array_equal(found.participates, came)
+        assert 0 < came.sum() < 64
+        expected = (taken[came] / 2).max() if budget is None else budget
+        assert found.measured["round_seconds"] == expected
 
 
 def test_a_budget_that_steps_meet_exactly_is_met():

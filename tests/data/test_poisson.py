@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from fedjax_lab import data
+from fedjax_lab.data.client_sampling import SAMPLINGS
 from fedjax_lab.data.poisson import poisson_slots, sample_poisson
 
 N, EXPECTED, ROUNDS = 60, 12, 4000
@@ -95,8 +96,15 @@ def test_all_clients_when_all_are_expected():
     assert (came == N).all()
 
 
+def with_slots(monkeypatch, slots):
+    """Let Poisson cohorts have too few slots."""
+    monkeypatch.setattr("fedjax_lab.data.poisson.poisson_slots", lambda expected, available: slots)
+    few = SAMPLINGS["poisson"]._replace(slots=lambda expected, available: slots)
+    monkeypatch.setitem(SAMPLINGS, "poisson", few)
+
+
 def test_more_clients_than_slots_are_not_overlooked(monkeypatch):
-    monkeypatch.setattr("fedjax_lab.data.poisson.poisson_slots", lambda expected, available: 8)
+    with_slots(monkeypatch, 8)
     clients = federation(np.full(N, 4))
     batch = data.draw_batch(
         clients,
@@ -123,4 +131,4 @@ def test_bad_input():
             clients, key, 0, sampling="poisson", sample_cohort=lambda k, t: k, **settings
         )
     with pytest.raises(ValueError, match="cohort_size is 61"):
-        sample_poisson(key, clients, N + 1)
+        data.draw_batch(clients, key, 0, sampling="poisson", **settings | {"cohort_size": N + 1})

@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_lab import algorithms, data, simulate, sweep
 from fedjax_lab.data.poisson import poisson_slots
+from tests.data.test_poisson import with_slots
 
 SETTINGS = {"cohort_size": 6, "local_steps": 2, "batch_size": 4, "rounds": 4, "eval_every": 2}
 
@@ -96,8 +97,7 @@ def test_a_sweep_has_the_same_cohorts():
 
 
 def test_too_many_clients_end_the_run(monkeypatch):
-    for module in ("fedjax_lab.data.poisson", "fedjax_lab.data.cohort"):
-        monkeypatch.setattr(f"{module}.poisson_slots", lambda expected, available: 3)
+    with_slots(monkeypatch, 3)
     with pytest.raises(RuntimeError, match="a Poisson cohort has more clients than slots"):
         run("fedavg", client_map="scan")
 

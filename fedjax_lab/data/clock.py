@@ -1,12 +1,13 @@
-"""Availability, client times, stragglers and the duration of a round.
+"""Simulated time: who is available, who takes fewer local steps, who is late, how long it takes.
 
-A client that takes K_i local steps in a round is done after ::
+``Devices`` describes clients by distributions, ``ClientTimes`` by arrays; a round has one ``Clock``
+of both. A client that takes K_i local steps is done after ::
 
     latency + bytes it receives / download + K_i g step_seconds + bytes it sends / upload
 
-seconds. The bytes are the method's ``downlink`` and ``uplink``, or the client's part of them
-(``with_ranks``); g is the method's ``gradients_per_step``. Everything is a function of (key, round,
-client id).
+seconds; with ``Devices`` alone, messages take no time. The bytes are the method's ``downlink`` and
+``uplink``, or the client's part of them (``with_ranks``); g is the method's ``gradients_per_step``.
+Everything is a function of (key, round, client id).
 
 Axes: N clients, S slots of the cohort, P periods of availability.
 """
@@ -15,20 +16,135 @@ import dataclasses
 import functools
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import LARGEST_INT, check_int, check_number
-from fedjax_lab.data.devices import ROUNDING, Devices
+from fedjax_lab.checks import LARGEST_INT, check_choice, check_int, check_number
 from fedjax_lab.data.files import read_npz
+from fedjax_lab.data.sampler import RoundKeys
 from fedjax_lab.signatures import suggest_keywords
-from fedjax_lab.types import Key
+from fedjax_lab.types import Key, Metrics
 
+# Time that is exceeded by this share of it counts as met: 10 * 0.09 is more than 0.9 in binary, and
+# the share is four times the spacing of float32.
+ROUNDING = 2.0**-21
 _OF_CLIENTS = ("step_seconds", "download", "upload", "latency")
-_PRESENT, _ORDER = 0, 1  # folded into the round's key for the cohort
+# Folded into the run's key, apart from the numbers of rounds.
+_SPEED, _STEPS = jnp.iinfo(jnp.uint32).max, jnp.iinfo(jnp.uint32).max - 1
+_PRESENT = 0  # folded into the round's key for the cohort
+
+
+@suggest_keywords
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """Numbers of local steps K_i and dropouts of the clients, applied in this order.
+
+    1. The schedule asks for K steps, or for E passes over the client's data.
+    2. With ``min_local_steps`` the client takes a uniformly drawn number between that and the
+       number of step 1.
+    3. With ``time_budget`` a straggler takes only the steps that it finishes in time. A local step
+       takes ``step_time * exp(step_time_spread * z_i)`` seconds, z_i standard normal, the same in
+       every round. A client that finishes no step (K_i = 0) does not participate. The last step
+       may end later than the budget by ``ROUNDING`` of it, the error of decimals in float32.
+    4. With probability ``dropout`` a sampled client fails and does not participate.
+
+    Attributes:
+      min_local_steps: least number of local steps, at least 1; None: the number of step 1.
+      redraw: "round": step 2 draws anew in each round; "run": once for each client.
+      time_budget: simulated seconds that the server waits; None: until all clients are done.
+      step_time: median over the clients of the simulated seconds of one local step with one
+        gradient. In ``simulate`` and its kin, a step of a method with g gradients takes g times as
+        long (``Algorithm.gradients_per_step``).
+      step_time_spread: standard deviation over the clients of its logarithm; 0: all equal.
+      dropout: probability that a client fails, in [0, 1), independent in each round.
+
+    Raises:
+      TypeError: a value has the wrong type.
+      ValueError: a value is out of range.
+    """
+
+    min_local_steps: int | None = None
+    redraw: str = "round"
+    time_budget: float | None = None
+    step_time: float = 1.0
+    step_time_spread: float = 0.0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.min_local_steps is not None:
+            check_int("min_local_steps", self.min_local_steps, minimum=1)
+        check_choice("redraw", self.redraw, ("round", "run"))
+        if self.time_budget is not None:
+            check_number("time_budget", self.time_budget, minimum=0.0, exclusive_minimum=True)
+        check_number("step_time", self.step_time, minimum=0.0, exclusive_minimum=True)
+        check_number("step_time_spread", self.step_time_spread, minimum=0.0)
+        check_number("dropout", self.dropout, minimum=0.0, maximum=1.0, exclusive_maximum=True)
+
+    def step_seconds(self, key: Key, client_ids: jax.Array) -> jax.Array:
+        """Compute the simulated seconds of a local step of each client, float [S].
+
+        Args:
+          key: the run's key.
+          client_ids: int32 [S].
+        """
+        normal = _per_client(jax.random.normal, jax.random.fold_in(key, _SPEED), client_ids)
+        return self.step_time * jnp.exp(self.step_time_spread * normal)
+
+    def local_steps(
+        self, key: Key, round: jax.Array, client_ids: jax.Array, planned: jax.Array
+    ) -> jax.Array:
+        """Compute the number of local steps of each client, int32 [S].
+
+        Args:
+          key: the run's key.
+          round: int32 scalar, counted from 0.
+          client_ids: int32 [S].
+          planned: int32 [S], the steps that the schedule asks for.
+        """
+        steps = planned
+        if self.min_local_steps is not None:
+            draw_key = jax.random.fold_in(key, _STEPS)
+            if self.redraw == "round":
+                draw_key = jax.random.fold_in(draw_key, round)
+            least = jnp.minimum(self.min_local_steps, planned)
+            share = _per_client(jax.random.uniform, draw_key, client_ids)
+            drawn = jnp.floor(share * (planned - least + 1)).astype(jnp.int32)
+            steps = jnp.minimum(least + drawn, planned)
+        if self.time_budget is not None:
+            in_time = self.time_budget / self.step_seconds(key, client_ids)
+            in_time = jnp.floor(in_time * (1 + ROUNDING))
+            steps = jnp.minimum(steps, jnp.minimum(in_time, planned).astype(jnp.int32))
+        return steps
+
+    def reports(self, key: Key, client_ids: jax.Array) -> jax.Array | None:
+        """Sample which clients do not fail, bool [S]; None: no client fails.
+
+        Args:
+          key: the round's key for dropouts.
+          client_ids: int32 [S].
+        """
+        if self.dropout == 0:
+            return None
+        return _per_client(jax.random.uniform, key, client_ids) >= self.dropout
+
+    def seconds(self, key: Key, client_ids: jax.Array, steps: jax.Array) -> jax.Array:
+        """Compute the simulated seconds until each client is done, float [S].
+
+        A client that finishes no step is done at the end of the budget.
+
+        Args:
+          key: the run's key.
+          client_ids: int32 [S].
+          steps: int32 [S], the steps taken.
+        """
+        seconds = steps * self.step_seconds(key, client_ids)
+        if self.time_budget is None:
+            return seconds
+        return jnp.where(steps > 0, jnp.minimum(seconds, self.time_budget), self.time_budget)
 
 
 @suggest_keywords
@@ -39,7 +155,7 @@ class ClientTimes:
     In a round the server samples S' = ceil(over_selection * S) of the available clients, uniformly
     without replacement, and aggregates the S clients that finish first. Stragglers, which are later
     than ``deadline`` or than the first S, do not participate. A client that exceeds the deadline by
-    ``devices.ROUNDING`` of it at most, the error of decimals in float32, is in time. If fewer
+    ``clock.ROUNDING`` of it at most, the error of decimals in float32, is in time. If fewer
     clients are available, all of them are sampled. If none is available, the round changes nothing
     and takes no time.
 
@@ -248,106 +364,168 @@ class RoundTimes:
 
     @property
     def chooses(self) -> bool:
-        """True if the times influence client sampling or participation."""
+        """True if the times influence client sampling."""
         return self.availability is not None or self.over_selection > 1
 
-    def selected(self, cohort_size: int, most: int) -> int:
-        """Return S', the number of clients to sample, at most ``most``.
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """The simulated time of rounds, of ``devices``, of ``times``, or of both.
+
+    Attributes:
+      devices: numbers of local steps and dropouts, and the seconds of a step if there are no
+        ``times``; None: all clients take all steps, and none fails.
+      times: the seconds of steps and messages, and which clients are available; None: messages take
+        no time, and all clients are available.
+
+    Raises:
+      ValueError: both determine the seconds of a step.
+    """
+
+    devices: Devices | None
+    times: RoundTimes | None
+
+    def __post_init__(self) -> None:
+        """Check that only one value determines the seconds of a step."""
+        check_devices(self.times, self.devices)
+
+    @property
+    def is_running(self) -> bool:
+        """True if rounds take time."""
+        return self.devices is not None or self.times is not None
+
+    @property
+    def selects_clients(self) -> bool:
+        """True if the times influence client sampling."""
+        return self.times is not None and self.times.chooses
+
+    def sampled(self, cohort_size: int, available: int) -> int:
+        """Return S', the number of clients to sample, at most ``available``.
 
         Args:
           cohort_size: S.
-          most: number of clients that can be sampled.
+          available: number of clients that can be sampled.
         """
+        over_selection = 1.0 if self.times is None else self.times.over_selection
         # Rounded first, because 1.1 * 10 is a little more than 11 in binary.
-        return min(math.ceil(round(self.over_selection * cohort_size, 9)), most)
+        return min(math.ceil(round(over_selection * cohort_size, 9)), available)
 
-    def is_there(self, key: Key, round: jax.Array, sizes: jax.Array) -> jax.Array:
-        """Sample which clients with data are available in a round, bool [N].
+    def available(self, key: Key, round: jax.Array, sizes: jax.Array) -> jax.Array | None:
+        """Sample which clients with data are available in a round, bool [N]; None: all.
 
         Args:
-          key: the round's key of cohorts.
+          key: the round's key for the cohort.
           round: int32 scalar, counted from 0.
           sizes: int32 [N], examples of each client.
         """
-        assert self.availability is not None
-        period = (round // self.rounds_per_period) % self.availability.shape[0]
-        row = self.availability[period]
+        if self.times is None or self.times.availability is None:
+            return None
+        availability = self.times.availability
+        row = availability[(round // self.times.rounds_per_period) % availability.shape[0]]
         if row.dtype != bool:
             key = jax.random.fold_in(key, _PRESENT)
             row = jax.random.uniform(key, row.shape, jnp.float32) < row
         return row & (sizes > 0)
 
-    def draw(self, key: Key, there: jax.Array, count: int) -> jax.Array:
-        """Sample distinct available clients uniformly: int32 [count] in random order.
-
-        If there are fewer, the remaining places have N. The cost is that of N random numbers.
-
-        Args:
-          key: the round's key of cohorts.
-          there: bool [N].
-          count: number of clients, at most N.
-        """
-        numbers = jax.random.uniform(jax.random.fold_in(key, _ORDER), there.shape, jnp.float32)
-        largest, ids = jax.lax.top_k(jnp.where(there, numbers, -1.0), count)
-        return jnp.where(largest >= 0, ids, there.shape[0]).astype(jnp.int32)
-
-    def seconds(self, client_ids: jax.Array, steps: jax.Array) -> jax.Array:
-        """Compute the simulated seconds until each client is done, float [S]; 0 in a padded slot.
+    def local_steps(
+        self, key: Key, round: jax.Array, client_ids: jax.Array, planned: jax.Array, most: int
+    ) -> jax.Array:
+        """Compute the number of local steps of each client, int32 [S].
 
         Args:
-          client_ids: int32 [S]; a padded slot has id N.
-          steps: int32 [S], the local steps K_i.
-        """
-        computing = steps * self.step_seconds[client_ids]
-        is_client = client_ids < self.step_seconds.shape[0]
-        return jnp.where(is_client, self.exchange_seconds[client_ids] + computing, 0.0)
+          key: the run's key.
+          round: int32 scalar, counted from 0.
+          client_ids: int32 [S].
+          planned: int32 [S], the steps that the schedule asks for.
+          most: K, the largest number of steps.
 
-    def first_to_finish(
-        self, client_ids: jax.Array, steps: jax.Array, reports: jax.Array | None, cohort_size: int
-    ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
-        """Select the participants among S' sampled clients, and compute the server's waiting time.
+        Raises:
+          ValueError: ``min_local_steps`` exceeds K, or a subclass of ``Devices`` returns no
+            integers [S].
+        """
+        devices = self.devices
+        if devices is None:
+            return planned
+        if devices.min_local_steps is not None:
+            check_int("min_local_steps", devices.min_local_steps, minimum=1, maximum=most)
+        steps = jnp.asarray(devices.local_steps(key, round, client_ids, planned))
+        if not jnp.issubdtype(steps.dtype, jnp.integer) or steps.shape != client_ids.shape:
+            raise ValueError(
+                f"{type(devices).__name__}.local_steps returned {steps.dtype}{list(steps.shape)}; "
+                f"it must be integers {list(client_ids.shape)}, from 0 to {most}."
+            )
+        if type(devices).local_steps is Devices.local_steps:
+            return steps
+        return jnp.clip(steps, 0, most).astype(jnp.int32)
+
+    def finish(
+        self, keys: RoundKeys, client_ids: jax.Array, steps: jax.Array, num_clients: int, slots: int
+    ) -> "Finished":
+        """Select the clients that finish first, and compute how long the server waits.
 
         The server waits until S clients (or all, if fewer) have reported; if that never happens,
-        until the deadline. Without a deadline, the server knows which clients have failed.
+        until the deadline or the end of the time budget. Without either, the server knows which
+        clients have failed.
 
         Args:
+          keys: keys of the round.
           client_ids: int32 [S'], distinct; N in padded places.
           steps: int32 [S'], the local steps K_i.
-          reports: bool [S'], which clients do not fail; None: all.
-          cohort_size: S.
-
-        Returns:
-          Places of the cohort, int32 [S], in the order of sampling; the seconds of each, float [S];
-          which clients participate, bool [S]; and metrics of the round.
+          num_clients: N.
+          slots: S.
         """
-        seconds = self.seconds(client_ids, steps)
-        is_client = client_ids < self.step_seconds.shape[0]
-        in_time = is_client & (steps > 0)
-        if reports is not None:
-            in_time = in_time & reports
-        if self.most_steps is not None:
-            in_time = in_time & (steps <= self.most_steps[client_ids])
-        places = jnp.arange(cohort_size, dtype=jnp.int32)
-        if client_ids.shape[0] > cohort_size:
-            order = jnp.argsort(jnp.where(in_time, seconds, jnp.inf), stable=True)
-            places = jnp.sort(order[:cohort_size]).astype(jnp.int32)
-        seconds, participates = seconds[places], in_time[places]
-        waited = jnp.where(participates, seconds, 0.0).max()
-        if self.deadline is not None:
-            wanted = jnp.minimum(is_client.sum(), cohort_size)
-            waited = jnp.minimum(waited, self.deadline)
-            waited = jnp.where(in_time.sum() >= wanted, waited, self.deadline)
-        dropped = is_client.sum() - participates.sum()
-        return (
-            places,
-            seconds,
-            participates,
-            {"round_seconds": waited, "dropped_clients": dropped.astype(seconds.dtype)},
-        )
+        devices, times = self.devices, self.times
+        is_client = client_ids < num_clients
+        reports = is_client & (steps > 0)
+        if devices is not None and (alive := devices.reports(keys.dropout, client_ids)) is not None:
+            reports = reports & alive
+        if times is not None:
+            limit = times.deadline
+            seconds = steps * times.step_seconds[client_ids]
+            seconds = jnp.where(is_client, times.exchange_seconds[client_ids] + seconds, 0.0)
+            if times.most_steps is not None:
+                reports = reports & (steps <= times.most_steps[client_ids])
+        else:
+            assert devices is not None
+            limit = devices.time_budget
+            seconds = devices.seconds(keys.run, client_ids, steps)
+        is_enough = reports.sum() >= jnp.minimum(is_client.sum(), slots)
+        if client_ids.shape[0] > slots:
+            order = jnp.argsort(jnp.where(reports, seconds, jnp.inf), stable=True)
+            first = jnp.sort(order[:slots])  # in the order of sampling
+            client_ids, steps, seconds, reports = (
+                leaf[first] for leaf in (client_ids, steps, seconds, reports)
+            )
+        waited = jnp.where(reports, seconds, 0.0).max()
+        if limit is not None:
+            waited = jnp.where(is_enough, jnp.minimum(waited, limit), limit)
+        measured = {"round_seconds": waited}
+        if times is not None:
+            dropped = is_client.sum() - reports.sum()
+            measured["dropped_clients"] = dropped.astype(seconds.dtype)
+        return Finished(client_ids, steps, seconds, reports, measured)
+
+
+class Finished(NamedTuple):
+    """The cohort of a round, after the server has waited for it.
+
+    Attributes:
+      client_ids: int32 [S]; N in padded slots.
+      num_steps: int32 [S], the local steps K_i.
+      seconds: float [S], simulated seconds until each client is done.
+      participates: bool [S], which clients take a step, do not fail, and are in time.
+      measured: metrics of the round.
+    """
+
+    client_ids: jax.Array
+    num_steps: jax.Array
+    seconds: jax.Array
+    participates: jax.Array
+    measured: Metrics
 
 
 def check_devices(times: ClientTimes | RoundTimes | None, devices: Devices | None) -> None:
-    """Check that only one argument determines step times.
+    """Check that only one argument determines the seconds of a step, and the server's patience.
 
     Args:
       times: client times, or None.
@@ -432,3 +610,9 @@ def _availability(value: Any) -> np.ndarray:
             raise ValueError("availability has values outside [0, 1]; each is a probability.")
         array = array.astype(np.float32)
     return array
+
+
+def _per_client(draw, key: Key, client_ids: jax.Array) -> jax.Array:
+    # float32 in every mode of JAX, so that the same clients are drawn.
+    one = lambda client_id: draw(jax.random.fold_in(key, client_id), (), jnp.float32)  # noqa: E731
+    return jax.vmap(one)(client_ids)
