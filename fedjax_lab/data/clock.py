@@ -38,7 +38,7 @@ _PRESENT = 0  # folded into the round's key for the cohort
 
 
 @suggest_keywords
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Devices:
     """Numbers of local steps K_i and dropouts of the clients, applied in this order.
 
@@ -83,6 +83,18 @@ class Devices:
         check_number("step_time", self.step_time, minimum=0.0, exclusive_minimum=True)
         check_number("step_time_spread", self.step_time_spread, minimum=0.0)
         check_number("dropout", self.dropout, minimum=0.0, maximum=1.0, exclusive_maximum=True)
+
+    def _compared(self) -> tuple[Any, ...]:
+        """Return what a program depends on, also of attributes that a subclass adds."""
+        values = vars(self).items()
+        is_plain = (int, float, str, type(None))
+        return type(self), *((n, v if isinstance(v, is_plain) else id(v)) for n, v in values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Devices) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
 
     def step_seconds(self, key: Key, client_ids: jax.Array) -> jax.Array:
         """Compute the simulated seconds of a local step of each client, float [S].

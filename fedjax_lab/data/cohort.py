@@ -236,7 +236,58 @@ class Schedule(NamedTuple):
         Raises:
           TypeError, ValueError: as in ``draw_batch``.
         """
-        return _draw(self, clients, key, round)
+        work = _work(self, clients)
+        round = jnp.asarray(round, jnp.int32)
+        keys = round_keys(compact(threefry(key)), round)
+        clock = Clock(self.devices, clients.times)
+        ids, slots, expected, measured = sample_cohort(
+            keys, clients, clock, round, self.cohort_size, self.sampling, self.sample_cohort
+        )
+        has_empty_slots = SAMPLINGS[self.sampling].pads or clock.times is not None
+        participates = ids < clients.num_clients if has_empty_slots else None
+        num_steps = _planned(self, clients, work, ids)
+        seconds = None
+        if clock.is_running:
+            planned = jnp.asarray(work.num_steps if num_steps is None else num_steps, jnp.int32)
+            planned = jnp.broadcast_to(planned, ids.shape)
+            steps = clock.local_steps(keys.run, round, ids, planned, work.num_steps)
+            ids, steps, seconds, participates, spent = clock.finish(
+                keys, ids, steps, clients.num_clients, slots
+            )
+            measured = {**measured, **spent}
+            if num_steps is not None or clock.devices is not None:
+                num_steps = steps
+        holders = ids
+        if has_empty_slots:  # a padded slot reads the examples of any client
+            someone = 0 if clients.nonempty is None else clients.nonempty[0]
+            holders = jnp.where(ids < clients.num_clients, ids, someone)
+        starts, sizes = clients.starts[holders], clients.sizes[holders]
+        places, is_real = _positions(keys.order, ids, sizes, work, self.replace)
+        if num_steps is not None:
+            is_taken = jnp.arange(work.num_steps, dtype=jnp.int32)[None, :] < num_steps[:, None]
+            is_real = is_real & is_taken[..., None]
+        is_masked = not (work.is_equal if self.replace else work.is_full)
+        full_examples = full_mask = None
+        if self.full_examples:
+            place = jnp.arange(clients.max_size, dtype=jnp.int32)[None, :]
+            full_mask = place < sizes[:, None]
+            full_examples = _held(clients, starts[:, None] + jnp.where(full_mask, place, 0))
+        return CohortBatch(
+            client_ids=ids,
+            examples=_held(clients, starts[:, None, None] + places),
+            key=plain(keys.clients),
+            round=round,
+            full_examples=full_examples,
+            full_mask=full_mask,
+            example_mask=is_real if is_masked else None,
+            num_steps=num_steps,
+            weights=sizes.astype(jnp.float32) if self.weights == "examples" else None,
+            participates=participates,
+            source=clients.examples,
+            expected_size=expected,
+            seconds=seconds,
+            measured=measured or None,
+        )
 
     def with_gradients(self, count: int) -> "Schedule":
         """Return the schedule whose devices take longer for a local step.
@@ -315,35 +366,13 @@ def draw_batch(
         own_key = _cohort_key(key, round)
         ids = own_cohort(how.sample_cohort, clients, own_key, jnp.asarray(round), how.cohort_size)
         how = how._replace(sample_cohort=None)
-    batch = _drawn(Static(how), dataclasses.replace(read, examples=()), key, round, ids)
+    batch = _drawn(how, dataclasses.replace(read, examples=()), key, round, ids)
     return batch._replace(source=clients.examples)
 
 
-class Static:
-    """A schedule without functions and arrays, as a static argument of a jitted function.
-
-    Two are equal if their programs are. ``Devices`` are compared by class and attributes, also
-    those that a subclass adds: numbers and text by value, others (such as arrays) by identity.
-    """
-
-    def __init__(self, schedule: Schedule):
-        self.schedule = schedule
-        attributes = {} if schedule.devices is None else vars(schedule.devices)
-        compared = {n: v if isinstance(v, _PLAIN) else id(v) for n, v in attributes.items()}
-        devices = type(schedule.devices), tuple(sorted(compared.items()))
-        self._compared = schedule._replace(devices=None), devices
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and self._compared == other._compared
-
-    def __hash__(self) -> int:
-        return hash(self._compared)
-
-
 @functools.partial(jax.jit, static_argnums=0)
-def _drawn(how: Static, clients, key, round, ids) -> CohortBatch:
+def _drawn(schedule: Schedule, clients, key, round, ids) -> CohortBatch:
     """Draw a batch without its ``source``; ``ids`` is the cohort of a custom sampler, or None."""
-    schedule = how.schedule
     if ids is not None:
         schedule = schedule._replace(sample_cohort=lambda key, round: ids)
     return schedule.draw(clients, key, round)
@@ -392,60 +421,6 @@ def _work(schedule: Schedule, clients: FederatedArrays) -> _Work:
         return _Work(batch_size, num_steps, clients.local_steps is None, is_full)
     epochs = check_int("local_epochs", local_epochs, minimum=1, maximum=LARGEST_INT // most)
     return _Work(batch_size, epochs * most, fewest == most, divides)
-
-
-def _draw(schedule: Schedule, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:
-    work = _work(schedule, clients)
-    round = jnp.asarray(round, jnp.int32)
-    keys = round_keys(compact(threefry(key)), round)
-    clock = Clock(schedule.devices, clients.times)
-    ids, slots, expected, measured = sample_cohort(
-        keys, clients, clock, round, schedule.cohort_size, schedule.sampling, schedule.sample_cohort
-    )
-    has_empty_slots = SAMPLINGS[schedule.sampling].pads or clock.times is not None
-    participates = ids < clients.num_clients if has_empty_slots else None
-    num_steps = _planned(schedule, clients, work, ids)
-    seconds = None
-    if clock.is_running:
-        steps = jnp.full(ids.shape, work.num_steps, jnp.int32) if num_steps is None else num_steps
-        steps = clock.local_steps(keys.run, round, ids, steps, work.num_steps)
-        ids, steps, seconds, participates, spent = clock.finish(
-            keys, ids, steps, clients.num_clients, slots
-        )
-        measured = {**measured, **spent}
-        if num_steps is not None or clock.devices is not None:
-            num_steps = steps
-    holders = ids
-    if has_empty_slots:  # a padded slot reads the examples of any client
-        someone = 0 if clients.nonempty is None else clients.nonempty[0]
-        holders = jnp.where(ids < clients.num_clients, ids, someone)
-    starts, sizes = clients.starts[holders], clients.sizes[holders]
-    places, is_real = _positions(keys.order, ids, sizes, work, schedule.replace)
-    if num_steps is not None:
-        is_taken = jnp.arange(work.num_steps, dtype=jnp.int32)[None, :] < num_steps[:, None]
-        is_real = is_real & is_taken[..., None]
-    is_masked = not (work.is_equal if schedule.replace else work.is_full)
-    full_examples = full_mask = None
-    if schedule.full_examples:
-        place = jnp.arange(clients.max_size, dtype=jnp.int32)[None, :]
-        full_mask = place < sizes[:, None]
-        full_examples = _held(clients, starts[:, None] + jnp.where(full_mask, place, 0))
-    return CohortBatch(
-        client_ids=ids,
-        examples=_held(clients, starts[:, None, None] + places),
-        key=plain(keys.clients),
-        round=round,
-        full_examples=full_examples,
-        full_mask=full_mask,
-        example_mask=is_real if is_masked else None,
-        num_steps=num_steps,
-        weights=sizes.astype(jnp.float32) if schedule.weights == "examples" else None,
-        participates=participates,
-        source=clients.examples,
-        expected_size=expected,
-        seconds=seconds,
-        measured=measured or None,
-    )
 
 
 def _planned(
