@@ -118,8 +118,7 @@ class Chunks:
 
     def _arguments(self, piece: int, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         first = jnp.zeros((), jnp.int32)
-        clients = self._run.schedule.read_in_rounds(self._feed.clients)
-        arguments = (self._state, clients, self._key, first)
+        arguments = (self._state, self._feed.clients, self._key, first)
         return arguments, {"length": piece, "frozen": self._frozen}
 
     def prepare(self, length: int, patiently: Callable[[Action], bool] | None = None) -> bool:
@@ -181,7 +180,7 @@ class Chunks:
         self.prepare(length)
         of_pieces = []
         for start, piece in self._feed.pieces(first, length):
-            clients = self._run.schedule.read_in_rounds(self._feed.take(start, piece))
+            clients = self._feed.take(start, piece)
             if values_are_checked():
                 metrics = self._one_by_one(start, piece, clients, **named)
             else:
