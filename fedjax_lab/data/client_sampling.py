@@ -6,7 +6,7 @@ name it in ``SAMPLINGS``.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,22 +29,6 @@ _LOOKED_AT = 10  # number of cohorts for which a custom sampler is checked
 CohortSampler = Callable[[Key, jax.Array], Any]
 
 
-class Sampled(NamedTuple):
-    """The clients that are sampled in a round, before some of them fail or are late.
-
-    Attributes:
-      client_ids: int32 [S'], distinct; N in a padded place.
-      cohort_size: S, the number of slots of the cohort, at most S'.
-      expected_size: as in ``CohortBatch``.
-      measured: metrics of the round.
-    """
-
-    client_ids: jax.Array
-    cohort_size: int
-    expected_size: jax.Array | None
-    measured: Metrics
-
-
 def sample_cohort(
     keys: RoundKeys,
     clients: FederatedArrays,
@@ -53,7 +37,7 @@ def sample_cohort(
     cohort_size: int,
     sampling: str,
     sampler: CohortSampler | None,
-) -> Sampled:
+) -> tuple[jax.Array, int, jax.Array | None, Metrics]:
     """Sample the clients of a round.
 
     Args:
@@ -64,6 +48,10 @@ def sample_cohort(
       cohort_size, sampling: as in ``ScheduleOptions``.
       sampler: custom client sampling, or None.
 
+    Returns:
+      The ids of the sampled clients, int32 [S'], N in padded places; S, the number of slots of the
+      cohort, at most S'; its ``expected_size`` as in ``CohortBatch``; and metrics of the round.
+
     Raises:
       TypeError, ValueError: the cohort size is out of range, two arguments determine the cohort, or
         ``sampler`` returns an invalid cohort.
@@ -71,7 +59,8 @@ def sample_cohort(
     available = clients.num_available
     cohort_size = check_int("cohort_size", cohort_size, minimum=1, maximum=available)
     kind = SAMPLINGS[sampling]
-    if clock.selects_clients and (sampler is not None or kind is not UNIFORM):
+    chooses = clients.times is not None and clients.times.chooses
+    if chooses and (sampler is not None or kind is not UNIFORM):
         other = "sample_cohort is set" if sampler is not None else f"sampling is {sampling!r}"
         raise ValueError(
             f"{other}, and times have availability or over_selection: both determine the cohort; "
@@ -79,16 +68,16 @@ def sample_cohort(
         )
     if sampler is not None:
         ids = own_cohort(sampler, clients, keys.cohort, round, cohort_size)
-        return Sampled(ids, cohort_size, None, {})
+        return ids, cohort_size, None, {}
     slots, count = kind.slots(cohort_size, available), clock.sampled(cohort_size, available)
     there = clock.available(keys.cohort, round, clients.sizes)
     if there is not None:
         number = there.sum(dtype=jnp.result_type(float))
         ids = sample_available(keys.cohort, there, count)
-        return Sampled(ids, slots, None, {"available_clients": number})
+        return ids, slots, None, {"available_clients": number}
     ids, came = kind.sample(keys, clients, count, round)
     expected = None if came is None else jnp.where(came > slots, jnp.nan, float(cohort_size))
-    return Sampled(ids, slots, expected, {})
+    return ids, slots, expected, {}
 
 
 def check_cohorts(

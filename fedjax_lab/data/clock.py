@@ -143,21 +143,6 @@ class Devices:
             return None
         return _per_client(jax.random.uniform, key, client_ids) >= self.dropout
 
-    def seconds(self, key: Key, client_ids: jax.Array, steps: jax.Array) -> jax.Array:
-        """Compute the simulated seconds until each client is done, float [S].
-
-        A client that finishes no step is done at the end of the budget.
-
-        Args:
-          key: the run's key.
-          client_ids: int32 [S].
-          steps: int32 [S], the steps taken.
-        """
-        seconds = steps * self.step_seconds(key, client_ids)
-        if self.time_budget is None:
-            return seconds
-        return jnp.where(steps > 0, jnp.minimum(seconds, self.time_budget), self.time_budget)
-
 
 @suggest_keywords
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -380,8 +365,7 @@ class RoundTimes:
         return self.availability is not None or self.over_selection > 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Clock:
+class Clock(NamedTuple):
     """The simulated time of rounds, of ``devices``, of ``times``, or of both.
 
     Attributes:
@@ -389,27 +373,10 @@ class Clock:
         ``times``; None: all clients take all steps, and none fails.
       times: the seconds of steps and messages, and which clients are available; None: messages take
         no time, and all clients are available.
-
-    Raises:
-      ValueError: both determine the seconds of a step.
     """
 
     devices: Devices | None
     times: RoundTimes | None
-
-    def __post_init__(self) -> None:
-        """Check that only one value determines the seconds of a step."""
-        check_devices(self.times, self.devices)
-
-    @property
-    def is_running(self) -> bool:
-        """True if rounds take time."""
-        return self.devices is not None or self.times is not None
-
-    @property
-    def selects_clients(self) -> bool:
-        """True if the times influence client sampling."""
-        return self.times is not None and self.times.chooses
 
     def sampled(self, cohort_size: int, available: int) -> int:
         """Return S', the number of clients to sample, at most ``available``.
@@ -472,7 +439,7 @@ class Clock:
 
     def finish(
         self, keys: RoundKeys, client_ids: jax.Array, steps: jax.Array, num_clients: int, slots: int
-    ) -> "Finished":
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Metrics]:
         """Select the clients that finish first, and compute how long the server waits.
 
         The server waits until S clients (or all, if fewer) have reported; if that never happens,
@@ -485,8 +452,13 @@ class Clock:
           steps: int32 [S'], the local steps K_i.
           num_clients: N.
           slots: S.
+
+        Returns:
+          The ids of the cohort, int32 [S], in the order of sampling; their K_i; the simulated
+          seconds until each is done, float [S]; which ones take a step, do not fail and are in
+          time, bool [S]; and metrics of the round.
         """
-        devices, times = self.devices, self.times
+        devices, times = self
         is_client = client_ids < num_clients
         reports = is_client & (steps > 0)
         if devices is not None and (alive := devices.reports(keys.dropout, client_ids)) is not None:
@@ -500,11 +472,13 @@ class Clock:
         else:
             assert devices is not None
             limit = devices.time_budget
-            seconds = devices.seconds(keys.run, client_ids, steps)
+            seconds = steps * devices.step_seconds(keys.run, client_ids)
+            if limit is not None:  # a client that finishes no step is done at the end
+                seconds = jnp.where(steps > 0, jnp.minimum(seconds, limit), limit)
         is_enough = reports.sum() >= jnp.minimum(is_client.sum(), slots)
         if client_ids.shape[0] > slots:
             order = jnp.argsort(jnp.where(reports, seconds, jnp.inf), stable=True)
-            first = jnp.sort(order[:slots])  # in the order of sampling
+            first = jnp.sort(order[:slots])
             client_ids, steps, seconds, reports = (
                 leaf[first] for leaf in (client_ids, steps, seconds, reports)
             )
@@ -515,25 +489,7 @@ class Clock:
         if times is not None:
             dropped = is_client.sum() - reports.sum()
             measured["dropped_clients"] = dropped.astype(seconds.dtype)
-        return Finished(client_ids, steps, seconds, reports, measured)
-
-
-class Finished(NamedTuple):
-    """The cohort of a round, after the server has waited for it.
-
-    Attributes:
-      client_ids: int32 [S]; N in padded slots.
-      num_steps: int32 [S], the local steps K_i.
-      seconds: float [S], simulated seconds until each client is done.
-      participates: bool [S], which clients take a step, do not fail, and are in time.
-      measured: metrics of the round.
-    """
-
-    client_ids: jax.Array
-    num_steps: jax.Array
-    seconds: jax.Array
-    participates: jax.Array
-    measured: Metrics
+        return client_ids, steps, seconds, reports, measured
 
 
 def check_devices(times: ClientTimes | RoundTimes | None, devices: Devices | None) -> None:

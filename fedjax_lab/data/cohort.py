@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_lab.checks import LARGEST_INT, check_choice, check_counts, check_int, is_traced
 from fedjax_lab.data.client_sampling import SAMPLINGS, CohortSampler, own_cohort, sample_cohort
-from fedjax_lab.data.clock import Clock, Devices
+from fedjax_lab.data.clock import Clock, Devices, check_devices
 from fedjax_lab.data.federated import FederatedArrays, PartitionInfo
 from fedjax_lab.data.order import WORDS, shuffled
 from fedjax_lab.data.sampler import check_key, round_keys
@@ -212,6 +212,7 @@ class Schedule(NamedTuple):
     ) -> CohortBatch:
         round = jnp.asarray(round, jnp.int32)
         keys = round_keys(compact(threefry(key)), round)
+        check_devices(clients.times, self.devices)
         clock = Clock(self.devices, clients.times)
         ids, slots, expected, measured = sample_cohort(
             keys, clients, clock, round, self.cohort_size, self.sampling, self.sample_cohort
@@ -220,7 +221,7 @@ class Schedule(NamedTuple):
         participates = ids < clients.num_clients if has_empty_slots else None
         num_steps = _planned(self, clients, work, ids)
         seconds = None
-        if clock.is_running:
+        if any(part is not None for part in clock):
             planned = jnp.asarray(work.num_steps if num_steps is None else num_steps, jnp.int32)
             planned = jnp.broadcast_to(planned, ids.shape)
             steps = clock.local_steps(keys.run, round, ids, planned, work.num_steps)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.order import WORDS, shuffled
 from fedjax_lab.data.sampler import RoundKeys, Sampler
-from fedjax_lab.types import Key
 
 # Folded into the run's key, apart from the numbers of rounds and what the devices fold in.
 _DEAL = jnp.iinfo(jnp.uint32).max - 16
@@ -37,33 +36,28 @@ def cyclic_slots(cohort_size: int, available: int) -> int:
 
 
 def sample_cyclic(
-    key: Key, clients: FederatedArrays, cohort_size: int, round: jax.Array
-) -> jax.Array:
+    keys: RoundKeys, clients: FederatedArrays, cohort_size: int, round: jax.Array
+) -> tuple[jax.Array, None]:
     """Return the group of a round. The cost depends on its size and not on N.
 
     Args:
-      key: the run's typed PRNG key, the same in every round; it determines the groups.
+      keys: keys of the round; the run's determines the groups.
       clients: the federation, M of its N clients with data.
       cohort_size: the largest number of clients in a round, at most M.
       round: int32 scalar, from 0.
 
     Returns:
-      int32 [S], S = ``cyclic_slots``; N in the last slot of a group that is smaller by one.
+      int32 [S], S = ``cyclic_slots``; N in the last slot of a group that is smaller by one;
+      and None.
     """
     available = clients.num_available
     groups, slots = turns(cohort_size, available), cyclic_slots(cohort_size, available)
     places = round % groups + groups * jnp.arange(slots, dtype=jnp.int32)
-    deal = jax.random.bits(jax.random.fold_in(key, _DEAL), (1, WORDS), jnp.uint32)
+    deal = jax.random.bits(jax.random.fold_in(keys.run, _DEAL), (1, WORDS), jnp.uint32)
     size = jnp.asarray(available, jnp.int32)
     numbers = shuffled(deal, jnp.minimum(places, available - 1)[None], size)[0]
     ids = numbers if clients.nonempty is None else clients.nonempty[numbers]
-    return jnp.where(places < available, ids, clients.num_clients)
+    return jnp.where(places < available, ids, clients.num_clients), None
 
 
-def _sample(
-    keys: RoundKeys, clients: FederatedArrays, cohort_size: int, round: jax.Array
-) -> tuple[jax.Array, None]:
-    return sample_cyclic(keys.run, clients, cohort_size, round), None
-
-
-CYCLIC = Sampler(cyclic_slots, _sample)
+CYCLIC = Sampler(cyclic_slots, sample_cyclic)

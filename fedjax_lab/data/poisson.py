@@ -12,7 +12,6 @@ import numpy as np
 
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.sampler import RoundKeys, Sampler
-from fedjax_lab.types import Key
 
 _OVERFLOW = 1e-9  # probability that a round has more clients than slots
 
@@ -38,16 +37,17 @@ def poisson_slots(expected: int, available: int) -> int:
 
 
 def sample_poisson(
-    key: Key, clients: FederatedArrays, cohort_size: int
+    keys: RoundKeys, clients: FederatedArrays, cohort_size: int, round: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Sample a cohort: each client with data independently, with probability cohort_size / M.
 
     A client's draw is a function of the key and its id. The cost grows with N.
 
     Args:
-      key: typed PRNG key; consumed.
+      keys: keys of the round.
       clients: the federation, M of its N clients with data.
       cohort_size: expected number of clients, at most M.
+      round: not used.
 
     Returns:
       int32 [S] in rising order, N in padded slots; and the number of participants, int32. If this
@@ -55,22 +55,16 @@ def sample_poisson(
     """
     available, everyone = clients.num_available, clients.num_clients
     ids = jnp.arange(everyone, dtype=jnp.int32) if clients.nonempty is None else clients.nonempty
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+    own = jax.vmap(jax.random.fold_in, (None, 0))(keys.cohort, ids)
     # Integers, because for floats in [0, 1) the probability of a value below q is rounded.
-    limit = round(cohort_size / available * 2**32)
+    limit = int(np.rint(cohort_size / available * 2**32))
     comes = jnp.ones(ids.shape, bool)
     if limit < 2**32:
-        comes = jax.vmap(lambda k: jax.random.bits(k, (), jnp.uint32))(keys) < np.uint32(limit)
+        comes = jax.vmap(lambda k: jax.random.bits(k, (), jnp.uint32))(own) < np.uint32(limit)
     slots = poisson_slots(cohort_size, available)
     (places,) = jnp.nonzero(comes, size=slots, fill_value=available)
     padded = jnp.concatenate([ids, jnp.full(1, everyone, jnp.int32)])
     return padded[places], comes.sum(dtype=jnp.int32)
 
 
-def _sample(
-    keys: RoundKeys, clients: FederatedArrays, cohort_size: int, round: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    return sample_poisson(keys.cohort, clients, cohort_size)
-
-
-POISSON = Sampler(poisson_slots, _sample)
+POISSON = Sampler(poisson_slots, sample_poisson)

@@ -8,14 +8,16 @@ from scipy import stats
 
 from fedjax_lab import data
 from fedjax_lab.data.cyclic import cyclic_slots, sample_cyclic, turns
-from tests.data.test_poisson import federation, present
+from tests.data.test_poisson import federation, present, same
 
 N = 23
 
 
 def cohorts(clients, cohort_size, rounds, seed=0):
     """ids [rounds, S]."""
-    draw = jax.jit(jax.vmap(lambda t: sample_cyclic(jax.random.key(seed), clients, cohort_size, t)))
+    draw = jax.jit(
+        jax.vmap(lambda t: sample_cyclic(same(jax.random.key(seed)), clients, cohort_size, t)[0])
+    )
     return np.asarray(draw(jnp.arange(rounds, dtype=jnp.int32)))
 
 
@@ -38,7 +40,11 @@ def test_the_seed_deals_evenly():
     sizes = np.where(np.arange(N) % 3, 2, 0)
     clients = federation(sizes)
     draw = jax.jit(
-        jax.vmap(lambda s: sample_cyclic(jax.random.key(s), clients, 5, jnp.zeros((), jnp.int32)))
+        jax.vmap(
+            lambda s: sample_cyclic(same(jax.random.key(s)), clients, 5, jnp.zeros((), jnp.int32))[
+                0
+            ]
+        )
     )
     ids = np.asarray(draw(jnp.arange(2000)))
     counts = np.bincount(ids.ravel(), minlength=N + 1)[:N]

@@ -9,6 +9,7 @@ from scipy import stats
 from fedjax_lab import data
 from fedjax_lab.data.client_sampling import SAMPLINGS
 from fedjax_lab.data.poisson import poisson_slots, sample_poisson
+from fedjax_lab.data.sampler import RoundKeys
 
 N, EXPECTED, ROUNDS = 60, 12, 4000
 
@@ -20,10 +21,15 @@ def federation(sizes):
     return data.partition(examples, owners, num_clients=len(sizes), min_size=0)
 
 
+def same(key):
+    """A round's keys that are all the same one."""
+    return RoundKeys(*[key] * 5)
+
+
 def cohorts(clients, rounds=ROUNDS, seed=0, expected=EXPECTED):
     """(ids [rounds, S], how many came [rounds])."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(rounds))
-    draw = jax.jit(jax.vmap(lambda k: sample_poisson(k, clients, expected)))
+    draw = jax.jit(jax.vmap(lambda k: sample_poisson(same(k), clients, expected, 0)))
     return jax.tree.map(np.asarray, draw(keys))
 
 
