@@ -1,9 +1,10 @@
 """The random order of a client's examples, evaluated only at the positions that are needed.
 
 Up to 16 examples, the order is the ranking of as many random numbers, and all orders are equally
-likely. A larger client's order is a Feistel network, whose cost does not depend on n. Sorting would
-need random numbers for all positions of a pass: for ten clients it takes 1 ms with 600 examples
-each and 11 ms with 5,000 on a CPU, where the network takes 0.2 ms for 5 mini-batches of 64.
+likely. A larger client's order is a Feistel network, whose cost does not depend on n. Sorting needs
+random numbers for all positions of a pass. On a CPU, rounds of a linear model with ten clients of
+5,000 examples took 47 ms of processor time with a sort for each pass, and 18 ms with the network;
+with 600 examples each, both took 23 ms.
 
 Axes: K local steps, B examples of a mini-batch.
 """
