@@ -322,7 +322,16 @@ def _is_transform(value: Any) -> bool:
 
 
 def _is_published(value: Any) -> bool:
-    return (getattr(value, "__module__", None) or "").partition(".")[0] in _PUBLISHED
+    return is_published(getattr(value, "__module__", None))
+
+
+def is_published(module: str | None) -> bool:
+    """Return True if a module belongs to a package whose version says what its code does.
+
+    Args:
+      module: its name.
+    """
+    return (module or "").partition(".")[0] in _PUBLISHED
 
 
 def _factory_of(function: Any) -> str:

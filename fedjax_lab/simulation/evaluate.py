@@ -1,14 +1,13 @@
 """Evaluation on resident data: jitted once, in batches of fixed size, on all devices."""
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_int, is_traced
@@ -86,22 +85,24 @@ def build_evaluation(
             found["perplexity"] = jnp.exp(found["test_loss"])
         return found
 
-    return _checked_first(_on_all_devices(run, (test, frozen)), count_fn, test, frozen, batch_size)
+    return _checked_first(on_all_devices(run, (test, frozen)), count_fn, test, frozen, batch_size)
 
 
 def _checked_first(evaluate, count_fn, test, frozen, batch_size, held=None):
     """Wrap ``evaluate`` so that its first call checks the results of ``count_fn``."""
-    checked = threading.Event()  # a list would make the function another one, by its content
+    is_checked = False
 
     def evaluate_checked(params):
-        if not checked.is_set():
+        nonlocal is_checked
+        if not is_checked:
             _check_counts(jax.eval_shape(functools.partial(_count, count_fn), params, test, frozen))
             count = functools.partial(_count, count_fn)
             places = None if held is None else np.asarray(held)
             check_labels_of(count, params, frozen, test, batch_size, places)
-            checked.set()
+            is_checked = True
         return evaluate(params)
 
+    evaluate_checked.made_of = count_fn, test, frozen, batch_size, held  # type: ignore[attr-defined]
     return evaluate_checked
 
 
@@ -169,7 +170,7 @@ def build_client_evaluation(
         return client_score(counts, clients.sizes, getattr(count_fn, "score", "accuracy"))
 
     frozen = jax.tree.map(jnp.asarray, frozen)
-    evaluate = _on_all_devices(run, (clients, frozen))
+    evaluate = on_all_devices(run, (clients, frozen))
     of_clients = count_fn, clients.examples, frozen, batch_size, clients.indices
     return may_be_nan(_checked_first(evaluate, *of_clients))
 
@@ -203,13 +204,22 @@ def may_be_nan(evaluate: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Arra
     return evaluate_unchecked
 
 
-def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) -> Callable[..., Any]:
+def on_all_devices(
+    run: Callable[..., Any],
+    resident: tuple[PyTree, PyTree],
+    may_divide: Callable[[PyTree], bool] = lambda params: True,
+) -> Callable[..., Any]:
     """Jit ``params -> run(params, resident, mesh)``; the mesh is None on one device.
 
     Batches are sharded over the mesh's first axis. Params may be on any device. If devices divide
     them, their mesh is used; the frozen weights, the second of ``resident``, keep their division or
     are divided along their longest axes. Inside another program the mesh is None, too: the
     surrounding program decides where the evaluation runs.
+
+    Args:
+      run: (params, resident, mesh) -> scores, the same on all devices; see ``over_devices``.
+      resident: (data, frozen weights).
+      may_divide: params -> whether devices share the work.
     """
     alone = jax.jit(lambda params, resident: run(params, resident, None))
     team, devices = Team.here(), jax.devices()
@@ -236,7 +246,7 @@ def _on_all_devices(run: Callable[..., Any], resident: tuple[PyTree, PyTree]) ->
 
     def evaluate(params):
         mesh = divided_over((params, resident[1])) or everybody
-        if mesh is None or is_traced(params):
+        if mesh is None or is_traced(params) or not may_divide(params):
             return alone(params, resident)
         together, copies = spread(mesh)
         if team.is_multiprocess:
@@ -261,42 +271,83 @@ def _count(
     return lowered(count_fn)(params, batch, *third, **named)
 
 
+def count_in_batches(
+    count_fn: CountFn,
+    params: Params,
+    resident: tuple[PyTree, PyTree],
+    rows: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """Compute (correct, losses), both [batches, B], one batch after the other.
+
+    Args:
+      count_fn: as in ``build_evaluation``.
+      params: the model.
+      resident: (examples [n, ...], frozen weights or ()).
+      rows: (places of the examples, bool: which are no padding), both [batches, B].
+    """
+    examples, frozen = resident
+
+    def one_batch(rows):
+        places, real = rows
+        batch = jax.tree.map(lambda leaf: leaf[places], examples)
+        return _count(count_fn, params, batch, frozen, real)
+
+    return jax.lax.map(one_batch, rows)
+
+
+def over_devices(
+    run: Callable[[PyTree, PyTree], PyTree], shared: PyTree, rows: PyTree, mesh: Mesh | None
+) -> PyTree:
+    """Compute ``run(shared, rows)`` with the rows divided over the first axis of a mesh.
+
+    Args:
+      run: (shared, rows [m, ...]) -> results [m, ...], row by row.
+      shared: values that each device has.
+      rows: [n, ...], where the number of devices divides n.
+      mesh: the mesh; None: one device.
+    """
+    if mesh is None:
+        return run(shared, rows)
+    axis = mesh.axis_names[0]
+
+    def on_device(shared, rows):
+        # Put together, so that means of the results are added up on each device alike.
+        found = run(shared, rows)
+        return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, axis, tiled=True), found)
+
+    divided = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(axis)),
+        out_specs=PartitionSpec(),
+        axis_names={axis},
+        check_vma=False,
+    )
+    return divided(shared, rows)
+
+
+def padding(count: int, mesh: Mesh | None) -> int:
+    """Return how many rows make a number that the devices of a mesh divide.
+
+    Args:
+      count: number of rows.
+      mesh: as in ``over_devices``.
+    """
+    return 0 if mesh is None else -count % mesh.shape[mesh.axis_names[0]]
+
+
 def _per_example(count_fn, params, resident, places, batch_size, mesh):
     """Compute (correct [m], losses [m]) of the examples at ``places`` [m]; the first ones pad."""
     total = places.shape[0]
     size = min(batch_size, total)
     batches = -(-total // size)
-    axis = None if mesh is None else mesh.axis_names[0]
-    batches += 0 if mesh is None else -batches % mesh.shape[axis]
-    numbers = jnp.arange(batches * size).reshape(-1, size)
+    numbers = jnp.arange((batches + padding(batches, mesh)) * size).reshape(-1, size)
     rows = places[numbers % total], numbers < total
 
-    def all_batches(params, resident, rows):
-        examples, frozen = resident
+    def run(shared, rows):
+        params, resident = shared
+        return count_in_batches(count_fn, params, resident, rows)
 
-        def one_batch(rows):
-            places, real = rows
-            batch = jax.tree.map(lambda leaf: leaf[places], examples)
-            return _count(count_fn, params, batch, frozen, real)
-
-        return jax.lax.map(one_batch, rows)
-
-    def on_device(params, resident, rows):
-        # Put together, so that their mean is added up on each device alike.
-        counts = all_batches(params, resident, rows)
-        return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, axis, tiled=True), counts)
-
-    if mesh is not None:
-        split, same = PartitionSpec(axis), PartitionSpec()
-        spread = jax.shard_map(
-            on_device,
-            mesh=mesh,
-            in_specs=(same, same, (split, split)),
-            out_specs=(same, same),
-            axis_names={axis},
-            check_vma=False,
-        )
-        correct, losses = spread(params, resident, rows)
-    else:
-        correct, losses = all_batches(params, resident, rows)
-    return correct.reshape(-1)[:total], losses.reshape(-1)[:total]
+    counts = over_devices(run, (params, resident), rows, mesh)
+    correct, losses = (leaf.reshape(-1)[:total] for leaf in counts)
+    return correct, losses

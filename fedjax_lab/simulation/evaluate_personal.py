@@ -11,9 +11,16 @@ from fedjax_lab.checks import LAST_SEED, check_int, is_traced
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.keys import seeded
-from fedjax_lab.models.lowering import lowered
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.evaluate import CountFn, client_score, may_be_nan
+from fedjax_lab.simulation.evaluate import (
+    CountFn,
+    client_score,
+    count_in_batches,
+    may_be_nan,
+    on_all_devices,
+    over_devices,
+    padding,
+)
 from fedjax_lab.types import ClientBatch, FedState, Metrics, Params
 
 WORST = 0.1  # share of the clients with the lowest scores, whose mean is also reported
@@ -140,11 +147,11 @@ def build_personal_evaluation(
     """Build ``evaluate(state) -> accuracy [N]``: each client's own model on its own examples.
 
     A client without data gets NaN. A client whose model or error is not finite gets the worst
-    score: accuracy 0, or an infinite error. The clients are evaluated one after the other.
+    score: accuracy 0, or an infinite error. The clients are evaluated one after the other; devices
+    that all have a copy of the state share them.
 
     Args:
-      count_fn: (params, examples [B, ...]) -> (correct [B], losses [B]), such as
-        ``fedjax_lab.models.accuracy_counts`` returns.
+      count_fn: as in ``build_evaluation``.
       model_of: (state, int32 id) -> that client's params, traced: ``client_models(algorithm)``,
         or a function of your own.
       clients: the clients' examples, such as held-out parts of their own data. If it has names, and
@@ -165,29 +172,28 @@ def build_personal_evaluation(
     score = getattr(count_fn, "score", "accuracy")
     largest = max(1, clients.max_size)
     size = min(batch_size, largest)
-    places = jnp.arange(-(-largest // size) * size).reshape(-1, size)
+    numbers = jnp.arange(-(-largest // size) * size).reshape(-1, size)
     rows_of = _rows_of(model_of, clients)
 
     def of_client(state, clients, client_id):
         params = model_of(state, client_id if rows_of is None else rows_of[client_id])
         start, held = clients.starts[client_id], clients.sizes[client_id]
-
-        def one_batch(places):
-            rows = clients.indices[start + jnp.minimum(places, held - 1)]
-            batch = jax.tree.map(lambda leaf: leaf[rows], clients.examples)
-            correct, _ = lowered(count_fn)(params, batch)
-            return jnp.where(places < held, correct, 0).sum()
-
-        total = jax.lax.map(one_batch, places).sum()
+        rows = clients.indices[start + jnp.minimum(numbers, held - 1)], numbers < held
+        correct, _ = count_in_batches(count_fn, params, (clients.examples, ()), rows)
+        total = jnp.where(rows[1], correct, 0).sum(1).sum()
         total = jnp.where(tree.all_finite(params), total, jnp.nan)
         return client_score(total, held, score)
 
-    @jax.jit
-    def all_clients(state, clients):
-        ids = jnp.arange(clients.num_clients)
-        return jax.lax.map(lambda client_id: of_client(state, clients, client_id), ids)
+    def all_clients(state, resident, mesh):
+        def one_by_one(shared, ids):
+            return jax.lax.map(lambda client_id: of_client(*shared, client_id), ids)
 
-    scored = may_be_nan(lambda state: all_clients(state, clients))
+        clients, _ = resident
+        count = clients.num_clients
+        ids = jnp.arange(count + padding(count, mesh)) % count
+        return over_devices(one_by_one, (state, clients), ids, mesh)[:count]
+
+    scored = may_be_nan(on_all_devices(all_clients, (clients, ()), _is_everywhere))
 
     def evaluate(state: FedState) -> jax.Array:
         by_number = isinstance(model_of, _NamedModels) and rows_of is None
@@ -195,7 +201,17 @@ def build_personal_evaluation(
             _check_number(int(state.num_clients), clients.num_clients)
         return scored(state)
 
+    evaluate.made_of = count_fn, model_of, clients, batch_size  # type: ignore[attr-defined]
     return evaluate
+
+
+def _is_everywhere(state: FedState) -> bool:
+    """Return True if each device has a copy of the state, so that none has to be sent."""
+    return all(
+        leaf.is_fully_replicated and len(leaf.devices()) == jax.device_count()
+        for leaf in jax.tree.leaves(state)
+        if isinstance(leaf, jax.Array)
+    )
 
 
 def _rows_of(model_of: ModelOf, clients: FederatedArrays) -> jax.Array | None:

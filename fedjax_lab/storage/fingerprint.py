@@ -15,9 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_lab.descriptions import is_published
 from fedjax_lab.types import PyTree
 
 _LENGTH = 16  # hexadecimal digits that are kept
+# Before the hash of a function. Until version 0.4 there was none, and library code was hashed, too.
+_SCHEME = "2:"
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
@@ -90,6 +93,10 @@ def hash_function(function: Any) -> str | None:
     value that is not an array, number, text, container, function, class or dataclass, only the
     type's name is hashed.
 
+    A function or class of a published package counts by its name, and a function also by its
+    attribute ``made_of`` or else by what it closes over. The versions of packages are recorded
+    apart, so a run can go on with another version of this one.
+
     Args:
       function: any callable; None gives None.
     """
@@ -97,7 +104,16 @@ def hash_function(function: Any) -> str | None:
         return None
     digest = hashlib.sha256()
     _add(digest, function, {})
-    return digest.hexdigest()[:_LENGTH]
+    return _SCHEME + digest.hexdigest()[:_LENGTH]
+
+
+def has_old_scheme(hashed: str | None) -> bool:
+    """Return True for the hash of a function by version 0.4 or before, to compare with none of now.
+
+    Args:
+      hashed: result of ``hash_function``.
+    """
+    return hashed is not None and not hashed.startswith(_SCHEME)
 
 
 def _add(digest: Any, value: Any, seen: dict[int, Any]) -> None:
@@ -138,6 +154,9 @@ def _parts(value: Any) -> list[Any]:
         return [value.axis_names, value.devices.shape]
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
+    if isinstance(value, types.FunctionType) and is_published(value.__globals__["__name__"]):
+        made_of = getattr(value, "made_of", None) or _cells(value)
+        return [value.__globals__["__name__"], value.__code__.co_qualname, made_of]
     if isinstance(value, types.FunctionType):
         return [value.__code__, _closure(value), value.__defaults__, value.__kwdefaults__]
     if isinstance(value, (staticmethod, classmethod)):
@@ -145,7 +164,7 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, property):
         return [value.fget]
     if isinstance(value, type):
-        return _methods(value)
+        return [value.__name__] if is_published(value.__module__) else _methods(value)
     if hasattr(value, "__wrapped__"):  # such as what jax.jit makes of a function
         return [value.__wrapped__]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -155,18 +174,24 @@ def _parts(value: Any) -> list[Any]:
     return []
 
 
-def _closure(function: types.FunctionType) -> list[Any]:
+def _cells(function: types.FunctionType) -> list[Any]:
     values = []
     for cell in function.__closure__ or ():
         try:
             values.append(cell.cell_contents)
         except ValueError:  # not filled yet
             values.append(None)
+    return values
+
+
+def _closure(function: types.FunctionType) -> list[Any]:
     used = [name for name in _names(function.__code__) if name in function.__globals__]
     own = [function.__globals__[name] for name in used]
     # What a module offers does not change between runs; functions of the user's own may.
     root = _root(function)
-    return values + [v for v in own if not isinstance(v, types.ModuleType) and _is_own(v, root)]
+    return _cells(function) + [
+        v for v in own if not isinstance(v, types.ModuleType) and _is_own(v, root)
+    ]
 
 
 def _names(code: types.CodeType) -> list[str]:

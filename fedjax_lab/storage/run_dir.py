@@ -19,6 +19,7 @@ from typing import Any
 from fedjax_lab.checks import MOST_ROUNDS
 from fedjax_lab.descriptions import may_agree
 from fedjax_lab.machine.files import write_atomically, write_text
+from fedjax_lab.storage.fingerprint import has_old_scheme
 from fedjax_lab.storage.json_file import parse_json
 from fedjax_lab.storage.lock import HOLDER, LOCK
 
@@ -87,6 +88,7 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
     if "asked" not in before:  # a directory of version 0.3.0, which knows what ran alone
         config = {name: value for name, value in config.items() if name != "asked"}
     config["hyperparameters"] = _reconciled(before, config)
+    _take_old_hashes(path, before, config)
     changed = differences(_comparable(before, config), _comparable(config, before))
     if changed:
         asked, there = config.get("rounds"), before.get("rounds")
@@ -114,6 +116,27 @@ def _reconciled(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
         name: there[name] if name in there and may_agree(there[name], value) else value
         for name, value in here.items()
     }
+
+
+def _take_old_hashes(path: Path, before: Mapping[str, Any], config: dict[str, Any]) -> None:
+    """Take over hashes of functions that version 0.4 recorded, which nothing can be compared with.
+
+    Args:
+      path: the directory.
+      before: its config.json.
+      config: the identity of the run, which is changed.
+    """
+    there, here = (found.get("content") or {} for found in (before, config))
+    functions = ("evaluate", "diagnose", "sample_cohort")
+    old = [name for name in functions if here.get(name) and has_old_scheme(there.get(name))]
+    if old:
+        config["content"] = {**here, **{name: there[name] for name in old}}
+        warnings.warn(
+            f"run_dir is {str(path)!r}, which version 0.4 or an earlier one began; whether "
+            f"{' and '.join(old)} is still the same function is not checked.",
+            UserWarning,
+            stacklevel=7,
+        )
 
 
 _OTHER_ROUNDS = (

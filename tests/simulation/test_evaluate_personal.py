@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab import algorithms, data
 from fedjax_lab.simulation.evaluate import build_client_evaluation
@@ -139,6 +140,26 @@ def test_nan_means_that_a_client_has_no_data(clients):
             np.testing.assert_array_equal(evaluate(own), expected)
     of_all = build_client_evaluation(errors, clients)(jnp.asarray(jnp.nan))
     np.testing.assert_array_equal(of_all, [np.inf, np.inf, np.nan, np.inf])
+
+
+def test_padding_is_told_and_devices_share_the_clients(clients):
+    """With a copy of the models on each device, devices score their own clients."""
+    own, masks = jnp.arange(4.0), []
+
+    def count(params, examples, *, mask):
+        masks.append(mask.shape)
+        return jnp.where(mask, params + examples.x[:, 0], 1e9), jnp.zeros(mask.shape)
+
+    count.score = "sum"
+    expected = np.array([2.0, 0.0, np.nan, 8.0])
+    everywhere = NamedSharding(jax.make_mesh((8,), ("all",)), PartitionSpec())
+    for size in (2, 1000):
+        evaluate = build_personal_evaluation(count, lambda state, i: state[i], clients, size)
+        for models in (own, jax.device_put(own, everywhere)):
+            found = evaluate(models)
+            np.testing.assert_array_equal(found, expected)
+            assert len(found.devices()) == len(models.devices())
+        assert masks[-1] == (min(size, 3),)
 
 
 def test_of_nobody_there_is_no_score():

@@ -20,7 +20,7 @@ import pytest
 from fedjax_lab import algorithms, data
 from fedjax_lab.simulation import recorder
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
-from fedjax_lab.simulation.evaluate import build_evaluation
+from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
 from fedjax_lab.simulation.stop import stop_on_signal
 from fedjax_lab.storage import run_dir as folder
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function, hash_program
@@ -218,6 +218,46 @@ def test_a_call_changes_no_hash():
     before = hash_function(evaluate)
     evaluate(test_run.first_params())
     assert hash_function(evaluate) == before
+
+
+def test_a_library_function_counts_by_its_name_and_its_arguments():
+    """So its code may change, where that of the caller's own functions may not."""
+
+    def count(weight):
+        return lambda params, examples: (weight * examples.y, examples.y)
+
+    def build(weight=1.0, size=2):
+        return build_evaluation(count(weight), data.Examples(np.ones((2, 1)), np.ones(2)), size)
+
+    clients = test_run.make_clients()
+    assert hash_function(build()) == hash_function(build())
+    assert len({hash_function(f) for f in (build(), build(2.0), build(size=1))}) == 3
+    assert hash_function(build_client_evaluation(count(1.0), clients)) != hash_function(build())
+
+    @functools.wraps(build())
+    def wrapped(params):
+        return {}
+
+    assert hash_function(wrapped) != hash_function(build())
+
+
+def test_a_directory_of_version_0_4_goes_on(tmp_path):
+    """It has hashes of functions by all of their code, with which nothing can be compared."""
+    settings = {"rounds": 2, "run_dir": tmp_path / "run", "evaluate": lambda params: {"a": 1.0}}
+    run(**settings)
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["content"]["evaluate"].startswith("2:")
+    config["content"]["evaluate"] = "0123456789abcdef"
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    shutil.rmtree(tmp_path / "run/checkpoints")  # their owner is the one of the old hash
+    with pytest.warns(UserWarning, match="0.4 or an earlier one began; whether evaluate is still"):
+        run(**settings)
+    assert json.loads((tmp_path / "run/config.json").read_text()) == config
+    with (
+        pytest.warns(UserWarning, match="is still the same function is not checked"),
+        pytest.raises(FileExistsError, match="the function diagnose"),
+    ):
+        run(**settings, diagnose=lambda state: {"b": 1.0})
 
 
 def test_hashes_of_functions_follow_what_they_do():
