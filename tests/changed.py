@@ -77,7 +77,7 @@ COVERS = {
     "simulation/test_longer": "simulation/recorder",
     "simulation/test_model_axis": "clients/model_axis",
     "simulation/test_private_runs": "wrappers/ledger",
-    "simulation/test_residuals": "qp/residuals simulation/book",
+    "simulation/test_residuals": "qp/residuals simulation/divergence",
     "simulation/test_run": "simulation/rounds simulation/simulate storage/checkpoint",
     "simulation/test_scores": "simulation/book",
     "simulation/test_stores": "simulation/chunk_planner simulation/chunks simulation/host_chunks",

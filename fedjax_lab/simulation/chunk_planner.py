@@ -5,6 +5,7 @@ import functools
 import re
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,8 +19,8 @@ from fedjax_lab.machine.target import here
 from fedjax_lab.round import RoundFn, build_round
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.feed import Feed
-from fedjax_lab.simulation.host_chunks import DividedHostChunks, HostChunks, check_host_store
-from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.host_chunks import check_host_store
+from fedjax_lab.simulation.placement import HOST, Placement
 from fedjax_lab.simulation.rounds import build_chunk
 from fedjax_lab.simulation.run import Run
 from fedjax_lab.storage.fingerprint import hash_function
@@ -151,7 +152,7 @@ class ChunkPlanner:
                 flush=True,
             )
         program = self.compiled(plan.client_map, length)
-        if self._place.client_store == "host":
+        if self._place.is_on_host:
             program = None
         return plan.client_map, {} if program is None else {length: program}
 
@@ -201,7 +202,13 @@ class ChunkPlanner:
 
 
 def placed_chunks(
-    run: Run, asked: Placement, feed: Feed, shapes: FedState, diagnose: Any, progress: bool
+    run: Run,
+    asked: Placement,
+    feed: Feed,
+    shapes: FedState,
+    diagnose: Any,
+    run_dir: str | Path | None,
+    progress: bool,
 ) -> tuple[Placement, Chunks]:
     """Choose the placement of a run, and put its state there.
 
@@ -210,7 +217,7 @@ def placed_chunks(
       asked: the requested placement; "auto" is resolved.
       feed: the clients' data.
       shapes: shapes of the state without frozen weights.
-      diagnose: as given to ``simulate``.
+      diagnose, run_dir: as given to ``simulate``.
       progress: print the choice on stderr.
 
     Raises:
@@ -220,7 +227,7 @@ def placed_chunks(
     on_host = team.first_says(asked.keeps_rows_on_host(shapes))
     if on_host:
         check_host_store(run, asked, diagnose)
-        asked = dataclasses.replace(asked, client_store="host")
+        asked = dataclasses.replace(asked, client_store=HOST)
         shapes = shapes._replace(clients=jax.tree.map(_one_row, shapes.clients))
     place, seconds = asked, 0.0
     compiled: dict[int, Any] = {}
@@ -234,12 +241,10 @@ def placed_chunks(
         place, seconds = asked.with_map(name), planner.compile_seconds
         del first, planner
     place = place.with_layout(run.params, run.frozen)
-    if on_host:
-        kind = DividedHostChunks if team.is_multiprocess else HostChunks
-        return place, kind(run, place, feed, shapes, progress)
-    name = run.algorithm.name
-    place = team.together(lambda: place.with_store(shapes, num_clients, name))
-    return place, Chunks(run, place, feed, shapes, compiled, seconds)
+    if not on_host:
+        name = run.algorithm.name
+        place = team.together(lambda: place.with_store(shapes, num_clients, name))
+    return place, Chunks(run, place, feed, shapes, compiled, seconds, run_dir, progress)
 
 
 def _one_row(table: Any) -> jax.ShapeDtypeStruct:

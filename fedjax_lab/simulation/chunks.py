@@ -6,6 +6,7 @@ chunk has, several programs make up the chunk.
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,23 +18,26 @@ from fedjax_lab.simulation.feed import Feed
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
 from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.stores import open_store
 from fedjax_lab.types import FedState, Metrics, Params
 
-# (first round, state after the rounds, their metrics) -> how many of them count
-Look = Callable[[int, FedState, Metrics], int]
 Action = Callable[[], None]
 
 
 class Chunks:
     """Owns a run's state and advances it by compiled chunks of rounds.
 
+    ``advance`` runs a chunk, and ``keep`` says how many of its rounds count.
+
     Args:
       run: the computation.
-      place: its placement.
+      place: its placement, resolved.
       feed: the clients' data.
       shapes: shapes of the state without frozen weights.
       compiled: programs that are already compiled, by their number of rounds.
       compile_seconds: time spent on these.
+      run_dir: as in ``simulate``; rows on the host are stored there.
+      progress: print the size of a table on the host on stderr.
 
     Attributes:
       team: the processes that share the state.
@@ -48,28 +52,25 @@ class Chunks:
         shapes: FedState,
         compiled: Mapping[int, Any] | None = None,
         compile_seconds: float = 0.0,
+        run_dir: str | Path | None = None,
+        progress: bool = False,
     ):
-        self._run, self._place, self._feed = run, place, feed
-        self.team = place.team
+        self._run, self._feed, self.team = run, feed, place.team
         feed.place(place)
-        params, self._frozen = place.models(run.params, run.frozen)
-        self._key = place.copies(run.key)
-        self._state = self._started(params, shapes)
-        self._sharding = place.state_sharding(self._state)
-        self._state = self.team.put(self._state, self._sharding)
+        models = place.models(run.params, run.frozen)
+        self._frozen, self._key = models[1], place.copies(run.key)
+        state, self._store = open_store(
+            run, place, feed, models, self._key, shapes, run_dir, progress
+        )
+        self._sharding = place.state_sharding(state)
+        self._state = self.team.put(state, self._sharding)
+        self._before: FedState | None = None  # the state that ``keep`` may go back to
+        self._params_are_finite = jax.jit(lambda state: tree.all_finite(run.served(state)))
         self._program = build_chunk(run, place, place.left_by_programs(self._state))
-        # By the rounds of a program, and of the chunk that it is of.
+        # By the rounds of a program and the rows of its window.
         self._lowered: dict[tuple[int, int], Any] = {}
-        self._compiled = {self._which(n, n): program for n, program in (compiled or {}).items()}
+        self._compiled = {(length, 0): program for length, program in (compiled or {}).items()}
         self.compile_seconds = compile_seconds
-
-    def _started(self, params: Params, shapes: FedState) -> FedState:
-        """Compute the state before round 0, or take the run's initial state."""
-        run = self._run
-        if run.state is not None:
-            return run.state
-        start = jax.jit(run.start, out_shardings=self._place.state_sharding(shapes))
-        return start(params, self._feed.clients, self._key, self._frozen)
 
     @property
     def params(self) -> Params:
@@ -78,7 +79,7 @@ class Chunks:
 
     def is_finite(self) -> bool:
         """Return True if the global model is finite and can be evaluated."""
-        return bool(tree.all_finite(self._run.served(self._state)))
+        return bool(self._params_are_finite(self._state))
 
     def whole_state(self) -> FedState:
         """Gather the state with its frozen weights in each process; all processes call it."""
@@ -86,14 +87,8 @@ class Chunks:
 
     def result(self) -> FedState:
         """Return the final state of the run."""
-        return self.team.local(self._run.with_frozen(self._state, self._frozen))
-
-    def keep_beside(self, run_dir: Any) -> None:
-        """Store client rows that are not on the devices beside a run directory, if there is one.
-
-        Args:
-          run_dir: as in ``simulate``.
-        """
+        state = self.team.local(self._run.with_frozen(self._state, self._frozen))
+        return self._store.result(state)
 
     def lower(self, length: int) -> jax.stages.Lowered:
         """Lower the first program of a chunk without compiling it.
@@ -104,22 +99,23 @@ class Chunks:
         return self._lower(min(length, self._feed.longest), length)
 
     def _lower(self, piece: int, length: int) -> jax.stages.Lowered:
+        """Lower a program of ``piece`` rounds, of a chunk of ``length`` rounds."""
         began = time.perf_counter()
-        which = self._which(piece, length)
+        which = piece, self._store.size(length)
         if which not in self._lowered:
-            arguments, named = self._arguments(piece, length)
-            self._lowered[which] = self._program.lower(*arguments, **named)
+            state, named = self._store.shapes(self._state, length)
+            first = jnp.zeros((), jnp.int32)
+            self._lowered[which] = self._program.lower(
+                state,
+                self._feed.clients,
+                self._key,
+                first,
+                length=piece,
+                frozen=self._frozen,
+                **named,
+            )
         self.compile_seconds += time.perf_counter() - began
         return self._lowered[which]
-
-    def _which(self, piece: int, length: int) -> tuple[int, int]:
-        """Return the key that distinguishes programs of one length; here there is one for all."""
-        return piece, 0
-
-    def _arguments(self, piece: int, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        first = jnp.zeros((), jnp.int32)
-        arguments = (self._state, self._feed.clients, self._key, first)
-        return arguments, {"length": piece, "frozen": self._frozen}
 
     def prepare(self, length: int, patiently: Callable[[Action], bool] | None = None) -> bool:
         """Compile the programs of a chunk; returns whether they are compiled.
@@ -130,7 +126,8 @@ class Chunks:
             always finishes. With several processes, all give up together.
         """
         pieces = {piece for _, piece in self._feed.pieces(0, length)}
-        missing = [n for n in pieces if self._which(n, length) not in self._compiled]
+        size = self._store.size(length)
+        missing = [piece for piece in pieces if (piece, size) not in self._compiled]
         if not missing or values_are_checked():
             return True
         lowered = {piece: self._lower(piece, length) for piece in missing}
@@ -138,7 +135,7 @@ class Chunks:
 
         def compile_all() -> None:
             for piece, program in lowered.items():
-                self._compiled[self._which(piece, length)] = program.compile()
+                self._compiled[piece, size] = program.compile()
 
         if patiently is None or self.team.is_multiprocess:
             compile_all()
@@ -149,42 +146,50 @@ class Chunks:
         self.team.meet()
         return True
 
-    def advance(self, first: int, length: int, look: Look) -> tuple[int, Metrics]:
-        """Run a chunk; returns (number of its valid rounds, their metrics).
-
-        With ``on_nonfinite="stop"`` the state is then that after the valid rounds; otherwise it is
-        that after the whole chunk.
+    def advance(self, first: int, length: int) -> Metrics:
+        """Run a chunk and return the metrics of its rounds, [length]; ``keep`` has to follow.
 
         Args:
           first: number of its first round.
           length: its rounds.
-          look: function of the metrics that returns the number of valid rounds.
         """
-        goes_back = self._run.on_nonfinite == "stop"
-        before = jax.tree.map(jnp.copy, self._state) if goes_back else None
+        if self._run.on_nonfinite == "stop":
+            self._before = jax.tree.map(jnp.copy, self._state)
         metrics = self._forward(first, length)
         if after := self._run.chunk_length(first + length):
-            self._look_ahead(first + length, after)
-        good = look(first, self._state, metrics)
-        if good < length and before is not None:
-            self._state = before
-            metrics = self._forward(first, good) if good else {}
-        else:
-            good = length
-        if good:
-            self._keep()
-        return good, metrics
+            self._store.prefetch(first + length, after)
+        return metrics
 
-    def _forward(self, first: int, length: int, **named: Any) -> Metrics:
+    def keep(self, first: int, length: int, metrics: Metrics) -> Metrics:
+        """Keep the first rounds of the last chunk, or all; returns their metrics, [length].
+
+        Fewer rounds run again from the state before the chunk (``on_nonfinite="stop"``).
+
+        Args:
+          first: number of its first round.
+          length: rounds to keep.
+          metrics: of all of its rounds.
+        """
+        before, self._before = self._before, None
+        if before is not None and length < len(metrics["participants"]):
+            self._state = before
+            metrics = self._forward(first, length) if length else {}
+        if length:
+            self._store.commit()
+        return metrics
+
+    def _forward(self, first: int, length: int) -> Metrics:
         """Run rounds and return their metrics [length]; donates the state."""
         self.prepare(length)
+        size = self._store.size(length)
+        self._state, named = self._store.load(self._state, first, length)
         of_pieces = []
         for start, piece in self._feed.pieces(first, length):
             clients = self._feed.take(start, piece)
             if values_are_checked():
                 metrics = self._one_by_one(start, piece, clients, **named)
             else:
-                self._state, metrics = self._compiled[self._which(piece, length)](
+                self._state, metrics = self._compiled[piece, size](
                     self._state,
                     clients,
                     self._key,
@@ -194,6 +199,7 @@ class Chunks:
                 )
             self._feed.ran(metrics)
             of_pieces.append(metrics)
+        self._state = self._store.unload(self._state)
         return of_pieces[0] if len(of_pieces) == 1 else _joined(of_pieces)
 
     def _one_by_one(self, first: int, length: int, clients: Any, **named: Any) -> Metrics:
@@ -211,19 +217,13 @@ class Chunks:
             found.append(metrics)
         return _joined(found)
 
-    def _look_ahead(self, first: int, length: int) -> None:
-        """Prepare the next chunk while one runs."""
-
-    def _keep(self) -> None:
-        """Commit the client rows of the last chunk."""
-
     def saved(self) -> FedState:
         """Return the state for a checkpoint; with several processes, only in process 0."""
-        return self.team.gathered(self._state)
+        return self._store.snapshot(self._state)
 
     def template(self) -> FedState:
         """Return a template for restoring a checkpoint: structure, shapes and dtypes."""
-        return self._state
+        return self._store.template(self._state)
 
     def restore(self, saved: FedState) -> None:
         """Restore the state from a checkpoint.
@@ -231,10 +231,7 @@ class Chunks:
         Args:
           saved: result of ``saved`` in process 0; ignored in other processes.
         """
-        self._state = self.team.put(self._adopted(saved), self._sharding)
-
-    def _adopted(self, saved: FedState) -> FedState:
-        return self.team.broadcast(saved, self._state)
+        self._state = self.team.put(self._store.restore(saved, self._state), self._sharding)
 
 
 @jax.jit

@@ -1,18 +1,16 @@
-"""The rule by which a run has diverged, for runs, sweeps and searches.
+"""Whether runs have diverged, by one rule for runs, sweeps and searches; and what is warned of.
 
 A run has diverged if its global model is not finite, or if clients participated in a round and
 none of them gave finite values. If only the loss is not finite, the run continues with a warning.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-ODD_LOSS = (
-    "although the messages are finite: the examples may have labels without a logit, or the loss "
-    "may have values that its gradients do not show."
-)
+from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, QP_RESIDUALS, unsolved
 
 
 def finite_and_other_clients(metrics: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -47,3 +45,114 @@ def odd_losses(metrics: Mapping[str, Any]) -> np.ndarray:
     if "nonfinite_clients" not in metrics:  # clients are not checked, and values may be anything
         return np.zeros(finite.shape, bool)
     return (finite > 0) & ~np.isfinite(metrics.get("loss", finite))
+
+
+class Watch:
+    """Checks runs for values that are not finite and for unsolved quadratic programs; warns once.
+
+    Args:
+      name: name of the method, or of a run among several.
+      on_nonfinite: as in ``simulate``.
+      is_single: whether to warn of divergence and of clients that are left out, and to end a run
+        before such a round. Of several runs, the result says so.
+
+    Attributes:
+      diverged: whether runs diverged in what was seen last, or before: bool [...].
+    """
+
+    def __init__(self, name: str, on_nonfinite: str, is_single: bool = True):
+        self._name, self._is_single = name, is_single
+        self._stop_at_once = on_nonfinite == "stop"
+        self._told: set[str] = set()
+        self.diverged: Any = False
+
+    def start(self) -> None:
+        """Begin with other runs."""
+        self.diverged = False
+
+    def look(self, first: int, metrics: Mapping[str, Any], is_finite: Any) -> int:
+        """Check a chunk of rounds; returns the number of rounds before the one that ends the run.
+
+        Args:
+          first: number of its first round, from 0.
+          metrics: of its rounds, [..., length] each.
+          is_finite: whether the global models are finite after it, bool [...].
+
+        Raises:
+          RuntimeError: a Poisson cohort had more clients than slots.
+        """
+        check_overflow(metrics.get("overflow", False))
+        left, excluded = finite_and_other_clients(metrics)
+        length = left.shape[-1]
+        if self._stop_at_once and excluded.any():
+            self.diverged = self.diverged | excluded.any(-1)
+            if self._is_single:
+                at = int((excluded > 0).argmax())
+                said = f"on_nonfinite is 'stop': the run ends before round {first + at}."
+                _warn(f"diverged: {said}")
+                return at
+        if self._is_single:
+            self._warn_of_clients(first, left, excluded)
+        self._warn_of_losses(first, metrics)
+        self._warn_of_programs(first, metrics)
+        lost = lost_rounds(metrics)
+        self.diverged = self.diverged | lost.any(-1) | ~np.asarray(is_finite)
+        if self._is_single and lost.any():
+            _warn(f"diverged: in round {first + int(lost.argmax())} no client was finite.")
+        elif self._is_single and self.diverged:
+            _warn(f"diverged: the global model is not finite after round {first + length}.")
+        return length
+
+    def _warn_of_clients(self, first: int, left: np.ndarray, excluded: np.ndarray) -> None:
+        if excluded.any() and "clients" not in self._told:
+            self._told.add("clients")
+            at = np.unravel_index(excluded.argmax(), excluded.shape)
+            _warn(
+                f"in round {first + at[-1]} of {self._name} {excluded[at]:.0f} of "
+                f"{excluded[at] + left[at]:.0f} clients gave values that are not finite and were "
+                "left out; rows count them as nonfinite_clients."
+            )
+
+    def _warn_of_losses(self, first: int, metrics: Mapping[str, Any]) -> None:
+        odd = odd_losses(metrics)
+        if odd.any() and "losses" not in self._told:
+            self._told.add("losses")
+            at = np.unravel_index(odd.argmax(), odd.shape)
+            _warn(
+                f"in round {first + at[-1]} of {self._name} the loss is {metrics['loss'][at]}, "
+                "although the messages are finite: the examples may have labels without a logit, "
+                "or the loss may have values that its gradients do not show. The run continues."
+            )
+
+    def _warn_of_programs(self, first: int, metrics: Mapping[str, Any]) -> None:
+        found = {name: np.nan_to_num(metrics[name]) for name in QP_RESIDUALS if name in metrics}
+        bad = list(unsolved({name: values.max() for name, values in found.items()}))
+        if bad and "programs" not in self._told:
+            self._told.add("programs")
+            residuals = found[bad[0]]
+            at = np.unravel_index(residuals.argmax(), residuals.shape)
+            _warn(
+                f"in round {first + at[-1]} of {self._name} {bad[0]} is {residuals[at]:.2g}, "
+                f"above {LARGEST_RESIDUAL:g}: its quadratic programs were not solved, and their "
+                "results are no projections; reports mark the run."
+            )
+
+
+def check_overflow(overflow: Any) -> None:
+    """Check that all Poisson cohorts fitted into their slots.
+
+    Args:
+      overflow: bool [...], which did not.
+
+    Raises:
+      RuntimeError: one did not.
+    """
+    if np.any(overflow):
+        raise RuntimeError(
+            "a Poisson cohort has more clients than slots, which has a probability of 1e-9 in a "
+            "round; choose another seed."
+        )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, UserWarning, stacklevel=5)

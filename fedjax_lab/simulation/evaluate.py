@@ -272,10 +272,7 @@ def _count(
 
 
 def count_in_batches(
-    count_fn: CountFn,
-    params: Params,
-    resident: tuple[PyTree, PyTree],
-    rows: tuple[jax.Array, jax.Array],
+    count_fn: CountFn, params: Params, resident: tuple[PyTree, PyTree], rows: tuple[Any, Any]
 ) -> tuple[jax.Array, jax.Array]:
     """Compute (correct, losses), both [batches, B], one batch after the other.
 
@@ -298,17 +295,19 @@ def count_in_batches(
 def over_devices(
     run: Callable[[PyTree, PyTree], PyTree], shared: PyTree, rows: PyTree, mesh: Mesh | None
 ) -> PyTree:
-    """Compute ``run(shared, rows)`` with the rows divided over the first axis of a mesh.
+    """Compute ``run(shared, rows)`` [n, ...] with the rows divided over the first axis of a mesh.
 
     Args:
       run: (shared, rows [m, ...]) -> results [m, ...], row by row.
       shared: values that each device has.
-      rows: [n, ...], where the number of devices divides n.
+      rows: [n, ...].
       mesh: the mesh; None: one device.
     """
     if mesh is None:
         return run(shared, rows)
     axis = mesh.axis_names[0]
+    count = jax.tree.leaves(rows)[0].shape[0]
+    padded = jnp.arange(count + -count % mesh.shape[axis]) % count
 
     def on_device(shared, rows):
         # Put together, so that means of the results are added up on each device alike.
@@ -323,25 +322,15 @@ def over_devices(
         axis_names={axis},
         check_vma=False,
     )
-    return divided(shared, rows)
-
-
-def padding(count: int, mesh: Mesh | None) -> int:
-    """Return how many rows make a number that the devices of a mesh divide.
-
-    Args:
-      count: number of rows.
-      mesh: as in ``over_devices``.
-    """
-    return 0 if mesh is None else -count % mesh.shape[mesh.axis_names[0]]
+    found = divided(shared, jax.tree.map(lambda leaf: leaf[padded], rows))
+    return jax.tree.map(lambda leaf: leaf[:count], found)
 
 
 def _per_example(count_fn, params, resident, places, batch_size, mesh):
     """Compute (correct [m], losses [m]) of the examples at ``places`` [m]; the first ones pad."""
     total = places.shape[0]
     size = min(batch_size, total)
-    batches = -(-total // size)
-    numbers = jnp.arange((batches + padding(batches, mesh)) * size).reshape(-1, size)
+    numbers = jnp.arange(-(-total // size) * size).reshape(-1, size)
     rows = places[numbers % total], numbers < total
 
     def run(shared, rows):
@@ -349,5 +338,4 @@ def _per_example(count_fn, params, resident, places, batch_size, mesh):
         return count_in_batches(count_fn, params, resident, rows)
 
     counts = over_devices(run, (params, resident), rows, mesh)
-    correct, losses = (leaf.reshape(-1)[:total] for leaf in counts)
-    return correct, losses
+    return tuple(leaf.reshape(-1)[:total] for leaf in counts)

@@ -19,7 +19,6 @@ from fedjax_lab.simulation.evaluate import (
     may_be_nan,
     on_all_devices,
     over_devices,
-    padding,
 )
 from fedjax_lab.types import ClientBatch, FedState, Metrics, Params
 
@@ -186,12 +185,11 @@ def build_personal_evaluation(
 
     def all_clients(state, resident, mesh):
         def one_by_one(shared, ids):
-            return jax.lax.map(lambda client_id: of_client(*shared, client_id), ids)
+            state, clients = shared
+            return jax.lax.map(lambda client_id: of_client(state, clients, client_id), ids)
 
         clients, _ = resident
-        count = clients.num_clients
-        ids = jnp.arange(count + padding(count, mesh)) % count
-        return over_devices(one_by_one, (state, clients), ids, mesh)[:count]
+        return over_devices(one_by_one, (state, clients), jnp.arange(clients.num_clients), mesh)
 
     scored = may_be_nan(on_all_devices(all_clients, (clients, ()), _is_everywhere))
 

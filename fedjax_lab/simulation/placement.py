@@ -37,7 +37,8 @@ from fedjax_lab.machine.target import Target
 from fedjax_lab.simulation.team import Team
 from fedjax_lab.types import FedState, Params, PyTree
 
-CLIENT_STORES = ("auto", "device", "sharded", "host")
+HOST = "host"
+CLIENT_STORES = ("auto", "device", "sharded", HOST)
 _HALF = 0.5  # of a device, that a table may fill before "auto" keeps it on the host
 
 
@@ -142,6 +143,11 @@ class Placement:
             )
         return found
 
+    @property
+    def is_on_host(self) -> bool:
+        """True if the table of client state is kept on the host."""
+        return self.client_store == HOST
+
     def keeps_rows_on_host(self, shapes: FedState) -> bool:
         """Return True if the table of client state is kept on the host and is not empty.
 
@@ -150,8 +156,7 @@ class Placement:
         """
         table = tree.nbytes(shapes.clients)
         too_large = table > _HALF * device_memory() * jax.device_count()
-        asked = self.client_store
-        return table > 0 and (asked == "host" or (asked == "auto" and too_large))
+        return table > 0 and (self.is_on_host or (self.client_store == "auto" and too_large))
 
     def table_shares(self, num_clients: int) -> int:
         """Return the number of devices that will divide the table of client state.
@@ -261,7 +266,7 @@ class Placement:
             sharding = jax.tree.map(lambda leaf, to: None if leaf.size else to, state, sharding)
         if not jax.tree.leaves(sharding):
             return None
-        return sharding._replace(clients=None) if self.client_store == "host" else sharding
+        return sharding._replace(clients=None) if self.is_on_host else sharding
 
     def _shardings(self, values: PyTree, leading: str | None) -> Any:
         mesh = self.client_map.mesh

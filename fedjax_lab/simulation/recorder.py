@@ -32,6 +32,7 @@ from fedjax_lab.storage.run_dir import (
     read_metrics,
     run_id,
     versions,
+    with_nan,
     write_json,
     write_rounds,
 )
@@ -235,14 +236,14 @@ class Recorder:
             )
         write_rounds(self._path, config)
 
-    def resume(self, chunks: Chunks) -> tuple[list[Row], int, tuple[float, float]]:
+    def resume(self, chunks: Chunks) -> tuple[list[Row], tuple[float, float]]:
         """Restore the last checkpoint's state in all processes; only process 0 reads it.
 
         Args:
           chunks: receive the state; unchanged if there is no checkpoint.
 
         Returns:
-          (history, finished rounds, (seconds, compile_seconds) of earlier calls).
+          (rows, (seconds, compile_seconds)) of earlier calls.
 
         Raises:
           RuntimeError: process 0 could not read the run directory.
@@ -253,7 +254,7 @@ class Recorder:
         round, history, self.saved, self.spent, self.unscored = first
         if round:
             chunks.restore(found)
-        return history, round, self.spent
+        return list(map(with_nan, history)), self.spent
 
     def _begin(self, chunks: Chunks) -> tuple[int, PyTree, list[Row]]:
         """Return (round, state, history) to resume from, in the process that writes."""

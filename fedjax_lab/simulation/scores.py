@@ -1,6 +1,5 @@
-"""The caller's evaluation functions, and the test that ends a run early."""
+"""The caller's evaluation functions."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -8,10 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_lab.simulation.book import Book, History, as_value
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.recorder import Row
 from fedjax_lab.simulation.run import Run
-from fedjax_lab.types import FedState, Params
+from fedjax_lab.types import FedState, Metrics, Params
 
 
 class Scores(NamedTuple):
@@ -27,8 +27,27 @@ class Scores(NamedTuple):
     diagnose: Callable[[FedState], Mapping[str, Any]] | None = None
     score_clients: Callable[[Params], Mapping[str, Any]] | None = None
 
+    def row(self, run: Run, chunks: Chunks, history: History, metrics: Metrics, lost: bool) -> Row:
+        """Compute the scores of a row, NaN for a diverged model; all processes call it.
+
+        Args:
+          run: the computation.
+          chunks: hold the state.
+          history: the rows so far.
+          metrics: of the row's rounds.
+          lost: whether the run diverged.
+
+        Raises:
+          TypeError: a function did not return a dict of numbers.
+          ValueError: a name is reserved.
+        """
+        taken = history.names(metrics)
+        if lost and not (run.on_nonfinite == "stop" and chunks.is_finite()):
+            return self.missing(run, chunks, history.rows, taken)
+        return self.of(chunks, taken)
+
     def of(self, chunks: Chunks, taken: set[str]) -> Row:
-        """Compute the scores of the current state for a row; all processes call it.
+        """Compute the scores of the current state; all processes call it.
 
         Args:
           chunks: hold the state.
@@ -43,17 +62,24 @@ class Scores(NamedTuple):
             return found
         return found | _scores("diagnose", self.diagnose, chunks.whole_state(), {*taken, *found})
 
-    def of_clients(self, chunks: Chunks) -> Row:
-        """Compute what ``score_clients`` says of the global model; all processes call it.
+    def of_clients(self, chunks: Chunks, book: Book) -> Row | None:
+        """Compute what ``score_clients`` says of the global model, whose time is not counted.
+
+        All processes call it. None: there is no such function, or the run diverged.
 
         Args:
           chunks: hold the state.
+          book: the run's history.
 
         Raises:
           TypeError: the function did not return a dict of numbers.
           ValueError: it returned "round".
         """
-        return _scores("score_clients", self.score_clients, chunks.params, {"round"})
+        if self.score_clients is None or book.diverged:
+            return None
+        with book.uncounted():
+            found = _scores("score_clients", self.score_clients, chunks.params, {"round"})
+        return {"round": book.round, **found}
 
     def missing(self, run: Run, chunks: Chunks, history: Sequence[Row], taken: set[str]) -> Row:
         """Return NaN under the names of the scores, for a model that is not evaluated.
@@ -93,37 +119,3 @@ def _scores(argument: str, function: Callable[..., Any] | None, value: Any, take
         return {name: as_value(score) for name, score in found.items()}
     except (TypeError, ValueError) as error:
         raise TypeError(f"{argument} returned {found}; it must hold numbers: {error}.") from error
-
-
-def as_value(value: Any) -> float | list:
-    """Convert a metric for a row: a number, or a list of an array's numbers.
-
-    NaN becomes ``math.nan``, so that equal rows are equal.
-
-    Args:
-      value: a number or an array.
-    """
-    array = np.asarray(value, np.float64)
-    if array.ndim:
-        return array.tolist()
-    return math.nan if np.isnan(array) else float(array)
-
-
-def is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
-    """Return whether the run ends after a row.
-
-    Args:
-      stop_when: as in ``simulate``. row: of the history.
-
-    Raises:
-      TypeError: it returned several values.
-    """
-    if stop_when is None:
-        return False
-    said = stop_when(dict(row))
-    if np.ndim(said):
-        raise TypeError(
-            f"stop_when returned {said!r}, of shape {np.shape(said)}; it must return one truth "
-            "value, such as bool(array.all())."
-        )
-    return bool(said)

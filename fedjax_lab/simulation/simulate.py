@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
+import jax
+
 from fedjax_lab.checks import LAST_SEED, check_int
 from fedjax_lab.clients.model_axis import ParamsSharding
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
@@ -22,9 +24,10 @@ from fedjax_lab.simulation.arguments import (
     check_outputs,
     check_simulate,
 )
-from fedjax_lab.simulation.book import Book, SimulationResult
+from fedjax_lab.simulation.book import Book, History, SimulationResult
 from fedjax_lab.simulation.chunk_planner import placed_chunks
 from fedjax_lab.simulation.debugging import debuggable
+from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.feed import feed_of
 from fedjax_lab.simulation.loggers import Hook, Hooks, Profile, Progress
 from fedjax_lab.simulation.placement import Placement
@@ -183,42 +186,57 @@ def simulate(
     identity.agree(run_dir=is_kept, every=every)
     feed.check(run)
     spent = run.guarantees(feed.clients)
-    place, chunks = placed_chunks(run, place, feed, shapes, diagnose, progress)
+    place, chunks = placed_chunks(run, place, feed, shapes, diagnose, run_dir, progress)
     recorded = identity.with_program(place, chunks)
     scored = score_clients is not None
     recorder = team.together(
         lambda: Recorder(run_dir, every=every, config=recorded, team=team, scored=scored)
     )
-    chunks.keep_beside(run_dir)
     bar, profile = Progress(algorithm.name, 0, rounds, progress), Profile(profile_dir)
+    watch = Watch(algorithm.name, on_nonfinite)
     with _running(team, recorder, bar, feed) as stop:
-        book = Book(run, chunks, scores, spent, hooks, stop_when)
-        book.go_on_from(*recorder.resume(chunks))
+        rows, before = recorder.resume(chunks)
+        counts = run.in_round == "exclude"
+        history = History(algorithm, chunks.params, rows, counts, spent)
+        book = Book(run, history, hooks, stop_when, before, chunks.compile_seconds)
         if recorder.unscored:
-            recorder.client_row(book.score_clients())
+            recorder.client_row(scores.of_clients(chunks, book))
         bar.go_on_from(book.round, finished=book.enough)
-        while book.goes_on(stop.is_set()):
-            if not chunks.prepare(book.next_length, stop.unless_set):
+        while book.goes_on(team, stop.is_set()):
+            length = run.chunk_length(book.round)
+            if not chunks.prepare(length, stop.unless_set):
                 break
             stop.at_once = False
             bar.start_clock(chunks.compile_seconds)
             with profile.once():
-                length, metrics = chunks.advance(book.round, book.next_length, book.look)
+                metrics = chunks.advance(book.round, length)
+                length = watch.look(book.round, metrics, chunks.is_finite())
+                metrics = chunks.keep(book.round, length, metrics)
+            book.diverged = lost = bool(watch.diverged)
             if not length:  # on_nonfinite="stop", in the first round of a chunk
                 break
-            row = book.enter(length, metrics)
-            recorder.row(row, book.seconds, chunks.compile_seconds)
-            bar.update(book.round, book.shown)
+            found = scores.row(run, chunks, history, metrics, lost)
+            row = book.enter(length, metrics, found, chunks.compile_seconds)
+            recorder.row(row, book.seconds, book.compile_seconds)
+            bar.update(book.round, {name: row[name] for name in ("loss", *spent(0), *found)})
             if not book.diverged:
-                recorder.checkpoint(book.round, chunks, book.history, last=book.is_last)
+                recorder.checkpoint(book.round, chunks, history.rows, last=book.is_last)
             book.tell(row)
-            recorder.client_row(book.score_clients())
+            recorder.client_row(scores.of_clients(chunks, book))
         if not book.diverged:
-            recorder.checkpoint(book.round, chunks, book.history, last=True)
+            recorder.checkpoint(book.round, chunks, history.rows, last=True)
         team.together(lambda: recorder.summarise(**book.summary()))
     if stop.is_set() or book.stopped == "interrupt":
         end_later_runs(stop.signal, this_run)
-    return book.result(stop.signal)
+    return SimulationResult(
+        jax.tree.map(lambda leaf: leaf, chunks.params),
+        chunks.result(),
+        history.rows,
+        book.seconds,
+        book.compile_seconds,
+        book.stopped,
+        stop.signal if book.stopped == "interrupt" else None,
+    )
 
 
 @contextmanager

@@ -44,14 +44,15 @@ from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_training_labels
-from fedjax_lab.simulation.book import Tally
+from fedjax_lab.simulation.book import History
 from fedjax_lab.simulation.debugging import debuggable
+from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.feed import with_times
 from fedjax_lab.simulation.loggers import Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
-from fedjax_lab.simulation.sweep_program import Program
+from fedjax_lab.simulation.sweep_program import Program, advance_group
 from fedjax_lab.simulation.sweep_result import (
     Point,
     SweepResult,
@@ -60,7 +61,7 @@ from fedjax_lab.simulation.sweep_result import (
     list_points,
 )
 from fedjax_lab.simulation.team import Team
-from fedjax_lab.types import Key, Params, PyTree
+from fedjax_lab.types import Key, Params
 
 
 @scheduled
@@ -80,6 +81,7 @@ def sweep(
     client_map: str = "auto",
     max_bytes: int | None = None,
     progress: bool = False,
+    on_nonfinite: str = "exclude",
     **schedule: Unpack[ScheduleOptions],
 ) -> SweepResult:
     """Run a method at every point with every seed, all runs in one compiled program.
@@ -87,8 +89,8 @@ def sweep(
     A run equals ``simulate`` with that point and that seed up to rounding: its client sampling,
     mini-batches and everything random depend on its seed alone. Ctrl-C finishes the running chunk
     and returns the results so far; a second Ctrl-C stops at once. Later runs of the process then
-    raise ``KeyboardInterrupt``, as with ``simulate``. All runs end together and start
-    from params, so ``simulate``'s ``stop_when``, ``state`` and ``run_dir`` are not available.
+    raise ``KeyboardInterrupt``, as with ``simulate``. All runs end together and start from
+    params, so ``simulate``'s ``stop_when``, ``state`` and ``run_dir`` are not available.
 
     Args:
       build: function that makes the method; it gets a point's values as keyword arguments, which
@@ -108,6 +110,8 @@ def sweep(
         ``scan`` on CPU and ``vmap`` elsewhere.
       max_bytes: memory of one device that the program may use; None: most of the device.
       progress: show progress on stderr.
+      on_nonfinite: as in ``simulate``. With "stop", a run with a client that is not finite counts
+        as diverged from that evaluation on.
 
     Raises:
       TypeError: ``clients`` is a stream, a value in ``points`` is no float, ``evaluate`` cannot be
@@ -132,7 +136,9 @@ def sweep(
     keep_by_default()
     points, seeds = list_points(points), check_seeds(seeds)
     how, clients = Schedule.of("sweep", schedule).bind(clients)
-    run_with = functools.partial(Run, schedule=how, rounds=rounds, eval_every=eval_every)
+    run_with = functools.partial(
+        Run, schedule=how, on_nonfinite=on_nonfinite, rounds=rounds, eval_every=eval_every
+    )
     of_points = [run_with(algorithm) for algorithm in build_all(build, points)]
     first = of_points[0]
     clients_by = _resolve_client_map(client_map)
@@ -145,91 +151,69 @@ def sweep(
         check_cohorts(how.sample_cohort, clients, keys[0], how.cohort_size, rounds)
     check_training_labels(first.algorithm, models[0], clients, how.batch_size)
     runs = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
-    lengths = [first.chunk_length(done) for done in range(0, rounds, eval_every)]
-    evaluated = np.cumsum(lengths)
-    tallies = [Tally(run.algorithm, models[0]) for run in of_points for _ in seeds]
     # Guarantees are computed once for each point.
     spent = [functools.cache(run.guarantees(clients)) for run in of_points]
-    book = _Book(tallies, [of_point for of_point in spent for _ in seeds], len(lengths))
+    histories = [
+        History(run.algorithm, models[0], (), run.in_round == "exclude", of_point)
+        for run, of_point in zip(of_points, spent, strict=True)
+        for _ in seeds
+    ]
+    diverged = np.zeros(len(runs), bool)
+    watch = Watch("a run", on_nonfinite, is_single=False)
     served: list[Params] = []  # group by group
     data = (clients, jax.tree.map(jnp.asarray, first.frozen))
     run_of = lambda **point: run_with(build(**point))  # noqa: E731
     program = Program(run_of, clients_by, Placement(runs_by), evaluate, data)
-    program.fit(runs, lengths[0], max_bytes)
+    program.fit(runs, first.chunk_length(0), max_bytes)
     began = time.perf_counter() - program.compile_seconds
     groups = [range(len(runs))[i : i + program.size] for i in range(0, len(runs), program.size)]
     bar = Progress(f"sweep of {first.algorithm.name}", 0, rounds * len(groups), progress)
     bar.start_clock()
+    shown = ("loss", *program.scores, *spent[0](0))
     with closing(bar), stop_on_signal() as stop:
         for index, group in enumerate(groups):
+            if stop.is_set():
+                break
             if index:  # the first group has been started
                 program.start([runs[run] for run in group])
-            for column, length in enumerate(lengths):
-                done = int(evaluated[column])
-                means = book.enter(group, column, done, *program.advance(done - length, length))
+            of_group = [histories[run] for run in group]
+            for done in advance_group(program, watch, of_group, 0, rounds, eval_every):
+                diverged[group] = watch.diverged[: len(group)]
+                values = {name: [h.rows[-1][name] for h in of_group] for name in shown}
+                means = {name: float(np.mean(of_name)) for name, of_name in values.items()}
                 bar.update(index * rounds + done, means)
                 if stop.is_set():
                     break
             served.append(program.served(len(group)))
-            if stop.is_set():
-                break
     if stop.is_set():
         end_later_runs(stop.signal)
     seconds = time.perf_counter() - began - program.compile_seconds
-    columns = book.columns
+    columns = max(len(history.rows) for history in histories)
     shape = (len(points), len(seeds))
+    arrays = {name: _array(histories, name, columns) for name in histories[0].rows[0]}
     return SweepResult(
         points=points,
         seeds=seeds,
-        rounds=evaluated[:columns],
-        history={name: v[:, :columns].reshape(*shape, -1) for name, v in book.history.items()},
+        rounds=arrays.pop("round")[0].astype(np.int64),
+        history={name: v.reshape(*shape, *v.shape[1:]) for name, v in arrays.items()},
         params=jax.tree.map(lambda *parts: _unflatten(parts, shape), *served),
-        diverged=book.diverged.reshape(shape),
+        diverged=diverged.reshape(shape),
         seconds=seconds,
         compile_seconds=program.compile_seconds,
-        interrupted=book.entries < len(runs) * len(lengths),
+        interrupted=sum(len(h.rows) for h in histories) < len(runs) * -(-rounds // eval_every),
         run_map=runs_by.name,
         runs_at_once=program.size,
     )
 
 
-class _Book:
-    """The histories of all runs."""
-
-    def __init__(
-        self, tallies: list[Tally], spent: list[Callable[[int], dict[str, Any]]], evaluations: int
-    ):
-        self._tallies, self._spent = tallies, spent
-        self._shape = (len(tallies), evaluations)
-        self.diverged = np.zeros(len(tallies), bool)
-        self.history: dict[str, np.ndarray] = {}
-        self.entries = self.columns = 0
-
-    def enter(
-        self,
-        group: range,
-        column: int,
-        done: int,
-        metrics: PyTree,
-        scores: PyTree,
-        diverged: np.ndarray,
-    ) -> dict[str, float]:
-        """Record an evaluation of a group; returns means to show, and the largest epsilon."""
-        for slot, run in enumerate(group):
-            row = self._tallies[run].row({name: v[slot] for name, v in metrics.items()})
-            self.diverged[run] |= diverged[slot]
-            spoilt = np.nan if self.diverged[run] else 0.0  # a diverged run has no score
-            row |= {name: float(v[slot]) + spoilt for name, v in scores.items()}
-            spent = self._spent[run](done)
-            row |= spent
-            for name, value in row.items():
-                if name not in self.history:
-                    self.history[name] = np.full(self._shape, np.nan)
-                self.history[name][run, column] = value
-        self.entries += len(group)
-        self.columns = max(self.columns, column + 1)
-        means = {name: self.history[name][group, column].mean() for name in ("loss", *scores)}
-        return means | {name: self.history[name][group, column].max() for name in spent}
+def _array(histories: Sequence[History], name: str, columns: int) -> np.ndarray:
+    """Return an entry of all rows, float64 [runs, columns, ...]; NaN where there is no row."""
+    shape = np.shape(histories[0].rows[0][name])
+    found = np.full((len(histories), columns, *shape), np.nan)
+    for of_run, history in zip(found, histories, strict=True):
+        for column, row in enumerate(history.rows):
+            of_run[column] = row.get(name, np.nan)
+    return found
 
 
 def _resolve_run_map(run_map: str, num_runs: int) -> ClientMap:

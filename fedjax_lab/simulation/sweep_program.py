@@ -2,8 +2,7 @@
 
 import functools
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +14,9 @@ from fedjax_lab import tree
 from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.memory import device_memory
+from fedjax_lab.simulation.book import History
 from fedjax_lab.simulation.debugging import values_are_checked
-from fedjax_lab.simulation.divergence import ODD_LOSS, lost_rounds, odd_losses
+from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_rounds
 from fedjax_lab.simulation.run import Run
@@ -62,10 +62,10 @@ class Program:
         self._data = place.copies(data)
         self._resident: PyTree = ()  # arrays that ``evaluate`` reads in addition to the params
         self._score: Callable[[PyTree, Params], PyTree] = lambda resident, params: {}
+        self.scores: tuple[str, ...] = ()  # names of what ``evaluate`` returns
         self._compiled: dict[Any, Any] = {}
         self.compile_seconds = 0.0
         self.size = 0
-        self._told_of_losses = False
 
     def fit(self, runs: list[Started], length: int, max_bytes: int | None) -> None:
         """Choose the size of a group, compile its program, and start the first group.
@@ -145,7 +145,7 @@ class Program:
         stacks = jax.device_get(jax.tree.leaves(self._states))
         return [[np.array(stack[run]) for stack in stacks] for run in range(count)]
 
-    def advance(self, first: int, length: int) -> tuple[PyTree, PyTree, np.ndarray]:
+    def advance(self, first: int, length: int) -> tuple[PyTree, ...]:
         """Run rounds ``first`` to ``first + length``.
 
         Args:
@@ -153,7 +153,7 @@ class Program:
           length: rounds.
 
         Returns:
-          (metrics [runs, length], scores [runs], bool [runs]: whether a run diverged in them).
+          (metrics [runs, length], scores [runs], bool [runs]: whether the models are finite).
         """
         rounds = self._chunk(first, length)
         arguments = self._arguments(first)
@@ -165,18 +165,7 @@ class Program:
         except FloatingPointError as error:
             last = first + length - 1
             raise FloatingPointError(f"in rounds {first} to {last} of a run: {error}") from error
-        metrics, scores, is_finite = jax.device_get(found)
-        odd = odd_losses(metrics)
-        if odd.any() and not self._told_of_losses:
-            self._told_of_losses = True
-            run, at = np.argwhere(odd)[0]
-            warnings.warn(
-                f"in round {first + at} of a run the loss is {metrics['loss'][run, at]}, "
-                f"{ODD_LOSS} The run continues.",
-                UserWarning,
-                stacklevel=3,
-            )
-        return metrics, scores, ~is_finite | lost_rounds(metrics).any(-1)
+        return tuple(jax.device_get(found))
 
     def served(self, count: int) -> Params:
         """Return the global models of the first ``count`` runs, on the host."""
@@ -264,6 +253,7 @@ class Program:
                 "evaluate cannot be traced; in a sweep it must consist of JAX operations, without "
                 f"float(), NumPy functions or `if` on values that depend on the params. {error}"
             ) from error
+        self.scores = tuple(shapes)
         for name, shape in shapes.items():
             if shape.shape != ():
                 raise ValueError(
@@ -275,6 +265,39 @@ class Program:
             return jax.tree.unflatten(jax.tree.structure(shapes), run(*jax.tree.leaves(params)))
 
         self._resident, self._score = self._place.copies(list(traced.consts)), score
+
+
+def advance_group(
+    program: Program,
+    watch: Watch,
+    histories: Sequence[History],
+    first: int,
+    rounds: int,
+    eval_every: int,
+) -> Iterator[int]:
+    """Advance the runs that a program has started; yields the finished rounds after each chunk.
+
+    Args:
+      program: has started the runs.
+      watch: says which of them have diverged; these get no scores.
+      histories: of the runs; each chunk adds a row.
+      first: finished rounds.
+      rounds: finished rounds afterwards.
+      eval_every: rounds of a chunk.
+    """
+    watch.start()
+    for start in range(first, rounds, eval_every):
+        length = min(eval_every, rounds - start)
+        metrics, scores, is_finite = program.advance(start, length)
+        watch.look(start, metrics, is_finite)
+        for slot, history in enumerate(histories):
+            lost = np.nan if watch.diverged[slot] else 0.0
+            history.enter(
+                start + length,
+                {name: values[slot] for name, values in metrics.items()},
+                {name: float(values[slot]) + lost for name, values in scores.items()},
+            )
+        yield start + length
 
 
 def _as_arrays(point: Point) -> dict[str, jax.Array]:

@@ -135,7 +135,7 @@ def _take_old_hashes(path: Path, before: Mapping[str, Any], config: dict[str, An
             f"run_dir is {str(path)!r}, which version 0.4 or an earlier one began; whether "
             f"{' and '.join(old)} is still the same function is not checked.",
             UserWarning,
-            stacklevel=7,
+            stacklevel=9,
         )
 
 

@@ -13,9 +13,11 @@ from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.book import History
+from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.run import Run
-from fedjax_lab.simulation.sweep_program import Program
+from fedjax_lab.simulation.sweep_program import Program, advance_group
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.tuning.space import Build
 from fedjax_lab.types import Params
@@ -56,7 +58,7 @@ class Lanes:
         common: tuple[Params, Sequence[int], str, int, int],
     ):
         self._params, self.seeds, self.mode, self._step, self._average = common
-        self.gradients_per_step = first.gradients_per_step
+        self.gradients_per_step, self._first = first.gradients_per_step, first
         kind = single_device_map()
         many = "shard_map" if jax.device_count() > 1 else kind
         place = Placement(parse_client_map(many))
@@ -65,6 +67,7 @@ class Lanes:
         data = (clients, frozen)
         run_of = lambda **point: Run(build(**point), how)  # noqa: E731
         self._program = Program(run_of, client_map, place, evaluate, data)
+        self._watch = Watch("a run", "exclude", is_single=False)
         self._one_by_one = kind == "scan"
 
     def advance(self, lanes: Sequence[Lane], rounds: int) -> None:
@@ -87,19 +90,15 @@ class Lanes:
             group = lanes[start : start + size]
             leaves = None if group[0].leaves is None else [lane.leaves or [] for lane in group]
             self._program.start(runs[start : start + size], leaves)
-            has_diverged = np.zeros(len(group), bool)
-            recent = [list(lane.recent) for lane in group]
-            for first in range(begun, rounds, self._step):
-                length = min(self._step, rounds - first)
-                _, scores, diverged = self._program.advance(first, length)
-                has_diverged |= diverged[: len(group)]
-                for own, value in zip(recent, scores["score"], strict=False):
-                    own.append(float(value))
+            histories = [History(self._first, self._params) for _ in group]
+            of_group = self._program, self._watch, histories
+            for _ in advance_group(*of_group, begun, rounds, self._step):
+                pass
             after = self._program.leaves(len(group))
             for i, lane in enumerate(group):
-                lane.recent = recent[i][-self._average :]
-                value = np.nan if has_diverged[i] else float(np.mean(lane.recent))
-                if not np.isfinite(value):
-                    value, lane.recent = float("nan"), []
-                lane.score = value
+                scores = [*lane.recent, *(row["score"] for row in histories[i].rows)]
+                lane.recent = scores[-self._average :]
+                lane.score = float(np.mean(lane.recent))
+                if not np.isfinite(lane.score):
+                    lane.score, lane.recent = float("nan"), []
                 lane.rounds, lane.leaves = rounds, after[i]

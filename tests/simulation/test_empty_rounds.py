@@ -25,7 +25,7 @@ from fedjax_lab import (
 from fedjax_lab.clients.metrics import OF_EVERY_ROUND, OF_SERVER_STEP
 from fedjax_lab.data import Devices
 from fedjax_lab.data.cohort import Schedule
-from fedjax_lab.simulation.book import Tally
+from fedjax_lab.simulation.book import History
 from fedjax_lab.simulation.loggers import CsvLogger
 
 N, ROUNDS, SEED = 8, 18, 1
@@ -199,7 +199,7 @@ PLAIN = {name: np.zeros(6) for name in ("bytes_up", "bytes_down")}
 
 
 def row_of(**metrics):
-    return Tally(FEDAVG, PARAMS).row({**PLAIN, "local_steps": np.full(6, 2.0), **metrics})
+    return History(FEDAVG, PARAMS).means({**PLAIN, "local_steps": np.full(6, 2.0), **metrics})
 
 
 def test_who_has_a_value_is_no_matter_of_nan():

@@ -22,7 +22,14 @@ from fedjax_lab.simulation.rounds import build_chunk
 from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.sweep_program import group_size
 from fedjax_lab.simulation.sweep_result import list_points
-from tests.simulation.test_run import CLASSES, FEATURES, first_params, loss_fn, make_clients
+from tests.simulation.test_run import (
+    CLASSES,
+    FEATURES,
+    first_params,
+    loss_fn,
+    make_clients,
+    spoilt_clients,
+)
 
 OPTIONS = {
     **{"rounds": 2, "cohort_size": 3, "local_steps": 2, "batch_size": 4, "eval_every": 2},
@@ -296,6 +303,18 @@ def test_a_run_that_diverges_has_no_score():
         assert np.isnan(result.history[name][1, 0, -1])
     assert result.history["nonfinite_clients"][1, 0, -1] > 0
     assert result.diverged.tolist() == [[False], [True]]
+
+
+@pytest.mark.parametrize(
+    ("on_nonfinite", "is_lost"), [("exclude", False), ("stop", True), ("keep", True)]
+)
+def test_a_client_that_is_not_finite(on_nonfinite, is_lost):
+    options = {"points": {"client_lr": [0.1]}, "seeds": (5,), "on_nonfinite": on_nonfinite}
+    clients = spoilt_clients(0, 1, 2, 3)  # of six, of whom three take part
+    result = run(clients=clients, evaluate=scored, **options)
+    assert result.diverged.item() is is_lost
+    assert np.isnan(result.history["size"][0, 0, -1]) == is_lost
+    assert ("nonfinite_clients" in result.history) == (on_nonfinite != "keep")
 
 
 def scored(params):

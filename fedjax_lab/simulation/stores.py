@@ -1,0 +1,110 @@
+"""Client rows during a run: on the devices, or on the host with a window for each chunk.
+
+A store is opened before the first chunk. It loads the rows that a chunk of rounds needs into the
+state, takes them out afterwards, and commits them once the chunk counts. It also writes them to
+checkpoints and reads them from there.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_lab.simulation.feed import Feed
+from fedjax_lab.simulation.host_chunks import HostStore, host_start
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.team import Team
+from fedjax_lab.types import FedState, Key, Params, PyTree
+
+
+class DeviceStore:
+    """Client rows as a part of the state on the devices: "device" and "sharded"; no windows.
+
+    ``state`` is the state between chunks. A chunk has ``length`` rounds, from ``first`` on.
+    """
+
+    def __init__(self, team: Team):
+        self._team = team
+
+    def size(self, length: int) -> int:
+        """Return the number of rows in the window of a chunk; 0: there is no window."""
+        return 0
+
+    def shapes(self, state: FedState, length: int) -> tuple[FedState, dict[str, Any]]:
+        """Return the shapes of what ``load`` returns."""
+        return state, {}
+
+    def load(self, state: FedState, first: int, length: int) -> tuple[FedState, dict[str, Any]]:
+        """Return (the state with the rows of a chunk, further arguments of its programs)."""
+        return state, {}
+
+    def prefetch(self, first: int, length: int) -> None:
+        """Read the rows of the next chunk while one runs."""
+
+    def unload(self, state: FedState) -> FedState:
+        """Take the rows of a chunk out of the state, until ``commit`` or the next ``load``."""
+        return state
+
+    def commit(self) -> None:
+        """Store the rows of the last chunk."""
+
+    def snapshot(self, state: FedState) -> FedState:
+        """Return the state for a checkpoint; with several processes, only in process 0."""
+        return self._team.gathered(state)
+
+    def template(self, state: FedState) -> FedState:
+        """Return a template of ``snapshot``: structure, shapes and dtypes."""
+        return state
+
+    def restore(self, saved: FedState, state: FedState) -> FedState:
+        """Return the state of a checkpoint, ``saved`` in process 0, placed like ``state``."""
+        return self._team.broadcast(saved, state)
+
+    def result(self, state: FedState) -> FedState:
+        """Return the state for the caller."""
+        return state
+
+
+Store = DeviceStore | HostStore
+
+
+def open_store(
+    run: Run,
+    place: Placement,
+    feed: Feed,
+    models: tuple[Params, PyTree],
+    key: Key,
+    shapes: FedState,
+    run_dir: str | Path | None = None,
+    progress: bool = False,
+) -> tuple[FedState, Store]:
+    """Open the store of a run; returns (the state before round 0, the store).
+
+    Args:
+      run: what is computed.
+      place: where, with the resolved store.
+      feed: the clients' data, which have been placed.
+      models: (the initial global model, frozen weights) on the devices.
+      key: PRNG key of the run, on the devices.
+      shapes: shapes of the state without frozen weights.
+      run_dir: as in ``simulate``; rows on the host are stored there.
+      progress: print the size of a table on the host on stderr.
+
+    Raises:
+      ValueError: rows that the clients start with cannot be kept on the host.
+    """
+    (params, frozen), team = models, place.team
+    if place.is_on_host:
+        clients, inputs = team.local((feed.clients, (params, key, frozen)))
+        state, table = host_start(run, clients, inputs)
+        if progress:
+            message = f"{run.algorithm.name}: client rows stay on the host: {table!r}"
+            print(message, file=sys.stderr, flush=True)
+        table.folder = run_dir if team.is_first else None
+        return state, HostStore(run, place, feed.index, key, table)
+    if run.state is not None:
+        return run.state, DeviceStore(team)
+    start = jax.jit(run.start, out_shardings=place.state_sharding(shapes))
+    return start(params, feed.clients, key, frozen), DeviceStore(team)
