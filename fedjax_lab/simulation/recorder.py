@@ -1,4 +1,4 @@
-"""The identity of a run, by name and by content; its rows and checkpoints in a run directory."""
+"""The identity of a run; its rows and checkpoints in a run directory."""
 
 import dataclasses
 import warnings
@@ -41,8 +41,16 @@ from fedjax_lab.types import Params, PyTree
 Row = dict[str, Any]
 
 
-class Identity:
-    """The identity of a run, by name and by content.
+def identity(
+    run: Run,
+    feed: Feed,
+    place: Placement,
+    functions: Mapping[str, Callable[..., Any] | None],
+    seed: int,
+    config: Mapping[str, Any],
+    is_kept: bool,
+) -> Row:
+    """Return the identity of a run, by name and by content: entries of config.json.
 
     A run directory is bound to it, and all processes of a run must have the same one.
 
@@ -53,107 +61,75 @@ class Identity:
       functions: the caller's functions, by the names of ``simulate``'s arguments.
       seed: as of ``simulate``.
       config: the caller's entries of config.json.
-      is_kept: whether there is a run directory. With one, or with several processes, arrays,
-        functions and the program are hashed.
-
-    Attributes:
-      entries: entries of config.json, a JSON object.
+      is_kept: whether there is a run directory. With one, or with several processes, arrays and
+        functions are hashed; the program is hashed by ``with_program``.
 
     Raises:
       ValueError: ``config`` has an entry of the run.
     """
-
-    def __init__(
-        self,
-        run: Run,
-        feed: Feed,
-        place: Placement,
-        functions: Mapping[str, Callable[..., Any] | None],
-        seed: int,
-        config: Mapping[str, Any] | None,
-        is_kept: bool,
-    ):
-        asked = place.record()
-        del asked["num_devices"]
-        self._run, self._team, self._config = run, place.team, config or {}
-        self.entries: Row = {
-            "algorithm": run.algorithm.name,
-            "hyperparameters": dict(run.algorithm.hyperparameters),
-            "partition": dataclasses.asdict(feed.clients.partition),
-            "num_clients": feed.clients.num_clients,
-            **run.schedule.record(),
-            "rounds": run.rounds,
-            "eval_every": run.eval_every,
-            **asked,
-            "on_nonfinite": run.on_nonfinite,
-            **({} if run.lowering == "auto" else {"lowering": run.lowering}),
-            "seed": seed,
-            **feed.record(),
-            "num_params": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
-            "versions": versions(),
-            "asked": asked,
+    asked = place.record()
+    del asked["num_devices"]
+    algorithm, schedule = run.algorithm, run.schedule
+    entries: Row = {
+        "algorithm": algorithm.name,
+        "hyperparameters": dict(algorithm.hyperparameters),
+        "partition": dataclasses.asdict(feed.clients.partition),
+        "num_clients": feed.clients.num_clients,
+        **schedule.record(),
+        "rounds": run.rounds,
+        "eval_every": run.eval_every,
+        **asked,
+        "on_nonfinite": run.on_nonfinite,
+        **({} if run.lowering == "auto" else {"lowering": run.lowering}),
+        "seed": seed,
+        **feed.record(),
+        "num_params": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
+        "versions": versions(),
+        "asked": asked,
+    }
+    if is_kept:
+        described = {"loss_fn": algorithm.loss_fn, "sample_cohort": schedule.sample_cohort}
+        entries["functions"] = {
+            name: describe(function) for name, function in described.items() if function is not None
         }
-        if is_kept:
-            described = {
-                "loss_fn": run.algorithm.loss_fn,
-                "sample_cohort": run.schedule.sample_cohort,
-            }
-            self.entries["functions"] = {
-                name: describe(function)
-                for name, function in described.items()
-                if function is not None
-            }
-        if run.algorithm.personal is not None:
-            self.entries["personal_models"] = True
-        if is_kept or place.team.is_multiprocess:
-            self.entries["content"] = self._content(feed, functions)
-        for name in self._config:
-            if name in (*self.entries, "num_devices"):
-                raise ValueError(f"config has the name {name!r}, which is reserved for the run.")
-
-    def _content(self, feed: Feed, functions: Mapping[str, Any]) -> dict[str, str | None]:
-        """Hash the inputs of the run; its program is hashed when it is lowered."""
-        run = self._run
-        found = {
+    if algorithm.personal is not None:
+        entries["personal_models"] = True
+    if is_kept or place.team.is_multiprocess:
+        entries["content"] = {
             "params": hash_arrays(run.params),
             "state": None if run.state is None else hash_arrays(run.state),
             "examples": feed.content(),
             **{name: hash_function(function) for name, function in functions.items()},
-            "sample_cohort": hash_function(run.schedule.sample_cohort),
+            "sample_cohort": hash_function(schedule.sample_cohort),
         }
         if jax.tree.leaves(run.frozen):
-            found["frozen"] = hash_arrays(run.frozen)
-        return found
+            entries["content"]["frozen"] = hash_arrays(run.frozen)
+    for name in config:
+        if name in (*entries, "num_devices"):
+            raise ValueError(f"config has the name {name!r}, which is reserved for the run.")
+    return entries
 
-    def agree(self, **settings: Any) -> None:
-        """Check that all processes of the run have the same identity; all call it.
 
-        Args:
-          **settings: further values that must be the same.
+def with_program(entries: Row, run: Run, place: Placement, chunks: Chunks) -> Row:
+    """Return an identity with the chosen placement and the program's hash.
 
-        Raises:
-          ValueError: a value differs.
-        """
-        self._team.agree({**self.entries, **settings, **self._config})
+    All processes call it.
 
-    def with_program(self, place: Placement, chunks: Chunks) -> Row:
-        """Return the contents of config.json, with the chosen placement and the program's hash.
+    Args:
+      entries: result of ``identity``.
+      run: the computation.
+      place: the chosen placement.
+      chunks: have the program.
 
-        All processes call it.
-
-        Args:
-          place: the chosen placement.
-          chunks: have the program.
-
-        Raises:
-          ValueError: the processes have different programs.
-        """
-        found = {**self.entries, **place.record()}
-        if "content" in found:
-            program = hash_program(chunks.lower(self._run.eval_every))
-            found["content"] = {**found["content"], "program": program}
-            self._team.agree({"content": found["content"]})
-        return {**found, **self._config}
+    Raises:
+      ValueError: the processes have different programs.
+    """
+    found = {**entries, **place.record()}
+    if "content" in found:
+        program = hash_program(chunks.lower(run.eval_every))
+        found["content"] = {**found["content"], "program": program}
+        place.team.agree({"content": found["content"]})
+    return found
 
 
 class Recorder:

@@ -43,20 +43,7 @@ class Scores(NamedTuple):
         """
         taken = history.names(metrics)
         if lost and not (run.on_nonfinite == "stop" and chunks.is_finite()):
-            return self.missing(run, chunks, history.rows, taken)
-        return self.of(chunks, taken)
-
-    def of(self, chunks: Chunks, taken: set[str]) -> Row:
-        """Compute the scores of the current state; all processes call it.
-
-        Args:
-          chunks: hold the state.
-          taken: reserved names.
-
-        Raises:
-          TypeError: a function did not return a dict of numbers.
-          ValueError: a name is reserved.
-        """
+            return self._missing(run, chunks, history.rows, taken)
         found = _scores("evaluate", self.evaluate, chunks.params, taken)
         if self.diagnose is None:
             return found
@@ -81,17 +68,11 @@ class Scores(NamedTuple):
             found = _scores("score_clients", self.score_clients, chunks.params, {"round"})
         return {"round": book.round, **found}
 
-    def missing(self, run: Run, chunks: Chunks, history: Sequence[Row], taken: set[str]) -> Row:
+    def _missing(self, run: Run, chunks: Chunks, history: Sequence[Row], taken: set[str]) -> Row:
         """Return NaN under the names of the scores, for a model that is not evaluated.
 
         The names are those of the last row. Before the first row, they come from ``evaluate`` on
         the initial global model, and from ``diagnose`` if JAX can trace it.
-
-        Args:
-          run: has the initial global model.
-          chunks: hold a state, of which only the shapes are used.
-          history: the rows so far.
-          taken: names of a row besides the scores.
         """
         if history:
             known = {name: value for name, value in history[-1].items() if name not in taken}

@@ -31,7 +31,7 @@ from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.feed import feed_of
 from fedjax_lab.simulation.loggers import Hook, Hooks, Profile, Progress
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.recorder import Identity, Recorder, Row
+from fedjax_lab.simulation.recorder import Recorder, Row, identity, with_program
 from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.scores import Scores
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
@@ -182,12 +182,13 @@ def simulate(
     shapes = run.shapes(feed.clients)  # this checks the schedule, too
     place = place.with_layout(run.params, run.frozen)
     functions, is_kept = {"evaluate": evaluate, "diagnose": diagnose}, run_dir is not None
-    identity = Identity(run, feed, place, functions, seed, config, is_kept)
-    identity.agree(run_dir=is_kept, every=every)
+    config = config or {}
+    entries = identity(run, feed, place, functions, seed, config, is_kept)
+    team.agree({**entries, "run_dir": is_kept, "every": every, **config})
     feed.check(run)
     spent = run.guarantees(feed.clients)
     place, chunks = placed_chunks(run, place, feed, shapes, diagnose, run_dir, progress)
-    recorded = identity.with_program(place, chunks)
+    recorded = {**with_program(entries, run, place, chunks), **config}
     scored = score_clients is not None
     recorder = team.together(
         lambda: Recorder(run_dir, every=every, config=recorded, team=team, scored=scored)
