@@ -55,6 +55,20 @@ class RunConfig:
     machine: MachineSettings = dataclasses.field(default_factory=MachineSettings)
     output: OutputSettings = dataclasses.field(default_factory=OutputSettings)
 
+    def __post_init__(self) -> None:
+        """Check that each group is one.
+
+        Raises:
+          TypeError: it is another value, such as a setting of the same name.
+        """
+        for group in dataclasses.fields(self):
+            value, kind = getattr(self, group.name), group.default_factory
+            if not isinstance(value, kind):  # type: ignore[arg-type]
+                raise TypeError(
+                    f"{group.name} is {value!r}; it must be {kind.__name__}(...). "  # type: ignore[union-attr]
+                    f"RunConfig.of({group.name}={value!r}) takes settings by name."
+                )
+
     @classmethod
     def of(cls, **settings: Any) -> "RunConfig":
         """Create a config from settings by name, such as ``of(algorithm="scaffold", rounds=3)``.

@@ -518,3 +518,8 @@ def test_each_option_of_a_schedule_is_a_setting_and_reaches_the_run():
     assert [passed[n] for n in ("sampling", "cohort_size", "weights", "replace")] == [
         *("poisson", 3, "examples", True)
     ]
+
+
+def test_a_setting_in_place_of_a_group_is_refused():
+    with pytest.raises(TypeError, match=r"rounds is 3; .* RunConfig.of\(rounds=3\)"):
+        RunConfig(rounds=3)
