@@ -34,7 +34,7 @@ COVERS = {
     "clients/test_nonfinite": "clients/finite",
     "command/test_bad_input": "command/config_checks",
     "command/test_cli": "__main__ command/catalogue command/listings command/runner command/screen",
-    "command/test_commands": "command/grid command/launch command/rerun",
+    "command/test_commands": "command/grid command/last_method command/launch command/rerun",
     "command/test_config": "command/build command/config_checks command/config_file "
     "command/options command/settings",
     "command/test_own_data": "command/loading",

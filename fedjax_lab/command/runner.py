@@ -22,7 +22,8 @@ from fedjax_lab.command.client_scores import (
     summarise_clients,
 )
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.factories import build_model, find, is_own, own_sources
+from fedjax_lab.command.factories import build_model, find, is_own, own_sources, sources
+from fedjax_lab.command.last_method import last_or_new
 from fedjax_lab.command.loading import load_divided
 from fedjax_lab.command.options import defaults_of, parse_options
 from fedjax_lab.command.table_data import TableData
@@ -39,6 +40,7 @@ from fedjax_lab.simulation.evaluate import (
     with_recomputed_statistics,
 )
 from fedjax_lab.simulation.loggers import Hook, build_loggers
+from fedjax_lab.simulation.rounds import keep_chunks
 from fedjax_lab.simulation.simulate import simulate
 from fedjax_lab.simulation.team import Team
 from fedjax_lab.storage.fingerprint import add_bits
@@ -127,15 +129,20 @@ def build(
     if is_text:
         evaluated = max(1, min(evaluated, _MAX_LOGITS // (train.y.shape[1] * outputs)))
 
-    model = _model(config, outputs, is_regression)
-    first_x, prepare, loss_fn, count_fn = _task(config, train, model, is_text, is_regression)
-    evaluate = build_evaluation(count_fn, test, evaluated)
+    def of_no_seed():  # what does not depend on a seed
+        model = _model(config, outputs, is_regression)
+        task = _task(config, train, model, is_text, is_regression)
+        _, prepare, loss_fn, count_fn = task
+        evaluate = build_evaluation(count_fn, test, evaluated)
+        algorithm = build_algorithm(config, loss_fn, model, prepare)
+        return model, task, evaluate, algorithm if wrap is None else wrap(algorithm)
 
-    def vary(**changed: Any) -> Algorithm:
-        algorithm = build_algorithm(config, loss_fn, model, prepare, changed)
-        return algorithm if wrap is None else wrap(algorithm)
-
-    algorithm = vary()
+    content = _hash(*train, *test)
+    is_ours = wrap is None and not sources(config)
+    made = last_or_new(config, content, of_no_seed) if is_ours else of_no_seed()
+    model, (first_x, prepare, loss_fn, count_fn), evaluate, algorithm = made
+    if is_ours:
+        keep_chunks(algorithm)
 
     def init(key: Key) -> Params:
         return model.init(key, first_x)
@@ -145,6 +152,10 @@ def build(
         shown = np.linspace(0, len(train.y) - 1, min(_STATISTICS_OF, len(train.y)), dtype=int)
         sample = prepare(data.Examples(train.x[shown], train.y[shown]), None).x
         evaluate = with_recomputed_statistics(evaluate, model.apply, sample)
+
+    def vary(**changed: Any) -> Algorithm:
+        algorithm = build_algorithm(config, loss_fn, model, prepare, changed)
+        return algorithm if wrap is None else wrap(algorithm)
 
     return Setup(
         algorithm,
@@ -163,7 +174,7 @@ def build(
             "test": len(test.y),
             "shape": list(train.x.shape[1:]),
             **({"outputs": outputs} if is_regression else {"classes": outputs}),
-            "hash": _hash(*train, *test),
+            "hash": content,
         },
     )
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fedjax_lab.clients.resident import flatten_examples
 from fedjax_lab.clients.store import window_rows
 from fedjax_lab.machine.target import here
-from fedjax_lab.round import build_round
+from fedjax_lab.round import Algorithm, build_round
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.run import Run
 from fedjax_lab.types import FedState, Metrics
@@ -59,6 +59,21 @@ def build_rounds(run: Run, place: Placement) -> Callable[..., tuple[FedState, Me
     return run_rounds
 
 
+_kept: list[tuple[Algorithm, dict[Any, jax.stages.Wrapped]]] = []  # at most one
+
+
+def keep_chunks(algorithm: Algorithm) -> None:
+    """Let later runs of this very object trace and compile its chunks no more; one is kept.
+
+    What its functions close over must not change from now on, since nothing would notice.
+
+    Args:
+      algorithm: the method.
+    """
+    if not _kept or _kept[0][0] is not algorithm:
+        _kept[:] = [(algorithm, {})]
+
+
 def build_chunk(run: Run, place: Placement, state_sharding: Any = None) -> jax.stages.Wrapped:
     """Jit ``build_rounds``, with the state donated and ``length`` static.
 
@@ -71,4 +86,13 @@ def build_chunk(run: Run, place: Placement, state_sharding: Any = None) -> jax.s
     options: dict[str, Any] = {"static_argnames": "length", "donate_argnums": 0}
     if state_sharding is not None:
         options["out_shardings"] = state_sharding, None
-    return jax.jit(build_rounds(run, place), **options)
+    is_kept = bool(_kept) and _kept[0][0] is run.algorithm
+    if not is_kept or place.target or place.layout or place.team.is_multiprocess:
+        return jax.jit(build_rounds(run, place), **options)
+    shardings = tuple(jax.tree.leaves(state_sharding)), jax.tree.structure(state_sharding)
+    policies = run.in_round, run.lowering, run.schedule
+    how = place.client_map.name, place.client_store, policies, shardings
+    chunks = _kept[0][1]
+    if how not in chunks:
+        chunks[how] = jax.jit(build_rounds(run, place), **options)
+    return chunks[how]

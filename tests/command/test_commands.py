@@ -6,17 +6,21 @@ import json
 import re
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_lab.command import launch, runner
+from fedjax_lab.checks import is_traced
+from fedjax_lab.command import last_method, launch, runner
 from fedjax_lab.command.cli import main
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.grid import grid
 from fedjax_lab.command.rerun import first_difference
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.report import load_runs
 from fedjax_lab.report.formats import latex_escape, latex_table
+from fedjax_lab.simulation import rounds
 from fedjax_lab.simulation.stop import check_not_ended
 from fedjax_lab.storage.saved_run import load_run
 from tests.command.test_cli import FAST, Interrupt, read
@@ -267,6 +271,50 @@ def test_client_rows_stand_where_the_setting_says(tmp_path):
         assert read(directory / "config.json")["client_store"] == store
         finals.append((directory / "metrics.jsonl").read_text())
     assert finals[0] == finals[1]
+
+
+def traced(monkeypatch):
+    """A list that grows by each trace of a round in the runs from now on."""
+    calls, draw = [], Schedule.draw
+    monkeypatch.setattr(Schedule, "draw", lambda *given: calls.append(given) or draw(*given))
+    return calls
+
+
+def test_another_seed_is_not_traced_again_and_has_the_same_results(monkeypatch, tmp_path):
+    def run(name, **changed):
+        config = RunConfig.of(
+            rounds=2, eval_every=1, num_clients=6, cohort_size=2, local_steps=2, batch_size=4
+        )
+        config = config.replace(run_dir=str(tmp_path / name), **changed)
+        calls.clear()
+        return runner.run(config, progress=False), sum(is_traced(call[3]) for call in calls)
+
+    calls = traced(monkeypatch)
+    rounds._kept.clear()
+    last_method._last.clear()
+    _, first = run("0", seed=0)
+    again, second = run("1", seed=1)
+    assert second < first
+    _, other = run("2", seed=1, client_lr=0.05)
+    assert other == first
+    last_method._last.clear()
+    rounds._kept.clear()
+    alone, third = run("3", seed=1)
+    assert third == first
+    assert [row["loss"] for row in again.history] == [row["loss"] for row in alone.history]
+    jax.tree.map(np.testing.assert_array_equal, again.params, alone.params)
+
+
+def test_attackers_of_another_seed_are_others_and_own_code_is_never_shared(monkeypatch, tmp_path):
+    def method(seed, **changed):
+        config = RunConfig.of(num_clients=6, cohort_size=2, local_steps=1, seed=seed, **changed)
+        return runner.build(config.replace(run_dir=str(tmp_path))).algorithm
+
+    assert method(0) is method(1)
+    assert method(0) is not method(0, client_lr=0.2)
+    assert method(0, attack="sign_flip:0.3") is not method(1, attack="sign_flip:0.3")
+    monkeypatch.setattr(runner, "sources", lambda config: {"own.py": "1234"})
+    assert method(0) is not method(1)
 
 
 def test_the_summary_of_a_text_run_without_a_perplexity_has_a_dash(tmp_path):

@@ -1,0 +1,35 @@
+"""Keeps a process's last method, so that runs with other seeds are not traced and lowered again.
+
+Traced rounds belong to a Python object (``keep_chunks``), so runs have to share it.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fedjax_lab.command.config import RunConfig
+
+Made = TypeVar("Made")
+
+# Settings on which a method does not depend.
+_OTHERS = ("run_dir", "seed", "init_seed", "partition_seed", "log", "profile_dir")
+_last: dict[Any, Any] = {}  # at most one
+
+
+def last_or_new(config: RunConfig, data: str, make: Callable[[], Made]) -> Made:
+    """Return what was made for the last config if only its seeds differ, else make it.
+
+    Args:
+      config: the settings, resolved, without code of the user's own, which may change.
+      data: hash of the training and test data.
+      make: function of nothing that makes whatever depends on the settings and the data alone.
+    """
+    kept = config.settings()
+    for name in _OTHERS:
+        if name != "seed" or config.privacy.attack is None:  # attackers are drawn with the seed
+            del kept[name]
+    key = repr(sorted(kept.items())), data
+    if key not in _last:
+        made = make()
+        _last.clear()
+        _last[key] = made
+    return _last[key]
