@@ -58,7 +58,8 @@ COVERS = {
     "models/test_decoder": "models/decoder_config models/generation",
     "models/test_image_models": "models/resnet models/vgg models/vit",
     "models/test_losses": "models/labels",
-    "models/test_lowering": "models/axis_order models/bilinear models/depthwise models/row_products",
+    "models/test_lowering": "models/axis_order models/bilinear models/depthwise "
+    "models/row_products",
     "models/test_models": "models/base models/cnn models/lenet models/linear models/mlp "
     "models/pooling",
     "models/test_weight_files": "models/pretrained models/weight_tables",

@@ -250,7 +250,7 @@ class RoundsSettings:
     cohort_size: int = 5
     """Clients sampled per round, S."""
 
-    sampling: Annotated[str, OneOf(SAMPLINGS)] = "without_replacement"
+    sampling: Annotated[str, OneOf(tuple(SAMPLINGS))] = "without_replacement"
     """Client sampling: without_replacement, poisson (each client independently; cohort_size is the
     expected number), or cyclic (fixed groups of at most cohort_size take turns)."""
 

@@ -191,6 +191,37 @@ class Schedule(NamedTuple):
         """
         return SAMPLINGS[self.sampling].slots(self.cohort_size, clients.num_available)
 
+    def read_in_rounds(self, clients: FederatedArrays) -> FederatedArrays:
+        """Return a federation without what is constant in a program of rounds, but not needed.
+
+        Names and origin are left out, and the smallest and largest sizes are replaced by sizes of
+        the same consequences. So the rounds of two partitions are traced and compiled only once.
+
+        Args:
+          clients: the clients' data.
+
+        Raises:
+          ValueError: as in ``draw_batch``.
+        """
+        smallest, largest = clients.min_size, clients.max_size
+        if not self.full_examples:
+            work = _work(self, clients)
+            if self.local_epochs is None:
+                longest = work.num_steps * work.batch_size
+                smallest, largest = (longest, longest) if work.is_full else (1, 2)
+            else:
+                largest = work.num_steps // self.local_epochs * work.batch_size
+                partly = largest - work.batch_size + 1 if work.is_equal else 1
+                smallest = largest if work.is_full else partly
+        return dataclasses.replace(
+            clients,
+            partition=PartitionInfo("", 0, ""),
+            names=None,
+            categories=(),
+            min_size=smallest,
+            max_size=largest,
+        )
+
     def draw(self, clients: FederatedArrays, key: Key, round: jax.Array) -> CohortBatch:
         """Draw the batch of one round; see ``draw_batch``.
 
@@ -205,11 +236,7 @@ class Schedule(NamedTuple):
         Raises:
           TypeError, ValueError: as in ``draw_batch``.
         """
-        return self._draw(_work(self, clients), clients, key, round)
-
-    def _draw(
-        self, work: "_Work", clients: FederatedArrays, key: Key, round: jax.Array
-    ) -> CohortBatch:
+        work = _work(self, clients)
         round = jnp.asarray(round, jnp.int32)
         keys = round_keys(compact(threefry(key)), round)
         check_devices(clients.times, self.devices)
@@ -334,31 +361,22 @@ def draw_batch(
     how, clients = Schedule.of("draw_batch", schedule).bind(clients)
     if is_traced((clients, key, round)):
         return how.draw(clients, key, round)
-    work, ids = _work(how, clients), None
+    _work(how, clients)
+    read, ids = how.read_in_rounds(clients), None
     if how.sample_cohort is not None:  # not part of the program: a new function is no new program
         own_key = _cohort_key(key, round)
         ids = own_cohort(how.sample_cohort, clients, own_key, jnp.asarray(round), how.cohort_size)
         how = how._replace(sample_cohort=None)
-    # Without what differs between partitions and is not read: a second one is not compiled again.
-    index = dataclasses.replace(
-        clients,
-        examples=(),
-        partition=PartitionInfo("", 0, ""),
-        names=None,
-        categories=(),
-        min_size=0,
-        max_size=clients.max_size if how.full_examples else 0,
-    )
-    batch = _drawn(how, work, index, key, round, ids)
+    batch = _drawn(how, dataclasses.replace(read, examples=()), key, round, ids)
     return batch._replace(source=clients.examples)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _drawn(schedule: Schedule, work: "_Work", clients, key, round, ids) -> CohortBatch:
+@functools.partial(jax.jit, static_argnums=0)
+def _drawn(schedule: Schedule, clients, key, round, ids) -> CohortBatch:
     """Draw a batch without its ``source``; ``ids`` is the cohort of a custom sampler, or None."""
     if ids is not None:
         schedule = schedule._replace(sample_cohort=lambda key, round: ids)
-    return schedule._draw(work, clients, key, round)
+    return schedule.draw(clients, key, round)
 
 
 @jax.jit

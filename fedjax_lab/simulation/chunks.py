@@ -107,7 +107,7 @@ class Chunks:
             first = jnp.zeros((), jnp.int32)
             self._lowered[which] = self._program.lower(
                 state,
-                self._feed.clients,
+                self._run.schedule.read_in_rounds(self._feed.clients),
                 self._key,
                 first,
                 length=piece,
@@ -185,7 +185,7 @@ class Chunks:
         self._state, named = self._store.load(self._state, first, length)
         of_pieces = []
         for start, piece in self._feed.pieces(first, length):
-            clients = self._feed.take(start, piece)
+            clients = self._run.schedule.read_in_rounds(self._feed.take(start, piece))
             if values_are_checked():
                 metrics = self._one_by_one(start, piece, clients, **named)
             else:

@@ -619,19 +619,36 @@ def test_draws_are_threefrys_whatever_the_generator(impl):
     jax.tree.map(np.testing.assert_array_equal, *plain)
 
 
-@pytest.mark.parametrize("options", [{}, {"full_examples": True, "local_epochs": 1}])
-def test_a_second_partition_is_drawn_by_the_same_program(options):
-    """Its draws are those of a program of its own."""
-    options = {"local_steps": None if "local_epochs" in options else 3, **options}
-    first, second = (federation(sizes)[0] for sizes in ([5, 16, 9], [16, 8, 6]))
+@pytest.mark.parametrize("sizes", [[8, 8], [8, 16], [5, 8], [1, 3], [9, 30]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"local_steps": 1},
+        {"local_steps": 2},
+        {"local_steps": 9},
+        {"local_steps": 2, "replace": True},
+        {"local_epochs": 1},
+        {"local_epochs": 3},
+        {"local_epochs": 1, "full_examples": True},
+    ],
+)
+@pytest.mark.parametrize("batch_size", [1, 4, 8])
+def test_what_rounds_read_gives_the_same_rounds(sizes, options, batch_size):
+    clients, _ = federation(sizes)
+    schedule = cohort.Schedule(2, batch_size, **options)
+    read = schedule.read_in_rounds(clients)
 
-    def drawn(clients, draw=data.draw_batch):
-        batch = draw(clients, key, 1, cohort_size=2, batch_size=8, **options)
-        return batch._replace(key=jax.random.key_data(batch.key), source=None)
+    def text(clients):
+        return str(jax.make_jaxpr(schedule.draw)(clients, key, jnp.int32(3)))
 
-    drawn(first)
-    with compilations() as compiled:
-        found = drawn(second)
-    assert compiled == []
-    own = jax.jit(data.draw_batch, static_argnames=("cohort_size", "batch_size", *options))
-    jax.tree.map(np.testing.assert_array_equal, found, drawn(second, own))
+    assert text(read) == text(clients)
+    assert jax.tree.structure(read) == jax.tree.structure(schedule.read_in_rounds(read))
+
+
+def test_rounds_of_two_partitions_are_one_program():
+    schedule = cohort.Schedule(2, 4, local_steps=3)
+    examples = data.Examples(np.arange(60, dtype=np.float32), np.arange(60) % 3)
+    first, second = (data.partition(examples, "dirichlet:1.0", 5, seed=seed) for seed in (0, 1))
+    assert jax.tree.structure(first) != jax.tree.structure(second)
+    read = [jax.tree.structure(schedule.read_in_rounds(each)) for each in (first, second)]
+    assert read[0] == read[1]
