@@ -54,9 +54,9 @@ def complete_batch(
     Raises:
       ValueError: a field's shape does not match the other fields, or a number is out of range.
     """
-    batch = _known_to_all(client_map, batch)
+    batch = _known_to_all(client_map.whole, batch)
     cohort, step_mask = _participation(batch, num_clients, client_map.multiple)
-    cohort = _known_to_all(client_map, cohort)
+    cohort = _known_to_all(client_map.whole, cohort)
     fields = {
         "examples": batch.examples,
         "example_mask": batch.example_mask,
@@ -65,31 +65,11 @@ def complete_batch(
         "full_examples": batch.full_examples,
         "full_mask": batch.full_mask,
     }
+    # If only padded slots take fewer steps, their order is known when the round is traced.
     equal_steps = batch.num_steps is None and batch.participates is None
-    return cohort, _arrange(cohort, fields, client_map, equal_steps)
-
-
-def _known_to_all(client_map: ClientMap, drawn: Drawn) -> Drawn:
-    """Make each device sample a batch or a cohort by itself, without communication.
-
-    Otherwise the compiler divides the work: the devices then exchange sums of S numbers, and wait
-    for each other in the loop that samples.
-    """
-    if not is_traced(drawn.client_ids):  # already computed
-        return drawn
-    names = ["client_ids", "participates", "weights", "num_steps"]
-    if getattr(drawn, "source", None) is not None:  # examples are indices
-        names += ["examples", "example_mask", "full_examples", "full_mask"]
-    return drawn._replace(**client_map.whole({name: getattr(drawn, name) for name in names}))
-
-
-def _arrange(
-    cohort: Cohort, fields: dict[str, PyTree], client_map: ClientMap, equal_steps: bool
-) -> Slots:
-    """Pad and sort the slots of a cohort; ``equal_steps``: only padded slots take fewer steps."""
     size = cohort.client_ids.shape[0]
     extra = -size % client_map.multiple
-    step_mask, lengths, order = fields["step_mask"], None, None
+    lengths = order = None
 
     def pad(leaf, value=0):
         padding = jnp.full((extra, *leaf.shape[1:]), value, leaf.dtype)
@@ -102,7 +82,6 @@ def _arrange(
         numbers = jnp.arange(1, step_mask.shape[1] + 1)
         lengths = jnp.where(pad(step_mask), numbers[None], 0).max(1)
         if client_map.sort is not None and equal_steps:
-            # The order is known when the round is traced, so the program has no sort.
             order = client_map.sort(np.arange(size + extra) < size)
         elif client_map.sort is not None:
             order = client_map.whole(client_map.sort(lengths))
@@ -118,7 +97,21 @@ def _arrange(
         return jax.tree.map(lambda leaf: leaf[:size], values)
 
     ids = sort(pad(cohort.client_ids, cohort.num_clients))
-    return Slots(ids, {**place(fields), "client_id": ids}, lengths, place, restore)
+    return cohort, Slots(ids, {**place(fields), "client_id": ids}, lengths, place, restore)
+
+
+def _known_to_all(whole: Callable[[PyTree], PyTree], drawn: Drawn) -> Drawn:
+    """Make each device sample a batch or a cohort by itself, without communication.
+
+    Otherwise the compiler divides the work: the devices then exchange sums of S numbers, and wait
+    for each other in the loop that samples.
+    """
+    if not is_traced(drawn.client_ids):  # already computed
+        return drawn
+    names = ["client_ids", "participates", "weights", "num_steps"]
+    if getattr(drawn, "source", None) is not None:  # examples are indices
+        names += ["examples", "example_mask", "full_examples", "full_mask"]
+    return drawn._replace(**whole({name: getattr(drawn, name) for name in names}))
 
 
 def _participation(

@@ -233,6 +233,9 @@ class Book:
 
         Args:
           row: the last row.
+
+        Raises:
+          TypeError: ``stop_when`` returned several values.
         """
         self._began += self._hooks(row)
         self.enough = not self.diverged and is_enough(self._stop_when, row)
@@ -287,7 +290,8 @@ def is_enough(stop_when: Callable[[Row], Any] | None, row: Row) -> bool:
     """Return whether the run ends after a row.
 
     Args:
-      stop_when: as in ``simulate``. row: of the history.
+      stop_when: as in ``simulate``.
+      row: the last row of the history.
 
     Raises:
       TypeError: it returned several values.

@@ -20,50 +20,88 @@ from fedjax_lab.types import FedState, Key, Params, PyTree
 
 
 class DeviceStore:
-    """Client rows as a part of the state on the devices: "device" and "sharded"; no windows.
-
-    ``state`` is the state between chunks. A chunk has ``length`` rounds, from ``first`` on.
-    """
+    """Client rows as a part of the state on the devices: "device" and "sharded"; no windows."""
 
     def __init__(self, team: Team):
         self._team = team
 
     def size(self, length: int) -> int:
-        """Return the number of rows in the window of a chunk; 0: there is no window."""
+        """Return the number of rows in the window of a chunk; 0: there is no window.
+
+        Args:
+          length: rounds of the chunk.
+        """
         return 0
 
     def shapes(self, state: FedState, length: int) -> tuple[FedState, dict[str, Any]]:
-        """Return the shapes of what ``load`` returns."""
+        """Return the shapes of what ``load`` returns.
+
+        Args:
+          state: the state between chunks, on the devices.
+          length: rounds of the chunk.
+        """
         return state, {}
 
     def load(self, state: FedState, first: int, length: int) -> tuple[FedState, dict[str, Any]]:
-        """Return (the state with the rows of a chunk, further arguments of its programs)."""
+        """Return (the state with the rows of a chunk, further arguments of its programs).
+
+        Args:
+          state: the state between chunks, on the devices.
+          first: number of its first round.
+          length: rounds of the chunk.
+        """
         return state, {}
 
     def prefetch(self, first: int, length: int) -> None:
-        """Read the rows of the next chunk while one runs."""
+        """Read the rows of the next chunk while one runs.
+
+        Args:
+          first: number of its first round.
+          length: rounds of the chunk.
+        """
 
     def unload(self, state: FedState) -> FedState:
-        """Take the rows of a chunk out of the state, until ``commit`` or the next ``load``."""
+        """Take the rows of a chunk out of the state, until ``commit`` or the next ``load``.
+
+        Args:
+          state: the state between chunks, on the devices.
+        """
         return state
 
     def commit(self) -> None:
         """Store the rows of the last chunk."""
 
     def snapshot(self, state: FedState) -> FedState:
-        """Return the state for a checkpoint; with several processes, only in process 0."""
+        """Return the state for a checkpoint; with several processes, only in process 0.
+
+        Args:
+          state: the state between chunks, on the devices.
+        """
         return self._team.gathered(state)
 
     def template(self, state: FedState) -> FedState:
-        """Return a template of ``snapshot``: structure, shapes and dtypes."""
+        """Return a template of ``snapshot``: structure, shapes and dtypes.
+
+        Args:
+          state: the state between chunks, on the devices.
+        """
         return state
 
     def restore(self, saved: FedState, state: FedState) -> FedState:
-        """Return the state of a checkpoint, ``saved`` in process 0, placed like ``state``."""
+        """Return the state of a checkpoint, ``saved`` in process 0, placed like ``state``.
+
+        Args:
+          saved: the state of the checkpoint.
+          state: the state between chunks, on the devices.
+        """
         return self._team.broadcast(saved, state)
 
     def result(self, state: FedState) -> FedState:
-        """Return the state for the caller."""
+        """Return the state for the caller.
+
+        Args:
+          state: the state between chunks, on the devices.
+        """
         return state
 
 

@@ -169,7 +169,8 @@ def sweep(
     groups = [range(len(runs))[i : i + program.size] for i in range(0, len(runs), program.size)]
     bar = Progress(f"sweep of {first.algorithm.name}", 0, rounds * len(groups), progress)
     bar.start_clock()
-    shown = ("loss", *program.scores, *spent[0](0))
+    shown: dict[str, Any] = {"loss": np.mean, **dict.fromkeys(program.scores, np.mean)}
+    shown.update(dict.fromkeys(spent[0](0), np.max))  # of a privacy budget, the largest
     with closing(bar), stop_on_signal() as stop:
         for index, group in enumerate(groups):
             if stop.is_set():
@@ -179,9 +180,11 @@ def sweep(
             of_group = [histories[run] for run in group]
             for done in advance_group(program, watch, of_group, 0, rounds, eval_every):
                 diverged[group] = watch.diverged[: len(group)]
-                values = {name: [h.rows[-1][name] for h in of_group] for name in shown}
-                means = {name: float(np.mean(of_name)) for name, of_name in values.items()}
-                bar.update(index * rounds + done, means)
+                values = {
+                    name: float(summary([history.rows[-1][name] for history in of_group]))
+                    for name, summary in shown.items()
+                }
+                bar.update(index * rounds + done, values)
                 if stop.is_set():
                     break
             served.append(program.served(len(group)))
