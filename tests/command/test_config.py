@@ -523,3 +523,8 @@ def test_each_option_of_a_schedule_is_a_setting_and_reaches_the_run():
 def test_a_setting_in_place_of_a_group_is_refused():
     with pytest.raises(TypeError, match=r"rounds is 3; .* RunConfig.of\(rounds=3\)"):
         RunConfig(rounds=3)
+
+
+def test_a_weight_decay_of_ones_own_stays_where_the_published_code_chooses_the_clipping():
+    config = RunConfig.of(algorithm="fedavg", as_published=True, weight_decay=0.1).resolve()
+    assert (config.method.clip_norm, config.method.weight_decay) == (10.0, 0.1)

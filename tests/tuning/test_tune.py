@@ -257,12 +257,12 @@ def test_the_command_reads_nothing_of_the_test_set(monkeypatch):
         model="linear", num_clients=4, cohort_size=2, local_steps=1, batch_size=4, rounds=2
     )
     command = TuneCommand(settings, budget=2, seeds=(0,), quiet=True)
-    given = runner.load_divided(settings)
+    given = runner.load_divided(settings.data, settings.partition_seed)
     trials = []
     for factor in (1, 0):
         other = data.Examples(given.test.x * factor, given.test.y * factor)
         changed = given._replace(test=other)
-        monkeypatch.setattr(runner, "load_divided", lambda _, changed=changed: changed)
+        monkeypatch.setattr(runner, "load_divided", lambda *_, changed=changed: changed)
         trials.append(tuning._tune(command, {"fedavg": {"client_lr": [0.01, 0.1]}}).trials)
     assert trials[0] == trials[1]
 
