@@ -1,6 +1,8 @@
 """Keeps a process's last method, so that runs with other seeds are not traced and lowered again.
 
-Traced rounds belong to a Python object (``keep_chunks``), so runs have to share it.
+Traced rounds belong to a Python object (``keep_chunks``), so runs have to share it. Of four times
+``run --algorithm fedavg --rounds 5`` in one process, with FEDJAX_LAB_PROGRAMS=off, the first took
+18 processor seconds and the others 3.5 each; without this, the others took 10 to 12.
 """
 
 from collections.abc import Callable
