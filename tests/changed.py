@@ -44,7 +44,7 @@ COVERS = {
     "compressors/quantize compressors/sparsify",
     "compressors/test_wire": "compressors/sparsify",
     "data/test_chats": "data/packing",
-    "data/test_cohort": "data/client_sampling data/order data/sampler data/uniform",
+    "data/test_cohort": "data/client_sampling data/example_order data/sampler data/uniform",
     "data/test_devices": "data/clock",
     "data/test_times": "data/clock",
     "data/test_natural": "data/tables",
@@ -52,19 +52,19 @@ COVERS = {
     "data/test_sources": "data/files data/tfds",
     "data/test_streams": "data/records data/stream_files",
     "data/test_tables": "data/cells data/columns data/csv_files data/dtypes",
-    "machine/test_target": "clients/host_devices machine/memory",
+    "machine/test_target": "clients/host_devices machine/device_memory",
     "models/test_adapters": "models/adapter_files models/token_losses wrappers/ranks",
     "models/test_convolution": "machine/layout",
     "models/test_decoder": "models/decoder_config models/generation",
     "models/test_image_models": "models/resnet models/vgg models/vit",
-    "models/test_losses": "models/labels",
+    "models/test_losses": "models/label_checks",
     "models/test_lowering": "models/axis_order models/bilinear models/depthwise "
     "models/row_products",
     "models/test_models": "models/base models/cnn models/lenet models/linear models/mlp "
     "models/pooling",
     "models/test_weight_files": "models/pretrained models/weight_tables",
     "packaging/test_release": "version",
-    "qp/test_project": "qp/dual qp/gram qp/packing qp/projected_gradient",
+    "qp/test_project": "qp/dual qp/gram qp/joined_leaves qp/projected_gradient",
     "recipes/test_recipes": "recipes/*",
     "report/test_figures": "report/curves report/partition_figure report/ranking report/style "
     "report/surfaces",
@@ -74,7 +74,7 @@ COVERS = {
     "report/test_report": "report/statistics report/tables report/write",
     "report/test_sections": "report/formats",
     "report/test_settings": "report/pivot",
-    "simulation/test_labels": "models/labels",
+    "simulation/test_labels": "models/label_checks",
     "simulation/test_longer": "simulation/recorder",
     "simulation/test_model_axis": "clients/model_axis",
     "simulation/test_private_runs": "wrappers/ledger",
@@ -88,8 +88,8 @@ COVERS = {
     "storage/test_hostile_dirs": "storage/json_file storage/run_path",
     "storage/test_run_dir": "storage/fingerprint storage/lock",
     "tuning/test_search": "tuning/halving tuning/kept tuning/proposals",
-    "tuning/test_tune": "command/tuning report/search tuning/found tuning/lanes tuning/search "
-    "tuning/score tuning/space",
+    "tuning/test_tune": "command/tuning report/search_figure tuning/found tuning/lanes "
+    "tuning/search tuning/score tuning/space",
     "wrappers/test_robust": "wrappers/rules wrappers/client_messages",
 }
 # Files that several methods share -> methods that show whether they still work.

@@ -15,7 +15,7 @@ import numpy as np
 from experiments.benchmarks import zoo
 from experiments.benchmarks.compare import OPPONENTS, OURS, peak_of, ratios, spread, times_of
 from experiments.benchmarks.workloads import WORKLOADS
-from fedjax_lab.machine.files import write_text
+from fedjax_lab.machine.atomic_files import write_text
 
 STORED = Path(__file__).parent / "cpu.json"
 ZOO = Path(__file__).parent / "zoo.json"

@@ -14,7 +14,7 @@ from pydoc_data.topics import topics
 
 from experiments.fafed.table_2 import FACTOR
 from experiments.studies.study import Column, Method, Scale, Study
-from fedjax_lab.machine import files
+from fedjax_lab.machine import atomic_files
 
 TEXT = Path("runs/text/python_reference_letters.txt")
 _SGD = {"client_lr": (10.0, 3.0, 1.0)}
@@ -80,7 +80,7 @@ def write_text() -> None:
     lines = "\n".join(topics[name] for name in sorted(topics)).lower().splitlines()
     spelt = [" ".join("_".join(line.split())) for line in lines if line.strip()]
     TEXT.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(TEXT, "\n".join(spelt) + "\n")
+    atomic_files.write_text(TEXT, "\n".join(spelt) + "\n")
 
 
 STUDY = Study(

@@ -24,7 +24,7 @@ from experiments.studies.fingerprint import fingerprint
 from experiments.studies.study import as_json
 from fedjax_lab import sweep, tune
 from fedjax_lab.command.factories import is_own
-from fedjax_lab.machine.files import write_text
+from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.storage.run_dir import versions
 from fedjax_lab.tuning.found import Found
 from fedjax_lab.tuning.halving import equal_budgets

@@ -17,7 +17,7 @@ from experiments.leaderboard.tasks import TASKS, Task
 from experiments.studies import chance
 from experiments.studies.verdicts import CONTRADICTED
 from fedjax_lab.estimates import NOTHING, Estimate, format_estimate
-from fedjax_lab.machine.files import write_text
+from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import markdown_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"

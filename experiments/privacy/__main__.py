@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.privacy.report import table, write
 from experiments.privacy.study import MACHINE, METHODS, SMOKE, run
-from fedjax_lab.machine.files import write_text
+from fedjax_lab.machine.atomic_files import write_text
 
 KEPT = Path(__file__).parent / "results" / "privacy.json"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.privacy import study
 from experiments.privacy.study import CLIP_NORM, DELTA, MACHINE, METHODS
 from fedjax_lab.estimates import estimate, format_estimate
-from fedjax_lab.machine.files import write_text
+from fedjax_lab.machine.atomic_files import write_text
 
 HERE = Path(__file__).parent
 FIGURE = "figures/privacy.svg"

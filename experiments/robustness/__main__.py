@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.robustness.report import attacks_of, table, write
 from experiments.robustness.study import ATTACKS, MACHINE, NONE, RULES, SMOKE, place, problem, run
-from fedjax_lab.machine.files import write_text
+from fedjax_lab.machine.atomic_files import write_text
 
 KEPT = Path(__file__).parent / "results" / "robustness.json"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments.robustness.study import ATTACKS, LAST, MACHINE, NONE, RULES, SHARES, place
 from fedjax_lab.estimates import estimate, format_estimate
-from fedjax_lab.machine.files import write_text
+from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import markdown_table
 
 HERE = Path(__file__).parent

@@ -31,7 +31,7 @@ from experiments.studies.study import Column, Method, Point, Scale, Study, as_js
 from fedjax_lab import data, sweep
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import build, load, run
-from fedjax_lab.machine.files import write_text
+from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.report import load_runs
 from fedjax_lab.report.runs import DIVERGED
 from fedjax_lab.storage.run_dir import (

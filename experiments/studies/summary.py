@@ -20,7 +20,7 @@ from experiments.studies.verdicts import (
     one_way,
 )
 from fedjax_lab.estimates import NOTHING
-from fedjax_lab.machine.files import write_text
+from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import markdown_table
 
 PAPERS = {

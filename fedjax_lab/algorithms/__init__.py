@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from fedjax_lab.algorithms.apfl import apfl
+from fedjax_lab.algorithms.authors_codes import PUBLISHED, Published, as_published
 from fedjax_lab.algorithms.cfedavg import cfedavg
 from fedjax_lab.algorithms.client_momentum import fedacg, fedcm, mime, mimelite
 from fedjax_lab.algorithms.control_variates import scaffold
@@ -18,11 +19,10 @@ from fedjax_lab.algorithms.fedspeed import fedspeed, fedspeed_ing
 from fedjax_lab.algorithms.fedswa import fedmo, fedmoswa, fedswa
 from fedjax_lab.algorithms.global_sharpness import fedlesam, fedsmoo
 from fedjax_lab.algorithms.gradma import gradma, gradma_s, gradma_w
-from fedjax_lab.algorithms.memory import mifa, mifam
+from fedjax_lab.algorithms.mifa import mifa, mifam
 from fedjax_lab.algorithms.personal_layers import fedbn, fedper, fedrep, lg_fedavg, local_only
 from fedjax_lab.algorithms.pfedme import pfedme
 from fedjax_lab.algorithms.proximal import fedprox, fedproxm
-from fedjax_lab.algorithms.published import PUBLISHED, Published, as_published
 from fedjax_lab.algorithms.representation import fedmlb, fedmlbm, moon, moonm
 from fedjax_lab.algorithms.sharpness import fedasam, fedgamma, fedsam, mofedsam
 from fedjax_lab.algorithms.stem import stem

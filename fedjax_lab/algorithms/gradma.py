@@ -35,7 +35,7 @@ from fedjax_lab.algorithms.server import ServerSGD, broadcast_params
 from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import one_row_per_client
-from fedjax_lab.qp.packing import separate_leaves
+from fedjax_lab.qp.joined_leaves import separate_leaves
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import LossFn, Params, PyTree, Scalar, ScalarOrSchedule
 

@@ -6,7 +6,7 @@ import jax
 
 from fedjax_lab import qp, tree
 from fedjax_lab.checks import check_choice, check_number
-from fedjax_lab.qp.packing import join_leaves
+from fedjax_lab.qp.joined_leaves import join_leaves
 from fedjax_lab.types import PyTree, Scalar
 
 

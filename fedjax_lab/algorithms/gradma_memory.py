@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_lab.algorithms.gradma_correction import Correction
 from fedjax_lab.clients.store import zero_row_per_client
-from fedjax_lab.qp.packing import separate_leaves
+from fedjax_lab.qp.joined_leaves import separate_leaves
 from fedjax_lab.tree import scale_rows
 from fedjax_lab.types import Cohort, Params, PyTree, Scalar
 

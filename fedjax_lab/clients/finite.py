@@ -15,7 +15,7 @@ from jax.custom_batching import custom_vmap
 from fedjax_lab import tree
 from fedjax_lab.clients.model_axis import held_layout
 from fedjax_lab.machine.compiler import UNLESS_FINITE
-from fedjax_lab.machine.traced import trace_once
+from fedjax_lab.machine.trace_once import trace_once
 from fedjax_lab.types import PyTree
 
 

@@ -18,7 +18,7 @@ from fedjax_lab.clients.example_clipping import clipped_gradient
 from fedjax_lab.clients.metrics import Measures, apply_loss
 from fedjax_lab.clients.resident import gather
 from fedjax_lab.machine.keys import compact, fold_in, is_key
-from fedjax_lab.machine.traced import trace_once
+from fedjax_lab.machine.trace_once import trace_once
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
 
 # The entry of a client's report that is no metric: the local params after the last step. Wrappers

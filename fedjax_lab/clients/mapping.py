@@ -36,7 +36,7 @@ from fedjax_lab.clients.exchange import sum_in_order
 from fedjax_lab.clients.model_axis import MODEL, ParamsSharding, held_layout, model_layout
 from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.machine.target import Target, platform_of, tracing_at_once
-from fedjax_lab.machine.traced import trace_once
+from fedjax_lab.machine.trace_once import trace_once
 from fedjax_lab.types import Params, PyTree
 
 # (shared, one client, longest) -> ({rule: tree to sum with that rule's coefficients}, unsummed)

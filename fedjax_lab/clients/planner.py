@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_lab.clients.mapping import ON_SEVERAL, single_device_map
+from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.machine.compiler import abstract, try_compile
-from fedjax_lab.machine.files import write_text
 from fedjax_lab.machine.target import Target, here
 
 # Share of a device's memory that a plan may use. The rest is for other data, such as the test set

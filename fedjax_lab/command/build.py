@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_lab.algorithms import as_published
-from fedjax_lab.algorithms.published import clip_and_decay
+from fedjax_lab.algorithms.authors_codes import clip_and_decay
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.factories import find
 from fedjax_lab.command.guards import with_guards

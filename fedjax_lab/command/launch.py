@@ -15,7 +15,7 @@ from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import format_settings, is_yaml
 from fedjax_lab.command.distributed import join, leave
 from fedjax_lab.command.screen import print_rows
-from fedjax_lab.machine.files import new_file
+from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.simulation.book import SimulationResult
 from fedjax_lab.simulation.stop import compiles_still
 from fedjax_lab.simulation.sweep_result import check_seeds

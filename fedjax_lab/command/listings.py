@@ -19,7 +19,7 @@ from fedjax_lab.command.options import (
     server_lr_of,
 )
 from fedjax_lab.command.settings import NATURAL
-from fedjax_lab.compressors.catalogue import COMPRESSORS, describe
+from fedjax_lab.compressors.by_name import COMPRESSORS, describe
 from fedjax_lab.data import DATASETS, PARTITIONS
 from fedjax_lab.models import MODELS
 

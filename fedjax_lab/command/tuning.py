@@ -54,7 +54,7 @@ def tune_command(command: TuneCommand) -> int:
 
         write_format(found.markdown() if out.suffix == ".md" else found.csv(), out)
     if figure is not None:
-        from fedjax_lab.report.search import search_figure
+        from fedjax_lab.report.search_figure import search_figure
         from fedjax_lab.report.style import save
 
         save(search_figure(found), figure)

@@ -1,7 +1,7 @@
 """Compressors: sparsifiers, quantizers, low-rank projections and compositions."""
 
 from fedjax_lab.compressors.base import Compressor, bfloat16, identity
-from fedjax_lab.compressors.catalogue import COMPRESSORS, as_compressor
+from fedjax_lab.compressors.by_name import COMPRESSORS, as_compressor
 from fedjax_lab.compressors.compose import compose
 from fedjax_lab.compressors.low_rank import low_rank
 from fedjax_lab.compressors.quantize import int8, qsgd, sign, terngrad

@@ -20,8 +20,8 @@ import numpy as np
 from fedjax_lab.checks import LARGEST_INT, check_choice, check_counts, check_int, is_traced
 from fedjax_lab.data.client_sampling import SAMPLINGS, CohortSampler, own_cohort, sample_cohort
 from fedjax_lab.data.clock import Clock, Devices, check_devices
+from fedjax_lab.data.example_order import WORDS, shuffled
 from fedjax_lab.data.federated import FederatedArrays, PartitionInfo
-from fedjax_lab.data.order import WORDS, shuffled
 from fedjax_lab.data.sampler import check_key, round_keys
 from fedjax_lab.data.streams import AnyClients, replace_index
 from fedjax_lab.machine.keys import below, bits_at, compact, plain, threefry

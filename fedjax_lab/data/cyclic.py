@@ -7,8 +7,8 @@ noise relies on this (``fedjax_lab.wrappers.correlated``).
 import jax
 import jax.numpy as jnp
 
+from fedjax_lab.data.example_order import WORDS, shuffled
 from fedjax_lab.data.federated import FederatedArrays
-from fedjax_lab.data.order import WORDS, shuffled
 from fedjax_lab.data.sampler import RoundKeys, Sampler
 
 # Folded into the run's key, apart from the numbers of rounds and what the devices fold in.

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedjax_lab.data.dtypes import stored_dtype
 from fedjax_lab.data.sources import Examples
-from fedjax_lab.machine.files import new_folder, write_text
+from fedjax_lab.machine.atomic_files import new_folder, write_text
 from fedjax_lab.signatures import suggest_keywords
 
 DESCRIPTION = "stream.json"

@@ -31,7 +31,7 @@ from fedjax_lab.data.heterogeneity import Heterogeneity, describe, labels_of, ta
 from fedjax_lab.data.partition import Partition
 from fedjax_lab.data.records import open_records
 from fedjax_lab.data.stream_files import content_of, map_file, open_stream
-from fedjax_lab.machine.memory import device_memory
+from fedjax_lab.machine.device_memory import device_memory
 from fedjax_lab.signatures import suggest_keywords
 
 _SHARE = 0.25  # share of a device's memory for a stream, by default

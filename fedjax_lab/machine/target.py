@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_lab.checks import check_choice
-from fedjax_lab.machine.memory import device_memory
+from fedjax_lab.machine.device_memory import device_memory
 
 
 @dataclasses.dataclass(frozen=True)

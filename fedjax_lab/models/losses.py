@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_lab.machine.keys import compact, plain
 from fedjax_lab.models.base import Apply, Model, with_mask
-from fedjax_lab.models.labels import mark_labels
+from fedjax_lab.models.label_checks import mark_labels
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
 # (examples, key) -> examples of the same length; key None: evaluation, so no augmentation

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.machine.files import new_folder
+from fedjax_lab.machine.atomic_files import new_folder
 from fedjax_lab.models.decoder_config import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from fedjax_lab.clients.model_axis import MODEL, are_divided, held_layout, on_each_part
 from fedjax_lab.machine.target import traced_for
-from fedjax_lab.qp.packing import FEW_ROWS
+from fedjax_lab.qp.joined_leaves import FEW_ROWS
 from fedjax_lab.types import PyTree
 
 _MIN_BLOCK = 16_384  # numbers per row in one product; the sums over blocks are compensated

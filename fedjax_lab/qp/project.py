@@ -42,7 +42,7 @@ from fedjax_lab import checks
 from fedjax_lab.clients.model_axis import are_divided, held_layout, on_each_part
 from fedjax_lab.qp import dual, projected_gradient
 from fedjax_lab.qp.gram import add_scaled, along, are_safe, rows_of, scaled_gram, sum_of_rows
-from fedjax_lab.qp.packing import are_small, joined_rows
+from fedjax_lab.qp.joined_leaves import are_small, joined_rows
 from fedjax_lab.tree import Joined
 from fedjax_lab.types import PyTree, Scalar
 

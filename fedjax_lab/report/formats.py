@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.estimates import NOTHING, Estimate
-from fedjax_lab.machine.files import write_text
+from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import Rows
 from fedjax_lab.report.html import html_page
 from fedjax_lab.report.paired import NOISE

@@ -4,7 +4,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.machine.files import write_atomically
+from fedjax_lab.machine.atomic_files import write_atomically
 from fedjax_lab.report.style import legend_of
 
 FORMS = ("png", "pdf", "svg")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.machine.files import write_atomically
+from fedjax_lab.machine.atomic_files import write_atomically
 
 # Okabe and Ito's colours, which differ in lightness too, without the yellow; then dashes.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")

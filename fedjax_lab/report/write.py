@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedjax_lab.checks import check_choice, check_number
-from fedjax_lab.machine.files import write_text
+from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import inert
 from fedjax_lab.report.figures import write_figures
 from fedjax_lab.report.html import html_page

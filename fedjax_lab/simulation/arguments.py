@@ -15,7 +15,7 @@ from fedjax_lab.clients.metrics import apply_loss, with_frozen_weights
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
 from fedjax_lab.machine.keys import seeded
-from fedjax_lab.models.labels import check_labels
+from fedjax_lab.models.label_checks import check_labels
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.storage.run_dir import CLIENTS
 from fedjax_lab.storage.run_path import check_run_dir

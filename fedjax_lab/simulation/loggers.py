@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from fedjax_lab.checks import check_choice
-from fedjax_lab.machine.files import new_file
+from fedjax_lab.machine.atomic_files import new_file
 
 Row = Mapping[str, Any]
 Hook = Callable[[dict[str, Any]], Any]

@@ -32,7 +32,7 @@ from fedjax_lab.clients.model_axis import (
     on_mesh,
 )
 from fedjax_lab.clients.store import AXIS, Rows, sharded_rows
-from fedjax_lab.machine.memory import device_memory
+from fedjax_lab.machine.device_memory import device_memory
 from fedjax_lab.machine.target import Target
 from fedjax_lab.simulation.team import Team
 from fedjax_lab.types import FedState, Params, PyTree

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from fedjax_lab import tree
 from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.data import FederatedArrays
-from fedjax_lab.machine.memory import device_memory
+from fedjax_lab.machine.device_memory import device_memory
 from fedjax_lab.simulation.book import History
 from fedjax_lab.simulation.debugging import values_are_checked
 from fedjax_lab.simulation.divergence import Watch

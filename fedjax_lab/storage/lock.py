@@ -8,7 +8,7 @@ import socket
 import time
 from pathlib import Path
 
-from fedjax_lab.machine.files import new_file
+from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.storage.json_file import parse_json
 
 LOCK, HOLDER = ".lock", ".lock-holder.json"

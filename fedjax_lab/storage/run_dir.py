@@ -18,7 +18,7 @@ from typing import Any
 
 from fedjax_lab.checks import MOST_ROUNDS
 from fedjax_lab.descriptions import may_agree
-from fedjax_lab.machine.files import write_atomically, write_text
+from fedjax_lab.machine.atomic_files import write_atomically, write_text
 from fedjax_lab.storage.fingerprint import has_old_scheme
 from fedjax_lab.storage.json_file import parse_json
 from fedjax_lab.storage.lock import HOLDER, LOCK

@@ -8,7 +8,7 @@ from typing import IO, Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab.machine.files import write_atomically
+from fedjax_lab.machine.atomic_files import write_atomically
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.storage.checkpoint import Checkpoints
 from fedjax_lab.storage.run_dir import CHECKPOINTS, CONFIG, read_config, run_id

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.machine.files import write_atomically
+from fedjax_lab.machine.atomic_files import write_atomically
 from fedjax_lab.storage.run_dir import write_json
 from fedjax_lab.tuning.found import Trial
 from fedjax_lab.tuning.lanes import Lane

@@ -21,8 +21,8 @@ from fedjax_lab.checks import LAST_SEED, check_choice, check_int, check_number, 
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import ClientBatch, Cohort, Key, PyTree, Scalar
+from fedjax_lab.wrappers.base import State, Wrapper, recorded, sends, tag, with_field
 from fedjax_lab.wrappers.client_messages import along, reduce_messages, select, stack_all
-from fedjax_lab.wrappers.frame import Frame, State, recorded, sends, tag, with_field
 
 # Attack -> its default strength; None: computed, or the attack has none.
 ATTACKS = {
@@ -125,7 +125,7 @@ def with_attack(
         examples have no integer labels ``y`` (when the round is traced); or the share is not 0 but
         less than half a client (when the method is started).
     """
-    frame = Frame(algorithm, "attack")
+    wrapper = Wrapper(algorithm, "attack")
     check_choice("attack", attack, ATTACKS)
     check_number("share", share, minimum=0.0, maximum=1.0)
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
@@ -154,7 +154,7 @@ def with_attack(
             return _alter(phase, attack, strength, num_classes)
         return _replace(phase, attack, strength) if sends(phase) else phase
 
-    return frame.wrap(
+    return wrapper.wrap(
         attack,
         change,
         of=lambda phase: True,

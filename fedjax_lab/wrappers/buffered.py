@@ -32,8 +32,8 @@ from fedjax_lab.descriptions import describe
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, PyTree
+from fedjax_lab.wrappers.base import State, Wrapper
 from fedjax_lab.wrappers.client_messages import along, reduce_messages, stack_all
-from fedjax_lab.wrappers.frame import Frame, State
 
 # Server steps since each client started, float [K] -> weights of the messages [K].
 Staleness = Callable[[jax.Array], jax.Array]
@@ -133,7 +133,7 @@ def with_buffered_aggregation(
         has no meaning; the clients have rows (by ``init``); or the cohort size differs from
         ``buffer_size`` (when a round is traced).
     """
-    frame = Frame(algorithm, "buffered")
+    wrapper = Wrapper(algorithm, "buffered")
     buffer_size = check_int("buffer_size", buffer_size, minimum=1)
     concurrency = check_int("concurrency", concurrency, minimum=buffer_size)
     if concurrency % buffer_size:
@@ -141,11 +141,11 @@ def with_buffered_aggregation(
             f"concurrency is {concurrency}; it must be a multiple of buffer_size, {buffer_size}."
         )
     factor = _parse_staleness(staleness)
-    like = frame.only_phase(
+    like = wrapper.only_phase(
         "the server does not stay as it is between a client's first exchange and its second"
     ).message_like
     if "robust" not in algorithm.wrappers:
-        frame.refuse_stacks("the messages of a step come from clients of several rounds")
+        wrapper.refuse_stacks("the messages of a step come from clients of several rounds")
     waiting = concurrency - buffer_size
 
     def around(params, num_clients, server, rows):
@@ -154,7 +154,7 @@ def with_buffered_aggregation(
         zero = jnp.zeros((), jnp.int32)
         return BufferedServer(server, _nobody(waiting, num_clients), messages, zero), rows
 
-    return frame.wrap(
+    return wrapper.wrap(
         "buffered",
         lambda phase, place: _buffer(phase, buffer_size, waiting, factor),
         state=State(around, server=BufferedServer, first_batch=True),

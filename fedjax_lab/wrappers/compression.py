@@ -23,12 +23,12 @@ from fedjax_lab import tree
 from fedjax_lab.checks import check_choice
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.compressors.base import Compressor
-from fedjax_lab.compressors.catalogue import as_compressor
+from fedjax_lab.compressors.by_name import as_compressor
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Key, Params, PyTree
-from fedjax_lab.wrappers.frame import Frame, Place, State, add_metrics, tag
+from fedjax_lab.wrappers.base import Place, State, Wrapper, add_metrics, tag
 
 _MESSAGES = tag(2)  # folded into a client's key
 _SQUARES = ("message_sq", "error_sq", "change_sq")
@@ -124,7 +124,7 @@ def with_compression(
         already clipped, masked or attacked, or (when it is started) a field of a message has
         numbers that are not floats.
     """
-    frame = Frame(algorithm, "compression")
+    wrapper = Wrapper(algorithm, "compression")
     up = as_compressor("compressor", compressor)
     down = None if downlink is None else as_compressor("downlink", downlink)
     check_choice("scope", scope, ("global", "per_leaf"))
@@ -150,7 +150,7 @@ def with_compression(
         phase = _compress_messages(phase, place, up, error_feedback, scope)
         return phase if down is None else _compress_broadcast(phase, place.index, down, scope)
 
-    return frame.wrap(
+    return wrapper.wrap(
         up.name,
         change,
         of=_is_compressed,

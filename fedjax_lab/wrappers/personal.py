@@ -21,7 +21,7 @@ from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import FedState, Params, Personal, PyTree
-from fedjax_lab.wrappers.frame import Frame, State
+from fedjax_lab.wrappers.base import State, Wrapper
 
 IsPersonal = Callable[[str], bool]
 _CLIENTS = 4096  # number of clients when a method is analysed before its start
@@ -91,9 +91,9 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
       ValueError: the method has several phases, another wrapper or a model for each client; or
         (when it is started) no leaf is personal, or all are: use ``algorithms.local_only``.
     """
-    frame = Frame(algorithm, "personal")
+    wrapper = Wrapper(algorithm, "personal")
     _check_predicate(is_personal)
-    phase = _only_phase(frame)
+    phase = _only_phase(wrapper)
     plans: dict[Any, _Plan] = {}
 
     def plan_of(params: Params, num_clients: int = _CLIENTS) -> _Plan:
@@ -118,7 +118,9 @@ def with_personal(algorithm: Algorithm, is_personal: IsPersonal) -> Algorithm:
     def change(phase, place):
         return _personal(phase, algorithm, plan_of)
 
-    wrapped = frame.wrap("personal", change, state=State(around, row=PersonalRow, first_batch=True))
+    wrapped = wrapper.wrap(
+        "personal", change, state=State(around, row=PersonalRow, first_batch=True)
+    )
     return dataclasses.replace(wrapped, params=params_of, personal=Personal(params_of_client))
 
 
@@ -176,14 +178,14 @@ def _shared_zeros(plan: _Plan, shapes: PyTree) -> PyTree:
     return _each_vector(plan, fields, lambda _, v: _without_own(plan, v))
 
 
-def _only_phase(frame: Frame) -> Phase:
-    algorithm = frame.algorithm
+def _only_phase(wrapper: Wrapper) -> Phase:
+    algorithm = wrapper.algorithm
     if algorithm.personal is not None:
         raise ValueError(
             f"algorithm is {algorithm.name}, which has a model for each client already; "
             "with_personal requires a method with one global model."
         )
-    return frame.only_phase()
+    return wrapper.only_phase()
 
 
 def _local_params(algorithm: Algorithm, report: dict[str, Any]) -> Params:

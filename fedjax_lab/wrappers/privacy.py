@@ -31,17 +31,17 @@ from fedjax_lab.clients.local import metrics_of
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, Key, PyTree, Scalar
-from fedjax_lab.wrappers.correlated import correlate, no_noise_yet
-from fedjax_lab.wrappers.frame import (
-    Frame,
+from fedjax_lab.wrappers.base import (
     Place,
     State,
+    Wrapper,
     add_metrics,
     recorded,
     sends,
     tag,
     with_field,
 )
+from fedjax_lab.wrappers.correlated import correlate, no_noise_yet
 from fedjax_lab.wrappers.ledger import (
     Released,
     check_bands,
@@ -161,14 +161,14 @@ def with_dp(
         (when a run starts) without cyclic cohorts.
       ImportError: ``delta`` is set and dp-accounting is not installed (when a row is computed).
     """
-    frame = Frame(algorithm, "dp")
+    wrapper = Wrapper(algorithm, "dp")
     _check_numbers(clip_norm, noise_multiplier, delta, adaptive_quantile, noise_bands)
-    frame.refuse_stacks("noise hides a client in a sum, not a message by itself")
+    wrapper.refuse_stacks("noise hides a client in a sum, not a message by itself")
     sending = list(filter(sends, algorithm.phases))
     adaptive = None if adaptive_quantile is None else float(adaptive_quantile)
 
     def around(params, num_clients, server, rows):
-        frame.refuse_step_counts(params, server)
+        wrapper.refuse_step_counts(params, server)
         clip = jnp.full(len(sending), clip_norm, jnp.result_type(float))
         likes = [(phase, phase.message_like(params)) for phase in sending]
         noise = tuple(
@@ -181,7 +181,7 @@ def with_dp(
         bands = _bands(phase, noise_bands)
         return _private(phase, place, algorithm.name, noise_multiplier, adaptive, bands)
 
-    return frame.wrap(
+    return wrapper.wrap(
         "dp",
         change,
         otherwise=_unless_nobody,

@@ -32,7 +32,7 @@ from fedjax_lab.models.lora import Adapter
 from fedjax_lab.round import MANY_CLIENTS, Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, FedState, Params, PyTree
-from fedjax_lab.wrappers.frame import Frame, State
+from fedjax_lab.wrappers.base import State, Wrapper
 
 PADDED = ("adapters", "changes")
 
@@ -82,8 +82,8 @@ def with_ranks(
         are not adapters of one rank, the largest of ``ranks``, or the number of clients differs.
     """
     check_choice("padded", padded, PADDED)
-    frame = Frame(algorithm, "ranks" if padded == "changes" else "padded_ranks")
-    phase = frame.only_phase()
+    wrapper = Wrapper(algorithm, "ranks" if padded == "changes" else "padded_ranks")
+    phase = wrapper.only_phase()
     if "delta" not in phase.reduce:
         fields = ", ".join(phase.reduce)
         raise ValueError(
@@ -108,7 +108,7 @@ def with_ranks(
         parts = (largest, lambda client_ids: _ranks_of(table, client_ids))
         return phase._replace(costs=phase.costs._replace(parts=parts))
 
-    return frame.wrap(
+    return wrapper.wrap(
         "ranks",
         change,
         state=State(around, row=RankRow, first_batch=True),

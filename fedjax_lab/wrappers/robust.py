@@ -14,8 +14,8 @@ from fedjax_lab.descriptions import describe
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, PyTree
+from fedjax_lab.wrappers.base import Wrapper
 from fedjax_lab.wrappers.client_messages import reduce_messages, select, stack_all, who_counts
-from fedjax_lab.wrappers.frame import Frame
 from fedjax_lab.wrappers.rules import Rule, parse_rule
 
 # (messages, field -> pytree [S, ...]; weights [S]) -> aggregated message
@@ -80,15 +80,15 @@ def with_robust_aggregation(
         needs single messages; the order of wrappers has no meaning; or (when the round is traced)
         the cohort is too small for the rule.
     """
-    frame = Frame(algorithm, "robust")
+    wrapper = Wrapper(algorithm, "robust")
     check_choice("scope", scope, SCOPES)
     chosen = rule if callable(rule) else parse_rule(rule)
     if not (isinstance(chosen, Rule) and chosen.factors):
-        frame.refuse_stacks("what stands for all of them cannot stand for each")
+        wrapper.refuse_stacks("what stands for all of them cannot stand for each")
     text = chosen.text if isinstance(chosen, Rule) else getattr(rule, "__qualname__", "function")
     recorded = text if isinstance(chosen, Rule) else describe(rule)
 
-    return frame.wrap(
+    return wrapper.wrap(
         text.split(":")[0],
         lambda phase, place: _robust(algorithm.name, phase, chosen, scope),
         hyperparameters={"rule": recorded, "rule_scope": scope},

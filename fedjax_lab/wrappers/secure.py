@@ -27,8 +27,8 @@ from fedjax_lab.checks import check_int, check_number
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import Cohort, Key, PyTree
+from fedjax_lab.wrappers.base import Place, State, Wrapper, tag
 from fedjax_lab.wrappers.client_messages import select, stack_all
-from fedjax_lab.wrappers.frame import Frame, Place, State, tag
 
 _MASKS = tag(6)  # folded into a round's key
 _RING = tag(1)  # folded into the round's key for masks; client ids are smaller
@@ -86,7 +86,7 @@ def with_secure_aggregation(
         (when the method is made or started); the order of wrappers has no meaning; or (when the
         round is traced) ``bits`` is too small for the cohort.
     """
-    frame = Frame(algorithm, "secure")
+    wrapper = Wrapper(algorithm, "secure")
     check_int("bits", bits, minimum=2, maximum=32)
     check_number("clip", clip, minimum=0.0, exclusive_minimum=True)
     if neighbours is not None:
@@ -97,13 +97,13 @@ def with_secure_aggregation(
             "number to which clip does not apply; with_secure_aggregation requires with_dp without "
             "adaptive_quantile."
         )
-    frame.refuse_stacks("the server sees no message by itself")
+    wrapper.refuse_stacks("the server sees no message by itself")
 
     def around(params, num_clients, server, rows):
-        frame.refuse_step_counts(params, server)
+        wrapper.refuse_step_counts(params, server)
         return server, rows
 
-    return frame.wrap(
+    return wrapper.wrap(
         "secure",
         lambda phase, place: _secure(algorithm.name, phase, place, bits, float(clip), neighbours),
         state=State(around),

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from fedjax_lab.compressors import COMPRESSORS, as_compressor
-from fedjax_lab.compressors.catalogue import MESSAGE_BYTES, describe
+from fedjax_lab.compressors.by_name import MESSAGE_BYTES, describe
 
 ARGUMENTS = {"comp": 0.9, "levels": 20, "rank": 3}
 

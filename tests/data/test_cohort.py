@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedjax_lab import data
 from fedjax_lab.data import cohort
-from fedjax_lab.data.order import WORDS, shuffled
+from fedjax_lab.data.example_order import WORDS, shuffled
 from fedjax_lab.data.uniform import _floyd, _redrawn
 
 key = jax.random.key(7)

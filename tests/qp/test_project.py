@@ -12,7 +12,7 @@ from scipy.optimize import nnls
 
 from fedjax_lab.machine.target import named, tracing_for
 from fedjax_lab.qp import gram, inner_products, project_to_cone, project_to_cone_per_leaf
-from fedjax_lab.qp.packing import are_small
+from fedjax_lab.qp.joined_leaves import are_small
 
 TOLERANCE = 1e-5  # of the data's scale, in float32
 SOLVERS = ("active_set", "projected_gradient")

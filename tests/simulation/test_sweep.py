@@ -15,7 +15,7 @@ from scipy import stats
 
 from fedjax_lab import SweepResult, algorithms, data, simulate, sweep
 from fedjax_lab.data.cohort import Schedule
-from fedjax_lab.machine.memory import device_memory
+from fedjax_lab.machine.device_memory import device_memory
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk

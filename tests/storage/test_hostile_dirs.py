@@ -10,7 +10,7 @@ import pytest
 from fedjax_lab import load_run
 from fedjax_lab.command.cli import main
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.machine.files import new_file
+from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.simulation.loggers import CsvLogger
 from fedjax_lab.storage.json_file import parse_json
 from fedjax_lab.storage.lock import HOLDER, LOCK, RunDirLock

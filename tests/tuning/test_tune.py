@@ -268,7 +268,7 @@ def test_the_command_reads_nothing_of_the_test_set(monkeypatch):
 
 
 def test_trials_are_listed_and_drawn(tmp_path):
-    from fedjax_lab.report.search import search_figure
+    from fedjax_lab.report.search_figure import search_figure
     from fedjax_lab.tuning.found import Found, Trial
 
     nan = float("nan")

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from fedjax_lab.machine.files import new_folder, write_atomically, write_text
+from fedjax_lab.machine.atomic_files import new_folder, write_atomically, write_text
 
 
 class Stopped(BaseException):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import algorithms, build_round
-from fedjax_lab.machine.traced import trace_once
+from fedjax_lab.machine.trace_once import trace_once
 from fedjax_lab.types import CohortBatch
 
 

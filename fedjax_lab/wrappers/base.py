@@ -1,11 +1,11 @@
 """The code that all wrappers share.
 
-A wrapper's file changes a message, a row or the server of a phase. ``Frame`` does the rest: it
+A wrapper's file changes a message, a row or the server of a phase. ``Wrapper`` does the rest: it
 checks the order of wrappers, passes the method's own state to the method's phases, numbers the
 phases, and combines names, hyperparameters and models::
 
     def with_something(algorithm, strength):
-        frame = Frame(algorithm, "something")
+        wrapper = Wrapper(algorithm, "something")
 
         def change(phase, place):
             def client_update(received, row, batch):
@@ -14,7 +14,7 @@ phases, and combines names, hyperparameters and models::
 
             return phase._replace(client_update=client_update)
 
-        return frame.wrap("something", change, hyperparameters={"strength": strength})
+        return wrapper.wrap("something", change, hyperparameters={"strength": strength})
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from fedjax_lab.clients.metrics import OWN_METRICS
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.types import Cohort, FedState, Params, PyTree, Scalar
-from fedjax_lab.wrappers.order import check_order, name_of
+from fedjax_lab.wrappers.nesting import check_order, name_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ def sends(phase: Phase) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Frame:
+class Wrapper:
     """A wrapper around a method.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""A wrapper of one's own in the frame: what the frame does for it, against NumPy and by hand."""
+"""A wrapper of one's own: what the shared code does for it, against NumPy and by hand."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import pytest
 from fedjax_lab import algorithms, build_round, tree, with_attack, with_client_metrics, with_dp
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.wrappers import client_params
-from fedjax_lab.wrappers.frame import Frame, State, add_metrics
+from fedjax_lab.wrappers.base import State, Wrapper, add_metrics
 from tests.wrappers.teller import D, batch_of, params, teller, to_vector
 
 N, LIMIT = 4, 1.5
@@ -32,7 +32,7 @@ class CountedServer(NamedTuple):
 
 def with_clipped_rows(algorithm, limit):
     """The same method, whose clients keep rows of a norm of at most ``limit``."""
-    frame = Frame(algorithm, "clipped_rows")
+    wrapper = Wrapper(algorithm, "clipped_rows")
     counter = jnp.int32
 
     def around(params, num_clients, server, rows):
@@ -55,7 +55,7 @@ def with_clipped_rows(algorithm, limit):
 
         return phase._replace(client_update=client_update, server_update=server_update)
 
-    return frame.wrap(
+    return wrapper.wrap(
         "clipped_rows",
         change,
         state=State(around, server=CountedServer, row=CountedRow),
@@ -109,14 +109,14 @@ def test_other_exchanges_pass_and_places_are_counted():
     def around(params, num_clients, server, rows):
         return server, CountedRow(rows, jnp.zeros(num_clients))
 
-    frame = Frame(two_exchanges(), "clipped_rows")
-    algorithm = frame.wrap("passed", change, state=State(around, row=CountedRow))
+    wrapper = Wrapper(two_exchanges(), "clipped_rows")
+    algorithm = wrapper.wrap("passed", change, state=State(around, row=CountedRow))
     assert places == [(1, 0, 2, False), (2, 1, 2, True)]
     state, _ = build_round(algorithm, "vmap")(
         algorithm.init(params(), N), batch_of(np.ones((1, 2, D)))
     )
     np.testing.assert_array_equal(state.clients.inner, [12, 0, 0, 0])
-    outside = frame.wrap("outside", change, otherwise=lambda phase: phase._replace(once=True))
+    outside = wrapper.wrap("outside", change, otherwise=lambda phase: phase._replace(once=True))
     assert [phase.once for phase in outside.phases] == [True, False, False]
 
 
