@@ -4,8 +4,13 @@ Checks run on concrete Python and NumPy values, at construction or trace time. A
 value is not checked, because it is unknown before the program runs.
 """
 
+import contextlib
 import difflib
+import functools
 import math
+import os
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +18,13 @@ import jax
 import numpy as np
 
 LAST_SEED = 2**32 - 1
+# Files between a caller and a warning: this package, JAX, and what calls through.
+_INSIDE = (
+    os.path.join(os.path.dirname(__file__), ""),
+    os.path.join(os.path.dirname(jax.__file__), ""),
+    contextlib.__file__,
+    functools.__file__,
+)
 MOST_ROUNDS = LARGEST_INT = 2**31 - 1  # what an int32 counts
 
 
@@ -23,6 +35,19 @@ def is_traced(value: Any) -> bool:
       value: any pytree.
     """
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the caller's code: the nearest outside of this package and of JAX.
+
+    Args:
+      message: what the caller should know.
+      category: class of the warning.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def check_choice(argument: str, value: str, choices: Iterable[str]) -> str:

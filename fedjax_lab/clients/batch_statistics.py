@@ -11,7 +11,6 @@ is better than a false one. Maxima do not count, because copies do not change th
 """
 
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from fedjax_lab.checks import warn
 from fedjax_lab.clients.metrics import apply_loss
 from fedjax_lab.machine.target import tracing_with
 from fedjax_lab.types import Key, LossFn, Params, PyTree
@@ -79,14 +79,13 @@ def warn_of_batch_statistics(
     except TypeError:  # it cannot be remembered
         pass
     if counts_padding(loss_fn, params, examples, key, mask):
-        warnings.warn(
+        warn(
             "loss_fn computes statistics over a mini-batch, and the mini-batches may have masked "
             "places. They hold copies of a real example, which the statistics count. Use "
             "fedjax_lab.models.batch_norm.BatchNorm in a model of from_linen, which excludes them, "
             "and a loss that passes its argument mask to model.apply(params, x, key, mask=mask); "
             "or weight your own statistics by the argument mask of loss_fn; or avoid masked places "
             "(replace=True, or batch sizes that divide the clients' sizes).",
-            stacklevel=2,
         )
 
 

@@ -16,13 +16,13 @@ import json
 import os
 import re
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_lab.checks import warn
 from fedjax_lab.clients.mapping import ON_SEVERAL, single_device_map
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.machine.compiler import abstract, try_compile
@@ -236,10 +236,8 @@ def _recalled(
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps({"answer": answer, **(beside or {})}))
     except OSError as error:
-        warnings.warn(
+        warn(
             f"the plan cannot be stored in {file.parent} ({error}); the next run will plan again.",
-            UserWarning,
-            stacklevel=3,
         )
     return answer
 

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import os
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.checks import warn
 from fedjax_lab.data.dtypes import stored_dtype
 from fedjax_lab.data.sources import Examples
 from fedjax_lab.machine.atomic_files import new_folder, write_text
@@ -324,11 +324,9 @@ def hash_of_file(path: Path, skip: int = 0) -> str:
     try:
         _keep_hash(path, found)
     except OSError as error:
-        warnings.warn(
+        warn(
             f"the hash of {path} cannot be stored next to it, so every run reads the whole file "
             f"again: {error}",
-            UserWarning,
-            stacklevel=2,
         )
     return found
 

@@ -4,14 +4,13 @@ Axes: n rows of a table.
 """
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, warn
 from fedjax_lab.data import cells
 from fedjax_lab.data.cells import Missing, Text
 from fedjax_lab.data.csv_files import CsvFile
@@ -227,12 +226,10 @@ class Table:
         rest = [cell for cell in text.distinct if cell.strip()]
         if kind != "numbers" or self._csv is not None or not all(map(cells.is_number, rest)):
             return kind != "numbers"
-        warnings.warn(
+        warn(
             f"{about} is text whose cells are numbers, and stays text: its values become "
             "categories. Convert it to numbers; or name it in categories (on the command line "
             "--categories) if it has categories.",
-            UserWarning,
-            stacklevel=2,
         )
         return True
 

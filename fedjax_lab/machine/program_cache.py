@@ -5,11 +5,12 @@ import hashlib
 import os
 import platform
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import jax
+
+from fedjax_lab.checks import warn
 
 VARIABLE = "FEDJAX_LAB_PROGRAMS"
 # Seconds; programs that compile faster are not stored.
@@ -81,10 +82,8 @@ def keep_by_default(quiet: bool = False) -> None:
                 flush=True,
             )
     except OSError as error:
-        warnings.warn(
+        warn(
             f"compiled programs cannot be stored: {error} ({VARIABLE}=off: never)",
-            UserWarning,
-            stacklevel=3,
         )
 
 

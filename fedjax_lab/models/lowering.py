@@ -11,7 +11,6 @@ one exception: ``_with_rule``, for functions that have a derivative of their own
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -22,6 +21,7 @@ from jax import lax
 from jax.extend import linear_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
+from fedjax_lab.checks import warn
 from fedjax_lab.machine.target import TracedFor, traced_for, tracing_with
 from fedjax_lab.models import axis_order, convolution, pooling, recurrence
 from fedjax_lab.models.axis_order import in_order, plain, plain_like, with_order
@@ -148,11 +148,10 @@ def _note(program: Jaxpr, how: TracedFor) -> None:
             elif how.notes is not None:
                 how.notes[kind] = convolution.form_name(equation.params, shapes, how)
             if why_not and how.platform == "cpu" and jnp.issubdtype(shapes[0].dtype, jnp.inexact):
-                warnings.warn(
+                warn(
                     f"the loss has a convolution ({kind}) for which there is no fast form on CPU: "
                     f"{why_not}. Inside a loop, as local steps are, XLA computes it at least ten "
                     "times slower than other convolutions.",
-                    stacklevel=2,
                 )
         for inside in _inside(equation):
             _note(inside, how)

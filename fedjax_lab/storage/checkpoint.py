@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_lab.checks import warn
 from fedjax_lab.clients.host_table import SeenRows
 from fedjax_lab.storage.fingerprint import add_array
 from fedjax_lab.types import Params, PyTree
@@ -206,7 +206,7 @@ class Checkpoints:
                     continue
                 if damage:
                     message = f"{damage} The last intact checkpoint is that of round {round}."
-                    warnings.warn(message, UserWarning, stacklevel=3)
+                    warn(message)
                 return round, found, meta
             else:
                 break

@@ -10,13 +10,12 @@ import hashlib
 import json
 import math
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedjax_lab.checks import MOST_ROUNDS
+from fedjax_lab.checks import MOST_ROUNDS, warn
 from fedjax_lab.descriptions import may_agree
 from fedjax_lab.machine.atomic_files import write_atomically, write_text
 from fedjax_lab.storage.fingerprint import has_old_scheme
@@ -99,12 +98,10 @@ def open_run_dir(path: Path, config: dict[str, Any]) -> bool:
         )
     devices, now = (found.get("num_devices") for found in (before, config))
     if devices != now:
-        warnings.warn(
+        warn(
             f"run_dir is {str(path)!r}, whose first rounds ran on {devices} devices; the next "
             f"ones run on {now}. Sums are added in another order, so results agree with an "
             "uninterrupted run only up to rounding.",
-            UserWarning,
-            stacklevel=6,
         )
     return True
 
@@ -131,11 +128,9 @@ def _take_old_hashes(path: Path, before: Mapping[str, Any], config: dict[str, An
     old = [name for name in functions if here.get(name) and has_old_scheme(there.get(name))]
     if old:
         config["content"] = {**here, **{name: there[name] for name in old}}
-        warnings.warn(
+        warn(
             f"run_dir is {str(path)!r}, which version 0.4 or an earlier one began; whether "
             f"{' and '.join(old)} is still the same function is not checked.",
-            UserWarning,
-            stacklevel=9,
         )
 
 

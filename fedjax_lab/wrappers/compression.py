@@ -12,7 +12,6 @@ C(Δ̄_i + e_i)               Δ_i, what the server receives
 =========================  ==========================================
 """
 
-import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fedjax_lab import tree
-from fedjax_lab.checks import check_choice
+from fedjax_lab.checks import check_choice, warn
 from fedjax_lab.clients.store import zero_row_per_client
 from fedjax_lab.compressors.base import Compressor
 from fedjax_lab.compressors.by_name import as_compressor
@@ -190,11 +189,9 @@ def _warn_if_larger(
     plain = sum(map(tree.nbytes, fields))
     packed = sum(_packed_bytes(up, field, scope) for field in fields)
     if packed > plain:
-        warnings.warn(
+        warn(
             f"{up} sends {packed:,} bytes in place of {name}'s {plain:,}: more than without "
             "compression. Its additional data, such as positions, outweigh the omitted values.",
-            UserWarning,
-            stacklevel=2,
         )
 
 

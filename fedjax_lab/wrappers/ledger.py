@@ -31,7 +31,6 @@ import enum
 import functools
 import logging
 import math
-import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -40,7 +39,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import MOST_ROUNDS, check_choice, check_int, check_number
+from fedjax_lab.checks import MOST_ROUNDS, check_choice, check_int, check_number, warn
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.data.cyclic import turns
@@ -364,11 +363,9 @@ def epsilon(
     _check_delta(delta)
     _check_sampling(rounds, cohort_size, num_clients, sampling, exchanges, accountant, noise_bands)
     if delta * num_clients > 1:
-        warnings.warn(
+        warn(
             f"delta is {delta} with {num_clients:,} clients; it should be well below "
             f"{1 / num_clients:g}, the delta of publishing one client chosen at random.",
-            UserWarning,
-            stacklevel=3,
         )
     first = exchanges if first_exchanges is None else first_exchanges
     check_int("first_exchanges", first, minimum=1)

@@ -390,8 +390,10 @@ def test_what_a_run_records():
 
 def test_a_compressor_that_enlarges_is_a_warning():
     wrapped = with_compression(algorithms.fedavg(loss_fn, **LR), "top_k:0.01")
-    with pytest.warns(UserWarning, match=r"comp=0\.01.* 84 bytes in place of fedavg\'s 72"):
+    said = r"comp=0\.01.* 84 bytes in place of fedavg's 72"
+    with pytest.warns(UserWarning, match=said) as caught:
         begin(wrapped)
+    assert caught[0].filename == __file__
 
 
 def test_wrong_arguments():
