@@ -1,5 +1,6 @@
 """The documentation's build: `make docs`, into build/docs."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -115,8 +116,23 @@ def _skip(app, what, name, obj, skip, options):
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
+def _show_notebooks(app):
+    """A page for each notebook: its text, and its code in blocks."""
+    for file in sorted((ROOT / "experiments" / "notebooks").glob("*.ipynb")):
+        cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+        parts = [
+            text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
+            for cell in cells
+            if (text := "".join(cell["source"]).strip())
+        ]
+        page, new = Path(app.srcdir) / "notebooks" / f"{file.stem}.md", "\n\n".join(parts) + "\n"
+        if not page.exists() or page.read_text(encoding="utf-8") != new:
+            page.write_text(new, encoding="utf-8")
+
+
 def setup(app):
     """Connect what reads docstrings: before napoleon, and after it has made fields of sections."""
+    app.connect("builder-inited", _show_notebooks)
     app.connect("autodoc-process-docstring", _keep_attribute, priority=100)
     app.connect("autodoc-process-docstring", _read_as_plain_text, priority=900)
     app.connect("autodoc-skip-member", _skip)

@@ -49,7 +49,7 @@ COVERS = {
     "data/test_times": "data/clock",
     "data/test_natural": "data/tables",
     "data/test_partition": "data/heterogeneity data/schemes",
-    "data/test_sources": "data/files data/tfds",
+    "data/test_sources": "data/files data/tfds machine/extras",
     "data/test_streams": "data/records data/stream_files",
     "data/test_tables": "data/cells data/columns data/csv_files data/dtypes",
     "machine/test_target": "clients/host_devices machine/device_memory",

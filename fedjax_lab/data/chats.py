@@ -36,6 +36,7 @@ from fedjax_lab.data.clients import from_clients
 from fedjax_lab.data.federated import FederatedArrays
 from fedjax_lab.data.packing import Sentence, pack
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.machine.extras import missing
 from fedjax_lab.signatures import suggest_keywords
 
 Records = str | Path | Iterable[Mapping[str, Any]]
@@ -264,9 +265,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         import pyarrow
         from pyarrow.parquet import read_table
     except ImportError as error:
-        raise ImportError(
-            f"records is {str(path)!r}, which needs pyarrow: `pip install 'fedjax-lab[tables]'`."
-        ) from error
+        raise missing(f"records is {str(path)!r}, which needs pyarrow", "tables") from error
     try:
         rows = read_table(path).to_pylist()
     except pyarrow.ArrowException as error:
@@ -403,9 +402,7 @@ def _tokenizer_class() -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise ImportError(
-            "a tokenizer needs the package tokenizers: `pip install 'fedjax-lab[pretrained]'`."
-        ) from error
+        raise missing("a tokenizer needs the package tokenizers", "pretrained") from error
     return Tokenizer
 
 

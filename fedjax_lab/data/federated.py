@@ -24,6 +24,7 @@ from fedjax_lab.data.heterogeneity import (
 from fedjax_lab.data.partition import Partition, number_owners
 from fedjax_lab.data.partition import split_indices as _split_indices
 from fedjax_lab.data.sources import Examples
+from fedjax_lab.machine.extras import missing
 from fedjax_lab.signatures import suggest_keywords
 
 # Largest numbers of clients and of names that are legible in a figure.
@@ -148,9 +149,7 @@ class FederatedArrays:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise ImportError(
-                "plot needs matplotlib: `pip install 'fedjax-lab[report]'`."
-            ) from error
+            raise missing("plot needs matplotlib", "report") from error
         figure = _draw(Figure, self)
         if path is not None:
             figure.savefig(path, dpi=150)

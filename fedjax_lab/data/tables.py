@@ -14,10 +14,10 @@ from fedjax_lab.checks import check_choice, warn
 from fedjax_lab.data import cells
 from fedjax_lab.data.cells import Missing, Text
 from fedjax_lab.data.csv_files import CsvFile
+from fedjax_lab.machine.extras import missing
 
 FILES = (".csv", ".tsv", ".parquet")
 
-_NEEDS = "`pip install 'fedjax-lab[tables]'`."
 _ALLOWED = (
     "a data frame of pandas or polars, an Arrow table, a Dataset of Hugging Face, a path to a file "
     ".csv, .tsv or .parquet, or a mapping from the names of columns to arrays"
@@ -323,7 +323,7 @@ def _read_file(path: Path) -> Any:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise ImportError(f"table is {str(path)!r}, which needs pyarrow: {_NEEDS}") from error
+        raise missing(f"table is {str(path)!r}, which needs pyarrow", "tables") from error
     if path.suffix.lower() != ".parquet":
         return CsvFile(path)
     try:
@@ -346,7 +346,9 @@ def _as_frame(table: Any) -> Any:
     try:
         import narwhals
     except ImportError as error:
-        raise ImportError(f"table is a {type(table).__name__}: {_NEEDS}") from error
+        raise missing(
+            f"table is a {type(table).__name__}, which needs narwhals", "tables"
+        ) from error
     try:
         frame = narwhals.from_native(table)
         frame = frame.collect() if isinstance(frame, narwhals.LazyFrame) else frame

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.checks import check_choice
+from fedjax_lab.machine.extras import missing
 
 
 def read_images(name: str, data_dir: str | Path | None) -> tuple[dict[str, np.ndarray], int]:
@@ -130,9 +131,7 @@ def open_tfds(name: str, data_dir: str | Path | None) -> tuple[Any, Any, str]:
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
-        raise ImportError(
-            f"{name} needs the package tensorflow-datasets: `pip install 'fedjax-lab[data]'`."
-        ) from error
+        raise missing(f"{name} needs the package tensorflow-datasets", "data") from error
     its_name = name.partition(":")[2]
     prepare = (
         f"`tfds build {its_name} --file_format=array_record"

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.machine.atomic_files import new_folder
+from fedjax_lab.machine.extras import missing
 from fedjax_lab.models.decoder_config import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -167,10 +168,7 @@ def _entries(file: Path) -> Iterator[tuple[str, Entry]]:
     try:
         from safetensors import safe_open
     except ImportError as error:
-        raise ImportError(
-            "reading .safetensors needs the package safetensors: "
-            "`pip install 'fedjax-lab[pretrained]'`."
-        ) from error
+        raise missing("reading .safetensors needs safetensors", "safetensors") from error
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file}, which the index names.")
     found = []

@@ -1,6 +1,6 @@
 """A decoder pretrained on licences, fine-tuned by 20 clients on documents of their own.
 
-    pip install 'fedjax-lab[pretrained]'
+    pip install safetensors tokenizers
     python -m fedjax_lab.recipes.fine_tune_a_decoder [--whole]
 
 The decoder is pretrained on the licences in a Debian system, or else on pages of Python's manual.

@@ -2,7 +2,7 @@
 
     python -m fedjax_lab.recipes.tfds_ids
 
-It needs ``pip install 'fedjax-lab[data]'``. The recipe first prepares a small set of ratings,
+It needs the packages of the extra ``data``. The recipe first prepares a small set of ratings,
 without TensorFlow. For a set of TFDS, such as movielens, call ``download_and_prepare`` once.
 """
 

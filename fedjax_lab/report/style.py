@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_lab.machine.atomic_files import write_atomically
+from fedjax_lab.machine.extras import missing
 
 # Okabe and Ito's colours, which differ in lightness too, without the yellow; then dashes.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -38,9 +39,7 @@ def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            "a report's figures need matplotlib: `pip install 'fedjax-lab[report]'`."
-        ) from error
+        raise missing("a report's figures need matplotlib", "report") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

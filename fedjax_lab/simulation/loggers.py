@@ -21,6 +21,7 @@ import jax
 
 from fedjax_lab.checks import check_choice
 from fedjax_lab.machine.atomic_files import new_file
+from fedjax_lab.machine.extras import missing
 
 Row = Mapping[str, Any]
 Hook = Callable[[dict[str, Any]], Any]
@@ -215,9 +216,7 @@ def _imported(package: str, extra: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ImportError(
-            f"the logger {extra} needs {package}: `pip install 'fedjax-lab[{extra}]'`."
-        ) from error
+        raise missing(f"the logger {extra} needs {package}", extra) from error
 
 
 class Progress:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_lab.machine.atomic_files import write_atomically
+from fedjax_lab.machine.extras import missing
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.storage.checkpoint import Checkpoints
 from fedjax_lab.storage.run_dir import CHECKPOINTS, CONFIG, read_config, run_id
@@ -163,9 +164,7 @@ def _write_safetensors(arrays: Mapping[str, np.ndarray], out: IO[bytes]) -> None
     try:
         from safetensors.numpy import save
     except ImportError as error:
-        raise ImportError(
-            ".safetensors needs the package safetensors: `pip install 'fedjax-lab[safetensors]'`."
-        ) from error
+        raise missing(".safetensors needs the package safetensors", "safetensors") from error
     out.write(save(dict(arrays)))
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedjax_lab.checks import check_choice
+from fedjax_lab.machine.extras import missing
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.tuning.space import Range, Space, spread
 
@@ -164,7 +165,5 @@ def import_optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise ImportError(
-            "sampler needs the package optuna: `pip install 'fedjax-lab[tune]'`."
-        ) from error
+        raise missing("sampler needs the package optuna", "tune") from error
     return optuna

@@ -43,6 +43,7 @@ from fedjax_lab.checks import MOST_ROUNDS, check_choice, check_int, check_number
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.data.cyclic import turns
+from fedjax_lab.machine.extras import missing
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
 from fedjax_lab.signatures import suggest_keywords
@@ -534,10 +535,7 @@ def _library() -> ModuleType:
         import dp_accounting
         import dp_accounting.rdp
     except ImportError as error:
-        raise ImportError(
-            "epsilon is computed by dp-accounting, which is not installed: "
-            "pip install 'fedjax_lab[privacy]'."
-        ) from error
+        raise missing("epsilon needs the package dp-accounting", "privacy") from error
     return dp_accounting
 
 

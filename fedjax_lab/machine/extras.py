@@ -1,0 +1,49 @@
+"""Says how to install packages that are missing.
+
+The commands name the packages themselves, in the versions that are tested, so that they do not
+depend on how this library was installed.
+"""
+
+import re
+from importlib import metadata
+
+
+def missing(sentence: str, extra: str) -> ImportError:
+    """Build the error for a package that only some functions need and that is not installed.
+
+    Args:
+      sentence: what needs which package.
+      extra: the extra of pyproject.toml that has the package.
+    """
+    packages = [name for name, of in _requirements() if of == extra]
+    return ImportError(f"{sentence}: `{_install(packages or [f'.[{extra}]'])}`.")
+
+
+def install_missing() -> str:
+    """Return the command that installs those of this library's dependencies that are missing."""
+    needed = [name for name, extra in _requirements() if extra is None and not _is_installed(name)]
+    return _install(needed or ["."])
+
+
+def _install(packages: list[str]) -> str:
+    return f"pip install {' '.join(map(repr, packages))}"
+
+
+def _requirements() -> list[tuple[str, str | None]]:
+    """Requirements, such as "tyro>=1.0,<2", each with its extra."""
+    try:
+        required = metadata.requires("fedjax_lab") or []
+    except metadata.PackageNotFoundError:  # imported from a folder
+        return []
+    parts = (text.partition(";") for text in required)
+    extras = re.compile(r"extra == ['\"]([^'\"]+)")
+    found = ((name.strip(), extras.search(when)) for name, _, when in parts)
+    return [(name, match and match[1]) for name, match in found]
+
+
+def _is_installed(requirement: str) -> bool:
+    try:
+        metadata.version(re.split(r"[\s<>=!~\[]", requirement)[0])
+    except metadata.PackageNotFoundError:
+        return False
+    return True
