@@ -97,13 +97,13 @@ SHARED = {
     "averaging": ["fedavg", "fedexp", "fedopt"],
     "base": ["fedavg", "scaffold"],
     "factory": ["fedavg", "scaffold"],
+    "authors_codes": ["fedavg"],
     "first_estimates": ["fafed", "stem"],
     "gradma_correction": ["gradma_s", "gradma_w"],
     "gradma_memory": ["gradma_s"],
     "hyper": ["fedavg", "fedprox"],
     "own_models": ["apfl", "ditto"],
     "personal": ["apfl", "ditto", "fedper"],
-    "published": ["fedavg"],
     "server": ["fedavg", "feddyn", "fedopt"],
 }
 

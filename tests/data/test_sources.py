@@ -270,7 +270,7 @@ def test_debian_fashion_mnist():
 
 def test_missing_tfds(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ImportError, match=r"pip install 'tensorflow-datasets>="):
+    with pytest.raises(ImportError, match=r"pip install 'tensorflow-datasets[<>]"):
         data.load("cifar10")
 
 

@@ -163,7 +163,7 @@ def test_wandb(tmp_path, monkeypatch):
 
 def test_a_missing_package_is_named_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ImportError, match=r"wandb needs wandb: `pip install 'wandb>="):
+    with pytest.raises(ImportError, match=r"wandb needs wandb: `pip install 'wandb[<>]"):
         build_loggers(["wandb"], tmp_path, {})
     with pytest.raises(ValueError, match=r"log is 'cvs'.*Did you mean 'csv'"):
         build_loggers(["cvs"], tmp_path, {})
