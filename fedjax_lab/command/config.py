@@ -283,7 +283,7 @@ HINTS = {
 # Not recorded if they have their defaults, so that older runs, which lack them, have equal records.
 _NEW = (
     *(*vars(PrivacySettings()), "sampling", "client", "x", "target", "task", "test_split"),
-    *("dataset_option", "tokens", "categories", "missing", "lowering"),
+    *("dataset_option", "tokens", "categories", "missing", "lowering", "labels", "image_size"),
 )
 # In the name of a run that has no other value of them, in this order.
 _IN_NAME = (

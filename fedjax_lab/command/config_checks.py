@@ -99,6 +99,8 @@ def _check_data(data: DataSettings) -> None:
         sequence_length=data.sequence_length,
         vocabulary_size=data.vocabulary_size,
         tokens=data.tokens,
+        labels=data.labels,
+        image_size=data.image_size,
     )
     if data.is_natural and not data.is_table and data.partition_seed is not None:
         raise ValueError(

@@ -39,6 +39,8 @@ def load_divided(settings: DataSettings, seed: int) -> TableData:
         sequence_length=settings.sequence_length,
         vocabulary_size=settings.vocabulary_size,
         tokens=settings.tokens,
+        labels=settings.labels,
+        image_size=settings.image_size,
     )
     of_bytes = found[0].y.ndim > 1 and settings.tokens == "bytes"
     return TableData(found[0], found[1], None, None, NUM_BYTES if of_bytes else None)

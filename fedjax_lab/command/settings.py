@@ -11,6 +11,7 @@ import tyro
 
 from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int, check_number
 from fedjax_lab.data import ClientTimes, Devices
+from fedjax_lab.data.cifar import LABELS
 from fedjax_lab.data.client_sampling import SAMPLINGS
 from fedjax_lab.data.sources import TABLES
 from fedjax_lab.data.text import TOKENS
@@ -161,8 +162,8 @@ class DataSettings:
     """The data set and its partition. Lists: `fedjax-lab datasets | partitions`."""
 
     dataset: str = "digits"
-    """Data set, such as digits, fashion_mnist, idx:FOLDER, npz:FILE, csv:FILE, parquet:FILE or
-    text:FILE_OR_FOLDER; or a function of your own, package.module:name."""
+    """Data set, such as digits, fashion_mnist, cifar10:PATH, images:FOLDER, npz:FILE, csv:FILE,
+    parquet:FILE or text:FILE_OR_FOLDER; or a function of your own, package.module:name."""
 
     dataset_option: Repeated = ()
     """Argument of a data set of your own, as name=value."""
@@ -203,6 +204,13 @@ class DataSettings:
     vocabulary_size: Annotated[int | None, AtLeast(2)] = None
     """Keep only this many of a text's tokens, the most frequent ones; the others become one token.
     None: keep all."""
+
+    labels: Annotated[str, OneOf(LABELS)] = "fine"
+    """For cifar100:PATH: fine labels (100 classes) or coarse ones (20)."""
+
+    image_size: Annotated[int | None, AtLeast(1)] = None
+    """For images:FOLDER: scale the images to this height and width. None: all must have one
+    size."""
 
     partition: str = "dirichlet:0.1"
     """Partition of the data among the clients: iid, dirichlet:0.1, classes_per_client:2, ..., or

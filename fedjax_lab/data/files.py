@@ -7,13 +7,13 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-_IDX_FILES = {
+IDX_FILES = {
     "x_train": "train-images-idx3-ubyte",
     "y_train": "train-labels-idx1-ubyte",
     "x_test": "t10k-images-idx3-ubyte",
@@ -24,8 +24,8 @@ _IDX_TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "
 _CHUNK = 1 << 20
 _LIMIT = "FEDJAX_LAB_UNPACKED_GIB"
 _GIB = 8.0  # largest unpacked size of a file, unless the environment variable sets another
-# Errors that zipfile and NumPy raise on a damaged archive.
-_NPZ_ERRORS = (
+# Errors that zipfile, NumPy and SciPy raise on damaged files.
+DAMAGED = (
     ValueError,
     OSError,
     EOFError,
@@ -43,19 +43,22 @@ _NPZ_ERRORS = (
 )
 
 
-def read_idx_folder(folder: Path, name: str) -> dict[str, np.ndarray]:
-    """Read x_train, y_train, x_test and y_test from a folder with MNIST's four file names.
+def read_idx_files(
+    folder: Path, name: str, file_names: Mapping[str, str] = IDX_FILES
+) -> dict[str, np.ndarray]:
+    """Read x_train, y_train, x_test and y_test from IDX files.
 
     Args:
       folder: folder of the files, plain or .gz.
       name: of the data set, for an error.
+      file_names: file name of each array, without .gz; MNIST's four by default.
 
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: a file is damaged.
     """
     arrays = {}
-    for key, file_name in _IDX_FILES.items():
+    for key, file_name in file_names.items():
         path = _find_idx(folder, file_name)
         if path is None:
             raise FileNotFoundError(f"{name}: {folder} has neither {file_name} nor {file_name}.gz.")
@@ -97,7 +100,7 @@ def has_idx(folder: Path) -> bool:
     Args:
       folder: the folder.
     """
-    return _find_idx(folder, _IDX_FILES["x_train"]) is not None
+    return _find_idx(folder, IDX_FILES["x_train"]) is not None
 
 
 def _find_idx(folder: Path, file_name: str) -> Path | None:
@@ -139,7 +142,7 @@ def read_idx(path: Path, *, ndim: int) -> np.ndarray:
             shape = struct.unpack(f">{ndim}I", sizes)
             count = math.prod(shape)
             if opener is gzip.open:
-                _check_unpacked(path, count)
+                check_unpacked(path, count)
             values = _read_up_to(file, count)
             if len(values) < count:
                 raise ValueError(
@@ -155,7 +158,7 @@ def read_idx(path: Path, *, ndim: int) -> np.ndarray:
     return np.frombuffer(values, np.uint8).reshape(shape)
 
 
-def _check_unpacked(path: Path, size: int) -> None:
+def check_unpacked(path: Path, size: int) -> None:
     """Refuse a file that declares a far larger unpacked size, before it is unpacked.
 
     Args:
@@ -212,10 +215,10 @@ def read_npz(path: Path, name: str, keys: Sequence[str] | None = SPLITS) -> dict
     try:
         with zipfile.ZipFile(path) as archive:
             sizes = {info.filename: info.file_size for info in archive.infolist()}
-    except _NPZ_ERRORS as error:
+    except DAMAGED as error:
         raise ValueError(f"{path}: damaged zip archive: {error}") from error
     asked = sizes if keys is None else [name for key in keys for name in (key, f"{key}.npy")]
-    _check_unpacked(path, sum(sizes.get(name, 0) for name in asked))
+    check_unpacked(path, sum(sizes.get(name, 0) for name in asked))
     try:
         # NumPy would leave a file that it opened itself open on a damaged archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -223,7 +226,7 @@ def read_npz(path: Path, name: str, keys: Sequence[str] | None = SPLITS) -> dict
             wanted = found if keys is None else keys
             missing = [key for key in wanted if key not in found]
             arrays = {} if missing else {key: archive[key] for key in wanted}
-    except _NPZ_ERRORS as error:
+    except DAMAGED as error:
         raise ValueError(
             f"{path}: not readable as an .npz file of plain arrays: {error}"
         ) from error

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.checks import check_choice
-from fedjax_lab.data import files, text, tfds
+from fedjax_lab.checks import check_choice, check_int
+from fedjax_lab.data import cifar, emnist, files, image_folder, text, tfds
 from fedjax_lab.data.dtypes import stored_dtype
 from fedjax_lab.signatures import suggest_keywords
 
@@ -23,8 +23,12 @@ DATASETS = {
     "digits": "1,797 real 8x8 digits, 10 classes, embedded: needs no download",
     "fashion_mnist": "60,000 + 10,000 images 28x28, 10 classes; IDX folder, Debian package or TFDS",
     "mnist": "60,000 + 10,000 images 28x28, 10 classes, through TFDS",
-    "cifar10": "50,000 + 10,000 images 32x32x3, 10 classes, through TFDS",
-    "cifar100": "50,000 + 10,000 images 32x32x3, 100 classes, through TFDS",
+    "cifar10": "50,000 + 10,000 images 32x32x3, 10 classes, through TFDS; or see cifar10:PATH",
+    "cifar100": "50,000 + 10,000 images 32x32x3, 100 classes, through TFDS; or see cifar100:PATH",
+    "cifar10:PATH": "CIFAR-10's archive, python or binary, or its folder",
+    "cifar100:PATH": "CIFAR-100's archive or folder, with fine or coarse labels",
+    "emnist:PATH": "EMNIST's file .mat, or a folder with the IDX files of one split",
+    "images:FOLDER": "image files, a sub-folder for each class; or train and test with those",
     "idx:FOLDER": "a folder with MNIST's four file names, .gz or not",
     "npz:FILE": "a file with the arrays x_train, y_train, x_test, y_test; y floats: a regression",
     "tfds:NAME": "any prepared image-classification set of tensorflow-datasets",
@@ -36,13 +40,15 @@ DATASETS = {
 SCHEMES = tuple(form.partition(":")[0] for form in DATASETS if ":" in form)
 
 # Options of ``load`` that only some sets use: their defaults, and whether a name's set does.
-_TEXTS, _TFDS_ALIASES = ("text", "tfds_text"), ("mnist", "cifar10", "cifar100")
-_IN_A_FOLDER = ("fashion_mnist", *_TFDS_ALIASES, "tfds", "tfds_text")
+_TEXTS, _TFDS_ALIASES = ("text:", "tfds_text:"), ("mnist", "cifar10", "cifar100")
+_IN_A_FOLDER = ("fashion_mnist", *_TFDS_ALIASES, "tfds:", "tfds_text:")
 _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "data_dir": (None, _IN_A_FOLDER, "is read from no folder of data sets"),
     "sequence_length": (35, _TEXTS, "is no text"),
     "vocabulary_size": (None, _TEXTS, "is no text"),
     "tokens": ("words", _TEXTS, "is no text"),
+    "labels": ("fine", ("cifar100:",), "has labels of one kind"),
+    "image_size": (None, ("images:",), "is no folder of images"),
 }
 
 # Tables; the command line divides them into (train, test), and ``from_table`` reads them.
@@ -71,18 +77,22 @@ def load(
     sequence_length: int = 35,
     vocabulary_size: int | None = None,
     tokens: str = "words",
+    labels: str = "fine",
+    image_size: int | None = None,
 ) -> tuple[Examples, Examples]:
     """Load a data set as host (NumPy) arrays.
 
     Args:
-      name: a key of ``DATASETS``; ``idx:``, ``npz:``, ``tfds:``, ``text:`` and ``tfds_text:`` are
-        followed by a folder, a file or a TFDS name.
+      name: a key of ``DATASETS``; a colon is followed by a folder, a file or a TFDS name.
       data_dir: for ``fashion_mnist`` the IDX folder or the TFDS directory; for TFDS names
         the TFDS directory (default: TFDS's own).
       sequence_length: for text, the number of tokens of an example, L. See ``text.build_corpus``,
         which also describes the vocabulary.
       vocabulary_size: for text, the largest size of the vocabulary; None: all tokens.
       tokens: for text, "words", "characters" or "bytes".
+      labels: for ``cifar100:``, "fine" (100 classes) or "coarse" (20).
+      image_size: for ``images:``, height and width to which images are scaled; None: all must have
+        one size.
 
     Returns:
       (train, test). ``x`` and the targets of a regression keep their storage dtype, except that
@@ -93,7 +103,7 @@ def load(
         have labels outside [0, number of classes in train); a text is not UTF-8 or shorter than a
         sequence; or the set does not use an option.
       FileNotFoundError: the files are missing; the message says how to get them.
-      ImportError: tensorflow-datasets is required and missing.
+      ImportError: tensorflow-datasets or Pillow is required and missing.
     """
     scheme, colon, rest = name.partition(":")
     if (colon and scheme in SCHEMES) or name in DATASETS:
@@ -103,12 +113,23 @@ def load(
             sequence_length=sequence_length,
             vocabulary_size=vocabulary_size,
             tokens=tokens,
+            labels=labels,
+            image_size=image_size,
         )
     if colon and scheme in SCHEMES:
         if not rest:
             raise ValueError(f"name is {name!r}; a folder, file or name must follow the colon.")
+        if scheme in ("cifar10", "cifar100"):
+            return checked_splits(name, *cifar.read_cifar(scheme, Path(rest), labels))
+        if scheme == "emnist":
+            return checked_splits(name, emnist.read_emnist(Path(rest), name))
+        if scheme == "images":
+            if image_size is not None:
+                check_int("image_size", image_size, minimum=1)
+            found = image_folder.read_image_folder(Path(rest), name, image_size)
+            return checked_splits(name, *found)
         if scheme == "idx":
-            return checked_splits(name, files.read_idx_folder(Path(rest), name))
+            return checked_splits(name, files.read_idx_files(Path(rest), name))
         if scheme == "npz":
             return checked_splits(rest, files.read_npz(Path(rest), name))
         if scheme == "tfds":
@@ -126,7 +147,11 @@ def load(
         )
     check_choice("name", name, DATASETS)
     if name in _TFDS_ALIASES:
-        return _load_tfds(name, data_dir)
+        try:
+            return _load_tfds(name, data_dir)
+        except (ImportError, FileNotFoundError) as error:
+            other = "idx:FOLDER" if name == "mnist" else f"{name}:PATH"
+            raise type(error)(f"{error} {other} reads its files without it.") from error
     if name == "digits":
         with importlib.resources.as_file(
             importlib.resources.files("fedjax_lab.data") / "digits.npz"
@@ -147,9 +172,10 @@ def check_load_options(name: str, **options: Any) -> None:
     Raises:
       ValueError: an option has no effect.
     """
+    scheme, colon, _ = name.partition(":")
     for option, value in options.items():
         default, of, why = _OPTIONS[option]
-        if value != default and name.partition(":")[0] not in of:
+        if value != default and scheme + colon not in of:
             raise ValueError(
                 f"{option} is {value!r}; {name} {why}, so that {option} has no effect: omit it."
             )
@@ -182,7 +208,7 @@ def num_classes(train: Any) -> int:
 def _load_fashion_mnist(data_dir: str | Path | None) -> tuple[Examples, Examples]:
     for folder in (data_dir, DEBIAN_FASHION_MNIST):
         if folder is not None and files.has_idx(Path(folder)):
-            arrays = files.read_idx_folder(Path(folder), "fashion_mnist")
+            arrays = files.read_idx_files(Path(folder), "fashion_mnist")
             return checked_splits("fashion_mnist", arrays)
     try:
         return _load_tfds("fashion_mnist", data_dir)

@@ -107,6 +107,7 @@ def test_the_record_leaves_places_on_the_disk_out():
         "test_split",
     }
     not_asked_for |= {"dataset_option", "tokens", "categories", "missing", "lowering"}
+    not_asked_for |= {"labels", "image_size"}
     assert set(config.to_dict()) - set(config.record()) - not_asked_for == {
         "run_dir",
         "data_dir",

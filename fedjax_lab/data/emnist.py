@@ -1,0 +1,81 @@
+"""EMNIST in the two forms that its page offers: MATLAB files and IDX files.
+
+Both store an image column by column. Here it is upright, as MNIST's are.
+
+Source: Cohen et al.: EMNIST: Extending MNIST to handwritten letters, IJCNN 2017.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_lab.data.files import DAMAGED, IDX_FILES, read_idx_files
+
+_FIRST = "-train-images-idx3-ubyte"
+
+
+def read_emnist(path: Path, name: str) -> dict[str, np.ndarray]:
+    """Read a split of EMNIST.
+
+    Args:
+      path: a file such as emnist-letters.mat; a folder with the IDX files, packed or not, of one
+        split; or, in a folder with several, the beginning of a split's files, such as
+        FOLDER/emnist-letters.
+      name: of the data set, for errors.
+
+    Returns:
+      x_train and x_test, uint8 [n, 28, 28]; y_train and y_test, integers [n] from 0. The labels of
+      the letters, 1 to 26 in the files, become 0 to 25.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: a file is damaged, or a folder has several splits.
+    """
+    arrays = _read_mat(path, name) if path.suffix == ".mat" else _read_idx(path, name)
+    first = arrays["y_train"].min(initial=1)
+    for part in ("train", "test"):
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+        arrays[f"x_{part}"] = np.ascontiguousarray(x.transpose(0, 2, 1))
+        arrays[f"y_{part}"] = y.astype(np.int64) - (first == 1)
+    return arrays
+
+
+def _read_idx(path: Path, name: str) -> dict[str, np.ndarray]:
+    folder, prefix = (path, "") if path.is_dir() else (path.parent, path.name)
+    if not prefix:
+        splits = sorted({file.name.partition(_FIRST)[0] for file in path.glob(f"*{_FIRST}*")})
+        if len(splits) != 1:
+            raise (ValueError if splits else FileNotFoundError)(
+                f"{name}: {path} has the splits {', '.join(splits) or '(none)'}; there must be one,"
+                f" of files SPLIT{_FIRST}. Name one of several, such as emnist:{path}/"
+                f"{splits[0] if splits else 'emnist-letters'}."
+            )
+        prefix = splits[0]
+    its_names = {key: f"{prefix}-{file.replace('t10k', 'test')}" for key, file in IDX_FILES.items()}
+    return read_idx_files(folder, name, its_names)
+
+
+def _read_mat(path: Path, name: str) -> dict[str, np.ndarray]:
+    from scipy import io
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{name}: there is no file {path}.")
+    arrays = {}
+    try:
+        found = io.loadmat(path, simplify_cells=True)["dataset"]
+        for part in ("train", "test"):
+            x, y = (np.asarray(found[part][key]) for key in ("images", "labels"))
+            side = math.isqrt(x.shape[-1])
+            if (x.dtype, y.dtype.kind, x.ndim, y.shape) != (np.uint8, "u", 2, x.shape[:1]):
+                raise ValueError(
+                    f"{part} has images {x.dtype} {list(x.shape)} and labels {y.dtype} "
+                    f"{list(y.shape)}"
+                )
+            arrays[f"x_{part}"], arrays[f"y_{part}"] = x.reshape(len(x), side, side), y
+    except (*DAMAGED, LookupError, io.matlab.MatReadError) as error:
+        raise ValueError(
+            f"{path}: damaged, or no file of EMNIST (a struct dataset with train and test, each "
+            f"with images uint8 [n, 784] and labels [n]): {error}"
+        ) from error
+    return arrays

@@ -1,0 +1,158 @@
+"""A folder of image files in which each sub-folder is a class. Pillow decodes the files."""
+
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Names of the folders of a test set.
+TEST_FOLDERS = ("test", "val", "valid", "validation")
+_GRAY, _COLOURS = (
+    ("1", "L", "LA"),
+    ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"),
+)
+# Errors that Pillow raises on damaged files.
+_DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    struct.error,
+    zlib.error,
+)
+
+
+def read_image_folder(
+    folder: Path, name: str, size: int | None = None
+) -> tuple[dict[str, np.ndarray], int]:
+    """Read the images of a folder.
+
+    The folder has train and test (or val, valid, validation), and each of them a sub-folder for
+    each class. Or it has the classes' sub-folders itself: then the last tenth of each class, in the
+    order of the files' names, is the test set. Classes are numbered in the order of their names.
+    Names that begin with a dot are passed over.
+
+    Args:
+      folder: the folder.
+      name: of the data set, for errors.
+      size: height and width to which images are scaled (bilinear, without regard to their shape).
+        None: all must have one size.
+
+    Returns:
+      x_train and x_test, uint8 [n, H, W, C] with C = 1 if all images are gray, and C = 3 (red,
+      green, blue) if not; transparency is left out. y_train and y_test, integers [n]; and the
+      number of classes.
+
+    Raises:
+      FileNotFoundError: there is no such folder, or it has no classes or images.
+      ImportError: Pillow is missing.
+      ValueError: a file is no image, or of more than 8 bits a channel; images differ in size; or
+        the test set has a class that the training set has not.
+    """
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"{name} needs the package Pillow: `pip install 'fedjax-lab[images]'`."
+        ) from error
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{name}: there is no folder {folder}.")
+    files, classes = _files(folder)
+    heads = {file: _head(file) for part in files.values() for file, _ in part}
+    (first, (_, height, width)), *rest = heads.items()
+    for other, (_, *its_size) in rest:
+        if size is None and its_size != [height, width]:
+            raise ValueError(
+                f"{other}: {its_size[0]} x {its_size[1]} pixels, and {first} {height} x {width}; "
+                "all must have one size. image_size=64, for example, scales them."
+            )
+    mode = "L" if all(head[0] in _GRAY for head in heads.values()) else "RGB"
+    height, width = (height, width) if size is None else (size, size)
+    channels = 1 if mode == "L" else 3
+    arrays = {}
+    for part, of_part in files.items():
+        x = np.empty((len(of_part), height, width, channels), np.uint8)
+        for place, (file, _) in enumerate(of_part):
+            x[place] = _decode(file, mode, (width, height)).reshape(x.shape[1:])
+        arrays[f"x_{part}"] = x
+        arrays[f"y_{part}"] = np.array([label for _, label in of_part], np.int64)
+    return arrays, classes
+
+
+def _files(folder: Path) -> tuple[dict[str, list[tuple[Path, int]]], int]:
+    """Return each part's (file, class), and the number of classes."""
+    test = next((folder / name for name in TEST_FOLDERS if (folder / name).is_dir()), None)
+    is_divided = (folder / "train").is_dir()
+    if is_divided != (test is not None):
+        raise FileNotFoundError(
+            f"{folder} has {test.name if test else 'train'} alone; there must be train and one of "
+            f"{', '.join(TEST_FOLDERS)}, or a sub-folder for each class."
+        )
+    train = folder / "train" if is_divided else folder
+    classes = [entry.name for entry in _entries(train) if entry.is_dir()]
+    if not classes:
+        raise FileNotFoundError(f"{train} has no sub-folders; there must be one for each class.")
+    of_class = {name: _entries(train / name) for name in classes}
+    found: dict[str, list[tuple[Path, int]]] = {"train": [], "test": []}
+    for label, name in enumerate(classes):
+        held = 0 if is_divided else max(1, len(of_class[name]) // 10)
+        if len(of_class[name]) <= held:
+            raise FileNotFoundError(
+                f"{train / name} has {len(of_class[name])} files; there must be "
+                f"{'one' if is_divided else 'two'} or more."
+            )
+        end = len(of_class[name]) - held
+        found["train"] += [(file, label) for file in of_class[name][:end]]
+        found["test"] += [(file, label) for file in of_class[name][end:]]
+    if is_divided:
+        assert test is not None
+        for entry in _entries(test):
+            if entry.name not in classes:
+                raise ValueError(
+                    f"{entry}: the training set has no class {entry.name!r}; it has "
+                    f"{', '.join(classes)}."
+                )
+            found["test"] += [(file, classes.index(entry.name)) for file in _entries(entry)]
+        if not found["test"]:
+            raise FileNotFoundError(f"{test} has no images.")
+    return found, len(classes)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
+def _head(file: Path) -> tuple[str, int, int]:
+    """Return an image's mode, height and width; the pixels are not read."""
+    return _with_image(file, lambda image: (image.mode, image.height, image.width))
+
+
+def _decode(file: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
+    """Return an image's pixels in the given mode and (width, height): uint8 [H, W] or [H, W, 3]."""
+
+    def pixels(image: Any) -> np.ndarray:
+        converted = image.convert(mode)
+        if converted.size != size:
+            converted = converted.resize(size, Image.Resampling.BILINEAR)
+        return np.asarray(converted)
+
+    from PIL import Image
+
+    return _with_image(file, pixels)
+
+
+def _with_image(file: Path, use: Callable[[Any], Any]) -> Any:
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            if image.mode not in (*_GRAY, *_COLOURS):
+                raise ValueError(f"its mode is {image.mode}, not of 8 bits a channel")
+            return use(image)
+    except (*_DAMAGED, Image.DecompressionBombError) as error:
+        raise ValueError(f"{file} is no image that can be read: {error}") from error
