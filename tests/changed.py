@@ -84,8 +84,8 @@ COVERS = {
     "simulation/test_scores": "simulation/book",
     "simulation/test_stores": "simulation/chunk_planner simulation/chunks simulation/host_chunks",
     "simulation/test_streams": "simulation/feed simulation/plan",
-    "simulation/test_sweep": "simulation/divergence simulation/sweep_program "
-    "simulation/sweep_result",
+    "simulation/test_sweep": "simulation/divergence simulation/sweep_folder "
+    "simulation/sweep_program simulation/sweep_result",
     "storage/test_hostile_dirs": "storage/json_file storage/run_path",
     "storage/test_run_dir": "storage/fingerprint storage/lock",
     "tuning/test_search": "tuning/halving tuning/kept tuning/proposals",

@@ -237,7 +237,7 @@ def sweep(target, rates=4, seeds=3, **options):
     def advance(states, runs, shared):
         return program.advance_runs(1, states, runs, shared)
 
-    shapes = (states, runs[1:], (clients, (), (), jnp.zeros((), jnp.int32)))
+    shapes = (states, (*runs[1:], ()), (clients, (), (), jnp.zeros((), jnp.int32)))
     places = abstract(shapes, where.devices[:1])
     return where, jax.jit(advance, donate_argnums=0), places, {}, {}
 

@@ -110,7 +110,8 @@ class PlanCommand(_Configured):
 class SweepCommand(_Computing):
     """Run all combinations of hyperparameters with all seeds, as one compiled program.
 
-    All runs share one partition, that of partition_seed (or seed). Only the table is kept.
+    All runs share one partition, that of partition_seed (or seed). With run_dir, the same
+    command resumes.
     """
 
     settings: _InGroups[RunConfig]

@@ -52,7 +52,8 @@ def sweep_command(command: SweepCommand) -> int:
         print(f"\n{out}")
     if result.interrupted:
         print(
-            f"{PROG}: stopped early; evaluations that were not reached have no value.",
+            f"{PROG}: stopped early; evaluations that were not reached have no value."
+            + " The same command resumes." * (config.output.run_dir is not None),
             file=sys.stderr,
         )
         return INTERRUPTED
@@ -98,6 +99,7 @@ def run_grid(
         **config.schedule(),
         evaluate=setup.evaluate,
         client_map=config.machine.client_map,
+        run_dir=config.output.run_dir,
         progress=progress,
     )
 
@@ -133,7 +135,7 @@ def grid(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point], RunCon
         raise ValueError("point is missing; add at least one, such as --point client_lr=0.1,0.01.")
     points = list_points(axes)
     configs = [at_point(settings, point).resolve() for point in points]
-    return points, configs[0]
+    return points, configs[0].replace(run_dir=settings.output.run_dir)
 
 
 def may_vary(settings: RunConfig) -> list[str]:

@@ -14,6 +14,7 @@ from fedjax_lab.command.options import parse_options
 
 _NO_RUN = "it keeps no run directory; omit it, or use run"
 _OF_A_RUN = dict.fromkeys(("run_dir", "checkpoint_every", "log", "profile_dir"), _NO_RUN)
+_OF_ONE_RUN = dict.fromkeys(("checkpoint_every", "log", "profile_dir"), "omit it, or use run")
 # command -> setting -> why, and what to do instead.
 NOT_USED: dict[str, dict[str, str]] = {
     "run": {},
@@ -23,7 +24,7 @@ NOT_USED: dict[str, dict[str, str]] = {
         "eval_every": "it plans one round; omit it",
     },
     "sweep": {
-        **_OF_A_RUN,
+        **_OF_ONE_RUN,
         "on_nonfinite": "it has its own policy for values that are not finite, exclude; omit it, "
         "or use run",
         "client_store": "it keeps client state on the devices; omit it, or use run",

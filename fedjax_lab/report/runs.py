@@ -23,6 +23,7 @@ from fedjax_lab.storage.run_dir import (
     METRICS,
     PARTITION,
     SUMMARY,
+    SWEEP,
     TIMES,
 )
 
@@ -131,7 +132,8 @@ def load_runs(directories: Iterable[str | Path]) -> list[Run]:
     """Read run directories; other directories are searched for runs.
 
     Runs below a directory without an evaluation are skipped. So are other paths that a pattern such
-    as ``runs/*`` matches: files, folders of reports, and runs that repeat another one (``rerun``).
+    as ``runs/*`` matches: files, folders of reports, sweeps, and runs that repeat another one
+    (``rerun``).
     A run's rows and settings are compared with its last checkpoint, if there is one.
 
     Args:
@@ -153,6 +155,9 @@ def load_runs(directories: Iterable[str | Path]) -> list[Run]:
         if (directory / RERUN).exists():
             passed_over.append(f"{directory} repeats another run")
             continue
+        if (directory / SWEEP).exists():
+            passed_over.append(f"{directory} has a sweep")
+            continue
         found = _find(directory)
         if found != [directory]:
             found = [path for path in found if read_rows(path / METRICS)]
@@ -173,8 +178,8 @@ def load_runs(directories: Iterable[str | Path]) -> list[Run]:
 def _find(directory: Path) -> list[Path]:
     found = []
     for folder, folders, files in os.walk(directory):
-        if CONFIG in files:
-            found += [] if RERUN in files else [Path(folder)]
+        if SWEEP in files or CONFIG in files:
+            found += [] if RERUN in files or SWEEP in files else [Path(folder)]
             folders.clear()
         folders[:] = sorted(name for name in folders if name != CHECKPOINTS and name[0] != ".")
     return found

@@ -70,6 +70,7 @@ class History:
 
     Attributes:
       rows: the rows so far.
+      guarantees: as given.
     """
 
     def __init__(
@@ -80,12 +81,21 @@ class History:
         counts_nonfinite: bool = True,
         guarantees: Callable[[int], Row] = lambda rounds: {},
     ):
-        self.rows, self._guarantees = list(rows), guarantees
+        self.guarantees = guarantees
         self._traffic = algorithm.traffic(params)
         self._gradients_per_step = algorithm.gradients_per_step
         self._totals: dict[str, float] = dict.fromkeys(("bytes_up", "bytes_down", "gradients"), 0)
         if counts_nonfinite:
             self._totals["nonfinite_clients"] = 0
+        self.go_on_from(rows)
+
+    def go_on_from(self, rows: Sequence[Row]) -> None:
+        """Begin with the rows of earlier calls, from whose totals the new rows count on.
+
+        Args:
+          rows: the rows.
+        """
+        self.rows = list(rows)
         if rows:
             last = rows[-1]
             known = [*self._totals, *([_TIME] if _TIME in last else [])]
@@ -99,7 +109,7 @@ class History:
         """
         timed = (_TIME,) if "round_seconds" in metrics else ()
         own = ("round", "seconds", "compile_seconds")
-        return {*own, *metrics, *self._totals, *timed, *self._guarantees(0)}
+        return {*own, *metrics, *self._totals, *timed, *self.guarantees(0)}
 
     def enter(self, round: int, metrics: Mapping[str, Any], scores: Mapping[str, Any]) -> Row:
         """Append the row of a chunk of rounds and return it.
@@ -109,7 +119,7 @@ class History:
           metrics: of the chunk's rounds, [length] each.
           scores: of the evaluation.
         """
-        row = {"round": round, **self.means(metrics), **self._guarantees(round), **scores}
+        row = {"round": round, **self.means(metrics), **self.guarantees(round), **scores}
         self.rows.append(row)
         return row
 

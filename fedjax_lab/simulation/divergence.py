@@ -66,10 +66,6 @@ class Watch:
         self._told: set[str] = set()
         self.diverged: Any = False
 
-    def start(self) -> None:
-        """Begin with other runs."""
-        self.diverged = False
-
     def look(self, first: int, metrics: Mapping[str, Any], is_finite: Any) -> int:
         """Check a chunk of rounds; returns the number of rounds before the one that ends the run.
 

@@ -2,10 +2,10 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -39,6 +39,27 @@ from fedjax_lab.storage.run_dir import (
 from fedjax_lab.types import Params, PyTree
 
 Row = dict[str, Any]
+
+
+class Saved(Protocol):
+    """What has checkpoints: the state of a run, or of the runs of a sweep, as in ``Chunks``."""
+
+    @property
+    def params(self) -> Params:
+        """Global model."""
+
+    def saved(self) -> PyTree:
+        """Return the state for a checkpoint."""
+
+    def template(self) -> PyTree:
+        """Return a template of ``saved``."""
+
+    def restore(self, saved: Any) -> None:
+        """Restore the state.
+
+        Args:
+          saved: result of ``saved``.
+        """
 
 
 def identity(
@@ -212,7 +233,7 @@ class Recorder:
             )
         write_rounds(self._path, config)
 
-    def resume(self, chunks: Chunks) -> tuple[list[Row], tuple[float, float]]:
+    def resume(self, chunks: Saved) -> tuple[list[Row], tuple[float, float]]:
         """Restore the last checkpoint's state in all processes; only process 0 reads it.
 
         Args:
@@ -232,7 +253,7 @@ class Recorder:
             chunks.restore(found)
         return list(map(with_nan, history)), self.spent
 
-    def _begin(self, chunks: Chunks) -> tuple[int, PyTree, list[Row]]:
+    def _begin(self, chunks: Saved) -> tuple[int, PyTree, list[Row]]:
         """Return (round, state, history) to resume from, in the process that writes."""
         if self._path is None:
             return 0, None, []
@@ -280,13 +301,21 @@ class Recorder:
                 stacklevel=5,
             )
 
-    def row(self, row: Row, seconds: float, compile_seconds: float) -> None:
-        """Append a row. Seconds go to another file, so that equal runs have equal metrics files."""
+    def rows(self, rows: Sequence[Row], seconds: float, compile_seconds: float) -> None:
+        """Append the rows of an evaluation: one, or one for each run of a sweep.
+
+        Seconds go to another file, so that equal runs have equal metrics files.
+
+        Args:
+          rows: the rows; all have the same ``round``.
+          seconds, compile_seconds: time spent, as in ``SimulationResult``.
+        """
         if self._path is not None:
             times = {"seconds": seconds, "compile_seconds": compile_seconds}
-            self._all_times.append({"round": row["round"], **times})
+            self._all_times.append({"round": rows[0]["round"], **times})
             with disk_full_in_one_line(self._path):
-                self._metrics.append(row)
+                for row in rows:
+                    self._metrics.append(row)
                 self._times.append(self._all_times[-1])
 
     def client_row(self, row: Row | None) -> None:
@@ -299,7 +328,7 @@ class Recorder:
             with disk_full_in_one_line(self._path):
                 self._clients.append(row)
 
-    def checkpoint(self, round: int, chunks: Chunks, history: list[Row], *, last: bool) -> None:
+    def checkpoint(self, round: int, chunks: Saved, history: list[Row], *, last: bool) -> None:
         """Save the state if a checkpoint is due, or if ``last`` and it is not saved yet.
 
         All processes call it.

@@ -218,7 +218,7 @@ def simulate(
                 break
             found = scores.row(run, chunks, history, metrics, lost)
             row = book.enter(length, metrics, found, chunks.compile_seconds)
-            recorder.row(row, book.seconds, book.compile_seconds)
+            recorder.rows([row], book.seconds, book.compile_seconds)
             bar.update(book.round, {name: row[name] for name in ("loss", *spent(0), *found)})
             if not book.diverged:
                 recorder.checkpoint(book.round, chunks, history.rows, last=book.is_last)

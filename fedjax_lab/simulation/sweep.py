@@ -18,10 +18,10 @@ same program.
 """
 
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Unpack
+from pathlib import Path
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -37,22 +37,23 @@ from fedjax_lab.clients.mapping import (
 )
 from fedjax_lab.clients.planner import useful_devices
 from fedjax_lab.data import ClientTimes, FederatedArrays
-from fedjax_lab.data.client_sampling import check_cohorts
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.arguments import check_training_labels
+from fedjax_lab.simulation.arguments import check_functions, check_lengths, check_training_labels
 from fedjax_lab.simulation.book import History
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.feed import with_times
+from fedjax_lab.simulation.feed import feed_of
 from fedjax_lab.simulation.loggers import Progress
 from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.recorder import Row
 from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
-from fedjax_lab.simulation.sweep_program import Program, advance_group
+from fedjax_lab.simulation.sweep_folder import SweepFolder, sweep_identity
+from fedjax_lab.simulation.sweep_program import Program, RunGroup, Started
 from fedjax_lab.simulation.sweep_result import (
     Point,
     SweepResult,
@@ -61,6 +62,7 @@ from fedjax_lab.simulation.sweep_result import (
     list_points,
 )
 from fedjax_lab.simulation.team import Team
+from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.types import Key, Params
 
 
@@ -80,6 +82,8 @@ def sweep(
     run_map: str = "auto",
     client_map: str = "auto",
     max_bytes: int | None = None,
+    run_dir: str | Path | None = None,
+    stop_when: Callable[[Row], Any] | None = None,
     progress: bool = False,
     on_nonfinite: str = "exclude",
     **schedule: Unpack[ScheduleOptions],
@@ -89,8 +93,13 @@ def sweep(
     A run equals ``simulate`` with that point and that seed up to rounding: its client sampling,
     mini-batches and everything random depend on its seed alone. Ctrl-C finishes the running chunk
     and returns the results so far; a second Ctrl-C stops at once. Later runs of the process then
-    raise ``KeyboardInterrupt``, as with ``simulate``. All runs end together and start from
-    params, so ``simulate``'s ``stop_when``, ``state`` and ``run_dir`` are not available.
+    raise ``KeyboardInterrupt``, as with ``simulate``.
+
+    ``run_dir`` receives the rows and checkpoints of all runs. As with ``simulate``, a second call
+    with the same arguments resumes where the first one stopped, a larger ``rounds`` continues from
+    the end, and the result equals that of an uninterrupted sweep bit for bit. Each group of runs
+    has a folder there. In ``metrics.jsonl``, ``run`` counts the runs from 0, all seeds of the
+    first point first, and ``diverged`` is 1 from the row on in which a run diverged.
 
     Args:
       build: function that makes the method; it gets a point's values as keyword arguments, which
@@ -109,6 +118,11 @@ def sweep(
       client_map: how the clients of a run are mapped: "scan", "vmap", "chunk:n"; "auto" is
         ``scan`` on CPU and ``vmap`` elsewhere.
       max_bytes: memory of one device that the program may use; None: most of the device.
+      run_dir: directory for rows and checkpoints. None: nothing is written.
+      stop_when: function of a row of a run, as in ``simulate``. If it returns a true value, this
+        run ends, and the others go on. A run that is over keeps its last values: its later
+        evaluations in ``history`` repeat them, and ``params`` has its model. It stays over if
+        ``run_dir`` is continued, even with another ``stop_when``.
       progress: show progress on stderr.
       on_nonfinite: as in ``simulate``. With "stop", a run with a client that is not finite counts
         as diverged from that evaluation on.
@@ -118,105 +132,189 @@ def sweep(
         traced, or ``build`` returns no ``Algorithm``.
       ValueError: an argument is out of range, ``build`` does not accept a name in ``points``,
         a label has no logit, ``max_bytes`` does not suffice for the smallest group of runs,
-        there are several processes, or ``jax_disable_jit`` is set.
+        there are several processes, ``run_dir`` has more rounds or only damaged checkpoints, or
+        ``jax_disable_jit`` is set.
+      FileExistsError: ``run_dir`` has another sweep, or a run.
+      BlockingIOError: another process is writing to ``run_dir``.
+      OSError: the disk is full.
       FloatingPointError: as ``simulate``, with the first and the last round of the chunk.
       KeyboardInterrupt: a second signal came; or one has ended an earlier run of this process.
     """
-    check_not_ended()
-    if (team := Team.here()).is_multiprocess:
-        raise ValueError(
-            f"there are {team.size} processes; a sweep runs in one. Run a part of the points in "
-            "each process, without jax.distributed."
-        )
-    check_int("rounds", rounds, minimum=1)
-    check_int("eval_every", eval_every, minimum=1)
+    this_call = None if run_dir is None else (Path(run_dir).resolve(), rounds)
+    check_not_ended(this_call)
+    _check_single_process()
+    checkpoint_every = check_lengths(rounds, eval_every, None)
+    check_functions(stop_when=stop_when)
+    check_run_dir(run_dir)
     if max_bytes is not None:
         check_int("max_bytes", max_bytes, minimum=1)
     check_resident(clients, "a sweep")
     keep_by_default()
     points, seeds = list_points(points), check_seeds(seeds)
-    how, clients = Schedule.of("sweep", schedule).bind(clients)
+    batches, clients = Schedule.of("sweep", schedule).bind(clients)
     run_with = functools.partial(
-        Run, schedule=how, on_nonfinite=on_nonfinite, rounds=rounds, eval_every=eval_every
+        Run, schedule=batches, on_nonfinite=on_nonfinite, rounds=rounds, eval_every=eval_every
     )
-    of_points = [run_with(algorithm) for algorithm in build_all(build, points)]
-    first = of_points[0]
-    clients_by = _resolve_client_map(client_map)
-    runs_by = _resolve_run_map(run_map, len(points) * len(seeds))
+    grid = _grid(points, seeds, build_all(build, points), params, run_with)
+    of_clients = Placement(_resolve_client_map(client_map))
+    of_runs = Placement(_resolve_run_map(run_map, len(grid.starts)))
+    first = grid.of_points[0]
+    feed = feed_of(first, clients, Team(), times=times)
+    check_training_labels(first.algorithm, first.params, feed.clients, batches.batch_size)
+    histories = grid.histories(feed.clients)
+    run_of = lambda **point: run_with(build(**point))  # noqa: E731
+    data = (feed.clients, jax.tree.map(jnp.asarray, first.frozen))
+    ends = stop_when is not None
+    program = Program(run_of, of_clients.client_map, of_runs, evaluate, data, may_end=ends)
+    identity: Row = {}
+    if run_dir is not None:
+        asked = {"run_map": run_map, "client_map": client_map}
+        lowered = program.lower_one(grid.starts[0], first.chunk_length(0))
+        swept = points, seeds, grid.models
+        identity = sweep_identity(first, feed, of_runs, of_clients, asked, evaluate, swept, lowered)
+    folder = SweepFolder(run_dir, checkpoint_every, identity)
+    program.fit(grid.starts, first.chunk_length(0), max_bytes, folder.runs_at_once)
+    groups = [
+        range(len(grid.starts))[i : i + program.size]
+        for i in range(0, len(grid.starts), program.size)
+    ]
+    watch = Watch("a run", on_nonfinite, is_single=False)
+    bar = Progress(f"sweep of {first.algorithm.name}", 0, rounds * len(groups), progress)
+    bar.start_clock()
+    done: list[_Done] = []
+    with closing(bar), stop_on_signal() as stop:
+        for index, numbers in enumerate(groups):
+            if stop.is_set():
+                break
+            if index:  # ``fit`` has started the first group
+                program.start([grid.starts[number] for number in numbers])
+            with closing(folder.open(index, program.size)) as log:
+                group = log.resume(program, numbers, histories, watch, stop_when)
+                if group.round:
+                    bar.go_on_from(index * rounds + group.round)
+                for rows in group.advance(program, rounds, eval_every):
+                    log.enter(rows, group, program)
+                    log.checkpoint(group, program, last=group.round + eval_every > rounds)
+                    bar.update(index * rounds + group.round, group.summary(program.scores))
+                    if stop.is_set():
+                        break
+                log.checkpoint(group, program, last=True)
+            done.append(_Done(group, program.params, log.seconds, log.compile_seconds))
+    if stop.is_set():
+        end_later_runs(stop.signal, this_call)
+    return _result(grid, histories, done, program.size, of_runs.client_map.name)
+
+
+class _Grid(NamedTuple):
+    """The runs of a sweep: all seeds of the first point, then those of the next one."""
+
+    points: list[Point]
+    seeds: list[int]
+    of_points: list[Run]  # with the params and the key of the first seed
+    models: list[Params]  # initial global model of each seed
+    starts: list[Started]  # of each run
+
+    def histories(self, clients: FederatedArrays) -> list[History]:
+        """Create an empty history for each run."""
+        found = []
+        for run in self.of_points:
+            # Guarantees are computed once for each point.
+            spent = functools.cache(run.guarantees(clients))
+            counts = run.in_round == "exclude"
+            found += [History(run.algorithm, run.params, (), counts, spent) for _ in self.seeds]
+        return found
+
+
+def _grid(
+    points: list[Point],
+    seeds: list[int],
+    algorithms: Sequence[Algorithm],
+    params: Params | Callable[[Key], Params],
+    run_with: Callable[..., Run],
+) -> _Grid:
     is_function = callable(params) and jax.tree_util.all_leaves([params])
     models = [params(jax.random.key(seed)) if is_function else params for seed in seeds]
     keys = [seeded(seed) for seed in seeds]
-    clients = with_times(clients, times, first.algorithm, models[0])
-    if how.sample_cohort is not None:
-        check_cohorts(how.sample_cohort, clients, keys[0], how.cohort_size, rounds)
-    check_training_labels(first.algorithm, models[0], clients, how.batch_size)
-    runs = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
-    # Guarantees are computed once for each point.
-    spent = [functools.cache(run.guarantees(clients)) for run in of_points]
-    histories = [
-        History(run.algorithm, models[0], (), run.in_round == "exclude", of_point)
-        for run, of_point in zip(of_points, spent, strict=True)
-        for _ in seeds
-    ]
-    diverged = np.zeros(len(runs), bool)
-    watch = Watch("a run", on_nonfinite, is_single=False)
-    served: list[Params] = []  # group by group
-    data = (clients, jax.tree.map(jnp.asarray, first.frozen))
-    run_of = lambda **point: run_with(build(**point))  # noqa: E731
-    program = Program(run_of, clients_by, Placement(runs_by), evaluate, data)
-    program.fit(runs, first.chunk_length(0), max_bytes)
-    began = time.perf_counter() - program.compile_seconds
-    groups = [range(len(runs))[i : i + program.size] for i in range(0, len(runs), program.size)]
-    bar = Progress(f"sweep of {first.algorithm.name}", 0, rounds * len(groups), progress)
-    bar.start_clock()
-    shown: dict[str, Any] = {"loss": np.mean, **dict.fromkeys(program.scores, np.mean)}
-    shown.update(dict.fromkeys(spent[0](0), np.max))  # of a privacy budget, the largest
-    with closing(bar), stop_on_signal() as stop:
-        for index, group in enumerate(groups):
-            if stop.is_set():
-                break
-            if index:  # the first group has been started
-                program.start([runs[run] for run in group])
-            of_group = [histories[run] for run in group]
-            for done in advance_group(program, watch, of_group, 0, rounds, eval_every):
-                diverged[group] = watch.diverged[: len(group)]
-                values = {
-                    name: float(summary([history.rows[-1][name] for history in of_group]))
-                    for name, summary in shown.items()
-                }
-                bar.update(index * rounds + done, values)
-                if stop.is_set():
-                    break
-            served.append(program.served(len(group)))
-    if stop.is_set():
-        end_later_runs(stop.signal)
-    seconds = time.perf_counter() - began - program.compile_seconds
-    columns = max(len(history.rows) for history in histories)
-    shape = (len(points), len(seeds))
-    arrays = {name: _array(histories, name, columns) for name in histories[0].rows[0]}
+    of_points = [run_with(algorithm, params=models[0], key=keys[0]) for algorithm in algorithms]
+    starts = [(model, key, p) for p in points for model, key in zip(models, keys, strict=True)]
+    return _Grid(points, seeds, of_points, models, starts)
+
+
+class _Done(NamedTuple):
+    """A group of runs that has ended."""
+
+    group: RunGroup
+    params: Params  # leaves [runs, ...]
+    seconds: float
+    compile_seconds: float
+
+
+def _result(
+    grid: _Grid, histories: Sequence[History], done: Sequence[_Done], size: int, run_map: str
+) -> SweepResult:
+    shape = (len(grid.points), len(grid.seeds))
+    first, columns = grid.of_points[0], max(len(history.rows) for history in histories)
+    flags = np.zeros((2, len(histories)), bool)
+    begun = sum(len(each.group.histories) for each in done)
+    flags[:, :begun] = np.concatenate([(x.group.diverged, x.group.is_over) for x in done], 1)
+    diverged, is_over = flags
+    lengths = np.array([len(history.rows) for history in histories])
+    arrays = {
+        name: _array(histories, name, columns, is_over)
+        for name in histories[0].rows[0]
+        if name != "round"
+    }
+    expected = -(-first.rounds // first.eval_every)
     return SweepResult(
-        points=points,
-        seeds=seeds,
-        rounds=arrays.pop("round")[0].astype(np.int64),
+        points=grid.points,
+        seeds=grid.seeds,
+        rounds=np.minimum(np.arange(1, columns + 1) * first.eval_every, first.rounds),
         history={name: v.reshape(*shape, *v.shape[1:]) for name, v in arrays.items()},
-        params=jax.tree.map(lambda *parts: _unflatten(parts, shape), *served),
+        params=jax.tree.map(
+            lambda *parts: _all_runs(parts, shape), *(each.params for each in done)
+        ),
         diverged=diverged.reshape(shape),
-        seconds=seconds,
-        compile_seconds=program.compile_seconds,
-        interrupted=sum(len(h.rows) for h in histories) < len(runs) * -(-rounds // eval_every),
-        run_map=runs_by.name,
-        runs_at_once=program.size,
+        stopped=(is_over & (lengths < columns)).reshape(shape),
+        seconds=sum(each.seconds for each in done),
+        compile_seconds=max(each.compile_seconds for each in done),
+        interrupted=bool((~is_over & (lengths < expected)).any()),
+        run_map=run_map,
+        runs_at_once=size,
     )
 
 
-def _array(histories: Sequence[History], name: str, columns: int) -> np.ndarray:
-    """Return an entry of all rows, float64 [runs, columns, ...]; NaN where there is no row."""
+def _array(
+    histories: Sequence[History], name: str, columns: int, is_over: np.ndarray
+) -> np.ndarray:
+    """Return an entry of all rows, float64 [runs, columns, ...].
+
+    A run that is over repeats its last row; otherwise NaN stands where there is no row.
+    """
     shape = np.shape(histories[0].rows[0][name])
-    found = np.full((len(histories), columns, *shape), np.nan)
-    for of_run, history in zip(found, histories, strict=True):
+    values = np.full((len(histories), columns, *shape), np.nan)
+    for of_run, history, over in zip(values, histories, is_over, strict=True):
         for column, row in enumerate(history.rows):
             of_run[column] = row.get(name, np.nan)
-    return found
+        if over:
+            of_run[len(history.rows) :] = of_run[len(history.rows) - 1]
+    return values
+
+
+def _all_runs(parts: tuple[np.ndarray, ...], shape: tuple[int, int]) -> np.ndarray:
+    """Arrange the runs of all groups as [P, R, ...]; missing runs become NaN."""
+    joined = np.concatenate(parts)
+    missing = shape[0] * shape[1] - len(joined)
+    rest = np.full((missing, *joined.shape[1:]), np.nan, joined.dtype)
+    return np.concatenate([joined, rest]).reshape(*shape, *joined.shape[1:])
+
+
+def _check_single_process() -> None:
+    team = Team.here()
+    if team.is_multiprocess:
+        raise ValueError(
+            f"there are {team.size} processes; a sweep runs in one. Run a part of the points in "
+            "each process, without jax.distributed."
+        )
 
 
 def _resolve_run_map(run_map: str, num_runs: int) -> ClientMap:
@@ -244,11 +342,3 @@ def _resolve_client_map(client_map: str) -> ClientMap:
             "Devices share the runs (run_map), not the clients of a run."
         )
     return parse_client_map(client_map)
-
-
-def _unflatten(parts: tuple[np.ndarray, ...], shape: tuple[int, int]) -> np.ndarray:
-    """Arrange the runs of all groups as [P, R, ...]; missing runs become NaN."""
-    joined = np.concatenate(parts)
-    missing = shape[0] * shape[1] - len(joined)
-    rest = np.full((missing, *joined.shape[1:]), np.nan, joined.dtype)
-    return np.concatenate([joined, rest]).reshape(*shape, *joined.shape[1:])

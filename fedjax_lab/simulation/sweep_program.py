@@ -14,14 +14,15 @@ from fedjax_lab import tree
 from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.device_memory import device_memory
-from fedjax_lab.simulation.book import History
+from fedjax_lab.simulation.book import History, is_enough
 from fedjax_lab.simulation.debugging import values_are_checked
 from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.recorder import Row
 from fedjax_lab.simulation.rounds import build_rounds
 from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.sweep_result import Point
-from fedjax_lab.types import Key, Params, PyTree
+from fedjax_lab.types import FedState, Key, Params, PyTree
 
 # Share of a device's memory for a sweep; the rest is for other data.
 _SHARE_OF_MEMORY = 0.8
@@ -45,8 +46,20 @@ def group_size(num_runs: int, multiple: int, capacity: int) -> int:
 class Program:
     """The compiled programs of a group of runs: their start, a chunk of rounds, the global models.
 
-    ``run_of`` makes a run from a point's values as keyword arguments, which are traced scalars.
-    ``data`` has the values that all runs share: the clients' data and the frozen weights, or ().
+    Args:
+      run_of: makes a run from a point's values as keyword arguments, which are traced scalars.
+      client_map: how the clients of a run are mapped.
+      place: the placement of the runs.
+      evaluate: as in ``sweep``.
+      data: what all runs share: the clients' data and the frozen weights, or ().
+      may_end: whether single runs may end before the others; these are then not computed (with the
+        run map ``vmap``, they are computed and not used).
+
+    Attributes:
+      size: number of runs that are computed; ``count`` of them are asked for.
+      structure: structure of a run's state.
+      scores: names of what ``evaluate`` returns.
+      compile_seconds: time spent compiling.
     """
 
     def __init__(
@@ -56,30 +69,48 @@ class Program:
         place: Placement,
         evaluate: Callable[[Params], Mapping[str, Any]] | None,
         data: tuple[FederatedArrays, PyTree],
+        may_end: bool = False,
     ):
         self._run_of, self._client_map = run_of, client_map
         self._place, self._run_map, self._evaluate = place, place.client_map, evaluate
         self._data = place.copies(data)
         self._resident: PyTree = ()  # arrays that ``evaluate`` reads in addition to the params
         self._score: Callable[[PyTree, Params], PyTree] = lambda resident, params: {}
-        self.scores: tuple[str, ...] = ()  # names of what ``evaluate`` returns
+        self.scores: tuple[str, ...] = ()
         self._compiled: dict[Any, Any] = {}
         self.compile_seconds = 0.0
-        self.size = 0
+        self.size = self.count = 0
+        self._may_end = may_end
+        self._active: PyTree = ()  # which runs go on, if single runs may end
 
-    def fit(self, runs: list[Started], length: int, max_bytes: int | None) -> None:
-        """Choose the size of a group, compile its program, and start the first group.
+    def fit(
+        self, runs: list[Started], length: int, max_bytes: int | None, size: int | None = None
+    ) -> None:
+        """Choose the size of a group by compiling its program, and start the first group.
 
         The first guess comes from the size of the states, the answer from the memory that the
         compiled program needs.
+
+        Args:
+          runs: all runs.
+          length: rounds of a chunk.
+          max_bytes: as in ``sweep``.
+          size: the size, if it is known; nothing is compiled yet. None: it is chosen.
+
+        Raises:
+          ValueError: ``max_bytes`` does not suffice.
         """
         one_run = (runs[0][0], runs[0][1], _as_arrays(runs[0][2]))
         state = jax.eval_shape(self._start_one, self._data, one_run, None)[1]
-        self._structure = jax.tree.structure(state)
+        self.structure = jax.tree.structure(state)
         self._trace_evaluation(jax.eval_shape(self._run_of(**runs[0][2]).served, state))
         multiple, num_devices = self._run_map.multiple, max(1, len(self._run_map.devices))
         budget = max_bytes or int(_SHARE_OF_MEMORY * device_memory())
         shared = tree.nbytes((self._data, self._resident))
+
+        if size is not None:
+            self.size = -(-size // multiple) * multiple
+            return self.start(runs[: self.size])
 
         def size_for(capacity):
             return group_size(len(runs), multiple, capacity)
@@ -112,49 +143,60 @@ class Program:
                 f"{multiple} run{'s' * (multiple > 1)} at once."
             )
 
-    def start(
-        self, runs: list[Started], leaves: Sequence[Sequence[np.ndarray]] | None = None
-    ) -> None:
+    def start(self, runs: list[Started], states: FedState | None = None) -> None:
         """Start a group of runs. If there are too few, the last one is repeated.
 
         Args:
           runs: at most ``size`` runs.
-          leaves: results of ``leaves`` for each run, to continue from; None: start before round 0.
+          states: as ``restore`` takes them; None: start before round 0.
         """
         self._states = None  # make room
-        extra = self.size - len(runs)
-        runs = [*runs, *[runs[-1]] * extra]
+        self.count = len(runs)
+        self._places = np.minimum(np.arange(self.size), self.count - 1)
+        runs = [runs[place] for place in self._places]
         models, keys, points = zip(*runs, strict=True)
         values = {name: jnp.stack([_as_arrays(p)[name] for p in points]) for name in points[0]}
         items = (tree.stack(list(models)), jnp.stack(keys), values)
         models, *self._runs = self._place.divided(items)
-        if leaves is not None:
-            stacks = map(np.stack, zip(*leaves, *[leaves[-1]] * extra, strict=True))
-            states = jax.tree.unflatten(self._structure, map(jnp.asarray, stacks))
-            self._states = self._place.divided(states)
-            return
+        if self._may_end:
+            self._active = self._place.divided(jnp.ones(self.size, bool))
+        if states is not None:
+            return self.restore(states)
         arguments = (self._data, (models, *self._runs))
         self._states = self._compile("start", self.start_runs, (), *arguments)(*arguments)
 
-    def leaves(self, count: int) -> list[list[np.ndarray]]:
-        """Copy the arrays of the first runs' states to the host.
+    def saved(self) -> FedState:
+        """Copy the states to the host: leaves [count, ...]."""
+        copy = lambda leaf: np.array(leaf[: self.count])  # noqa: E731
+        return jax.tree.map(copy, jax.device_get(self._states))
+
+    def template(self) -> FedState:
+        """Return a template of ``saved``: structure, shapes and dtypes."""
+        shape = lambda leaf: jax.ShapeDtypeStruct((self.count, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
+        return jax.tree.map(shape, self._states)
+
+    def restore(self, states: FedState) -> None:
+        """Continue from other states.
 
         Args:
-          count: number of runs.
+          states: as ``saved`` returns them, leaves [count, ...].
         """
-        stacks = jax.device_get(jax.tree.leaves(self._states))
-        return [[np.array(stack[run]) for stack in stacks] for run in range(count)]
+        padded = jax.tree.map(lambda leaf: jnp.asarray(leaf[self._places]), states)
+        self._states = self._place.divided(padded)
 
-    def advance(self, first: int, length: int) -> tuple[PyTree, ...]:
+    def advance(self, first: int, length: int, goes_on: np.ndarray) -> tuple[PyTree, ...]:
         """Run rounds ``first`` to ``first + length``.
 
         Args:
           first: number of the first round.
           length: rounds.
+          goes_on: bool [count], which runs do; with ``may_end``, the others stay as they are.
 
         Returns:
-          (metrics [runs, length], scores [runs], bool [runs]: whether the models are finite).
+          (metrics [count, length], scores [count], bool [count]: whether the models are finite).
         """
+        if self._may_end:
+            self._active = self._place.divided(jnp.asarray(goes_on[self._places]))
         rounds = self._chunk(first, length)
         arguments = self._arguments(first)
         self._states = None  # donated
@@ -165,19 +207,36 @@ class Program:
         except FloatingPointError as error:
             last = first + length - 1
             raise FloatingPointError(f"in rounds {first} to {last} of a run: {error}") from error
-        return tuple(jax.device_get(found))
+        return tuple(jax.tree.map(lambda leaf: leaf[: self.count], jax.device_get(found)))
 
-    def served(self, count: int) -> Params:
-        """Return the global models of the first ``count`` runs, on the host."""
-        serve = self._compile("serve", self._serve, (), self._states, self._runs)
-        return jax.tree.map(
-            lambda leaf: leaf[:count], jax.device_get(serve(self._states, self._runs))
-        )
+    def lower_one(self, run: Started, length: int) -> jax.stages.Lowered:
+        """Lower the rounds of a single run, which do not depend on the size of a group.
+
+        Args:
+          run: any run; others have the same program.
+          length: rounds.
+        """
+        model, key, point = run
+        values = _as_arrays(point)
+        state = jax.eval_shape(self._start_one, self._data, (model, key, values), None)[1]
+
+        def rounds(state, key, values, clients, frozen, first):
+            run_rounds = build_rounds(self._run_of(**values), Placement(self._client_map))
+            return run_rounds(state, clients, key, first, length, frozen)
+
+        return jax.jit(rounds).lower(state, key, values, *self._data, jnp.zeros((), jnp.int32))
+
+    @property
+    def params(self) -> Params:
+        """Global models, on the host: leaves [count, ...]."""
+        arguments = self._states, self._runs
+        models = self._compile("serve", self._serve, (), *arguments)(*arguments)
+        return jax.tree.map(lambda leaf: leaf[: self.count], jax.device_get(models))
 
     def _arguments(self, first):
         return (
             self._states,
-            self._runs,
+            (*self._runs, self._active),
             (*self._data, self._resident, jnp.asarray(first, jnp.int32)),
         )
 
@@ -220,16 +279,23 @@ class Program:
         Args:
           length: rounds of the chunk, static.
           states: states of the runs, leaves [runs, ...].
-          runs: (keys, {name: values}), leaves [runs, ...].
+          runs: (keys, {name: values}, which of them go on or ()), leaves [runs, ...].
           shared: (clients, frozen, the evaluation's data, the first round).
         """
 
         def one(shared, run, _):
             clients, frozen, resident, first = shared
-            state, (key, values) = run
+            state, (key, values, goes_on) = run
             run = self._run_of(**values)
             run_rounds = build_rounds(run, Placement(self._client_map))
-            state, metrics = run_rounds(state, clients, key, first, length, frozen)
+            advance = lambda state: run_rounds(state, clients, key, first, length, frozen)  # noqa: E731
+            if self._may_end:
+                shapes = jax.eval_shape(advance, state)[1]
+                nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+                stay = lambda state: (state, nothing)  # noqa: E731
+                state, metrics = jax.lax.cond(goes_on, advance, stay, state)
+            else:
+                state, metrics = advance(state)
             params = run.served(state)
             return {}, (state, metrics, self._score(resident, params), tree.all_finite(params))
 
@@ -267,37 +333,84 @@ class Program:
         self._resident, self._score = self._place.copies(list(traced.consts)), score
 
 
-def advance_group(
-    program: Program,
-    watch: Watch,
-    histories: Sequence[History],
-    first: int,
-    rounds: int,
-    eval_every: int,
-) -> Iterator[int]:
-    """Advance the runs that a program has started; yields the finished rounds after each chunk.
+class RunGroup:
+    """The runs that a program advances together: their rows, which diverged, and which are over.
 
     Args:
-      program: has started the runs.
+      histories: of the runs.
       watch: says which of them have diverged; these get no scores.
-      histories: of the runs; each chunk adds a row.
-      first: finished rounds.
-      rounds: finished rounds afterwards.
-      eval_every: rounds of a chunk.
+      round: finished rounds.
+      diverged: bool [runs], which of them diverged before.
+      stop_when: as in ``sweep``.
+
+    Attributes:
+      histories: of the runs.
+      round: finished rounds.
+      is_over: bool [runs], which of them ``stop_when`` has ended.
     """
-    watch.start()
-    for start in range(first, rounds, eval_every):
-        length = min(eval_every, rounds - start)
-        metrics, scores, is_finite = program.advance(start, length)
-        watch.look(start, metrics, is_finite)
-        for slot, history in enumerate(histories):
-            lost = np.nan if watch.diverged[slot] else 0.0
-            history.enter(
-                start + length,
-                {name: values[slot] for name, values in metrics.items()},
-                {name: float(values[slot]) + lost for name, values in scores.items()},
-            )
-        yield start + length
+
+    def __init__(
+        self,
+        histories: Sequence[History],
+        watch: Watch,
+        round: int = 0,
+        diverged: Any = False,
+        stop_when: Callable[[Row], Any] | None = None,
+    ):
+        self.histories, self.round = histories, round
+        self._watch, self._stop_when = watch, stop_when
+        watch.diverged = np.broadcast_to(diverged, len(histories))
+        last = {place: h.rows[-1] for place, h in enumerate(histories) if h.rows}
+        self.is_over = np.array([h.rows != [] and h.rows[-1]["round"] < round for h in histories])
+        self._ask(last)
+
+    @property
+    def diverged(self) -> np.ndarray:
+        """Whether the runs diverged: bool [runs]."""
+        return self._watch.diverged
+
+    def advance(self, program: Program, rounds: int, eval_every: int) -> Iterator[dict[int, Row]]:
+        """Run chunks of rounds; yields after each {place of a run: its row}, without those over.
+
+        ``stop_when`` is called with the rows when the next chunk is asked for.
+
+        Args:
+          program: has started the runs.
+          rounds: finished rounds afterwards.
+          eval_every: rounds of a chunk.
+        """
+        while self.round < rounds and not self.is_over.all():
+            length = min(eval_every, rounds - self.round)
+            metrics, scores, is_finite = program.advance(self.round, length, ~self.is_over)
+            self._watch.look(self.round, metrics, is_finite)
+            self.round += length
+            going = [i for i in range(len(self.histories)) if not self.is_over[i]]
+            rows = {place: self._enter(place, metrics, scores) for place in going}
+            yield rows
+            self._ask(rows)
+
+    def summary(self, scores: Sequence[str]) -> dict[str, float]:
+        """Summarise the last rows for a progress bar: means; of a privacy budget, the largest.
+
+        Args:
+          scores: names of the scores to show.
+        """
+        rows = [of_run.rows[-1] for of_run in self.histories]
+        spent = dict.fromkeys(self.histories[0].guarantees(0), np.max)
+        shown: dict[str, Any] = {**dict.fromkeys(("loss", *scores), np.mean), **spent}
+        return {name: float(of([row[name] for row in rows])) for name, of in shown.items()}
+
+    def _enter(self, place: int, metrics: PyTree, scores: PyTree) -> Row:
+        of_run, of_model = jax.tree.map(lambda values: values[place], (metrics, scores))
+        lost = np.nan if self.diverged[place] else 0.0
+        numbers = {name: float(value) + lost for name, value in of_model.items()}
+        return self.histories[place].enter(self.round, of_run, numbers)
+
+    def _ask(self, rows: Mapping[int, Row]) -> None:
+        """End the runs of which ``stop_when`` says so."""
+        for place, row in rows.items():
+            if not (self.is_over[place] or self.diverged[place]):
+                self.is_over[place] = is_enough(self._stop_when, row)
 
 
 def _as_arrays(point: Point) -> dict[str, jax.Array]:

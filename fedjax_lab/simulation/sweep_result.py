@@ -148,6 +148,8 @@ class SweepResult:
       runs_at_once: number of runs in one call of the program.
       diverged: bool [P, R], whether a run diverged, by the rule of ``simulate``. None: unknown, and
         a run whose last value is not finite counts as diverged.
+      stopped: bool [P, R], whether ``stop_when`` ended a run before the last evaluation, which then
+        repeats the run's last values. None: no run could.
     """
 
     points: list[Point]
@@ -161,6 +163,7 @@ class SweepResult:
     run_map: str
     runs_at_once: int
     diverged: np.ndarray | None = None
+    stopped: np.ndarray | None = None
 
     def best(self, metric: str, *, mode: str = "max", at: str = "last") -> Point:
         """Return the point with the best mean over the seeds.

@@ -25,6 +25,7 @@ from fedjax_lab.storage.lock import HOLDER, LOCK
 CONFIG, METRICS, TIMES = "config.json", "metrics.jsonl", "times.jsonl"
 CHECKPOINTS, SUMMARY, PARTITION = "checkpoints", "summary.json", "partition.json"
 CLIENTS = "clients.jsonl"
+SWEEP = "sweep.json"  # in the directory of a sweep: its points and seeds
 # Entries of config.json that are read, not only compared.
 _KINDS = {
     **dict.fromkeys(("rounds", "eval_every", "seed", "num_devices"), int),

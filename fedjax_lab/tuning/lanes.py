@@ -17,10 +17,10 @@ from fedjax_lab.simulation.book import History
 from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.run import Run
-from fedjax_lab.simulation.sweep_program import Program, advance_group
+from fedjax_lab.simulation.sweep_program import Program, RunGroup
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.tuning.space import Build
-from fedjax_lab.types import Params
+from fedjax_lab.types import FedState, Params
 
 
 @dataclasses.dataclass
@@ -88,17 +88,25 @@ class Lanes:
         size = self._program.size
         for start in range(0, len(lanes), size):
             group = lanes[start : start + size]
-            leaves = None if group[0].leaves is None else [lane.leaves or [] for lane in group]
-            self._program.start(runs[start : start + size], leaves)
+            self._program.start(runs[start : start + size], self._states(group))
             histories = [History(self._first, self._params) for _ in group]
-            of_group = self._program, self._watch, histories
-            for _ in advance_group(*of_group, begun, rounds, self._step):
+            for _ in RunGroup(histories, self._watch, begun).advance(
+                self._program, rounds, self._step
+            ):
                 pass
-            after = self._program.leaves(len(group))
+            after = jax.tree.leaves(self._program.saved())
             for i, lane in enumerate(group):
                 scores = [*lane.recent, *(row["score"] for row in histories[i].rows)]
                 lane.recent = scores[-self._average :]
                 lane.score = float(np.mean(lane.recent))
                 if not np.isfinite(lane.score):
                     lane.score, lane.recent = float("nan"), []
-                lane.rounds, lane.leaves = rounds, after[i]
+                lane.rounds, lane.leaves = rounds, [leaf[i].copy() for leaf in after]
+
+    def _states(self, group: Sequence[Lane]) -> FedState | None:
+        """Return the states from which lanes continue, leaves [lanes, ...]; None: they begin."""
+        if group[0].leaves is None:
+            return None
+        of_lanes = [lane.leaves or [] for lane in group]
+        leaves = [np.stack(of_leaf) for of_leaf in zip(*of_lanes, strict=True)]
+        return jax.tree.unflatten(self._program.structure, leaves)

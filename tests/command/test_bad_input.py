@@ -102,7 +102,7 @@ COMMANDS = [  # FOLDER is an empty one
     ["sweep", "--point", "client_lr=0.1", "--seeds", "1", "1"],
     ["sweep", "--point", "client_lr=0.1", "--seeds", "-1"],
     ["sweep", "--point", "client_lr=0.1", "--out", "FOLDER/none/table.csv"],
-    ["sweep", "--point", "client_lr=0.1", "--run-dir", "FOLDER/run"],
+    ["sweep", "--point", "client_lr=0.1", "--profile-dir", "FOLDER/run"],
     ["run", "--seeds", "1", "1"],
     *(["export"], ["export", "FOLDER"], ["export", "FOLDER/none", "FOLDER/m.npz"]),
     ["export", "FOLDER", "FOLDER/m.npz"],

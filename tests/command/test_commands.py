@@ -103,8 +103,11 @@ def test_a_sweep_is_the_runs_of_its_points(finished, tmp_path, capsys):
     folder, _ = finished
     out = tmp_path / "sweep.csv"
     points = ["--point", "client_lr=0.05,0.2", "--point", "clip_norm=0.5,1e6"]
-    assert main(["sweep", *FAST, *points, "--seeds", "0", "1", "--out", str(out)]) == 0
+    sweep = ["sweep", *FAST, *points, "--seeds", "0", "1", "--run-dir", str(tmp_path / "grid")]
+    assert main([*sweep, "--out", str(out)]) == 0
     shown = capsys.readouterr().out.splitlines()
+    assert main(sweep) == 0  # from the directory, which has all
+    assert capsys.readouterr().out.splitlines() == shown[:-2]
     assert re.split("  +", shown[0]) == [
         *("client_lr", "clip_norm", "accuracy (%)", "best (%)", "test loss")
     ]

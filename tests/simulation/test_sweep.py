@@ -16,12 +16,14 @@ from scipy import stats
 from fedjax_lab import SweepResult, algorithms, data, simulate, sweep
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.device_memory import device_memory
+from fedjax_lab.simulation import sweep_program
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
 from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.sweep_program import group_size
 from fedjax_lab.simulation.sweep_result import list_points
+from fedjax_lab.storage.run_dir import MetricsFile
 from tests.simulation.test_run import (
     CLASSES,
     FEATURES,
@@ -384,3 +386,70 @@ def test_so_it_does_in_simulate(spoilt, name):
     assert (single.stopped == "diverged") == result.diverged[place, 0]
     sizes = [row["size"] for row in single.history]
     np.testing.assert_allclose(result.history["size"][place, 0, : len(sizes)], sizes, rtol=1e-5)
+
+
+def test_a_sweep_that_was_killed_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+    """In the second of two groups, the first of which goes on from its end."""
+    monkeypatch.setattr(sweep_program, "group_size", lambda *sizes: 2)
+    options = {"run_map": "scan", "evaluate": scored, "eval_every": 2}
+    uninterrupted = run(rounds=6, **options)
+    append, written = MetricsFile.append, []
+
+    def append_some(self, row):
+        written.append(row)
+        if len(written) == 10:  # an evaluation has two rows and a time; the fourth, halfway
+            raise RuntimeError("killed")
+        append(self, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsFile, "append", append_some)
+        with pytest.raises(RuntimeError, match="killed"):
+            run(rounds=4, run_dir=tmp_path, **options)
+    resumed = run(rounds=6, run_dir=tmp_path, **options)
+    assert not resumed.interrupted
+    assert resumed.rounds.tolist() == [2, 4, 6]
+    assert_equal_results(resumed, uninterrupted)
+    monkeypatch.setattr(sweep_program.Program, "advance", None)  # nothing is left to run
+    assert_equal_results(run(rounds=6, run_dir=tmp_path, **options), uninterrupted)
+    with pytest.raises(FileExistsError, match=r"another config: sweep.seeds \(there \[5, 6\]"):
+        run(rounds=6, run_dir=tmp_path, **options, seeds=(5, 7))
+    with pytest.raises(ValueError, match="rounds is 2; it must be at least 6"):
+        run(rounds=2, run_dir=tmp_path, **options)
+    (tmp_path / "sweep.json").unlink()
+    with pytest.raises(FileExistsError, match=r"which has files but no sweep\.json"):
+        run(rounds=6, run_dir=tmp_path, **options)
+
+
+def assert_equal_results(one, other):
+    for name in ("history", "params", "diverged", "stopped", "rounds"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize("run_map", ["scan", pytest.param("vmap", marks=SLOW)])
+def test_a_run_that_is_over_keeps_its_last_values(run_map, tmp_path):
+    options = {"run_map": run_map, "evaluate": scored, "eval_every": 1, "seeds": (5,)}
+    others = run(rounds=4, **options)
+    last = others.history["size"][0, 0, 1]
+
+    def stop_when(row):
+        return row["round"] == 2 and math.isclose(row["size"], last, rel_tol=1e-5)
+
+    result = run(rounds=4, stop_when=stop_when, run_dir=tmp_path, **options)
+    assert result.stopped.tolist() == [[True], [False]]
+    assert not result.interrupted
+    for name, values in result.history.items():
+        expected = others.history[name].copy()
+        expected[0, 0, 2:] = expected[0, 0, 1]
+        np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6, err_msg=name)
+    single = simulate(
+        algorithms.fedavg(loss_fn, client_lr=0.3),
+        first_params(),
+        make_clients(),
+        **OPTIONS | {"seed": 5, "client_map": "scan"},
+    )
+    np.testing.assert_allclose(result.params["w"][0, 0], single.params["w"], rtol=1e-5)
+    np.testing.assert_allclose(result.params["w"][1, 0], others.params["w"][1, 0], rtol=1e-5)
+    assert_equal_results(run(rounds=4, run_dir=tmp_path, **options), result)  # it stays over
+    longer = run(rounds=6, stop_when=lambda row: True, run_dir=tmp_path, **options)
+    assert longer.rounds.tolist() == [1, 2, 3, 4]  # now all are over
+    assert not longer.interrupted

@@ -1,0 +1,203 @@
+"""The directory of a sweep: a folder with rows and checkpoints for each group of runs."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_lab.simulation.book import History
+from fedjax_lab.simulation.divergence import Watch
+from fedjax_lab.simulation.feed import Feed
+from fedjax_lab.simulation.placement import Placement
+from fedjax_lab.simulation.recorder import Recorder, Row, identity
+from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.sweep_program import Program, RunGroup
+from fedjax_lab.simulation.sweep_result import Point
+from fedjax_lab.simulation.team import Team
+from fedjax_lab.storage.fingerprint import hash_arrays, hash_program
+from fedjax_lab.storage.json_file import parse_json
+from fedjax_lab.storage.run_dir import SWEEP, write_json
+from fedjax_lab.types import Params
+
+_GROUP = "group{}"  # folder of a group, by its number
+_OF_RUN = ("run", "diverged")  # entries of a row in a file beside the metrics
+
+
+def sweep_identity(
+    run: Run,
+    feed: Feed,
+    of_runs: Placement,
+    of_clients: Placement,
+    asked: Mapping[str, str],
+    evaluate: Callable[..., Any] | None,
+    swept: tuple[Sequence[Point], Sequence[int], Sequence[Params]],
+    program: jax.stages.Lowered,
+) -> Row:
+    """Return the identity of a sweep, by name and by content: entries of config.json.
+
+    Args:
+      run: a run of the first point.
+      feed: the clients' data.
+      of_runs, of_clients: placement of the runs, and of the clients within a run.
+      asked: the caller's ``run_map`` and ``client_map``.
+      evaluate: as in ``sweep``.
+      swept: (points, seeds, initial global models of the seeds).
+      program: the rounds of a single run.
+    """
+    points, seeds, models = swept
+    entries = identity(run, feed, of_clients, {"evaluate": evaluate}, seeds[0], {}, True)
+    del entries["seed"]
+    fixed = entries["hyperparameters"].items()
+    return {
+        **entries,
+        "hyperparameters": {name: value for name, value in fixed if name not in points[0]},
+        "asked": {**entries["asked"], **asked},
+        "content": {
+            **entries["content"],
+            "params": hash_arrays(models),
+            "program": hash_program(program),
+        },
+        "run_map": of_runs.client_map.name,
+        "num_devices": of_runs.record()["num_devices"],
+        "sweep": {"points": list(points), "seeds": list(seeds)},
+    }
+
+
+class SweepFolder:
+    """The directory of a sweep.
+
+    Args:
+      run_dir: the directory, or None.
+      every: rounds between checkpoints.
+      config: identity of the sweep; ignored without a directory.
+
+    Attributes:
+      runs_at_once: size of the groups in the directory; None: it has none yet.
+
+    Raises:
+      FileExistsError: the directory has another sweep, or other files.
+      ValueError: it has more rounds, or is damaged.
+      BlockingIOError: another process is writing to it.
+    """
+
+    def __init__(self, run_dir: str | Path | None, every: int, config: Row):
+        self._every, self._config = every, config
+        self._path = None if run_dir is None else Path(run_dir)
+        self.runs_at_once: int | None = None
+        if self._path is None:
+            return
+        file = self._path / SWEEP
+        if file.exists():
+            try:
+                self.runs_at_once = int(
+                    parse_json(file.read_text(encoding="utf-8"))["runs_at_once"]
+                )
+            except (ValueError, TypeError, LookupError) as error:
+                raise ValueError(f"{file} is damaged ({error}); choose another run_dir.") from error
+            self.open(0, self.runs_at_once).close()  # refuse another sweep before compiling
+        elif self._path.exists() and any(self._path.iterdir()):
+            raise FileExistsError(
+                f"run_dir is {str(self._path)!r}, which has files but no {SWEEP}; it must be "
+                "empty, new, or the directory of the same sweep."
+            )
+
+    def open(self, index: int, runs_at_once: int) -> "GroupLog":
+        """Open the folder of a group; close it afterwards.
+
+        Args:
+          index: number of the group.
+          runs_at_once: size of the groups.
+        """
+        if self._path is None:
+            return GroupLog(None, self._every, {})
+        sweep = {**self._config["sweep"], "runs_at_once": runs_at_once}
+        if not (self._path / SWEEP).exists():
+            self._path.mkdir(parents=True, exist_ok=True)
+            write_json(self._path / SWEEP, sweep)
+        sweep["group"] = index
+        config = {**self._config, "sweep": sweep}
+        return GroupLog(self._path / _GROUP.format(index), self._every, config)
+
+
+class GroupLog:
+    """Rows, checkpoints and time of a group of runs; without a folder it keeps only the time.
+
+    Args:
+      folder: of the group, or None.
+      every: rounds between checkpoints.
+      config: identity of the group.
+
+    Attributes:
+      seconds: time spent in rounds and evaluation, without compilation, in all calls.
+      compile_seconds: time spent compiling in all calls.
+    """
+
+    def __init__(self, folder: Path | None, every: int, config: Row):
+        self._log = Recorder(folder, every=every, config=config, team=Team())
+
+    def resume(
+        self,
+        program: Program,
+        numbers: Sequence[int],
+        histories: Sequence[History],
+        watch: Watch,
+        stop_when: Callable[[Row], Any] | None,
+    ) -> RunGroup:
+        """Restore the group from the last checkpoint, if there is one, and start the clock.
+
+        Args:
+          program: has started the group's runs; it receives their states.
+          numbers: of the group's runs.
+          histories: of all runs of the sweep, empty; those of the group receive their rows.
+          watch, stop_when: as in ``RunGroup``.
+        """
+        self._numbers = numbers
+        self._rows, (seconds, self._compiled_before) = self._log.resume(program)
+        diverged = dict.fromkeys(numbers, False)
+        rows: dict[int, list[Row]] = {number: [] for number in numbers}
+        for row in self._rows:
+            metrics = {name: row[name] for name in row if name not in _OF_RUN}
+            rows[row["run"]].append(metrics)
+            diverged[row["run"]] = bool(row["diverged"])
+        for number, of_run in rows.items():
+            histories[number].go_on_from(of_run)
+        self._began = time.perf_counter() - seconds - program.compile_seconds
+        self._measure(program)
+        of_group = [histories[number] for number in numbers]
+        return RunGroup(of_group, watch, self._log.saved, list(diverged.values()), stop_when)
+
+    def enter(self, rows: Mapping[int, Row], group: RunGroup, program: Program) -> None:
+        """Append the rows of an evaluation.
+
+        Args:
+          rows: place of a run in the group -> its row.
+          group: the runs.
+          program: has the time spent compiling.
+        """
+        self._measure(program)
+        marked = [
+            {"run": self._numbers[place], "diverged": int(group.diverged[place]), **row}
+            for place, row in rows.items()
+        ]
+        self._rows += marked
+        self._log.rows(marked, self.seconds, self.compile_seconds)
+
+    def checkpoint(self, group: RunGroup, program: Program, *, last: bool) -> None:
+        """Save the states if a checkpoint is due, or if ``last`` and they are not saved yet.
+
+        Args:
+          group: the runs.
+          program: holds their states.
+          last: whether a longer sweep would resume here.
+        """
+        self._log.checkpoint(group.round, program, self._rows, last=last)
+
+    def close(self) -> None:
+        """Close the files and release the lock."""
+        self._log.close()
+
+    def _measure(self, program: Program) -> None:
+        self.seconds = time.perf_counter() - self._began - program.compile_seconds
+        self.compile_seconds = self._compiled_before + program.compile_seconds
