@@ -33,13 +33,16 @@ COVERS = {
     "clients/test_mask": "clients/metrics",
     "clients/test_nonfinite": "clients/finite",
     "command/test_bad_input": "command/config_checks",
-    "command/test_cli": "__main__ command/catalogue command/listings command/runner command/screen",
+    "command/test_cli": "__main__ command/catalogue command/listings command/runner command/screen "
+    "command/reports",
     "command/test_commands": "command/grid command/last_method command/launch command/rerun",
     "command/test_config": "command/build command/config_checks command/config_file "
     "command/options command/settings",
+    "command/test_grid": "command/combinations command/launch",
     "command/test_own_data": "command/loading",
     "command/test_personal": "command/client_scores",
     "command/test_tables": "command/table_data",
+    "command/test_unused": "command/commands",
     "compressors/test_kernels": "compressors/base compressors/compose compressors/low_rank "
     "compressors/quantize compressors/sparsify",
     "compressors/test_wire": "compressors/sparsify",

@@ -13,7 +13,7 @@ and recorded hyper-parameters follow.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Required, TypedDict, TypeVar
 
 import jax
@@ -211,8 +211,8 @@ def factory(build: Factory) -> Factory:
     @functools.wraps(build)
     def wrapper(*args, **kwargs):
         for name in kwargs.keys() - signature.parameters.keys():
-            symbols = getattr(inspect.getmodule(build), "SYMBOLS", {})
-            raise _unknown(build.__name__, name, signature, symbols)
+            known = list(signature.parameters)
+            raise unknown(build.__name__, name, known, hint_of(build, name, known))
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -258,23 +258,27 @@ _OF_A_STEP = {
 }
 
 
-def _unknown(method: str, name: str, signature: inspect.Signature, symbols: Symbols) -> TypeError:
-    """Make the error for an unknown keyword of a factory, with the argument that was meant."""
-    known = list(signature.parameters)
-    run_names = {name, *SYNONYMS.get(name, ())} & set(OF_A_RUN)
-    meant, hint = meant_by(name, symbols, known), None
-    if meant:
+def hint_of(build: Callable[..., Any], name: str, known: Collection[str]) -> str | None:
+    """Say which argument of a method an unknown one means, such as a paper's symbol; or None.
+
+    Args:
+      build: a factory, whose module has ``SYMBOLS`` if its paper has any.
+      name: the unknown argument.
+      known: the factory's arguments.
+    """
+    symbols: Symbols = getattr(inspect.getmodule(build), "SYMBOLS", {})
+    if meant := meant_by(name, symbols, known):
         of = [f"the paper's {symbol} is {argument!r}" for argument, symbol in meant.items()]
-        hint = f"{', '.join(of)} here."
-    elif name in ("eta", "eta_l", "eta_c", "gamma_l"):
-        hint = "the learning rate of the local steps is 'client_lr' here."
-    elif name == "eta_g" and "server_lr" in known:
-        hint = "the learning rate of the server is 'server_lr' here."
-    elif name in _OF_A_STEP:
-        hint = f"give {_OF_A_STEP[name]}."
-    elif run_names:
-        hint = f"{min(run_names)!r} is an argument of simulate, not of a method."
-    return unknown(method, name, known, hint)
+        return f"{', '.join(of)} here."
+    if name in ("eta", "eta_l", "eta_c", "gamma_l"):
+        return "the learning rate of the local steps is 'client_lr' here."
+    if name == "eta_g" and "server_lr" in known:
+        return "the learning rate of the server is 'server_lr' here."
+    if name in _OF_A_STEP:
+        return f"give {_OF_A_STEP[name]}."
+    if run_names := {name, *SYNONYMS.get(name, ())} & set(OF_A_RUN):
+        return f"{min(run_names)!r} is an argument of simulate, not of a method."
+    return None
 
 
 def _check_loss(method: str, given: Any) -> None:

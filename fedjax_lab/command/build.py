@@ -13,9 +13,9 @@ from fedjax_lab.command.guards import with_guards
 from fedjax_lab.command.options import (
     CLIPS,
     SERVER_OPTIMIZERS,
-    client_schedule,
     parse_options,
 )
+from fedjax_lab.command.schedules import client_schedule
 from fedjax_lab.models import Model
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.round import Algorithm, check_algorithm

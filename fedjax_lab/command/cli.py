@@ -4,7 +4,6 @@ It parses arguments, calls the functions that do the work, and prints.
 """
 
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -32,6 +31,7 @@ from fedjax_lab.command.commands import (
 )
 from fedjax_lab.command.grid import sweep_command
 from fedjax_lab.command.launch import INTERRUPTED, run_command
+from fedjax_lab.command.reports import report_command
 from fedjax_lab.command.rerun import rerun_command
 from fedjax_lab.command.screen import one_line, print_rows, show_warning
 from fedjax_lab.command.tuning import tune_command
@@ -40,7 +40,6 @@ from fedjax_lab.simulation.team import ElsewhereError
 from fedjax_lab.version import __version__
 
 _MISTAKE = 2
-_DECIDING = re.compile("method|seeds|behind|((own models|global model), )?mean of round")  # columns
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,60 +85,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _MISTAKE
     finally:
         forget_signal()  # the exit status says it
-
-
-def _report(command: ReportCommand) -> int:
-    from fedjax_lab.report import write_report
-    from fedjax_lab.report.formats import format_report, write_format
-
-    axes: Any = {"rows": command.rows, "columns": command.columns}
-    if command.format is not None:
-        if command.figures != "png":
-            raise ValueError(f"figures is {command.figures!r}; with --format none are written.")
-        if command.quiet and command.out is None:
-            raise ValueError(
-                "quiet is True; with --format and without --out `fedjax-lab report` prints the "
-                "text, and nothing else: omit --quiet, or give --out."
-            )
-        text = format_report(command.runs, command.format, target=command.target, **axes)
-        if command.out is None:
-            print(text, end="")
-        else:
-            write_format(text, command.out)
-        return 0
-    path = write_report(
-        command.runs, command.out, target=command.target, figures=command.figures, **axes
-    )
-    if not command.quiet:
-        for title, rows in _deciding_tables(command):
-            if title:
-                print(f"{title}:\n")
-            print_rows(rows)
-            print()
-        print("*: best of its setting; ≈: within noise\n" if command.rows else "", end="")
-        print(path)
-    return 0
-
-
-def _deciding_tables(command: ReportCommand) -> list[tuple[str, list[list[str]]]]:
-    """Return (title, rows) of what a report decides."""
-    from fedjax_lab.report import load_runs
-    from fedjax_lab.report.pivot import check_axes, pivots_of, score_rows
-    from fedjax_lab.report.sections import sections_of
-    from fedjax_lab.report.tables import accuracy_table
-
-    runs, axes = load_runs(command.runs), check_axes(command.rows, command.columns)
-    if axes is not None:
-        pivots = pivots_of(runs, axes, command.target)
-        return [(pivot.title, score_rows(pivot, lambda text: f"{text} *")) for pivot in pivots]
-    found = []
-    for section in (sections := sections_of(runs)):
-        rows = accuracy_table(section.groups)
-        # The report has the other columns, which a terminal is too narrow for.
-        shown = [i for i, name in enumerate(rows[0]) if _DECIDING.match(name)]
-        title = section.title if len(sections) > 1 else ""
-        found.append((title, [[row[i] for i in shown] for row in rows]))
-    return found
 
 
 def _export(command: ExportCommand) -> int:
@@ -192,7 +137,7 @@ _ACTIONS: dict[type, Callable[[Any], int]] = {
     PlanCommand: _plan,
     SweepCommand: sweep_command,
     TuneCommand: tune_command,
-    ReportCommand: _report,
+    ReportCommand: report_command,
     ExportCommand: _export,
     RerunCommand: rerun_command,
 }

@@ -6,19 +6,20 @@ import functools
 import operator
 import os
 import sys
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 
+from fedjax_lab.command.combinations import LISTED, Lists, check_lists, read_runs
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.settings import DataSettings
-from fedjax_lab.command.unused import check_command
+from fedjax_lab.command.options import parse_options
+from fedjax_lab.command.settings import DEFAULTS, GROUPS, HINTS, OutputSettings
 
 PROG = "fedjax-lab"
-
-
-_Config = TypeVar("_Config", bound=RunConfig)
-_InGroups = Annotated[_Config, tyro.conf.arg(name="")]  # flags are called as settings are
+_NO_FLAG = (tyro.conf.Fixed, tyro.conf.Suppress)
+_WORDS = {str: "STR", int: "INT", float: "FLOAT"}
+_OF_PROCESSES = ("coordinator", "num_processes", "process_id")
+_InGroups = Annotated[RunConfig, tyro.conf.arg(name="")]  # flags are called as settings are
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,9 +56,16 @@ class RunCommand(_Computing):
       fedjax-lab run --algorithm scaffold --partition dirichlet:0.3 --rounds 200
 
       fedjax-lab run --dataset csv:users.csv --client user_id --target response --model linear
+
+    Several values of settings are a grid: all combinations run one after the other, and the methods
+    are compared at its end.
+
+      fedjax-lab run --algorithm fedavg scaffold --partition iid dirichlet:0.1 --seeds 0 1 2
     """
 
-    settings: _InGroups[RunConfig]
+    settings: _InGroups
+
+    lists: Annotated[tuple[tuple[str, tuple[Any, ...]], ...], *_NO_FLAG] = ()
 
     seeds: tuple[int, ...] = ()
     """Run once for each of these seeds, one after the other. With run_dir: in RUN_DIR/seedN."""
@@ -80,26 +88,13 @@ class RunCommand(_Computing):
 
 
 @dataclasses.dataclass(frozen=True)
-class _PlanData(DataSettings):
-    """The data set and its partition; the --target of `plan` is a machine."""
-
-    target: Annotated[tuple[str, ...], tyro.conf.arg(name="target-column")] = ()
-    """For a table: column to predict, or several columns."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _PlanConfig(RunConfig):
-    data: _PlanData = dataclasses.field(default_factory=_PlanData)
-
-
-@dataclasses.dataclass(frozen=True)
 class PlanCommand(_Configured):
     """Plan a round on this machine or another one, without running it.
 
     If the machine's compiler is installed, it gives the figures; this needs no accelerator.
     """
 
-    settings: _InGroups[_PlanConfig]
+    settings: _InGroups
 
     target: str = "here"
     """here, a chip (v4, v5e, v5p, v6e, a100, h100, h200), several of them (v5e:2x2, v4:2x2x1,
@@ -114,7 +109,7 @@ class SweepCommand(_Computing):
     command resumes.
     """
 
-    settings: _InGroups[RunConfig]
+    settings: _InGroups
 
     point: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Values of a hyperparameter as name=value,value: client_lr, server_lr, clip_norm,
@@ -134,7 +129,7 @@ class TuneCommand(_Computing):
     All methods spend the same number of gradients; the test set is not read.
     """
 
-    settings: _InGroups[RunConfig]
+    settings: _InGroups
 
     methods: tuple[str, ...] = ()
     """Methods to tune; `--algorithm` takes several as well."""
@@ -288,25 +283,33 @@ def parse(argv: list[str]) -> Any:
     Raises:
       SystemExit: help was requested, or an argument is not understood.
       FileNotFoundError, ValueError, TypeError: as in ``RunConfig.from_file``; or the command does
-        not use a flag.
+        not use a flag or a setting of the file.
     """
     if argv[:1] == ["tune"]:  # a setting of one value elsewhere
         argv = ["--methods" if text == "--algorithm" else text for text in argv]
     # tyro looks only at stdout, but its errors go to stderr.
     plain = os.environ.get("NO_COLOR") or not (sys.stdout.isatty() and sys.stderr.isatty())
     tyro._experimental_options["ansi_codes"] = not plain
+    name = argv[0] if argv and argv[0] in _WITH_SETTINGS else ""
     first = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="?")
-    has_settings = bool(argv) and argv[0] in _WITH_SETTINGS
-    file = first.parse_known_args(argv)[0].config if has_settings else None
-    defaults = RunConfig() if file is None else RunConfig.from_file(file)
+    path = first.parse_known_args(argv)[0].config if name else None
+    lists: Lists = {}
+    seeds: tuple[int, ...] = ()
+    if path is None:
+        file = RunConfig()
+    elif name == "run":
+        file, lists, seeds = read_runs(path)
+    else:
+        file = RunConfig.from_file(path)
+        _check_file(name, path, file)
+    defaults = {kind: kind(_as_flags(n, file, lists)) for n, kind in _WITH_SETTINGS.items()}
+    defaults[RunCommand] = dataclasses.replace(defaults[RunCommand], seeds=seeds)
     commands: list[Any] = [
-        Annotated[kind, tyro.conf.subcommand(name, default=kind(_settings_of(name, defaults)))]
-        for name, kind in _WITH_SETTINGS.items()
+        Annotated[kind, tyro.conf.subcommand(n, default=defaults[kind])]
+        for n, kind in _WITH_SETTINGS.items()
     ]
-    commands += [
-        Annotated[kind, tyro.conf.subcommand(name)] for name, kind in _WITHOUT_SETTINGS.items()
-    ]
+    commands += [Annotated[kind, tyro.conf.subcommand(n)] for n, kind in _WITHOUT_SETTINGS.items()]
     union: Any = functools.reduce(operator.or_, commands)
     command = tyro.cli(
         union,
@@ -316,16 +319,125 @@ def parse(argv: list[str]) -> Any:
         args=argv,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs),
     )
-    if has_settings:
-        check_command(argv[0], command, defaults)
+    return _from_flags(name, command, file) if name else command
+
+
+_OF_A_RUN = tuple(vars(OutputSettings()))
+# Settings that a command does not use; it has no flags for them.
+UNUSED: dict[str, tuple[str, ...]] = {
+    "run": (),
+    "plan": (*_OF_A_RUN, "dp_delta", "eval_every"),
+    "sweep": (
+        *("checkpoint_every", "log", "profile_dir"),
+        *("on_nonfinite", "client_store", "lowering"),
+    ),
+    "tune": (
+        *(*_OF_A_RUN, "on_nonfinite", "client_store", "client_map", "lowering"),
+        *("dp_delta", "eval_every"),
+    ),
+}
+# What a file may say of a run although a command does not use it: the results do not depend on it.
+_NO_MATTER = ("client_map", "client_store", "lowering", "dp_delta", "eval_every")
+
+
+def _check_file(name: str, path: str, file: RunConfig) -> None:
+    """Check that a command uses the settings of a file that differ from their defaults."""
+    values = file.settings()
+    for setting in UNUSED[name]:
+        if setting not in _NO_MATTER and values[setting] != DEFAULTS[setting]:
+            raise ValueError(
+                f"{path}: {setting} is {values[setting]!r}; `fedjax-lab {name}` does not use it: "
+                "omit it."
+            )
+
+
+def _as_flags(name: str, config: RunConfig, lists: Lists) -> RunConfig:
+    """Return the defaults of a command's flags, in groups whose types are those of the flags."""
+    groups = {}
+    for group in dataclasses.fields(config):
+        values = vars(getattr(config, group.name))
+        if name == "run":
+            values = {n: lists.get(n, (v,)) if n in LISTED else v for n, v in values.items()}
+        groups[group.name] = _flags_of(name, GROUPS[group.name])(**values)
+    return RunConfig(**groups)
+
+
+@functools.cache
+def _flags_of(name: str, group: type) -> Any:
+    """Make a group's class with the flags of a command; tyro takes it from the default."""
+    flags = []
+    for setting, hint in get_type_hints(group, include_extras=True).items():
+        if setting in UNUSED[name]:
+            hint = Annotated[hint, *_NO_FLAG]
+        elif name == "run" and setting in LISTED:
+            kind = next(k for k in (*get_args(HINTS[setting]), HINTS[setting]) if k in _WORDS)
+            several = tyro.conf.arg(metavar=f"{_WORDS[kind]} ...")
+            about = getattr(hint, "__metadata__", ())
+            values: Any = tuple[HINTS[setting], ...]  # type: ignore[valid-type]
+            hint = Annotated[values, several, *about]
+        elif name == "plan" and setting == "target":  # its --target is a machine
+            hint = Annotated[hint, tyro.conf.arg(name="target-column")]
+        flags.append((setting, hint))
+    about = {"__doc__": group.__doc__}
+    return dataclasses.make_dataclass(
+        f"{name}_{group.__name__}", flags, bases=(group,), namespace=about, frozen=True
+    )
+
+
+def _from_flags(name: str, command: Any, file: RunConfig) -> Any:
+    """Return a command with the settings of its flags, after checking flags that exclude others."""
+    values, lists = command.settings.settings(), {}
+    if name == "run":
+        lists = {n: values[n] for n in LISTED if len(values[n]) != 1}
+        check_lists(lists)
+        values |= {n: values[n][0] for n in LISTED}
+        command = dataclasses.replace(command, lists=tuple(lists.items()))
+    command = dataclasses.replace(command, settings=RunConfig.of(**values))
+    if name == "run":
+        _check_run(command, file)
+    if name in ("sweep", "tune"):
+        _check_varied(name, command, file)
     return command
 
 
-def _settings_of(command: str, defaults: RunConfig) -> RunConfig:
-    if command != "plan":
-        return defaults
-    parts = {**vars(defaults), "data": _PlanData(**vars(defaults.data))}
-    return _PlanConfig(**parts)
+def _check_run(command: RunCommand, file: RunConfig) -> None:
+    """Check the flags of ``run`` that have no effect beside --seeds or --print-config."""
+    seed = command.settings.rounds.seed
+    if command.seeds and seed != file.rounds.seed:
+        raise ValueError(
+            f"seed is {seed} and seeds {list(command.seeds)}; `fedjax-lab run` uses --seeds alone: "
+            "omit --seed."
+        )
+    if command.print_config is None:
+        return
+    for flag in (*("cpu_devices", "distributed", "quiet"), *_OF_PROCESSES):
+        if value := getattr(command, flag):
+            raise ValueError(
+                f"{flag} is {value!r}; `fedjax-lab run --print-config` does not use "
+                f"--{flag.replace('_', '-')}: it runs nothing; omit it."
+            )
+
+
+def _check_varied(name: str, command: Any, file: RunConfig) -> None:
+    """Check that no flag gives one value of what --point or --space gives all values of."""
+    settings = command.settings
+    if name == "sweep":
+        flag, texts = "--point", [command.point]
+    else:
+        flag, methods = "--space", command.methods or (settings.method.algorithm,)
+        texts = [[text.removeprefix(f"{method}.") for text in command.space] for method in methods]
+    names = set.intersection(*({t.partition("=")[0].strip() for t in some} for some in texts))
+    now, before = (
+        {**config.settings(), **{f"option {n}": v for n, v in options.items()}}
+        for config in (settings, file)
+        for options in [parse_options(config.method.option)]
+    )
+    for setting, value in now.items():
+        if setting.removeprefix("option ") in names and value != before.get(setting):
+            raise ValueError(
+                f"{setting} is {value!r}, and {flag} varies it: `fedjax-lab {name}` uses the "
+                f"values of {flag} alone; omit one of them."
+            )
 
 
 _WITH_SETTINGS: dict[str, Any] = {

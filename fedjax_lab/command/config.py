@@ -5,27 +5,25 @@ Algorithms, data and models never see a ``RunConfig``: ``runner`` turns it into 
 
 import dataclasses
 import re
-import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedjax_lab.command.config_checks import check_config
 from fedjax_lab.command.config_file import convert, read_settings
-from fedjax_lab.command.factories import check_hints, find
 from fedjax_lab.command.options import (
-    algorithm_options,
-    check_option_names,
+    check_options,
     check_server_lr,
-    convert_options,
     derived_options,
     did_you_mean,
     format_options,
     parse_options,
     published_settings,
-    typed_options,
 )
 from fedjax_lab.command.settings import (
+    DEFAULTS,
+    GROUP_OF,
+    HINTS,
     NATURAL_SCHEME,
     ClockSettings,
     DataSettings,
@@ -184,7 +182,7 @@ class RunConfig:
         Raises:
           ValueError, TypeError: a setting is unknown, out of range, or missing.
         """
-        config = self._with_clients()
+        config = self.with_clients()
         check_config(config)
         method, name = config.method, config.method.algorithm
         defaults, published = published_settings(name) if method.as_published else ({}, {})
@@ -192,25 +190,26 @@ class RunConfig:
         config = config.replace(**{n: v for n, v in defaults.items() if getattr(method, n) is None})
         given = parse_options(method.option, "option")
         options = {**derived_options(name, config.data.num_clients), **published, **given}
-        allowed = algorithm_options(name, options.get("server_optimizer"))
-        check_option_names(name, options, allowed)
-        options = convert_options(name, options, allowed)
+        options = check_options("algorithm", name, options)
         check_server_lr(name, config.method.server_lr)
-        check_hints(name, find("algorithm", name), options)
         model, data = config.model, config.data
-        model_options = typed_options("model", model.model, model.model_option)
-        dataset_options = typed_options("dataset", data.dataset, data.dataset_option)
+        model_options = parse_options(model.model_option, "model_option")
+        dataset_options = parse_options(data.dataset_option, "dataset_option")
         steps, epochs = config.rounds.local_steps, config.rounds.local_epochs
         return config.replace(
             option=format_options(options),
-            model_option=format_options(model_options),
-            dataset_option=format_options(dataset_options),
+            model_option=format_options(check_options("model", model.model, model_options)),
+            dataset_option=format_options(check_options("dataset", data.dataset, dataset_options)),
             local_steps=5 if steps is None and epochs is None else steps,
             run_dir=config.output.run_dir or str(Path("runs") / config.run_name()),
         )
 
-    def _with_clients(self) -> "RunConfig":
-        """Fill in the partition of a table, and the number and size of the clients."""
+    def with_clients(self) -> "RunConfig":
+        """Fill in the partition of a table, and the number and size of the clients.
+
+        Raises:
+          ValueError: a table's clients are given twice.
+        """
         data, config = self.data, self
         by_column = f"{NATURAL_SCHEME}:{data.client}"
         if data.client is not None and data.partition != by_column:
@@ -239,23 +238,27 @@ class RunConfig:
         given = {name: getattr(rounds, name) for name in names}
         return {**given, "devices": self.clock.devices(), "times": self.clock.client_times()}
 
-    def run_name(self) -> str:
+    def run_name(self, varied: Collection[str] = ()) -> str:
         """Make a readable name from the settings, such as gradma-digits-dirichlet0.1-seed0.
 
         The name includes learning rates and options if they were given.
+
+        Args:
+          varied: settings to include although they have their defaults.
         """
         values, method = self.settings(), self.method
+        named = ("client_lr", "server_lr", *_IN_NAME)
         given = [
-            f"{name}{values[name]:g}"
-            for name in ("client_lr", "server_lr")
-            if values[name] not in (None, DEFAULTS[name])
+            f"{name}{_short(name, values[name])}"
+            for name in (*named, *(n for n in varied if n not in (*named, *_FIRST)))
+            if name in varied or values[name] not in (None, DEFAULTS[name])
         ]
-        given += [f"{n}{values[n]}" for n in _IN_NAME if values[n] != DEFAULTS[n]]
         scheme, _, rest = self.data.dataset.partition(":")
         parts = [
             method.algorithm.rpartition(":")[2],
             scheme + (f"-{Path(rest).stem}" if rest else ""),
             self.data.partition,
+            *([self.model.model.rpartition(":")[2]] if "model" in varied else []),
             *given,
             *method.option,
             *self.model.model_option,
@@ -264,27 +267,26 @@ class RunConfig:
         return re.sub(r"[^\w.,-]", "", name)
 
 
+def _short(name: str, value: Any) -> str:
+    """Format a value for the name of a run; no colons are left, which separate numbers."""
+    if name in ("client_lr", "server_lr") and value is not None:
+        return f"{value:g}"
+    if name == "client_lr_schedule":  # step:5:0.1 is step5,0.1
+        return value.replace(":", "", 1).replace(":", ",")
+    return str(value)
+
+
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-DEFAULTS = RunConfig().settings()
-GROUP_OF = {
-    name: group.name
-    for group in dataclasses.fields(RunConfig)
-    for name in vars(getattr(RunConfig(), group.name))
-}
-# Setting -> its type.
-HINTS = {
-    name: hint
-    for group in vars(RunConfig()).values()
-    for name, hint in typing.get_type_hints(type(group)).items()
-}
 # Not recorded if they have their defaults, so that older runs, which lack them, have equal records.
 _NEW = (
     *(*vars(PrivacySettings()), "sampling", "client", "x", "target", "task", "test_split"),
     *("dataset_option", "tokens", "categories", "missing", "lowering", "labels", "image_size"),
 )
+# At the beginning of a name.
+_FIRST = ("algorithm", "dataset", "partition", "model")
 # In the name of a run that has no other value of them, in this order.
 _IN_NAME = (
     *("as_published", "clip", "client_lr_schedule", "compressor", "error_feedback"),

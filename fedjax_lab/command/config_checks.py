@@ -7,7 +7,8 @@ from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.clients.mapping import check_client_map
 from fedjax_lab.command.factories import check_known, is_own
 from fedjax_lab.command.guards import check_guards
-from fedjax_lab.command.options import check_clip, client_schedule
+from fedjax_lab.command.options import CLIPS
+from fedjax_lab.command.schedules import client_schedule
 from fedjax_lab.command.settings import (
     NATURAL,
     NATURAL_SCHEME,
@@ -61,8 +62,22 @@ def _check_method(method: MethodSettings, rounds: int) -> None:
             "error_feedback is False and compressor None; it belongs to a compressor: omit it, or "
             "give one. For cfedavg, it is --option error_feedback=false."
         )
-    if method.clip is not None:
-        check_clip(method.clip, method.as_published, bool(method.clip_norm or method.weight_decay))
+    _check_clip(method)
+
+
+def _check_clip(method: MethodSettings) -> None:
+    """Check where clipping and weight decay act."""
+    clip = method.clip
+    if clip is None:
+        return
+    check_choice("clip", clip, CLIPS)
+    if method.as_published:
+        raise ValueError(f"clip is {clip!r}; with as_published, the published code decides that.")
+    if not (method.clip_norm or method.weight_decay):
+        raise ValueError(
+            f"clip is {clip!r} without clip_norm or weight_decay; give one of them, which clip "
+            "applies to."
+        )
 
 
 def _check_rounds(rounds: RoundsSettings, clock: ClockSettings, num_clients: int | None) -> None:

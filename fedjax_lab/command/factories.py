@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -155,33 +154,6 @@ def build_model(name: str, outputs: int, options: Mapping[str, Any]) -> Model:
             "models.Model or a flax.linen.Module."
         )
     return made
-
-
-def check_hints(owner: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Check options against the annotations of a custom function.
-
-    Args:
-      owner: name of the function, for errors.
-      function: the function; annotations that are not plain types are ignored.
-      options: {name: value}.
-
-    Raises:
-      ValueError: a value has another type.
-    """
-    try:
-        hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
-    except (NameError, TypeError):  # of names that are there for type checkers only
-        return
-    words = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
-    for name, value in options.items():
-        kinds = [k for k in (hints.get(name), *typing.get_args(hints.get(name))) if k in words]
-        allowed = tuple(kinds) + ((int,) if float in kinds else ())
-        optional = type(None) in typing.get_args(hints.get(name))
-        if not kinds or (value is None and optional):
-            continue
-        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in kinds):
-            allowed_words = " or ".join(words[kind] for kind in kinds)
-            raise ValueError(f"{name} of {owner} is {value!r}; it must be {allowed_words}.")
 
 
 def sources(config: Any) -> dict[str, str]:

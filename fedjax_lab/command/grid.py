@@ -13,7 +13,6 @@ from fedjax_lab.command.factories import check_known
 from fedjax_lab.command.launch import INTERRUPTED, start
 from fedjax_lab.command.options import float_options, parse_options, server_lr_of
 from fedjax_lab.command.screen import file_to_write, print_rows
-from fedjax_lab.command.unused import check_settings
 from fedjax_lab.estimates import estimate, format_estimate
 from fedjax_lab.markdown import Rows
 from fedjax_lab.simulation.sweep_result import Point, SweepResult, check_seeds, list_points
@@ -113,9 +112,8 @@ def grid(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point], RunCon
 
     Raises:
       ValueError, TypeError: a text has another form, names something that cannot be varied, or has
-        a value that is out of range; or a setting is incompatible with a sweep.
+        a value that is out of range.
     """
-    check_settings("sweep", settings, settings)
     axes: dict[str, list[float]] = {}
     for text in texts:
         name, _, values = text.partition("=")

@@ -13,7 +13,7 @@ from fedjax_lab.command.config import RunConfig
 Made = TypeVar("Made")
 
 # Settings on which a method does not depend.
-_OTHERS = ("run_dir", "seed", "init_seed", "partition_seed", "log", "profile_dir")
+_OTHERS = ("run_dir", "seed", "init_seed", "partition", "partition_seed", "log", "profile_dir")
 _last: dict[Any, Any] = {}  # at most one
 
 

@@ -1,25 +1,28 @@
-"""``fedjax-lab run``: one run, or one for each of several seeds."""
+"""``fedjax-lab run``: one run, or a grid of runs one after the other."""
 
 import dataclasses
+import json
 import math
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_lab.checks import check_int
+from fedjax_lab.command.combinations import list_runs
 from fedjax_lab.command.commands import PROG, RunCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_file import format_settings, is_yaml
 from fedjax_lab.command.distributed import join, leave
+from fedjax_lab.command.reports import print_tables
 from fedjax_lab.command.screen import print_rows
 from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.simulation.book import SimulationResult
 from fedjax_lab.simulation.stop import compiles_still
-from fedjax_lab.simulation.sweep_result import check_seeds
 from fedjax_lab.simulation.team import Team
+from fedjax_lab.storage.run_dir import METRICS, SUMMARY, read_config, read_metrics
 
 DIVERGED, INTERRUPTED = 3, 130
 
@@ -55,23 +58,26 @@ def run_command(command: RunCommand) -> int:
     Raises:
       ValueError, TypeError, OSError, ImportError: as ``runner.run``.
     """
+    lists = dict(command.lists)
+    configs = list_runs(command.settings, lists, command.seeds)
     if command.print_config is not None:
-        config = command.settings.resolve().replace(run_dir=command.settings.output.run_dir)
-        print(format_settings(config.to_dict(), command.print_config), end="")
+        print(format_settings(_printed(command, configs), command.print_config), end="")
         return 0
     start(command.cpu_devices, command.quiet)
-    configs = _configs(command)
     join(command)
     team = Team.here()
     team.meet()
-    team.agree({"seeds": list(command.seeds)})
+    team.agree({"seeds": list(command.seeds), "lists": lists})
     if not team.is_first:
         command = dataclasses.replace(command, quiet=True)
     worst = 0
-    for config in configs:
+    for place, config in enumerate(configs, 1):
         try:
             with team.reporting_losses():
-                status = _run_one(command, config)
+                if len(configs) == 1:
+                    status = _run_one(command, config)
+                else:
+                    status = _run_of_several(command, config, f"[{place}/{len(configs)}]")
         except ConnectionError:  # told
             if not team.is_multiprocess:
                 raise
@@ -79,42 +85,114 @@ def run_command(command: RunCommand) -> int:
         worst = max(worst, status)
         if status >= INTERRUPTED:
             return status
-    if command.seeds and not command.quiet:
-        _show_seeds(configs)
+    if not command.quiet:
+        _show_all(command, configs, lists)
     return worst
 
 
-def _configs(command: RunCommand) -> list[RunConfig]:
-    """Resolve a config for each seed; all are checked before the first one runs."""
-    settings = command.settings
-    if not command.seeds:
-        return [settings.resolve()]
-    configs = []
-    for seed in check_seeds(command.seeds):
-        parent = settings.output.run_dir
-        run_dir = None if parent is None else str(Path(parent) / f"seed{seed}")
-        configs.append(settings.replace(seed=seed, run_dir=run_dir).resolve())
-    return configs
+def _printed(command: RunCommand, configs: Sequence[RunConfig]) -> dict[str, Any]:
+    """Return the settings of --print-config: those of the run, or of a grid with its lists."""
+    run_dir = command.settings.output.run_dir
+    if len(configs) == 1 and not command.seeds:
+        return configs[0].replace(run_dir=run_dir).to_dict()
+    lists = {name: list(values) for name, values in command.lists}
+    seeds = {"seeds": list(command.seeds)} if command.seeds else {}
+    option = {"option": list(command.settings.method.option)}  # also METHOD.NAME=VALUE
+    return command.settings.replace(option=()).to_dict() | option | lists | seeds
 
 
 def _run_one(command: RunCommand, config: RunConfig) -> int:
-    from fedjax_lab.command.runner import run
-    from fedjax_lab.report import load_runs
+    result = _run(command, config, progress=not command.quiet)
+    if not command.quiet and result.history:
+        from fedjax_lab.report import load_runs
 
-    assert config.output.run_dir is not None  # resolved
+        print()
+        print_rows(_facts(load_runs([str(config.output.run_dir)])[0]))
+    return _status(result, config)
+
+
+def _run_of_several(command: RunCommand, config: RunConfig, place: str) -> int:
+    """Run one of several, unless it has finished, and print a line about it."""
+
+    def say(text: str, end: str = "\n") -> None:
+        if not command.quiet:
+            print(text, end=end, file=sys.stderr, flush=True)
+
+    path = Path(str(config.output.run_dir))
+    say(f"{place} {path.name}: ", end="")
+    # Several processes may see different files.
+    summary = None if Team.here().is_multiprocess else finished_before(config)
+    if summary is None:
+        result = _run(command, config, progress=False)
+        rows, diverged, status = result.history, result.stopped == "diverged", status_of(result)
+        seconds = f", {result.seconds:.1f} s"
+    else:
+        rows, diverged = read_metrics(path / METRICS), summary["stopped"] == "diverged"
+        status, seconds = DIVERGED if diverged else 0, ", finished before"
+    say(("diverged" if diverged else _score(rows)) + seconds)
+    return status if summary is not None else _status(result, config)
+
+
+def finished_before(config: RunConfig) -> dict[str, Any] | None:
+    """Return summary.json of a run directory that has all of this run already; None if not.
+
+    Args:
+      config: the settings, resolved.
+
+    Raises:
+      FileExistsError: it was made by other versions of the user's own code.
+    """
+    from fedjax_lab.command.factories import own_sources
+    from fedjax_lab.command.runner import data_hash
+
+    path = Path(str(config.output.run_dir))
+    try:
+        before = read_config(path)
+        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        diverged = summary["stopped"] == "diverged"
+        is_whole = not summary["interrupted"] and (diverged or summary["round"] == before["rounds"])
+        is_same = before["run_config"] == json.loads(json.dumps(config.record()))
+        if not (is_whole and is_same and before["data"]["hash"] == data_hash(config)):
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    own_sources(config, path)
+    return summary
+
+
+def _score(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a run's last score in words."""
+    row = rows[-1] if rows else {}
+    for name, words in (
+        ("personal_accuracy", "own models, accuracy"),
+        ("accuracy", "accuracy"),
+        ("mean_squared_error", "mean squared error"),
+    ):
+        if row.get(name) is not None:
+            return f"{words} " + (
+                f"{row[name]:.4g}" if name.endswith("error") else f"{100 * row[name]:.2f} %"
+            )
+    return "no score"
+
+
+def _run(command: RunCommand, config: RunConfig, progress: bool) -> SimulationResult:
+    from fedjax_lab.command.runner import run
+
     is_first = Team.here().is_first
     with warnings.catch_warnings():
         if not is_first:  # process 0 prints them
             warnings.simplefilter("ignore")
-        result = run(config, progress=not command.quiet)
+        result = run(config, progress=progress)
     if command.config is not None and is_yaml(command.config) and is_first:
         settings = format_settings(config.record(), "yaml")
-        with new_file(Path(config.output.run_dir) / "config.yaml") as file:
+        with new_file(Path(str(config.output.run_dir)) / "config.yaml") as file:
             file.write(settings)
-    if not command.quiet and result.history and not command.seeds:
-        print()
-        print_rows(_facts(load_runs([config.output.run_dir])[0]))
-    if result.interrupted and is_first:
+    return result
+
+
+def _status(result: SimulationResult, config: RunConfig) -> int:
+    """Return the exit status, after a line about an interruption."""
+    if result.interrupted and Team.here().is_first:
         done = result.history[-1]["round"] if result.history else 0
         print(
             f"{PROG}: stopped after round {done} of {config.rounds.rounds}; the same "
@@ -139,17 +217,29 @@ def status_of(result: SimulationResult) -> int:
     return DIVERGED if result.stopped == "diverged" else 0
 
 
-def _show_seeds(configs: list[RunConfig]) -> None:
+def _show_all(command: RunCommand, configs: Sequence[RunConfig], lists: Mapping[str, Any]) -> None:
+    """Print what several runs come to: a table of methods and settings, or one of seeds."""
     from fedjax_lab.report import load_runs
+    from fedjax_lab.report.sections import SETTINGS
     from fedjax_lab.report.tables import seed_table
-    from fedjax_lab.storage.run_dir import METRICS
 
+    if len(configs) == 1:
+        return
     paths = [Path(str(config.output.run_dir)) for config in configs]
-    evaluated = [path for path in paths if (path / METRICS).stat().st_size]
+    evaluated = [str(path) for path in paths if (path / METRICS).stat().st_size]
     print()
-    if evaluated:  # what diverges at once has no row
-        print_rows(seed_table(load_runs(evaluated)))
-    print("\n" + "\n".join(str(path) for path in paths))
+    if not lists:
+        if evaluated:  # what diverges at once has no row
+            print_rows(seed_table(load_runs(evaluated)))
+        print("\n" + "\n".join(map(str, paths)))
+        return
+    axes = [name for name in lists if name in ("dataset", "rounds", *SETTINGS)]
+    columns = "partition" if "partition" in lists or not axes else axes[0]
+    parent = command.settings.output.run_dir
+    shown = evaluated if parent is None else [parent]
+    if evaluated:
+        print_tables(shown, rows="method", columns=columns)
+    print(f"{PROG} report {parent or 'RUNS'} --rows method --columns {columns}: the whole report")
 
 
 def _facts(run: Any) -> list[list[str]]:

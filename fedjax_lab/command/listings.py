@@ -15,7 +15,6 @@ from fedjax_lab.command.options import (
     SERVER_OPTIMIZERS,
     defaults_of,
     describe_options,
-    model_defaults,
     server_lr_of,
 )
 from fedjax_lab.command.settings import NATURAL
@@ -81,11 +80,12 @@ def compressors() -> str:
 
 def models() -> str:
     """List every model with its options and their defaults."""
+    given = ("num_classes",)
     entries = [
-        _entry(name, factory, f"options: {describe_options(model_defaults(name)) or 'none'}")
+        _entry(name, factory, f"options: {describe_options(defaults_of(factory, given)) or 'none'}")
         for name, factory in MODELS.items()
     ]
-    return "\n".join([*entries, *_offered("model", ("num_classes",))])
+    return "\n".join([*entries, *_offered("model", given)])
 
 
 def datasets() -> str:

@@ -1,4 +1,4 @@
-"""Options as text: ``--option name=value`` for each method and model."""
+"""Options as text: ``--option name=value`` for methods, models and data sets."""
 
 import difflib
 import inspect
@@ -9,12 +9,10 @@ from typing import Any
 import optax
 
 from fedjax_lab.algorithms import PUBLISHED
-from fedjax_lab.algorithms.factory import Common
-from fedjax_lab.algorithms.hyper import OfRounds
-from fedjax_lab.checks import check_choice, check_number
-from fedjax_lab.command.factories import check_hints, check_known, find, is_own
+from fedjax_lab.algorithms.factory import Common, hint_of
+from fedjax_lab.checks import check_choice
+from fedjax_lab.command.factories import check_known, find, is_own
 from fedjax_lab.descriptions import format_value
-from fedjax_lab.types import ScalarOrSchedule
 
 REQUIRED = inspect.Parameter.empty
 _MAX_MEMORY = 100  # GradMA's own m
@@ -23,6 +21,8 @@ CLIPS = {"gradient": "gradient_transform", "step": "step_transform"}
 
 # Arguments of a factory that have a flag of their own, or that the runner makes.
 _NOT_OPTIONS = ("loss_fn", "model", "preprocess", "server_lr", *Common.__annotations__)
+_WORDS = {"true": True, "false": False, "none": None}
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
 def parse_options(texts: Iterable[str], argument: str = "option") -> dict[str, Any]:
@@ -60,9 +60,6 @@ def _parse_value(text: str) -> Any:
     return text
 
 
-_WORDS = {"true": True, "false": False, "none": None}
-
-
 def format_options(options: Mapping[str, Any]) -> tuple[str, ...]:
     """Format options, the inverse of ``parse_options``.
 
@@ -84,8 +81,7 @@ def algorithm_options(algorithm: str, server_optimizer: Any = None) -> dict[str,
       ValueError: one of the names is unknown.
     """
     check_known("algorithm", algorithm)
-    factory = find("algorithm", algorithm)
-    options = defaults_of(factory, leave_out=_NOT_OPTIONS)
+    options = defaults_of(find("algorithm", algorithm), leave_out=_NOT_OPTIONS)
     if "server_optimizer" in options:
         name = DEFAULT_OPTIMIZER if server_optimizer is None else server_optimizer
         optimizer = SERVER_OPTIMIZERS[check_choice("server_optimizer", name, SERVER_OPTIMIZERS)]
@@ -116,45 +112,6 @@ def float_options(algorithm: str, server_optimizer: Any = None) -> list[str]:
     return [name for name, default in options.items() if is_float(name, default)]
 
 
-def model_defaults(model: str) -> dict[str, Any]:
-    """Return the options of a model and their defaults.
-
-    Args:
-      model: a model.
-
-    Raises:
-      ValueError: no model has this name.
-    """
-    check_known("model", model)
-    return defaults_of(find("model", model), leave_out=("num_classes",))
-
-
-def typed_options(setting: str, name: str, given: Iterable[str]) -> dict[str, Any]:
-    """Parse the options of a model or a data set, and check them against its function.
-
-    Args:
-      setting: "model" or "dataset".
-      name: its value.
-      given: such as "hidden=64,32".
-
-    Raises:
-      ValueError: an option is unknown, missing, or of another type.
-    """
-    options, owner = parse_options(given, f"{setting}_option"), f"the {setting} {name}"
-    own = is_own(setting, name)
-    if setting == "dataset" and not own:
-        check_option_names(owner, options, {})
-        return {}
-    function = find(setting, name)
-    left_out = ("num_classes",) if setting == "model" else ()
-    allowed = defaults_of(function, leave_out=left_out)
-    check_option_names(owner, options, allowed, setting)
-    options = convert_options(owner, options, allowed)
-    if own:
-        check_hints(owner, function, options)
-    return options
-
-
 def derived_options(algorithm: str, num_clients: int | None) -> dict[str, Any]:
     """Return defaults for required arguments of a factory, if there is a suggestion.
 
@@ -162,7 +119,7 @@ def derived_options(algorithm: str, num_clients: int | None) -> dict[str, Any]:
       algorithm: a method.
       num_clients: N; None: not known yet.
     """
-    options = defaults_of(find("algorithm", algorithm), leave_out=())
+    options = defaults_of(find("algorithm", algorithm))
     derived: dict[str, Any] = {}
     if options.get("memory_size", 0) is REQUIRED and num_clients is not None:
         derived["memory_size"] = min(num_clients, _MAX_MEMORY)
@@ -171,7 +128,7 @@ def derived_options(algorithm: str, num_clients: int | None) -> dict[str, Any]:
     return derived
 
 
-def defaults_of(function: Callable[..., Any], leave_out: Iterable[str]) -> dict[str, Any]:
+def defaults_of(function: Callable[..., Any], leave_out: Iterable[str] = ()) -> dict[str, Any]:
     """Return a function's arguments and their defaults, ``REQUIRED`` without a default.
 
     Args:
@@ -206,72 +163,79 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 }
 
 
-def check_option_names(
-    owner: str, given: Mapping[str, Any], allowed: Mapping[str, Any], setting: str = ""
-) -> None:
-    """Check that given options exist and that required options are given.
+def check_options(setting: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check options against the function that takes them; a number can stand for a tuple of one.
 
     Args:
-      owner: whose options they are, for the error.
-      given: {name: value}.
-      allowed: {name: default}, ``REQUIRED`` where there is none.
-      setting: whose flag --SETTING-option gives them; "": --option.
+      setting: "algorithm", "model" or "dataset".
+      name: its value.
+      given: {option: value}, from ``parse_options``.
+
+    Returns:
+      The options, with the types of the function's arguments.
 
     Raises:
-      ValueError: an option is unknown or missing.
+      ValueError: an option is unknown, missing, or of another type.
     """
-    for name in given:
-        if name not in allowed:
+    is_method = setting == "algorithm"
+    owner, flag = (name, "option") if is_method else (f"the {setting} {name}", f"{setting}-option")
+    if setting == "dataset" and not is_own(setting, name):
+        function, allowed = None, {}
+    else:
+        function = find(setting, name)
+        allowed = defaults_of(function, leave_out=("num_classes",) if setting == "model" else ())
+    if is_method:
+        allowed = algorithm_options(name, given.get("server_optimizer"))
+    for option in given:
+        if option not in allowed:
+            hint = None
+            if is_method and function is not None:
+                hint = hint_of(function, option, defaults_of(function))
             raise ValueError(
-                f"{name} is not an option of {owner}.{did_you_mean(name, allowed)} Allowed: "
+                f"{option} is not an option of {owner}"
+                f"{f'; {hint}' if hint else f'.{did_you_mean(option, allowed)}'} Allowed: "
                 f"{describe_options(allowed) or 'none'}."
             )
-    missing = [name for name, default in allowed.items() if default is REQUIRED]
-    missing = [name for name in missing if name not in given]
-    if missing:
-        flag = f"--{setting}-option" if setting else "--option"
-        raise ValueError(f"{owner} needs {missing[0]}: give {flag} {missing[0]}=VALUE.")
+    for option, default in allowed.items():
+        if default is REQUIRED and option not in given:
+            raise ValueError(f"{owner} needs {option}: give --{flag} {option}=VALUE.")
+    hints = {} if function is None else _hints(function)
+    return {
+        option: _typed(f"{option} of {owner}", value, allowed[option], hints.get(option))
+        for option, value in given.items()
+    }
 
 
-def convert_options(
-    owner: str, given: Mapping[str, Any], allowed: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Convert options to the types of their defaults; a number can stand for a tuple of one.
-
-    Args:
-      owner: whose options they are, for the error.
-      given: {name: value}, from ``parse_options``.
-      allowed: {name: default}.
-
-    Raises:
-      ValueError: a value has another type.
-    """
-    return {name: _converted(owner, name, v, allowed[name]) for name, v in given.items()}
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    except (NameError, TypeError):  # of names that are there for type checkers only
+        return {}
 
 
-def _converted(owner: str, name: str, value: Any, default: Any) -> Any:
-    numbers = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(default, bool):
-        fits, words = isinstance(value, bool), "true or false"
-    elif isinstance(default, int):
-        fits, words = numbers and isinstance(value, int), "an integer"
-    elif isinstance(default, float):
-        fits, words = numbers, "a number"
-    elif isinstance(default, str):
-        fits, words = isinstance(value, str), "text"
-    elif isinstance(default, tuple):
-        value = (value,) if not isinstance(value, tuple) else value
-        kinds = {type(part) for part in default} or {int}
-        fits, words = all(type(part) in kinds for part in value), "a tuple like 64,32"
-    elif default is REQUIRED:
-        fits, words = not isinstance(value, bool), "a number or text"
-    else:
-        fits, words = True, ""
-    if not fits:
-        raise ValueError(
-            f"{name} of {owner} is {format_value(value)}; it must be {words}, such as "
-            f"{'0.1' if default is REQUIRED else format_value(default)}."
+def _typed(what: str, value: Any, default: Any, hint: Any) -> Any:
+    """Check that a value has the type of its annotation, or else of its default."""
+    parts = typing.get_args(hint)
+    if value is None and (default is None or type(None) in parts):
+        return value
+    if isinstance(default, tuple) or typing.get_origin(hint) is tuple:
+        value = value if isinstance(value, tuple) else (value,)
+        kinds = (
+            {type(part) for part in default} if isinstance(default, tuple) and default else {int}
         )
+        fits, words = all(type(part) in kinds for part in value), "a tuple like 64,32"
+    else:
+        named = [kind for kind in (hint, *parts) if isinstance(kind, type) and kind in _KINDS]
+        kinds = set(named or [kind for kind in [type(default)] if kind in _KINDS])
+        allowed = (*kinds, int) if float in kinds else tuple(kinds)
+        fits = isinstance(value, allowed) and (bool in kinds or not isinstance(value, bool))
+        words = " or ".join(_KINDS[kind] for kind in _KINDS if kind in kinds)
+        if not kinds:
+            fits = not (default is REQUIRED and isinstance(value, bool))
+            words = "a number or text"
+    if not fits:
+        example = "" if default in (REQUIRED, None) else f", such as {format_value(default)}"
+        raise ValueError(f"{what} is {format_value(value)}; it must be {words}{example}.")
     return value
 
 
@@ -328,27 +292,6 @@ def published_settings(algorithm: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: value for name, value in settings.items() if value is not None}, options
 
 
-def check_clip(clip: str, as_published: bool, has_effect: bool) -> None:
-    """Check where clipping and weight decay act.
-
-    Args:
-      clip: a key of ``CLIPS``.
-      as_published: whether the published code decides.
-      has_effect: whether there is clipping or weight decay.
-
-    Raises:
-      ValueError: ``clip`` is unknown, already decided, or has no effect.
-    """
-    check_choice("clip", clip, CLIPS)
-    if as_published:
-        raise ValueError(f"clip is {clip!r}; with as_published, the published code decides that.")
-    if not has_effect:
-        raise ValueError(
-            f"clip is {clip!r} without clip_norm or weight_decay; give one of them, which clip "
-            "applies to."
-        )
-
-
 def describe_options(options: Mapping[str, Any]) -> str:
     """Format options and defaults in one line.
 
@@ -373,32 +316,3 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-
-
-def client_schedule(text: str, client_lr: Any, rounds: int) -> ScalarOrSchedule:
-    """Build the client learning rate for a factory, which is of the rounds in every method.
-
-    Args:
-      text: constant, cosine, or exponential:FACTOR.
-      client_lr: learning rate of round 0, a number or traced.
-      rounds: total number of rounds.
-
-    Raises:
-      ValueError: ``text`` has another form.
-    """
-    kind, _, factor = text.partition(":")
-    if kind == "constant" and not factor:
-        return client_lr
-    if kind == "cosine" and not factor:
-        return OfRounds(optax.cosine_decay_schedule(client_lr, rounds))
-    if kind == "exponential":
-        try:
-            decay = check_number("its factor", float(factor), minimum=0.0, exclusive_minimum=True)
-        except ValueError:
-            pass
-        else:
-            return OfRounds(optax.exponential_decay(client_lr, 1, decay))
-    raise ValueError(
-        f"client_lr_schedule is {text!r}; it must be constant, cosine or "
-        "exponential:FACTOR, such as exponential:0.998."
-    )

@@ -1,5 +1,7 @@
 """From a ``RunConfig`` to a finished run: load, partition, build, simulate, evaluate."""
 
+import dataclasses
+import functools
 import hashlib
 import json
 import sys
@@ -26,6 +28,8 @@ from fedjax_lab.command.factories import build_model, find, is_own, own_sources,
 from fedjax_lab.command.last_method import last_or_new
 from fedjax_lab.command.loading import load_divided
 from fedjax_lab.command.options import defaults_of, parse_options
+from fedjax_lab.command.schedules import depends_on_rounds
+from fedjax_lab.command.settings import DataSettings
 from fedjax_lab.command.table_data import TableData
 from fedjax_lab.data.files import read_npz
 from fedjax_lab.data.heterogeneity import labels_of
@@ -189,6 +193,28 @@ def load(config: RunConfig) -> tuple[data.Examples, data.Examples]:
       ValueError, FileNotFoundError, ImportError: the data set, or what reads it, is not there.
     """
     return load_divided(config.data, config.partition_seed)[:2]
+
+
+def data_hash(config: RunConfig) -> str:
+    """Hash the training and test examples of a config, as ``Setup.data`` has it.
+
+    Args:
+      config: the settings, resolved.
+
+    Raises:
+      ValueError, FileNotFoundError, ImportError: as ``load``.
+    """
+    data, seed = config.data, config.partition_seed
+    if not data.is_table:  # the seed and the partition leave the examples as they are
+        data, seed = dataclasses.replace(data, num_clients=None, partition_seed=None), 0
+        data = data if data.is_natural else dataclasses.replace(data, partition="iid")
+    return _hash_of(data, seed)
+
+
+@functools.lru_cache(maxsize=8)
+def _hash_of(settings: DataSettings, seed: int) -> str:
+    found = load_divided(settings, seed)
+    return _hash(*found.train, *found.test)
 
 
 def _check_model(config: RunConfig, is_text: bool) -> None:
@@ -378,7 +404,7 @@ def _ends(config: RunConfig) -> dict[str, int]:
     """Return the last round of a schedule that depends on the number of rounds."""
     return (
         {"client_lr_ends": config.rounds.rounds}
-        if config.method.client_lr_schedule == "cosine"
+        if depends_on_rounds(config.method.client_lr_schedule)
         else {}
     )
 

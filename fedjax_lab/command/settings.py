@@ -107,8 +107,9 @@ class MethodSettings:
     """Learning rate of the local steps."""
 
     client_lr_schedule: str = "constant"
-    """Schedule over the rounds: constant, exponential:FACTOR (each round), or cosine (to 0). In
-    fafed and stem, whose rate is of the local step, it falls within a round, too."""
+    """Schedule over the rounds: constant, exponential:FACTOR (each round), step:ROUNDS:FACTOR,
+    multistep:30,60:FACTOR (at these rounds), cosine (to 0), or warmup_cosine:ROUNDS (rises first).
+    In fafed and stem, whose rate is of the local step, it changes within a round, too."""
 
     server_lr: Annotated[float | None, NotNegative] = None
     """Learning rate of the server. None: the method's default, if it has one."""
@@ -417,3 +418,19 @@ class OutputSettings:
 
     profile_dir: str | None = None
     """Folder for a profile of the compiled rounds between two evaluations."""
+
+
+GROUPS = {
+    "method": MethodSettings,
+    "model": ModelSettings,
+    "data": DataSettings,
+    "rounds": RoundsSettings,
+    "clock": ClockSettings,
+    "privacy": PrivacySettings,
+    "machine": MachineSettings,
+    "output": OutputSettings,
+}
+# Setting -> its group, its default, its type.
+GROUP_OF = {name: group for group, kind in GROUPS.items() for name in vars(kind())}
+DEFAULTS = {name: value for kind in GROUPS.values() for name, value in vars(kind()).items()}
+HINTS = {name: hint for kind in GROUPS.values() for name, hint in get_type_hints(kind).items()}

@@ -95,7 +95,7 @@ def test_help_shows_the_commands_and_all_settings(capsys):
         assert flag in shown
     for group in vars(RunConfig()):
         assert f" {group} options " in shown
-    assert shown.count("fedjax-lab run --") == 2  # examples
+    assert shown.count("fedjax-lab run --") == 3  # examples
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out

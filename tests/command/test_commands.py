@@ -147,8 +147,6 @@ def test_a_sweep_is_the_runs_of_its_points(finished, tmp_path, capsys):
         (["memory_size=2,3"], {"algorithm": "gradma"}, "the name in point is 'memory_size'"),
         (["server_lr=1,2"], {"algorithm": "feddyn"}, "the name in point is 'server_lr'"),
         (["client_lr=1"], {"algorithm": "fedavgg"}, "algorithm is 'fedavgg'"),
-        (["client_lr=1"], {"run_dir": "x"}, "run_dir is 'x'; .* it keeps no run directory"),
-        (["client_lr=1"], {"log": ("csv",)}, "log is"),
     ],
 )
 def test_what_a_grid_refuses(texts, settings, message):

@@ -1,0 +1,151 @@
+"""Several runs by one command: all combinations of the settings with several values, and seeds."""
+
+import itertools
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config_file import convert, read_settings
+from fedjax_lab.command.options import algorithm_options, parse_options
+from fedjax_lab.command.settings import GROUP_OF, HINTS
+from fedjax_lab.descriptions import format_value
+from fedjax_lab.simulation.sweep_result import check_seeds
+from fedjax_lab.storage.run_dir import renamed_settings
+
+Lists = Mapping[str, tuple[Any, ...]]  # setting -> its values
+_GROUPS = ("method", "model", "data", "rounds", "clock", "privacy")
+_ONE = ("seed", "init_seed", "partition_seed", "data_dir", "client", "times")  # but for --seeds
+
+
+def _is_plain(hint: Any) -> bool:
+    """Return True for a type of words and numbers, with or without None."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return set(kinds) <= {str, int, float, type(None)}
+
+
+# Settings of which `run` takes several values.
+LISTED = tuple(
+    name
+    for name, hint in HINTS.items()
+    if GROUP_OF[name] in _GROUPS and name not in _ONE and _is_plain(hint)
+)
+
+
+def read_runs(path: str | Path) -> tuple[RunConfig, dict[str, tuple[Any, ...]], tuple[int, ...]]:
+    """Read a file whose settings may have several values: (the first ones, all lists, seeds).
+
+    Args:
+      path: YAML (.yaml, .yml) or JSON, as of ``RunConfig.from_file``. It may have ``seeds``, too.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError, TypeError: as ``RunConfig.from_file``; or a list is empty or has a value twice.
+    """
+    values = renamed_settings(read_settings(path))
+    seeds = values.pop("seeds", [])
+    try:
+        if not isinstance(seeds, list):
+            raise TypeError(f"seeds is {seeds!r}; it must be a list of integers.")
+        lists = {
+            name: tuple(convert(name, value, HINTS[name]) for value in given)
+            for name, given in values.items()
+            if name in LISTED and isinstance(given, list)
+        }
+        check_lists(lists)
+        first = {name: given[0] for name, given in lists.items()}
+        return RunConfig.from_dict({**values, **first}), lists, tuple(seeds)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def list_runs(settings: RunConfig, lists: Lists, seeds: Sequence[int] = ()) -> list[RunConfig]:
+    """Resolve the config of each run, in the order of the runs; all are checked.
+
+    Each run has a directory in ``run_dir`` (None: in runs): seedN if only the seeds differ, else
+    the name of the run with the settings that have several values.
+
+    Args:
+      settings: of all runs.
+      lists: settings with several values.
+      seeds: each combination is run once with each of them. (): with ``seed``.
+
+    Raises:
+      ValueError, TypeError: as ``RunConfig.resolve``; an option is not one of all methods; or two
+        runs would have the same directory.
+    """
+    check_lists(lists)
+    methods = lists.get("algorithm", (settings.method.algorithm,))
+    _check_options(settings.method.option, methods)
+    # Runs that differ in the last names only share a traced method.
+    names = sorted(lists, key=lambda name: name == "partition")
+    parent, configs = settings.output.run_dir, []
+    for values in itertools.product(*(lists[name] for name in names)):
+        one = settings.replace(**dict(zip(names, values, strict=True)))
+        one = one.replace(option=_options_of(one.method.option, one.method.algorithm, methods))
+        for seed in check_seeds(seeds) if seeds else (settings.rounds.seed,):
+            config = one.replace(seed=seed)
+            if names:
+                name = config.with_clients().run_name(names)
+                config = config.replace(run_dir=str(Path(parent or "runs") / name))
+            elif seeds and parent is not None:
+                config = config.replace(run_dir=str(Path(parent) / f"seed{seed}"))
+            configs.append(config.resolve())
+    places = [config.output.run_dir for config in configs]
+    for place in places:
+        if places.count(place) > 1:
+            raise ValueError(
+                f"two runs would have the directory {place}: the values of a setting differ only "
+                "in what a name leaves out; run them one by one, each with its own --run-dir."
+            )
+    return configs
+
+
+def check_lists(lists: Lists) -> None:
+    """Check that each setting has at least one value, and none twice.
+
+    Args:
+      lists: settings with several values.
+
+    Raises:
+      ValueError: one has none, or one twice.
+    """
+    for name, values in lists.items():
+        if not values:
+            raise ValueError(f"{name} has no value; give one or several.")
+        if len(set(values)) < len(values):
+            raise ValueError(f"{name} is {list(values)}; it has a value twice.")
+
+
+def _check_options(texts: Sequence[str], methods: Sequence[str]) -> None:
+    """Check that all methods have the options that are given to all of them."""
+    for text in texts:
+        name = text.partition("=")[0].strip()
+        if not any(name.startswith(f"{method}.") for method in methods) and "." in name:
+            raise ValueError(
+                f"option is {text!r}; {name.rpartition('.')[0]!r} is none of {', '.join(methods)}."
+            )
+    given = parse_options(text for text in texts if "." not in text.partition("=")[0])
+    optimizer = given.get("server_optimizer")
+    takes = {method: algorithm_options(method, optimizer) for method in methods}
+    for name, value in given.items():
+        lacking = [method for method in methods if name not in takes[method]]
+        if lacking and len(lacking) < len(methods):
+            has = next(method for method in methods if name in takes[method])
+            raise ValueError(
+                f"{name} is not an option of {', '.join(lacking)}; give it to one method alone, "
+                f"such as --option {has}.{name}={format_value(value)}."
+            )
+
+
+def _options_of(texts: Sequence[str], method: str, methods: Sequence[str]) -> tuple[str, ...]:
+    """Return the options of one method: NAME=VALUE of all, METHOD.NAME=VALUE of its own."""
+    own = [text.strip() for text in texts]
+    others = tuple(f"{name}." for name in methods if name != method)
+    return tuple(
+        text.removeprefix(f"{method}.")
+        for text in own
+        if text.startswith(f"{method}.") or not text.startswith(others)
+    )
