@@ -87,7 +87,7 @@ def test_seeds_are_runs_of_their_own(finished, tmp_path, capsys, monkeypatch):
 @pytest.mark.filterwarnings("always")
 def test_of_several_seeds_the_worst_status_counts(tmp_path, capsys, monkeypatch):
     statuses = iter([0, 3, 0])
-    monkeypatch.setattr(launch, "_run_one", lambda *arguments: next(statuses))
+    monkeypatch.setattr(launch, "_run_of_several", lambda *arguments: next(statuses))
     command = ["run", *SMALL, "--run-dir", str(tmp_path / "a"), "--quiet", "--seeds"]
     assert main([*command, "0", "1", "2"]) == 3
     monkeypatch.undo()
