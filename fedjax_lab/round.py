@@ -300,6 +300,9 @@ def build_round(
             chosen[_shapes(state, batch)] = cohort_map
         batch = batch._replace(key=threefry(batch.key))
         cohort, slots = complete_batch(batch, state.num_clients, cohort_map)
+        if jax.tree.leaves(batch.constants):
+            constants = table.take_constants(batch.constants, slots.client_ids)
+            slots = slots._replace(fields={**slots.fields, "constants": constants})
         server, clients = state.server, state.clients
         params, expected = algorithm.params(state), cohort.participates
         metrics: Metrics = {}

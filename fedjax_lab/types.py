@@ -19,7 +19,8 @@ ScalarOrSchedule = Scalar | Callable[[jax.Array], jax.Array]
 Metrics = dict[str, jax.Array]
 # (params, examples [B, ...], key) -> per-example losses, float [B]; or (losses, metrics), where
 # metrics is a dict name -> float [B] or scalar. A loss with an argument named ``mask`` also gets
-# bool [B], False for padding, which repeats one of the real examples.
+# bool [B], False for padding, which repeats one of the real examples; one with an argument named
+# ``constants`` gets the client's constants.
 LossFn = Callable[..., Any]
 
 
@@ -50,6 +51,8 @@ class CohortBatch(NamedTuple):
         None: no such metrics.
       frozen: frozen weights, for first estimates that ``Algorithm.init`` computes from this batch;
         ``init`` sets it. () if there are none. During a round they are in the state.
+      constants: pytree [N, ...], the constants of all clients (``client_constants``); a round reads
+        the rows of its cohort. () if there are none.
     """
 
     client_ids: jax.Array
@@ -67,6 +70,7 @@ class CohortBatch(NamedTuple):
     seconds: jax.Array | None = None
     measured: Metrics | None = None
     frozen: PyTree = ()
+    constants: PyTree = ()
 
 
 class Cohort(NamedTuple):
@@ -128,6 +132,8 @@ class ClientBatch(NamedTuple):
       measures: metrics of each gradient in addition to its loss, a ``clients.metrics.Measures``
         (see ``with_client_metrics``); None: no such metrics.
       client_id: int32 scalar, the client's number; N in a padded slot.
+      constants: pytree [...], the client's own constants (``client_constants``); those of any
+        client in a padded slot. () if there are none.
     """
 
     examples: PyTree
@@ -143,6 +149,7 @@ class ClientBatch(NamedTuple):
     frozen: PyTree = ()
     measures: Any = None
     client_id: jax.Array | None = None
+    constants: PyTree = ()
 
     @property
     def max_steps(self) -> int:

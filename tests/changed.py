@@ -78,6 +78,7 @@ COVERS = {
     "report/test_report": "report/statistics report/tables report/write",
     "report/test_sections": "report/formats",
     "report/test_settings": "report/pivot",
+    "simulation/test_client_constants": "clients/store simulation/placement",
     "simulation/test_labels": "models/label_checks",
     "simulation/test_longer": "simulation/recorder",
     "simulation/test_model_axis": "clients/model_axis",

@@ -13,10 +13,11 @@ and recorded hyper-parameters follow.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Required, TypedDict, TypeVar
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_lab import tree
@@ -37,10 +38,26 @@ from fedjax_lab.clients.local import (
     StepReport,
     local_steps,
 )
-from fedjax_lab.clients.metrics import takes_mask
 from fedjax_lab.descriptions import describe
-from fedjax_lab.signatures import SYNONYMS, complete_doc, described, show, spell_out, unknown
-from fedjax_lab.types import ClientBatch, LossFn, Params, PyTree, Scalar, ScalarOrSchedule
+from fedjax_lab.round import Phase
+from fedjax_lab.signatures import (
+    SYNONYMS,
+    complete_doc,
+    described,
+    parameter_of,
+    show,
+    spell_out,
+    unknown,
+)
+from fedjax_lab.types import (
+    ClientBatch,
+    Cohort,
+    LossFn,
+    Params,
+    PyTree,
+    Scalar,
+    ScalarOrSchedule,
+)
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 # (local params, step, round) -> (gradient, report)
@@ -70,6 +87,7 @@ class Common(TypedDict, total=False):
     example_noise: Scalar | None
 
 
+_RATES = ("client_lr", "server_lr")
 # Not recorded at these defaults: a run recorded before the arguments existed stays the same.
 _NEW = {"example_clip": None, "example_noise": None, "mean_from": "gradients"}
 
@@ -117,6 +135,15 @@ class LocalTraining:
           steps: as in ``hyper.at_step``.
         """
         return at_step(self.client_lr, step, steps)
+
+    def reported_rate(self, cohort: Cohort) -> jax.Array:
+        """Return the metric ``client_lr``, a scalar, for rates of the global local step.
+
+        Args:
+          cohort: cohort of the round, of whose first local step it is the rate.
+        """
+        steps = cohort.max_steps
+        return jnp.asarray(self.rate_at_step(cohort.round * steps, steps), cohort.weights.dtype)
 
     def local_gradient(
         self, params: Params, step: Step, round: jax.Array
@@ -182,7 +209,8 @@ class LocalTraining:
 _SHARED = {
     "loss_fn": "(params, examples [B, ...], key) -> losses, float [B], or (losses, metrics). One\n"
     "  that names an argument ``mask`` gets bool [B]: which examples are real (None for all, if\n"
-    "  its default is None).",
+    "  its default is None). One that names an argument ``constants`` gets its client's\n"
+    "  ``client_constants``.",
     "server_lr": "server learning rate, or a schedule of the round",
     "mean_from": "what the mean gradient of a client's steps is computed from where there is a\n"
     '  ``step_transform``: "gradients": the directions of the steps before the transform;\n'
@@ -221,8 +249,7 @@ def factory(build: Factory) -> Factory:
         if "loss_fn" in given.arguments:
             _check_loss(build.__name__, given.arguments["loss_fn"])
         if takes_common:
-            rates = ("client_lr", "server_lr")
-            check_lrs(**{name: given.arguments[name] for name in rates if name in given.arguments})
+            check_lrs(**{name: given.arguments[name] for name in _RATES if name in given.arguments})
         described = {
             name: str(value) if getattr(value, "recorded_as_text", False) else describe(value)
             for name, value in given.arguments.items()
@@ -237,7 +264,10 @@ def factory(build: Factory) -> Factory:
                 "same noise, which their difference is without: choose a method of one gradient."
             )
         loss_fn = given.arguments.get("loss_fn", algorithm.loss_fn)
-        return dataclasses.replace(algorithm, hyperparameters=described, loss_fn=loss_fn)
+        phases = _reporting_rates(algorithm.phases, given.arguments)
+        return dataclasses.replace(
+            algorithm, hyperparameters=described, loss_fn=loss_fn, phases=phases
+        )
 
     if takes_common:
         show(wrapper, signature)
@@ -246,10 +276,24 @@ def factory(build: Factory) -> Factory:
     return wrapper  # type: ignore[return-value]
 
 
+def _reporting_rates(phases: tuple[Phase, ...], given: Mapping[str, Any]) -> tuple[Phase, ...]:
+    """Add the learning rates of the round to the metrics of the last phase that lacks them."""
+    rates = {name: given[name] for name in _RATES if given.get(name) is not None}
+    *others, last = phases
+
+    def server_update(server, messages, cohort):
+        server, metrics = last.server_update(server, messages, cohort)
+        own = {name: at_round(rate, cohort.round) for name, rate in rates.items()}
+        of_round = {name: jnp.asarray(rate, cohort.weights.dtype) for name, rate in own.items()}
+        return server, {**of_round, **metrics}
+
+    return (*others, last._replace(server_update=server_update)) if rates else phases
+
+
 # Arguments of a run, which a method is often given.
 OF_A_RUN = (
     *("cohort_size", "batch_size", "local_steps", "local_epochs", "replace", "weights"),
-    *("full_examples", "devices", "sample_cohort", "sampling"),
+    *("full_examples", "devices", "sample_cohort", "sampling", "client_constants"),
     *("rounds", "seed", "evaluate", "eval_every", "num_clients"),
 )
 _OF_A_STEP = {
@@ -292,7 +336,7 @@ def _check_loss(method: str, given: Any) -> None:
     if found := _other_arguments(given):
         raise TypeError(
             f"loss_fn of {method} takes ({found}); it must take (params, examples, key), and may "
-            "name a further argument mask."
+            "name further arguments mask and constants."
         )
 
 
@@ -302,9 +346,9 @@ def _other_arguments(loss_fn: Callable[..., Any]) -> str | None:
         signature = inspect.signature(loss_fn)
     except (TypeError, ValueError):  # some built-in functions have none
         return None
-    mask = {"mask": None} if takes_mask(loss_fn) else {}
+    named = {name: None for name in ("mask", "constants") if parameter_of(loss_fn, name)}
     try:
-        signature.bind(None, None, None, **mask)
+        signature.bind(None, None, None, **named)
     except TypeError:
         return ", ".join(str(p).partition(":")[0] for p in signature.parameters.values())
     return None

@@ -161,6 +161,7 @@ def fafed(
         move = tree.add_scaled(messages["delta"], lr, preconditioned(m, v))
         params = tree.descend(server.params, at_round(server_lr, cohort.round), move)
         metrics = {"delta_norm": tree.norm(messages["delta"]), "momentum_norm": tree.norm(m)}
+        metrics["client_lr"] = training.reported_rate(cohort)
         return FAFEDServer(params, m, v, server.started), metrics
 
     reduce = {"delta": "mean", "momentum_change": "mean", "second_moment_change": "mean"}

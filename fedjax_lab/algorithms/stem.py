@@ -129,6 +129,7 @@ def stem(
         lr = training.rate_at_step((cohort.round + 1) * cohort.max_steps, cohort.max_steps)
         params = tree.descend(mean, lr, m)
         metrics = {"delta_norm": tree.norm(messages["delta"]), "momentum_norm": tree.norm(m)}
+        metrics["client_lr"] = training.reported_rate(cohort)
         return STEMServer(params, m, () if keeps_own else mean, server.started), metrics
 
     def broadcast_mean(server, round):

@@ -4,6 +4,7 @@ Axes: K local steps, B examples of a mini-batch, M examples of a client.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import optax
 from fedjax_lab import tree
 from fedjax_lab.clients.batch_statistics import warn_of_batch_statistics
 from fedjax_lab.clients.example_clipping import clipped_gradient
-from fedjax_lab.clients.metrics import Measures, apply_loss
+from fedjax_lab.clients.metrics import Measures, apply_loss, with_constants
 from fedjax_lab.clients.resident import gather
 from fedjax_lab.machine.keys import compact, fold_in, is_key
 from fedjax_lab.machine.trace_once import trace_once
@@ -39,6 +40,7 @@ class Step(NamedTuple):
       memory: values that the method carries from step to step (see ``local_steps``).
       transform_state: state of the gradient transform.
       measures: metrics of each gradient in addition to its loss; None: no such metrics.
+      constants: the client's own constants; () if there are none.
     """
 
     examples: PyTree
@@ -47,6 +49,7 @@ class Step(NamedTuple):
     memory: PyTree
     transform_state: PyTree
     measures: Measures | None = None
+    constants: PyTree = ()
 
 
 class StepReport(NamedTuple):
@@ -110,7 +113,7 @@ class Gradient:
 
     Attributes:
       loss_fn: (params, examples [B, ...], key) -> losses, float [B]; or (losses, metrics). It may
-        have an argument ``mask``; see ``apply_loss``.
+        have an argument ``mask``, see ``apply_loss``, and an argument ``constants``.
       transform: optax transformation of the raw gradient, such as clipping and weight decay. Its
         state is initialised in every round. None: the raw gradient.
       example_clip: maximum norm of each example's gradient in the mean; None: no clipping.
@@ -149,16 +152,17 @@ class Gradient:
         Returns:
           (gradient, report), the gradient with the params' structure, shapes and dtypes.
         """
+        loss_fn = with_constants(self.loss_fn, step.constants)
         of_step = (params, step.examples, step.mask, step.key)
         if self.example_clip is None:
             if step.mask is not None:
-                warn_of_batch_statistics(self.loss_fn, params, step.examples, step.key, step.mask)
+                warn_of_batch_statistics(loss_fn, params, step.examples, step.key, step.mask)
             (loss, (num_examples, per_step, *rest)), grads = jax.value_and_grad(
-                self._mean_loss, has_aux=True
+                functools.partial(_mean_loss, loss_fn), has_aux=True
             )(*of_step)
         else:
             grads, loss, num_examples, per_step, *rest = clipped_gradient(
-                self.loss_fn, *of_step, self.example_clip, self.example_noise
+                loss_fn, *of_step, self.example_clip, self.example_noise
             )
         if step.measures is not None:
             per_step |= step.measures.of(params, grads, loss, {*per_step, *rest[0]})
@@ -211,21 +215,23 @@ class Gradient:
             mask = mask.reshape(-1)
         examples = gather(_fill(examples, mask), batch.source)
         key = fold_in(batch.key, _FULL_GRADIENT)
-        return self(params, Step(examples, mask, key, (), self.init(params, batch.key)))[0]
+        state = self.init(params, batch.key)
+        return self(params, Step(examples, mask, key, (), state, constants=batch.constants))[0]
 
-    def _mean_loss(self, params, examples, mask, key):
-        losses, metrics = apply_loss(self.loss_fn, params, examples, key, mask)
-        per_step = {name: value for name, value in metrics.items() if value.ndim == 0}
-        count = jnp.asarray(losses.size if mask is None else mask.sum(), losses.dtype)
 
-        def mean(values):
-            if mask is None:
-                return values.mean()
-            # Not values * mask: for an infinite loss on padding, this would be NaN.
-            return jnp.where(mask, values, 0).sum() / jnp.maximum(count, 1)
+def _mean_loss(loss_fn: LossFn, params, examples, mask, key):
+    losses, metrics = apply_loss(loss_fn, params, examples, key, mask)
+    per_step = {name: value for name, value in metrics.items() if value.ndim == 0}
+    count = jnp.asarray(losses.size if mask is None else mask.sum(), losses.dtype)
 
-        per_example = {name: mean(v) for name, v in metrics.items() if name not in per_step}
-        return mean(losses), (count, per_step, per_example)
+    def mean(values):
+        if mask is None:
+            return values.mean()
+        # Not values * mask: for an infinite loss on padding, this would be NaN.
+        return jnp.where(mask, values, 0).sum() / jnp.maximum(count, 1)
+
+    per_example = {name: mean(v) for name, v in metrics.items() if name not in per_step}
+    return mean(losses), (count, per_step, per_example)
 
 
 class LocalResult(NamedTuple):
@@ -308,7 +314,7 @@ def local_steps(
     def take(carry, step_index, examples, mask):
         y, carried, transform_state, descent_state, summed, taken_before = carry
         key = fold_in(batch.key, step_index)
-        step = Step(examples, mask, key, carried, transform_state, batch.measures)
+        step = Step(examples, mask, key, carried, transform_state, batch.measures, batch.constants)
         descent, report = direction(y, step)
         before = descent
         if transform is not None:

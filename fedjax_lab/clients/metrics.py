@@ -23,7 +23,7 @@ Measure = Callable[[Params, PyTree], Any]
 OF_EVERY_ROUND = frozenset(
     {
         *("round_seconds", "available_clients", "dropped_clients"),
-        *("communicated", "clip_norm", "server_updates"),
+        *("communicated", "clip_norm", "server_updates", "client_lr"),
     }
 )
 # Metrics of the server's step. A round in which the server takes none has ``server_updates`` 0.
@@ -31,7 +31,7 @@ OF_SERVER_STEP = frozenset(
     {
         *("delta_norm", "momentum_norm", "effective_steps", "server_step", "staleness"),
         *("server_qp_residual", "server_qp_active", "server_qp_iterations"),
-        *("saturated", "vanished", "too_few_for_rule"),
+        *("saturated", "vanished", "too_few_for_rule", "server_lr"),
     }
 )
 # Reserved names of metrics, which a loss function may not use.
@@ -84,6 +84,57 @@ def mask_argument(
     if mask is None and named.default is not None:
         mask = jnp.ones(size, bool)
     return {"mask": mask}
+
+
+def needs_constants(function: Callable[..., Any]) -> bool:
+    """Return True if a function has an argument named ``constants`` without a default.
+
+    Args:
+      function: a loss.
+    """
+    named = parameter_of(function, "constants")
+    return named is not None and named.default is named.empty
+
+
+def constants_argument(function: Callable[..., Any], constants: PyTree) -> dict[str, PyTree]:
+    """Return the keyword arguments that pass a client's constants to a loss.
+
+    Args:
+      function: a loss.
+      constants: the client's constants; without leaves: there are none.
+
+    Returns:
+      {"constants": constants} for a function with an argument of this name, else {}.
+
+    Raises:
+      ValueError: the function needs constants, and there are none.
+    """
+    if jax.tree.leaves(constants):
+        return {"constants": constants} if parameter_of(function, "constants") else {}
+    if needs_constants(function):
+        raise ValueError(
+            "loss_fn has an argument constants, and there are no constants of the clients: pass "
+            "client_constants, a pytree of arrays [N, ...], to simulate, sweep, tune or draw_batch."
+        )
+    return {}
+
+
+def with_constants(loss_fn: LossFn, constants: PyTree) -> LossFn:
+    """Return a loss of (params, examples, key) that has a client's constants.
+
+    Args:
+      loss_fn: a loss; without an argument ``constants`` it is returned unchanged.
+      constants: as in ``constants_argument``.
+
+    Raises:
+      ValueError: as ``constants_argument``.
+    """
+    named = constants_argument(loss_fn, constants)
+    if not named:
+        return loss_fn
+    bound: Any = functools.partial(loss_fn, **named)
+    bound.original = getattr(loss_fn, "original", loss_fn)
+    return bound
 
 
 def apply_loss(

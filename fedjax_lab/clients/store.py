@@ -87,10 +87,12 @@ class Rows(NamedTuple):
     Attributes:
       take: (table, client_ids [S]) -> rows [S, ...], as ``take_clients``.
       put: (table, client_ids [S], rows [S, ...], participates [S]) -> table, as ``put_clients``.
+      take_constants: as ``take``, of the table of the clients' constants, which has all N rows.
     """
 
     take: Callable[[PyTree, jax.Array], PyTree] = take_clients
     put: Callable[[PyTree, jax.Array, PyTree, jax.Array], PyTree] = put_clients
+    take_constants: Callable[[PyTree, jax.Array], PyTree] = take_clients
 
 
 def sharded_rows(mesh: Mesh) -> Rows:
@@ -163,7 +165,7 @@ def sharded_rows(mesh: Mesh) -> Rows:
         )
         return spread(clients, client_ids, rows, participates)
 
-    return Rows(take, put)
+    return Rows(take, put, take)
 
 
 def window_rows(window: jax.Array, rows: Rows) -> Rows:

@@ -20,6 +20,7 @@ import numpy as np
 from fedjax_lab.checks import LARGEST_INT, check_choice, check_counts, check_int, is_traced
 from fedjax_lab.data.client_sampling import SAMPLINGS, CohortSampler, own_cohort, sample_cohort
 from fedjax_lab.data.clock import Clock, Devices, check_devices
+from fedjax_lab.data.dtypes import to_device
 from fedjax_lab.data.example_order import WORDS, shuffled
 from fedjax_lab.data.federated import FederatedArrays, PartitionInfo
 from fedjax_lab.data.sampler import check_key, round_keys
@@ -66,6 +67,9 @@ class ScheduleOptions(TypedDict, total=False):
         each client with data participates independently with the same probability. "cyclic": fixed
         random groups of clients take turns. See ``fedjax_lab.data.poisson`` and
         ``fedjax_lab.data.cyclic``.
+      client_constants: constants of each client, a pytree of arrays [N, ...], such as its class
+        frequencies. A method reads its client's part in ``batch.constants``; a loss function gets
+        it if it has an argument named ``constants``. None: there are none.
     """
 
     cohort_size: Required[int]
@@ -78,6 +82,7 @@ class ScheduleOptions(TypedDict, total=False):
     devices: Devices | None
     sample_cohort: CohortSampler | None
     sampling: str
+    client_constants: Any
 
 
 _WORK = ("local_steps", "local_epochs")
@@ -97,6 +102,7 @@ class Schedule(NamedTuple):
     devices: Devices | None = None
     sample_cohort: CohortSampler | None = None
     sampling: str = "without_replacement"
+    client_constants: Any = None
 
     @classmethod
     def of(cls, function: str, options: Mapping[str, Any]) -> "Schedule":
@@ -121,13 +127,14 @@ class Schedule(NamedTuple):
         return cls(**options)
 
     def record(self) -> dict[str, Any]:
-        """Return the entries of config.json, without a custom sampler, whose hash is recorded."""
+        """Return the entries of config.json, without those of which hashes are recorded."""
         devices = None
         if self.devices is not None:
             devices = {n: v for n, v in vars(self.devices).items() if isinstance(v, _PLAIN)}
             if type(self.devices) is not Devices:
                 devices["class"] = type(self.devices).__qualname__
-        kept = {name: v for name, v in self._asdict().items() if name != "sample_cohort"}
+        hashed = ("sample_cohort", "client_constants")
+        kept = {name: v for name, v in self._asdict().items() if name not in hashed}
         if self.sampling == "without_replacement":  # not recorded, as in older run directories
             del kept["sampling"]
         return {**kept, "devices": devices}
@@ -143,14 +150,21 @@ class Schedule(NamedTuple):
           TypeError, ValueError: an array of local steps or epochs is invalid.
         """
         arrays = {name: getattr(self, name) for name in _WORK if _is_array(getattr(self, name))}
+        constants = self.client_constants
+        if constants is not None:
+            constants = check_constants(constants, num_clients)
+            constants = jax.tree.map(lambda leaf: leaf[ids], constants)
         return self._replace(
-            **{name: check_counts(name, v, num_clients)[ids] for name, v in arrays.items()}
+            **{name: check_counts(name, v, num_clients)[ids] for name, v in arrays.items()},
+            client_constants=constants,
         )
 
     def bind(self, clients: AnyClients) -> tuple["Schedule", AnyClients]:
-        """Attach arrays of local steps or epochs to the clients, as ``clients.local_steps``.
+        """Attach the arrays with values of each client to the clients.
 
-        So they are arguments of a program and not constants. The schedule has the largest number.
+        So they are arguments of a program and not constants in it. Local steps or epochs become
+        ``clients.local_steps``, of which the schedule has the largest number, and
+        ``client_constants`` become ``clients.constants``.
 
         Args:
           clients: the clients' data.
@@ -160,8 +174,12 @@ class Schedule(NamedTuple):
 
         Raises:
           TypeError, ValueError: an array is no array of N integers from 0, one of them positive;
-            or the numbers of steps are unknown, because they are traced.
+            the numbers of steps are unknown, because they are traced; or as ``check_constants``.
         """
+        if self.client_constants is not None:
+            constants = check_constants(self.client_constants, clients.num_clients)
+            clients = replace_index(clients, constants=constants)
+            return self._replace(client_constants=None).bind(clients)
         found = [name for name in _WORK if _is_array(getattr(self, name))]
         if not found:
             return self, clients
@@ -288,6 +306,7 @@ class Schedule(NamedTuple):
             expected_size=expected,
             seconds=seconds,
             measured=measured or None,
+            constants=clients.constants,
         )
 
     def with_gradients(self, count: int) -> "Schedule":
@@ -300,6 +319,33 @@ class Schedule(NamedTuple):
             return self
         step_time = count * self.devices.step_time
         return self._replace(devices=dataclasses.replace(self.devices, step_time=step_time))
+
+
+def check_constants(constants: Any, num_clients: int) -> Any:
+    """Check the constants of the clients, and put them on the device: pytree of arrays [N, ...].
+
+    Args:
+      constants: ``client_constants``.
+      num_clients: N.
+
+    Raises:
+      ValueError: there is no array, or one has another leading axis or is not numeric.
+    """
+    if not jax.tree.leaves(constants):
+        raise ValueError(
+            f"client_constants is {constants!r}; it must have at least one array [N, ...]."
+        )
+
+    def check(path, leaf):
+        name = f"client_constants{jax.tree_util.keystr(path)}"
+        if np.shape(leaf)[:1] != (num_clients,):
+            raise ValueError(
+                f"{name} has the shape {np.shape(leaf)}; its leading axis must have an entry for "
+                f"each of the {num_clients} clients."
+            )
+        return to_device(name, leaf)
+
+    return jax.tree_util.tree_map_with_path(check, constants)
 
 
 def _is_array(value: Any) -> bool:
@@ -367,8 +413,8 @@ def draw_batch(
         own_key = _cohort_key(key, round)
         ids = own_cohort(how.sample_cohort, clients, own_key, jnp.asarray(round), how.cohort_size)
         how = how._replace(sample_cohort=None)
-    batch = _drawn(how, dataclasses.replace(read, examples=()), key, round, ids)
-    return batch._replace(source=clients.examples)
+    batch = _drawn(how, dataclasses.replace(read, examples=(), constants=()), key, round, ids)
+    return batch._replace(source=clients.examples, constants=clients.constants)
 
 
 @functools.partial(jax.jit, static_argnums=0)

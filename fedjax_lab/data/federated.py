@@ -50,7 +50,8 @@ class PartitionInfo:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=[
-        *("examples", "indices", "starts", "sizes", "nonempty", "window", "times", "local_steps")
+        *("examples", "indices", "starts", "sizes", "nonempty", "window", "times", "local_steps"),
+        "constants",
     ],
     meta_fields=["num_clients", "min_size", "max_size", "partition", "names", "categories"],
 )
@@ -78,6 +79,7 @@ class FederatedArrays:
       times: a ``RoundTimes``, set by ``simulate(times=...)``; None: time is not simulated.
       local_steps: int32 [N], the local steps of each client, set by ``simulate(local_steps=...)``
         and ``simulate(local_epochs=...)`` with arrays; None: the schedule determines them.
+      constants: pytree [N, ...], set by ``simulate(client_constants=...)``; () if there are none.
     """
 
     examples: Any
@@ -94,6 +96,7 @@ class FederatedArrays:
     times: RoundTimes | None = None
     categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
     local_steps: jax.Array | None = None
+    constants: Any = ()
 
     @property
     def num_available(self) -> int:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import MOST_ROUNDS, check_int
-from fedjax_lab.clients.metrics import apply_loss, with_frozen_weights
+from fedjax_lab.clients.metrics import apply_loss, with_constants, with_frozen_weights
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
 from fedjax_lab.machine.keys import seeded
@@ -252,8 +252,12 @@ def check_training_labels(
     else:
         examples = clients.examples
 
+    index = clients.index if isinstance(clients, FederatedStream) else clients
+    of_client = jax.tree.map(lambda table: jnp.zeros(table.shape[1:], table.dtype), index.constants)
+
     def run(params, batch, frozen):
-        return apply_loss(with_frozen_weights(loss_fn, frozen), params, batch, seeded(0))
+        own = with_constants(with_frozen_weights(loss_fn, frozen), of_client)
+        return apply_loss(own, params, batch, seeded(0))
 
     held = np.asarray(clients.indices)
     check_labels_of(run, params, algorithm.frozen, examples, batch_size, held)

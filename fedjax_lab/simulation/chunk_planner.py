@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_lab.clients import planner
+from fedjax_lab.clients.store import AXIS
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.compiler import abstract, try_compile
 from fedjax_lab.machine.target import here
@@ -116,11 +117,16 @@ class ChunkPlanner:
         run_chunk = build_chunk(self._run, place, placed)
         whole = state, self._clients, self._run.key, frozen
         if layout is None:
-            rows = abstract(state.clients, devices, split=shard)
+            tables = state.clients, self._clients.constants
+            rows, constants = abstract(tables, devices, split=shard)
             state, clients, key, frozen = abstract(whole, devices)
             state = state._replace(clients=rows)
+            clients = dataclasses.replace(clients, constants=constants)
         else:
             copies = jax.tree.map(lambda _: NamedSharding(layout.mesh, PartitionSpec()), whole[1:3])
+            if shard:
+                divided = layout.shardings(layout.specs(self._clients.constants, AXIS))
+                copies = dataclasses.replace(copies[0], constants=divided), copies[1]
             state, clients, key, frozen = jax.tree.map(
                 lambda leaf, to: leaf.update(sharding=to),
                 abstract(whole, ()),

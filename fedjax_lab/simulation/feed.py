@@ -57,7 +57,7 @@ class Feed:
         Args:
           place: the run's.
         """
-        self.clients = self.index = place.copies(self.clients)
+        self.clients = self.index = place.clients(self.clients)
 
     def pieces(self, first: int, length: int) -> Iterator[tuple[int, int]]:
         """Yield (first round, number of rounds) of the programs that make up a chunk.
@@ -107,7 +107,10 @@ class Feed:
 
     def record(self) -> dict[str, Any]:
         """Return the entries of config.json."""
-        return record_times(self.clients) | _record_steps(self.clients)
+        recorded = record_times(self.clients) | _record_steps(self.clients)
+        if jax.tree.leaves(self.clients.constants):
+            recorded["client_constants"] = hash_arrays(self.clients.constants)
+        return recorded
 
     def close(self) -> None:
         """Stop fetching."""
@@ -167,8 +170,8 @@ class StreamFeed(Feed):
         Args:
           place: the run's.
         """
-        self.index = place.copies(self.index)
-        self.clients = self._first = place.copies(self.clients)
+        self.index = place.clients(self.index)
+        self.clients = self._first = place.clients(self.clients)
 
     def take(self, first: int, length: int) -> FederatedArrays:
         """See ``Feed``.

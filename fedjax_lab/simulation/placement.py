@@ -32,6 +32,7 @@ from fedjax_lab.clients.model_axis import (
     on_mesh,
 )
 from fedjax_lab.clients.store import AXIS, Rows, sharded_rows
+from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.device_memory import device_memory
 from fedjax_lab.machine.target import Target
 from fedjax_lab.simulation.team import Team
@@ -199,6 +200,19 @@ class Placement:
         if self.team.is_multiprocess:
             return self.team.put(values, NamedSharding(mesh, PartitionSpec()))
         return on_mesh(values, mesh)
+
+    def clients(self, clients: FederatedArrays) -> FederatedArrays:
+        """Copy the clients' data to every device; their constants are sharded like client rows.
+
+        Args:
+          clients: the clients' data.
+        """
+        data, constants = dataclasses.replace(clients, constants=()), clients.constants
+        if self.client_store == "sharded":
+            constants = self.team.put(constants, self._shardings(constants, AXIS))
+        else:
+            constants = self.copies(constants)
+        return dataclasses.replace(self.copies(data), constants=constants)
 
     def divided(self, values: PyTree) -> PyTree:
         """Shard values along the leading axis.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from fedjax_lab.clients.metrics import apply_loss, with_frozen_weights
+from fedjax_lab.clients.metrics import apply_loss, needs_constants, with_frozen_weights
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
 from fedjax_lab.types import LossFn, Params, PyTree
@@ -102,6 +102,11 @@ def warning_of(names: Sequence[str]) -> str:
 def _loss_of(algorithm: Algorithm) -> LossFn:
     if algorithm.loss_fn is None:
         raise ValueError(f"{algorithm.name} takes a model and no loss; set score to tune it.")
+    if needs_constants(algorithm.loss_fn):
+        raise ValueError(
+            f"the loss of {algorithm.name} has an argument constants without a default, and "
+            "validation examples have no client: set score to tune it."
+        )
     return with_frozen_weights(algorithm.loss_fn, algorithm.frozen)
 
 

@@ -213,13 +213,20 @@ def _settings(spaces, firsts, params, data, how, seeds, score) -> dict[str, Any]
         "methods": {name: {**a.hyperparameters, "name": a.name} for name, a in firsts.items()},
         "losses": {name: hash_function(a.loss_fn) for name, a in firsts.items()},
         "params": hash_arrays(params),
-        "data": [hash_arrays((p.examples, p.indices, p.sizes, p.local_steps)) for p in data],
+        "data": [hash_arrays(_arrays_of(part)) for part in data],
         "schedule": how.record(),
         "sample_cohort": hash_function(how.sample_cohort),
         "score": "the loss of evaluation" if score is None else hash_function(score),
         "seeds": list(seeds),
         "versions": versions(),
     }
+
+
+def _arrays_of(clients: FederatedArrays) -> Any:
+    return (
+        *(clients.examples, clients.indices, clients.sizes),
+        *(clients.local_steps, clients.constants),
+    )
 
 
 def _proposals(space: Space, seed: int, sampler: Sampler | None, count: int) -> Proposals:

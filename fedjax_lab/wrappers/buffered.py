@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.checks import check_choice, check_int, check_number
+from fedjax_lab.clients.metrics import OF_EVERY_ROUND
 from fedjax_lab.descriptions import describe
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
@@ -205,7 +206,10 @@ def _buffer(phase: Phase, buffer_size: int, waiting: int, factor: Staleness) -> 
             lambda table, rows: table.at[target].set(rows, mode="drop"), old, (new, messages)
         )
         metrics = {**metrics, "staleness": _mean_age(age, taken.participates)}
-        metrics = {name: jnp.where(steps, value, 0) for name, value in metrics.items()}
+        metrics = {
+            name: value if name in OF_EVERY_ROUND else jnp.where(steps, value, 0)
+            for name, value in metrics.items()
+        }
         metrics["server_updates"] = steps.astype(age.dtype)
         metrics["server_updates"] = steps.astype(age.dtype)
         if cohort.seconds is not None:

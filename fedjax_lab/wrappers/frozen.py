@@ -13,7 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_lab.clients.metrics import apply_loss, mask_argument
+from fedjax_lab.clients.metrics import (
+    apply_loss,
+    constants_argument,
+    mask_argument,
+    with_constants,
+)
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import ClientBatch, CohortBatch, Key, LossFn, Params, Personal, PyTree
@@ -48,7 +53,7 @@ def with_frozen(
         traced, with a loss that has the traced weights.
       loss_fn: (params, examples [B, ...], key, frozen) -> per-example losses, float [B], or
         (losses, metrics). If it has an argument named ``mask``, it gets bool [B], True for real
-        examples.
+        examples; if it has one named ``constants``, the client's constants.
       frozen: pytree of arrays of any dtype; or their shapes, only for ``fedjax_lab.plan``.
 
     Raises:
@@ -79,9 +84,16 @@ def with_frozen(
     def method(weights: PyTree) -> Any:
         """Build the method with a loss that has the weights."""
 
-        def bound(params: Params, examples: PyTree, key: Key, mask: jax.Array | None = None) -> Any:
+        def bound(
+            params: Params,
+            examples: PyTree,
+            key: Key,
+            mask: jax.Array | None = None,
+            constants: PyTree = (),
+        ) -> Any:
             size = jax.tree.leaves(examples)[0].shape[0]
-            return loss_fn(params, examples, key, weights, **mask_argument(loss_fn, mask, size))
+            named = mask_argument(loss_fn, mask, size) | constants_argument(loss_fn, constants)
+            return loss_fn(params, examples, key, weights, **named)
 
         bound.original = loss_fn  # type: ignore[attr-defined]
         return build(bound)
@@ -108,8 +120,10 @@ def with_frozen(
         key: Key,
         frozen: PyTree,
         mask: jax.Array | None = None,
+        constants: PyTree = (),
     ) -> Any:
-        return apply_loss(method(frozen).loss_fn, params, examples, key, mask)
+        own = with_constants(method(frozen).loss_fn, constants)
+        return apply_loss(own, params, examples, key, mask)
 
     phases = (_given(method, number, phase) for number, phase in enumerate(algorithm.phases))
     return dataclasses.replace(

@@ -150,3 +150,22 @@ def test_an_evaluation_of_the_same_name_is_refused():
     algorithm = algorithms.fedavg(with_metrics, client_lr=0.1)
     with pytest.raises(ValueError, match="evaluate returned 'label', a name that rows"):
         run(algorithm, evaluate=lambda params: {"label": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda lr: algorithms.fedavg(loss_fn, client_lr=lr, server_lr=0.5), [0.15, 0.0375]),
+        pytest.param(  # whose schedule is one of the local step, two in a round
+            lambda lr: algorithms.stem(loss_fn, client_lr=lr, momentum=0.1),
+            [0.2 * (1 + 0.25) / 2, 0.2 * (0.0625 + 0.015625) / 2],
+            marks=pytest.mark.methods,
+        ),
+    ],
+)
+def test_rows_have_the_mean_learning_rate_of_their_rounds(build, expected):
+    """A rate of 0.2 that is halved in each round, in rows of two rounds."""
+    result = run(build(lambda count: 0.2 * 0.5**count), rounds=4)
+    found = [row["client_lr"] for row in result.history]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert [row.get("server_lr", 0.5) for row in result.history] == [0.5, 0.5]
