@@ -213,7 +213,7 @@ class ExportCommand(_Quiet):
     """Run directory; the model is that of its last checkpoint."""
 
     file: Annotated[str, tyro.conf.arg(metavar="FILE")]
-    """File to write: .npz (NumPy) or .safetensors (PyTorch, JAX and others)."""
+    """File to write: .npz (NumPy), .safetensors (PyTorch, JAX and others) or .pt (PyTorch)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_lab.machine.extras import missing
+
 # Names of the folders of a test set.
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 _GRAY, _COLOURS = (
@@ -57,9 +59,7 @@ def read_image_folder(
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise ImportError(
-            f"{name} needs the package Pillow: `pip install 'fedjax-lab[images]'`."
-        ) from error
+        raise missing(f"{name} needs the package Pillow", "images") from error
     if not folder.is_dir():
         raise FileNotFoundError(f"{name}: there is no folder {folder}.")
     files, classes = _files(folder)

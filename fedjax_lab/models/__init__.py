@@ -48,6 +48,7 @@ from fedjax_lab.models.pooling import max_pool
 from fedjax_lab.models.precision import COMPUTE_DTYPES, mixed_precision
 from fedjax_lab.models.pretrained import load_pretrained, load_safetensors, save_pretrained
 from fedjax_lab.models.resnet import resnet18, resnet20
+from fedjax_lab.models.state_dicts import load_state_dict, to_state_dict
 from fedjax_lab.models.token_losses import answer_counts, answer_loss
 from fedjax_lab.models.transformer import transformer
 from fedjax_lab.models.vgg import vgg11
@@ -90,6 +91,7 @@ __all__ = [
     "load_adapters",
     "load_pretrained",
     "load_safetensors",
+    "load_state_dict",
     "lstm",
     "max_pool",
     "merge_adapters",
@@ -105,6 +107,7 @@ __all__ = [
     "save_pretrained",
     "split_adapters",
     "squared_error_counts",
+    "to_state_dict",
     "token_counts",
     "torch_table",
     "transformer",

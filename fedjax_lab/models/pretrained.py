@@ -21,7 +21,7 @@ from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.base import Model
 from fedjax_lab.models.decoder import decoder
 from fedjax_lab.models.decoder_config import DecoderConfig, config_fields, read_decoder_config
-from fedjax_lab.models.weight_files import WeightFiles, write_folder
+from fedjax_lab.models.weight_files import HeldArrays, WeightFiles, write_folder
 from fedjax_lab.models.weight_tables import (
     DECODER_IGNORED,
     EMBEDDING,
@@ -83,7 +83,7 @@ def load_pretrained(
     if config.tie:
         _check_tied(files)
         ignored = (*ignored, HEAD)
-    return model, _load(files, _placed(shapes, sharding), decoder_table(config), ignored)
+    return model, read_into(files, _placed(shapes, sharding), decoder_table(config), ignored)
 
 
 def _check_tied(files: WeightFiles) -> None:
@@ -134,9 +134,9 @@ def save_pretrained(
     """
     check_int("max_shard_bytes", max_shard_bytes, minimum=1)
     fields, table = config_fields(config), decoder_table(config)
-    leaves = _leaves(params)
+    leaves = leaves_by_path(params)
     expected = jax.eval_shape(decoder(config).init, seeded(0), jnp.zeros((1, 1), jnp.int32))
-    wanted = {path: leaf.shape for path, leaf in _leaves(expected).items()}
+    wanted = {path: leaf.shape for path, leaf in leaves_by_path(expected).items()}
     for path in sorted({*wanted, *leaves}):
         found = leaves[path].shape if path in leaves else "nothing"
         if found != wanted.get(path, "nothing"):
@@ -193,25 +193,37 @@ def load_safetensors(
     """
     table: Table
     if rename is None:
-        table = {path: path for path in _leaves(into)}
+        table = {path: path for path in leaves_by_path(into)}
     elif callable(rename):
-        table = {path: rename(path) for path in _leaves(into)}
+        table = {path: rename(path) for path in leaves_by_path(into)}
     else:
         table = rename
-    return _load(WeightFiles(path), into, table, ignore)
+    return read_into(WeightFiles(path), into, table, ignore)
 
 
-def _load(files: WeightFiles, into: PyTree, table: Table, ignore: Sequence[str]) -> Params:
+def read_into(
+    files: WeightFiles | HeldArrays, into: PyTree, table: Table, ignore: Sequence[str]
+) -> Params:
+    """Read arrays into a pytree of known shapes, after a check of names, shapes and dtypes.
+
+    Args:
+      files: the arrays.
+      into, ignore: as in ``load_safetensors``.
+      table: path of a leaf -> how it is stored.
+
+    Raises:
+      ValueError: as ``load_safetensors``.
+    """
     plan = _checked(files, into, table, ignore)
     filled = [_fill(files, leaf, stored) for leaf, stored in plan]
     return jax.tree.unflatten(jax.tree.structure(into), filled)
 
 
 def _checked(
-    files: WeightFiles, into: PyTree, table: Table, ignore: Sequence[str]
+    files: WeightFiles | HeldArrays, into: PyTree, table: Table, ignore: Sequence[str]
 ) -> list[tuple[Any, Stored]]:
     """Check names, shapes and dtypes; return each leaf with how it is stored."""
-    leaves = _leaves(into)
+    leaves = leaves_by_path(into)
     if unlike := sorted(leaves.keys() ^ table.keys()):
         raise ValueError(f"rename and into differ: {_few(unlike)} is in one of them alone.")
     plan: list[tuple[Any, Stored]] = []
@@ -250,7 +262,7 @@ def _checked(
     return plan
 
 
-def _fill(files: WeightFiles, leaf: Any, stored: Stored) -> jax.Array:
+def _fill(files: WeightFiles | HeldArrays, leaf: Any, stored: Stored) -> jax.Array:
     """Read a leaf and place it on its devices."""
     shape, dtype, sharding = leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)
     names = stored.names(shape)
@@ -270,7 +282,7 @@ def _fill(files: WeightFiles, leaf: Any, stored: Stored) -> jax.Array:
 
 
 def _fill_part(
-    files: WeightFiles,
+    files: WeightFiles | HeldArrays,
     shape: tuple[int, ...],
     dtype: Any,
     stored: Stored,
@@ -295,7 +307,7 @@ def _fill_part(
 
 
 def _blocks(
-    files: WeightFiles,
+    files: WeightFiles | HeldArrays,
     name: str,
     stored: Stored,
     inner: list[tuple[int, int]],
@@ -343,7 +355,12 @@ def _placed(shapes: PyTree, sharding: Placement) -> PyTree:
     )
 
 
-def _leaves(tree: PyTree) -> dict[str, Any]:
+def leaves_by_path(tree: PyTree) -> dict[str, Any]:
+    """Return the leaves by their paths, such as "layers/query/kernel".
+
+    Args:
+      tree: any pytree.
+    """
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -114,6 +114,53 @@ class WeightFiles:
         return found
 
 
+class HeldArrays:
+    """Arrays in memory, with the interface of ``WeightFiles``.
+
+    Attributes:
+      entries: name of an array -> ``Entry``.
+    """
+
+    def __init__(self, source: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+        """Hold the arrays.
+
+        Args:
+          source: where they are from, for errors.
+          arrays: name -> array [...].
+        """
+        self.arrays = arrays
+        self.entries = {
+            name: Entry(
+                Path(source),
+                array.shape,
+                array.dtype if array.dtype in _FLOATS.values() else None,
+                array.dtype.name,
+                0,
+            )
+            for name, array in arrays.items()
+        }
+
+    def read(
+        self, name: str, rows: slice | None = None, columns: slice | None = None
+    ) -> np.ndarray:
+        """Read an array of floats, or a part of it.
+
+        Args:
+          name, rows, columns: as in ``WeightFiles.read``.
+
+        Raises:
+          ValueError: a number is not finite.
+        """
+        found = self.arrays[name]
+        found = found if rows is None else found[rows]
+        found = found if columns is None else found[:, columns]
+        if not np.isfinite(found).all():
+            raise ValueError(
+                f"{self.entries[name].file}: {name!r} has a number that is not finite."
+            )
+        return found
+
+
 def _find(path: Path) -> tuple[Path, Path | None]:
     """Find the file, (file, None), or the folder and its index, (folder, index)."""
     if path.is_file():

@@ -112,14 +112,14 @@ def named_leaves(tree: PyTree) -> Iterator[tuple[str, Any]]:
 
 
 def export_params(params: Params, file: str | Path) -> dict[str, np.ndarray]:
-    """Write params to a .npz or .safetensors file, named by path, for other programs.
+    """Write params to a .npz, .safetensors or .pt file, named by path, for other programs.
 
     The file is written atomically.
 
     Args:
       params: pytree of arrays [...].
-      file: path with the suffix .npz (``numpy.load``) or .safetensors (PyTorch, JAX and others). An
-        existing file is replaced.
+      file: path with the suffix .npz (``numpy.load``), .safetensors (PyTorch, JAX and others) or
+        .pt (``torch.load``; needs PyTorch). An existing file is replaced.
 
     Returns:
       The written arrays: {name: array [...]}.
@@ -127,7 +127,7 @@ def export_params(params: Params, file: str | Path) -> dict[str, np.ndarray]:
     Raises:
       ValueError: the file has another suffix, two leaves have the same name, or .npz does not
         support a leaf's dtype.
-      ImportError: the package safetensors is missing.
+      ImportError: the package safetensors, or PyTorch, is missing.
       FileNotFoundError: the file's folder does not exist.
     """
     path = Path(file)
@@ -146,13 +146,17 @@ def export_params(params: Params, file: str | Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _write_npz(arrays: Mapping[str, np.ndarray], out: IO[bytes]) -> None:
+def _check_plain(arrays: Mapping[str, np.ndarray], suffix: str) -> None:
     for name, leaf in arrays.items():
         if leaf.dtype.kind == "V":  # what NumPy knows by its size alone, such as bfloat16
             raise ValueError(
-                f"params has dtype {leaf.dtype} at {name!r}, which .npz does not support; "
+                f"params has dtype {leaf.dtype} at {name!r}, which {suffix} does not support; "
                 "export to .safetensors."
             )
+
+
+def _write_npz(arrays: Mapping[str, np.ndarray], out: IO[bytes]) -> None:
+    _check_plain(arrays, ".npz")
     # Not numpy.savez, whose own arguments would shadow a leaf of that name.
     with zipfile.ZipFile(out, "w") as archive:
         for name, leaf in arrays.items():
@@ -168,4 +172,15 @@ def _write_safetensors(arrays: Mapping[str, np.ndarray], out: IO[bytes]) -> None
     out.write(save(dict(arrays)))
 
 
-_WRITERS = {".npz": _write_npz, ".safetensors": _write_safetensors}
+def _write_pt(arrays: Mapping[str, np.ndarray], out: IO[bytes]) -> None:
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            ".pt needs PyTorch: `pip install torch`; or write .safetensors."
+        ) from error
+    _check_plain(arrays, ".pt")
+    torch.save({name: torch.tensor(leaf) for name, leaf in arrays.items()}, out)
+
+
+_WRITERS = {".npz": _write_npz, ".safetensors": _write_safetensors, ".pt": _write_pt}

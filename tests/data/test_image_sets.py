@@ -283,5 +283,5 @@ def test_gray_images_without_a_test_folder(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="the training set has no class 'c'"):
         data.load(f"images:{tmp_path}")
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(ImportError, match=r"needs the package Pillow: .*fedjax-lab\[images\]"):
+    with pytest.raises(ImportError, match=r"needs the package Pillow: `pip install '"):
         data.load(f"images:{tmp_path}")

@@ -46,7 +46,7 @@ def execute(name: str, *, as_printed: bool = False) -> dict[str, Any]:
     page = DOCS / name
     namespace: dict[str, Any] = {"__name__": "page"}
     for code in blocks(page, "python"):
-        others = ("import fedjax\n", "import flwr", "from flwr", "import ray")
+        others = ("import fedjax\n", "import flwr", "from flwr", "import ray", "import torch")
         if any(other in code for other in others):
             compile(code, str(page), "exec")  # another library's
             continue
@@ -60,6 +60,29 @@ def execute(name: str, *, as_printed: bool = False) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _in_a_new_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.example
+def test_from_pytorch():
+    """What the page's network computes is computed in NumPy, from the file that the page writes."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    from tests.models.test_weight_files import torch_forward
+
+    rng = np.random.default_rng(0)
+    sizes = {"conv1": (32, 1, 5, 5), "conv2": (64, 32, 5, 5), "fc1": (512, 1024), "fc2": (10, 512)}
+    state = {}
+    for name, size in sizes.items():
+        state[f"{name}.weight"] = rng.normal(0, np.prod(size[1:]) ** -0.5, size).astype("f4")
+        state[f"{name}.bias"] = rng.normal(0, 0.1, size[0]).astype("f4")
+    safetensors.save_file(state, "cnn.safetensors")
+    page = execute("guides/from_pytorch.md")
+    after = safetensors.load_file("after.safetensors")
+    assert {name: array.shape for name, array in after.items()} == {
+        name: array.shape for name, array in state.items()
+    }
+    image = page["x"][0, :, :, 0]
+    expected = torch_forward(after, image[None])
+    np.testing.assert_allclose(page["logits"][0], expected, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.example

@@ -1,0 +1,144 @@
+"""Params as state dicts of PyTorch: its names and layouts, in memory or in files.
+
+A table says how each leaf is stored: ``torch_table`` for the networks of this package, and one of
+your own, path of a leaf -> ``Stored``, for any other.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_lab.data.files import read_npz
+from fedjax_lab.models.pretrained import leaves_by_path, read_into
+from fedjax_lab.models.weight_files import HeldArrays, WeightFiles
+from fedjax_lab.models.weight_tables import Stored, Table, torch_table
+from fedjax_lab.types import Params, PyTree
+
+COUNTERS = ("*num_batches_tracked",)  # of batch norms; the params have no place for them
+_PICKLED = (".pt", ".pth", ".bin")
+
+
+def load_state_dict(
+    source: str | Path | Mapping[str, Any],
+    into: PyTree,
+    table: Table | None = None,
+    *,
+    ignore: Sequence[str] = COUNTERS,
+) -> Params:
+    """Read a state dict of PyTorch into params.
+
+    ::
+
+        shapes = jax.eval_shape(model.init, jax.random.key(0), x)
+        params = models.load_state_dict("cnn.safetensors", shapes)
+
+    Args:
+      source: a file .safetensors, .npz or (with PyTorch installed) .pt, .pth or .bin, which is read
+        with ``weights_only=True``, so that unpickling runs no code of the file's; or a mapping from
+        names to arrays or tensors, such as ``module.state_dict()``.
+      into: pytree of arrays or of ``jax.ShapeDtypeStruct`` with the shapes and the dtypes of the
+        params; floats are converted.
+      table: path of a leaf -> its name, or how it is ``Stored``. None: ``torch_table(into)``.
+      ignore: patterns of names that are left out.
+
+    Returns:
+      A pytree like ``into``.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ImportError: a package that reads the file is missing.
+      TypeError: a value of the mapping is no array or tensor.
+      ValueError: a file is damaged or of another kind; an array is missing, left over, of another
+        shape, not of floats, or not finite; or the table does not fit ``into``.
+    """
+    table = torch_table(into) if table is None else table
+    return read_into(_opened(source), into, table, ignore)
+
+
+def to_state_dict(params: Params, table: Table | None = None) -> dict[str, np.ndarray]:
+    """Convert params to a state dict of PyTorch: the inverse of ``load_state_dict``.
+
+    ::
+
+        state = models.to_state_dict(params)
+        export_params(state, "cnn.safetensors")  # or .npz, or .pt
+        module.load_state_dict({name: torch.from_numpy(a) for name, a in state.items()})
+
+    PyTorch starts the counters of batch norms, which are left out, at 0.
+
+    Args:
+      params: pytree of arrays.
+      table: as in ``load_state_dict``.
+
+    Returns:
+      {name: array [...]}. bfloat16, which NumPy does not have, becomes float32.
+
+    Raises:
+      ValueError: the table does not fit the params.
+    """
+    leaves = leaves_by_path(params)
+    table = torch_table(params) if table is None else table
+    if unlike := sorted(leaves.keys() ^ table.keys()):
+        raise ValueError(f"table and params differ: {unlike} is in one of them alone.")
+    state: dict[str, np.ndarray] = {}
+    for path, source in table.items():
+        stored = Stored(source) if isinstance(source, str) else source
+        leaf = np.asarray(leaves[path])
+        if not stored.fits(leaf.shape):
+            raise ValueError(f"params have {leaf.shape} at {path!r}, which cannot be {stored}.")
+        leaf = leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf
+        parts = leaf if stored.is_stacked else [leaf]
+        for name, part in zip(stored.names(leaf.shape), parts, strict=True):
+            if name in state:
+                raise ValueError(f"table has two leaves for {name!r}.")
+            state[name] = stored.to_stored(np.asarray(part)).copy()
+    return state
+
+
+def _opened(source: str | Path | Mapping[str, Any]) -> HeldArrays | WeightFiles:
+    if isinstance(source, Mapping):
+        return HeldArrays("source", {name: _array(name, value) for name, value in source.items()})
+    path = Path(source)
+    if path.suffix == ".npz":
+        return HeldArrays(path, read_npz(path, "source", None))
+    if path.suffix in _PICKLED:
+        return HeldArrays(path, _unpickled(path))
+    if path.suffix == ".safetensors":
+        return WeightFiles(path)
+    allowed = ", ".join((".safetensors", ".npz", *_PICKLED))
+    raise ValueError(f"source is {str(path)!r}; the file must end in one of {allowed}.")
+
+
+def _unpickled(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise FileNotFoundError(f"source is {str(path)!r}; there is no such file.")
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            f"{path} is a pickle, which needs PyTorch: `pip install torch`; or, where it is "
+            "installed, save the state dict by safetensors.torch.save_file."
+        ) from error
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many kinds, of pickle's and PyTorch's
+        raise ValueError(
+            f"{path} is damaged, or no state dict (torch.save(module.state_dict(), ...)): {error}"
+        ) from error
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{path} has a {type(state).__name__}; it must be a state dict.")
+    return {name: _array(name, value) for name, value in state.items()}
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):  # a tensor
+        value = value.detach().cpu()
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+    if not hasattr(value, "shape"):
+        raise TypeError(
+            f"the state dict has a {type(value).__name__} at {name!r}; it must have arrays or "
+            "tensors. If it is one itself, pass it alone."
+        )
+    return np.asarray(value)

@@ -1,0 +1,156 @@
+"""State dicts of PyTorch, in memory and in files, against convolutions written out in NumPy."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import models
+from fedjax_lab.storage.saved_run import export_params, named_leaves
+
+SHAPES = {"conv": (5, 2, 3, 3), "out": (4, 180)}  # PyTorch's, of images [2, 8, 8]
+LAYERS = {"blocks_0/conv": "conv", "classifier": "out"}
+
+
+def state_of(seed=0):
+    rng = np.random.default_rng(seed)
+    state = {f"{name}.weight": rng.normal(size=size) for name, size in SHAPES.items()}
+    state |= {f"{name}.bias": rng.normal(size=size[0]) for name, size in SHAPES.items()}
+    return {name: array.astype(np.float32) for name, array in state.items()}
+
+
+PARAMS = {
+    "blocks_0": {"conv": {"kernel": np.zeros((3, 3, 2, 5), "f4"), "bias": np.zeros(5, "f4")}},
+    "classifier": {"kernel": np.zeros((180, 4), "f4"), "bias": np.zeros(4, "f4")},
+}
+TABLE = models.torch_table(PARAMS, LAYERS)
+
+
+def in_torch(state, x):
+    """conv 3x3, ReLU, flatten, linear of one image [C, H, W], place by place."""
+    kernel = state["conv.weight"]
+    out = np.empty((5, 6, 6))
+    for f, i, j in np.ndindex(out.shape):
+        out[f, i, j] = (kernel[f] * x[:, i : i + 3, j : j + 3]).sum() + state["conv.bias"][f]
+    return state["out.weight"] @ np.maximum(out, 0).reshape(-1) + state["out.bias"]
+
+
+def here(params, x):
+    """The same of an image [H, W, C], by JAX's own convolution."""
+    conv = params["blocks_0"]["conv"]
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    out = jax.lax.conv_general_dilated(
+        jnp.asarray(x)[None], conv["kernel"], (1, 1), "VALID", dimension_numbers=dimensions
+    )
+    out = np.maximum(np.asarray(out)[0] + np.asarray(conv["bias"]), 0).reshape(-1)
+    classifier = jax.tree.map(np.asarray, params["classifier"])
+    return out @ classifier["kernel"] + classifier["bias"]
+
+
+def test_logits_are_equal_on_both_sides_and_after_the_way_back():
+    state, x = state_of(), np.random.default_rng(1).normal(size=(2, 8, 8)).astype(np.float32)
+    counted = state | {"norm.num_batches_tracked": np.array(3)}
+    params = models.load_state_dict(counted, PARAMS, TABLE)
+    expected = in_torch(state, x)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(here(params, x.transpose(1, 2, 0)), expected, atol=1e-5 * scale)
+    trained = jax.tree.map(lambda leaf: leaf * 1.5 - 0.1, params)
+    back = models.to_state_dict(trained, TABLE)
+    assert {name: array.shape for name, array in back.items()} == {
+        name: array.shape for name, array in state.items()
+    }
+    expected = in_torch(back, x)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(here(trained, x.transpose(1, 2, 0)), expected, atol=1e-5 * scale)
+
+
+def assert_same(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_files(tmp_path):
+    pytest.importorskip("safetensors")
+    state = state_of()
+    params = models.load_state_dict(state, PARAMS, TABLE)
+    for suffix in (".npz", ".safetensors"):
+        export_params(models.to_state_dict(params, TABLE), tmp_path / f"a{suffix}")
+        assert_same(models.load_state_dict(tmp_path / f"a{suffix}", PARAMS, TABLE), params)
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    assert {a.dtype.name for a in models.to_state_dict(half, TABLE).values()} == {"float32"}
+
+
+def test_a_stacked_leaf_is_an_array_for_each_layer():
+    leaf = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    table = {"w": models.Stored("layers.{layer}.weight", (1, 0))}
+    state = models.to_state_dict({"w": leaf}, table)
+    np.testing.assert_array_equal(state["layers.1.weight"], leaf[1].T)
+    assert_same(models.load_state_dict(state, {"w": leaf}, table), {"w": leaf})
+
+
+def test_a_network_with_batch_norms():
+    """The running statistics have their places, too."""
+    model = models.resnet20(norm="batch")
+    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))
+    paths = sorted({path.rpartition("/")[0] for path, _ in named_leaves(shapes)})
+    table = models.torch_table(shapes, {path: path.replace("/", ".") for path in paths})
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype("f4"), shapes)
+    state = models.to_state_dict(params, table)
+    assert sum(name.endswith("running_var") for name in state) > 5
+    assert_same(models.load_state_dict(state, shapes, table), params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"conv.weight": None}, "the files lack 'conv.weight'"),
+        ({"more": np.zeros(2, "f4")}, "the files have 'more' besides"),
+        ({"out.bias": np.zeros(3, "f4")}, r"'out.bias' is float32\[3\]; it must be floats \[4\]"),
+        ({"out.bias": np.zeros(4, int)}, r"'out.bias' is int64\[4\]; it must be floats"),
+        ({"out.bias": np.full(4, np.nan, "f4")}, "'out.bias' has a number that is not finite"),
+    ],
+)
+def test_state_dicts_that_do_not_fit(changes, message):
+    state = {name: a for name, a in (state_of() | changes).items() if a is not None}
+    with pytest.raises(ValueError, match=message):
+        models.load_state_dict(state, PARAMS, TABLE)
+
+
+def test_wrong_sources(tmp_path, monkeypatch):
+    with pytest.raises(TypeError, match="has a dict at 'state_dict'; it must have arrays"):
+        models.load_state_dict({"state_dict": {}}, PARAMS, TABLE)
+    with pytest.raises(ValueError, match=r"cnn\.onnx'; the file must end in one of \.safetensors"):
+        models.load_state_dict("cnn.onnx", PARAMS, TABLE)
+    with pytest.raises(FileNotFoundError, match=r"none\.pt'; there is no such file"):
+        models.load_state_dict(tmp_path / "none.pt", PARAMS, TABLE)
+    (tmp_path / "a.pt").write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match=r"a\.pt is a pickle, which needs PyTorch"):
+        models.load_state_dict(tmp_path / "a.pt", PARAMS, TABLE)
+    with pytest.raises(ImportError, match=r"\.pt needs PyTorch"):
+        export_params({"w": np.zeros(2)}, tmp_path / "b.pt")
+    with pytest.raises(ValueError, match=r"table and params differ: .* in one of them alone"):
+        models.to_state_dict(PARAMS, {"w": "w"})
+
+
+def test_pytorch_reads_and_writes_pt(tmp_path):
+    torch = pytest.importorskip("torch")
+    state = state_of()
+    torch.save({name: torch.tensor(a) for name, a in state.items()}, tmp_path / "a.pt")
+    params = models.load_state_dict(tmp_path / "a.pt", PARAMS, TABLE)
+    assert_same(params, models.load_state_dict(state, PARAMS, TABLE))
+    export_params(models.to_state_dict(params, TABLE), tmp_path / "b.pt")
+    found = torch.load(tmp_path / "b.pt", weights_only=True)
+    for name, array in state.items():
+        np.testing.assert_array_equal(found[name].numpy(), array)
+    torch.save(Trap(), tmp_path / "c.pt")
+    with pytest.raises(ValueError, match=r"c\.pt is damaged, or no state dict"):
+        models.load_state_dict(tmp_path / "c.pt", PARAMS, TABLE)
+    assert not hasattr(sys, "attacked")
+
+
+class Trap:
+    def __reduce__(self):
+        return exec, ("import sys; sys.attacked = True",)
