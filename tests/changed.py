@@ -76,7 +76,7 @@ COVERS = {
     "report/test_plot": "report/print_size",
     "report/test_reading": "report/runs",
     "report/test_report": "report/statistics report/tables report/write",
-    "report/test_sections": "report/formats",
+    "report/test_sections": "report/csv_text report/formats",
     "report/test_settings": "report/pivot",
     "simulation/test_client_constants": "clients/store simulation/placement",
     "simulation/test_labels": "models/label_checks",

@@ -4,7 +4,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,6 +27,27 @@ from fedjax_lab.types import FedState, Params
 ACCURACY = "accuracy"
 
 
+class ClientTests(NamedTuple):
+    """Functions that score the model of each client on the client's own test examples.
+
+    The test set is divided among the clients by their label distributions (``data.divide_like``),
+    if they have no test examples of their own.
+
+    Attributes:
+      diagnose: state -> ``personal_scores`` for rows, such as ``personal_accuracy``; None for
+        methods with one global model, and if the clients have no test examples.
+      score_clients: global model -> the same scores of it, such as ``client_test_accuracy``, which
+        compare methods with one global model to personal ones; None for personal methods, and if
+        the clients have no test examples.
+      score_each: result -> for summary.json, score and number of test examples of each client, such
+        as ``client_test_accuracy`` and ``client_test_examples``, lists [N]; None if both are.
+    """
+
+    diagnose: Callable[[FedState], Mapping[str, Any]] | None = None
+    score_clients: Callable[[Params], Mapping[str, Any]] | None = None
+    score_each: Callable[[SimulationResult], dict[str, Any]] | None = None
+
+
 def build_own_tests(
     config: RunConfig,
     algorithm: Algorithm,
@@ -34,12 +55,8 @@ def build_own_tests(
     clients: data.FederatedArrays,
     test: data.Examples,
     own: data.FederatedArrays | None = None,
-) -> Callable[[FedState], Mapping[str, Any]] | None:
-    """Build state -> personal scores for rows; None for methods with one global model.
-
-    The test set is divided among the clients by their label distributions (``data.divide_like``),
-    if they have no test examples of their own, and each client's model is scored on its own part.
-    ``personal_scores`` describes the results, such as ``personal_accuracy``.
+) -> ClientTests:
+    """Build the functions that score the clients' own models, for a personal method.
 
     Args:
       config: the settings, resolved.
@@ -49,8 +66,6 @@ def build_own_tests(
       test: the test set.
       own: the clients with test examples of their own, where there are such.
     """
-    if algorithm.personal is None:
-        return None
     parts, why = _test_parts(config, clients, test, own)
     if parts is not None and config.machine.client_store == "host":
         why = "client_store is 'host', where no device holds all clients' models"
@@ -58,7 +73,7 @@ def build_own_tests(
         warnings.warn(
             f"rows have no personal_accuracy of {algorithm.name}: {why}.", UserWarning, stacklevel=2
         )
-        return None
+        return ClientTests()
     tests = parts()
     score = getattr(count_fn, "score", ACCURACY)
     models = client_models(algorithm, clients, config.rounds.batch_size, config.rounds.seed)
@@ -67,7 +82,10 @@ def build_own_tests(
     def diagnose(state: FedState) -> Mapping[str, Any]:
         return personal_scores(score_clients(state), tests.sizes, score)
 
-    return diagnose
+    def score_each(result: SimulationResult) -> dict[str, Any]:
+        return _each(score_clients(Team.here().own(result.state)), tests.sizes, score)
+
+    return ClientTests(diagnose, None, score_each)
 
 
 def build_client_tests(
@@ -77,19 +95,15 @@ def build_client_tests(
     clients: data.FederatedArrays,
     test: data.Examples,
     own: data.FederatedArrays | None = None,
-) -> Callable[[Params], Mapping[str, Any]] | None:
-    """Build global model -> its scores on the clients' test examples, such as client_test_accuracy.
-
-    They compare methods with one global model to personal ones, of which each client's model is
-    scored on the same examples. None for methods with personal models, and if the clients have no
-    test examples.
+) -> ClientTests:
+    """Build the functions that score the global model, for a method with no other.
 
     Args:
       config, algorithm, count_fn, clients, test, own: as of ``build_own_tests``.
     """
     parts, _ = _test_parts(config, clients, test, own)
-    if parts is None or algorithm.personal is not None:
-        return None
+    if parts is None:
+        return ClientTests()
     score = getattr(count_fn, "score", ACCURACY)
 
     @functools.cache  # after the first row, which does not wait for it
@@ -99,11 +113,27 @@ def build_client_tests(
         return build_client_evaluation(count_fn, tests), summarise, tests.sizes
 
     def score_clients(params: Params) -> Mapping[str, Any]:
-        score_each, summarise, sizes = built()
-        found = summarise(score_each(params), sizes)
+        score_client, summarise, sizes = built()
+        found = summarise(score_client(params), sizes)
         return {f"client_test_{name.removeprefix('personal_')}": v for name, v in found.items()}
 
-    return score_clients
+    def score_each(result: SimulationResult) -> dict[str, Any]:
+        score_client, _, sizes = built()
+        return _each(score_client(result.params), sizes, score)
+
+    return ClientTests(None, score_clients, score_each)
+
+
+def _each(scores: jax.Array, sizes: jax.Array, score: str) -> dict[str, Any]:
+    return {
+        f"client_test_{score}": list(map(_plain, np.asarray(scores, np.float64))),
+        "client_test_examples": np.asarray(sizes).tolist(),
+    }
+
+
+def _plain(number: float) -> float | None:
+    """Return a number for JSON; null if it is not finite."""
+    return float(number) if np.isfinite(number) else None
 
 
 def _test_parts(
@@ -172,11 +202,8 @@ def summarise_clients(scores: np.ndarray, score: str = ACCURACY) -> dict[str, An
     held = held if score == ACCURACY else held[::-1]
     worst = held[: math.ceil(len(held) / 10)]
 
-    def plain(number: float) -> float | None:
-        return float(number) if np.isfinite(number) else None
-
     return {
-        f"client_{score}": [plain(number) for number in scores],
-        f"client_{score}_mean": plain(held.mean()) if len(held) else None,
-        f"worst_10_percent_{score}": plain(worst.mean()) if len(held) else None,
+        f"client_{score}": [_plain(number) for number in scores],
+        f"client_{score}_mean": _plain(held.mean()) if len(held) else None,
+        f"worst_10_percent_{score}": _plain(worst.mean()) if len(held) else None,
     }

@@ -189,7 +189,7 @@ def sweep_csv(result: SweepResult) -> str:
     Args:
       result: result of ``sweep``.
     """
-    from fedjax_lab.report.formats import estimates_csv
+    from fedjax_lab.report.csv_text import estimates_csv
 
     lines = [
         ([repr(value) for value in point.values()], name, estimate(list(values[place])))

@@ -18,6 +18,7 @@ from fedjax_lab import data, models
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.command.client_scores import (
     ACCURACY,
+    ClientTests,
     build_client_tests,
     build_own_tests,
     score_on_training_data,
@@ -49,7 +50,7 @@ from fedjax_lab.simulation.simulate import simulate
 from fedjax_lab.simulation.team import Team
 from fedjax_lab.storage.fingerprint import add_bits
 from fedjax_lab.storage.run_dir import CONFIG, PARTITION, SUMMARY, write_json
-from fedjax_lab.types import FedState, Key, LossFn, Params
+from fedjax_lab.types import Key, LossFn, Params
 
 _OUTLIER = 1000  # times the median client's largest value
 _EVALUATED = 1000  # examples of an evaluation's step
@@ -73,10 +74,7 @@ class Setup(NamedTuple):
       count_fn: the function of ``build_evaluation`` that scores each example.
       evaluate_clients: params -> accuracy, or mean squared error, [N] on each client's own
         training data.
-      diagnose: state -> scores of personal models on the clients' own test examples, see
-        ``client_scores.build_own_tests``; None for methods with one global model.
-      score_clients: params -> scores of a method's global model on the same examples, see
-        ``client_scores.build_client_tests``; None for methods with personal models.
+      client_tests: functions that score the clients' models on the clients' own test examples.
       data: identity of the data set: sizes, shape of an example, classes (for text: size of the
         vocabulary) or outputs of a regression, and a hash.
     """
@@ -90,8 +88,7 @@ class Setup(NamedTuple):
     evaluate: Callable[[Params], Mapping[str, Any]]
     count_fn: CountFn
     evaluate_clients: Callable[[Params], jax.Array]
-    diagnose: Callable[[FedState], Mapping[str, Any]] | None
-    score_clients: Callable[[Params], Mapping[str, Any]] | None
+    client_tests: ClientTests
     data: dict[str, Any]
 
 
@@ -161,6 +158,7 @@ def build(
         algorithm = build_algorithm(config, loss_fn, model, prepare, changed)
         return algorithm if wrap is None else wrap(algorithm)
 
+    build_tests = build_client_tests if algorithm.personal is None else build_own_tests
     return Setup(
         algorithm,
         vary,
@@ -171,8 +169,7 @@ def build(
         evaluate,
         count_fn,
         build_client_evaluation(count_fn, clients, evaluated),
-        build_own_tests(config, algorithm, count_fn, clients, test, given.tests),
-        build_client_tests(config, algorithm, count_fn, clients, test, given.tests),
+        build_tests(config, algorithm, count_fn, clients, test, given.tests),
         {
             "train": len(train.y),
             "test": len(test.y),
@@ -335,10 +332,11 @@ def run(
     The run directory has the files of ``simulate``, with two additions.
     summary.json has ``client_accuracy`` [N] of the final global model (or of personal models) on
     each client's training data, its mean and ``worst_10_percent_accuracy`` (for a regression, the
-    same of "mean_squared_error"). partition.json has the label histogram (null for text). For
-    methods with personal models, rows have ``personal_accuracy`` and other scores, see
-    ``client_scores.build_own_tests``; for others, clients.jsonl has those of the global model on
-    the same examples, ``client_test_accuracy``.
+    same of "mean_squared_error"). If the clients have test examples, ``client_test_accuracy`` [N]
+    is the final score on these, and ``client_test_examples`` [N] their number; for methods with
+    personal models, rows have ``personal_accuracy`` and other scores of them, and for others
+    clients.jsonl has ``client_test_accuracy`` and so on: see ``client_scores.ClientTests``.
+    partition.json has the label histogram (null for text).
 
     Args:
       config: the settings; they are resolved here.
@@ -374,8 +372,8 @@ def run(
             **schedule,
             seed=config.rounds.seed,
             evaluate=setup.evaluate,
-            diagnose=setup.diagnose,
-            score_clients=setup.score_clients,
+            diagnose=setup.client_tests.diagnose,
+            score_clients=setup.client_tests.score_clients,
             client_map=config.machine.client_map,
             client_store=config.machine.client_store,
             on_nonfinite=config.rounds.on_nonfinite,
@@ -391,11 +389,13 @@ def run(
         return result  # nothing has been computed that could be scored
     about = setup.algorithm, setup.count_fn, setup.clients, setup.evaluate_clients
     scores = score_on_training_data(config, *about, result)
+    score_each = setup.client_tests.score_each
+    tested = score_each(result) if score_each and result.stopped != "diverged" else {}
     if not team.is_first:
         return result
     summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     score = getattr(setup.count_fn, "score", ACCURACY)
-    write_json(path / SUMMARY, {**summary, **summarise_clients(scores, score)})
+    write_json(path / SUMMARY, {**summary, **summarise_clients(scores, score), **tested})
     write_json(path / PARTITION, describe_partition(setup.clients))
     return result
 

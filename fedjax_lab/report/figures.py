@@ -23,10 +23,12 @@ from fedjax_lab.report.curves import (
     panels_note,
     spread_note,
 )
+from fedjax_lab.report.distribution import client_scores, clients_figure
 from fedjax_lab.report.partition_figure import partition_figure
 from fedjax_lab.report.print_size import at_print_size, save_vectors
 from fedjax_lab.report.ranking import ranking_figure
 from fedjax_lab.report.runs import Group, Run
+from fedjax_lab.report.sections import runs_of
 from fedjax_lab.report.style import save
 from fedjax_lab.report.surfaces import surface_figure
 
@@ -70,6 +72,12 @@ def write_figures(
             add(ranking_figure(groups), "ranking.png", caption)
         caption = f"{what.capitalize()} against rounds, bytes sent and gradients taken."
         add(accuracy_figure(groups), "accuracy.png", f"{caption}{spread_note(groups)}")
+    if any(map(client_scores, runs_of(groups))):
+        caption = (
+            "Scores of the last model on each client's own test examples, the worst client first. "
+            "Thick lines pool the clients of all seeds. `clients.csv` has the numbers."
+        )
+        add(clients_figure(groups), "clients.png", caption)
     if accuracy is not ACCURACY:
         caption = "Test accuracy of the global model against rounds."
         add_metrics([GLOBAL_MODEL], "global_model.png", caption)

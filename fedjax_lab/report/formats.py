@@ -1,39 +1,32 @@
 """Formats of a report as a single text: Markdown, HTML, tables for LaTeX, CSV."""
 
-import csv
-import functools
-import io
-import math
-import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedjax_lab.checks import check_choice
-from fedjax_lab.estimates import NOTHING, Estimate
+from fedjax_lab.estimates import NOTHING
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import Rows
+from fedjax_lab.report.csv_text import pivots_csv, runs_csv
 from fedjax_lab.report.html import html_page
 from fedjax_lab.report.paired import NOISE
 from fedjax_lab.report.pivot import (
     Pivot,
     check_axes,
+    explanation,
     pivot_text,
     pivots_of,
     score_rows,
     target_rows,
 )
-from fedjax_lab.report.runs import Run, load_runs, show
-from fedjax_lab.report.sections import Section, sections_of, tail_of
-from fedjax_lab.report.statistics import ERROR, last
-from fedjax_lab.report.tables import accuracy_table, measures, over_seeds
+from fedjax_lab.report.runs import load_runs
+from fedjax_lab.report.sections import sections_of
+from fedjax_lab.report.tables import UNSOLVED, accuracy_table
 from fedjax_lab.report.write import check_target, report_text, write_report
 
 _BOLD = "\0"  # before the text of a cell in bold type; no text has it
 FORMATS = ("markdown", "html", "latex", "csv")
-# Columns of metrics.jsonl whose last values are also lines of the CSV.
-_LAST = ("loss", "test_loss", "round", "bytes_up", "bytes_down", "gradients", "seconds")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf")
 _ESCAPED = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -43,6 +36,8 @@ _ESCAPED = {
     ">": "$>$",
     NOISE: r"$\approx$",
     "±": r"$\pm$",
+    UNSOLVED: r"$\dagger$",
+    "²": "$^2$",
 }
 
 
@@ -60,7 +55,8 @@ def format_report(
     Args:
       directories: run directories, or directories that contain some.
       form: "markdown" (tables), "html" (a page with figures), "latex" (accuracies as tables for the
-        package booktabs) or "csv" (see ``runs_csv``).
+        package booktabs) or "csv" (see
+        ``csv_text.runs_csv``).
       target: target accuracy in (0, 1); None: 95 % of the best method's.
       title: the first line of Markdown and of HTML.
       rows, columns: only a table of methods and settings, see ``pivot.check_axes``. None: the
@@ -93,7 +89,7 @@ def format_report(
 
 def _format_pivots(pivots: Sequence[Pivot], form: str, title: str) -> str:
     if form == "latex":
-        return "\n".join(map(_latex_pivot, pivots))
+        return f"% {explanation(pivots)}\n" + "\n".join(map(_latex_pivot, pivots))
     if form == "csv":
         return pivots_csv(pivots)
     text = f"# {title}\n\n{pivot_text(pivots)}"
@@ -108,27 +104,6 @@ def _latex_pivot(pivot: Pivot) -> str:
     if rounds is not None:
         parts += ["\n% Rounds to the target\n", latex_table(rounds)]
     return "".join(parts)
-
-
-def pivots_csv(pivots: Sequence[Pivot]) -> str:
-    """Format pivots as CSV, with a line for each cell and metric.
-
-    The columns are table, the two axes, mark ("best", "tie" or empty), metric, mean, half-width of
-    the 95 % interval, and n. The metrics are the score, accuracies in percent, and "rounds to
-    TARGET".
-
-    Args:
-      pivots: of ``pivots_of``.
-    """
-    lines = []
-    for pivot in pivots:
-        for (row, column), cell in pivot.cells.items():
-            about = [pivot.title, row, column, cell.mark]
-            unit = "" if pivot.metric.endswith(ERROR) else " (%)"
-            lines.append((about, f"{pivot.metric}{unit}", cell.score))
-            if not math.isnan(cell.target):
-                lines.append((about, f"rounds to {100 * cell.target:.10g} %", cell.rounds))
-    return estimates_csv(["table", *pivots[0].axes, "mark"], lines)
 
 
 def write_format(text: str, out: str | Path) -> None:
@@ -188,58 +163,3 @@ def latex_escape(text: str) -> str:
       text: plain text.
     """
     return "".join(_ESCAPED.get(character, character) for character in text)
-
-
-def runs_csv(sections: Sequence[Section]) -> str:
-    """Format runs as CSV, with a line for each group and metric.
-
-    The columns are method, settings that differ between groups or sections, data set, number of
-    rounds, metric, mean, half-width of the 95 % interval, and n. Accuracies are in percent, as in
-    the tables. A mean is empty if a seed has no number; the half-width also for a single seed.
-    Numbers are not rounded.
-
-    Args:
-      sections: result of ``sections_of``.
-    """
-    lines = []
-    for section in sections:
-        runs = [run for group in section.groups for run in group.runs]
-        columns = measures(runs, tail_of(runs)._replace(name="mean of the last tenth"))
-        columns |= {name: functools.partial(_last, name) for name in _LAST}
-        for group in section.groups:
-            setting = [f"{name}={show(value)}" for name, value in section.setting.items()]
-            differs = ", ".join([*setting, *([group.differs] if group.differs else [])])
-            about = [group.runs[0].algorithm, differs, section.dataset, str(section.rounds)]
-            lines += [(about, name, over_seeds(group, f)) for name, f in columns.items()]
-    return estimates_csv(["method", "settings", "dataset", "rounds"], lines)
-
-
-def _last(name: str, run: Run) -> float:
-    return last(run.values(name))
-
-
-def estimates_csv(head: Sequence[str], lines: Iterable[tuple[Sequence[str], str, Estimate]]) -> str:
-    """Format estimates as CSV, with the columns ``head``, metric, mean, half_width, n.
-
-    Args:
-      head: names of the columns that identify a line, besides the metric.
-      lines: (values of ``head``, metric, estimate). Texts that a spreadsheet would read as a
-        formula (= + - @) get an apostrophe in front.
-    """
-
-    def cell(value: float | None) -> str:
-        return "" if value is None or math.isnan(value) else repr(float(value))
-
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*head, "metric", "mean", "half_width", "n"])
-    for values, metric, found in lines:
-        about = [_no_formula(text) for text in (*values, metric)]
-        writer.writerow([*about, cell(found.mean), cell(found.half_width), found.n])
-    return file.getvalue()
-
-
-def _no_formula(text: str) -> str:
-    """Put an apostrophe before a text that a spreadsheet would evaluate; numbers are unchanged."""
-    is_number = _NUMBER.fullmatch(text) is not None
-    return f"'{text}" if text.startswith(tuple("=+-@\t\r\n")) and not is_number else text

@@ -310,7 +310,7 @@ def pivot_text(pivots: Sequence[Pivot], level: int = 2) -> str:
       pivots: of ``pivots_of``.
       level: level of the headings.
     """
-    parts = [_explained(pivots)]
+    parts = [explanation(pivots)]
     mark = "#" * level
     for pivot in pivots:
         parts += [f"{mark} {inert(pivot.title)}"] if pivot.title else []
@@ -330,7 +330,12 @@ def _merged(pivot: Pivot) -> str:
     return f"Hyperparameters that differ between the settings: {said}."
 
 
-def _explained(pivots: Sequence[Pivot]) -> str:
+def explanation(pivots: Sequence[Pivot]) -> str:
+    """Say what the numbers and the marks of pivots mean, as for a table's caption.
+
+    Args:
+      pivots: of ``pivots_of``.
+    """
     metrics = {pivot.metric for pivot in pivots}
     units = ["mean squared error" if m.endswith(ERROR) else "test accuracy in percent"
              for m in sorted(metrics)]  # fmt: skip

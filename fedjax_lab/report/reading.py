@@ -18,8 +18,9 @@ _OPTIONAL = {
     **dict.fromkeys(("run_config.dataset", "partition.spec", "partition.hash", "data.hash"), str),
     **dict.fromkeys(("num_clients", "run_config.init_seed"), int),
 }
-_OF_SUMMARY = {"stopped": str, "round": int}
-_OF_PARTITION = {"spec": str, "seed": int, "hash": str, "label_histogram": list}
+_OF_CLIENTS = ("client_test_accuracy", "client_test_mean_squared_error", "client_test_examples")
+_OF_SUMMARY = {"stopped": str, "round": int, **dict.fromkeys(_OF_CLIENTS, list)}
+_OF_PARTITION = {"spec": str, "seed": int, "hash": str, "label_histogram": list, "names": list}
 _OF_LANDSCAPE = dict.fromkeys(("eigenvalues", "offsets", "losses"), list)
 
 
@@ -57,6 +58,12 @@ def read_summary(path: Path) -> dict[str, Any]:
     for name, value in summary.items():
         if name.startswith("worst_10_percent_"):
             _check_number(value, f"{path}: {name!r}")
+    each = {name: summary[name] for name in _OF_CLIENTS if summary.get(name) is not None}
+    for name, values in each.items():
+        for value in values:
+            _check_number(value, f"{path}: a value of {name!r}")
+    if len({len(values) for values in each.values()}) > 1:
+        raise ValueError(f"{path}: {' and '.join(map(repr, each))} must have equal lengths.")
     return summary
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate
 from fedjax_lab.markdown import Rows, code, inert, markdown_table
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, unsolved
+from fedjax_lab.report.distribution import spread_measures
 from fedjax_lab.report.paired import NOISE, behind_best
 from fedjax_lab.report.runs import Group, Run, chosen, common_settings, show
 from fedjax_lab.report.sections import (
@@ -56,6 +57,13 @@ OWN_MODELS = (
     "Some methods make a model for each client. All are compared by the models that the clients "
     "use, each on the client's own test examples: the client's own model, or the global model of a "
     "method that has no other. These are means over the clients."
+)
+_ON_TRAINING_DATA = (
+    "The worst 10 % of clients are those on whose own training data the last model does worst."
+)
+OVER_CLIENTS = (
+    "The worst and the best tenth of the clients, and the variance over the clients, are of the "
+    "last model on each client's own test examples."
 )
 _GLOBAL = "global model, "  # before a column's name
 _BY_GLOBAL_MODEL = (
@@ -140,36 +148,36 @@ def measures(runs: Iterable[Run], tail: Tail) -> dict[str, Callable[[Run], float
 
     Args:
       runs: language models add the lowest perplexity, regressions have errors in place of
-        accuracies, private runs add epsilon.
+        accuracies, private runs add epsilon. The worst 10 % of clients, by their training data, are
+        a column if no run has scores on the clients' test examples, see ``spread_measures``.
       tail: tail of the runs.
     """
     runs = list(runs)
     spent: dict[str, Callable[[Run], float]] = {}
     if any("epsilon" in run.rows[-1] for run in runs):
         spent = {"epsilon": lambda run: last(run.values("epsilon"))}
-    personal = is_personal(runs)
+    personal, spread = is_personal(runs), spread_measures(runs)
     if any(ERROR in run.rows[-1] for run in runs):
         errors: dict[str, Callable[[Run], float]] = {
             "last mean squared error": lambda run: last(run.values(ERROR)),
             "lowest mean squared error": lambda run: lowest(run.values(ERROR)),
             tail.name: lambda run: tail.mean(run, ERROR),
         }
-        worst = {
+        on_training_data: dict[str, Callable[[Run], float]] = {
             "worst 10 % of clients": lambda run: number(
                 run.summary.get(f"worst_10_percent_{ERROR}")
             ),
         }
         own = _own_models(ERROR, tail, 1, "") if personal else {}
-        return {**own, **_named(errors, personal), **worst, **spent}
+        return {**own, **_named(errors, personal), **(spread or on_training_data), **spent}
     accuracies: dict[str, Callable[[Run], float]] = {
         "top (%)": lambda run: 100 * top(run),
         "last (%)": lambda run: 100 * last(run.values(ACCURACY)),
         f"{tail.name} (%)": lambda run: 100 * tail.mean(run),
     }
-    of_training = "worst 10 % on training data (%)" if personal else "worst 10 % of clients (%)"
-    worst = {of_training: lambda run: 100 * _worst(run)}
+    on_training_data = {"worst 10 % of clients (%)": lambda run: 100 * _worst(run)}
     own = _own_models(ACCURACY, tail, 100, " (%)") if personal else {}
-    found = {**own, **_named(accuracies, personal), **worst}
+    found = {**own, **_named(accuracies, personal), **(spread or on_training_data)}
     if any(PERPLEXITY in run.rows[-1] for run in runs):
         found["lowest perplexity"] = _lowest_perplexity
     return {**found, **spent}
@@ -190,7 +198,6 @@ def _own_models(
     return {
         f"own models, {tail.name}{unit}": lambda run: scale * tail.mean(run, name),
         f"own models{unit}": lambda run: scale * last(run.values(name)),
-        f"own models, worst 10 %{unit}": lambda run: scale * last(run.values(f"{name}_worst")),
     }
 
 
@@ -328,8 +335,8 @@ def section_text(section: Section, target: float | None = None, level: int = 2) 
     missing = _not_scored(groups, personal)
     parts += [
         f"{mark} {head}",
-        f"{measured}{compared} {_tail_explained(tail_of(runs))}; the worst 10 % of clients are "
-        f"those on whose own training data the last model does worst.{interval}"
+        f"{measured}{compared} {_tail_explained(tail_of(runs))}. "
+        f"{OVER_CLIENTS if spread_measures(runs) else _ON_TRAINING_DATA}{interval}"
         f"{_unfinished(groups)}{missing}",
         _shown(accuracy_table(groups)),
         *([UNSOLVED_NOTE] if any(map(worst_residual, runs)) else []),

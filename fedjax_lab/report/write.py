@@ -1,4 +1,4 @@
-"""Writes a report: report.md with its figures, and the same as one page, report.html."""
+"""Writes a report: report.md with its figures, the same as report.html, and clients.csv."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -7,6 +7,8 @@ from pathlib import Path
 from fedjax_lab.checks import check_choice, check_number
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.markdown import inert
+from fedjax_lab.report.csv_text import clients_csv
+from fedjax_lab.report.distribution import client_scores
 from fedjax_lab.report.figures import write_figures
 from fedjax_lab.report.html import html_page
 from fedjax_lab.report.pivot import check_axes, pivot_text, pivots_of
@@ -14,6 +16,8 @@ from fedjax_lab.report.print_size import FORMS
 from fedjax_lab.report.runs import REPORT, Run, load_runs
 from fedjax_lab.report.sections import Section, sections_of
 from fedjax_lab.report.tables import SEVERAL, section_text
+
+CLIENTS = "clients.csv"
 
 
 def write_report(
@@ -26,9 +30,10 @@ def write_report(
     rows: str | None = None,
     columns: str | None = None,
 ) -> Path:
-    """Write report.md with its figures, and report.html, which contains them.
+    """Write report.md with its figures, report.html, which contains them, and clients.csv.
 
-    Runs with different data sets, metrics or numbers of rounds get separate sections.
+    Runs with different data sets, metrics, numbers of rounds or settings get separate sections.
+    clients.csv has the score of each client, if the runs have it; see ``csv_text.clients_csv``.
 
     Args:
       directories: run directories, or directories that contain some.
@@ -61,6 +66,8 @@ def write_report(
         write_figures(section.groups, folder, prefix, figures)
         for section, prefix in zip(sections, prefixes, strict=True)
     ]
+    if any(map(client_scores, runs)):
+        write_text(folder / CLIENTS, clients_csv(sections))
     write_page(report_text(sections, shown, target, title, first), folder / REPORT)
     return folder / REPORT
 

@@ -132,9 +132,9 @@ def simulate(
         checkpoint. It is called after ``on_row`` with the same rows, except the row of a diverged
         run. ``run_dir`` is not bound to it: the same call returns the existing result, and a call
         with another ``stop_when`` continues. Its errors are raised.
-      score_clients: global model -> dict of scalars, called after each row for ``clients.jsonl`` of
-        ``run_dir``; such as the mean accuracy over the clients' own test examples. Neither rows nor
-        ``seconds`` depend on it, and ``run_dir`` is not bound to it.
+      score_clients: global model -> dict of numbers or arrays, called after each row for
+        ``clients.jsonl`` of ``run_dir``; such as the mean accuracy over the clients' own test
+        examples. Neither rows nor ``seconds`` depend on it, and ``run_dir`` is not bound to it.
       profile_dir: folder for a profile of ``eval_every`` compiled rounds; see ``jax.profiler``.
         None: no profile.
       progress: show progress on stderr.

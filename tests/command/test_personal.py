@@ -36,6 +36,13 @@ SETTING = {
 }
 
 
+def assert_each(summary, expected, sizes):
+    """summary.json has the score of each client on its test examples, null where it has none."""
+    found = np.array(summary["client_test_accuracy"], float)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert summary["client_test_examples"] == sizes.tolist()
+
+
 @pytest.mark.methods
 def test_rows_and_summary_score_the_clients_own_models(tmp_path):
     settings = {**SETTING, "algorithm": "ditto", "option": {"prox_weight": 0.5}}
@@ -59,6 +66,7 @@ def test_rows_and_summary_score_the_clients_own_models(tmp_path):
     summary = json.loads((tmp_path / "own" / "summary.json").read_text())
     on_training = accuracies(params_of, train, clients)
     np.testing.assert_allclose(summary["client_accuracy"], on_training, atol=1e-6)
+    assert_each(summary, expected, sizes)
     runs = load_runs([tmp_path / "own"])
     shown = measures(runs, tail_of(runs))["own models (%)"](runs[0])
     assert shown == pytest.approx(100 * row["personal_accuracy"])
@@ -86,6 +94,7 @@ def test_a_global_model_is_scored_on_the_same_test_examples(tmp_path):
         ),
         "client_test_accuracy_worst": pytest.approx(np.nanmin(expected), abs=1e-6),
     }
+    assert_each(json.loads((folder / "summary.json").read_text()), expected, sizes)
     assert not [name for name in result.history[-1] if "client_test" in name or "personal" in name]
     assert read_config(folder)["content"]["diagnose"] is None
     assert "personal_models" not in read_config(folder)
@@ -128,16 +137,18 @@ def test_what_has_no_labels_or_no_rows_at_hand_says_so(tmp_path):
     examples = data.Examples(examples.x, examples.y.astype(np.float32))
     config = RunConfig.from_dict({**SETTING, "algorithm": "ditto", "partition": "iid"})
     with pytest.warns(UserWarning, match="no personal_accuracy of ditto: digits has no class"):
-        assert build(config, (examples, examples)).diagnose is None
+        assert build(config, (examples, examples)).client_tests.diagnose is None
     for algorithm in ("ditto", "fedavg"):
         config = RunConfig.from_dict({**SETTING, "algorithm": algorithm, "partition": "iid"})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            assert build(config, (examples, examples)).score_clients is None
+            assert build(config, (examples, examples)).client_tests.score_clients is None
     hosted = RunConfig.from_dict({**SETTING, "algorithm": "ditto", "client_store": "host"})
     with pytest.warns(UserWarning, match="client_store is 'host', where no device holds"):
-        assert build(hosted).diagnose is None
-    assert build(RunConfig.from_dict(SETTING)).diagnose is None  # fedavg: nothing to say
+        assert build(hosted).client_tests.diagnose is None
+    assert (
+        build(RunConfig.from_dict(SETTING)).client_tests.diagnose is None
+    )  # fedavg: nothing to say
 
 
 @pytest.mark.methods

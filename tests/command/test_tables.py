@@ -208,7 +208,7 @@ def test_personal_methods_say_why_unseen_clients_have_no_model(folder):
     config = RunConfig.of(dataset="csv:users.csv", client="user", target=("group",), x=("age",))
     config = config.replace(algorithm="fedper", cohort_size=2)
     with pytest.warns(UserWarning, match=r"of other clients; examples:0.2 is of these"):
-        assert build(config).diagnose is None
+        assert build(config).client_tests.diagnose is None
 
 
 def test_rows_without_clients_are_divided_by_a_scheme(folder, capsys):

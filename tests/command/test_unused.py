@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab.command import cli, grid, runner, tuning
+from fedjax_lab.command.client_scores import ClientTests
 from fedjax_lab.command.commands import UNUSED, parse
 from fedjax_lab.command.config import DEFAULTS, RunConfig
 from fedjax_lab.command.runner import build
@@ -63,9 +64,8 @@ def passed(monkeypatch):
         init=None,
         vary=None,
         evaluate=lambda params: np.zeros(()),
-        diagnose=None,
         count_fn=None,
-        score_clients=None,
+        client_tests=ClientTests(),
         data={},
     )
 

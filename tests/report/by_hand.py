@@ -21,6 +21,7 @@ def write_run(
     more=None,
     own=None,
     clients=None,
+    each=None,
     stopped=None,
     **config,
 ):
@@ -28,7 +29,8 @@ def write_run(
 
     Args:
       own: the clients' models' accuracies, in the rows. clients: the global model's on the clients'
-        test examples, in a file of their own.
+        test examples, in a file of their own. each: of summary.json, the last accuracy of each
+        client on its test examples; None for a client that has none.
     """
     path.mkdir(parents=True)
     settings = {
@@ -67,6 +69,9 @@ def write_run(
     for name, rows in {**files, **({"clients.jsonl": scored} if clients else {})}.items():
         (path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = {"worst_10_percent_accuracy": worst, "stopped": stopped}
+    if each is not None:
+        sizes = [0 if value is None else 5 for value in each]
+        summary |= {"client_test_accuracy": each, "client_test_examples": sizes}
     (path / "summary.json").write_text(json.dumps(summary))
     partition = {"spec": "iid", "seed": seed, "hash": "h", "label_histogram": [[3, 1], [0, 4]]}
     (path / "partition.json").write_text(json.dumps(partition))

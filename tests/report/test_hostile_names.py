@@ -10,7 +10,8 @@ from markdown_it import MarkdownIt
 from fedjax_lab.estimates import Estimate
 from fedjax_lab.markdown import code, inert, markdown_table
 from fedjax_lab.report import summary_table, write_report
-from fedjax_lab.report.formats import estimates_csv, format_report
+from fedjax_lab.report.csv_text import estimates_csv
+from fedjax_lab.report.formats import format_report
 from tests.report.by_hand import groups_of, write_run
 
 HOSTILE = [

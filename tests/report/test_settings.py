@@ -264,7 +264,7 @@ def test_clients_models_rank_and_the_global_model_stands_beside_them(personal):
         "ditto": f"94.00 {spread}",
         "fedavg": f"88.00 {spread}",
     }
-    assert column(rows, "own models, worst 10 % (%)")["fedavg"].startswith("44.00")
+    assert column(rows, "worst tenth (%)")["fedavg"].startswith("44.00")
     beside = column(rows, "global model, mean of round 10 (%)")
     assert beside == {"head": f"39.00 {spread}", "ditto": f"89.00 {spread}",
                       "fedavg": f"91.00 {spread}"}  # fmt: skip

@@ -1,0 +1,137 @@
+"""Reports as CSV: scores of groups, of tables of methods and settings, and of single clients."""
+
+import csv
+import functools
+import io
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from fedjax_lab.estimates import Estimate
+from fedjax_lab.report.distribution import client_scores
+from fedjax_lab.report.pivot import Pivot
+from fedjax_lab.report.runs import Group, Run, show
+from fedjax_lab.report.sections import Section, direction, runs_of, tail_of
+from fedjax_lab.report.statistics import ACCURACY, ERROR, last
+from fedjax_lab.report.tables import measures, over_seeds
+
+_ABOUT = ("method", "settings", "dataset", "rounds")  # columns of ``_about``
+# Columns of metrics.jsonl whose last values are also lines of the CSV.
+_LAST = ("loss", "test_loss", "round", "bytes_up", "bytes_down", "gradients", "seconds")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf")
+
+
+def runs_csv(sections: Sequence[Section]) -> str:
+    """Format runs as CSV, with a line for each group and metric.
+
+    The columns are method, settings that differ between groups or sections, data set, number of
+    rounds, metric, mean, half-width of the 95 % interval, and n. Accuracies are in percent, as in
+    the tables. A mean is empty if a seed has no number; the half-width also for a single seed.
+    Numbers are not rounded.
+
+    Args:
+      sections: result of ``sections_of``.
+    """
+    lines = []
+    for section in sections:
+        runs = runs_of(section.groups)
+        columns = measures(runs, tail_of(runs)._replace(name="mean of the last tenth"))
+        columns |= {name: functools.partial(_last, name) for name in _LAST}
+        for group in section.groups:
+            about = _about(section, group)
+            lines += [(about, name, over_seeds(group, f)) for name, f in columns.items()]
+    return estimates_csv(_ABOUT, lines)
+
+
+def clients_csv(sections: Iterable[Section]) -> str:
+    """Format the scores of all clients on their own test examples as CSV, with a line for each.
+
+    The columns are method, settings, data set and number of rounds, as of ``runs_csv``; run
+    directory, seed, client, number of its test examples, metric, and value. Accuracies are in
+    percent. Clients without test examples are left out.
+
+    Args:
+      sections: result of ``sections_of``.
+    """
+    lines = []
+    for section in sections:
+        is_error = direction(runs_of(section.groups))[0] < 0
+        metric, scale = (ERROR, 1) if is_error else (f"{ACCURACY} (%)", 100)
+        for group in section.groups:
+            for run in group.runs:
+                about = [*_about(section, group), str(run.path), str(run.seed)]
+                lines += [
+                    [
+                        *about,
+                        client.client,
+                        _cell(client.examples),
+                        metric,
+                        _cell(scale * client.score),
+                    ]
+                    for client in client_scores(run)
+                ]
+    return _csv([*_ABOUT, "run", "seed", "client", "examples", "metric", "value"], lines)
+
+
+def _about(section: Section, group: Group) -> list[str]:
+    """Return method, settings that differ, data set and number of rounds of a group."""
+    setting = [f"{name}={show(value)}" for name, value in section.setting.items()]
+    differs = ", ".join([*setting, *([group.differs] if group.differs else [])])
+    return [group.runs[0].algorithm, differs, section.dataset, str(section.rounds)]
+
+
+def _last(name: str, run: Run) -> float:
+    return last(run.values(name))
+
+
+def estimates_csv(head: Sequence[str], lines: Iterable[tuple[Sequence[str], str, Estimate]]) -> str:
+    """Format estimates as CSV, with the columns ``head``, metric, mean, half_width, n.
+
+    Args:
+      head: names of the columns that identify a line, besides the metric.
+      lines: (values of ``head``, metric, estimate). Texts that a spreadsheet would read as a
+        formula (= + - @) get an apostrophe in front.
+    """
+    numbers = (
+        [*values, metric, _cell(found.mean), _cell(found.half_width), _cell(found.n)]
+        for values, metric, found in lines
+    )
+    return _csv([*head, "metric", "mean", "half_width", "n"], numbers)
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else repr(value)
+
+
+def _csv(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows([head, *(list(map(_no_formula, line)) for line in lines)])
+    return file.getvalue()
+
+
+def _no_formula(text: str) -> str:
+    """Put an apostrophe before a text that a spreadsheet would evaluate; numbers are unchanged."""
+    is_number = _NUMBER.fullmatch(text) is not None
+    return f"'{text}" if text.startswith(tuple("=+-@\t\r\n")) and not is_number else text
+
+
+def pivots_csv(pivots: Sequence[Pivot]) -> str:
+    """Format pivots as CSV, with a line for each cell and metric.
+
+    The columns are table, the two axes, mark ("best", "tie" or empty), metric, mean, half-width of
+    the 95 % interval, and n. The metrics are the score, accuracies in percent, and "rounds to
+    TARGET".
+
+    Args:
+      pivots: of ``pivots_of``.
+    """
+    lines = []
+    for pivot in pivots:
+        for (row, column), cell in pivot.cells.items():
+            about = [pivot.title, row, column, cell.mark]
+            unit = "" if pivot.metric.endswith(ERROR) else " (%)"
+            lines.append((about, f"{pivot.metric}{unit}", cell.score))
+            if not math.isnan(cell.target):
+                lines.append((about, f"rounds to {100 * cell.target:.10g} %", cell.rounds))
+    return estimates_csv(["table", *pivots[0].axes, "mark"], lines)

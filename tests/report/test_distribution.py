@@ -1,0 +1,140 @@
+"""How scores spread over the clients, against NumPy."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_lab.report import figures, load_runs, summary_table, write_report
+from fedjax_lab.report.csv_text import clients_csv
+from fedjax_lab.report.distribution import clients_figure, spread_measures
+from fedjax_lab.report.formats import format_report
+from fedjax_lab.report.sections import sections_of
+from fedjax_lab.report.tables import accuracy_table
+from tests.report.by_hand import groups_of, write_run
+
+# 13 clients, of which two have no test examples: a tenth of 11 is two clients.
+EACH = {
+    ("even", 0): [0.5, 0.6, None, 0.55, 0.52, 0.58, 0.51, 0.59, 0.57, 0.53, 0.54, 0.56, None],
+    ("even", 1): [0.6, 0.7, None, 0.65, 0.62, 0.68, 0.61, 0.69, 0.67, 0.63, 0.64, 0.66, None],
+    ("uneven", 0): [0.1, 1.0, None, 0.2, 0.9, 0.3, 0.8, 0.4, 0.7, 0.5, 0.6, 0.95, None],
+    ("uneven", 1): [0.0, 1.0, None, 0.1, 0.9, 0.2, 0.8, 0.3, 0.7, 0.4, 0.5, 0.85, None],
+}
+SPREAD = {
+    "worst tenth (%)": lambda v: np.mean(v[:2]),
+    "best tenth (%)": lambda v: np.mean(v[-2:]),
+    "variance over clients (points²)": np.var,
+}
+
+
+def held(name, seed):
+    """The scores in percent of the clients that have some, in order."""
+    return np.sort([100 * value for value in EACH[name, seed] if value is not None])
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for (name, seed), each in EACH.items():
+        path = tmp_path / "runs" / f"{name}{seed}"
+        write_run(path, [0.4, 0.5], seed=seed, algorithm=name, each=each)
+    return tmp_path / "runs"
+
+
+def test_the_table_has_the_worst_and_the_best_tenth_and_the_variance(runs):
+    head, *rows = accuracy_table(groups_of(runs))
+    assert "worst 10 % of clients (%)" not in head
+    for name, measure in SPREAD.items():
+        for row in rows:
+            values = [measure(held(row[0], seed)) for seed in (0, 1)]
+            half = stats.sem(values) * stats.t.ppf(0.975, 1)
+            assert row[head.index(name)] == f"{np.mean(values):,.2f} ± {half:,.2f}"
+    text = summary_table(groups_of(runs))
+    assert "are of the last model on each client's own test examples" in text
+    assert "training data" not in text
+    metrics = {row["metric"] for row in csv.DictReader(io.StringIO(format_report([runs], "csv")))}
+    assert metrics > SPREAD.keys()
+
+
+def test_the_figure_has_a_step_for_each_client(runs, tmp_path, monkeypatch):
+    axes = clients_figure(groups_of(runs)).axes[0]
+    thick = [line for line in axes.lines if line.get_linewidth() > 1]
+    for name, line in zip(("even", "uneven"), thick, strict=True):
+        pooled = np.sort(np.concatenate([held(name, 0), held(name, 1)]))
+        np.testing.assert_allclose(line.get_ydata(), [*pooled, pooled[-1]])
+        np.testing.assert_allclose(line.get_xdata(), np.arange(23) / 22 * 100)
+    thin = next(line for line in axes.lines if line.get_linewidth() < 1)
+    np.testing.assert_allclose(thin.get_ydata()[:-1], held("even", 0))
+    monkeypatch.setattr(figures, "save", lambda *arguments: None)
+    assert "clients.png" in dict(figures.write_figures(groups_of(runs), tmp_path))
+
+
+def test_a_file_has_the_score_of_each_client(runs, tmp_path, monkeypatch):
+    partition = json.loads((runs / "even0" / "partition.json").read_text())
+    names = [f"user {place}" for place in range(13)]
+    (runs / "even0" / "partition.json").write_text(json.dumps({**partition, "names": names}))
+    monkeypatch.setattr("fedjax_lab.report.write.write_figures", lambda *arguments: [])
+    text = (write_report([runs]).parent / "clients.csv").read_text()
+    lines = list(csv.DictReader(io.StringIO(text)))
+    assert len(lines) == 4 * 11
+    of_run = [line for line in lines if line["run"] == str(runs / "even0")]
+    assert [line["client"] for line in of_run] == [names[i] for i in (0, 1, *range(3, 12))]
+    first = {"method": "even", "dataset": "digits", "rounds": "10", "seed": "0", "examples": "5"}
+    assert of_run[0].items() >= {**first, "metric": "accuracy (%)", "value": "50.0"}.items()
+    numbered = [line["client"] for line in lines if line["run"] == str(runs / "uneven1")]
+    assert numbered == [str(i) for i in (0, 1, *range(3, 12))]
+
+
+def test_runs_without_them_keep_the_worst_on_training_data(tmp_path):
+    write_run(tmp_path / "a", [0.4, 0.5])
+    assert "worst 10 % of clients (%)" in accuracy_table(groups_of(tmp_path))[0]
+    assert "on whose own training data" in summary_table(groups_of(tmp_path))
+    write_run(tmp_path / "b", [0.4, 0.5], algorithm="scaffold", each=[0.2, 0.4])
+    head, first, second = accuracy_table(groups_of(tmp_path))
+    assert [first[head.index(name)] for name in SPREAD] == ["-"] * 3
+    assert [second[head.index(name)] for name in SPREAD] == ["20.00", "40.00", "100.00"]
+
+
+def test_rows_of_python_runs_may_have_them(tmp_path):
+    """A list in the last row; null where a client has no test examples."""
+    path = write_run(tmp_path / "a", [0.4, 0.5], own=[0.2, 0.3])
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["personal_accuracy_each"] = [0.2, None, 0.4]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {
+        name: f(load_runs([path])[0]) for name, f in spread_measures(load_runs([path])).items()
+    }
+    np.testing.assert_allclose(list(found.values()), [20, 40, 100])
+
+
+def test_an_error_that_is_not_finite_is_among_the_worst(tmp_path):
+    path = write_run(tmp_path / "a", [0.1], more={"mean_squared_error": 5.0})
+    summary = {"client_test_mean_squared_error": [3.0, None, 1.0, None]}
+    summary["client_test_examples"] = [5, 5, 5, 0]
+    (path / "summary.json").write_text(json.dumps(summary))
+    (section,) = sections_of(load_runs([path]))
+    head, row = accuracy_table(section.groups)
+    cells = dict(zip(head, row, strict=True))
+    assert [cells[n] for n in ("worst tenth", "best tenth", "variance over clients")] == [
+        *("-", "1.00", "-")
+    ]
+    values = [line["value"] for line in csv.DictReader(io.StringIO(clients_csv([section])))]
+    assert values == ["3.0", "", "1.0"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"client_test_accuracy": 3}, "client_test_accuracy.* is 3; it must be a list"),
+        ({"client_test_accuracy": ["a"]}, "a value of 'client_test_accuracy' is 'a'"),
+        ({"client_test_accuracy": [0.5]}, "must have equal lengths"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, changed, message):
+    path = write_run(tmp_path / "a", [0.4], each=[0.2, 0.4])
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps({**summary, **changed}))
+    with pytest.raises(ValueError, match=message):
+        load_runs([path])
