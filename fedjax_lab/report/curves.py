@@ -105,7 +105,7 @@ def accuracy_figure(groups: Sequence[Group], styles: Styles | None = None) -> An
 def metric_figure(shown: Sequence[Panel], styles: Styles | None = None, columns: int = 3) -> Any:
     """Draw a panel for each measure, against rounds.
 
-    An axis is logarithmic if all values are positive and differ fivefold.
+    An axis is logarithmic if all values are positive and differ fivefold, except of accuracies.
     """
     labels = list(dict.fromkeys(group.label for panel in shown for group in panel.groups))
     styles = styles or styles_of(labels)
@@ -116,9 +116,10 @@ def metric_figure(shown: Sequence[Panel], styles: Styles | None = None, columns:
         draw_curves(axes, panel.groups, ROUNDS, panel.y, styles, single)
         frame(axes, ROUNDS.label, panel.y.label, panel.title)
         axes.set_xlim(left=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         values = [v for group in panel.groups for run in group.runs for v in panel.y.values(run)]
         finite = [v for v in values if math.isfinite(v)]
-        if finite and 0 < _STEEP * min(finite) < max(finite):
+        if panel.y is not GLOBAL_MODEL and finite and 0 < _STEEP * min(finite) < max(finite):
             log_axis(axes, "y", min(finite), max(finite))
     legend(figure, labels, styles)
     return figure
@@ -203,5 +204,5 @@ def _cost_axis(axes: Any, groups: Sequence[Group], cost: Measure) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlim(left=0)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=cost is ROUNDS))
     axes.xaxis.set_major_formatter(plain_numbers())

@@ -137,8 +137,10 @@ def latex_table(rows: Rows) -> str:
         return "--" if cell == NOTHING else latex_escape(cell)
 
     def line(row: Sequence[str]) -> str:
-        cells = map(escaped, row)
-        return "  " + " & ".join(cells) + r" \\"
+        text = " & ".join(map(escaped, row))
+        # Before a bracket or a star, which TeX would read as an argument of the line above.
+        guard = "{}" if text.startswith(("[", "*")) else ""
+        return rf"  {guard}{text} \\"
 
     head, *body = rows
     return "\n".join(

@@ -65,6 +65,7 @@ OVER_CLIENTS = (
     "The worst and the best tenth of the clients, and the variance over the clients, are of the "
     "last model on each client's own test examples."
 )
+_NOT_OF_SEEDS = ("best tenth", "variance")  # for which a terminal is too narrow
 _GLOBAL = "global model, "  # before a column's name
 _BY_GLOBAL_MODEL = (
     " **Compared by the global model, because no run scored the clients' own models: {}.**"
@@ -202,12 +203,13 @@ def _own_models(
 
 
 def seed_table(runs: Sequence[Run]) -> Rows:
-    """Return header and rows: one row for each run, then their mean with its interval.
+    """Return header and rows for a terminal: one row for each run, then their mean.
 
     Args:
       runs: at least one run of one method with the same settings.
     """
     columns = measures(runs, tail_of(runs))
+    columns = {n: f for n, f in columns.items() if not n.startswith(_NOT_OF_SEEDS)}
     rows = [
         [str(run.seed), *(format_estimate(estimate([f(run)]), 2) for f in columns.values())]
         for run in runs

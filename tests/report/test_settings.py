@@ -143,6 +143,42 @@ def test_a_table_of_methods_by_partitions_against_numpy(grid):
     assert targets[2][1:] == ["2 of 3 seeds", "-", "-"]
 
 
+def cells_of(latex):
+    """The rows of each tabular, of a text that TeX accepts: of this form, escaped, rows of equal
+    lengths."""
+    text = re.sub(r"(?<!\\)%.*", "", latex)
+    form = (
+        r"\\begin\{tabular\}\{(lr+)\}\s+\\toprule(.*?)\\midrule(.*?)\\bottomrule\s+"
+        r"\\end\{tabular\}"
+    )
+    assert not re.sub(form, "", text, flags=re.S).strip()
+    found = []
+    for columns, head, body in re.findall(form, text, re.S):
+        *rows, rest = re.split(r"\\\\\n", head + body)
+        assert not rest.strip()
+        found.append([[c.strip() for c in re.split(r"(?<!\\)&", row)] for row in rows])
+        assert {len(row) for row in found[-1]} == {len(columns)}
+        for row in found[-1]:
+            assert not row[0].startswith(("[", "*"))
+            for cell in row:
+                inner = re.sub(r"\\textbf\{(.*)\}", r"\1", cell)
+                known = r"\$(\\pm|\\approx|\\dagger|<|>|\^2)\$|\\[&%$#_{}]|\\text\w+\{\}|^\{\}"
+                assert not re.search(r"[&%$#_{}\\~^<>]", re.sub(known, "", inner)), cell
+    return found
+
+
+def test_latex_of_any_name_can_be_compiled(tmp_path):
+    name = r"[a_b]* & 50% $x$ #1 {y} \z ^~ <2>"
+    for seed, value in enumerate((0.5, 0.6)):
+        write_run(tmp_path / f"a{seed}", [value], algorithm=name, seed=seed, each=[0.4, 0.6])
+        write_run(tmp_path / f"b{seed}", [value + 0.1], algorithm="b", seed=seed)
+    (table,) = cells_of(format_report([tmp_path], "latex"))
+    assert [row[0][:2] for row in table] == ["me", "b", "{}"]
+    assert table[0][-3:] == [r"variance over clients (points$^2$)", "behind the best (points)", "p"]
+    tables = cells_of(format_report([tmp_path], "latex", rows="method", columns="partition"))
+    assert [len(rows) for rows in tables] == [3, 3]
+
+
 def test_every_format_prints_the_table(grid, capsys, monkeypatch):
     monkeypatch.setattr(write, "write_figures", lambda *arguments: [])
 
@@ -156,7 +192,8 @@ def test_every_format_prints_the_table(grid, capsys, monkeypatch):
     latex = printed("--format", "latex")
     spread = half.replace("±", r"$\pm$")
     assert rf"\textbf{{91.00 {spread}}}" in latex
-    assert latex.count(r"\toprule") == latex.count(r"\bottomrule") == 2
+    assert latex.startswith("% Test accuracy in percent, mean over the last tenth")
+    assert [[len(row) for row in rows] for rows in cells_of(latex)] == [[4] * 3] * 2
     assert f"<strong>91.00 {half}</strong>" in printed("--format", "html")
     lines = list(csv.DictReader(io.StringIO(printed("--format", "csv"))))
     (line,) = (
