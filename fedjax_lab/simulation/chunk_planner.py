@@ -5,8 +5,7 @@ import functools
 import re
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.compiler import abstract, try_compile
 from fedjax_lab.machine.target import here
 from fedjax_lab.round import RoundFn, build_round
-from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.feed import Feed
 from fedjax_lab.simulation.host_chunks import check_host_store
 from fedjax_lab.simulation.placement import HOST, Placement
@@ -77,14 +75,6 @@ class ChunkPlanner:
             also=[length, [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves(self._clients)]],
         )
 
-    def table_shares(self, client_map: str) -> int:
-        """Return the number of devices over which a client map shards the client rows.
-
-        Args:
-          client_map: a name, "auto" and "measure" excepted.
-        """
-        return self._place.with_map(client_map).table_shares(self._clients.num_clients)
-
     def round_of(self, client_map: str) -> RoundFn:
         """Build the round under a client map.
 
@@ -104,12 +94,8 @@ class ChunkPlanner:
           length: rounds.
         """
         state, frozen = self._state._replace(frozen=()), self._state.frozen
-        shard = self.table_shares(client_map) > 1
-        params = jax.eval_shape(self._run.served, state)
-        place = dataclasses.replace(
-            self._place.with_map(client_map).with_layout(params, frozen),
-            client_store="sharded" if shard else "device",
-        )
+        place = self._resolved(client_map)
+        shard = place.client_store == "sharded"
         devices, layout = place.client_map.devices, place.layout
         if self._target is not None:
             devices = devices or self._target.devices[:1]
@@ -135,6 +121,13 @@ class ChunkPlanner:
         first = jax.ShapeDtypeStruct((), jnp.int32)
         return (run_chunk, state, clients, key, first), {"length": length, "frozen": frozen}
 
+    def _resolved(self, client_map: str) -> Placement:
+        """Return the placement under a client map, with the table on the devices."""
+        place = self._place.with_map(client_map)
+        shard = place.table_shares(self._clients.num_clients) > 1
+        params = jax.eval_shape(self._run.served, self._state)
+        return place.resolved("sharded" if shard else "device", params, self._state.frozen)
+
     def choose(self, how: str, length: int, progress: bool) -> tuple[str, dict[int, Any]]:
         """Choose (the client map, its compiled programs by length) for this machine.
 
@@ -158,8 +151,6 @@ class ChunkPlanner:
                 flush=True,
             )
         program = self.compiled(plan.client_map, length)
-        if self._place.is_on_host:
-            program = None
         return plan.client_map, {} if program is None else {length: program}
 
     def compiled(self, client_map: str, length: int) -> Any:
@@ -194,12 +185,10 @@ class ChunkPlanner:
 
     def _seconds(self, client_map: str, length: int = 5) -> float:
         """Measure the time of a few rounds under a client map."""
-        place = self._place.with_map(client_map)
+        place = self._resolved(client_map)
         values = self._state, self._clients, self._run.key
         state, clients, key = place.copies(values)
         frozen, state = state.frozen, state._replace(frozen=())
-        store = "sharded" if self.table_shares(client_map) > 1 else "device"
-        place = dataclasses.replace(place, client_store=store)
         state = place.team.put(state, place.state_sharding(state))
         run_chunk = build_chunk(self._run, place)
         first = jnp.zeros((), jnp.int32)
@@ -207,50 +196,67 @@ class ChunkPlanner:
         return planner.timed(lambda: run(jax.tree.map(jnp.copy, state), clients, key, first))
 
 
-def placed_chunks(
-    run: Run,
-    asked: Placement,
-    feed: Feed,
-    shapes: FedState,
-    diagnose: Any,
-    run_dir: str | Path | None,
-    progress: bool,
-) -> tuple[Placement, Chunks]:
-    """Choose the placement of a run, and put its state there.
+class Chosen(NamedTuple):
+    """The placement of a run, and the programs that were compiled to choose it.
+
+    Attributes:
+      placement: the placement.
+      programs: programs of chunks, by their number of rounds.
+      compile_seconds: time spent compiling.
+    """
+
+    placement: Placement
+    programs: dict[int, Any]
+    compile_seconds: float
+
+
+def choose_placement(
+    run: Run, asked: Placement, feed: Feed, shapes: FedState, diagnose: Any, progress: bool
+) -> Chosen:
+    """Choose the placement of a run.
 
     Args:
       run: what is computed.
       asked: the requested placement; "auto" is resolved.
       feed: the clients' data.
       shapes: shapes of the state without frozen weights.
-      diagnose, run_dir: as given to ``simulate``.
+      diagnose: as given to ``simulate``.
       progress: print the choice on stderr.
 
     Raises:
       ValueError: the request cannot be met, or the state fits on no device.
     """
-    team, num_clients = asked.team, feed.clients.num_clients
+    team, seconds = asked.team, 0.0
     on_host = team.first_says(asked.keeps_rows_on_host(shapes))
+    programs: dict[int, Any] = {}
     if on_host:
         check_host_store(run, asked, diagnose)
         asked = dataclasses.replace(asked, client_store=HOST)
-        shapes = shapes._replace(clients=jax.tree.map(_one_row, shapes.clients))
-    place, seconds = asked, 0.0
-    compiled: dict[int, Any] = {}
     if asked.client_map.is_planned:
-        first = shapes
         if run.state is None and asked.client_map.name == "measure":
-            first = jax.jit(run.start)(run.params, feed.clients, run.key, run.frozen)
-        planner = ChunkPlanner(run, asked, first._replace(frozen=run.frozen), feed.clients)
+            state = jax.jit(run.start)(run.params, feed.clients, run.key, run.frozen)
+        else:
+            state = shapes
+        if on_host:  # a program gets the rows of its own clients
+            state = state._replace(clients=jax.tree.map(_one_row, state.clients))
+        planner = ChunkPlanner(run, asked, state._replace(frozen=run.frozen), feed.clients)
         length = min(feed.longest, run.rounds)
-        name, compiled = planner.choose(asked.client_map.name, length, progress)
-        place, seconds = asked.with_map(name), planner.compile_seconds
-        del first, planner
-    place = place.with_layout(run.params, run.frozen)
-    if not on_host:
-        name = run.algorithm.name
-        place = team.together(lambda: place.with_store(shapes, num_clients, name))
-    return place, Chunks(run, place, feed, shapes, compiled, seconds, run_dir, progress)
+        name, programs = planner.choose(asked.client_map.name, length, progress)
+        asked = asked.with_map(name)
+        programs = {} if on_host else programs
+        seconds = planner.compile_seconds
+        del state, planner
+    if on_host:
+        return Chosen(asked.resolved(HOST, run.params, run.frozen), programs, seconds)
+    num_clients = feed.clients.num_clients
+
+    def on_devices() -> Placement:
+        store = asked.store_on_devices(num_clients)
+        placement = asked.resolved(store, run.params, run.frozen)
+        placement.check_memory(shapes, run.algorithm.name)
+        return placement
+
+    return Chosen(team.together(on_devices), programs, seconds)
 
 
 def _one_row(table: Any) -> jax.ShapeDtypeStruct:

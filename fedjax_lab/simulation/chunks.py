@@ -5,7 +5,7 @@ chunk has, several programs make up the chunk.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
+from fedjax_lab.simulation.chunk_planner import Chosen
 from fedjax_lab.simulation.debugging import values_are_checked
 from fedjax_lab.simulation.feed import Feed
-from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
 from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.stores import open_store
@@ -31,11 +31,9 @@ class Chunks:
 
     Args:
       run: the computation.
-      place: its placement, resolved.
+      chosen: its placement, and programs that are already compiled.
       feed: the clients' data.
       shapes: shapes of the state without frozen weights.
-      compiled: programs that are already compiled, by their number of rounds.
-      compile_seconds: time spent on these.
       run_dir: as in ``simulate``; rows on the host are stored there.
       progress: print the size of a table on the host on stderr.
 
@@ -47,14 +45,13 @@ class Chunks:
     def __init__(
         self,
         run: Run,
-        place: Placement,
+        chosen: Chosen,
         feed: Feed,
         shapes: FedState,
-        compiled: Mapping[int, Any] | None = None,
-        compile_seconds: float = 0.0,
         run_dir: str | Path | None = None,
         progress: bool = False,
     ):
+        place = chosen.placement
         self._run, self._feed, self.team = run, feed, place.team
         feed.place(place)
         models = place.models(run.params, run.frozen)
@@ -69,8 +66,8 @@ class Chunks:
         self._program = build_chunk(run, place, place.left_by_programs(self._state))
         # By the rounds of a program and the rows of its window.
         self._lowered: dict[tuple[int, int], Any] = {}
-        self._compiled = {(length, 0): program for length, program in (compiled or {}).items()}
-        self.compile_seconds = compile_seconds
+        self._compiled = {(length, 0): program for length, program in chosen.programs.items()}
+        self.compile_seconds = chosen.compile_seconds
 
     @property
     def params(self) -> Params:

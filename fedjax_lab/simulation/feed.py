@@ -26,10 +26,10 @@ from fedjax_lab.simulation.arguments import (
     warn_of_statistics,
 )
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.run import Run, params_of
+from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.team import Team
 from fedjax_lab.storage.fingerprint import hash_arrays
-from fedjax_lab.types import CohortBatch, FedState, Metrics, Params
+from fedjax_lab.types import CohortBatch, Metrics, Params
 
 _NAMED = 10  # examples in a warning
 
@@ -270,13 +270,7 @@ class StreamFeed(Feed):
 
 
 def feed_of(
-    run: Run,
-    clients: FederatedArrays | FederatedStream,
-    team: Team,
-    progress: bool = False,
-    *,
-    times: ClientTimes | None = None,
-    state: FedState | None = None,
+    run: Run, clients: FederatedArrays | FederatedStream, team: Team, progress: bool = False
 ) -> Feed:
     """Create the feed of a run.
 
@@ -284,15 +278,11 @@ def feed_of(
       run: what is computed.
       clients: the clients' data, on the device or a stream.
       team, progress: as in ``StreamFeed``.
-      times, state: as in ``simulate``.
 
     Raises:
-      TypeError, ValueError: the examples of a single round do not fit; ``times`` or ``state`` is
-        refused; or ``sample_cohort`` draws wrong cohorts.
+      TypeError, ValueError: the examples of a single round do not fit, or ``sample_cohort`` draws
+        wrong cohorts.
     """
-    if times is not None:
-        model = run.params if state is None else params_of(run.algorithm, state)
-        clients = with_times(clients, times, run.algorithm, model)
     if isinstance(clients, FederatedStream):
         feed: Feed = StreamFeed(run, clients, team, progress)
     else:
@@ -304,18 +294,22 @@ def feed_of(
     return feed
 
 
-def window_shapes(stream: FederatedStream, schedule: Schedule, length: int) -> FederatedArrays:
-    """Compute the shapes of the examples that a program of rounds takes from a stream.
+def without_examples(
+    clients: FederatedArrays | FederatedStream, schedule: Schedule, length: int
+) -> FederatedArrays:
+    """Return the data argument of a program of rounds, with shapes for a stream's examples.
 
     Args:
-      stream: the clients' data.
+      clients: the clients' data, on the device or a stream.
       schedule: client sampling and mini-batches.
       length: requested number of rounds; fewer if they do not fit.
 
     Raises:
       ValueError: the examples of a single round do not fit.
     """
-    return stream.window_shapes(_fit(stream, schedule, length)[1])
+    if isinstance(clients, FederatedArrays):
+        return clients
+    return clients.window_shapes(_fit(clients, schedule, length)[1])
 
 
 def _fit(stream: FederatedStream, schedule: Schedule, eval_every: int) -> tuple[int, int]:

@@ -88,18 +88,19 @@ class Placement:
         team.check_map(parsed)
         return cls(parsed, client_store, params_sharding, None, target, team)
 
-    def with_map(self, client_map: str | ClientMap) -> "Placement":
-        """Return the same placement with another client map.
+    def with_map(self, client_map: str) -> "Placement":
+        """Return the requested placement with a client map in place of "auto".
 
         Args:
           client_map: name of the client map.
         """
         return dataclasses.replace(self, client_map=parse_client_map(client_map, self.target))
 
-    def with_layout(self, params: Params, frozen: PyTree) -> "Placement":
-        """Return the same placement with the layout of a divided model.
+    def resolved(self, client_store: str, params: Params, frozen: PyTree) -> "Placement":
+        """Return the placement of a run, with its store and the layout of a divided model.
 
         Args:
+          client_store: "device", "sharded" or "host".
           params: the global model, or its shapes.
           frozen: frozen weights, or their shapes.
 
@@ -107,42 +108,50 @@ class Placement:
           TypeError, ValueError: as in ``model_layout``.
         """
         layout = model_layout(params, self.client_map.mesh, self.params_sharding, frozen)
-        return dataclasses.replace(self, layout=layout)
+        return dataclasses.replace(self, client_store=client_store, layout=layout)
 
-    def with_store(self, shapes: FedState, num_clients: int, name: str) -> "Placement":
-        """Return the same placement with the resolved store, "device" or "sharded".
+    def store_on_devices(self, num_clients: int) -> str:
+        """Choose the store, "device" or "sharded", for the requested one.
+
+        Args:
+          num_clients: N.
+
+        Raises:
+          ValueError: "sharded" does not work with this client map or N.
+        """
+        client_map = self.client_map
+        can_shard = client_map.kind == "shard_map" and num_clients % client_map.shares == 0
+        if self.client_store == "sharded" and not can_shard:
+            raise ValueError(
+                f"client_store is 'sharded' with client_map {client_map.name!r} and {num_clients} "
+                "clients; it requires shard_map, and a number of devices that divides the number "
+                "of clients."
+            )
+        shard = can_shard and client_map.shares > 1 and self.client_store != "device"
+        return "sharded" if shard else "device"
+
+    def check_memory(self, shapes: FedState, name: str) -> None:
+        """Check that a state fits on the devices.
 
         Args:
           shapes: of the method's state.
-          num_clients: N.
           name: name of the method, for errors.
 
         Raises:
-          ValueError: "sharded" does not work with this client map or N, or the state does not fit
-            on a device.
+          ValueError: it does not.
         """
-        client_map, asked = self.client_map, self.client_store
-        can_shard = client_map.kind == "shard_map" and num_clients % client_map.shares == 0
-        if asked == "sharded" and not can_shard:
-            raise ValueError(
-                f"client_store is 'sharded' with client_map {client_map.name!r} and "
-                f"{num_clients} clients; it requires shard_map, and a number of devices that "
-                "divides the number of clients."
-            )
-        shard = can_shard and client_map.shares > 1 and asked != "device"
-        found = dataclasses.replace(self, client_store="sharded" if shard else "device")
         table, server = tree.nbytes(shapes.clients), tree.nbytes(shapes.server)
-        limit, placed = device_memory(), found.state_sharding(shapes)
+        limit, placed = device_memory(), self.state_sharding(shapes)
         if (table + server if placed is None else bytes_of_a_device(shapes, placed)) > limit:
+            num_clients = jax.tree.leaves(shapes.clients)[0].shape[0] if table else 1
             sizes = [f"{size / 2**30:,.1f} GiB" for size in (table, server, limit)]
             raise ValueError(
-                f"client_store is {found.client_store!r}, but {name} keeps "
+                f"client_store is {self.client_store!r}, but {name} keeps "
                 f"{table // num_clients:,} bytes for each of {num_clients:,} clients: a table of "
                 f"{sizes[0]}, and {sizes[1]} on the server, where a device has {sizes[2]}. What "
                 "helps: client_store='host', fewer clients, a smaller model, or a method without "
                 "client state."
             )
-        return found
 
     @property
     def is_on_host(self) -> bool:

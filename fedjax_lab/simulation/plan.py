@@ -19,7 +19,7 @@ from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_simulate
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
 from fedjax_lab.simulation.debugging import debuggable
-from fedjax_lab.simulation.feed import window_shapes, with_times
+from fedjax_lab.simulation.feed import with_times, without_examples
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.team import Team
@@ -127,8 +127,7 @@ def plan(
     place = Placement.of(client_map, client_store, params_sharding, machine, Team())
     how, clients = Schedule.of("plan", schedule).bind(clients)
     clients = with_times(clients, times, algorithm, params)
-    if isinstance(clients, FederatedStream):
-        clients = window_shapes(clients, how, 1)
+    clients = without_examples(clients, how, 1)
     run = Run(algorithm, how, on_nonfinite, key=seeded(0), params=params, lowering=lowering)
     state = run.shapes(clients)._replace(frozen=run.frozen)
     planner = ChunkPlanner(run, place, state, clients)

@@ -23,7 +23,7 @@ class Run:
     """The computation of a run: a method, a schedule of batches, and an initial state.
 
     States are passed between chunks without frozen weights, which no round changes. ``start`` and
-    ``adopt`` remove them from a state; ``with_frozen`` inserts them again.
+    ``checked_state`` remove them from a state; ``with_frozen`` inserts them again.
 
     Attributes:
       algorithm: the method.
@@ -33,7 +33,7 @@ class Run:
       eval_every: rounds between evaluations.
       key: PRNG key of the run.
       params: the initial global model; None if only programs are compiled.
-      state: initial state in place of ``params``, checked and without frozen weights; None: a fresh
+      state: initial state whose global model is ``params``, as of ``checked_state``; None: a fresh
         start.
       lowering: as in ``simulate``.
     """
@@ -108,42 +108,6 @@ class Run:
             return self.state
         return jax.eval_shape(self.start, self.params, clients, self.key, self.frozen)
 
-    def adopt(self, state: Any, clients: FederatedArrays) -> "Run":
-        """Return the same run with another initial state.
-
-        Args:
-          state: initial state, with the structure, shapes and dtypes of ``algorithm.init``.
-          clients: the clients' data.
-
-        Raises:
-          TypeError: it is no ``FedState``.
-          ValueError: it belongs to another method, model or number of clients, or it is private and
-            these settings may not continue it.
-        """
-        params_of(self.algorithm, state)
-        frozen = jax.tree.map(jnp.asarray, self.frozen)
-        if not are_the_same(state.frozen, frozen):
-            raise ValueError(
-                f"state.frozen does not hold the frozen weights of {self.algorithm.name}: the "
-                "state was made with others, or without any."
-            )
-        state = state._replace(frozen=())
-        try:
-            shapes = jax.eval_shape(self.algorithm.params, state)
-            expected = jax.eval_shape(self.start, shapes, clients, self.key, frozen)
-        except (AttributeError, TypeError) as error:
-            raise ValueError(f"state is not one of {self.algorithm.name}: {error}.") from error
-        _check_same_shapes(self.algorithm.name, state, expected)
-        if int(state.num_clients) != clients.num_clients:
-            raise ValueError(
-                f"state.num_clients is {int(state.num_clients)}; clients has {clients.num_clients}."
-            )
-        state = resume_privately(self.algorithm, state, self.schedule, clients)
-        # On the host, because it may not fit on a device; with the container types of the rounds.
-        leaves = [np.array(leaf, leaf.dtype) for leaf in jax.tree.leaves(state)]
-        own = jax.tree.unflatten(jax.tree.structure(expected), leaves)
-        return dataclasses.replace(self, state=own, params=self.algorithm.params(own))
-
     def served(self, state: FedState) -> Params:
         """Return the global model of a state.
 
@@ -199,6 +163,50 @@ def params_of(algorithm: Algorithm, state: Any) -> Params:
         return jax.eval_shape(algorithm.params, state)
     except (AttributeError, TypeError) as error:
         raise ValueError(f"state is not one of {algorithm.name}: {error}.") from error
+
+
+def checked_state(
+    algorithm: Algorithm, schedule: Schedule, clients: FederatedArrays, key: Key, state: Any
+) -> FedState:
+    """Check an initial state given by the caller, and return it as a run keeps it.
+
+    Args:
+      algorithm: the method.
+      schedule: client sampling and mini-batches.
+      clients: the clients' data; examples may be shapes.
+      key: PRNG key of the run.
+      state: initial state, with the structure, shapes and dtypes of ``algorithm.init``.
+
+    Returns:
+      The state without frozen weights, on the host.
+
+    Raises:
+      TypeError: it is no ``FedState``.
+      ValueError: it belongs to another method, model or number of clients, or it is private and
+        these settings may not continue it.
+    """
+    params_of(algorithm, state)
+    frozen = jax.tree.map(jnp.asarray, algorithm.frozen)
+    if not are_the_same(state.frozen, frozen):
+        raise ValueError(
+            f"state.frozen does not hold the frozen weights of {algorithm.name}: the state was "
+            "made with others, or without any."
+        )
+    state = state._replace(frozen=())
+    try:
+        shapes = jax.eval_shape(algorithm.params, state)
+        expected = jax.eval_shape(Run(algorithm, schedule).start, shapes, clients, key, frozen)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"state is not one of {algorithm.name}: {error}.") from error
+    _check_same_shapes(algorithm.name, state, expected)
+    if int(state.num_clients) != clients.num_clients:
+        raise ValueError(
+            f"state.num_clients is {int(state.num_clients)}; clients has {clients.num_clients}."
+        )
+    state = resume_privately(algorithm, state, schedule, clients)
+    # On the host, because it may not fit on a device; with the container types of the rounds.
+    leaves = [np.array(leaf, leaf.dtype) for leaf in jax.tree.leaves(state)]
+    return jax.tree.unflatten(jax.tree.structure(expected), leaves)
 
 
 def _check_same_shapes(name: str, state: FedState, expected: FedState) -> None:

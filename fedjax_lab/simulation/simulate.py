@@ -25,14 +25,15 @@ from fedjax_lab.simulation.arguments import (
     check_simulate,
 )
 from fedjax_lab.simulation.book import Book, History, SimulationResult
-from fedjax_lab.simulation.chunk_planner import placed_chunks
+from fedjax_lab.simulation.chunk_planner import choose_placement
+from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.feed import feed_of
+from fedjax_lab.simulation.feed import feed_of, with_times, without_examples
 from fedjax_lab.simulation.loggers import Hook, Hooks, Profile, Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.recorder import Recorder, Row, identity, with_program
-from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.run import Run, checked_state, params_of
 from fedjax_lab.simulation.scores import Scores
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
 from fedjax_lab.simulation.team import Team
@@ -167,28 +168,32 @@ def simulate(
     check_outputs(run_dir, profile_dir, config, score_clients)
     every = check_lengths(rounds, eval_every, checkpoint_every)
     check_int("seed", seed, minimum=0, maximum=LAST_SEED)
-    this_run = None if run_dir is None else (Path(run_dir).resolve(), rounds)
-    check_not_ended(this_run)
+    this_call = None if run_dir is None else (Path(run_dir).resolve(), rounds)
+    check_not_ended(this_call)
     keep_by_default()
     team = Team.here()
-    place = Placement.of(client_map, client_store, params_sharding, team=team)
+    asked = Placement.of(client_map, client_store, params_sharding, team=team)
     progress, hooks = progress and team.is_first, Hooks(on_row if team.is_first else ())
-    how, clients = Schedule.of("simulate", schedule).bind(clients)
-    key, local = key_of(seed, state), team.local(params)
-    run = Run(algorithm, how, on_nonfinite, rounds, eval_every, key, local, lowering=lowering)
-    feed = feed_of(run, clients, team, progress, times=times, state=state)
+    batches, clients = Schedule.of("simulate", schedule).bind(clients)
+    key = key_of(seed, state)
+    model = team.local(params) if state is None else params_of(algorithm, state)
+    clients = with_times(clients, times, algorithm, model)
     if state is not None:
-        run = run.adopt(team.gathered(state, everywhere=True), feed.clients)
+        shown = without_examples(clients, batches, eval_every)
+        state = team.gathered(state, everywhere=True)
+        state = checked_state(algorithm, batches, shown, key, state)
+        model = algorithm.params(state)
+    run = Run(algorithm, batches, on_nonfinite, rounds, eval_every, key, model, state, lowering)
+    feed = feed_of(run, clients, team, progress)
     shapes = run.shapes(feed.clients)  # this checks the schedule, too
-    place = place.with_layout(run.params, run.frozen)
-    functions, is_kept = {"evaluate": evaluate, "diagnose": diagnose}, run_dir is not None
-    config = config or {}
-    entries = identity(run, feed, place, functions, seed, config, is_kept)
-    team.agree({**entries, "run_dir": is_kept, "every": every, **config})
+    functions = {"evaluate": evaluate, "diagnose": diagnose}
+    entries = identity(run, feed, asked, functions, seed, config or {}, run_dir is not None)
+    team.agree({**entries, "run_dir": run_dir is not None, "every": every, **(config or {})})
     feed.check(run)
-    spent = run.guarantees(feed.clients)
-    place, chunks = placed_chunks(run, place, feed, shapes, diagnose, run_dir, progress)
-    recorded = {**with_program(entries, run, place, chunks), **config}
+    guarantees = run.guarantees(feed.clients)
+    chosen = choose_placement(run, asked, feed, shapes, diagnose, progress)
+    chunks = Chunks(run, chosen, feed, shapes, run_dir, progress)
+    recorded = {**with_program(entries, run, chosen.placement, chunks), **(config or {})}
     scored = score_clients is not None
     recorder = team.together(
         lambda: Recorder(run_dir, every=every, config=recorded, team=team, scored=scored)
@@ -198,7 +203,7 @@ def simulate(
     with _running(team, recorder, bar, feed) as stop:
         rows, before = recorder.resume(chunks)
         counts = run.in_round == "exclude"
-        history = History(algorithm, chunks.params, rows, counts, spent)
+        history = History(algorithm, chunks.params, rows, counts, guarantees)
         book = Book(run, history, hooks, stop_when, before, chunks.compile_seconds)
         if recorder.unscored:
             recorder.client_row(scores.of_clients(chunks, book))
@@ -219,7 +224,7 @@ def simulate(
             found = scores.row(run, chunks, history, metrics, lost)
             row = book.enter(length, metrics, found, chunks.compile_seconds)
             recorder.rows([row], book.seconds, book.compile_seconds)
-            bar.update(book.round, {name: row[name] for name in ("loss", *spent(0), *found)})
+            bar.update(book.round, {name: row[name] for name in ("loss", *guarantees(0), *found)})
             if not book.diverged:
                 recorder.checkpoint(book.round, chunks, history.rows, last=book.is_last)
             book.tell(row)
@@ -228,7 +233,7 @@ def simulate(
             recorder.checkpoint(book.round, chunks, history.rows, last=True)
         team.together(lambda: recorder.summarise(**book.summary()))
     if stop.is_set() or book.stopped == "interrupt":
-        end_later_runs(stop.signal, this_run)
+        end_later_runs(stop.signal, this_call)
     return SimulationResult(
         jax.tree.map(lambda leaf: leaf, chunks.params),
         chunks.result(),

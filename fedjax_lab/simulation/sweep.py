@@ -46,7 +46,7 @@ from fedjax_lab.simulation.arguments import check_functions, check_lengths, chec
 from fedjax_lab.simulation.book import History
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.feed import feed_of
+from fedjax_lab.simulation.feed import feed_of, with_times
 from fedjax_lab.simulation.loggers import Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.recorder import Row
@@ -159,7 +159,8 @@ def sweep(
     of_clients = Placement(_resolve_client_map(client_map))
     of_runs = Placement(_resolve_run_map(run_map, len(grid.starts)))
     first = grid.of_points[0]
-    feed = feed_of(first, clients, Team(), times=times)
+    clients = with_times(clients, times, first.algorithm, first.params)
+    feed = feed_of(first, clients, Team())
     check_training_labels(first.algorithm, first.params, feed.clients, batches.batch_size)
     histories = grid.histories(feed.clients)
     run_of = lambda **point: run_with(build(**point))  # noqa: E731

@@ -110,9 +110,8 @@ def state_shapes(num_clients, d):
     ],
 )
 def test_where_a_table_stands(client_store, client_map, num_clients, expected):
-    shapes = state_shapes(num_clients, 4)
     asked = Placement.of(client_map, client_store)
-    assert asked.with_store(shapes, num_clients, "scaffold").client_store == expected
+    assert asked.store_on_devices(num_clients) == expected
 
 
 @pytest.mark.parametrize(
@@ -134,8 +133,14 @@ def test_what_cannot_be_had_is_refused_before_it_is_allocated(
     client_store, client_map, num_clients, message
 ):
     shapes = state_shapes(num_clients, 10**7 if num_clients > 100 else 4)
+
+    def resolve():
+        asked = Placement.of(client_map, client_store)
+        store = asked.store_on_devices(num_clients)
+        asked.resolved(store, {}, ()).check_memory(shapes, "scaffold")
+
     with pytest.raises(ValueError, match=message):
-        Placement.of(client_map, client_store).with_store(shapes, num_clients, "scaffold")
+        resolve()
 
 
 def test_what_fills_more_than_half_of_a_device_stays_on_the_host(monkeypatch):

@@ -103,7 +103,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     "moment",
     [
-        "row",
+        "rows",
         "checkpoint",
         pytest.param("resume", marks=pytest.mark.methods),
         pytest.param("summarise", marks=pytest.mark.methods),
