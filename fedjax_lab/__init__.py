@@ -27,6 +27,7 @@ from fedjax_lab.wrappers import (
     with_ranks,
     with_robust_aggregation,
     with_secure_aggregation,
+    with_update_metrics,
 )
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "with_ranks",
     "with_robust_aggregation",
     "with_secure_aggregation",
+    "with_update_metrics",
 ]
 
 divide_cpu()

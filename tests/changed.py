@@ -95,6 +95,7 @@ COVERS = {
     "tuning/test_search": "tuning/halving tuning/kept tuning/proposals",
     "tuning/test_tune": "command/tuning report/search_figure tuning/found tuning/lanes "
     "tuning/search tuning/score tuning/space",
+    "wrappers/test_update_metrics": "simulation/client_updates",
     "wrappers/test_robust": "wrappers/rules wrappers/client_messages",
 }
 # Files that several methods share -> methods that show whether they still work.

@@ -34,6 +34,11 @@ OF_SERVER_STEP = frozenset(
         *("saturated", "vanished", "too_few_for_rule", "server_lr"),
     }
 )
+# Before the names of numbers of each slot, [S], which are no metrics of a row.
+PER_CLIENT = "per_client/"
+# Ending of a metric -> the share of the participants that lie below it.
+UPDATE_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+_OF_UPDATES = ("update_norm", "update_cosine", "cosine_to_last", "client_drift")
 # Reserved names of metrics, which a loss function may not use.
 OWN_METRICS = frozenset(
     {
@@ -43,7 +48,9 @@ OWN_METRICS = frozenset(
         *("loss", "local_steps", "gradients", "participants", "nonfinite_clients"),
         *("bytes_up", "bytes_down", "message_parts", "message_sq", "error_sq", "change_sq"),
         *("client_drift", "client_qp_residual", "client_qp_active", "mixing"),
-        *("clipped_clients", "epsilon", "overflow"),
+        *("clipped_clients", "epsilon", "overflow", "gradient_diversity"),
+        *_OF_UPDATES,
+        *(f"{name}_{ending}" for name in _OF_UPDATES for ending in UPDATE_QUANTILES),
     }
 )
 _OWN = ", ".join(sorted(OWN_METRICS))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.clients.metrics import OF_EVERY_ROUND, OF_SERVER_STEP
+from fedjax_lab.clients.metrics import OF_EVERY_ROUND, OF_SERVER_STEP, PER_CLIENT
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.divergence import (
     check_overflow,
@@ -134,7 +134,13 @@ class History:
 
         Raises:
           RuntimeError: a Poisson cohort had more clients than slots.
+          ValueError: there are numbers of each client.
         """
+        if any(name.startswith(PER_CLIENT) for name in metrics):
+            raise ValueError(
+                "with_update_metrics(per_client=True) writes a file for simulate(run_dir=...); "
+                "leave per_client out of a sweep or a search."
+            )
         metrics = {name: np.asarray(values, np.float64) for name, values in metrics.items()}
         check_overflow(metrics.pop("overflow", False))
         finite, others = finite_and_other_clients(metrics)

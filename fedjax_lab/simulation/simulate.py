@@ -27,6 +27,7 @@ from fedjax_lab.simulation.arguments import (
 from fedjax_lab.simulation.book import Book, History, SimulationResult
 from fedjax_lab.simulation.chunk_planner import choose_placement
 from fedjax_lab.simulation.chunks import Chunks
+from fedjax_lab.simulation.client_updates import ClientUpdates
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.feed import feed_of, with_times, without_examples
@@ -199,7 +200,7 @@ def simulate(
         lambda: Recorder(run_dir, every=every, config=recorded, team=team, scored=scored)
     )
     bar, profile = Progress(algorithm.name, 0, rounds, progress), Profile(profile_dir)
-    watch = Watch(algorithm.name, on_nonfinite)
+    watch, updates = Watch(algorithm.name, on_nonfinite), ClientUpdates(run_dir, team)
     with _running(team, recorder, bar, feed) as stop:
         rows, before = recorder.resume(chunks)
         counts = run.in_round == "exclude"
@@ -221,6 +222,7 @@ def simulate(
             book.diverged = lost = bool(watch.diverged)
             if not length:  # on_nonfinite="stop", in the first round of a chunk
                 break
+            metrics = updates.take(book.round, metrics)
             found = scores.row(run, chunks, history, metrics, lost)
             row = book.enter(length, metrics, found, chunks.compile_seconds)
             recorder.rows([row], book.seconds, book.compile_seconds)

@@ -10,6 +10,7 @@ from fedjax_lab.wrappers.privacy import with_dp
 from fedjax_lab.wrappers.ranks import with_ranks
 from fedjax_lab.wrappers.robust import with_robust_aggregation
 from fedjax_lab.wrappers.secure import with_secure_aggregation
+from fedjax_lab.wrappers.update_metrics import with_update_metrics
 
 __all__ = [
     "client_params",
@@ -24,4 +25,5 @@ __all__ = [
     "with_ranks",
     "with_robust_aggregation",
     "with_secure_aggregation",
+    "with_update_metrics",
 ]

@@ -87,6 +87,12 @@ _WHY = {
     ("robust", "dp"): _OTHER_SENSITIVITY,
     (_ANY, "personal"): _PERSONAL_FIRST,
     ("attack", _ANY): _ATTACK_LAST,
+    ("attack", "update_metrics"): None,  # it measures what attackers send
+    ("secure", "update_metrics"): "masked messages are uniform numbers, which say nothing",
+    ("update_metrics", "update_metrics"): "updates are measured already",
+    ("update_metrics", _ANY): (
+        "it measures what clients send: apply it last, with_update_metrics({outer}(...), ...)"
+    ),
 }
 
 

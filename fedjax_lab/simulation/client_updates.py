@@ -1,0 +1,78 @@
+"""The file with each participant's numbers of ``with_update_metrics(per_client=True)``."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_lab.clients.metrics import PER_CLIENT
+from fedjax_lab.machine.atomic_files import write_text
+from fedjax_lab.simulation.team import Team
+from fedjax_lab.storage.run_dir import disk_full_in_one_line
+from fedjax_lab.types import Metrics
+
+UPDATES = "client_updates.csv"
+
+
+class ClientUpdates:
+    """Appends to ``client_updates.csv`` of a run directory: one line for a participant in a round.
+
+    The columns are ``round``, counted from 1 as in rows, ``client``, its number from 0, and the
+    numbers in alphabetical order. A run that continues first removes the lines of later rounds.
+
+    Args:
+      run_dir: the run directory, or None.
+      team: the processes of the run; process 0 writes.
+    """
+
+    def __init__(self, run_dir: str | Path | None, team: Team):
+        self._path = None if run_dir is None else Path(run_dir) / UPDATES
+        self._team, self._is_open = team, False
+
+    def take(self, first: int, metrics: Metrics) -> Metrics:
+        """Write the numbers of each client, and return the other metrics. All processes call it.
+
+        Args:
+          first: number of the first round, from 0.
+          metrics: of consecutive rounds, [length] or [length, S].
+
+        Raises:
+          ValueError: there are such numbers, and no run directory.
+        """
+        numbers = {name: value for name, value in metrics.items() if name.startswith(PER_CLIENT)}
+        if not numbers:
+            return metrics
+        if self._path is None:
+            raise ValueError(
+                "run_dir is None, and with_update_metrics(per_client=True) writes to a file of it; "
+                "pass run_dir, or leave per_client out."
+            )
+        numbers = self._team.gathered(numbers)
+        if self._team.is_first:
+            with disk_full_in_one_line(self._path):
+                self._append(first, {name: np.asarray(value) for name, value in numbers.items()})
+        return {name: value for name, value in metrics.items() if name not in numbers}
+
+    def _append(self, first: int, numbers: dict[str, np.ndarray]) -> None:
+        assert self._path is not None
+        ids = numbers.pop(f"{PER_CLIENT}client")
+        took_part = numbers.pop(f"{PER_CLIENT}participates")
+        names = sorted(numbers)
+        if not self._is_open:
+            header = ",".join(["round", "client", *(n.removeprefix(PER_CLIENT) for n in names)])
+            write_text(self._path, "\n".join([header, *_lines_until(self._path, first), ""]))
+            self._is_open = True
+        with self._path.open("a", encoding="utf-8") as file:
+            for place, slot in zip(*np.nonzero(took_part), strict=True):
+                values = (f"{numbers[name][place, slot]:.8g}" for name in names)
+                file.write(
+                    ",".join([str(first + place + 1), str(ids[place, slot]), *values]) + "\n"
+                )
+
+
+def _lines_until(path: Path, rounds: int) -> list[str]:
+    """Return the lines of a file that belong to the first rounds; none if it cannot be read."""
+    with suppress(OSError, ValueError):
+        lines = path.read_text(encoding="utf-8").splitlines()[1:]
+        return [line for line in lines if int(line.partition(",")[0]) <= rounds]
+    return []
