@@ -98,6 +98,7 @@ COVERS = {
     "wrappers/test_update_metrics": "simulation/client_updates",
     "wrappers/test_robust": "wrappers/rules wrappers/client_messages",
 }
+TWINS = "tests/reference"  # whose own tests have the mark "methods"
 # Files that several methods share -> methods that show whether they still work.
 SHARED = {
     "averaging": ["fedavg", "fedexp", "fedopt"],
@@ -151,7 +152,7 @@ def tests_for(path: str) -> tuple[list[str], list[str]]:
     """(test files, methods) that a changed file asks for."""
     parts = Path(path).parts
     stem = Path(path).stem
-    if parts[0] == "tests" and stem.startswith("test_"):
+    if parts[0] == "tests" and stem.startswith("test_") and parts[1] != "reference":
         return [path], []
     if parts[0] == "fedjax_lab" and path.endswith(".py"):
         in_algorithms = parts[1] == "algorithms"
@@ -160,7 +161,8 @@ def tests_for(path: str) -> tuple[list[str], list[str]]:
         return covering_tests(f"fedjax_lab/algorithms/{stem}.py"), methods_of(stem)
     if parts[:2] == ("tests", "reference"):
         module = f"fedjax_lab/algorithms/{stem.removesuffix('_numpy')}.py"
-        return tests_for(module) if (ROOT / module).is_file() else (["tests/reference"], [])
+        files, methods = tests_for(module) if (ROOT / module).is_file() else ([], [])
+        return [*files, TWINS], methods
     if parts[0] == "experiments" and len(parts) > 2 and path.endswith(".py"):
         room = ROOT / "tests" / "experiments"
         # What a paper declares is looked at with what all studies share.
@@ -193,6 +195,9 @@ def main(since: str = "HEAD") -> int:
         steps += [[*run, "mypy"]]
     if methods:
         files.update(CATALOGUE)
+    if TWINS in files:
+        files.remove(TWINS)
+        steps += [[*run, "pytest", "-m", "methods", TWINS]]
     if files:
         chosen = ["--methods", *sorted(methods)] if methods else []
         steps += [[*run, "pytest", "--numprocesses", "2", *sorted(files), *chosen]]

@@ -48,8 +48,9 @@ def test_which_tests_a_file_asks_for(path, expected):
         ("fedjax_lab/algorithms/stem.py", ["tests/algorithms/test_stem.py"], ["stem"]),
         ("fedjax_lab/algorithms/first_estimates.py", [], ["fafed", "stem"]),
         ("tests/algorithms/cases/fedspeed.py", None, ["fedspeed", "fedspeed_ing"]),
-        ("tests/reference/fednova_numpy.py", [], ["fednova"]),
+        ("tests/reference/fednova_numpy.py", ["tests/reference"], ["fednova"]),
         ("tests/reference/base.py", ["tests/reference"], []),
+        ("tests/reference/test_twins.py", ["tests/reference"], []),
     ],
 )
 def test_a_methods_file_asks_for_its_methods(path, files, methods):

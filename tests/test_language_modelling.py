@@ -41,6 +41,7 @@ def test_the_perplexity_of_equally_probable_words_is_their_number(text):
     assert scores["accuracy"] == 0
 
 
+@pytest.mark.methods
 def test_bytes_and_a_transformer_on_the_command_line(text, tmp_path, capsys):
     directory = tmp_path / "run"
     words = ["--dataset", f"text:{text}", "--tokens", "bytes", "--model", "transformer"]

@@ -249,7 +249,7 @@ def noisy(params, examples, key):
     return losses * (1 + 0.5 * jax.random.normal(key, losses.shape, losses.dtype))
 
 
-@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("impl", ["rbg", pytest.param("unsafe_rbg", marks=pytest.mark.methods)])
 def test_a_clients_draws_do_not_depend_on_the_map_with_any_generator(impl):
     batch = to_batch(reference.make_rounds(0, 1, cohort_size=4, max_steps=3, batch_size=4)[0][1], 0)
     algorithm = algorithms.fedavg(noisy, client_lr=0.2)

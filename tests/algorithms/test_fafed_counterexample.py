@@ -53,6 +53,7 @@ def test_the_functions():
     np.testing.assert_allclose(slopes, [6, -2, -2])
 
 
+@pytest.mark.methods
 def test_the_papers_numbers(x64):
     for client, after in enumerate([9.8585786438, 10.1414213562, 10.1414213562]):
         np.testing.assert_allclose(path(naive(0.1, 0.5), 1, 1, (client,)), [after], atol=1e-9)

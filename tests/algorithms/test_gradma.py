@@ -31,7 +31,14 @@ def run(decay, cohorts, deltas, dtype=jnp.float32):
 
 
 @pytest.mark.parametrize(
-    ("num_clients", "slots", "cohort"), [(9, 3, 3), (20, 8, 5), (10, 10, 4), (40, 15, 12)]
+    ("num_clients", "slots", "cohort"),
+    [
+        (9, 3, 3),
+        *(
+            pytest.param(*sizes, marks=pytest.mark.methods)
+            for sizes in ((20, 8, 5), (10, 10, 4), (40, 15, 12))
+        ),
+    ],
 )
 def test_a_cohort_is_admitted_as_by_algorithm_4_client_by_client(num_clients, slots, cohort):
     rng, admit = np.random.default_rng(0), jax.jit(admit_cohort)

@@ -28,7 +28,7 @@ from tests.reference import problem as reference
 
 MORE = pytest.mark.methods
 LR = {"client_lr": 0.2}
-AT_ONCE = ("fedrep", "ditto", "apfl")
+AT_ONCE = ("fedrep", "ditto")
 NAMES = [case.id for case in CASES if case.main and case.id != "fedbabu"]
 
 

@@ -61,7 +61,7 @@ OPTIMIZERS = {
 )
 def test_a_run_is_the_optimisers_own_update(name):
     algorithm = algorithms.fedopt(loss_fn, OPTIMIZERS[name](), client_lr=0.1)
-    found = simulate(algorithm, PARAMS, CLIENTS, rounds=4, eval_every=2, **HOW)
+    found = simulate(algorithm, PARAMS, CLIENTS, rounds=4, eval_every=2, client_map="scan", **HOW)
     expected = by_hand(OPTIMIZERS[name](), 4)
     np.testing.assert_allclose(found.params["w"], expected, rtol=1e-5, atol=1e-6)
     recorded = str(algorithm.hyperparameters["server_optimizer"])
@@ -93,6 +93,7 @@ def test_client_maps_and_sweeps_draw_the_same_noise(client_map):
 
 
 @pytest.mark.parametrize("argument", ["step_transform", "gradient_transform"])
+@pytest.mark.methods
 def test_clients_and_rounds_draw_different_noise(argument):
     """Without a gradient, a client's displacement is its noise: normal, and of its own."""
     noise = optax.add_noise(1.0, 0.0, SEEDED)

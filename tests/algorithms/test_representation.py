@@ -89,7 +89,7 @@ def test_the_first_step_of_fedmlb_scales_each_blocks_gradient(x64):
 @pytest.mark.parametrize(
     "factory",
     [
-        pytest.param(f, marks=pytest.mark.slow if f.__name__.endswith("m") else ())
+        pytest.param(f, marks=pytest.mark.slow if f.__name__.endswith("m") else pytest.mark.methods)
         for f in FACTORIES
     ],
 )

@@ -175,6 +175,7 @@ def toy_run(algorithm, rounds, steps=10):
 
 
 @pytest.mark.parametrize("name", list(controlled()))
+@pytest.mark.methods
 def test_momentum_converges_where_it_does_for_fedavg(name, x64):
     """To the optimum, in closed form; read off the displacement, c_i is 4.1 times too large."""
     momentum = {"client_lr": 0.01, "step_transform": optax.trace(0.9)}
@@ -286,6 +287,7 @@ def test_without_corrections_the_whole_step_is_the_gradient(x64):
     np.testing.assert_allclose(*ends, rtol=0, atol=1e-12)
 
 
+@pytest.mark.methods
 def test_clip_norms_can_be_swept(x64):
     drawn = draw(case_of("fedavg"), 1)
     batch = to_batch(drawn[0][1], 0)

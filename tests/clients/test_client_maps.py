@@ -31,7 +31,6 @@ AT_ONCE = {
     ("messages one by one", "chunk:2"),
     ("two exchanges", "chunk:2"),
     ("a sum and client rows", "shard_map"),
-    ("a sum and client rows", "pmap"),
 }
 PAIRS = [
     pytest.param(kind, client_map, marks=() if (kind, client_map) in AT_ONCE else METHODS)
@@ -52,6 +51,7 @@ def test_maps_agree_with_the_twin(kind, client_map, x64):
     "client_map",
     [pytest.param(m, marks=() if m == "shard_map" else pytest.mark.slow) for m in CLIENT_MAPS],
 )
+@pytest.mark.methods
 def test_float32(client_map):
     ours, theirs = both(case_of("scaffold"), client_map)
     assert ours.dtype == np.float32

@@ -87,6 +87,7 @@ def test_a_round_exchanges_its_sum_and_who_was_finite(kind, cohort_size):
     assert [(c.kind, c.times) for c in found] == [("all-gather", 2 * 5)]
 
 
+@pytest.mark.methods
 def test_equal_steps_are_dealt_to_the_devices_without_a_sort_and_as_with_one():
     rng = np.random.default_rng(2)
     normal = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
@@ -101,7 +102,10 @@ def test_equal_steps_are_dealt_to_the_devices_without_a_sort_and_as_with_one():
     jax.tree.map(np.testing.assert_array_equal, rounds(state, equal), rounds(state, counted))
 
 
-@pytest.mark.parametrize("make", [algorithms.scaffold, algorithms.gradma_s])
+@pytest.mark.parametrize(
+    "make",
+    [algorithms.scaffold, pytest.param(algorithms.gradma_s, marks=pytest.mark.methods)],
+)
 def test_pmap_collects_messages_once_and_the_server_exchanges_nothing(make):
     options = {"memory_size": 12} if make is algorithms.gradma_s else {}
     method = make(lambda w, x, _: (jnp.tanh(x @ w["w"]) @ w["v"]) ** 2, client_lr=0.1, **options)

@@ -18,6 +18,7 @@ from fedjax_lab.models.convolution import convolution
 from fedjax_lab.round import plan_round
 from tests.algorithms.problem import initial_params, loss_fn, to_batch
 from tests.reference.problem import make_rounds
+from tests.tiers import first
 
 SLOW = pytest.mark.slow
 
@@ -77,14 +78,17 @@ def test_a_device_of_unknown_memory_is_told():
 
 @pytest.mark.parametrize(
     ("fixed", "each", "devices", "expected", "most_asked"),
-    [
-        (0, 9, 1, "vmap", 1),
-        (0, 30, 1, "chunk:25", 2),  # 30 would fit; four chunks are needed all the same
-        (500, 20, 1, "chunk:20", 3),
-        (1000, 1, 1, "scan", 3),  # fits under no map: the compiler will say so when it is run
-        (0, 30, 4, "shard_map", 1),
-        (0, 90, 4, "shard_map/chunk:9", 2),  # of 25
-    ],
+    first(
+        3,
+        [
+            (0, 9, 1, "vmap", 1),
+            (0, 30, 1, "chunk:25", 2),  # 30 would fit; four chunks are needed all the same
+            (500, 20, 1, "chunk:20", 3),
+            (1000, 1, 1, "scan", 3),  # fits under no map: the compiler will say so when it is run
+            (0, 30, 4, "shard_map", 1),
+            (0, 90, 4, "shard_map/chunk:9", 2),  # of 25
+        ],
+    ),
 )
 def test_the_compiler_is_asked_until_it_fits(tmp_path, fixed, each, devices, expected, most_asked):
     algorithm, state, batch = one_round()
@@ -250,11 +254,11 @@ def test_an_answer_that_cannot_be_kept_is_a_warning(tmp_path):
 @pytest.mark.parametrize(
     ("before", "environment", "expected"),
     [
-        ("", {}, None),
+        pytest.param("", {}, None, marks=pytest.mark.methods),
         ("", {"FEDJAX_LAB_CPU_DEVICES": "3"}, 3),
         pytest.param("", {"XLA_FLAGS": "--xla_force_host_platform_device_count=5"}, 5, marks=SLOW),
         pytest.param("import jax; jax.config.update('jax_num_cpu_devices', 4)", {}, 4, marks=SLOW),
-        ("import jax; jax.devices()", {}, 1),
+        pytest.param("import jax; jax.devices()", {}, 1, marks=pytest.mark.methods),
     ],
 )
 def test_importing_makes_one_cpu_device_per_core(before, environment, expected):

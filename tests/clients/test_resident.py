@@ -39,7 +39,7 @@ def test_a_chunk_for_a_tpu_holds_examples_flat_and_computes_what_others_do():
     algorithm = algorithms.scaffold(loss_fn, client_lr=0.1)
     schedule = Schedule(cohort_size=2, batch_size=3, local_steps=2)
     key, first = jax.random.key(1), jnp.zeros((), jnp.int32)
-    params = network.init(jax.random.key(0), noise.x[:1])
+    params = jax.jit(network.init)(jax.random.key(0), noise.x[:1])
     state = jax.jit(Run(algorithm, schedule).start)(params, clients, key, ())
 
     def run(target):

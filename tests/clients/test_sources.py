@@ -54,7 +54,7 @@ def test_a_loop_of_ones_own_copies_once_and_agrees_with_simulate(client_map, mon
         seed=0,
     )
     model = models.build("linear", num_classes=2)
-    params = model.init(jax.random.key(0), clients.examples.x[:1])
+    params = jax.jit(model.init)(jax.random.key(0), clients.examples.x[:1])
     algorithm = algorithms.fedavg(models.classification_loss(model.apply), client_lr=0.1)
     how = {"cohort_size": 4, "local_steps": 2, "batch_size": 2}
     copied = []

@@ -70,9 +70,14 @@ METHODS = {  # options of methods, with their methods
     "cfedavg": ("error_feedback=2", "compressor=zip", "normalize_by_steps=no"),
     "fafed": ("momentum=true", "momentum=7", "second_moment_decay=2"),
 }
-ON_FLAGS = [[flag, value] for flag, values in FLAGS.items() for value in values]
+ON_FLAGS = [[[flag, value] for value in values] for flag, values in FLAGS.items()]
 ON_METHODS = [
-    ["--algorithm", method, "--option", option] for method, o in METHODS.items() for option in o
+    [["--algorithm", method, "--option", option] for option in o] for method, o in METHODS.items()
+]
+MISTAKES = [
+    pytest.param(words, id=" ".join(words[-2:]), marks=pytest.mark.methods if others else ())
+    for of_one in ON_FLAGS + ON_METHODS
+    for others, words in enumerate(of_one)
 ]
 SMALL = ["--model", "mlp", "--rounds", "1", "--eval-every", "1", "--client-map", "scan"]
 
@@ -86,7 +91,7 @@ def told(capsys, arguments):
     return status, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", ON_FLAGS + ON_METHODS, ids=lambda words: " ".join(words[-2:]))
+@pytest.mark.parametrize("arguments", MISTAKES)
 def test_a_mistake_is_an_error_without_a_traceback(tmp_path, capsys, arguments):
     directory = tmp_path / "run"
     status, error = told(capsys, [*SMALL, "--run-dir", str(directory), *arguments])

@@ -193,6 +193,7 @@ def test_a_finished_run_keeps_its_numbers_and_quiet_prints_nothing(finished, cap
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.methods
 def test_another_config_in_the_same_directory_is_refused(finished, capsys):
     before = (finished / "metrics.jsonl").read_bytes()
     assert run(finished, "--quiet", "--batch-size", "4", "--clip-norm", "2") == 2
@@ -254,6 +255,7 @@ def test_a_run_that_diverges_has_no_score(tmp_path, capsys):
     assert "Runs that diverged and have no score: 1" in (directory / "report.md").read_text()
 
 
+@pytest.mark.methods
 def test_flags_override_the_config_file(tmp_path):
     file = tmp_path / "settings.json"
     options = {"beta1": 0.8, "beta2": 0.5}
@@ -306,6 +308,7 @@ def test_settings_are_printed_as_a_file_that_gives_them_back(form, tmp_path, cap
     assert "log is 'csvv'; it must be one of csv, tensorboard, wandb." in capsys.readouterr().err
 
 
+@pytest.mark.methods
 def test_a_run_may_be_repeated_with_another_seed_from_its_config(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     directory = tmp_path / "runs/fedavg-digits-dirichlet0.1-seed1"  # the default
@@ -360,6 +363,7 @@ def test_settings_refused_in_round_0_leave_no_directory(tmp_path, capsys):
     assert not directory.exists()
 
 
+@pytest.mark.methods
 def test_report(finished, tmp_path, capsys):
     out = tmp_path / "report"
     assert main(["report", str(finished), "--out", str(out), "--target", "0.2"]) == 0

@@ -207,6 +207,7 @@ def test_other_params_are_found(finished, tmp_path):
     assert first_difference(here, here, before, before) is None
 
 
+@pytest.mark.methods
 def test_a_run_that_did_not_end_is_not_repeated(finished, tmp_path, capsys):
     old = tmp_path / "old"
     shutil.copytree(finished[0] / "seed0", old)
@@ -281,6 +282,7 @@ def traced(monkeypatch):
     return calls
 
 
+@pytest.mark.methods
 def test_another_seed_is_not_traced_again_and_has_the_same_results(monkeypatch, tmp_path):
     def run(name, **changed):
         config = RunConfig.of(
@@ -306,6 +308,7 @@ def test_another_seed_is_not_traced_again_and_has_the_same_results(monkeypatch, 
     jax.tree.map(np.testing.assert_array_equal, again.params, alone.params)
 
 
+@pytest.mark.methods
 def test_attackers_of_another_seed_are_others_and_own_code_is_never_shared(monkeypatch, tmp_path):
     def method(seed, **changed):
         config = RunConfig.of(num_clients=6, cohort_size=2, local_steps=1, seed=seed, **changed)

@@ -153,6 +153,7 @@ def test_a_changed_source_is_refused(package, capsys):
     assert run(*OWN, "--run-dir", "runs/own") == 0
 
 
+@pytest.mark.methods
 def test_data_that_come_with_their_clients(package, capsys):
     words = ["--dataset", "own_pkg.data:of_clients", "--partition", "natural", "--model", "linear"]
     assert run(*words, "--run-dir", "runs/natural") == 0
@@ -207,6 +208,7 @@ def installed(package, monkeypatch):
     factories.offered.cache_clear()
 
 
+@pytest.mark.methods
 def test_entry_points_are_listed_and_run(installed, capsys):
     for words in (["algorithms"], ["models"], ["datasets"]):
         assert cli.main(words) == 0

@@ -72,6 +72,7 @@ def test_rows_and_summary_score_the_clients_own_models(tmp_path):
     assert shown == pytest.approx(100 * row["personal_accuracy"])
 
 
+@pytest.mark.methods
 def test_a_global_model_is_scored_on_the_same_test_examples(tmp_path):
     """In a file of its own: rows, and the identity of older directories, do not depend on it."""
     folder = tmp_path / "global"

@@ -194,6 +194,7 @@ def test_columns_of_categories_and_missing_values(folder):
         table_of(**about)
 
 
+@pytest.mark.methods
 def test_classes_of_text_from_parquet(folder, capsys):
     words = ["--dataset", "parquet:users.parquet", "--client", "user", "--target", "group"]
     words += ["--x", "age", "dose", "--test-split", "examples:0.3", "--run-dir", "runs/classes"]
@@ -211,6 +212,7 @@ def test_personal_methods_say_why_unseen_clients_have_no_model(folder):
         assert build(config).client_tests.diagnose is None
 
 
+@pytest.mark.methods
 def test_rows_without_clients_are_divided_by_a_scheme(folder, capsys):
     words = ["--dataset", "csv:users.csv", "--target", "response", "--x", "age", "dose"]
     words += ["--test-split", "examples:0.1", "--partition", "iid", "--num-clients", "4"]

@@ -118,6 +118,7 @@ def test_bytes_are_what_the_format_says():
     assert c.identity().bytes(d, "bfloat16") == 2 * d
 
 
+@pytest.mark.methods
 def test_random_drop_has_its_true_size_and_the_stated_one_in_expectation():
     compressor, v = c.random_drop(0.8), vector("random", 200)
     sizes, compress = [], jax.jit(compressor.compress)

@@ -219,7 +219,7 @@ def test_packed_together_or_alone_is_the_same():
         vocab_size=29, width=16, num_layers=1, num_heads=2, mlp_width=16, init_std=0.5
     )
     model = models.decoder(config)
-    params = model.init(jax.random.key(0), np.zeros((1, 1), np.int32))
+    params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 1), np.int32))
     packed = data.pack(sequences, 24)
     assert len(packed.y) == 1
 

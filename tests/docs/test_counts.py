@@ -26,6 +26,7 @@ def is_taken(case, wrap):
         ("robustness.md", lambda method: with_robust_aggregation(method, "median")),
     ],
 )
+@pytest.mark.methods
 def test_a_page_counts_the_methods(page, wrap):
     taken = sum(is_taken(case, wrap) for case in MAIN)
     assert len(MAIN) == len(algorithms.ALGORITHMS)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import CohortBatch
+from tests.tiers import first
 
 DOC = Path(__file__).parents[2] / "docs" / "your_own_model.md"
 FRAMEWORKS = ["Plain JAX", "Flax linen", "Flax NNX", "Equinox", "With the library's helpers"]
@@ -54,7 +55,7 @@ def execute_example(heading: str) -> dict[str, Any]:
     return namespace
 
 
-@pytest.fixture(params=FRAMEWORKS)
+@pytest.fixture(params=first(2, FRAMEWORKS))
 def namespace(request) -> dict[str, Any]:
     """What the shared block and one example define; the example runs once for all tests."""
     if request.param == "Equinox" and importlib.util.find_spec("equinox") is None:
@@ -72,12 +73,13 @@ def test_examples_are_short(heading):
     assert len(code) <= MAX_LINES
 
 
+@pytest.mark.methods
 def test_a_loss_with_batch_norm_passes_its_mask_on():
     """What stands under masked places does not matter."""
     namespace = execute_example(STATISTICS)
     model, loss = namespace["model"], namespace["smooth_loss"]
     x = np.random.default_rng(0).integers(0, 17, (4, 8, 8, 1), np.uint8)
-    params = model.init(jax.random.key(0), jnp.asarray(x, jnp.float32))
+    params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(x, jnp.float32))
     mask = jnp.array([True, True, True, False])
     y, key = jnp.zeros(4, jnp.int32), jax.random.key(1)
     other = np.where(np.arange(4).reshape(4, 1, 1, 1) == 3, 16 - x, x)

@@ -180,6 +180,7 @@ def test_lowerings_take_turns(monkeypatch, capsys):
     assert first.endswith(" | same |")
 
 
+@pytest.mark.methods
 def test_the_programs_of_a_first_round_stay_small(capsys):
     latency.main(["--measure", "parts", "fedavg"])
     found = json.loads(capsys.readouterr().out)

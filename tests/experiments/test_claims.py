@@ -269,6 +269,7 @@ def test_claims_are_about_what_the_studies_run(paper):
 
 
 @pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.methods
 def test_what_is_contradicted_has_a_reason_or_says_that_it_is_not_known(paper):
     judged = summary.judged_of(paper)
     for one in judged:
@@ -301,6 +302,7 @@ def test_an_undecided_claim_within_a_point_is_marked(differences, expected):
 
 
 @pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.methods
 def test_the_claims_on_a_page_are_those_of_the_results(paper):
     judged = summary.judged_of(paper)
     parts = [*claims.claims_section(judged), *beside.section(one.claim for one in judged)]

@@ -100,6 +100,7 @@ def test_settings_are_those_of_the_cells():
     assert (broken["method"], broken["chosen"]) == ("fedsam", "all points diverged")
 
 
+@pytest.mark.methods
 def test_the_committed_page_is_that_of_the_stored_cells(tmp_path):
     page.write(page=tmp_path / "leaderboard.md")
     written = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]

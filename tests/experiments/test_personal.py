@@ -71,6 +71,7 @@ def test_each_client_is_scored_on_its_own_test_images(name, problem, tmp_path):
     assert summary["worst_10_percent_accuracy"] == pytest.approx(np.nanmin(expected), abs=1e-6)
 
 
+@pytest.mark.methods
 def test_tuning_reads_held_out_images_alone(problem):
     blind = Problem.__new__(Problem)
     blind.column, blind.fit, blind.validation = COLUMN, problem.fit, problem.validation
@@ -78,6 +79,7 @@ def test_tuning_reads_held_out_images_alone(problem):
     assert 0 < score < 1
 
 
+@pytest.mark.methods
 def test_fine_tuning_descends_on_the_clients_own_data(problem):
     """One step from zero weights moves the bias by the labels of a mini-batch of its own."""
     config = METHODS["FedAvg"].config(COLUMN, {}, seed=11).resolve()

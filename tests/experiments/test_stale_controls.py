@@ -12,6 +12,7 @@ from tests.reference import problem as reference
 @pytest.mark.parametrize(
     "name", ["scaffold", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavg", "fedmo"))]
 )
+@pytest.mark.methods
 def test_if_all_of_them_move_it_is_the_method(name, x64):
     method = algorithms.ALGORITHMS[name](loss_fn, client_lr=0.2)
     drawn = reference.make_rounds(3, 4, cohort_size=4, max_steps=2, batch_size=4)

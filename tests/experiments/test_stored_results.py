@@ -67,7 +67,13 @@ def test_every_stored_cell_names_its_version():
         assert cell["code"]["fedjax_lab"] >= "0.3.0", f"{study.name}, {column}, {method}"
 
 
-@pytest.mark.parametrize("name", ["fedavg", "gradma_s", "fedmoswa", "fafed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gradma_s",
+        *(pytest.param(n, marks=pytest.mark.methods) for n in ("fedavg", "fedmoswa", "fafed")),
+    ],
+)
 def test_a_stored_method_computes_what_it_computed(name):
     check(min(text for text in specified() if json.loads(text).get("algorithm") == name))
 
@@ -78,6 +84,7 @@ def test_all_stored_methods_compute_what_they_computed():
         check(text)
 
 
+@pytest.mark.methods
 def test_another_method_has_another_fingerprint():
     """FedAvg's own row differs from FedSWA's, and equals FedSWA's with rho = alpha = 1."""
     common = '"client_lr_schedule": "exponential:0.998", "clip_norm": 10.0, "weight_decay": 0.001'
@@ -94,11 +101,13 @@ def test_another_method_has_another_fingerprint():
 
 
 @pytest.mark.parametrize("paper", numbers.PAGES)
+@pytest.mark.methods
 def test_each_number_of_a_discussion_is_one_of_results_or_settings(paper):
     assert numbers.check(paper) == []
 
 
 @pytest.mark.parametrize("paper", numbers.PAGES)
+@pytest.mark.methods
 def test_a_number_in_place_of_another_is_found(paper):
     """All fields replaced by random numbers, and all numbers of settings by others."""
     source = (numbers.ROOT / paper / numbers.DISCUSSION).read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ from fedjax_lab import algorithms, data, models, simulate
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, QP_RESIDUALS
 from fedjax_lab.report.tables import UNSOLVED
+from tests.tiers import first
 
 ROOT = Path(experiments.__file__).parent
 PAPERS = sorted(file.parent.name for file in ROOT.glob("*/discussion.md"))
@@ -161,6 +162,7 @@ def test_tuning_scores_held_out_training_images(problem, runs):
     np.testing.assert_array_equal(both[np.lexsort(both.T)], whole[np.lexsort(whole.T)])
 
 
+@pytest.mark.methods
 def test_finished_cells_are_skipped_and_other_settings_refused(problem, runs, monkeypatch):
     folder = runs / STUDY.name / "smoke"
     before = {path: path.read_bytes() for path in folder.rglob("*.json*")}
@@ -188,6 +190,7 @@ def test_finished_cells_are_skipped_and_other_settings_refused(problem, runs, mo
     assert {path: path.read_bytes() for path in folder.rglob("*.json*")} == before
 
 
+@pytest.mark.methods
 def test_an_interrupted_run_is_no_result_and_goes_on(problem, runs, tmp_path, monkeypatch):
     scale = dataclasses.replace(SCALE, landscape=())
     cell = tmp_path / "iid" / "FedAvg"
@@ -218,6 +221,7 @@ def test_an_interrupted_run_is_no_result_and_goes_on(problem, runs, tmp_path, mo
     assert (resumed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.methods
 def test_cells_that_are_not_run_again_stay_as_they_are_kept(runs):
     found = gather(STUDY, "smoke", SCALE, runs / STUDY.name / "smoke")
     cell = found["columns"]["iid"]["methods"]["FedAvg"]
@@ -271,6 +275,7 @@ def test_kept_programs_that_were_not_solved_are_marked(paper):
                 assert is_marked or worst <= LARGEST_RESIDUAL, f"{file.stem}, {method}: {worst}"
 
 
+@pytest.mark.methods
 def test_the_report_is_the_same_from_runs_and_from_the_results_alone(runs, tmp_path):
     out = tmp_path / "report"
     out.mkdir()
@@ -370,7 +375,7 @@ def no_loss(params, examples, key):
     """Nothing is trained."""
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize("paper", first(1, PAPERS))
 def test_declared_runs_are_valid(paper):
     for study, _, scale in scales_of(paper):
         for column in scale.columns.values():

@@ -41,9 +41,13 @@ DRAWS = {
         jax.random.split(key, 4), jnp.arange(4)
     ),
 }
+AT_ONCE = {"uniform", "split", "fold", "batched"}
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in AT_ONCE else pytest.mark.methods) for name in DRAWS],
+)
 def test_draws_have_the_bits_of_jax(name):
     draw = DRAWS[name]
     expected = np.asarray(draw(KEY))

@@ -107,7 +107,7 @@ def test_low_rank_messages_are_exact():
 def test_a_models_products_are_the_hardwares_unless_jax_is_told():
     model = models.lenet5(10, widths=(4, 4, 8, 8))
     x = jnp.ones((2, 32, 32, 3))
-    params = model.init(jax.random.key(0), x)
+    params = jax.jit(model.init)(jax.random.key(0), x)
     assert not any(map(is_exact, products(model.apply, params, x)))
     with jax.default_matmul_precision("float32"):
         found = products(model.apply, params, x)

@@ -166,6 +166,7 @@ print(hash_program(jax.jit(build_round(algorithm, "scan")).lower(state, batch)))
 """
 
 
+@pytest.mark.methods
 def test_a_program_is_the_same_in_every_process():
     """Else a kept one is not found again, and a run directory would hold another run."""
     seeds = ("1", "2")  # of Python's hashes of text, after which sets order "loss" and "delta_norm"

@@ -89,7 +89,7 @@ def problem():
     clients = data.partition(train, "iid", num_clients=8, seed=0)
     model = models.mlp(10, hidden=(4,))
     loss_fn = models.classification_loss(model.apply, data.preprocess(scale=16))
-    return loss_fn, model.init(jax.random.key(0), train.x[:1]), clients
+    return loss_fn, jax.jit(model.init)(jax.random.key(0), train.x[:1]), clients
 
 
 SCHEDULE = {"cohort_size": 4, "local_steps": 2, "batch_size": 4}
@@ -139,6 +139,7 @@ def test_a_run_takes_the_program_that_its_plan_compiled(tmp_path, monkeypatch):
     assert len(list((tmp_path / "fedjax_lab" / "plans").iterdir())) == 1
 
 
+@pytest.mark.methods
 def test_the_command_line_says_it(capsys):
     words = ["plan", "--target", "cpu:2", "--dataset", "digits", "--model", "linear"]
     assert main([*words, "--cohort-size", "4", "--batch-size", "4"]) == 0

@@ -14,6 +14,7 @@ import pytest
 from fedjax_lab import CohortBatch, algorithms, data, models, with_frozen
 from fedjax_lab.models.batch_norm import BatchNorm
 from fedjax_lab.simulation.evaluate import build_evaluation, with_recomputed_statistics
+from tests.tiers import first
 
 KEY = jax.random.key(0)
 
@@ -149,7 +150,7 @@ def test_server_averages_the_statistics_of_the_real_examples():
         np.testing.assert_allclose(after[name], expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("real", [[1, 1, 0, 1, 0], [0, 0, 1, 0, 1], [0, 1, 0, 0, 0]])
+@pytest.mark.parametrize("real", first(1, [[1, 1, 0, 1, 0], [0, 0, 1, 0, 1], [0, 1, 0, 0, 0]]))
 def test_masked_images_do_not_count(real):
     """Values and gradients are flax's on the real images alone; one image has 20 numbers."""
     real = np.array(real, bool)
@@ -223,6 +224,7 @@ def of_pytorch(params, x, y, lr):
     return new
 
 
+@pytest.mark.methods
 def test_a_run_with_a_small_last_mini_batch_is_pytorchs():
     """Six examples in mini-batches of four and two, for three passes."""
     model, params = network()
@@ -278,6 +280,7 @@ PASS_IT_ON = {
     "name",
     [pytest.param(n, marks=() if n == "moon" else pytest.mark.methods) for n in PASS_IT_ON],
 )
+@pytest.mark.methods
 def test_every_way_passes_the_mask_on(name):
     """A round with two real examples of four places is the round with the two."""
     model, params = network()

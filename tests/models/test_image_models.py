@@ -14,6 +14,7 @@ from scipy.special import erf
 from fedjax_lab import models
 from fedjax_lab.models import layers, resnet
 from fedjax_lab.models.vit import PatchEmbedding
+from tests.tiers import first
 
 COLOR = (32, 32, 3)
 
@@ -228,6 +229,7 @@ VGG = (layers.ConvBlock(4, "batch", 1, 3, pool=False), layers.DenseBlock(6, drop
     ],
     ids=["vgg", "resnet", "vit"],
 )
+@pytest.mark.methods
 def test_a_small_one_learns_and_is_its_blocks(model):
     examples = Examples(normal((4, 8, 8, 3)), np.arange(4, dtype=np.int32) % 3)
     loss_fn = models.classification_loss(model.apply)
@@ -354,7 +356,7 @@ def test_overlapping_pool_is_flaxs_with_its_gradient():
         np.testing.assert_allclose(mine, flax_result, rtol=1e-6)
 
 
-@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
+@pytest.mark.parametrize("stem", first(1, ["cifar", "imagenet"]))
 def test_initialisation_is_that_of_the_stems_lineage(stem):
     # The squared norm of the last stage, 16 to 32 channels. A norm adds one per channel, and a
     # convolution: uniform in +-1/sqrt(fan_in), a third per channel; normal with variance
@@ -478,7 +480,10 @@ def test_channels_first_are_refused(name, shape):
 
 
 @pytest.mark.parametrize(
-    "shape", [(3, 3, 3), (1, 128, 9), (3, 8, 4), (4, 4, 8), (32, 32, 1), (8, 3, 32), (3, 40, 16)]
+    "shape",
+    first(
+        2, zip([(3, 3, 3), (1, 128, 9), (3, 8, 4), (4, 4, 8), (32, 32, 1), (8, 3, 32), (3, 40, 16)])
+    ),
 )
 def test_other_shapes_are_no_channels_first(shape):
     model = models.resnet20(10, width=2)

@@ -327,7 +327,7 @@ def task():
     x = rng.normal(size=(48, 8, 8, 1)).astype(np.float32)
     clients = data.partition((x, rng.integers(0, 3, 48)), "iid", num_clients=4, seed=0)
     model = models.from_linen(Net())
-    return model, model.init(jax.random.key(0), x[:1]), clients
+    return model, jax.jit(model.init)(jax.random.key(0), x[:1]), clients
 
 
 def test_a_users_cnn_runs_in_other_forms_with_the_same_results(task):
@@ -463,7 +463,7 @@ def test_images_are_not_moved_between_convolutions():
     module = nn.Sequential(
         [nn.Conv(4, (3, 3)), nn.relu, nn.GroupNorm(2), nn.Conv(4, (3, 3)), nn.relu]
     )
-    params = module.init(jax.random.key(0), x)
+    params = jax.jit(module.init)(jax.random.key(0), x)
 
     def loss(params):
         return jnp.square(module.apply(params, x) + 1).sum()

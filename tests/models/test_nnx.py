@@ -35,20 +35,21 @@ def forward(params, x, mask=1.0):
 
 def test_evaluation_is_the_module_and_training_drops_by_the_key():
     model, x = from_nnx(lambda rngs: Net(rngs)), normal((6, 5))
-    params = model.init(KEY, x[:1])
+    params, apply = jax.jit(model.init)(KEY, x[:1]), jax.jit(model.apply)
     plain = nnx.to_pure_dict(params)
-    np.testing.assert_allclose(model.apply(params, x), forward(plain, x), atol=1e-5)
-    once, again, other = (model.apply(params, x, jax.random.key(seed)) for seed in (1, 1, 2))
+    np.testing.assert_allclose(apply(params, x), forward(plain, x), atol=1e-5)
+    once, again, other = (apply(params, x, jax.random.key(seed)) for seed in (1, 1, 2))
     np.testing.assert_array_equal(once, again)
     assert np.abs(np.asarray(once) - np.asarray(other)).max() > 0.01
     # Each key's outputs are those of some mask of zeros and twos.
     masks = [2.0 * np.array(list(f"{i:08b}"), float) for i in range(256)]
     for row, output in zip(x, np.asarray(once), strict=True):
         assert min(np.abs(forward(plain, row, mask) - output).max() for mask in masks) < 1e-5
-    different = model.init(jax.random.key(1), x[:1])
+    different = jax.jit(model.init)(jax.random.key(1), x[:1])
     assert not np.array_equal(jax.tree.leaves(different)[-1], jax.tree.leaves(params)[-1])
 
 
+@pytest.mark.methods
 def test_a_round_of_fedavg_on_it():
     model, x = from_nnx(lambda rngs: Net(rngs, nnx.LayerNorm)), normal((2, 3, 4, 5))
     params = model.init(KEY, x[0, 0])

@@ -59,7 +59,11 @@ def equations(jaxpr):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(m, marks=pytest.mark.slow if m == "lenet5-group" else ()) for m in MODELS],
+    [
+        "mlp-batch",
+        *(pytest.param(m, marks=pytest.mark.methods) for m in ("vit", "lstm")),
+        pytest.param("lenet5-group", marks=pytest.mark.slow),
+    ],
 )
 def test_products_are_bfloat16_and_everything_outside_float32(name):
     model, params, loss, examples = problem(name)
@@ -86,7 +90,9 @@ def test_products_are_bfloat16_and_everything_outside_float32(name):
     assert 0 < sum(jax.tree.leaves(squares)) < (20 * ROUNDING) ** 2 * size
 
 
-@pytest.mark.parametrize("name", ["mlp-batch", "lenet5-group"])
+@pytest.mark.parametrize(
+    "name", ["mlp-batch", pytest.param("lenet5-group", marks=pytest.mark.methods)]
+)
 def test_the_parts_make_the_whole(name):
     model, params, _, examples = problem(name)
     low = models.mixed_precision(model)
@@ -104,6 +110,7 @@ def test_the_parts_make_the_whole(name):
         np.testing.assert_allclose(part, logits[0], atol=2 * ROUNDING)
 
 
+@pytest.mark.methods
 def test_running_statistics_keep_float32():
     model, params, loss, examples = problem("mlp-batch")
     norm = params["blocks_0"]["norm"]["batch"]

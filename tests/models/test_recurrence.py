@@ -20,7 +20,7 @@ def layer(cell, **options):
     """A recurrent layer of flax: (function of params and inputs, params)."""
     module = nn.RNN(cell(4, param_dtype=jnp.float64), **options)
     x = normal(0, 3, 5, 2)
-    params = module.init(jax.random.key(0), x)
+    params = jax.jit(module.init)(jax.random.key(0), x)
     lengths = np.array([5, 2, 4])
     params = jax.tree.map(lambda leaf: leaf.astype(float), params)
     return (lambda params, x: module.apply(params, x, seq_lengths=lengths)), params, x
@@ -144,7 +144,7 @@ def test_what_is_no_recurrent_loop_stays():
     assert str(jax.make_jaxpr(lowered(sums))(w, x)) == str(jax.make_jaxpr(sums)(w, x))
     own = models.lstm(5, embedding=4, hidden=4, layers=1)
     words = np.zeros((2, 3), np.int32)
-    of_own = own.init(jax.random.key(0), words)
+    of_own = jax.jit(own.init)(jax.random.key(0), words)
     gradient = jax.grad(lambda params: own.apply(params, words).sum())
     ours = str(jax.make_jaxpr(gradient)(of_own))
     with tracing_with("lax"):
@@ -165,7 +165,7 @@ def test_a_round_with_a_gru_of_flax():
     x = np.random.default_rng(0).integers(0, 5, (24, 6))
     clients = data.partition((x, x), "iid", num_clients=4, seed=0)
     model = models.from_linen(Net())
-    params = model.init(jax.random.key(0), x[:1])
+    params = jax.jit(model.init)(jax.random.key(0), x[:1])
     algorithm = algorithms.fedavg(models.language_model_loss(model.apply), client_lr=0.5)
     how = {"rounds": 2, "cohort_size": 2, "local_steps": 2, "batch_size": 3}
     ours, theirs = (

@@ -128,8 +128,15 @@ def test_more_rows_than_dimensions(solver, seed, kind):
     check(p, rows, *solve(p, rows, solver=solver))
 
 
+# Two blocks of a sum; many rows.
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("c", "d"), [(3, 20_000), (100, 2000)])  # two blocks of a sum; many rows
+@pytest.mark.parametrize(
+    ("c", "d"),
+    [
+        (3, 20_000),
+        pytest.param(100, 2000, marks=pytest.mark.methods),
+    ],
+)
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_vmap_agrees_with_nnls(solver, kind, c, d):
     problems = [draw(seed, c, d, kind) for seed in range(3)]
@@ -264,7 +271,8 @@ def test_inner_products_of_every_leaf():
     np.testing.assert_allclose(products, expected, atol=1e-6 * np.square(rows).sum(1).max())
 
 
-@pytest.mark.parametrize("shape", [(20_011,), (811, 41)])  # primes: the last block overlaps
+# Primes: the last block overlaps.
+@pytest.mark.parametrize("shape", [(811, 41), pytest.param((20_011,), marks=pytest.mark.methods)])
 @pytest.mark.parametrize("row_scale", [1.0, 1e-20])
 def test_blocks_that_do_not_divide_a_leaf(shape, row_scale):
     p, rows = draw(6, 9, np.prod(shape), "conflicting")
@@ -277,8 +285,15 @@ def test_blocks_that_do_not_divide_a_leaf(shape, row_scale):
     check(p, rows, np.ravel(q), info)
 
 
-@pytest.mark.parametrize("target", ["v5e", "h100"])
-@pytest.mark.parametrize("count", [4, 12])
+@pytest.mark.parametrize(
+    ("target", "count"),
+    [
+        ("v5e", 4),
+        ("h100", 12),
+        pytest.param("v5e", 12, marks=pytest.mark.methods),
+        pytest.param("h100", 4, marks=pytest.mark.methods),
+    ],
+)
 def test_accelerators_project_as_a_cpu_does(x64, target, count):
     """In float64, because a CPU adds the numbers of their sums one by one, which costs digits."""
     p, rows = (part.astype(np.float64) for part in draw(6, count, 811 * 41, "conflicting"))
@@ -303,8 +318,12 @@ def test_what_accelerators_compute_instead_of_one_matrix_product():
     for parts in ([blocks], [blocks[:-1], blocks[-1]], [*blocks]):  # the rows and p
         for target in ("cpu", "v5e", "h100"):
             with tracing_for(named(target)):
-                found, largest = gram._square(parts, scale, axes=2)
-                product = gram._times(parts, [blocks[:3], blocks[3]], axes=2)
+                (found, largest), product = jax.jit(
+                    lambda parts: (
+                        gram._square(parts, scale, axes=2),
+                        gram._times(parts, [blocks[:3], blocks[3]], axes=2),
+                    )
+                )(parts)
             bound = 1e-6 * np.outer(scale, scale) * (flat**2).sum(1).max()
             assert (abs(found - scaled @ scaled.T) <= bound).all()
             np.testing.assert_array_equal(largest, abs(scaled).max(1))
@@ -524,7 +543,9 @@ def rows_of_one_line(seed, count, shape, spread, against, opposed):
     return np.float32(p[:, 0]), np.float32(rows)
 
 
-@pytest.mark.parametrize("against", [0.5, 2.0, 10.0])
+@pytest.mark.parametrize(
+    "against", [2.0, *(pytest.param(a, marks=pytest.mark.methods) for a in (0.5, 10.0))]
+)
 def test_rows_parallel_to_within_a_thousandth(against):
     p, rows = rows_of_one_line(1, 60, (3, 10_000), 1e-3, against, opposed=0)
     q, info = solve_many(p, rows)
@@ -532,7 +553,9 @@ def test_rows_parallel_to_within_a_thousandth(against):
         check(p[i], rows[i], q[i], jax.tree.map(lambda leaf, i=i: leaf[i], info))
 
 
-@pytest.mark.parametrize("spread", [1e-3, 1e-4, 1e-5])
+@pytest.mark.parametrize(
+    "spread", [1e-4, *(pytest.param(s, marks=pytest.mark.methods) for s in (1e-3, 1e-5))]
+)
 def test_opposed_rows_are_solved_or_flagged_without_a_margin(spread):
     p, rows = rows_of_one_line(1, 60, (8, 2000), spread, 0.0, opposed=2)
     q, info = solve_many(p, rows)

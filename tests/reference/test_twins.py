@@ -44,6 +44,8 @@ from tests.reference.problem import (
 )
 from tests.reference.scaffold_numpy import Scaffold
 
+pytestmark = pytest.mark.methods  # `make check` runs these where a twin has changed
+
 ALL = (0, 1, 2, 3)
 ADAPTIVE = {"server_lr": 0.1, "beta1": 0.9, "beta2": 0.99}
 

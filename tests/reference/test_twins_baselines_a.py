@@ -42,6 +42,8 @@ from tests.reference.representation_numpy import (
 from tests.reference.stem_numpy import STEM
 from tests.reference.test_twins import ALL, assert_same, run, snapshot, softmax, toy, toy_rounds
 
+pytestmark = pytest.mark.methods  # `make check` runs these where a twin has changed
+
 FULL = {"cohorts": (ALL,) * 3}
 UNEQUAL = {"steps": (1, 2, 3, 4)}
 STEM_TOY = {"momentum": 0.5, "steps_per_round": 3}

@@ -32,6 +32,8 @@ from tests.reference.sharpness_numpy import (
 )
 from tests.reference.test_twins import assert_same, run, snapshot, softmax
 
+pytestmark = pytest.mark.methods  # `make check` runs these where a twin has changed
+
 A = np.array([[1, 2, 3], [2, 1, 1], [1, 1, 4.0]])
 B = np.array([[0, 1, -1], [1, 0, 1], [-1, -1, 0.0]])
 X0 = np.array([1, -2, 0.5])

@@ -72,6 +72,7 @@ def test_means_are_over_common_rounds(tmp_path):
     assert y.tolist() == [[0.2, 0.4], [0.4, 0.6]]
 
 
+@pytest.mark.methods
 def test_many_groups_of_unequal_length_and_one_that_diverged(tmp_path):
     # More groups than colours and than lines, one evaluation only, and nothing but null.
     for n in range(15):

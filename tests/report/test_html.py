@@ -129,6 +129,7 @@ def served(folder):
 
 
 @pytest.mark.skipif(not BROWSER, reason=f"needs one of {', '.join(BROWSERS)}")
+@pytest.mark.methods
 def test_a_browser_shows_the_report_and_asks_for_nothing_else(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / f"a{seed}", seed=seed)

@@ -50,6 +50,7 @@ def test_a_single_history_has_no_shade():
 
 
 @pytest.mark.parametrize("form", ["pdf", "svg", "png"])
+@pytest.mark.methods
 def test_a_file_is_as_wide_as_a_column_and_equal_figures_have_equal_bytes(tmp_path, form):
     paths = [tmp_path / f"{name}.{form}" for name in "ab"]
     for path in paths:

@@ -90,6 +90,7 @@ def test_without_compilation_there_is_a_round_as_the_message_says():
     assert float(state.server.params["w"]) == pytest.approx(0.9)
 
 
+@pytest.mark.methods
 def test_guards_of_transfers_and_of_keys_do_not_stop_a_run():
     expected = run(0.1)
     with jax.transfer_guard("disallow"):

@@ -125,6 +125,7 @@ def test_so_are_those_of_other_stores_maps_and_cohorts(changes):
     check([row["loss"] for row in run(algorithm, **changes).history], expected)
 
 
+@pytest.mark.methods
 def test_so_are_those_of_a_stream():
     x = np.asarray(make_clients().examples.x)
     examples = data.Examples(x, (10 * x[:, 0]).astype(np.int32))
@@ -134,6 +135,7 @@ def test_so_are_those_of_a_stream():
     check([row["loss"] for row in result.history], means(losses_of_rounds()))
 
 
+@pytest.mark.methods
 def test_so_are_those_of_a_sweep():
     def build(client_lr):
         return algorithms.fedavg(loss_fn, client_lr=client_lr)
@@ -146,6 +148,7 @@ def test_so_are_those_of_a_sweep():
     assert not result.diverged.any()
 
 
+@pytest.mark.methods
 def test_an_asynchronous_round_without_a_step_has_no_values_of_a_step():
     """The first two of six rounds only start clients, whose losses are known."""
 
@@ -177,6 +180,7 @@ def test_private_noise_moves_the_model_in_a_round_without_participants():
     assert all(row["clip_norm"] == 1 for row in rows)
 
 
+@pytest.mark.methods
 def test_private_clients_of_which_none_is_finite_end_the_run():
     """They count as participants and send zeros, which leaves no loss."""
 

@@ -11,6 +11,7 @@ from fedjax_lab import algorithms, data, models, simulate, sweep, with_frozen
 from fedjax_lab.models.losses import cross_entropy
 from fedjax_lab.simulation.arguments import check_training_labels
 from fedjax_lab.simulation.evaluate import build_client_evaluation
+from tests.tiers import first
 
 X = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
 PARAMS = {"w": jnp.zeros((4, 3))}
@@ -102,13 +103,14 @@ def test_a_stream_and_a_sweep_refuse_them(tmp_path):
         )
 
 
+@pytest.mark.methods
 def test_what_nobody_holds_is_not_looked_at():
     held = [i for i in range(20) if i != 7]
     result = simulate(METHODS["plain"], PARAMS, clients(3, held), **RUN, client_map="scan")
     assert np.isfinite(result.history[-1]["loss"])
 
 
-@pytest.mark.parametrize("wrong", [-1, 3])
+@pytest.mark.parametrize("wrong", first(1, [-1, 3]))
 def test_an_unknown_loss_that_is_nan_is_said(wrong):
     def hidden(params, examples, key):  # its labels cannot leave the inner function
         return jax.jit(loss_fn)(params, examples, key)
@@ -120,6 +122,7 @@ def test_an_unknown_loss_that_is_nan_is_said(wrong):
     assert np.isfinite(result.params["w"]).all()
 
 
+@pytest.mark.methods
 def test_each_client_evaluated_alone_and_small_integers():
     counts = models.accuracy_counts(apply)
     with pytest.raises(ValueError, match="labels from 0 to 3; the model has 3 logits"):

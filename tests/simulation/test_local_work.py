@@ -46,7 +46,7 @@ def by_hand(clients):
     "work",
     [
         {"local_epochs": EPOCHS},
-        {"local_steps": STEPS.tolist()},
+        pytest.param({"local_steps": STEPS.tolist()}, marks=pytest.mark.methods),
         pytest.param({"local_epochs": jnp.asarray(EPOCHS)}, marks=pytest.mark.methods),
     ],
 )
@@ -57,6 +57,7 @@ def test_a_run_equals_the_loop(clients, by_hand, work):
     np.testing.assert_allclose([row["local_steps"] for row in result.history], taken)
 
 
+@pytest.mark.methods
 def test_a_stream_equals_the_loop(by_hand):
     stream = data.stream((X, np.zeros(len(X), np.int32)), OWNERS, 5, min_size=0)
     result = simulate(ALGORITHM, PARAMS, stream, **CALL, local_epochs=EPOCHS)
@@ -64,6 +65,7 @@ def test_a_stream_equals_the_loop(by_hand):
     assert stream.index.local_steps is None
 
 
+@pytest.mark.methods
 def test_a_subclass_of_devices_equals_the_loop(clients, by_hand):
     class Own(data.Devices):
         def local_steps(self, key, round, client_ids, planned):
@@ -73,6 +75,7 @@ def test_a_subclass_of_devices_equals_the_loop(clients, by_hand):
     np.testing.assert_array_equal(result.params, by_hand[0])
 
 
+@pytest.mark.methods
 def test_a_sweep_equals_the_loop(clients, by_hand):
     swept = sweep(
         lambda client_lr: algorithms.fedavg(loss_fn, client_lr=client_lr),

@@ -169,6 +169,7 @@ def test_a_missing_package_is_named_before_anything_runs(tmp_path, monkeypatch):
         build_loggers(["cvs"], tmp_path, {})
 
 
+@pytest.mark.methods
 def test_a_profile_is_written_once(tmp_path):
     run(profile_dir=tmp_path, rounds=4)
     (folder,) = (tmp_path / "plugins" / "profile").iterdir()

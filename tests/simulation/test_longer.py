@@ -88,6 +88,7 @@ def test_fewer_rounds_than_there_are_is_refused(tmp_path):
     assert run(rounds=6, run_dir=tmp_path).stopped is None  # and nobody holds it
 
 
+@pytest.mark.methods
 def test_where_no_place_to_go_on_from_is_left_only_the_same_rounds_are_possible(tmp_path):
     whole = run(rounds=5, run_dir=tmp_path)
     shutil.rmtree(tmp_path / "checkpoints" / "4")
@@ -104,7 +105,7 @@ class Killed(BaseException):
     "moment",
     [
         "rows",
-        "checkpoint",
+        pytest.param("checkpoint", marks=pytest.mark.methods),
         pytest.param("resume", marks=pytest.mark.methods),
         pytest.param("summarise", marks=pytest.mark.methods),
     ],
@@ -212,6 +213,7 @@ def test_an_error_of_stop_when_leaves_the_directory_whole(tmp_path):
     assert_same_runs(whole, again, tmp_path / "whole", tmp_path / "broken")
 
 
+@pytest.mark.methods
 def test_stop_when_sees_no_row_of_a_run_that_diverged(tmp_path):
     params = {"w": jnp.full(first_params()["w"].shape, 1e38)}
     settings = {"algorithm": FEDAVG, "params": params, "rounds": 4, "on_nonfinite": "keep"}

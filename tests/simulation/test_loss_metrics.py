@@ -78,6 +78,7 @@ def test_a_sweep_has_them():
         np.testing.assert_allclose(swept.history["label"][point, 0], expected, rtol=1e-5)
 
 
+@pytest.mark.methods
 def test_a_run_with_them_is_resumed(tmp_path):
     algorithm = algorithms.fedavg(with_metrics, client_lr=0.3)
     whole = run(algorithm, rounds=4)
@@ -87,6 +88,7 @@ def test_a_run_with_them_is_resumed(tmp_path):
     assert whole.history == grown.history
 
 
+@pytest.mark.methods
 def test_the_norm_of_the_gradient_is_a_metric_like_any_other():
     """Of the quadratics |w - x|^2 / 2 it is the distance from the mean of the mini-batch."""
 
@@ -108,6 +110,7 @@ def test_the_norm_of_the_gradient_is_a_metric_like_any_other():
     assert result.history[0]["gradient_norm"] == pytest.approx(norms.mean(), rel=1e-5)
 
 
+@pytest.mark.methods
 def test_diagnostics_and_landscapes_take_such_a_loss():
     state = run(rounds=1).state
     for build in (

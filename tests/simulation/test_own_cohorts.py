@@ -71,6 +71,7 @@ def test_a_run_equals_its_rounds_taken_one_by_one(client_map):
     np.testing.assert_allclose(result.params["w"], SCAFFOLD.params(state)["w"], atol=1e-5)
 
 
+@pytest.mark.methods
 def test_clients_are_drawn_as_often_as_the_function_says():
     schedule = Schedule(**DRAWN, sample_cohort=by_size)
     draw = jax.jit(jax.vmap(lambda t: schedule.draw(make_clients(), jax.random.key(0), t)))

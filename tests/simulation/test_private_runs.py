@@ -92,6 +92,7 @@ def test_noise_and_cohorts_do_not_come_twice(counted):
         assert drawn.std() == pytest.approx(1e4 * 1e-3 / 6, rel=5 / math.sqrt(2 * size))
 
 
+@pytest.mark.methods
 def test_a_round_by_hand_has_new_noise_though_its_key_is_the_same():
     """The first one has that which it always had: of the round's key and the exchange's number."""
     algorithm = with_dp(teller({"first": "sum"}), 2.0, 0.7)

@@ -224,7 +224,14 @@ def flip(path):
 
 # orbax leaves a coroutine behind when a read fails
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("damage", [halve, flip, lambda path: path.unlink()])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip,
+        pytest.param(halve, marks=pytest.mark.methods),
+        pytest.param(lambda path: path.unlink(), marks=pytest.mark.methods),
+    ],
+)
 def test_of_damaged_checkpoints_the_one_before_is_taken_or_none(tmp_path, damage):
     whole = run(run_dir=tmp_path, rounds=4)
 
@@ -321,7 +328,9 @@ def ids_of_rounds(rounds):
 
 
 @pytest.mark.filterwarnings("ignore:.*examples of the client")
-@pytest.mark.parametrize("on_nonfinite", ["exclude", "stop", "keep"])
+@pytest.mark.parametrize(
+    "on_nonfinite", ["exclude", "stop", pytest.param("keep", marks=pytest.mark.methods)]
+)
 def test_clients_that_are_not_finite(monkeypatch, on_nonfinite):
     taking = [2 in ids for ids in ids_of_rounds(7)]
     first = taking.index(True)

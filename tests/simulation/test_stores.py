@@ -126,6 +126,7 @@ def test_rows_on_the_host_go_on_from_a_checkpoint(tmp_path):
     assert resumed.history == whole.history
 
 
+@pytest.mark.methods
 def test_where_nobody_comes_nothing_is_kept_nor_lost(tmp_path):
     settings = {"client_store": "host", "client_map": "scan", "times": NOBODY, "run_dir": tmp_path}
     settings |= {"cohort_size": 2, "local_steps": 1, "eval_every": 1}
@@ -181,6 +182,7 @@ def test_leaves_without_values_change_no_bit(tmp_path, client_map, store):
     assert_same_bits(saved.params, plain.params)
 
 
+@pytest.mark.methods
 def test_compressed_messages_without_personal_leaves():
     """Their residuals have no columns where a leaf is never sent."""
     personal = with_personal(METHODS["fedavg"], lambda path: path == "b")

@@ -74,6 +74,7 @@ def fedavg_with(costs):
     return dataclasses.replace(FEDAVG, phases=(phase._replace(costs=costs),))
 
 
+@pytest.mark.methods
 def test_a_client_takes_as_long_as_its_rank_and_its_gradients_ask_for():
     """Ranks 1 and 4 of r_max 4; three gradients a step under both descriptions of time."""
     found = times()
@@ -135,6 +136,7 @@ def test_client_maps_see_the_same_time(algorithm, other):
 @pytest.mark.parametrize(
     "algorithm", [BUFFERED, pytest.param(SCAFFOLD, marks=SLOW)], ids=lambda a: a.name
 )
+@pytest.mark.methods
 def test_a_resumed_run_is_the_uninterrupted_one(algorithm, tmp_path):
     chosen = times() if algorithm is BUFFERED else WAITING
     whole = run(algorithm, times=chosen)

@@ -88,7 +88,7 @@ def test_the_best_point_has_the_best_mean_over_the_seeds_and_none_that_diverged(
         assert found.scores["m"] == list(scores[best])
 
 
-@pytest.mark.parametrize("sampler", [None, "tpe"])
+@pytest.mark.parametrize("sampler", [None, pytest.param("tpe", marks=pytest.mark.methods)])
 def test_a_search_that_is_interrupted_anywhere_goes_on_to_the_same_trials(
     sampler, tmp_path, monkeypatch
 ):

@@ -75,6 +75,7 @@ def test_finalists_are_whole_runs_on_the_training_part(found):
 SLOW = ClientTimes(np.where(np.arange(N) < 5, 9.0, 1.0), deadline=5.0)  # five are always late
 
 
+@pytest.mark.methods
 def test_lanes_and_finalists_run_in_simulated_time():
     """Trials at each rung against a run with the same times."""
     train, held = data.split_examples(make_clients(), 0.2, 0)
@@ -154,6 +155,7 @@ def test_what_diverges_has_no_score_and_goes_no_further():
         search({"fedavg": FEDAVG}, {"client_lr": [1e12, 1e13]})
 
 
+@pytest.mark.methods
 def test_a_score_is_the_mean_of_the_last_evaluations():
     train, held = data.split_examples(make_clients(), 0.2, 0)
     found = search(

@@ -33,6 +33,7 @@ def test_the_matrix_is_a_root_of_the_prefix_sums():
 
 @pytest.mark.parametrize("bands", [1, 2, 3, 7])
 @pytest.mark.parametrize("separation", [1, 2, 3, 5])
+@pytest.mark.methods
 def test_sensitivity_by_brute_force(bands, separation):
     """All rounds in which a client may take part, with all signs of what it sends."""
     rounds = 7

@@ -178,6 +178,7 @@ def test_personal_leaves_are_never_sent(name):
         assert np.array_equal(before, after) == (before.shape == (3,))
 
 
+@pytest.mark.methods
 def test_one_algorithm_for_two_models_of_which_one_holds_the_other():
     """The first model's plan fits a part of the second's broadcast: it is not the second's."""
 

@@ -390,7 +390,10 @@ def test_wrong_arguments(options, match):
 KNOWN = [(1.0, 1e-5, 100, 100, 1000), (4.0, 1e-5, 500, 10, 1000), (8.0, 1e-6, 200, 50, 50)]
 
 
-@pytest.mark.parametrize(("z", "delta", "rounds", "cohort", "clients"), KNOWN)
+@pytest.mark.parametrize(
+    ("z", "delta", "rounds", "cohort", "clients"),
+    [KNOWN[0], *(pytest.param(*row, marks=pytest.mark.methods) for row in KNOWN[1:])],
+)
 def test_epsilon_is_the_librarys(z, delta, rounds, cohort, clients):
     dp = pytest.importorskip("dp_accounting")
     from dp_accounting import rdp
@@ -514,6 +517,7 @@ def test_rows_have_epsilon(monkeypatch):
         )
 
 
+@pytest.mark.methods
 def test_a_sweep_counts_each_point(monkeypatch, capsys):
     """In its history, its progress and the command line's table; once for all seeds."""
     from fedjax_lab.command.grid import sweep_table
