@@ -33,9 +33,10 @@ check: $(VENV)/.test
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-## make test-methods: the tests of every method, wrapper, client map and store that make test leaves out
+## make test-methods: further cases of the tests of make test: every method, wrapper, client map and store, and
+##     the tests of the NumPy twins
 test-methods: $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m methods
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m 'methods and not slow and not example'
 
 ## make test-pretrained: the decoder, its weights and its adapters against transformers and peft, in an
 ##     environment of their own (PyTorch for the CPU, about 1 GB)

@@ -43,6 +43,7 @@ COVERS = {
     "command/test_personal": "command/client_scores",
     "command/test_tables": "command/table_data",
     "command/test_unused": "command/commands",
+    "compressors/test_catalogue": "compressors/by_name",
     "compressors/test_kernels": "compressors/base compressors/compose compressors/low_rank "
     "compressors/quantize compressors/sparsify",
     "compressors/test_wire": "compressors/sparsify",

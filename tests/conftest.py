@@ -29,7 +29,8 @@ if jax.__version_info__ < (0, 11):  # no flag since then, and an unknown one end
     FAST_TO_COMPILE.append("--xla_cpu_use_fusion_emitters=false")
 if "FEDJAX_LAB_TEST_OPTIMIZED" not in os.environ:
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FAST_TO_COMPILE]).strip()
-if "PYTEST_XDIST_WORKER" not in os.environ:
+_KEPT = None
+if "FEDJAX_LAB_TEST_CACHE" not in os.environ:
     _KEPT = KeptPrograms(common_folder())
     os.environ["FEDJAX_LAB_TEST_CACHE"] = str(_KEPT.folder)  # workers inherit it
 use_programs(os.environ["FEDJAX_LAB_TEST_CACHE"])
@@ -74,7 +75,7 @@ def _forget_signals():
 
 
 def pytest_unconfigure():
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    if _KEPT is not None:
         _KEPT.close()
 
 

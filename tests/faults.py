@@ -73,10 +73,9 @@ def configure(cache):
     """Compile as the tests do, and each program once for all processes."""
     import jax
 
+    os.environ["FEDJAX_LAB_TEST_CACHE"] = cache
     import tests.conftest  # noqa: F401  (sets the flags)
 
-    jax.config.update("jax_compilation_cache_dir", cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_num_cpu_devices", 1)
 
 

@@ -30,10 +30,9 @@ def small(name):
     return dataclasses.replace(zoo.ZOO[name], **sizes)
 
 
+SLOW = ("resnet18", "resnet20", "mobilenet")
 NAMES = [
-    pytest.param(
-        name, marks=[pytest.mark.slow] if name in ("resnet18", "resnet20", "mobilenet") else []
-    )
+    pytest.param(name, marks=pytest.mark.slow if name in SLOW else pytest.mark.methods)
     for name, network in zoo.ZOO.items()
     if network.package == "flax"
 ]

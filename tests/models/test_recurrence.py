@@ -10,6 +10,7 @@ from jax import lax
 from fedjax_lab import algorithms, data, models, simulate
 from fedjax_lab.machine.target import named, tracing_for, tracing_with
 from fedjax_lab.models.lowering import lowered
+from tests.tiers import first
 
 
 def normal(seed, *shape):
@@ -64,16 +65,16 @@ def with_counts(params, x):
 
 OWN = {"w": normal(1, 4, 4) / 2, "b": normal(2, 4)}
 CASES = {
+    "simple": lambda: layer(nn.SimpleCell, time_major=False, return_carry=True),
     "lstm": lambda: layer(nn.LSTMCell),
     "optimized lstm": lambda: layer(nn.OptimizedLSTMCell, reverse=True),
     "gru": lambda: layer(nn.GRUCell, unroll=2),
-    "simple": lambda: layer(nn.SimpleCell, time_major=False, return_carry=True),
     "weights first": lambda: (weights_first, OWN, normal(3, 3, 5, 4)),
     "counts": lambda: (with_counts, OWN, normal(3, 3, 5, 4)),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", first(1, CASES))
 def test_values_and_derivatives_are_those_of_the_loop(x64, name):
     function, params, x = CASES[name]()
     along = jax.tree.map(lambda leaf: normal(5, *leaf.shape), (params, x))
@@ -156,6 +157,7 @@ def test_what_is_no_recurrent_loop_stays():
     assert there == str(jax.make_jaxpr(weights_first)(params, inputs))
 
 
+@pytest.mark.methods
 def test_a_round_with_a_gru_of_flax():
     class Net(nn.Module):
         @nn.compact

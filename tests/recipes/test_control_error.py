@@ -17,6 +17,7 @@ def loss_fn(params, examples, key):
     return problem.loss_fn(params, examples._asdict(), key)
 
 
+@pytest.mark.methods
 def test_control_error():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, reference.FEATURES)).astype(np.float32)

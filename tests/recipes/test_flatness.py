@@ -59,6 +59,7 @@ def test_eigenvalues_of_a_quadratic():
     np.testing.assert_allclose(found, expected[:3], atol=1e-5)
 
 
+@pytest.mark.methods
 def test_eigenvalues_of_an_mlp(x64):
     examples = labelled((23, 4))
     model = mlp(3, hidden=(6,))

@@ -9,6 +9,7 @@ from scipy import optimize, stats
 
 from fedjax_lab import privacy
 from tests.reference import privacy_loss_numpy
+from tests.tiers import first
 
 pytest.importorskip("dp_accounting")
 
@@ -30,7 +31,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", first(2, PUBLISHED))
 def test_epsilon_is_the_published_one(name):
     z, delta, rounds, cohort, clients, accountant, expected = PUBLISHED[name]
     ours = privacy.epsilon(
@@ -67,6 +68,7 @@ def test_the_noise_of_pfls_benchmarks(name):
     ("z", "rounds", "q"),
     [(2.0, 100, 0.1), pytest.param(0.65, 400, 0.01, marks=pytest.mark.slow)],
 )
+@pytest.mark.methods
 def test_the_loss_distribution_against_convolution(z, rounds, q):
     ours = privacy.epsilon(
         z,
