@@ -121,8 +121,8 @@ def clients_figure(groups: Sequence[Group]) -> Any:
                 _draw(axes, scores, is_error, linewidth=0.7, alpha=0.4, **styles[group.label])
         pooled = [score for scores in of_runs for score in scores]
         _draw(axes, pooled, is_error, linewidth=1.8, **styles[group.label])
-    score = "mean squared error" if is_error else "test accuracy (%)"
-    frame(axes, "share of the clients, the worst first (%)", f"{score} of a client")
+    score = "mean squared error of a client" if is_error else "test accuracy of a client (%)"
+    frame(axes, "share of the clients, the worst first (%)", score)
     axes.set_xlim(0, 100)
     legend(figure, [group.label for group in groups], styles)
     return figure

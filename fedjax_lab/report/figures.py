@@ -74,8 +74,9 @@ def write_figures(
         add(accuracy_figure(groups), "accuracy.png", f"{caption}{spread_note(groups)}")
     if any(map(client_scores, runs_of(groups))):
         caption = (
-            "Scores of the last model on each client's own test examples, the worst client first. "
-            "Thick lines pool the clients of all seeds. `clients.csv` has the numbers."
+            "Scores of the last model on each client's own test examples, the worst client first"
+            f"{' (thick lines: the clients of all seeds)' if spread_note(groups) else ''}. "
+            "`clients.csv` has the numbers."
         )
         add(clients_figure(groups), "clients.png", caption)
     if accuracy is not ACCURACY:

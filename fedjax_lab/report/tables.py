@@ -243,7 +243,8 @@ def target_table(groups: Sequence[Group], target: float) -> Rows:
     def row(group: Group) -> list[str]:
         found = [reach(run.rows, target, metric) for run in group.runs]
         reached = [row for row in found if row is not None]
-        count = f"{len(reached)} of {len(group.runs)}"
+        scored = any(metric in row for run in group.runs for row in run.rows)
+        count = f"{len(reached)} of {len(group.runs)}" if scored else NOTHING
         if len(reached) < len(group.runs):
             return [group.label, count, *[NOTHING] * len(columns)]
         shown = [

@@ -343,6 +343,7 @@ def test_a_run_whose_clients_were_not_scored_is_named(personal):
     (section,) = sections_of(load_runs([personal]))
     assert [group.label for group in section.groups] == ["head", "ditto", "fedavg"]
     assert accuracy_table(section.groups)[3][-2:] == ["-", "-"]
+    assert column(target_table(section.groups, 0.5), "seeds that reach it")["fedavg"] == "-"
     assert "test examples, and so not compared: fedavg." in summary_table(section.groups)
 
 
