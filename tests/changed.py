@@ -54,6 +54,7 @@ COVERS = {
     "data/test_image_sets": "data/cifar data/emnist data/image_folder",
     "data/test_natural": "data/tables",
     "data/test_partition": "data/heterogeneity data/schemes",
+    "data/test_shakespeare": "data/plays",
     "data/test_sources": "data/files data/tfds machine/extras",
     "data/test_streams": "data/records data/stream_files",
     "data/test_tables": "data/cells data/columns data/csv_files data/dtypes",

@@ -205,7 +205,7 @@ class RunConfig:
         )
 
     def with_clients(self) -> "RunConfig":
-        """Fill in the partition of a table, and the number and size of the clients.
+        """Fill in the partition of data with clients, and the number and size of the clients.
 
         Raises:
           ValueError: a table's clients are given twice.
@@ -219,6 +219,8 @@ class RunConfig:
                     "determines the clients of the rows: omit partition."
                 )
             config = config.replace(partition=by_column)
+        elif data.is_federated and data.partition == DEFAULTS["partition"]:
+            config = config.replace(partition=NATURAL_SCHEME)
         natural = config.data.is_natural
         if data.num_clients is None and not natural:
             config = config.replace(num_clients=_NUM_CLIENTS)

@@ -131,12 +131,11 @@ def _check_clients(data: DataSettings) -> None:
     check_choice("partition", scheme, (*schemes, NATURAL_SCHEME))
     if not data.is_natural:
         return
-    own = is_own("dataset", data.dataset)
+    own = is_own("dataset", data.dataset) or data.is_federated
     where = f"partition is {data.partition!r} and dataset {data.dataset!r}"
     if own and column:
         raise ValueError(
-            f"{where}; a data set of your own that comes with its clients takes --partition "
-            "natural."
+            f"{where}; a data set that comes with its clients takes --partition natural."
         )
     if not (column or own):
         raise ValueError(

@@ -9,6 +9,7 @@ from fedjax_lab.command.factories import find, is_own
 from fedjax_lab.command.options import parse_options
 from fedjax_lab.command.settings import DataSettings
 from fedjax_lab.command.table_data import TableData, load_table
+from fedjax_lab.data.shakespeare import NUM_TOKENS
 from fedjax_lab.data.sources import checked_splits
 from fedjax_lab.data.text import NUM_BYTES
 
@@ -33,6 +34,8 @@ def load_divided(settings: DataSettings, seed: int) -> TableData:
         return load_table(settings, seed)
     if is_own("dataset", settings.dataset):
         return _load_own(settings)
+    if settings.is_federated:
+        return _load_federated(settings)
     found = data.load(
         settings.dataset,
         data_dir=settings.data_dir,
@@ -44,6 +47,23 @@ def load_divided(settings: DataSettings, seed: int) -> TableData:
     )
     of_bytes = found[0].y.ndim > 1 and settings.tokens == "bytes"
     return TableData(found[0], found[1], None, None, NUM_BYTES if of_bytes else None)
+
+
+def _load_federated(settings: DataSettings) -> TableData:
+    name, _, path = settings.dataset.partition(":")
+    if not path:
+        raise ValueError(f"dataset is {settings.dataset!r}; a folder must follow the colon.")
+    clients, tests = data.load_federated(name, path)
+    train, test = (data.Examples(*map(np.asarray, part.examples)) for part in (clients, tests))
+    if not settings.is_natural:
+        return TableData(train, test, None, None, NUM_TOKENS)
+    smallest, least = int(clients.sizes.min()), settings.min_client_size or 1
+    if smallest < least:
+        raise ValueError(
+            f"min_client_size is {least}; the smallest client of {settings.dataset} has {smallest} "
+            "examples: omit min_client_size."
+        )
+    return TableData(train, test, clients, tests, NUM_TOKENS)
 
 
 def _load_own(settings: DataSettings) -> TableData:

@@ -134,7 +134,10 @@ def build(
         model = _model(config, outputs, is_regression)
         task = _task(config, train, model, is_text, is_regression)
         _, prepare, loss_fn, count_fn = task
-        evaluate = build_evaluation(count_fn, test, evaluated)
+        total = count_fn
+        if is_text and _is_padded(test):  # every token counts alike, not every sequence
+            total = models.answer_counts(model.apply, data.scored_per_row(test))
+        evaluate = build_evaluation(total, test, evaluated)
         algorithm = build_algorithm(config, loss_fn, model, prepare)
         return model, task, evaluate, algorithm if wrap is None else wrap(algorithm)
 
@@ -229,6 +232,11 @@ def _check_model(config: RunConfig, is_text: bool) -> None:
         )
 
 
+def _is_padded(examples: data.Examples) -> bool:
+    """Whether some targets of text are not scored."""
+    return bool((examples.y < 0).any())
+
+
 def _outputs(config: RunConfig, train: data.Examples) -> int:
     """Return the number of outputs of a regression."""
     if train.y.ndim > 2:
@@ -307,8 +315,10 @@ def _task(
 ) -> tuple[Any, Preprocess | None, LossFn, CountFn]:
     """Return (input for initialization, preprocessing, loss, evaluation function)."""
     if is_text:
-        loss_fn = models.language_model_loss(model.apply)
-        return train.x[:1], None, loss_fn, models.token_counts(model.apply)
+        padded = _is_padded(train)
+        build_loss = models.answer_loss if padded else models.language_model_loss
+        build_counts = models.answer_counts if padded else models.token_counts
+        return train.x[:1], None, build_loss(model.apply), build_counts(model.apply)
     mean, std, scale = data.normalization(train)
     prepare = data.preprocess(mean, std, scale=scale, flip=config.data.flip, crop=config.data.crop)
     first_x = prepare(data.Examples(train.x[:1], train.y[:1]), None).x
@@ -437,6 +447,7 @@ def _describe(config: RunConfig, setup: Setup, path: Path) -> str:
     size = models.count_params(setup.params)
     shape = "x".join(map(str, setup.data["shape"]))
     kind = config.data.tokens if config.model.model in models.LANGUAGE_MODELS else "classes"
+    kind = "characters" if config.data.is_federated else kind
     kind = "outputs" if "outputs" in setup.data else kind
     return "\n".join(
         [

@@ -13,6 +13,7 @@ from fedjax_lab.checks import LAST_SEED, MOST_ROUNDS, check_choice, check_int, c
 from fedjax_lab.data import ClientTimes, Devices
 from fedjax_lab.data.cifar import LABELS
 from fedjax_lab.data.client_sampling import SAMPLINGS
+from fedjax_lab.data.shakespeare import FEDERATED
 from fedjax_lab.data.sources import TABLES
 from fedjax_lab.data.text import TOKENS
 from fedjax_lab.machine.target import LOWERINGS
@@ -164,7 +165,8 @@ class DataSettings:
 
     dataset: str = "digits"
     """Data set, such as digits, fashion_mnist, cifar10:PATH, images:FOLDER, npz:FILE, csv:FILE,
-    parquet:FILE or text:FILE_OR_FOLDER; or a function of your own, package.module:name."""
+    parquet:FILE, text:FILE_OR_FOLDER or shakespeare:FOLDER; or a function of your own,
+    package.module:name."""
 
     dataset_option: Repeated = ()
     """Argument of a data set of your own, as name=value."""
@@ -242,6 +244,11 @@ class DataSettings:
     def is_table(self) -> bool:
         """Whether the data set is a table."""
         return self.scheme in TABLES
+
+    @property
+    def is_federated(self) -> bool:
+        """Whether the data set comes with its clients and their test examples."""
+        return self.scheme in FEDERATED
 
     @property
     def is_natural(self) -> bool:

@@ -15,6 +15,7 @@ from fedjax_lab.data.federated import FederatedArrays, partition
 from fedjax_lab.data.natural import from_table, from_tfds, load_fedjax, load_leaf
 from fedjax_lab.data.packing import Sentence, Tokens, pack, scored_per_row
 from fedjax_lab.data.partition import PARTITIONS
+from fedjax_lab.data.shakespeare import load_federated
 from fedjax_lab.data.sources import DATASETS, Examples, load, num_classes
 from fedjax_lab.data.stream_files import open_stream, write_stream
 from fedjax_lab.data.streams import FederatedStream, stream
@@ -40,6 +41,7 @@ __all__ = [
     "from_table",
     "from_tfds",
     "load",
+    "load_federated",
     "load_fedjax",
     "load_leaf",
     "load_tokenizer",

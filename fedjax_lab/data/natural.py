@@ -158,7 +158,7 @@ def load_leaf(
         raise FileNotFoundError(f"folder is {folder}, which has no file *.json.")
     clients: dict[str, PyTree] = {}
     for path in paths:
-        for user, x, y in _leaf_users(path):
+        for user, x, y in leaf_users(path):
             if user in clients:
                 raise ValueError(f"{path}: the user {user!r} occurs twice.")
             clients[user] = (
@@ -187,8 +187,15 @@ def _leaf_examples(where: str, x: list, y: list) -> Examples:
     return Examples(*arrays)
 
 
-def _leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:
-    """Yield (user, x, y) for the users of a file."""
+def leaf_users(path: Path) -> Iterable[tuple[str, list, list]]:
+    """Read (user, x, y) of the users of a file in LEAF's layout.
+
+    Args:
+      path: the file.
+
+    Raises:
+      ValueError: it is damaged or lacks a field.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
         users, data = list(map(str, content["users"])), content["user_data"]
@@ -227,11 +234,26 @@ def load_fedjax(
       FileNotFoundError: there is no such file.
       ValueError: it is not such a database, or it is damaged; or as in ``from_clients``.
     """
-    path = Path(path)
+    clients: dict[str, PyTree] = dict(read_fedjax(Path(path)))
+    if convert is not None:
+        clients = {name: convert(arrays) for name, arrays in clients.items()}
+    return from_clients(clients, min_size=min_size)
+
+
+def read_fedjax(path: Path) -> dict[str, dict[str, Any]]:
+    """Read the clients of a file in FedJAX's SQLite format: {client: {name: array}}.
+
+    Args:
+      path: the file.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is not such a database, or it is damaged.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"path is {path}; there is no such file.")
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    clients: dict[str, PyTree] = {}
+    clients: dict[str, dict[str, Any]] = {}
     try:
         rows = connection.execute("SELECT client_id, data FROM federated_data ORDER BY rowid")
         for client_id, packed in rows:
@@ -241,6 +263,4 @@ def load_fedjax(
         raise ValueError(f"{path}: no federated data set of FedJAX's: {error}") from error
     finally:
         connection.close()
-    if convert is not None:
-        clients = {name: convert(arrays) for name, arrays in clients.items()}
-    return from_clients(clients, min_size=min_size)
+    return clients

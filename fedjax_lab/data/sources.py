@@ -32,6 +32,7 @@ DATASETS = {
     "idx:FOLDER": "a folder with MNIST's four file names, .gz or not",
     "npz:FILE": "a file with the arrays x_train, y_train, x_test, y_test; y floats: a regression",
     "tfds:NAME": "any prepared image-classification set of tensorflow-datasets",
+    "shakespeare:FOLDER": "Shakespeare's roles, a client each, by load_federated",
     "text:PATH": "a UTF-8 file, or a folder with train.txt and test.txt (or valid.txt)",
     "tfds_text:NAME": "any prepared text of tensorflow-datasets, such as lm1b",
 }
@@ -119,6 +120,11 @@ def load(
     if colon and scheme in SCHEMES:
         if not rest:
             raise ValueError(f"name is {name!r}; a folder, file or name must follow the colon.")
+        if scheme == "shakespeare":
+            raise ValueError(
+                f"name is {name!r}, which comes with its clients: data.load_federated({scheme!r}, "
+                f"{rest!r}) reads it."
+            )
         if scheme in ("cifar10", "cifar100"):
             return checked_splits(name, *cifar.read_cifar(scheme, Path(rest), labels))
         if scheme == "emnist":

