@@ -8,19 +8,25 @@ from typing import Any
 from fedjax_lab.algorithms import as_published
 from fedjax_lab.algorithms.authors_codes import clip_and_decay
 from fedjax_lab.command.config import RunConfig
+from fedjax_lab.command.config_checks import parse_attack
 from fedjax_lab.command.factories import find
-from fedjax_lab.command.guards import with_guards
 from fedjax_lab.command.options import (
     CLIPS,
     SERVER_OPTIMIZERS,
     parse_options,
 )
 from fedjax_lab.command.schedules import client_schedule
+from fedjax_lab.command.settings import ClockSettings, PrivacySettings, RoundsSettings
 from fedjax_lab.models import Model
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.types import LossFn
+from fedjax_lab.wrappers.attacks import with_attack
+from fedjax_lab.wrappers.buffered import with_buffered_aggregation
 from fedjax_lab.wrappers.compression import with_compression
+from fedjax_lab.wrappers.privacy import with_dp
+from fedjax_lab.wrappers.robust import with_robust_aggregation
+from fedjax_lab.wrappers.secure import with_secure_aggregation
 
 # Settings that a sweep may vary, in addition to the method's own hyperparameters.
 VARIED = (
@@ -82,4 +88,33 @@ def build_algorithm(
             error_feedback=method.error_feedback,
             downlink=method.downlink_compressor,
         )
-    return with_guards(algorithm, config.privacy, config.rounds, config.clock)
+    return _with_wrappers(algorithm, config.privacy, config.rounds, config.clock)
+
+
+def _with_wrappers(
+    algorithm: Algorithm, privacy: PrivacySettings, rounds: RoundsSettings, clock: ClockSettings
+) -> Algorithm:
+    """Wrap the method as the settings request, with the attack outside all others."""
+    if privacy.robust_rule is not None:
+        algorithm = with_robust_aggregation(algorithm, privacy.robust_rule)
+    if privacy.dp_clip_norm is not None:
+        assert privacy.dp_noise_multiplier is not None  # checked
+        algorithm = with_dp(
+            algorithm,
+            privacy.dp_clip_norm,
+            privacy.dp_noise_multiplier,
+            privacy.dp_delta,
+            privacy.dp_adaptive_quantile,
+            privacy.dp_noise_bands or 1,
+        )
+    if privacy.secure_bits is not None:
+        assert privacy.secure_clip is not None  # checked
+        algorithm = with_secure_aggregation(
+            algorithm, privacy.secure_bits, privacy.secure_clip, privacy.secure_neighbours
+        )
+    if clock.concurrency is not None:
+        algorithm = with_buffered_aggregation(algorithm, rounds.cohort_size, clock.concurrency)
+    if privacy.attack is not None:
+        name, arguments = parse_attack(privacy.attack)
+        algorithm = with_attack(algorithm, name, seed=rounds.seed, **arguments)
+    return algorithm

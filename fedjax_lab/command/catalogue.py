@@ -98,7 +98,6 @@ class Entry(NamedTuple):
       up: size of a client's messages in a round, in units of d.
       down: size of the broadcast to a client in a round, in units of d.
       client_state: size of a client's row of state, in units of d.
-      server_state: size of the server's state besides the model, in units of d.
       gradients: number of mini-batch gradients in a local step.
       options: hyperparameters and their defaults, without learning rates.
     """
@@ -109,7 +108,6 @@ class Entry(NamedTuple):
     up: float
     down: float
     client_state: float
-    server_state: float
     gradients: int
     options: Mapping[str, Any]
 
@@ -137,9 +135,7 @@ def entry(name: str) -> Entry:
     loss_fn = models.classification_loss(model.apply)
     algorithm = factory(model if "model" in parameters else loss_fn, **arguments)
     size = tree.nbytes(params)
-    server, clients = jax.eval_shape(
-        lambda params: algorithm.start(params, _NUM_CLIENTS, None), params
-    )
+    _, clients = jax.eval_shape(lambda params: algorithm.start(params, _NUM_CLIENTS, None), params)
     method, paper = SOURCES[name]
     return Entry(
         name,
@@ -148,7 +144,6 @@ def entry(name: str) -> Entry:
         up=_rounded(algorithm.uplink(params) / size),
         down=_rounded(algorithm.downlink(params) / size),
         client_state=_rounded(tree.nbytes(clients) / _NUM_CLIENTS / size),
-        server_state=_rounded(max(0.0, tree.nbytes(server) / size - 1)),
         gradients=algorithm.gradients_per_step,
         options=algorithm_options(name),
     )

@@ -14,13 +14,9 @@ from fedjax_lab.command import listings
 from fedjax_lab.command.commands import (
     PROG,
     AlgorithmsCommand,
-    CompressorsCommand,
-    DatasetsCommand,
     ExportCommand,
-    ModelsCommand,
-    PartitionsCommand,
+    ListCommand,
     PlanCommand,
-    PublishedCommand,
     RecipeCommand,
     ReportCommand,
     RerunCommand,
@@ -29,11 +25,11 @@ from fedjax_lab.command.commands import (
     TuneCommand,
     parse,
 )
-from fedjax_lab.command.grid import sweep_command
 from fedjax_lab.command.launch import INTERRUPTED, run_command
 from fedjax_lab.command.reports import report_command
 from fedjax_lab.command.rerun import rerun_command
 from fedjax_lab.command.screen import one_line, print_rows, show_warning
+from fedjax_lab.command.sweeping import sweep_command
 from fedjax_lab.command.tuning import tune_command
 from fedjax_lab.simulation.stop import forget_signal
 from fedjax_lab.simulation.team import ElsewhereError
@@ -60,12 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in argv
     try:
         command = parse(argv)
-        if type(command) in _ACTIONS:
-            with warnings.catch_warnings():
-                warnings.showwarning = show_warning
-                return _ACTIONS[type(command)](command)
-        print(_LISTS[type(command)](command))
-        return 0
+        if isinstance(command, ListCommand):
+            return _print(getattr(listings, type(command).__name__)())
+        with warnings.catch_warnings():
+            warnings.showwarning = show_warning
+            return _ACTIONS[type(command)](command)
     except KeyboardInterrupt as error:
         why = "" if is_process else f" {error}".rstrip()
         print(f"{PROG}: interrupted.{why}", file=sys.stderr)
@@ -85,6 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _MISTAKE
     finally:
         forget_signal()  # the exit status says it
+
+
+def _print(text: str) -> int:
+    print(text)
+    return 0
 
 
 def _export(command: ExportCommand) -> int:
@@ -140,13 +140,6 @@ _ACTIONS: dict[type, Callable[[Any], int]] = {
     ReportCommand: report_command,
     ExportCommand: _export,
     RerunCommand: rerun_command,
-}
-_LISTS: dict[type, Callable[[Any], str]] = {
-    RecipeCommand: lambda command: listings.recipe(command.name),
-    AlgorithmsCommand: lambda command: listings.algorithms(markdown=command.markdown),
-    PublishedCommand: lambda command: listings.published(),
-    CompressorsCommand: lambda command: listings.compressors(),
-    DatasetsCommand: lambda command: listings.datasets(),
-    PartitionsCommand: lambda command: listings.partitions(),
-    ModelsCommand: lambda command: listings.models(),
+    RecipeCommand: lambda command: _print(listings.recipe(command.name)),
+    AlgorithmsCommand: lambda command: _print(listings.algorithms(markdown=command.markdown)),
 }

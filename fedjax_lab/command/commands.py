@@ -249,29 +249,17 @@ class RecipeCommand:
     """Name of the recipe. None: list all."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PublishedCommand:
-    """List the methods that --as-published knows, and how their codes run them."""
+class ListCommand:
+    """A command without arguments: it prints what the function of its name in ``listings`` says."""
 
 
-@dataclasses.dataclass(frozen=True)
-class CompressorsCommand:
-    """List the compressors: spelling, arguments, and the bytes of a message."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DatasetsCommand:
-    """List the data sets."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PartitionsCommand:
-    """List the partitions of data among clients."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelsCommand:
-    """List the models, with their options and defaults."""
+_LISTS = {
+    "published": "List the methods that --as-published knows, and how their codes run them.",
+    "compressors": "List the compressors: spelling, arguments, and the bytes of a message.",
+    "datasets": "List the data sets.",
+    "partitions": "List the partitions of data among clients.",
+    "models": "List the models, with their options and defaults.",
+}
 
 
 def parse(argv: list[str]) -> Any:
@@ -452,9 +440,10 @@ _WITHOUT_SETTINGS: dict[str, type] = {
     "rerun": RerunCommand,
     "recipe": RecipeCommand,
     "algorithms": AlgorithmsCommand,
-    "published": PublishedCommand,
-    "compressors": CompressorsCommand,
-    "datasets": DatasetsCommand,
-    "partitions": PartitionsCommand,
-    "models": ModelsCommand,
+    **{
+        name: dataclasses.make_dataclass(
+            name, [], bases=(ListCommand,), namespace={"__doc__": about}
+        )
+        for name, about in _LISTS.items()
+    },
 }

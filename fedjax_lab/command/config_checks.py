@@ -6,7 +6,6 @@ from typing import Any
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.clients.mapping import check_client_map
 from fedjax_lab.command.factories import check_known, is_own
-from fedjax_lab.command.guards import check_guards
 from fedjax_lab.command.options import CLIPS
 from fedjax_lab.command.schedules import client_schedule
 from fedjax_lab.command.settings import (
@@ -15,6 +14,7 @@ from fedjax_lab.command.settings import (
     ClockSettings,
     DataSettings,
     MethodSettings,
+    PrivacySettings,
     RoundsSettings,
     check_ranges,
 )
@@ -24,6 +24,23 @@ from fedjax_lab.data import PARTITIONS, ClientTimes
 from fedjax_lab.data.clock import check_devices
 from fedjax_lab.data.sources import SCHEMES, TABLES, check_load_options
 from fedjax_lab.storage.run_path import check_run_dir
+from fedjax_lab.wrappers.attacks import ATTACKS
+from fedjax_lab.wrappers.ledger import check_bands
+from fedjax_lab.wrappers.rules import parse_rule
+from fedjax_lab.wrappers.secure import check_neighbours
+
+_FORM = "NAME:SHARE or NAME:SHARE:STRENGTH (label_flip:SHARE:CLASSES)"
+# Of two settings, the first one needs the second.
+_NEEDS = (
+    ("dp_clip_norm", "dp_noise_multiplier"),
+    ("dp_noise_multiplier", "dp_clip_norm"),
+    ("dp_delta", "dp_clip_norm"),
+    ("dp_adaptive_quantile", "dp_clip_norm"),
+    ("dp_noise_bands", "dp_clip_norm"),
+    ("secure_bits", "secure_clip"),
+    ("secure_clip", "secure_bits"),
+    ("secure_neighbours", "secure_bits"),
+)
 
 
 def check_config(config: Any) -> None:
@@ -48,7 +65,7 @@ def check_config(config: Any) -> None:
     _check_clients(config.data)
     _check_method(config.method, config.rounds.rounds)
     check_client_map(config.machine.client_map)
-    check_guards(config.privacy, config.rounds)
+    _check_privacy(config.privacy, config.rounds)
     _check_rounds(config.rounds, config.clock, config.data.num_clients)
 
 
@@ -155,3 +172,49 @@ def _check_clients(data: DataSettings) -> None:
             f"num_clients is {data.num_clients}; with {data.partition} the ids determine "
             "the number of clients: omit num_clients."
         )
+
+
+def _check_privacy(privacy: PrivacySettings, rounds: RoundsSettings) -> None:
+    """Check the settings of the wrappers, whose single ranges are checked."""
+    for name, other in _NEEDS:
+        if getattr(privacy, name) is not None and getattr(privacy, other) is None:
+            raise ValueError(f"{name} is {getattr(privacy, name)}; it requires {other}.")
+    if privacy.dp_noise_multiplier is not None and rounds.weights != "uniform":
+        raise ValueError(
+            f"weights is {rounds.weights!r} and dp_clip_norm {privacy.dp_clip_norm}; with "
+            "privacy every client counts once: weights must be 'uniform'."
+        )
+    if privacy.dp_noise_bands is not None:
+        check_bands(privacy.dp_noise_bands, rounds.sampling)
+    if privacy.robust_rule is not None:
+        parse_rule(privacy.robust_rule)
+    if privacy.secure_neighbours is not None:
+        check_neighbours(privacy.secure_neighbours, "secure_neighbours")
+    if privacy.attack is not None:
+        parse_attack(privacy.attack)
+
+
+def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
+    """Parse a text such as "sign_flip:0.2:5" into (attack, arguments of ``with_attack``).
+
+    Args:
+      text: name of the attack, share of attacking clients, and strength (for label_flip, the number
+        of classes).
+
+    Raises:
+      ValueError: it has another form, or the attack is unknown.
+    """
+    name, *given = text.split(":")
+    check_choice("attack", name, ATTACKS)
+    try:
+        share, *rest = map(float, given)
+        if len(rest) > 1:
+            raise ValueError
+        strength = rest[0] if rest else None
+        if name == "label_flip":
+            if strength is None or strength != int(strength):
+                raise ValueError
+            return name, {"share": share, "num_classes": int(strength)}
+    except (OverflowError, ValueError):  # the former of an infinite number of classes
+        raise ValueError(f"attack is {text!r}; it must be of the form {_FORM}.") from None
+    return name, {"share": share, "strength": strength}

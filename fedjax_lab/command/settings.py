@@ -5,7 +5,9 @@ in a settings file, so names are unique over the groups. The text below a settin
 """
 
 import dataclasses
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
@@ -29,46 +31,18 @@ NATURAL_SCHEME = "natural"
 Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]  # a flag that may be given several times
 
 
-class AtLeast(NamedTuple):
-    """Range of an integer."""
-
-    minimum: int
-    maximum: int | None = None
-
-    def check(self, name: str, value: Any) -> None:
-        """Raise an error that names the setting unless the value is in the range."""
-        check_int(name, value, minimum=self.minimum, maximum=self.maximum)
-
-
-class Between(NamedTuple):
-    """Range of a number."""
-
-    minimum: float = 0.0
-    maximum: float = float("inf")
-    without_minimum: bool = False
-    without_maximum: bool = False
-
-    def check(self, name: str, value: Any) -> None:
-        """Raise an error that names the setting unless the value is in the range."""
-        check_number(
-            name,
-            value,
-            minimum=self.minimum,
-            maximum=self.maximum,
-            exclusive_minimum=self.without_minimum,
-            exclusive_maximum=self.without_maximum,
-        )
+# The range of a setting: its check, which gets name and value.
+Count = partial(check_int, minimum=1, maximum=MOST_ROUNDS)
+Seed = partial(check_int, minimum=0, maximum=LAST_SEED)
+NotNegative = partial(check_number, minimum=0.0)
+Positive = partial(check_number, minimum=0.0, exclusive_minimum=True)
+Share = partial(
+    check_number, minimum=0.0, maximum=1.0, exclusive_minimum=True, exclusive_maximum=True
+)
 
 
-class OneOf(NamedTuple):
-    """Choices of a text."""
-
-    choices: tuple[str, ...]
-
-    def check(self, name: str, value: Any) -> None:
-        """Raise an error that names the setting unless the value is one of the choices."""
-        for text in (value,) if isinstance(value, str) else value:
-            check_choice(name, text, self.choices)
+def _one_of(choices: Iterable[str]) -> Any:
+    return partial(check_choice, choices=tuple(choices))
 
 
 def check_ranges(group: Any) -> None:
@@ -82,16 +56,10 @@ def check_ranges(group: Any) -> None:
     """
     hints = get_type_hints(type(group), include_extras=True)
     for name, value in vars(group).items():
-        for about in getattr(hints[name], "__metadata__", ()):
-            if isinstance(about, (AtLeast, Between, OneOf)) and value is not None:
-                about.check(name, value)
-
-
-Count = AtLeast(1, MOST_ROUNDS)
-Seed = AtLeast(0, LAST_SEED)
-NotNegative = Between(0.0)
-Positive = Between(0.0, without_minimum=True)
-Share = Between(0.0, 1.0, without_minimum=True, without_maximum=True)
+        for check in getattr(hints[name], "__metadata__", ()):
+            if isinstance(check, partial) and value is not None:
+                for each in value if isinstance(value, tuple) else (value,):
+                    check(name, each)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +120,7 @@ class ModelSettings:
     model_option: Repeated = ()
     """Option of the model as name=value, such as hidden=64,32."""
 
-    compute_dtype: Annotated[str, OneOf(COMPUTE_DTYPES)] = "float32"
+    compute_dtype: Annotated[str, _one_of(COMPUTE_DTYPES)] = "float32"
     """Dtype of the model's computations: float32 or bfloat16; parameters are float32."""
 
     init_seed: Annotated[int | None, Seed] = None
@@ -198,20 +166,20 @@ class DataSettings:
     """For a table: the test set. clients:0.2 holds out a share of the clients, examples:0.2 a share
     of each client's rows; or another file .csv, .tsv or .parquet."""
 
-    tokens: Annotated[str, OneOf(TOKENS)] = "words"
+    tokens: Annotated[str, _one_of(TOKENS)] = "words"
     """For text: split it into words, characters or bytes."""
 
     sequence_length: Annotated[int, Count] = 35
     """For text: number of tokens of an example, L."""
 
-    vocabulary_size: Annotated[int | None, AtLeast(2)] = None
+    vocabulary_size: Annotated[int | None, partial(check_int, minimum=2)] = None
     """Keep only this many of a text's tokens, the most frequent ones; the others become one token.
     None: keep all."""
 
-    labels: Annotated[str, OneOf(LABELS)] = "fine"
+    labels: Annotated[str, _one_of(LABELS)] = "fine"
     """For cifar100:PATH: fine labels (100 classes) or coarse ones (20)."""
 
-    image_size: Annotated[int | None, AtLeast(1)] = None
+    image_size: Annotated[int | None, partial(check_int, minimum=1)] = None
     """For images:FOLDER: scale the images to this height and width. None: all must have one
     size."""
 
@@ -219,11 +187,11 @@ class DataSettings:
     """Partition of the data among the clients: iid, dirichlet:0.1, classes_per_client:2, ..., or
     natural:ARRAY, the name of an array of client ids in npz:FILE. With client: by that column."""
 
-    num_clients: Annotated[int | None, AtLeast(1)] = None
+    num_clients: Annotated[int | None, partial(check_int, minimum=1)] = None
     """Number of clients, N. None: 20, which suits digits (100 is usual for fashion_mnist); with
     natural ids, their number."""
 
-    min_client_size: Annotated[int | None, AtLeast(0)] = None
+    min_client_size: Annotated[int | None, partial(check_int, minimum=0)] = None
     """Smallest number of training examples of a client. None: 2; with natural ids, 1."""
 
     partition_seed: Annotated[int | None, Seed] = None
@@ -232,7 +200,7 @@ class DataSettings:
     flip: bool = False
     """Flip training images left to right at random."""
 
-    crop: Annotated[int, AtLeast(0)] = 0
+    crop: Annotated[int, partial(check_int, minimum=0)] = 0
     """Shift training images by up to this many pixels at random."""
 
     @property
@@ -266,7 +234,7 @@ class RoundsSettings:
     cohort_size: int = 5
     """Clients sampled per round, S."""
 
-    sampling: Annotated[str, OneOf(tuple(SAMPLINGS))] = "without_replacement"
+    sampling: Annotated[str, _one_of(SAMPLINGS)] = "without_replacement"
     """Client sampling: without_replacement, poisson (each client independently; cohort_size is the
     expected number), or cyclic (fixed groups of at most cohort_size take turns)."""
 
@@ -285,13 +253,13 @@ class RoundsSettings:
     full_examples: bool = False
     """Give the method each client's whole data set, for full local gradients."""
 
-    weights: Annotated[str, OneOf(("uniform", "examples"))] = "uniform"
+    weights: Annotated[str, _one_of(("uniform", "examples"))] = "uniform"
     """Weights of the clients in the aggregation: uniform, or examples (number of examples)."""
 
     eval_every: Annotated[int, Count] = 10
     """Rounds between evaluations; also the length of a compiled chunk."""
 
-    on_nonfinite: Annotated[str, OneOf((*ON_NONFINITE, "stop"))] = "exclude"
+    on_nonfinite: Annotated[str, _one_of((*ON_NONFINITE, "stop"))] = "exclude"
     """What to do with a client whose message or state is not finite: exclude (leave it out of the
     round and count it), stop (end the run before that round), keep (aggregate it like the
     others)."""
@@ -379,7 +347,7 @@ class PrivacySettings:
     """With dp_clip_norm: correlate noise over this number of rounds (DP-FTRL); needs cyclic
     sampling."""
 
-    secure_bits: Annotated[int | None, AtLeast(2, 32)] = None
+    secure_bits: Annotated[int | None, partial(check_int, minimum=2, maximum=32)] = None
     """Secure aggregation with integers of this number of bits; with secure_clip."""
 
     secure_clip: Annotated[float | None, Positive] = None
@@ -400,11 +368,11 @@ class MachineSettings:
     """How clients are mapped onto devices: auto (the planner chooses), measure (time two plans and
     keep the faster one), scan, vmap, chunk:n, pmap, shard_map."""
 
-    client_store: Annotated[str, OneOf(CLIENT_STORES)] = "auto"
+    client_store: Annotated[str, _one_of(CLIENT_STORES)] = "auto"
     """Where client state is stored: device (a full copy on each), sharded (over the devices of
     shard_map), host (in files), auto (by its size)."""
 
-    lowering: Annotated[str, OneOf(LOWERINGS)] = "auto"
+    lowering: Annotated[str, _one_of(LOWERINGS)] = "auto"
     """Form of the model's convolutions and poolings: auto (the fastest on this machine) or lax (as
     jax.lax computes them)."""
 
@@ -420,7 +388,7 @@ class OutputSettings:
     checkpoint_every: Annotated[int | None, Count] = None
     """Rounds between checkpoints. None: a tenth of the run."""
 
-    log: Annotated[Repeated, OneOf(tuple(LOGGERS))] = ()
+    log: Annotated[Repeated, _one_of(LOGGERS)] = ()
     """Also write metrics as csv, tensorboard or wandb; metrics.jsonl is always written."""
 
     profile_dir: str | None = None

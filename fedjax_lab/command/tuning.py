@@ -10,9 +10,9 @@ from fedjax_lab.checks import check_choice
 from fedjax_lab.command.commands import PROG, TuneCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.factories import check_known
-from fedjax_lab.command.grid import at_point, may_vary
 from fedjax_lab.command.launch import DIVERGED, start
 from fedjax_lab.command.screen import file_to_write
+from fedjax_lab.command.sweeping import at_point, may_vary
 from fedjax_lab.tuning.found import Diverged, Found
 from fedjax_lab.types import Params, PyTree
 

@@ -15,8 +15,8 @@ from fedjax_lab.checks import is_traced
 from fedjax_lab.command import last_method, launch, runner
 from fedjax_lab.command.cli import main
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.grid import grid
 from fedjax_lab.command.rerun import first_difference
+from fedjax_lab.command.sweeping import sweep_points
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.report import load_runs
 from fedjax_lab.report.formats import latex_escape, latex_table
@@ -151,11 +151,11 @@ def test_a_sweep_is_the_runs_of_its_points(finished, tmp_path, capsys):
 )
 def test_what_a_grid_refuses(texts, settings, message):
     with pytest.raises(ValueError, match=message):
-        grid(texts, RunConfig.of(**settings))
+        sweep_points(texts, RunConfig.of(**settings))
 
 
 def test_a_grid_fills_in_what_a_method_requires():
-    points, config = grid(
+    points, config = sweep_points(
         ["server_lr=0.1,0.01", "beta1=0.5", "tau=1e-3,1"], RunConfig.of(algorithm="fedadam")
     )
     assert points[:2] == [
@@ -164,7 +164,7 @@ def test_a_grid_fills_in_what_a_method_requires():
     ]
     assert len(points) == 4
     assert config.method.server_lr == 0.1
-    points, config = grid(["momentum=0.1,0.2"], RunConfig.of(algorithm="stem"))
+    points, config = sweep_points(["momentum=0.1,0.2"], RunConfig.of(algorithm="stem"))
     assert config.method.option == ("momentum=0.1",)
 
 

@@ -11,8 +11,8 @@ from fedjax_lab import data
 from fedjax_lab.command.catalogue import SOURCES
 from fedjax_lab.command.cli import main
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.grid import run_grid
 from fedjax_lab.command.runner import build, run
+from fedjax_lab.command.sweeping import run_sweep
 from fedjax_lab.report import load_runs
 from fedjax_lab.report.sections import sections_of, tail_of
 from fedjax_lab.report.tables import accuracy_table, measures
@@ -189,7 +189,7 @@ def test_a_leaf_that_does_not_exist_is_named(capsys, tmp_path):
 def test_a_sweep_says_what_it_does_not_see():
     config = RunConfig.from_dict({**SETTING, "algorithm": "local_only"}).resolve()
     with pytest.warns(UserWarning, match="a sweep evaluates only the global model"):
-        run_grid(config, [{"client_lr": 0.1}], [0])
+        run_sweep(config, [{"client_lr": 0.1}], [0])
 
 
 def test_the_catalogue_names_them():

@@ -17,7 +17,7 @@ import yaml
 
 from fedjax_lab import models
 from fedjax_lab.command import cli
-from fedjax_lab.command.grid import grid
+from fedjax_lab.command.sweeping import sweep_points
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS / "tutorial.md", *sorted(DOCS.glob("guides/*.md")), *sorted(DOCS.glob("moving/*.md"))]
@@ -296,7 +296,7 @@ def test_commands_are_understood(page):
         if call[0] == "run":
             command.settings.resolve()
         if call[0] == "sweep":
-            grid(command.point, command.settings)
+            sweep_points(command.point, command.settings)
 
 
 def test_every_block_of_python_is_reached():

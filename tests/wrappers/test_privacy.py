@@ -520,7 +520,7 @@ def test_rows_have_epsilon(monkeypatch):
 @pytest.mark.methods
 def test_a_sweep_counts_each_point(monkeypatch, capsys):
     """In its history, its progress and the command line's table; once for all seeds."""
-    from fedjax_lab.command.grid import sweep_table
+    from fedjax_lab.command.sweeping import sweep_table
 
     def formula(z, delta, rounds, **among):
         return 10.0 * z + rounds

@@ -38,13 +38,13 @@ def sweep_command(command: SweepCommand) -> int:
       ValueError, TypeError, OSError, ImportError: as ``runner.build`` and ``sweep``; or a point, a
         seed or a setting is not allowed.
     """
-    points, config = grid(command.point, command.settings)
+    points, config = sweep_points(command.point, command.settings)
     seeds = check_seeds(command.seeds)
     out = file_to_write("out", command.out)
     start(command.cpu_devices, command.quiet)
     from fedjax_lab.report.formats import write_format
 
-    result = run_grid(config, points, seeds, progress=not command.quiet)
+    result = run_sweep(config, points, seeds, progress=not command.quiet)
     print_rows(sweep_table(result))
     if out is not None:
         write_format(sweep_csv(result), out)
@@ -59,7 +59,7 @@ def sweep_command(command: SweepCommand) -> int:
     return 0
 
 
-def run_grid(
+def run_sweep(
     config: RunConfig, points: Sequence[Point], seeds: Sequence[int], *, progress: bool = False
 ) -> SweepResult:
     """Sweep a config over points and seeds.
@@ -69,7 +69,7 @@ def run_grid(
 
     Args:
       config: the settings of all runs.
-      points: hyperparameters, such as those of ``grid``.
+      points: hyperparameters, such as those of ``sweep_points``.
       seeds: each point is run once with each seed.
       progress: show progress on stderr.
 
@@ -103,7 +103,7 @@ def run_grid(
     )
 
 
-def grid(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point], RunConfig]:
+def sweep_points(texts: Iterable[str], settings: RunConfig) -> tuple[list[Point], RunConfig]:
     """Return (all combinations, the config resolved with the first one), after checking each.
 
     Args:
