@@ -140,6 +140,7 @@ def test_tables_show_epsilon():
     class Private:
         rows = [{"accuracy": 0.5, "epsilon": 3.25}]  # noqa: RUF012
         summary = {}  # noqa: RUF012
+        partition = {}  # noqa: RUF012
 
         def values(self, name):
             return [row[name] for row in self.rows]
