@@ -252,7 +252,7 @@ def _facts(run: Any) -> list[list[str]]:
     def percent(value: float) -> str:
         return "-" if math.isnan(value) else f"{100 * value:.2f} %"
 
-    accuracy, worst = run.values("accuracy"), "worst 10 % of clients, training data"
+    accuracy, worst = run.values("accuracy"), "worst 10 %, training data"
     of = "global model" if "personal_accuracy" in row else "accuracy"
     scores = [
         [f"{of}, last", percent(last(accuracy))],
