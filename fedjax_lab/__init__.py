@@ -4,8 +4,8 @@ from fedjax_lab import algorithms, compressors, data, models, qp
 from fedjax_lab.clients.host_devices import divide_cpu
 from fedjax_lab.clients.mapping import model_shardings
 from fedjax_lab.round import Algorithm, Phase, build_round
-from fedjax_lab.simulation.book import SimulationResult
 from fedjax_lab.simulation.evaluate import build_evaluation
+from fedjax_lab.simulation.history import SimulationResult
 from fedjax_lab.simulation.plan import RoundPlan, plan
 from fedjax_lab.simulation.simulate import simulate
 from fedjax_lab.simulation.stop import forget_signal

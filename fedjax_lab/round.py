@@ -29,7 +29,7 @@ from fedjax_lab.clients.model_axis import (
     hold_layout,
     model_layout,
 )
-from fedjax_lab.clients.planner import Plan, plan
+from fedjax_lab.clients.planner import MapChoice, choose_map
 from fedjax_lab.clients.results import check_kept, check_message
 from fedjax_lab.clients.sources import Sources
 from fedjax_lab.clients.store import Rows
@@ -374,7 +374,7 @@ def _compiled_alone(round_fn: RoundFn, mesh_of: Callable[..., Mesh | None]) -> R
 
 def plan_round(
     algorithm: Algorithm, state: FedState, batch: CohortBatch, target: Target | None = None
-) -> Plan:
+) -> MapChoice:
     """Choose the client map of a round; only the shapes of state and batch are used.
 
     Args:
@@ -384,7 +384,7 @@ def plan_round(
       target: the machine; None: the current machine.
     """
     round_of = functools.partial(build_round, algorithm, target=target)
-    return plan(round_of, state, batch, target=target)
+    return choose_map(round_of, state, batch, target=target)
 
 
 class _OfClients(NamedTuple):

@@ -83,21 +83,22 @@ COVERS = {
     "report/test_settings": "report/pivot",
     "simulation/test_client_constants": "clients/store simulation/placement",
     "simulation/test_labels": "models/label_checks",
-    "simulation/test_longer": "simulation/recorder",
+    "simulation/test_longer": "simulation/run_log",
     "simulation/test_model_axis": "clients/model_axis",
     "simulation/test_private_runs": "wrappers/ledger",
     "simulation/test_residuals": "qp/residuals simulation/divergence",
-    "simulation/test_run": "simulation/rounds simulation/simulate storage/checkpoint",
-    "simulation/test_scores": "simulation/book",
-    "simulation/test_stores": "simulation/chunk_planner simulation/chunks simulation/host_chunks",
-    "simulation/test_streams": "simulation/feed simulation/plan",
-    "simulation/test_sweep": "simulation/divergence simulation/sweep_folder "
+    "simulation/test_run": "simulation/computation simulation/rounds simulation/simulate "
+    "storage/checkpoint",
+    "simulation/test_scores": "simulation/history",
+    "simulation/test_stores": "simulation/chunk_planner simulation/chunks simulation/host_store",
+    "simulation/test_streams": "simulation/client_data simulation/plan",
+    "simulation/test_sweep": "simulation/divergence simulation/sweep_log "
     "simulation/sweep_program simulation/sweep_result",
     "storage/test_hostile_dirs": "storage/json_file storage/run_path",
     "storage/test_run_dir": "storage/fingerprint storage/lock",
-    "tuning/test_search": "tuning/halving tuning/kept tuning/proposals",
-    "tuning/test_tune": "command/tuning report/search_figure tuning/found tuning/lanes "
-    "tuning/search tuning/score tuning/space",
+    "tuning/test_search": "tuning/halving tuning/search_log tuning/proposals",
+    "tuning/test_tune": "command/tuning report/search_figure tuning/candidates tuning/search "
+    "tuning/search_result tuning/score tuning/space",
     "wrappers/test_update_metrics": "simulation/client_updates",
     "wrappers/test_robust": "wrappers/rules wrappers/client_messages",
 }

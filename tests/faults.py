@@ -118,7 +118,7 @@ class Killer:
     def __init__(self, folder, seed):
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
-            ["fedjax_lab.simulation.run", "orbax.checkpoint", "pytest"]
+            ["fedjax_lab.simulation.computation", "orbax.checkpoint", "pytest"]
         )
         self._cache, self._random = str(folder / "cache"), random.Random(seed)
         self.seconds = 1.0  # of a run, once it has begun

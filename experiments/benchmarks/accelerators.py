@@ -137,8 +137,8 @@ def one_round(
 
     from fedjax_lab import tree
     from fedjax_lab.simulation.chunk_planner import ChunkPlanner
+    from fedjax_lab.simulation.computation import Computation
     from fedjax_lab.simulation.placement import Placement
-    from fedjax_lab.simulation.run import Run
 
     where = machine(target, convolution)
     clients, network, params, preprocess, loss_fn, schedule = task(**options)
@@ -148,12 +148,12 @@ def one_round(
         algorithm, frozen = method(name, network, preprocess, loss_fn), ()
     algorithm = algorithm if wrap is None else wrap(algorithm)
     key = jax.random.key(0)
-    run = Run(algorithm, schedule, key=key)
+    run = Computation(algorithm, schedule, key=key)
     state = jax.eval_shape(run.start, params, clients, key, frozen)._replace(frozen=frozen)
     planner = ChunkPlanner(run, Placement.of("auto", "auto", target=where), state, clients)
     more = {"model_bytes": tree.nbytes(params)}
     if client_map == "auto":
-        client_map = more["client_map"] = planner.plan(length).client_map
+        client_map = more["client_map"] = planner.choose_map(length).client_map
     (function, *shapes), named = planner.program(client_map, length)
     more["compiled"] = planner.compiled(client_map, length)
     return where, function, shapes, named, more
@@ -215,8 +215,8 @@ def sweep(target, rates=4, seeds=3, **options):
     from fedjax_lab import algorithms
     from fedjax_lab.clients.mapping import parse_client_map
     from fedjax_lab.machine.compiler import abstract
+    from fedjax_lab.simulation.computation import Computation
     from fedjax_lab.simulation.placement import Placement
-    from fedjax_lab.simulation.run import Run
     from fedjax_lab.simulation.sweep_program import Program as SweepProgram
 
     where, vmap = machine(target), parse_client_map("vmap")
@@ -224,7 +224,7 @@ def sweep(target, rates=4, seeds=3, **options):
     count = rates * seeds
 
     def run_of(client_lr):
-        return Run(algorithms.fedavg(loss_fn, client_lr=client_lr), schedule)
+        return Computation(algorithms.fedavg(loss_fn, client_lr=client_lr), schedule)
 
     program = SweepProgram(run_of, vmap, Placement(vmap), None, (clients, ()))
     runs = (

@@ -23,9 +23,9 @@ from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.compiler import compile_for, figures, with_devices
 from fedjax_lab.machine.target import named
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.run import Run
-from fedjax_lab.simulation.team import Team
+from fedjax_lab.simulation.processes import Processes
 
 QWEN2_05B = models.DecoderConfig(
     vocab_size=151_936, width=896, num_layers=24, num_heads=14, num_kv_heads=2, mlp_width=4864,
@@ -95,8 +95,8 @@ def row_of(target, name):
     examples = data.Examples(data.Tokens(texts, texts), texts)
     clients = data.partition(examples, np.arange(len(texts)) % cohort)
     schedule = Schedule(cohort_size=cohort, batch_size=ROWS, local_steps=STEPS)
-    place = Placement.of(client_map, "auto", divided if is_divided else None, target, Team())
-    run = Run(algorithm, schedule, key=jax.random.key(0), params=adapters)
+    place = Placement.of(client_map, "auto", divided if is_divided else None, target, Processes())
+    run = Computation(algorithm, schedule, key=jax.random.key(0), params=adapters)
     state = run.shapes(clients)._replace(frozen=run.frozen)
     planner = ChunkPlanner(run, place, state, clients)
     arguments, static = planner.program(client_map, 1)

@@ -103,13 +103,13 @@ def parts(method, workload):
 
     from experiments.benchmarks import by_hand
     from fedjax_lab.data.cohort import Schedule
+    from fedjax_lab.simulation.computation import Computation
     from fedjax_lab.simulation.placement import Placement
     from fedjax_lab.simulation.rounds import build_chunk
-    from fedjax_lab.simulation.run import Run
 
     schedule, key, first = Schedule(**PLANS[workload]), jax.random.key(0), jnp.int32(0)
     jax.jit(lambda x: x + 1)(first)  # what the first program of a process costs
-    run = Run(algorithm, schedule)
+    run = Computation(algorithm, schedule)
     batch = jax.eval_shape(schedule.draw, clients, key, first)
     state = jax.eval_shape(run.start, params, clients, key, ())
     chunk = build_chunk(run, Placement.of("scan"))

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab.round import plan_round
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
-from fedjax_lab.simulation.run import Run
 
 
 class Rounds:
@@ -33,7 +33,7 @@ class Rounds:
         target=None,
         seed=0,
     ):
-        run = Run(algorithm, schedule)
+        run = Computation(algorithm, schedule)
         key = jax.random.key(seed)
         self._first = jax.jit(run.start)(params, clients, key, ())
         if client_map is None:

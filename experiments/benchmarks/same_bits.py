@@ -77,8 +77,8 @@ def run_all(given):
         jax.distributed.initialize(f"127.0.0.1:{given.port}", given.processes, given.process)
     from fedjax_lab import data, models, simulate
     from fedjax_lab.simulation.evaluate import build_evaluation
-    from fedjax_lab.simulation.host_chunks import all_rows
-    from fedjax_lab.simulation.team import Team
+    from fedjax_lab.simulation.host_store import all_rows
+    from fedjax_lab.simulation.processes import Processes
 
     train, test = data.load("digits")
     clients = data.partition(train, "dirichlet:0.3", num_clients=CLIENTS, seed=0)
@@ -107,7 +107,7 @@ def run_all(given):
         if hasattr(state.clients, "read"):
             state = state._replace(clients=all_rows(state.clients))
         else:
-            state = Team.here().own(state)
+            state = Processes.here().collected(state)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((result.params, state))]
         digest = hashlib.sha256(json.dumps(result.history).encode())
         for leaf in leaves:

@@ -26,8 +26,8 @@ from fedjax_lab import sweep, tune
 from fedjax_lab.command.factories import is_own
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.storage.run_dir import versions
-from fedjax_lab.tuning.found import Found
 from fedjax_lab.tuning.halving import equal_budgets
+from fedjax_lab.tuning.search_result import SearchResult
 
 RESULTS = Path(__file__).parent / "results"
 FINGERPRINT_CLIENTS = 100
@@ -178,7 +178,7 @@ def run_cell(
     return cell
 
 
-def _tuning(name: str, found: Found) -> dict[str, Any]:
+def _tuning(name: str, found: SearchResult) -> dict[str, Any]:
     tried = {tuple(trial.point.items()) for trial in found.trials}
     return {
         "chosen": {n: _short(value, 4) for n, value in found.best[name].items()},

@@ -20,8 +20,8 @@ from fedjax_lab.command.client_scores import summarise_clients
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import Setup, build, describe_partition
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.book import SimulationResult
 from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation
+from fedjax_lab.simulation.history import SimulationResult
 from fedjax_lab.storage.run_dir import PARTITION, SUMMARY, write_json
 from fedjax_lab.types import FedState, Params
 

@@ -102,7 +102,7 @@ class HostTable:
         if self.owned is not None and not self.owned[ids[ids < self.num_clients]].all():
             raise ValueError(
                 "ids has clients whose rows another process stores; the attribute owned says which "
-                "rows are here. fedjax_lab.simulation.host_chunks.all_rows gathers all rows."
+                "rows are here. fedjax_lab.simulation.host_store.all_rows gathers all rows."
             )
         places = np.where(
             ids < self.num_clients, self._places[np.minimum(ids, self.num_clients - 1)], -1

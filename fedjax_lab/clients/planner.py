@@ -38,7 +38,7 @@ RoundOf = Callable[[str], Callable[..., Any]]
 Needs = Callable[[str], int]
 
 
-class Plan(NamedTuple):
+class MapChoice(NamedTuple):
     """A client map and the reason for its choice.
 
     Attributes:
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
         return f"{self.client_map} ({self.reason})"
 
 
-def plan(
+def choose_map(
     round_of: RoundOf,
     state: Any,
     batch: Any,
@@ -66,7 +66,7 @@ def plan(
     needs: Needs | None = None,
     also: Any = (),
     cache: Path | None = None,
-) -> Plan:
+) -> MapChoice:
     """Choose the client map of a round.
 
     Args:
@@ -91,7 +91,7 @@ def plan(
     spread = "" if devices == 1 else "shard_map" if devices == available else f"shard_map:{devices}"
     where = f"{target.platform}, {devices} of {available} device{'s' * (available > 1)}"
     if target.platform == "cpu":
-        return Plan(spread or "scan", f"{where}; clients one after the other on each")
+        return MapChoice(spread or "scan", f"{where}; clients one after the other on each")
     share = -(-slots // devices)
 
     def map_of(many: int) -> str:
@@ -102,7 +102,7 @@ def plan(
 
     if needs is None and not target.devices:
         reason = f"{where}; all {share} at once on each, because no compiler was asked"
-        return Plan(map_of(share), reason)
+        return MapChoice(map_of(share), reason)
     if target.memory_bytes is None:
         raise OSError(
             f"the memory of {target.device_kind} is unknown; name a client_map, such as 'vmap'."
@@ -120,7 +120,7 @@ def plan(
     text = f"{memory_bytes / 2**20:,.0f} of {limit / 2**20:,.0f} MiB, by its compiler"
     of = f"{many}" if many >= share else f"{many} of {share}"
     reason = f"{where}; {of} client{'s' * (share > 1)} at once on each, {text}"
-    return Plan(map_of(many), reason, memory_bytes)
+    return MapChoice(map_of(many), reason, memory_bytes)
 
 
 def _asking(round_of: RoundOf, state: Any, batch: Any, target: Target) -> Needs:

@@ -31,8 +31,8 @@ from fedjax_lab.command.rerun import rerun_command
 from fedjax_lab.command.screen import one_line, print_rows, show_warning
 from fedjax_lab.command.sweeping import sweep_command
 from fedjax_lab.command.tuning import tune_command
+from fedjax_lab.simulation.processes import ElsewhereError
 from fedjax_lab.simulation.stop import forget_signal
-from fedjax_lab.simulation.team import ElsewhereError
 from fedjax_lab.version import __version__
 
 _MISTAKE = 2

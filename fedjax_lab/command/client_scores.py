@@ -14,14 +14,14 @@ from fedjax_lab.clients.host_table import HostTable
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.book import SimulationResult
 from fedjax_lab.simulation.evaluate import CountFn, build_client_evaluation
 from fedjax_lab.simulation.evaluate_personal import (
     build_personal_evaluation,
     client_models,
     personal_scores,
 )
-from fedjax_lab.simulation.team import Team
+from fedjax_lab.simulation.history import SimulationResult
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.types import FedState, Params
 
 ACCURACY = "accuracy"
@@ -83,7 +83,7 @@ def build_own_tests(
         return personal_scores(score_clients(state), tests.sizes, score)
 
     def score_each(result: SimulationResult) -> dict[str, Any]:
-        return _each(score_clients(Team.here().own(result.state)), tests.sizes, score)
+        return _each(score_clients(Processes.here().collected(result.state)), tests.sizes, score)
 
     return ClientTests(diagnose, None, score_each)
 
@@ -184,7 +184,7 @@ def score_on_training_data(
         return np.full(clients.num_clients, np.nan)
     models = client_models(algorithm, clients, config.rounds.batch_size, config.rounds.seed)
     score_clients = build_personal_evaluation(count_fn, models, clients)
-    return np.asarray(score_clients(Team.here().own(result.state)), np.float64)
+    return np.asarray(score_clients(Processes.here().collected(result.state)), np.float64)
 
 
 def summarise_clients(scores: np.ndarray, score: str = ACCURACY) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from fedjax_lab.command.distributed import join, leave
 from fedjax_lab.command.reports import print_tables
 from fedjax_lab.command.screen import print_rows
 from fedjax_lab.machine.atomic_files import new_file
-from fedjax_lab.simulation.book import SimulationResult
+from fedjax_lab.simulation.history import SimulationResult
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.stop import compiles_still
-from fedjax_lab.simulation.team import Team
 from fedjax_lab.storage.run_dir import METRICS, SUMMARY, read_config, read_metrics
 
 DIVERGED, INTERRUPTED = 3, 130
@@ -65,21 +65,21 @@ def run_command(command: RunCommand) -> int:
         return 0
     start(command.cpu_devices, command.quiet)
     join(command)
-    team = Team.here()
-    team.meet()
-    team.agree({"seeds": list(command.seeds), "lists": lists})
-    if not team.is_first:
+    processes = Processes.here()
+    processes.meet()
+    processes.agree({"seeds": list(command.seeds), "lists": lists})
+    if not processes.is_first:
         command = dataclasses.replace(command, quiet=True)
     worst = 0
     for place, config in enumerate(configs, 1):
         try:
-            with team.reporting_losses():
+            with processes.reporting_losses():
                 if len(configs) == 1:
                     status = _run_one(command, config)
                 else:
                     status = _run_of_several(command, config, f"[{place}/{len(configs)}]")
         except ConnectionError:  # told
-            if not team.is_multiprocess:
+            if not processes.is_multiprocess:
                 raise
             leave()
         worst = max(worst, status)
@@ -121,7 +121,7 @@ def _run_of_several(command: RunCommand, config: RunConfig, place: str) -> int:
     path = Path(str(config.output.run_dir))
     say(f"{place} {path.name}: ", end="")
     # Several processes may see different files.
-    summary = None if Team.here().is_multiprocess else finished_before(config)
+    summary = None if Processes.here().is_multiprocess else finished_before(config)
     if summary is None:
         result = _run(command, config, progress=False)
         rows, diverged, status = result.history, result.stopped == "diverged", status_of(result)
@@ -178,7 +178,7 @@ def _score(rows: Sequence[Mapping[str, Any]]) -> str:
 def _run(command: RunCommand, config: RunConfig, progress: bool) -> SimulationResult:
     from fedjax_lab.command.runner import run
 
-    is_first = Team.here().is_first
+    is_first = Processes.here().is_first
     with warnings.catch_warnings():
         if not is_first:  # process 0 prints them
             warnings.simplefilter("ignore")
@@ -192,7 +192,7 @@ def _run(command: RunCommand, config: RunConfig, progress: bool) -> SimulationRe
 
 def _status(result: SimulationResult, config: RunConfig) -> int:
     """Return the exit status, after a line about an interruption."""
-    if result.interrupted and Team.here().is_first:
+    if result.interrupted and Processes.here().is_first:
         done = result.history[-1]["round"] if result.history else 0
         print(
             f"{PROG}: stopped after round {done} of {config.rounds.rounds}; the same "

@@ -37,17 +37,17 @@ from fedjax_lab.data.heterogeneity import labels_of
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.losses import Preprocess
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.book import SimulationResult
 from fedjax_lab.simulation.evaluate import (
     CountFn,
     build_client_evaluation,
     build_evaluation,
     with_recomputed_statistics,
 )
+from fedjax_lab.simulation.history import SimulationResult
 from fedjax_lab.simulation.loggers import Hook, build_loggers
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.rounds import keep_chunks
 from fedjax_lab.simulation.simulate import simulate
-from fedjax_lab.simulation.team import Team
 from fedjax_lab.storage.fingerprint import add_bits
 from fedjax_lab.storage.run_dir import CONFIG, PARTITION, SUMMARY, write_json
 from fedjax_lab.types import Key, LossFn, Params
@@ -362,13 +362,13 @@ def run(
     config = config.resolve()
     assert config.output.run_dir is not None  # resolved
     path = Path(config.output.run_dir)
-    team = Team.here()
+    processes = Processes.here()
     hooks = [on_row] if callable(on_row) else list(on_row)
-    loggers = build_loggers(config.output.log if team.is_first else (), path, config.record())
+    loggers = build_loggers(config.output.log if processes.is_first else (), path, config.record())
     schedule = config.schedule()
     setup = build(config, examples, wrap)
     bound = _ends(config) | own_sources(config, path)
-    if progress and team.is_first:
+    if progress and processes.is_first:
         print(_describe(config, setup, path), file=sys.stderr, flush=True)
     # Compiled here, so that the time of the rounds does not include it.
     jax.block_until_ready(setup.evaluate(setup.params))
@@ -401,7 +401,7 @@ def run(
     scores = score_on_training_data(config, *about, result)
     score_each = setup.client_tests.score_each
     tested = score_each(result) if score_each and result.stopped != "diverged" else {}
-    if not team.is_first:
+    if not processes.is_first:
         return result
     summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     score = getattr(setup.count_fn, "score", ACCURACY)

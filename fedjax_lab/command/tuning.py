@@ -13,7 +13,7 @@ from fedjax_lab.command.factories import check_known
 from fedjax_lab.command.launch import DIVERGED, start
 from fedjax_lab.command.screen import file_to_write
 from fedjax_lab.command.sweeping import at_point, may_vary
-from fedjax_lab.tuning.found import Diverged, Found
+from fedjax_lab.tuning.search_result import Diverged, SearchResult
 from fedjax_lab.types import Params, PyTree
 
 _LOG = "log:"
@@ -107,7 +107,7 @@ def _read(text: str, values: str) -> Any:
         ) from None
 
 
-def _tune(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> Found:
+def _tune(command: TuneCommand, spaces: dict[str, dict[str, Any]]) -> SearchResult:
     from fedjax_lab.command.runner import build
     from fedjax_lab.tuning.tune import tune
 

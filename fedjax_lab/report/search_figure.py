@@ -4,10 +4,10 @@ import math
 from typing import Any
 
 from fedjax_lab.report.style import COLOURS, frame, legend_of, literal, log_axis, new_figure
-from fedjax_lab.tuning.found import Found, Trial
+from fedjax_lab.tuning.search_result import SearchResult, Trial
 
 
-def search_figure(found: Found) -> Any:
+def search_figure(found: SearchResult) -> Any:
     """Draw the score of every trial over each hyperparameter, one row of panels for each method.
 
     Colours are the rungs: later ones have more rounds. A cross marks the chosen point.

@@ -17,11 +17,11 @@ from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.compiler import abstract, try_compile
 from fedjax_lab.machine.target import here
 from fedjax_lab.round import RoundFn, build_round
-from fedjax_lab.simulation.feed import Feed
-from fedjax_lab.simulation.host_chunks import check_host_store
+from fedjax_lab.simulation.client_data import ClientData
+from fedjax_lab.simulation.computation import Computation
+from fedjax_lab.simulation.host_store import check_host_store
 from fedjax_lab.simulation.placement import HOST, Placement
 from fedjax_lab.simulation.rounds import build_chunk
-from fedjax_lab.simulation.run import Run
 from fedjax_lab.storage.fingerprint import hash_function
 from fedjax_lab.storage.run_dir import versions
 from fedjax_lab.types import FedState
@@ -42,7 +42,9 @@ class ChunkPlanner:
       compile_seconds: time spent compiling.
     """
 
-    def __init__(self, run: Run, place: Placement, state: FedState, clients: FederatedArrays):
+    def __init__(
+        self, run: Computation, place: Placement, state: FedState, clients: FederatedArrays
+    ):
         self._run, self._place, self._target = run, place, place.target
         self._state, self._clients = state, run.schedule.read_in_rounds(clients)
         first = jax.ShapeDtypeStruct((), jnp.int32)
@@ -50,7 +52,7 @@ class ChunkPlanner:
         self._compiled: tuple[str, int, Any] | None = None  # one is kept: they may be large
         self.compile_seconds = 0.0
 
-    def plan(self, length: int) -> planner.Plan:
+    def choose_map(self, length: int) -> planner.MapChoice:
         """Resolve "auto" for chunks of a given number of rounds.
 
         Args:
@@ -66,7 +68,7 @@ class ChunkPlanner:
             self.compile_seconds += time.perf_counter() - began
             return needed
 
-        return planner.plan(
+        return planner.choose_map(
             self.round_of,
             self._state,
             self.batch,
@@ -136,22 +138,22 @@ class ChunkPlanner:
           length: rounds of a chunk.
           progress: print the choice on stderr.
         """
-        team = self._place.team
-        if team.is_multiprocess:  # of which one may have a stored answer, and another may not
-            reason = f"{team.size} processes; a share of the cohort for each of their devices"
-            plan = planner.Plan("shard_map", reason)
+        processes = self._place.processes
+        if processes.is_multiprocess:  # of which one may have a stored answer, and another may not
+            reason = f"{processes.size} processes; a share of the cohort for each of their devices"
+            choice = planner.MapChoice("shard_map", reason)
         else:
-            plan = self.plan(length)
+            choice = self.choose_map(length)
         if how == "measure":
-            plan = self._measured(plan)
+            choice = self._measured(choice)
         if progress:
             print(
-                f"{self._run.algorithm.name}: clients mapped with {plan}",
+                f"{self._run.algorithm.name}: clients mapped with {choice}",
                 file=sys.stderr,
                 flush=True,
             )
-        program = self.compiled(plan.client_map, length)
-        return plan.client_map, {} if program is None else {length: program}
+        program = self.compiled(choice.client_map, length)
+        return choice.client_map, {} if program is None else {length: program}
 
     def compiled(self, client_map: str, length: int) -> Any:
         """Return the program of a chunk if planning compiled it last, else None.
@@ -164,7 +166,7 @@ class ChunkPlanner:
             return None
         return self._compiled[2]
 
-    def _measured(self, plan: planner.Plan) -> planner.Plan:
+    def _measured(self, choice: planner.MapChoice) -> planner.MapChoice:
         leaves = jax.tree.leaves((self._state, self.batch))
         shapes = [f"{leaf.dtype}{leaf.shape}" for leaf in leaves]
         device = jax.devices()[0]
@@ -177,11 +179,11 @@ class ChunkPlanner:
         method = [algorithm.name, dict(algorithm.hyperparameters), shapes, drawn, asked]
         machine = [device.device_kind, jax.device_count(), versions()]
         chosen, remembered = planner.fastest(
-            planner.alternatives(plan.client_map, schedule.slots(self._clients)),
+            planner.alternatives(choice.client_map, schedule.slots(self._clients)),
             self._seconds,
             [method, machine],
         )
-        return planner.Plan(chosen, "measured before" if remembered else "measured")
+        return planner.MapChoice(chosen, "measured before" if remembered else "measured")
 
     def _seconds(self, client_map: str, length: int = 5) -> float:
         """Measure the time of a few rounds under a client map."""
@@ -189,7 +191,7 @@ class ChunkPlanner:
         values = self._state, self._clients, self._run.key
         state, clients, key = place.copies(values)
         frozen, state = state.frozen, state._replace(frozen=())
-        state = place.team.put(state, place.state_sharding(state))
+        state = place.processes.put(state, place.state_sharding(state))
         run_chunk = build_chunk(self._run, place)
         first = jnp.zeros((), jnp.int32)
         run = functools.partial(run_chunk, length=length, frozen=frozen)
@@ -211,14 +213,19 @@ class Chosen(NamedTuple):
 
 
 def choose_placement(
-    run: Run, asked: Placement, feed: Feed, shapes: FedState, diagnose: Any, progress: bool
+    run: Computation,
+    asked: Placement,
+    client_data: ClientData,
+    shapes: FedState,
+    diagnose: Any,
+    progress: bool,
 ) -> Chosen:
     """Choose the placement of a run.
 
     Args:
       run: what is computed.
       asked: the requested placement; "auto" is resolved.
-      feed: the clients' data.
+      client_data: the clients' data.
       shapes: shapes of the state without frozen weights.
       diagnose: as given to ``simulate``.
       progress: print the choice on stderr.
@@ -226,21 +233,21 @@ def choose_placement(
     Raises:
       ValueError: the request cannot be met, or the state fits on no device.
     """
-    team, seconds = asked.team, 0.0
-    on_host = team.first_says(asked.keeps_rows_on_host(shapes))
+    processes, seconds = asked.processes, 0.0
+    on_host = processes.first_says(asked.keeps_rows_on_host(shapes))
     programs: dict[int, Any] = {}
     if on_host:
         check_host_store(run, asked, diagnose)
         asked = dataclasses.replace(asked, client_store=HOST)
     if asked.client_map.is_planned:
         if run.state is None and asked.client_map.name == "measure":
-            state = jax.jit(run.start)(run.params, feed.clients, run.key, run.frozen)
+            state = jax.jit(run.start)(run.params, client_data.clients, run.key, run.frozen)
         else:
             state = shapes
         if on_host:  # a program gets the rows of its own clients
             state = state._replace(clients=jax.tree.map(_one_row, state.clients))
-        planner = ChunkPlanner(run, asked, state._replace(frozen=run.frozen), feed.clients)
-        length = min(feed.longest, run.rounds)
+        planner = ChunkPlanner(run, asked, state._replace(frozen=run.frozen), client_data.clients)
+        length = min(client_data.longest, run.rounds)
         name, programs = planner.choose(asked.client_map.name, length, progress)
         asked = asked.with_map(name)
         programs = {} if on_host else programs
@@ -248,7 +255,7 @@ def choose_placement(
         del state, planner
     if on_host:
         return Chosen(asked.resolved(HOST, run.params, run.frozen), programs, seconds)
-    num_clients = feed.clients.num_clients
+    num_clients = client_data.clients.num_clients
 
     def on_devices() -> Placement:
         store = asked.store_on_devices(num_clients)
@@ -256,7 +263,7 @@ def choose_placement(
         placement.check_memory(shapes, run.algorithm.name)
         return placement
 
-    return Chosen(team.together(on_devices), programs, seconds)
+    return Chosen(processes.together(on_devices), programs, seconds)
 
 
 def _one_row(table: Any) -> jax.ShapeDtypeStruct:

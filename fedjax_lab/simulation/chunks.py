@@ -1,7 +1,7 @@
 """The compiled chunks of a run, and the state that they advance.
 
-There is one program for each requested number of rounds. If a feed has data for fewer rounds than a
-chunk has, several programs make up the chunk.
+There is one program for each requested number of rounds. If a device holds the examples of fewer
+rounds than a chunk has, several programs make up the chunk.
 """
 
 import time
@@ -14,10 +14,10 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.simulation.chunk_planner import Chosen
+from fedjax_lab.simulation.client_data import ClientData
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import values_are_checked
-from fedjax_lab.simulation.feed import Feed
 from fedjax_lab.simulation.rounds import build_chunk
-from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.stores import open_store
 from fedjax_lab.types import FedState, Metrics, Params
 
@@ -32,35 +32,35 @@ class Chunks:
     Args:
       run: the computation.
       chosen: its placement, and programs that are already compiled.
-      feed: the clients' data.
+      client_data: the clients' data.
       shapes: shapes of the state without frozen weights.
       run_dir: as in ``simulate``; rows on the host are stored there.
       progress: print the size of a table on the host on stderr.
 
     Attributes:
-      team: the processes that share the state.
+      processes: the processes that share the state.
       compile_seconds: time spent so far.
     """
 
     def __init__(
         self,
-        run: Run,
+        run: Computation,
         chosen: Chosen,
-        feed: Feed,
+        client_data: ClientData,
         shapes: FedState,
         run_dir: str | Path | None = None,
         progress: bool = False,
     ):
         place = chosen.placement
-        self._run, self._feed, self.team = run, feed, place.team
-        feed.place(place)
+        self._run, self._client_data, self.processes = run, client_data, place.processes
+        client_data.place(place)
         models = place.models(run.params, run.frozen)
         self._frozen, self._key = models[1], place.copies(run.key)
         state, self._store = open_store(
-            run, place, feed, models, self._key, shapes, run_dir, progress
+            run, place, client_data, models, self._key, shapes, run_dir, progress
         )
         self._sharding = place.state_sharding(state)
-        self._state = self.team.put(state, self._sharding)
+        self._state = self.processes.put(state, self._sharding)
         self._before: FedState | None = None  # the state that ``keep`` may go back to
         self._params_are_finite = jax.jit(lambda state: tree.all_finite(run.served(state)))
         self._program = build_chunk(run, place, place.left_by_programs(self._state))
@@ -72,7 +72,7 @@ class Chunks:
     @property
     def params(self) -> Params:
         """Global model, as arrays of this process."""
-        return self.team.local(self._run.served(self._state))
+        return self.processes.local(self._run.served(self._state))
 
     def is_finite(self) -> bool:
         """Return True if the global model is finite and can be evaluated."""
@@ -80,11 +80,11 @@ class Chunks:
 
     def whole_state(self) -> FedState:
         """Gather the state with its frozen weights in each process; all processes call it."""
-        return self.team.own(self._run.with_frozen(self._state, self._frozen))
+        return self.processes.collected(self._run.with_frozen(self._state, self._frozen))
 
     def result(self) -> FedState:
         """Return the final state of the run."""
-        state = self.team.local(self._run.with_frozen(self._state, self._frozen))
+        state = self.processes.local(self._run.with_frozen(self._state, self._frozen))
         return self._store.result(state)
 
     def lower(self, length: int) -> jax.stages.Lowered:
@@ -93,7 +93,7 @@ class Chunks:
         Args:
           length: rounds.
         """
-        return self._lower(min(length, self._feed.longest), length)
+        return self._lower(min(length, self._client_data.longest), length)
 
     def _lower(self, piece: int, length: int) -> jax.stages.Lowered:
         """Lower a program of ``piece`` rounds, of a chunk of ``length`` rounds."""
@@ -104,7 +104,7 @@ class Chunks:
             first = jnp.zeros((), jnp.int32)
             self._lowered[which] = self._program.lower(
                 state,
-                self._run.schedule.read_in_rounds(self._feed.clients),
+                self._run.schedule.read_in_rounds(self._client_data.clients),
                 self._key,
                 first,
                 length=piece,
@@ -122,7 +122,7 @@ class Chunks:
           patiently: function that runs the compiler and returns whether it finished; None: it
             always finishes. With several processes, all give up together.
         """
-        pieces = {piece for _, piece in self._feed.pieces(0, length)}
+        pieces = {piece for _, piece in self._client_data.pieces(0, length)}
         size = self._store.size(length)
         missing = [piece for piece in pieces if (piece, size) not in self._compiled]
         if not missing or values_are_checked():
@@ -134,13 +134,13 @@ class Chunks:
             for piece, program in lowered.items():
                 self._compiled[piece, size] = program.compile()
 
-        if patiently is None or self.team.is_multiprocess:
+        if patiently is None or self.processes.is_multiprocess:
             compile_all()
         elif not patiently(compile_all):
             return False
         self.compile_seconds += time.perf_counter() - began
         self._lowered.clear()
-        self.team.meet()
+        self.processes.meet()
         return True
 
     def advance(self, first: int, length: int) -> Metrics:
@@ -181,8 +181,8 @@ class Chunks:
         size = self._store.size(length)
         self._state, named = self._store.load(self._state, first, length)
         of_pieces = []
-        for start, piece in self._feed.pieces(first, length):
-            clients = self._run.schedule.read_in_rounds(self._feed.take(start, piece))
+        for start, piece in self._client_data.pieces(first, length):
+            clients = self._run.schedule.read_in_rounds(self._client_data.take(start, piece))
             if values_are_checked():
                 metrics = self._one_by_one(start, piece, clients, **named)
             else:
@@ -194,7 +194,7 @@ class Chunks:
                     frozen=self._frozen,
                     **named,
                 )
-            self._feed.ran(metrics)
+            self._client_data.ran(metrics)
             of_pieces.append(metrics)
         self._state = self._store.unload(self._state)
         return of_pieces[0] if len(of_pieces) == 1 else _joined(of_pieces)
@@ -228,7 +228,7 @@ class Chunks:
         Args:
           saved: result of ``saved`` in process 0; ignored in other processes.
         """
-        self._state = self.team.put(self._store.restore(saved, self._state), self._sharding)
+        self._state = self.processes.put(self._store.restore(saved, self._state), self._sharding)
 
 
 @jax.jit

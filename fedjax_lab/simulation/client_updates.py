@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_lab.clients.metrics import PER_CLIENT
 from fedjax_lab.machine.atomic_files import write_text
-from fedjax_lab.simulation.team import Team
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.storage.run_dir import disk_full_in_one_line
 from fedjax_lab.types import Metrics
 
@@ -22,12 +22,12 @@ class ClientUpdates:
 
     Args:
       run_dir: the run directory, or None.
-      team: the processes of the run; process 0 writes.
+      processes: the processes of the run; process 0 writes.
     """
 
-    def __init__(self, run_dir: str | Path | None, team: Team):
+    def __init__(self, run_dir: str | Path | None, processes: Processes):
         self._path = None if run_dir is None else Path(run_dir) / UPDATES
-        self._team, self._is_open = team, False
+        self._processes, self._is_open = processes, False
 
     def take(self, first: int, metrics: Metrics) -> Metrics:
         """Write the numbers of each client, and return the other metrics. All processes call it.
@@ -47,8 +47,8 @@ class ClientUpdates:
                 "run_dir is None, and with_update_metrics(per_client=True) writes to a file of it; "
                 "pass run_dir, or leave per_client out."
             )
-        numbers = self._team.gathered(numbers)
-        if self._team.is_first:
+        numbers = self._processes.gathered(numbers)
+        if self._processes.is_first:
             with disk_full_in_one_line(self._path):
                 self._append(first, {name: np.asarray(value) for name, value in numbers.items()})
         return {name: value for name, value in metrics.items() if name not in numbers}

@@ -24,7 +24,7 @@ from fedjax_lab.models.batch_norm import recompute_statistics
 from fedjax_lab.models.lowering import lowered
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.simulation.arguments import check_labels_of
-from fedjax_lab.simulation.team import Team
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.types import Params, PyTree
 
 # (params, examples [B, ...]) -> (correct [B], losses [B]), both float; or another score, whose
@@ -222,15 +222,15 @@ def on_all_devices(
       may_divide: params -> whether devices share the work.
     """
     alone = jax.jit(lambda params, resident: run(params, resident, None))
-    team, devices = Team.here(), jax.devices()
+    processes, devices = Processes.here(), jax.devices()
     everybody = mesh_of(tuple(devices), "batches") if len(devices) > 1 else None
 
     @functools.lru_cache(maxsize=1)  # a run has one mesh
     def spread(mesh):
         together = jax.jit(lambda params, resident: run(params, resident, mesh))
         everywhere = NamedSharding(mesh, PartitionSpec())
-        if team.is_multiprocess:
-            return together, team.put(resident, everywhere)
+        if processes.is_multiprocess:
+            return together, processes.put(resident, everywhere)
         data, frozen = resident
         data = jax.device_put(data, everywhere)
         return together, (data, on_mesh(frozen, mesh, shard_largest))
@@ -241,7 +241,7 @@ def on_all_devices(
         everywhere = NamedSharding(mesh, PartitionSpec())
         leaves = [jax.ShapeDtypeStruct(*kind, sharding=everywhere) for kind in kinds]
         program = together.lower(jax.tree.unflatten(structure, leaves), copies).compile()
-        team.meet()
+        processes.meet()
         return program
 
     def evaluate(params):
@@ -249,8 +249,8 @@ def on_all_devices(
         if mesh is None or is_traced(params) or not may_divide(params):
             return alone(params, resident)
         together, copies = spread(mesh)
-        if team.is_multiprocess:
-            params = team.put(params, NamedSharding(mesh, PartitionSpec()))
+        if processes.is_multiprocess:
+            params = processes.put(params, NamedSharding(mesh, PartitionSpec()))
             leaves, structure = jax.tree.flatten(params)
             kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
             return compiled_by_all(mesh, structure, kinds)(params, copies)

@@ -35,7 +35,7 @@ from fedjax_lab.clients.store import AXIS, Rows, sharded_rows
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.device_memory import device_memory
 from fedjax_lab.machine.target import Target
-from fedjax_lab.simulation.team import Team
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.types import FedState, Params, PyTree
 
 HOST = "host"
@@ -53,7 +53,7 @@ class Placement:
       params_sharding: as in ``simulate``.
       layout: layout of a model that devices divide; None: each device has a full copy.
       target: the machine; None: the current machine.
-      team: the processes of the run.
+      processes: the processes of the run.
     """
 
     client_map: ClientMap
@@ -61,7 +61,7 @@ class Placement:
     params_sharding: ParamsSharding = None
     layout: ModelLayout | None = None
     target: Target | None = None
-    team: Team = Team()  # noqa: RUF009 - it holds nothing
+    processes: Processes = Processes()  # noqa: RUF009 - it holds nothing
 
     @classmethod
     def of(
@@ -70,23 +70,23 @@ class Placement:
         client_store: str = "device",
         params_sharding: ParamsSharding = None,
         target: Target | None = None,
-        team: Team | None = None,
+        processes: Processes | None = None,
     ) -> "Placement":
         """Create a placement from the names of a client map and a client store.
 
         Args:
           client_map, client_store, params_sharding: as in ``simulate``.
           target: the machine; None: the current machine.
-          team: the processes; None: those of the running program.
+          processes: the processes; None: those of the running program.
 
         Raises:
           TypeError, ValueError: a name is unknown, or the machine has too few devices.
         """
         parsed = parse_client_map(client_map, target)
         check_choice("client_store", client_store, CLIENT_STORES)
-        team = Team.here() if team is None else team
-        team.check_map(parsed)
-        return cls(parsed, client_store, params_sharding, None, target, team)
+        processes = Processes.here() if processes is None else processes
+        processes.check_map(parsed)
+        return cls(parsed, client_store, params_sharding, None, target, processes)
 
     def with_map(self, client_map: str) -> "Placement":
         """Return the requested placement with a client map in place of "auto".
@@ -206,8 +206,8 @@ class Placement:
         mesh = self.client_map.mesh
         if mesh is None or mesh.size < 2:
             return values
-        if self.team.is_multiprocess:
-            return self.team.put(values, NamedSharding(mesh, PartitionSpec()))
+        if self.processes.is_multiprocess:
+            return self.processes.put(values, NamedSharding(mesh, PartitionSpec()))
         return on_mesh(values, mesh)
 
     def clients(self, clients: FederatedArrays) -> FederatedArrays:
@@ -218,7 +218,7 @@ class Placement:
         """
         data, constants = dataclasses.replace(clients, constants=()), clients.constants
         if self.client_store == "sharded":
-            constants = self.team.put(constants, self._shardings(constants, AXIS))
+            constants = self.processes.put(constants, self._shardings(constants, AXIS))
         else:
             constants = self.copies(constants)
         return dataclasses.replace(self.copies(data), constants=constants)
@@ -232,7 +232,7 @@ class Placement:
         mesh = self.client_map.mesh
         if mesh is None or mesh.size < 2:
             return values
-        return self.team.put(values, NamedSharding(mesh, PartitionSpec(AXIS)))
+        return self.processes.put(values, NamedSharding(mesh, PartitionSpec(AXIS)))
 
     def models(self, params: Params, frozen: PyTree) -> tuple[Params, PyTree]:
         """Put (params, frozen weights) onto the devices, divided if the client map divides models.

@@ -8,7 +8,7 @@ import jax
 
 from fedjax_lab import tree
 from fedjax_lab.clients.model_axis import ParamsSharding
-from fedjax_lab.clients.planner import Plan, at_once
+from fedjax_lab.clients.planner import MapChoice, at_once
 from fedjax_lab.data import ClientTimes, FederatedArrays, FederatedStream
 from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.machine.compiler import Figures, compile_for, figures, with_devices
@@ -18,11 +18,11 @@ from fedjax_lab.models.convolution import lowering_for
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_simulate
 from fedjax_lab.simulation.chunk_planner import ChunkPlanner
+from fedjax_lab.simulation.client_data import with_times, without_examples
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import debuggable
-from fedjax_lab.simulation.feed import with_times, without_examples
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.run import Run
-from fedjax_lab.simulation.team import Team
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.types import Params
 
 
@@ -40,7 +40,7 @@ class RoundPlan(NamedTuple):
     """
 
     target: Target
-    plan: Plan
+    plan: MapChoice
     convolution: str
     model_bytes: int
     figures: Figures | None
@@ -124,15 +124,15 @@ def plan(
         machine = with_devices(machine)
     except ImportError as error:
         note = str(error)
-    place = Placement.of(client_map, client_store, params_sharding, machine, Team())
+    place = Placement.of(client_map, client_store, params_sharding, machine, Processes())
     how, clients = Schedule.of("plan", schedule).bind(clients)
     clients = with_times(clients, times, algorithm, params)
     clients = without_examples(clients, how, 1)
-    run = Run(algorithm, how, on_nonfinite, key=seeded(0), params=params, lowering=lowering)
+    run = Computation(algorithm, how, on_nonfinite, key=seeded(0), params=params, lowering=lowering)
     state = run.shapes(clients)._replace(frozen=run.frozen)
     planner = ChunkPlanner(run, place, state, clients)
     is_given = not place.client_map.is_planned
-    chosen = Plan(place.client_map.name, "as given") if is_given else planner.plan(1)
+    chosen = MapChoice(place.client_map.name, "as given") if is_given else planner.choose_map(1)
     found = None
     many = at_once(chosen.client_map, how.slots(clients), machine)
     on_one = "vmap" if many > 1 else "scan"  # a machine without devices cannot share a cohort

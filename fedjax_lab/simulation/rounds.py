@@ -12,12 +12,12 @@ from fedjax_lab.clients.resident import flatten_examples
 from fedjax_lab.clients.store import window_rows
 from fedjax_lab.machine.target import here
 from fedjax_lab.round import Algorithm, build_round
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.run import Run
 from fedjax_lab.types import FedState, Metrics
 
 
-def build_rounds(run: Run, place: Placement) -> Callable[..., tuple[FedState, Metrics]]:
+def build_rounds(run: Computation, place: Placement) -> Callable[..., tuple[FedState, Metrics]]:
     """Build ``run_rounds(state, clients, key, first_round, length, frozen=(), window=None)``.
 
     It returns (state, metrics) with the metrics of its rounds stacked [length]. ``length`` is a
@@ -74,7 +74,9 @@ def keep_chunks(algorithm: Algorithm) -> None:
         _kept[:] = [(algorithm, {})]
 
 
-def build_chunk(run: Run, place: Placement, state_sharding: Any = None) -> jax.stages.Wrapped:
+def build_chunk(
+    run: Computation, place: Placement, state_sharding: Any = None
+) -> jax.stages.Wrapped:
     """Jit ``build_rounds``, with the state donated and ``length`` static.
 
     The data and the frozen weights are arguments, never constants of the program.
@@ -87,7 +89,7 @@ def build_chunk(run: Run, place: Placement, state_sharding: Any = None) -> jax.s
     if state_sharding is not None:
         options["out_shardings"] = state_sharding, None
     is_kept = bool(_kept) and _kept[0][0] is run.algorithm
-    if not is_kept or place.target or place.layout or place.team.is_multiprocess:
+    if not is_kept or place.target or place.layout or place.processes.is_multiprocess:
         return jax.jit(build_rounds(run, place), **options)
     shardings = tuple(jax.tree.leaves(state_sharding)), jax.tree.structure(state_sharding)
     policies = run.in_round, run.lowering, run.schedule

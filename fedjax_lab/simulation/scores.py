@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab.simulation.book import Book, History, as_value
 from fedjax_lab.simulation.chunks import Chunks
-from fedjax_lab.simulation.recorder import Row
-from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.computation import Computation
+from fedjax_lab.simulation.history import History, RunProgress, as_value
+from fedjax_lab.simulation.run_log import Row
 from fedjax_lab.types import FedState, Metrics, Params
 
 
@@ -27,7 +27,9 @@ class Scores(NamedTuple):
     diagnose: Callable[[FedState], Mapping[str, Any]] | None = None
     score_clients: Callable[[Params], Mapping[str, Any]] | None = None
 
-    def row(self, run: Run, chunks: Chunks, history: History, metrics: Metrics, lost: bool) -> Row:
+    def row(
+        self, run: Computation, chunks: Chunks, history: History, metrics: Metrics, lost: bool
+    ) -> Row:
         """Compute the scores of a row, NaN for a diverged model; all processes call it.
 
         Args:
@@ -49,26 +51,28 @@ class Scores(NamedTuple):
             return found
         return found | _scores("diagnose", self.diagnose, chunks.whole_state(), {*taken, *found})
 
-    def of_clients(self, chunks: Chunks, book: Book) -> Row | None:
+    def of_clients(self, chunks: Chunks, run_progress: RunProgress) -> Row | None:
         """Compute what ``score_clients`` says of the global model, whose time is not counted.
 
         All processes call it. None: there is no such function, or the run diverged.
 
         Args:
           chunks: hold the state.
-          book: the run's history.
+          run_progress: the run's history.
 
         Raises:
           TypeError: the function did not return a dict of numbers.
           ValueError: it returned "round".
         """
-        if self.score_clients is None or book.diverged:
+        if self.score_clients is None or run_progress.diverged:
             return None
-        with book.uncounted():
+        with run_progress.uncounted():
             found = _scores("score_clients", self.score_clients, chunks.params, {"round"})
-        return {"round": book.round, **found}
+        return {"round": run_progress.round, **found}
 
-    def _missing(self, run: Run, chunks: Chunks, history: Sequence[Row], taken: set[str]) -> Row:
+    def _missing(
+        self, run: Computation, chunks: Chunks, history: Sequence[Row], taken: set[str]
+    ) -> Row:
         """Return NaN under the names of the scores, for a model that is not evaluated.
 
         The names are those of the last row. Before the first row, they come from ``evaluate`` on

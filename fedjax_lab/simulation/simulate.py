@@ -24,20 +24,20 @@ from fedjax_lab.simulation.arguments import (
     check_outputs,
     check_simulate,
 )
-from fedjax_lab.simulation.book import Book, History, SimulationResult
 from fedjax_lab.simulation.chunk_planner import choose_placement
 from fedjax_lab.simulation.chunks import Chunks
+from fedjax_lab.simulation.client_data import client_data_of, with_times, without_examples
 from fedjax_lab.simulation.client_updates import ClientUpdates
+from fedjax_lab.simulation.computation import Computation, checked_state, params_of
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.feed import feed_of, with_times, without_examples
+from fedjax_lab.simulation.history import History, RunProgress, SimulationResult
 from fedjax_lab.simulation.loggers import Hook, Hooks, Profile, Progress
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.recorder import Recorder, Row, identity, with_program
-from fedjax_lab.simulation.run import Run, checked_state, params_of
+from fedjax_lab.simulation.processes import Processes
+from fedjax_lab.simulation.run_log import Row, RunLog, identity, with_program
 from fedjax_lab.simulation.scores import Scores
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
-from fedjax_lab.simulation.team import Team
 from fedjax_lab.types import FedState, Params
 from fedjax_lab.wrappers.ledger import key_of
 
@@ -75,7 +75,7 @@ def simulate(
 
     With several processes of ``jax.distributed``, each process makes the same call and gets the
     same result. Only process 0 writes files, calls ``on_row`` and shows progress. See
-    ``fedjax_lab.simulation.team``.
+    ``fedjax_lab.simulation.processes``.
 
     ``run_dir`` receives metrics and checkpoints. A second call with the same arguments resumes
     where the first one stopped. A larger ``rounds`` continues from its end. The result equals that
@@ -172,85 +172,91 @@ def simulate(
     this_call = None if run_dir is None else (Path(run_dir).resolve(), rounds)
     check_not_ended(this_call)
     keep_by_default()
-    team = Team.here()
-    asked = Placement.of(client_map, client_store, params_sharding, team=team)
-    progress, hooks = progress and team.is_first, Hooks(on_row if team.is_first else ())
+    processes = Processes.here()
+    asked = Placement.of(client_map, client_store, params_sharding, processes=processes)
+    progress, hooks = progress and processes.is_first, Hooks(on_row if processes.is_first else ())
     batches, clients = Schedule.of("simulate", schedule).bind(clients)
     key = key_of(seed, state)
-    model = team.local(params) if state is None else params_of(algorithm, state)
+    model = processes.local(params) if state is None else params_of(algorithm, state)
     clients = with_times(clients, times, algorithm, model)
     if state is not None:
         shown = without_examples(clients, batches, eval_every)
-        state = team.gathered(state, everywhere=True)
+        state = processes.gathered(state, everywhere=True)
         state = checked_state(algorithm, batches, shown, key, state)
         model = algorithm.params(state)
-    run = Run(algorithm, batches, on_nonfinite, rounds, eval_every, key, model, state, lowering)
-    feed = feed_of(run, clients, team, progress)
-    shapes = run.shapes(feed.clients)  # this checks the schedule, too
+    run = Computation(
+        algorithm, batches, on_nonfinite, rounds, eval_every, key, model, state, lowering
+    )
+    client_data = client_data_of(run, clients, processes, progress)
+    shapes = run.shapes(client_data.clients)  # this checks the schedule, too
     functions = {"evaluate": evaluate, "diagnose": diagnose}
-    entries = identity(run, feed, asked, functions, seed, config or {}, run_dir is not None)
-    team.agree({**entries, "run_dir": run_dir is not None, "every": every, **(config or {})})
-    feed.check(run)
-    guarantees = run.guarantees(feed.clients)
-    chosen = choose_placement(run, asked, feed, shapes, diagnose, progress)
-    chunks = Chunks(run, chosen, feed, shapes, run_dir, progress)
+    entries = identity(run, client_data, asked, functions, seed, config or {}, run_dir is not None)
+    processes.agree({**entries, "run_dir": run_dir is not None, "every": every, **(config or {})})
+    client_data.check(run)
+    guarantees = run.guarantees(client_data.clients)
+    chosen = choose_placement(run, asked, client_data, shapes, diagnose, progress)
+    chunks = Chunks(run, chosen, client_data, shapes, run_dir, progress)
     recorded = {**with_program(entries, run, chosen.placement, chunks), **(config or {})}
     scored = score_clients is not None
-    recorder = team.together(
-        lambda: Recorder(run_dir, every=every, config=recorded, team=team, scored=scored)
+    run_log = processes.together(
+        lambda: RunLog(run_dir, every=every, config=recorded, processes=processes, scored=scored)
     )
     bar, profile = Progress(algorithm.name, 0, rounds, progress), Profile(profile_dir)
-    watch, updates = Watch(algorithm.name, on_nonfinite), ClientUpdates(run_dir, team)
-    with _running(team, recorder, bar, feed) as stop:
-        rows, before = recorder.resume(chunks)
+    watch, updates = Watch(algorithm.name, on_nonfinite), ClientUpdates(run_dir, processes)
+    with _running(processes, run_log, bar, client_data) as stop:
+        rows, before = run_log.resume(chunks)
         counts = run.in_round == "exclude"
         history = History(algorithm, chunks.params, rows, counts, guarantees)
-        book = Book(run, history, hooks, stop_when, before, chunks.compile_seconds)
-        if recorder.unscored:
-            recorder.client_row(scores.of_clients(chunks, book))
-        bar.go_on_from(book.round, finished=book.enough)
-        while book.goes_on(team, stop.is_set()):
-            length = run.chunk_length(book.round)
+        run_progress = RunProgress(run, history, hooks, stop_when, before, chunks.compile_seconds)
+        if run_log.unscored:
+            run_log.client_row(scores.of_clients(chunks, run_progress))
+        bar.go_on_from(run_progress.round, finished=run_progress.enough)
+        while run_progress.goes_on(processes, stop.is_set()):
+            length = run.chunk_length(run_progress.round)
             if not chunks.prepare(length, stop.unless_set):
                 break
             stop.at_once = False
             bar.start_clock(chunks.compile_seconds)
             with profile.once():
-                metrics = chunks.advance(book.round, length)
-                length = watch.look(book.round, metrics, chunks.is_finite())
-                metrics = chunks.keep(book.round, length, metrics)
-            book.diverged = lost = bool(watch.diverged)
+                metrics = chunks.advance(run_progress.round, length)
+                length = watch.look(run_progress.round, metrics, chunks.is_finite())
+                metrics = chunks.keep(run_progress.round, length, metrics)
+            run_progress.diverged = lost = bool(watch.diverged)
             if not length:  # on_nonfinite="stop", in the first round of a chunk
                 break
-            metrics = updates.take(book.round, metrics)
+            metrics = updates.take(run_progress.round, metrics)
             found = scores.row(run, chunks, history, metrics, lost)
-            row = book.enter(length, metrics, found, chunks.compile_seconds)
-            recorder.rows([row], book.seconds, book.compile_seconds)
-            bar.update(book.round, {name: row[name] for name in ("loss", *guarantees(0), *found)})
-            if not book.diverged:
-                recorder.checkpoint(book.round, chunks, history.rows, last=book.is_last)
-            book.tell(row)
-            recorder.client_row(scores.of_clients(chunks, book))
-        if not book.diverged:
-            recorder.checkpoint(book.round, chunks, history.rows, last=True)
-        team.together(lambda: recorder.summarise(**book.summary()))
-    if stop.is_set() or book.stopped == "interrupt":
+            row = run_progress.enter(length, metrics, found, chunks.compile_seconds)
+            run_log.rows([row], run_progress.seconds, run_progress.compile_seconds)
+            bar.update(
+                run_progress.round, {name: row[name] for name in ("loss", *guarantees(0), *found)}
+            )
+            if not run_progress.diverged:
+                run_log.checkpoint(
+                    run_progress.round, chunks, history.rows, last=run_progress.is_last
+                )
+            run_progress.tell(row)
+            run_log.client_row(scores.of_clients(chunks, run_progress))
+        if not run_progress.diverged:
+            run_log.checkpoint(run_progress.round, chunks, history.rows, last=True)
+        processes.together(lambda: run_log.summarise(**run_progress.summary()))
+    if stop.is_set() or run_progress.stopped == "interrupt":
         end_later_runs(stop.signal, this_call)
     return SimulationResult(
         jax.tree.map(lambda leaf: leaf, chunks.params),
         chunks.result(),
         history.rows,
-        book.seconds,
-        book.compile_seconds,
-        book.stopped,
-        stop.signal if book.stopped == "interrupt" else None,
+        run_progress.seconds,
+        run_progress.compile_seconds,
+        run_progress.stopped,
+        stop.signal if run_progress.stopped == "interrupt" else None,
     )
 
 
 @contextmanager
-def _running(team: Team, *resources: Any) -> Iterator[Any]:
+def _running(processes: Processes, *resources: Any) -> Iterator[Any]:
     """Listen for signals, report processes that are lost, and close resources at the end."""
-    with team.reporting_losses(), ExitStack() as stack, stop_on_signal() as stop:
+    with processes.reporting_losses(), ExitStack() as stack, stop_on_signal() as stop:
         for resource in resources:
             stack.callback(resource.close)
         yield stop

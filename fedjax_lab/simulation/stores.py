@@ -11,19 +11,19 @@ from typing import Any
 
 import jax
 
-from fedjax_lab.simulation.feed import Feed
-from fedjax_lab.simulation.host_chunks import HostStore, host_start
+from fedjax_lab.simulation.client_data import ClientData
+from fedjax_lab.simulation.computation import Computation
+from fedjax_lab.simulation.host_store import HostStore, host_start
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.run import Run
-from fedjax_lab.simulation.team import Team
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.types import FedState, Key, Params, PyTree
 
 
 class DeviceStore:
     """Client rows as a part of the state on the devices: "device" and "sharded"; no windows."""
 
-    def __init__(self, team: Team):
-        self._team = team
+    def __init__(self, processes: Processes):
+        self._processes = processes
 
     def size(self, length: int) -> int:
         """Return the number of rows in the window of a chunk; 0: there is no window.
@@ -77,7 +77,7 @@ class DeviceStore:
         Args:
           state: the state between chunks, on the devices.
         """
-        return self._team.gathered(state)
+        return self._processes.gathered(state)
 
     def template(self, state: FedState) -> FedState:
         """Return a template of ``snapshot``: structure, shapes and dtypes.
@@ -94,7 +94,7 @@ class DeviceStore:
           saved: the state of the checkpoint.
           state: the state between chunks, on the devices.
         """
-        return self._team.broadcast(saved, state)
+        return self._processes.broadcast(saved, state)
 
     def result(self, state: FedState) -> FedState:
         """Return the state for the caller.
@@ -109,9 +109,9 @@ Store = DeviceStore | HostStore
 
 
 def open_store(
-    run: Run,
+    run: Computation,
     place: Placement,
-    feed: Feed,
+    client_data: ClientData,
     models: tuple[Params, PyTree],
     key: Key,
     shapes: FedState,
@@ -123,7 +123,7 @@ def open_store(
     Args:
       run: what is computed.
       place: where, with the resolved store.
-      feed: the clients' data, which have been placed.
+      client_data: the clients' data, which have been placed.
       models: (the initial global model, frozen weights) on the devices.
       key: PRNG key of the run, on the devices.
       shapes: shapes of the state without frozen weights.
@@ -133,16 +133,16 @@ def open_store(
     Raises:
       ValueError: rows that the clients start with cannot be kept on the host.
     """
-    (params, frozen), team = models, place.team
+    (params, frozen), processes = models, place.processes
     if place.is_on_host:
-        clients, inputs = team.local((feed.clients, (params, key, frozen)))
+        clients, inputs = processes.local((client_data.clients, (params, key, frozen)))
         state, table = host_start(run, clients, inputs)
         if progress:
             message = f"{run.algorithm.name}: client rows stay on the host: {table!r}"
             print(message, file=sys.stderr, flush=True)
-        table.folder = run_dir if team.is_first else None
-        return state, HostStore(run, place, feed.index, key, table)
+        table.folder = run_dir if processes.is_first else None
+        return state, HostStore(run, place, client_data.index, key, table)
     if run.state is not None:
-        return run.state, DeviceStore(team)
+        return run.state, DeviceStore(processes)
     start = jax.jit(run.start, out_shardings=place.state_sharding(shapes))
-    return start(params, feed.clients, key, frozen), DeviceStore(team)
+    return start(params, client_data.clients, key, frozen), DeviceStore(processes)

@@ -43,16 +43,17 @@ from fedjax_lab.machine.keys import seeded
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm
 from fedjax_lab.simulation.arguments import check_functions, check_lengths, check_training_labels
-from fedjax_lab.simulation.book import History
+from fedjax_lab.simulation.client_data import client_data_of, with_times
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.feed import feed_of, with_times
+from fedjax_lab.simulation.history import History
 from fedjax_lab.simulation.loggers import Progress
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.recorder import Row
-from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.processes import Processes
+from fedjax_lab.simulation.run_log import Row
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
-from fedjax_lab.simulation.sweep_folder import SweepFolder, sweep_identity
+from fedjax_lab.simulation.sweep_log import SweepFolder, sweep_identity
 from fedjax_lab.simulation.sweep_program import Program, RunGroup, Started
 from fedjax_lab.simulation.sweep_result import (
     Point,
@@ -61,7 +62,6 @@ from fedjax_lab.simulation.sweep_result import (
     check_seeds,
     list_points,
 )
-from fedjax_lab.simulation.team import Team
 from fedjax_lab.storage.run_path import check_run_dir
 from fedjax_lab.types import Key, Params
 
@@ -153,18 +153,22 @@ def sweep(
     points, seeds = list_points(points), check_seeds(seeds)
     batches, clients = Schedule.of("sweep", schedule).bind(clients)
     run_with = functools.partial(
-        Run, schedule=batches, on_nonfinite=on_nonfinite, rounds=rounds, eval_every=eval_every
+        Computation,
+        schedule=batches,
+        on_nonfinite=on_nonfinite,
+        rounds=rounds,
+        eval_every=eval_every,
     )
     grid = _grid(points, seeds, build_all(build, points), params, run_with)
     of_clients = Placement(_resolve_client_map(client_map))
     of_runs = Placement(_resolve_run_map(run_map, len(grid.starts)))
     first = grid.of_points[0]
     clients = with_times(clients, times, first.algorithm, first.params)
-    feed = feed_of(first, clients, Team())
-    check_training_labels(first.algorithm, first.params, feed.clients, batches.batch_size)
-    histories = grid.histories(feed.clients)
+    client_data = client_data_of(first, clients, Processes())
+    check_training_labels(first.algorithm, first.params, client_data.clients, batches.batch_size)
+    histories = grid.histories(client_data.clients)
     run_of = lambda **point: run_with(build(**point))  # noqa: E731
-    data = (feed.clients, jax.tree.map(jnp.asarray, first.frozen))
+    data = (client_data.clients, jax.tree.map(jnp.asarray, first.frozen))
     ends = stop_when is not None
     program = Program(run_of, of_clients.client_map, of_runs, evaluate, data, may_end=ends)
     identity: Row = {}
@@ -172,7 +176,9 @@ def sweep(
         asked = {"run_map": run_map, "client_map": client_map}
         lowered = program.lower_one(grid.starts[0], first.chunk_length(0))
         swept = points, seeds, grid.models
-        identity = sweep_identity(first, feed, of_runs, of_clients, asked, evaluate, swept, lowered)
+        identity = sweep_identity(
+            first, client_data, of_runs, of_clients, asked, evaluate, swept, lowered
+        )
     folder = SweepFolder(run_dir, checkpoint_every, identity)
     program.fit(grid.starts, first.chunk_length(0), max_bytes, folder.runs_at_once)
     groups = [
@@ -211,7 +217,7 @@ class _Grid(NamedTuple):
 
     points: list[Point]
     seeds: list[int]
-    of_points: list[Run]  # with the params and the key of the first seed
+    of_points: list[Computation]  # with the params and the key of the first seed
     models: list[Params]  # initial global model of each seed
     starts: list[Started]  # of each run
 
@@ -231,7 +237,7 @@ def _grid(
     seeds: list[int],
     algorithms: Sequence[Algorithm],
     params: Params | Callable[[Key], Params],
-    run_with: Callable[..., Run],
+    run_with: Callable[..., Computation],
 ) -> _Grid:
     is_function = callable(params) and jax.tree_util.all_leaves([params])
     models = [params(jax.random.key(seed)) if is_function else params for seed in seeds]
@@ -310,11 +316,11 @@ def _all_runs(parts: tuple[np.ndarray, ...], shape: tuple[int, int]) -> np.ndarr
 
 
 def _check_single_process() -> None:
-    team = Team.here()
-    if team.is_multiprocess:
+    processes = Processes.here()
+    if processes.is_multiprocess:
         raise ValueError(
-            f"there are {team.size} processes; a sweep runs in one. Run a part of the points in "
-            "each process, without jax.distributed."
+            f"there are {processes.size} processes; a sweep runs in one. Run a part of the points "
+            "in each process, without jax.distributed."
         )
 
 

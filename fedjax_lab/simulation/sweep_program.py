@@ -14,13 +14,13 @@ from fedjax_lab import tree
 from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.data import FederatedArrays
 from fedjax_lab.machine.device_memory import device_memory
-from fedjax_lab.simulation.book import History, is_enough
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.debugging import values_are_checked
 from fedjax_lab.simulation.divergence import Watch
+from fedjax_lab.simulation.history import History, is_enough
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.recorder import Row
 from fedjax_lab.simulation.rounds import build_rounds
-from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.run_log import Row
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.types import FedState, Key, Params, PyTree
 
@@ -64,7 +64,7 @@ class Program:
 
     def __init__(
         self,
-        run_of: Callable[..., Run],
+        run_of: Callable[..., Computation],
         client_map: ClientMap,
         place: Placement,
         evaluate: Callable[[Params], Mapping[str, Any]] | None,

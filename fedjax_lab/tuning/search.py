@@ -5,11 +5,11 @@ import sys
 import numpy as np
 
 from fedjax_lab.simulation.sweep_result import Point
-from fedjax_lab.tuning.found import Diverged, Trial, said
+from fedjax_lab.tuning.candidates import Candidate, Candidates
 from fedjax_lab.tuning.halving import Rungs, best_first
-from fedjax_lab.tuning.kept import Kept
-from fedjax_lab.tuning.lanes import Lane, Lanes
 from fedjax_lab.tuning.proposals import Proposals
+from fedjax_lab.tuning.search_log import SearchLog
+from fedjax_lab.tuning.search_result import Diverged, Trial, said
 from fedjax_lab.tuning.space import Range, Space
 
 
@@ -19,10 +19,10 @@ class Search:
     Args:
       name: the caller's name of the method.
       space: search space of the method.
-      plan: rungs of the method.
-      lanes: advances the method's runs.
+      rungs: rungs of the method.
+      candidates: advances the method's runs.
       proposals: proposes the points, except those beyond an end of a range.
-      kept: the search's directory.
+      search_log: the search's directory.
       progress: show progress on stderr.
     """
 
@@ -30,74 +30,78 @@ class Search:
         self,
         name: str,
         space: Space,
-        plan: Rungs,
-        lanes: Lanes,
+        rungs: Rungs,
+        candidates: Candidates,
         proposals: Proposals,
-        kept: Kept,
+        search_log: SearchLog,
         progress: bool,
     ):
-        self._name, self._space, self._plan, self._lanes = name, space, plan, lanes
-        self._proposals, self._kept, self._progress = proposals, kept, progress
-        self._sign = 1.0 if lanes.mode == "min" else -1.0
+        self._name, self._space, self._rungs, self._candidates = name, space, rungs, candidates
+        self._proposals, self._search_log, self._progress = proposals, search_log, progress
+        self._sign = 1.0 if candidates.mode == "min" else -1.0
         self._trials: list[Trial] = []
 
     def run(self) -> list[Trial]:
         """Run the search; returns all trials of the method, in order."""
-        done, lanes, self._trials = self._kept.load(self._name)
-        for rung, rounds in enumerate(self._plan.rounds):
+        done, candidates, self._trials = self._search_log.load(self._name)
+        for rung, rounds in enumerate(self._rungs.rounds):
             if rung < done:
                 continue
-            lanes = self._first_rung(rounds, lanes) if rung == 0 else self._next(lanes, rung)
-            if not any(np.isfinite(lane.score) for lane in lanes):
+            candidates = (
+                self._first_rung(rounds, candidates) if rung == 0 else self._next(candidates, rung)
+            )
+            if not any(np.isfinite(candidate.score) for candidate in candidates):
                 raise Diverged(
                     f"all points of {self._name!r} diverged within {rounds} "
                     f"round{'s' * (rounds > 1)}; lower its ranges."
                 )
-            lanes = self._going_on(lanes, rung + 1)
-            self._kept.save(self._name, rung + 1, lanes, self._trials)
+            candidates = self._going_on(candidates, rung + 1)
+            self._search_log.save(self._name, rung + 1, candidates, self._trials)
         return self._trials
 
-    def _first_rung(self, rounds: int, stored: list[Lane]) -> list[Lane]:
-        """Run batches of points; ``stored`` are the lanes of the batches that have been run."""
-        count, lanes = self._plan.points[0], list[Lane]()
+    def _first_rung(self, rounds: int, stored: list[Candidate]) -> list[Candidate]:
+        """Run batches of points; ``stored`` are the candidates of those that have been run."""
+        count, candidates = self._rungs.points[0], list[Candidate]()
         ranges = any(isinstance(axis, Range) for axis in self._space.values())
-        proposed = max(count - self._plan.reserved * ranges, 1)
-        while points := self._proposals.ask(proposed - len(lanes)):
-            lanes += (batch := self._batch(points, rounds, lanes, stored))
-            self._proposals.tell([self._sign * lane.score for lane in batch])
-        while room := max(count - len(lanes), 0):
-            further = self._further(lanes, room)
+        proposed = max(count - self._rungs.reserved * ranges, 1)
+        while points := self._proposals.ask(proposed - len(candidates)):
+            candidates += (batch := self._batch(points, rounds, candidates, stored))
+            self._proposals.tell([self._sign * candidate.score for candidate in batch])
+        while room := max(count - len(candidates), 0):
+            further = self._further(candidates, room)
             points = further or self._proposals.ask(room)
             if not points:  # a space of lists has been tried whole
                 break
-            lanes += (batch := self._batch(points, rounds, lanes, stored))
+            candidates += (batch := self._batch(points, rounds, candidates, stored))
             if not further:
-                self._proposals.tell([self._sign * lane.score for lane in batch])
-        return lanes
+                self._proposals.tell([self._sign * candidate.score for candidate in batch])
+        return candidates
 
     def _batch(
-        self, points: list[Point], rounds: int, before: list[Lane], stored: list[Lane]
-    ) -> list[Lane]:
+        self, points: list[Point], rounds: int, before: list[Candidate], stored: list[Candidate]
+    ) -> list[Candidate]:
         """Run a batch of points, or return it from ``stored``, in which batches follow in order."""
-        lanes = stored[len(before) : len(before) + len(points)]
-        if lanes:
-            return lanes
-        lanes = [Lane(point, self._lanes.seeds[0]) for point in points]
-        self._advance(lanes, rounds)
-        if len(self._plan.rounds) > 1:
-            best = self._going_on([*before, *lanes], 1)
-            for lane in (*before, *lanes):  # the others cannot continue
-                lane.leaves = lane.leaves if any(lane is each for each in best) else None
-            self._kept.save(self._name, 0, [*before, *lanes], self._trials)
-        return lanes
+        candidates = stored[len(before) : len(before) + len(points)]
+        if candidates:
+            return candidates
+        candidates = [Candidate(point, self._candidates.seeds[0]) for point in points]
+        self._advance(candidates, rounds)
+        if len(self._rungs.rounds) > 1:
+            best = self._going_on([*before, *candidates], 1)
+            for candidate in (*before, *candidates):  # the others cannot continue
+                candidate.leaves = (
+                    candidate.leaves if any(candidate is each for each in best) else None
+                )
+            self._search_log.save(self._name, 0, [*before, *candidates], self._trials)
+        return candidates
 
-    def _further(self, lanes: list[Lane], room: int) -> list[Point]:
+    def _further(self, candidates: list[Candidate], room: int) -> list[Point]:
         """Choose points beyond the ends at which the best point lies, or else around it."""
-        order = best_first([self._sign * lane.score for lane in lanes])
-        tried = [lane.point for lane in lanes]
+        order = best_first([self._sign * candidate.score for candidate in candidates])
+        tried = [candidate.point for candidate in candidates]
         if not order or room <= 0:
             return []
-        best = lanes[order[0]].point
+        best = candidates[order[0]].point
         beyond, around = [], []
         for name, axis in self._space.items():
             if not isinstance(axis, Range):
@@ -117,45 +121,55 @@ class Search:
         chosen = beyond or around
         return [point for point in chosen if point not in tried][:room]
 
-    def _next(self, lanes: list[Lane], rung: int) -> list[Lane]:
-        """Run the lanes that continue; finalists also run with the other seeds.
+    def _next(self, candidates: list[Candidate], rung: int) -> list[Candidate]:
+        """Run the candidates that continue; finalists also run with the other seeds.
 
         If all finalists diverge, the next best points take their place.
         """
-        rounds, count = self._plan.rounds[rung], self._plan.points[rung]
-        if rounds < self._plan.rounds[-1]:
-            self._advance(lanes, rounds)
-            return lanes
-        finished: list[Lane] = []
-        for start in range(0, len(lanes), count):
-            self._advance(first := lanes[start : start + count], rounds)
-            alive = [lane for lane in first if np.isfinite(lane.score)]
-            again = [Lane(x.point, seed) for seed in self._lanes.seeds[1:] for x in alive]
+        rounds, count = self._rungs.rounds[rung], self._rungs.points[rung]
+        if rounds < self._rungs.rounds[-1]:
+            self._advance(candidates, rounds)
+            return candidates
+        finished: list[Candidate] = []
+        for start in range(0, len(candidates), count):
+            self._advance(first := candidates[start : start + count], rounds)
+            alive = [candidate for candidate in first if np.isfinite(candidate.score)]
+            again = [Candidate(x.point, seed) for seed in self._candidates.seeds[1:] for x in alive]
             self._advance(again, rounds)
             finished += [*first, *again]
-            lost = [lane.point for lane in again if not np.isfinite(lane.score)]
-            if any(lane.point not in lost for lane in alive):
+            lost = [candidate.point for candidate in again if not np.isfinite(candidate.score)]
+            if any(candidate.point not in lost for candidate in alive):
                 break
         return finished
 
-    def _going_on(self, lanes: list[Lane], rung: int) -> list[Lane]:
-        """Return the lanes that continue, the best first; before the last rung, all in order."""
-        if rung == len(self._plan.rounds):
+    def _going_on(self, candidates: list[Candidate], rung: int) -> list[Candidate]:
+        """Return the candidates that continue, the best first; all before the last rung."""
+        if rung == len(self._rungs.rounds):
             return []
-        order = best_first([self._sign * lane.score for lane in lanes])
-        is_last = rung == len(self._plan.rounds) - 1
-        return [lanes[place] for place in (order if is_last else order[: self._plan.points[rung]])]
+        order = best_first([self._sign * candidate.score for candidate in candidates])
+        is_last = rung == len(self._rungs.rounds) - 1
+        return [
+            candidates[place] for place in (order if is_last else order[: self._rungs.points[rung]])
+        ]
 
-    def _advance(self, lanes: list[Lane], rounds: int) -> None:
-        before = [lane.rounds for lane in lanes]
-        self._lanes.advance(lanes, rounds)
-        for lane, start in zip(lanes, before, strict=True):
-            trial = Trial(self._name, dict(lane.point), lane.seed, rounds, lane.score)
-            cost = (rounds - start) * self._lanes.gradients_per_step
+    def _advance(self, candidates: list[Candidate], rounds: int) -> None:
+        before = [candidate.rounds for candidate in candidates]
+        self._candidates.advance(candidates, rounds)
+        for candidate, start in zip(candidates, before, strict=True):
+            trial = Trial(
+                self._name, dict(candidate.point), candidate.seed, rounds, candidate.score
+            )
+            cost = (rounds - start) * self._candidates.gradients_per_step
             self._trials.append(trial._replace(gradients=cost))
-        if self._progress and lanes:
-            at = best_first([self._sign * lane.score for lane in lanes])[:1]
-            summary = f"best {lanes[at[0]].score:.4g} at {said(lanes[at[0]].point)}" if at else ""
-            points = f"{len(lanes)} point{'s' * (len(lanes) > 1)}, seed {lanes[0].seed}"
+        if self._progress and candidates:
+            at = best_first([self._sign * candidate.score for candidate in candidates])[:1]
+            summary = (
+                f"best {candidates[at[0]].score:.4g} at {said(candidates[at[0]].point)}"
+                if at
+                else ""
+            )
+            points = (
+                f"{len(candidates)} point{'s' * (len(candidates) > 1)}, seed {candidates[0].seed}"
+            )
             line = f"{self._name}: {points}, {rounds} rounds: {summary or 'diverged'}"
             print(line, file=sys.stderr, flush=True)

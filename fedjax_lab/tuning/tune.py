@@ -21,17 +21,15 @@ from fedjax_lab.data.cohort import Schedule, ScheduleOptions, scheduled
 from fedjax_lab.data.streams import check_resident
 from fedjax_lab.machine.program_cache import keep_by_default
 from fedjax_lab.round import Algorithm, check_algorithm
+from fedjax_lab.simulation.client_data import record_times, with_times
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.evaluate import build_evaluation
-from fedjax_lab.simulation.feed import record_times, with_times
 from fedjax_lab.simulation.stop import check_not_ended
 from fedjax_lab.simulation.sweep_result import check_seeds
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function
 from fedjax_lab.storage.run_dir import versions
-from fedjax_lab.tuning.found import Found, Trial
+from fedjax_lab.tuning.candidates import Candidates
 from fedjax_lab.tuning.halving import equal_budgets
-from fedjax_lab.tuning.kept import Kept
-from fedjax_lab.tuning.lanes import Lanes
 from fedjax_lab.tuning.proposals import (
     Even,
     Proposals,
@@ -42,6 +40,8 @@ from fedjax_lab.tuning.proposals import (
 )
 from fedjax_lab.tuning.score import ScoreFn, by_loss, by_score, evaluation_key, warning_of
 from fedjax_lab.tuning.search import Search
+from fedjax_lab.tuning.search_log import SearchLog
+from fedjax_lab.tuning.search_result import SearchResult, Trial
 from fedjax_lab.tuning.space import Build, Range, Space, check_tune, read_space
 from fedjax_lab.types import Params, PyTree
 
@@ -68,7 +68,7 @@ def tune(
     run_dir: str | Path | None = None,
     progress: bool = False,
     **schedule: Unpack[ScheduleOptions],
-) -> Found:
+) -> SearchResult:
     """Tune the hyperparameters of methods on validation data of the clients, without a test set.
 
     All methods spend the same number of gradients. A quarter of the points is reserved: if the best
@@ -111,7 +111,7 @@ def tune(
       progress: show progress on stderr.
 
     Returns:
-      ``Found``: ``best``, ``trials``, ``edges``, ``table()``.
+      ``SearchResult``: ``best``, ``trials``, ``edges``, ``table()``.
 
     Raises:
       TypeError: an argument has the wrong type, or a method has no such hyperparameter.
@@ -151,20 +151,20 @@ def tune(
         settings["times"] = {name: record_times(clients) for name, clients in timed.items()}
     settings |= {"rounds": rounds, "budget": budget, "finalists": finalists, "mode": mode}
     settings |= {"average": average, "sampler": _sampler_record(sampler)}
-    kept = Kept(run_dir, settings)
-    plans = equal_budgets(
+    search_log = SearchLog(run_dir, settings)
+    rungs_of_methods = equal_budgets(
         [a.gradients_per_step for a in firsts.values()], rounds, budget, finalists, len(seeds)
     )
     trials: list[Trial] = []
-    step = plans[0].rounds[0]  # divides all rungs, so that one program is enough
+    step = rungs_of_methods[0].rounds[0]  # divides all rungs, so that one program is enough
     common = (params, seeds, mode, step, average)
-    for (name, build), plan in zip(methods.items(), plans, strict=True):
+    for (name, build), rungs in zip(methods.items(), rungs_of_methods, strict=True):
         evaluate = build_evaluation(counts[name], held)
-        lanes = Lanes(build, how, evaluate, timed[name], firsts[name], common)
-        proposals = _proposals(spaces[name], seeds[0], sampler, plan.points[0])
-        search = Search(name, spaces[name], plan, lanes, proposals, kept, progress)
+        candidates = Candidates(build, how, evaluate, timed[name], firsts[name], common)
+        proposals = _proposals(spaces[name], seeds[0], sampler, rungs.points[0])
+        search = Search(name, spaces[name], rungs, candidates, proposals, search_log, progress)
         trials += search.run()
-    return Found(trials, rounds, mode, spaces)
+    return SearchResult(trials, rounds, mode, spaces)
 
 
 def _first(name: str, build: Build, space: Space) -> Algorithm:

@@ -12,9 +12,9 @@ from fedjax_lab.clients.store import AXIS, client_mesh
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.compiler import figures
 from fedjax_lab.round import build_round
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
-from fedjax_lab.simulation.run import Run
 
 RNG = np.random.default_rng(0)
 DEVICES = 4
@@ -80,8 +80,8 @@ def test_a_round_exchanges_its_sum_and_who_was_finite(kind, cohort_size):
     method = algorithms.fedavg(lambda w, xy, _: (xy[0] @ w["w"] - xy[1]) ** 2, client_lr=0.1)
     schedule = Schedule(cohort_size, batch_size=3, **SCHEDULES[kind])
     values = Placement.of(client_map).copies(({"w": jnp.zeros(3)}, clients, key))
-    state = jax.eval_shape(Run(method, schedule).start, *values, ())
-    chunk = build_chunk(Run(method, schedule), Placement.of(client_map))
+    state = jax.eval_shape(Computation(method, schedule).start, *values, ())
+    chunk = build_chunk(Computation(method, schedule), Placement.of(client_map))
     program = chunk.lower(state, *values[1:], jnp.int32(0), length=5).compile()
     found = figures(program).collectives
     assert [(c.kind, c.times) for c in found] == [("all-gather", 2 * 5)]
@@ -114,8 +114,8 @@ def test_pmap_collects_messages_once_and_the_server_exchanges_nothing(make):
     schedule = Schedule(8, batch_size=2, local_steps=3)
     place = Placement.of("pmap/vmap")
     values = place.copies((params, clients, jax.random.key(0)))
-    state = jax.eval_shape(Run(method, schedule).start, *values, ())
-    chunk = build_chunk(Run(method, schedule), place)
+    state = jax.eval_shape(Computation(method, schedule).start, *values, ())
+    chunk = build_chunk(Computation(method, schedule), place)
     program = chunk.lower(state, *values[1:], jnp.int32(0), length=1).compile()
     found = {c.kind: c.times for c in figures(program).collectives}
     assert found.keys() == {"all-gather", "all-reduce"}

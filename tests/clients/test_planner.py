@@ -67,7 +67,7 @@ def test_a_device_of_unknown_memory_is_told():
     algorithm, state, batch = one_round()
     unknown = machine("gpu", memory=None)
     with pytest.raises(OSError, match="memory of a device is unknown; name a client_map"):
-        planner.plan(
+        planner.choose_map(
             lambda client_map: build_round(algorithm, client_map),
             state,
             batch,
@@ -108,7 +108,7 @@ def test_the_compiler_is_asked_until_it_fits(tmp_path, fixed, each, devices, exp
         return fixed + each * (at_once or int(name.rpartition(":")[2]))
 
     def choose():
-        return planner.plan(
+        return planner.choose_map(
             lambda client_map: build_round(algorithm, client_map),
             state,
             shapes,

@@ -9,9 +9,9 @@ from fedjax_lab import algorithms, data, models
 from fedjax_lab.clients.resident import FlatExamples, flatten_examples, gather
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.target import named
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
-from fedjax_lab.simulation.run import Run
 
 
 def test_a_gather_from_flat_examples_is_numpys_from_whole_ones():
@@ -40,10 +40,10 @@ def test_a_chunk_for_a_tpu_holds_examples_flat_and_computes_what_others_do():
     schedule = Schedule(cohort_size=2, batch_size=3, local_steps=2)
     key, first = jax.random.key(1), jnp.zeros((), jnp.int32)
     params = jax.jit(network.init)(jax.random.key(0), noise.x[:1])
-    state = jax.jit(Run(algorithm, schedule).start)(params, clients, key, ())
+    state = jax.jit(Computation(algorithm, schedule).start)(params, clients, key, ())
 
     def run(target):
-        chunk = build_chunk(Run(algorithm, schedule), Placement.of("vmap", target=target))
+        chunk = build_chunk(Computation(algorithm, schedule), Placement.of("vmap", target=target))
         traced = chunk.trace(jax.tree.map(jnp.copy, state), clients, key, first, length=2)
         shapes = {v.aval.shape for eqn in traced.jaxpr.eqns for v in eqn.outvars}
         return shapes, chunk(jax.tree.map(jnp.copy, state), clients, key, first, length=2)

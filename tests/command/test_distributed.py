@@ -16,7 +16,7 @@ from fedjax_lab.command.cli import main
 from fedjax_lab.command.commands import RunCommand
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.distributed import join
-from fedjax_lab.simulation import team
+from fedjax_lab.simulation import processes as processes_module
 
 ADDRESS, COUNT, PLACE = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
@@ -146,14 +146,14 @@ def test_seeds_are_compared_before_the_first_run(monkeypatch, capsys):
         raise ValueError(f"all processes must be given the same, and not {mine}")
 
     monkeypatch.setattr(launch, "start", lambda *arguments: None)
-    monkeypatch.setattr(launch.Team, "agree", lambda self, mine: differs(mine))
+    monkeypatch.setattr(launch.Processes, "agree", lambda self, mine: differs(mine))
     assert main(["run", "--seeds", "3", "4", "--quiet"]) == 2
     assert "and not {'seeds': [3, 4]}" in capsys.readouterr().err
 
 
 def test_what_failed_in_another_process_is_one_line(monkeypatch, capsys):
     def fails(command):
-        raise team.ElsewhereError("process 0 stopped with PermissionError: no")
+        raise processes_module.ElsewhereError("process 0 stopped with PermissionError: no")
 
     monkeypatch.setattr(launch, "start", lambda *arguments: None)
     monkeypatch.setattr(launch, "join", fails)
@@ -171,7 +171,7 @@ def test_what_failed_in_another_process_is_one_line(monkeypatch, capsys):
     ],
 )
 def test_errors_of_the_users_own_are_no_losses(error, is_loss):
-    processes = team._Processes()
+    processes = processes_module._SeveralProcesses()
     with pytest.raises(ConnectionError if is_loss else type(error)), processes.reporting_losses():
         raise error
 

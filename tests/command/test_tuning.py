@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_lab.command import cli, runner, tuning
 from fedjax_lab.command.commands import parse
-from fedjax_lab.tuning.found import Diverged, Found, Trial
+from fedjax_lab.tuning.search_result import Diverged, SearchResult, Trial
 from fedjax_lab.tuning.space import Range
 
 LINE = ["tune", "--algorithm", "fedavg", "scaffold", "--space", "client_lr=log:0.001:1"]
@@ -16,7 +16,7 @@ LINE = ["tune", "--algorithm", "fedavg", "scaffold", "--space", "client_lr=log:0
 def result():
     space = {name: {"client_lr": Range(0.1, 9.0)} for name in ("fedavg", "scaffold")}
     trials = [Trial(name, {"client_lr": 0.1}, 0, 9, 0.25) for name in space]
-    return Found(trials, 9, "min", space)
+    return SearchResult(trials, 9, "min", space)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def ended(monkeypatch):
 
     def run(end, *more):
         def search(command, spaces):
-            if isinstance(end, Found):
+            if isinstance(end, SearchResult):
                 return end
             raise end
 

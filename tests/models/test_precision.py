@@ -9,9 +9,9 @@ import pytest
 
 from fedjax_lab import algorithms, data, models
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
-from fedjax_lab.simulation.run import Run
 
 KEY = jax.random.key(0)
 LOW, FULL = jnp.bfloat16, jnp.float32
@@ -154,7 +154,7 @@ def test_digits_are_learnt_as_well():
         algorithm = algorithms.fedavg(
             models.classification_loss(trained.apply, prepare), client_lr=0.1
         )
-        chunk = build_chunk(Run(algorithm, schedule), Placement.of("scan"))
+        chunk = build_chunk(Computation(algorithm, schedule), Placement.of("scan"))
         counts = jax.jit(models.accuracy_counts(trained.apply, prepare))
         for seed in range(3):
             params = model.init(jax.random.key(seed), jnp.zeros((1, 8, 8, 1)))

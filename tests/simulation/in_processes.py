@@ -33,14 +33,14 @@ def start(processes, process, port, devices):
 
 def digest(result):
     """A hash of all that a run returns but its times."""
-    from fedjax_lab.simulation.host_chunks import all_rows
-    from fedjax_lab.simulation.team import Team
+    from fedjax_lab.simulation.host_store import all_rows
+    from fedjax_lab.simulation.processes import Processes
 
     state = result.state
     if hasattr(state.clients, "read"):
         state = state._replace(clients=all_rows(state.clients))
     else:
-        state = Team.here().own(state)
+        state = Processes.here().collected(state)
     found = hashlib.sha256(json.dumps(result.history).encode())
     for leaf in jax.tree.leaves((result.params, state)):
         found.update(np.asarray(leaf).tobytes())
@@ -82,10 +82,10 @@ def do(job):
     is one that all processes share; "stream", a folder from which the clients' examples come; and
     "block", the bytes of a table that travel at once.
     """
-    from fedjax_lab.simulation import team
+    from fedjax_lab.simulation import processes
     from tests.simulation import test_stores, test_streams
 
-    team._BLOCK = job.get("block", team._BLOCK)
+    processes._BLOCK = job.get("block", processes._BLOCK)
     settings = dict(job.get("settings", {}))
     settings |= job.get("differs", {}).get(str(jax.process_index()), {})
     if "stop_at" in job:

@@ -8,9 +8,9 @@ import pytest
 from fedjax_lab import algorithms, data
 from fedjax_lab.data import synthetic
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
-from fedjax_lab.simulation.run import Run
 
 
 def loss_fn(params, examples, key):
@@ -28,7 +28,7 @@ def chunk():
     schedule = Schedule(cohort_size=4, batch_size=8, local_steps=2)
     state = algorithm.init({"w": jnp.ones(16)}, 10)
     rest = (clients, jax.random.key(0), jnp.zeros((), jnp.int32))
-    chunk = build_chunk(Run(algorithm, schedule), Placement.of("scan"))
+    chunk = build_chunk(Computation(algorithm, schedule), Placement.of("scan"))
     run = chunk.lower(state, *rest, length=3).compile()
     return run, rest, state
 

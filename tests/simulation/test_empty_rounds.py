@@ -25,7 +25,7 @@ from fedjax_lab import (
 from fedjax_lab.clients.metrics import OF_EVERY_ROUND, OF_SERVER_STEP
 from fedjax_lab.data import Devices
 from fedjax_lab.data.cohort import Schedule
-from fedjax_lab.simulation.book import History
+from fedjax_lab.simulation.history import History
 from fedjax_lab.simulation.loggers import CsvLogger
 
 N, ROUNDS, SEED = 8, 18, 1

@@ -16,7 +16,7 @@ from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.runner import run as run_config
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.report.runs import load_runs
-from fedjax_lab.simulation import recorder
+from fedjax_lab.simulation import run_log
 from tests.simulation.test_run import (
     FAFED,
     FEDAVG,
@@ -118,7 +118,7 @@ def test_a_kill_while_a_run_becomes_longer_loses_nothing(tmp_path, monkeypatch, 
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(recorder.Recorder, moment, kill)
+        patch.setattr(run_log.RunLog, moment, kill)
         with pytest.raises(Killed):
             run(rounds=8, run_dir=tmp_path / "grown")
     assert read(tmp_path / "grown" / "config.json")["rounds"] == 8

@@ -14,10 +14,10 @@ import pytest
 
 from fedjax_lab import algorithms, build_round, data, models, simulate, sweep
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
-from fedjax_lab.simulation.run import Run
 from fedjax_lab.storage.checkpoint import Checkpoints
 
 N, FEATURES, CLASSES = 6, 4, 3
@@ -138,7 +138,9 @@ def test_a_loss_is_traced_once_per_length_of_chunk():
 
     algorithm = algorithms.fedavg(counted, client_lr=0.1)
     state, clients, key = algorithm.init(first_params(), N), make_clients(), jax.random.key(0)
-    chunk = build_chunk(Run(algorithm, Schedule(3, 4, 2, replace=True)), Placement.of("scan"))
+    chunk = build_chunk(
+        Computation(algorithm, Schedule(3, 4, 2, replace=True)), Placement.of("scan")
+    )
     chunk.lower(state, clients, key, jnp.int32(0), length=2)
     once = len(traces)
     assert once

@@ -7,12 +7,12 @@ import pytest
 
 from fedjax_lab import algorithms, data, simulate, sweep
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.simulation.client_data import StreamedClientData, client_data_of
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
 from fedjax_lab.simulation.evaluate_personal import build_personal_evaluation
-from fedjax_lab.simulation.feed import StreamFeed, feed_of
 from fedjax_lab.simulation.plan import plan
-from fedjax_lab.simulation.run import Run
-from fedjax_lab.simulation.team import Team
+from fedjax_lab.simulation.processes import Processes
 from tests.simulation.test_run import assert_same_bits
 
 CLIENTS = 12
@@ -60,7 +60,7 @@ def streamed(folder, memory=ROOMY):
 
 def as_run(schedule, rounds, eval_every, key=None):
     key = jax.random.key(0) if key is None else key
-    return Run(METHODS["fedavg"], schedule, rounds=rounds, eval_every=eval_every, key=key)
+    return Computation(METHODS["fedavg"], schedule, rounds=rounds, eval_every=eval_every, key=key)
 
 
 def run(name, clients, **settings):
@@ -115,12 +115,12 @@ def test_whatever_is_drawn_is_there(folder, settings):
 def test_a_chunk_has_the_examples_that_its_rounds_draw(folder):
     schedule = Schedule(3, 4, local_steps=2, full_examples=True)
     key, clients = jax.random.key(5), resident()
-    feed = feed_of(as_run(schedule, 5, 3, key), streamed(folder), Team())
+    client_data = client_data_of(as_run(schedule, 5, 3, key), streamed(folder), Processes())
     draw = jax.jit(schedule.draw)
-    pieces = list(feed.pieces(0, 3))
+    pieces = list(client_data.pieces(0, 3))
     assert sum(length for _, length in pieces) == 3
     for first, length in pieces:
-        found = feed.take(first, length)
+        found = client_data.take(first, length)
         for round in range(first, first + length):
             there, here = (draw(c, key, round) for c in (clients, found))
             for field in ("examples", "full_examples"):
@@ -131,14 +131,14 @@ def test_a_chunk_has_the_examples_that_its_rounds_draw(folder):
                 np.testing.assert_array_equal(
                     np.asarray(here.source.y)[getattr(here, field)], Y[wanted]
                 )
-    feed.close()
+    client_data.close()
 
 
 @pytest.mark.slow
 def test_a_device_never_holds_more_than_two_chunks(folder, monkeypatch):
     stream, held = streamed(folder, TIGHT), []
     schedule = Schedule(**{k: v for k, v in SETTINGS.items() if k not in ("rounds", "eval_every")})
-    count = feed_of(as_run(schedule, 12, 4), stream, Team()).count
+    count = client_data_of(as_run(schedule, 12, 4), stream, Processes()).count
     put = jax.device_put
 
     def counted(*given):
@@ -146,7 +146,7 @@ def test_a_device_never_holds_more_than_two_chunks(folder, monkeypatch):
         held.append(sum(array.shape == (count, 5) for array in jax.live_arrays()))
         return placed
 
-    monkeypatch.setattr("fedjax_lab.simulation.feed.jax.device_put", counted)
+    monkeypatch.setattr("fedjax_lab.simulation.client_data.jax.device_put", counted)
     run("fedavg", stream, rounds=12, client_map="scan")
     assert max(held) == 2
     assert count * (24 + 4) * 2 + stream.index_bytes <= TIGHT
@@ -161,10 +161,12 @@ def test_a_device_never_holds_more_than_two_chunks(folder, monkeypatch):
 )
 def test_chunks_are_as_long_as_fits(folder, memory, eval_every, expected, capsys):
     schedule = Schedule(4, 4, local_steps=2)
-    feed = StreamFeed(as_run(schedule, 20, eval_every), streamed(folder, memory), Team(), True)
-    assert feed.longest == expected
+    client_data = StreamedClientData(
+        as_run(schedule, 20, eval_every), streamed(folder, memory), Processes(), True
+    )
+    assert client_data.longest == expected
     assert f"chunks of {expected} rounds" in capsys.readouterr().err
-    feed.close()
+    client_data.close()
 
 
 def test_a_round_that_does_not_fit_is_refused(folder):
@@ -223,11 +225,11 @@ def test_examples_that_are_not_finite_are_told_of():
     broken[7, 2] = np.nan
     stream = data.stream((broken, Y), OWNERS, CLIENTS)
     schedule = Schedule(CLIENTS, 4, local_steps=2, full_examples=True)
-    feed = feed_of(as_run(schedule, 4, 2), stream, Team())
+    client_data = client_data_of(as_run(schedule, 4, 2), stream, Processes())
     with pytest.warns(UserWarning, match="the examples 7 hold values that are not finite"):
-        feed.take(0, 2)
-    feed.take(2, 2)  # said once
-    feed.close()
+        client_data.take(0, 2)
+    client_data.take(2, 2)  # said once
+    client_data.close()
 
 
 @pytest.mark.slow

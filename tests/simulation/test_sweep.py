@@ -17,10 +17,10 @@ from fedjax_lab import SweepResult, algorithms, data, simulate, sweep
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.device_memory import device_memory
 from fedjax_lab.simulation import sweep_program
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.evaluate import build_evaluation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
-from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.sweep_program import group_size
 from fedjax_lab.simulation.sweep_result import list_points
 from fedjax_lab.storage.run_dir import MetricsFile
@@ -150,7 +150,9 @@ def test_groups_give_the_same_runs_with_one_program():
     build = functools.partial(algorithms.fedavg, counted, client_lr=0.1)
     clients, key = make_clients(), jax.random.key(0)
     state = build().init(first_params(), clients.num_clients)
-    single = build_chunk(Run(build(), Schedule(3, 4, 2, replace=True)), Placement.of("scan"))
+    single = build_chunk(
+        Computation(build(), Schedule(3, 4, 2, replace=True)), Placement.of("scan")
+    )
     single.lower(state, clients, key, jnp.int32(0), length=2)
     once = len(traces)
     traces.clear()

@@ -13,7 +13,7 @@ from fedjax_lab import algorithms, data, plan, simulate, sweep, with_buffered_ag
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.data import ClientTimes, Devices, diurnal_availability
 from fedjax_lab.data.cohort import Schedule
-from fedjax_lab.simulation.feed import with_times
+from fedjax_lab.simulation.client_data import with_times
 from fedjax_lab.wrappers import with_compression, with_dp
 from tests.simulation.test_run import (
     CLASSES,

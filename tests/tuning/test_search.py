@@ -6,12 +6,12 @@ import sys
 import numpy as np
 import pytest
 
-from fedjax_lab.tuning import kept as kept_module
-from fedjax_lab.tuning.found import Found, Trial
+from fedjax_lab.tuning import search_log as search_log_module
 from fedjax_lab.tuning.halving import equal_budgets, rungs
-from fedjax_lab.tuning.kept import Kept
 from fedjax_lab.tuning.proposals import Even, Sampled, check_sampler
 from fedjax_lab.tuning.search import Search
+from fedjax_lab.tuning.search_log import SearchLog
+from fedjax_lab.tuning.search_result import SearchResult, Trial
 from fedjax_lab.tuning.space import Range, Values
 
 SPACE = {"client_lr": Range(1e-3, 10.0), "momentum": Values((0.0, 0.5, 0.9))}
@@ -19,34 +19,38 @@ PLAN = rungs(90, 24, 2, 2)
 SAMPLERS = (None, "random", "tpe")
 
 
-class FakeLanes:
+class FakeCandidates:
     """Runs whose state is (seed, finished rounds) and whose score has its minimum at 0.1, 0.5."""
 
-    def __init__(self, diverges_above=np.inf, late=lambda lane: False, mode="min"):
+    def __init__(self, diverges_above=np.inf, late=lambda candidate: False, mode="min"):
         self._late = late
         self.seeds, self.mode, self.gradients_per_step = [0, 1], mode, 1
         self.rounds_run, self._limit = 0, diverges_above
 
-    def advance(self, lanes, rounds):
-        for lane in lanes:
-            if lane.rounds:  # continues from its own state
-                assert lane.leaves[0].tolist() == [lane.seed, lane.rounds, lane.point["client_lr"]]
-            self.rounds_run += rounds - lane.rounds
-            lane.rounds = rounds
-            lane.leaves = [np.array([lane.seed, rounds, lane.point["client_lr"]])]
-            distance = np.log10(lane.point["client_lr"] / 0.1) ** 2
-            distance += (lane.point.get("momentum", 0.5) - 0.5) ** 2
-            lost = lane.point["client_lr"] > self._limit or self._late(lane)
+    def advance(self, candidates, rounds):
+        for candidate in candidates:
+            if candidate.rounds:  # continues from its own state
+                assert candidate.leaves[0].tolist() == [
+                    candidate.seed,
+                    candidate.rounds,
+                    candidate.point["client_lr"],
+                ]
+            self.rounds_run += rounds - candidate.rounds
+            candidate.rounds = rounds
+            candidate.leaves = [np.array([candidate.seed, rounds, candidate.point["client_lr"]])]
+            distance = np.log10(candidate.point["client_lr"] / 0.1) ** 2
+            distance += (candidate.point.get("momentum", 0.5) - 0.5) ** 2
+            lost = candidate.point["client_lr"] > self._limit or self._late(candidate)
             distance = distance if self.mode == "min" else -distance
-            lane.score = float("nan") if lost else float(distance + 0.01 * lane.seed)
+            candidate.score = float("nan") if lost else float(distance + 0.01 * candidate.seed)
 
 
-def search(folder=None, sampler=None, space=SPACE, plan=PLAN, lanes=None):
+def search(folder=None, sampler=None, space=SPACE, plan=PLAN, candidates=None):
     if sampler is not None:
         pytest.importorskip("optuna")
     proposals = Even(space, 0) if sampler is None else Sampled(space, 0, sampler, plan.points[0])
-    lanes = lanes or FakeLanes()
-    return Search("m", space, plan, lanes, proposals, Kept(folder, {}), progress=False)
+    candidates = candidates or FakeCandidates()
+    return Search("m", space, plan, candidates, proposals, SearchLog(folder, {}), progress=False)
 
 
 def points_of(trials, rounds=PLAN.rounds[0]):
@@ -70,7 +74,8 @@ def test_all_samplers_spend_the_same(sampler):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_large_scores_are_sought_as_small_ones_are(sampler):
     small, large = (
-        search(sampler=sampler, lanes=FakeLanes(mode=mode)).run() for mode in ("min", "max")
+        search(sampler=sampler, candidates=FakeCandidates(mode=mode)).run()
+        for mode in ("min", "max")
     )
     assert [trial.point for trial in small] == [trial.point for trial in large]
 
@@ -83,7 +88,7 @@ def test_the_best_point_has_the_best_mean_over_the_seeds_and_none_that_diverged(
         for seed, score in enumerate(both)
     ]
     for mode, best in (("min", 0.2), ("max", 0.1)):
-        found = Found(trials, 90, mode, {"m": SPACE})
+        found = SearchResult(trials, 90, mode, {"m": SPACE})
         assert found.best == {"m": {"client_lr": best}}
         assert found.scores["m"] == list(scores[best])
 
@@ -92,14 +97,14 @@ def test_the_best_point_has_the_best_mean_over_the_seeds_and_none_that_diverged(
 def test_a_search_that_is_interrupted_anywhere_goes_on_to_the_same_trials(
     sampler, tmp_path, monkeypatch
 ):
-    whole = shown(search(sampler=sampler, lanes=FakeLanes(1.0)).run())
+    whole = shown(search(sampler=sampler, candidates=FakeCandidates(1.0)).run())
     saves, rounds_run = [], []
     for moment in ("before", "after"):
         for allowed in range(8):
             folder = tmp_path / f"{moment}{allowed}"
             with monkeypatch.context() as patch:
                 left = [allowed]
-                write = kept_module.write_json
+                write = search_log_module.write_json
 
                 def limited(path, value, left=left, moment=moment, write=write):
                     left[0] -= 1
@@ -109,14 +114,14 @@ def test_a_search_that_is_interrupted_anywhere_goes_on_to_the_same_trials(
                     if left[0] < 0:
                         raise KeyboardInterrupt
 
-                patch.setattr(kept_module, "write_json", limited)
-                first = FakeLanes(1.0)
+                patch.setattr(search_log_module, "write_json", limited)
+                first = FakeCandidates(1.0)
                 try:
-                    search(folder, sampler, lanes=first).run()
+                    search(folder, sampler, candidates=first).run()
                 except KeyboardInterrupt:
                     saves.append(allowed)
-            again = FakeLanes(1.0)
-            assert shown(search(folder, sampler, lanes=again).run()) == whole
+            again = FakeCandidates(1.0)
+            assert shown(search(folder, sampler, candidates=again).run()) == whole
             if allowed in saves and moment == "after":
                 rounds_run.append(first.rounds_run + again.rounds_run)
                 assert len(list(folder.glob("*.npz"))) <= 1
@@ -127,7 +132,7 @@ def test_a_search_that_is_interrupted_anywhere_goes_on_to_the_same_trials(
 
 def test_tpe_searches_where_scores_are_good_and_avoids_what_diverges():
     plan = rungs(90, 80, 2, 2)
-    trials = search(sampler="tpe", plan=plan, lanes=FakeLanes(diverges_above=1.0)).run()
+    trials = search(sampler="tpe", plan=plan, candidates=FakeCandidates(diverges_above=1.0)).run()
     rates = np.array([rate for rate, _ in points_of(trials)])
     drawn, proposed = rates[:40], rates[40:60]  # the others refine or extend
     assert (drawn > 1).sum() >= 10  # or the rest says nothing
@@ -135,18 +140,22 @@ def test_tpe_searches_where_scores_are_good_and_avoids_what_diverges():
     median = [np.median(np.abs(np.log10(part / 0.1))) for part in (drawn, proposed)]
     assert median[1] < 0.6 * median[0]
     with pytest.raises(RuntimeError, match="all points of 'm' diverged within 10 rounds"):
-        search(sampler="tpe", lanes=FakeLanes(diverges_above=0)).run()
+        search(sampler="tpe", candidates=FakeCandidates(diverges_above=0)).run()
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_next_best_points_replace_finalists_that_all_diverge(seed, tmp_path):
-    def late(lane):
-        return lane.seed == seed and lane.rounds == 90 and 0.09 < lane.point["client_lr"] < 0.11
+    def late(candidate):
+        return (
+            candidate.seed == seed
+            and candidate.rounds == 90
+            and 0.09 < candidate.point["client_lr"] < 0.11
+        )
 
-    usual = Found(search().run(), 90, "min", {"m": SPACE})
+    usual = SearchResult(search().run(), 90, "min", {"m": SPACE})
     assert 0.09 < usual.best["m"]["client_lr"] < 0.11
-    trials = search(tmp_path, lanes=FakeLanes(late=late)).run()
-    found = Found(trials, 90, "min", {"m": SPACE})
+    trials = search(tmp_path, candidates=FakeCandidates(late=late)).run()
+    found = SearchResult(trials, 90, "min", {"m": SPACE})
     assert not 0.09 < found.best["m"]["client_lr"] < 0.11
     finals = [trial.point for trial in trials if (trial.rounds, trial.seed) == (90, 0)]
     third = sorted((t for t in trials if t.rounds == 30), key=lambda t: t.score)
@@ -205,18 +214,18 @@ def test_without_optuna_the_error_says_what_to_install(monkeypatch):
 def test_only_states_that_can_continue_are_stored(tmp_path):
     done = []
 
-    class Stopping(Kept):
+    class Stopping(SearchLog):
         def save(self, *arguments):
             super().save(*arguments)
             done.append(None)
             raise KeyboardInterrupt
 
-    lanes = FakeLanes()
+    candidates = FakeCandidates()
     proposals = Even(SPACE, 0)
     with pytest.raises(KeyboardInterrupt):
-        Search("m", SPACE, PLAN, lanes, proposals, Stopping(tmp_path, {}), False).run()
+        Search("m", SPACE, PLAN, candidates, proposals, Stopping(tmp_path, {}), False).run()
     stored = json.loads((tmp_path / "trials.json").read_text())["methods"]["m"]
-    scores = [lane["score"] for lane in stored["lanes"]]
+    scores = [candidate["score"] for candidate in stored["lanes"]]
     assert len(scores) == 18
     assert sorted(scores)[:8] == sorted(scores[place] for place in stored["held"])
 

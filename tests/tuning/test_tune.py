@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_lab import algorithms, data, models, simulate, tune
 from fedjax_lab.data import ClientTimes
-from fedjax_lab.tuning import kept
+from fedjax_lab.tuning import search_log
 from fedjax_lab.tuning.score import evaluation_key
 from fedjax_lab.tuning.space import Range, Values, read_space, spread
 from fedjax_lab.tuning.tune import _divided
@@ -76,7 +76,7 @@ SLOW = ClientTimes(np.where(np.arange(N) < 5, 9.0, 1.0), deadline=5.0)  # five a
 
 
 @pytest.mark.methods
-def test_lanes_and_finalists_run_in_simulated_time():
+def test_candidates_and_finalists_run_in_simulated_time():
     """Trials at each rung against a run with the same times."""
     train, held = data.split_examples(make_clients(), 0.2, 0)
     more = {"budget": 1, "finalists": 1, "seeds": (0,), "rounds": 9}
@@ -203,7 +203,7 @@ def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, found):
     again = functools.partial(
         search, {"fedavg": FEDAVG}, {"client_lr": (1e-3, 0.3)}, budget=9, run_dir=tmp_path
     )
-    save, saved = kept.Kept.save, []
+    save, saved = search_log.SearchLog.save, []
 
     def save_once(self, *arguments):
         save(self, *arguments)
@@ -211,7 +211,7 @@ def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, found):
         if len(saved) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(kept.Kept, "save", save_once)
+    monkeypatch.setattr(search_log.SearchLog, "save", save_once)
     with pytest.raises(KeyboardInterrupt):
         again()
     monkeypatch.undo()
@@ -271,7 +271,7 @@ def test_the_command_reads_nothing_of_the_test_set(monkeypatch):
 
 def test_trials_are_listed_and_drawn(tmp_path):
     from fedjax_lab.report.search_figure import search_figure
-    from fedjax_lab.tuning.found import Found, Trial
+    from fedjax_lab.tuning.search_result import SearchResult, Trial
 
     nan = float("nan")
     trials = [
@@ -279,7 +279,7 @@ def test_trials_are_listed_and_drawn(tmp_path):
         Trial("a", {"client_lr": 9.0}, 0, 1, nan),
         Trial("a", {"client_lr": 0.1}, 0, 9, 0.25),
     ]
-    found = Found(trials, 9, "min", {"a": {"client_lr": Range(0.1, 9.0)}})
+    found = SearchResult(trials, 9, "min", {"a": {"client_lr": Range(0.1, 9.0)}})
     assert found.csv().splitlines()[1:] == ["a,0.1,0,1,0.5", "a,9.0,0,1,", "a,0.1,0,9,0.25"]
     lines = found.markdown().splitlines()
     assert [cell.strip() for cell in lines[3].split("|")[1:-1]] == ["a", "9", "0", "1", ""]
@@ -436,7 +436,7 @@ def fedavg_of(loss):
 
 
 def test_one_warning_of_losses_that_are_scored_as_in_training(tmp_path):
-    (tmp_path / kept.TRIALS).write_text('{"search": "another"}')  # which ends it soon
+    (tmp_path / search_log.TRIALS).write_text('{"search": "another"}')  # which ends it soon
     clients = make_clients()
     clients = dataclasses.replace(clients, examples=data.Examples(*clients.examples))
     methods = {name: functools.partial(algorithms.fedavg, own) for name in ("mine", "yours")}
@@ -470,7 +470,7 @@ def test_a_space_that_means_nothing_is_refused(space, error, message):
 
 
 def test_a_method_with_a_model_for_each_client_is_scored_with_a_warning(tmp_path):
-    (tmp_path / kept.TRIALS).write_text('{"search": "another"}')  # which ends it soon
+    (tmp_path / search_log.TRIALS).write_text('{"search": "another"}')  # which ends it soon
     ditto = functools.partial(algorithms.ditto, loss_fn)
     with (
         pytest.warns(UserWarning, match="'mine' has a model for each client; tune scores"),

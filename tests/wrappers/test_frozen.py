@@ -19,10 +19,10 @@ from fedjax_lab import (
     with_personal,
 )
 from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evaluation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
-from fedjax_lab.simulation.run import Run
 from fedjax_lab.wrappers import client_params
 from tests.algorithms import compiled
 from tests.algorithms import problem as softmax
@@ -213,7 +213,7 @@ def test_a_program_has_them_as_an_argument():
 
     def text_of(algorithm, frozen):
         state = algorithm.init(params, 4)._replace(frozen=())
-        chunk = build_chunk(Run(algorithm, schedule), Placement.of("scan"))
+        chunk = build_chunk(Computation(algorithm, schedule), Placement.of("scan"))
         return len(chunk.lower(state, *rest, length=2, frozen=frozen).as_text())
 
     closed = algorithms.fedavg(

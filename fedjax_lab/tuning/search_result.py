@@ -47,7 +47,7 @@ def said(point: Point) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in point.items())
 
 
-class Found:
+class SearchResult:
     """The result of ``tune``.
 
     Attributes:

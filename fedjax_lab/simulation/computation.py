@@ -19,7 +19,7 @@ from fedjax_lab.wrappers.ledger import guarantees, record_cohorts, resume_privat
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Computation:
     """The computation of a run: a method, a schedule of batches, and an initial state.
 
     States are passed between chunks without frozen weights, which no round changes. ``start`` and
@@ -195,7 +195,9 @@ def checked_state(
     state = state._replace(frozen=())
     try:
         shapes = jax.eval_shape(algorithm.params, state)
-        expected = jax.eval_shape(Run(algorithm, schedule).start, shapes, clients, key, frozen)
+        expected = jax.eval_shape(
+            Computation(algorithm, schedule).start, shapes, clients, key, frozen
+        )
     except (AttributeError, TypeError) as error:
         raise ValueError(f"state is not one of {algorithm.name}: {error}.") from error
     _check_same_shapes(algorithm.name, state, expected)

@@ -25,16 +25,16 @@ from fedjax_lab.simulation.arguments import (
     warn_of_nonfinite_data,
     warn_of_statistics,
 )
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.run import Run
-from fedjax_lab.simulation.team import Team
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.storage.fingerprint import hash_arrays
 from fedjax_lab.types import CohortBatch, Metrics, Params
 
 _NAMED = 10  # examples in a warning
 
 
-class Feed:
+class ClientData:
     """Resident data: every chunk gets the same arrays.
 
     Args:
@@ -89,7 +89,7 @@ class Feed:
         """Return a hash of examples and index."""
         return hash_arrays((self.clients.examples, self.clients.indices))
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Computation) -> None:
         """Refuse labels without a logit; warn of data and params that will not train.
 
         Args:
@@ -101,7 +101,7 @@ class Feed:
         warn_of_nonfinite_data(self.clients)
         self._check_model(run, self.clients)
 
-    def _check_model(self, run: Run, clients: FederatedArrays | FederatedStream) -> None:
+    def _check_model(self, run: Computation, clients: FederatedArrays | FederatedStream) -> None:
         warn_of_statistics(run.params)
         check_training_labels(run.algorithm, run.params, clients, run.schedule.batch_size)
 
@@ -116,7 +116,7 @@ class Feed:
         """Stop fetching."""
 
 
-class StreamFeed(Feed):
+class StreamedClientData(ClientData):
     """A stream: each chunk gets the examples that it draws; the next chunk's are fetched ahead.
 
     The device draws the next chunk before it runs this chunk's rounds, so that the draw does not
@@ -128,16 +128,22 @@ class StreamFeed(Feed):
     Args:
       run: the computation; its schedule, key and number of rounds are used.
       stream: the clients' data.
-      team: the processes of the run.
+      processes: the processes of the run.
       progress: print the sizes of the parts on stderr.
 
     Raises:
       ValueError: the examples of a single round do not fit.
     """
 
-    def __init__(self, run: Run, stream: FederatedStream, team: Team, progress: bool = False):
+    def __init__(
+        self,
+        run: Computation,
+        stream: FederatedStream,
+        processes: Processes,
+        progress: bool = False,
+    ):
         schedule, eval_every = run.schedule, run.eval_every
-        self._stream, self._key, self._team = stream, run.key, team
+        self._stream, self._key, self._processes = stream, run.key, processes
         self._rounds, self._every = run.rounds, eval_every
         self.longest, self.count = _fit(stream, schedule, eval_every)
         if progress:
@@ -165,7 +171,7 @@ class StreamFeed(Feed):
         )
 
     def place(self, place: Placement) -> None:
-        """See ``Feed``.
+        """See ``ClientData``.
 
         Args:
           place: the run's.
@@ -174,7 +180,7 @@ class StreamFeed(Feed):
         self.clients = self._first = place.clients(self.clients)
 
     def take(self, first: int, length: int) -> FederatedArrays:
-        """See ``Feed``.
+        """See ``ClientData``.
 
         Args:
           first: number of the first round.
@@ -203,7 +209,7 @@ class StreamFeed(Feed):
         return found
 
     def ran(self, metrics: Metrics) -> None:
-        """See ``Feed``.
+        """See ``ClientData``.
 
         Args:
           metrics: of the rounds on what ``take`` gave last.
@@ -211,11 +217,11 @@ class StreamFeed(Feed):
         self._last = metrics
 
     def content(self) -> str:
-        """See ``Feed``."""
+        """See ``ClientData``."""
         return f"{self._stream.examples.content()[:16]} {hash_arrays(self._stream.index)}"
 
-    def check(self, run: Run) -> None:
-        """See ``Feed``; whether examples are finite is checked when they are drawn.
+    def check(self, run: Computation) -> None:
+        """See ``ClientData``; whether examples are finite is checked when they are drawn.
 
         Args:
           run: the run that is fed.
@@ -223,12 +229,12 @@ class StreamFeed(Feed):
         self._check_model(run, self._stream)
 
     def record(self) -> dict[str, Any]:
-        """See ``Feed``."""
+        """See ``ClientData``."""
         stream = {"rounds_at_once": self.longest, "examples_at_once": self.count}
         return {**super().record(), "stream": stream}
 
     def close(self) -> None:
-        """See ``Feed``."""
+        """See ``ClientData``."""
         self._forget()
         self._worker.shutdown()
 
@@ -249,7 +255,7 @@ class StreamFeed(Feed):
         self._look(rows, window)
         jax.block_until_ready(after)
         with jax.enable_x64(self._x64):
-            rows, window = self._team.put((rows, window), self.index.indices.sharding)
+            rows, window = self._processes.put((rows, window), self.index.indices.sharding)
         return dataclasses.replace(self.index, examples=rows, window=window)
 
     def _look(self, rows: Any, window: np.ndarray) -> None:
@@ -269,29 +275,32 @@ class StreamFeed(Feed):
             )
 
 
-def feed_of(
-    run: Run, clients: FederatedArrays | FederatedStream, team: Team, progress: bool = False
-) -> Feed:
-    """Create the feed of a run.
+def client_data_of(
+    run: Computation,
+    clients: FederatedArrays | FederatedStream,
+    processes: Processes,
+    progress: bool = False,
+) -> ClientData:
+    """Open the clients' data of a run.
 
     Args:
       run: what is computed.
       clients: the clients' data, on the device or a stream.
-      team, progress: as in ``StreamFeed``.
+      processes, progress: as in ``StreamedClientData``.
 
     Raises:
       TypeError, ValueError: the examples of a single round do not fit, or ``sample_cohort`` draws
         wrong cohorts.
     """
     if isinstance(clients, FederatedStream):
-        feed: Feed = StreamFeed(run, clients, team, progress)
+        client_data: ClientData = StreamedClientData(run, clients, processes, progress)
     else:
-        feed = Feed(clients, run.eval_every)
+        client_data = ClientData(clients, run.eval_every)
     how = run.schedule
     if how.sample_cohort is not None:
         assert run.key is not None
-        check_cohorts(how.sample_cohort, feed.clients, run.key, how.cohort_size, run.rounds)
-    return feed
+        check_cohorts(how.sample_cohort, client_data.clients, run.key, how.cohort_size, run.rounds)
+    return client_data
 
 
 def without_examples(

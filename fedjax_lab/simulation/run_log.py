@@ -11,10 +11,10 @@ import jax
 
 from fedjax_lab.descriptions import describe
 from fedjax_lab.simulation.chunks import Chunks
-from fedjax_lab.simulation.feed import Feed
+from fedjax_lab.simulation.client_data import ClientData
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.run import Run
-from fedjax_lab.simulation.team import Team
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.storage.checkpoint import Checkpoints
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_function, hash_program
 from fedjax_lab.storage.lock import RunDirLock
@@ -63,8 +63,8 @@ class Saved(Protocol):
 
 
 def identity(
-    run: Run,
-    feed: Feed,
+    run: Computation,
+    client_data: ClientData,
     place: Placement,
     functions: Mapping[str, Callable[..., Any] | None],
     seed: int,
@@ -77,7 +77,7 @@ def identity(
 
     Args:
       run: the computation.
-      feed: the clients' data.
+      client_data: the clients' data.
       place: the requested placement.
       functions: the caller's functions, by the names of ``simulate``'s arguments.
       seed: as of ``simulate``.
@@ -94,8 +94,8 @@ def identity(
     entries: Row = {
         "algorithm": algorithm.name,
         "hyperparameters": dict(algorithm.hyperparameters),
-        "partition": dataclasses.asdict(feed.clients.partition),
-        "num_clients": feed.clients.num_clients,
+        "partition": dataclasses.asdict(client_data.clients.partition),
+        "num_clients": client_data.clients.num_clients,
         **schedule.record(),
         "rounds": run.rounds,
         "eval_every": run.eval_every,
@@ -103,7 +103,7 @@ def identity(
         "on_nonfinite": run.on_nonfinite,
         **({} if run.lowering == "auto" else {"lowering": run.lowering}),
         "seed": seed,
-        **feed.record(),
+        **client_data.record(),
         "num_params": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
         "versions": versions(),
         "asked": asked,
@@ -115,11 +115,11 @@ def identity(
         }
     if algorithm.personal is not None:
         entries["personal_models"] = True
-    if is_kept or place.team.is_multiprocess:
+    if is_kept or place.processes.is_multiprocess:
         entries["content"] = {
             "params": hash_arrays(run.params),
             "state": None if run.state is None else hash_arrays(run.state),
-            "examples": feed.content(),
+            "examples": client_data.content(),
             **{name: hash_function(function) for name, function in functions.items()},
             "sample_cohort": hash_function(schedule.sample_cohort),
         }
@@ -131,7 +131,7 @@ def identity(
     return entries
 
 
-def with_program(entries: Row, run: Run, place: Placement, chunks: Chunks) -> Row:
+def with_program(entries: Row, run: Computation, place: Placement, chunks: Chunks) -> Row:
     """Return an identity with the chosen placement and the program's hash.
 
     All processes call it.
@@ -149,11 +149,11 @@ def with_program(entries: Row, run: Run, place: Placement, chunks: Chunks) -> Ro
     if "content" in found:
         program = hash_program(chunks.lower(run.eval_every))
         found["content"] = {**found["content"], "program": program}
-        place.team.agree({"content": found["content"]})
+        place.processes.agree({"content": found["content"]})
     return found
 
 
-class Recorder:
+class RunLog:
     """Rows and checkpoints in a run directory; does nothing without a run directory.
 
     With several processes, process 0 writes. It gathers what is sharded over processes, so a run
@@ -168,7 +168,7 @@ class Recorder:
       run_dir: the directory, or None.
       every: rounds between checkpoints.
       config: the required contents of config.json, except the number of ``rounds``.
-      team: the processes of the run.
+      processes: the processes of the run.
       scored: whether the clients are scored, see ``client_row``.
 
     Attributes:
@@ -188,13 +188,13 @@ class Recorder:
         *,
         every: int,
         config: Row,
-        team: Team,
+        processes: Processes,
         scored: bool = False,
     ):
-        self._every, self._team, self._scored = every, team, scored
+        self._every, self._processes, self._scored = every, processes, scored
         self._keeps = run_dir is not None
         self.saved, self.spent, self.unscored = 0, (0.0, 0.0), False
-        self._path = Path(run_dir) if run_dir is not None and team.is_first else None
+        self._path = Path(run_dir) if run_dir is not None and processes.is_first else None
         self._open: list[Any] = []  # resources for ``close``, in this order
         self._passes: Callable[[int], bool] = lambda step: True
         if self._path is None:
@@ -245,9 +245,9 @@ class Recorder:
         Raises:
           RuntimeError: process 0 could not read the run directory.
         """
-        team = self._team
-        round, found, history = team.together(lambda: self._begin(chunks))
-        first = team.first_says([round, history, self.saved, self.spent, self.unscored])
+        processes = self._processes
+        round, found, history = processes.together(lambda: self._begin(chunks))
+        first = processes.first_says([round, history, self.saved, self.spent, self.unscored])
         round, history, self.saved, self.spent, self.unscored = first
         if round:
             chunks.restore(found)
@@ -342,7 +342,7 @@ class Recorder:
         due = round > self.saved if last else round - self.saved >= self._every
         if self._keeps and due:
             state, params = chunks.saved(), chunks.params
-            self._team.together(lambda: self._save(round, state, params, history))
+            self._processes.together(lambda: self._save(round, state, params, history))
             self.saved = round
 
     def _save(self, round: int, state: PyTree, params: Params, history: list[Row]) -> None:

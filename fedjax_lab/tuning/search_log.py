@@ -12,13 +12,13 @@ import numpy as np
 
 from fedjax_lab.machine.atomic_files import write_atomically
 from fedjax_lab.storage.run_dir import write_json
-from fedjax_lab.tuning.found import Trial
-from fedjax_lab.tuning.lanes import Lane
+from fedjax_lab.tuning.candidates import Candidate
+from fedjax_lab.tuning.search_result import Trial
 
 TRIALS = "trials.json"
 
 
-class Kept:
+class SearchLog:
     """The directory of a search: trials, and the states of the points that continue.
 
     Args:
@@ -48,8 +48,8 @@ class Kept:
             )
         self._done = found["methods"]
 
-    def load(self, name: str) -> tuple[int, list[Lane], list[Trial]]:
-        """Load (number of finished rungs, lanes that continue, trials) of a method.
+    def load(self, name: str) -> tuple[int, list[Candidate], list[Trial]]:
+        """Load (number of finished rungs, candidates that continue, trials) of a method.
 
         Args:
           name: name of the method.
@@ -57,37 +57,45 @@ class Kept:
         if self._folder is None or name not in self._done:
             return 0, [], []
         found = self._done[name]
-        lanes = [Lane(**{**lane, "score": _number(lane["score"])}) for lane in found["lanes"]]
+        candidates = [
+            Candidate(**{**candidate, "score": _number(candidate["score"])})
+            for candidate in found["lanes"]
+        ]
         if found["states"]:
             with np.load(self._folder / found["states"], allow_pickle=False) as file:
                 leaves = [file[f"leaf{i}"] for i in range(len(file.files))]
             for i, place in enumerate(found["held"]):
-                lanes[place].leaves = [leaf[i] for leaf in leaves]
+                candidates[place].leaves = [leaf[i] for leaf in leaves]
         trials = [Trial(**{**t, "score": _number(t["score"])}) for t in found["trials"]]
-        return found["rungs"], lanes, trials
+        return found["rungs"], candidates, trials
 
-    def save(self, name: str, rungs: int, lanes: Sequence[Lane], trials: Sequence[Trial]) -> None:
+    def save(
+        self, name: str, rungs: int, candidates: Sequence[Candidate], trials: Sequence[Trial]
+    ) -> None:
         """Store a method's search after a rung, or after a batch of the first one.
 
         Args:
           name: name of the method.
           rungs: number of finished rungs.
-          lanes: lanes that continue; those whose ``leaves`` are None do not.
+          candidates: candidates that continue; those whose ``leaves`` are None do not.
           trials: all trials so far.
         """
         if self._folder is None:
             return
         before = self._done.get(name, {}).get("states")
-        held = [place for place, lane in enumerate(lanes) if lane.leaves is not None]
+        held = [place for place, candidate in enumerate(candidates) if candidate.leaves is not None]
         states = None
         if held:
-            leaves = zip(*(lanes[place].leaves or [] for place in held), strict=True)
+            leaves = zip(*(candidates[place].leaves or [] for place in held), strict=True)
             arrays: Any = {f"leaf{i}": np.stack(leaf) for i, leaf in enumerate(leaves)}
             # A name of its own: an interruption before the last line leaves the old pair.
             states = f"{hashlib.sha256(name.encode()).hexdigest()[:16]}-{rungs}-{len(trials)}.npz"
             with write_atomically(self._folder / states, "wb") as file:
                 np.savez(file, **arrays)
-        said = [dataclasses.asdict(dataclasses.replace(lane, leaves=None)) for lane in lanes]
+        said = [
+            dataclasses.asdict(dataclasses.replace(candidate, leaves=None))
+            for candidate in candidates
+        ]
         listed = [trial._asdict() for trial in trials]
         for each in (*said, *listed):  # JSON has no NaN
             each["score"] = None if math.isnan(each["score"]) else each["score"]

@@ -10,15 +10,15 @@ import numpy as np
 
 from fedjax_lab.clients.metrics import OF_EVERY_ROUND, OF_SERVER_STEP, PER_CLIENT
 from fedjax_lab.round import Algorithm
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.divergence import (
     check_overflow,
     finite_and_other_clients,
     lost_rounds,
 )
 from fedjax_lab.simulation.loggers import Hooks
-from fedjax_lab.simulation.recorder import Row
-from fedjax_lab.simulation.run import Run
-from fedjax_lab.simulation.team import Team
+from fedjax_lab.simulation.processes import Processes
+from fedjax_lab.simulation.run_log import Row
 from fedjax_lab.types import FedState, Metrics, Params
 
 _TIME = "simulated_seconds"  # a total, where rounds say how long they take
@@ -171,7 +171,7 @@ class History:
         return {**row, **self._totals}
 
 
-class Book:
+class RunProgress:
     """A run's history, its time, and the reason why it ends.
 
     Args:
@@ -193,7 +193,7 @@ class Book:
 
     def __init__(
         self,
-        run: Run,
+        run: Computation,
         history: History,
         hooks: Hooks,
         stop_when: Callable[[Row], Any] | None,
@@ -217,16 +217,16 @@ class Book:
         """True if no whole chunk is left, so that a longer run would resume here."""
         return self.round + self._run.eval_every > self._run.rounds
 
-    def goes_on(self, team: Team, interrupted: bool) -> bool:
+    def goes_on(self, processes: Processes, interrupted: bool) -> bool:
         """Return whether to run another chunk; the same in all processes.
 
         Args:
-          team: the processes of the run.
+          processes: the processes of the run.
           interrupted: whether a signal came to this process.
         """
         if self.round >= self._run.rounds:
             return False
-        interrupted, self.enough = team.any_of(interrupted, self.enough)
+        interrupted, self.enough = processes.any_of(interrupted, self.enough)
         return not (interrupted or self.diverged or self.enough)
 
     def enter(self, length: int, metrics: Metrics, scores: Row, compile_seconds: float) -> Row:

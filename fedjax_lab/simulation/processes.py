@@ -42,7 +42,7 @@ class ElsewhereError(RuntimeError):
     """Another process of the run has failed; the message is the one of its error."""
 
 
-class Team:
+class Processes:
     """Processes of a run and their communication; this base class is a single process.
 
     Attributes:
@@ -54,9 +54,9 @@ class Team:
     index = 0
 
     @staticmethod
-    def here() -> "Team":
-        """Return the team of the running program."""
-        return Team() if jax.process_count() == 1 else _Processes()
+    def here() -> "Processes":
+        """Return the processes of the running program."""
+        return Processes() if jax.process_count() == 1 else _SeveralProcesses()
 
     @property
     def is_multiprocess(self) -> bool:
@@ -96,7 +96,7 @@ class Team:
         """
         return values
 
-    def own(self, values: PyTree) -> PyTree:
+    def collected(self, values: PyTree) -> PyTree:
         """Gather all values into the memory of each process.
 
         All processes call it.
@@ -200,8 +200,8 @@ class Team:
         yield
 
 
-class _Processes(Team):
-    """Several processes of ``jax.distributed``; see ``Team``."""
+class _SeveralProcesses(Processes):
+    """Several processes of ``jax.distributed``; see ``Processes``."""
 
     def __init__(self) -> None:
         self.size, self.index = jax.process_count(), jax.process_index()
@@ -245,7 +245,7 @@ class _Processes(Team):
 
         return jax.tree.map(one, values)
 
-    def own(self, values: PyTree) -> PyTree:
+    def collected(self, values: PyTree) -> PyTree:
         return jax.tree.map(jnp.asarray, self.gathered(values, everywhere=True))
 
     def gathered(self, values: PyTree, everywhere: bool = False) -> PyTree:

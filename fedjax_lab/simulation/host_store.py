@@ -9,9 +9,9 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from fedjax_lab.clients.host_table import HostTable, SeenRows
 from fedjax_lab.data import FederatedArrays
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.run import Run
-from fedjax_lab.simulation.team import Team
+from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.types import FedState, Key, Params, PyTree
 
 
@@ -37,18 +37,18 @@ class HostStore:
       table: the rows of all clients.
     """
 
-    def __init__(self, run: Run, place: Placement, index: Any, key: Key, table: HostTable):
-        self.table, self._team, self._index, self._key = table, place.team, index, key
+    def __init__(self, run: Computation, place: Placement, index: Any, key: Key, table: HostTable):
+        self.table, self._processes, self._index, self._key = table, place.processes, index, key
         self._slots = run.schedule.slots(index)
         self._row_sharding = place.row_sharding(table.read(np.full(1, table.num_clients)))
         self._shares = place.client_map.shares if place.client_map.divides_rows else 1
         # A part of a window has the clients of a process, or of each device of several processes.
-        parts = self._shares if self._team.is_multiprocess else 1
+        parts = self._shares if self._processes.is_multiprocess else 1
         self._bounds = [i * table.num_clients // parts for i in range(parts + 1)]
         self._here = [0]  # the parts of this process
-        if self._team.is_multiprocess:
+        if self._processes.is_multiprocess:
             order = enumerate(jax.tree.leaves(self._row_sharding)[0].mesh.devices.flat)
-            here = self._team.index
+            here = self._processes.index
             self._here = [i for i, device in order if device.process_index == here]
             table.owned = np.zeros(table.num_clients, bool)
             for i in self._here:
@@ -121,7 +121,7 @@ class HostStore:
 
     def _put(self, rows: PyTree) -> PyTree:
         """Copy the rows of a window that are here to the devices."""
-        if not self._team.is_multiprocess:
+        if not self._processes.is_multiprocess:
             return jax.device_put(rows, self._row_sharding)
 
         def one(leaf, sharding):
@@ -136,7 +136,7 @@ class HostStore:
 
     def _fetch(self, rows: PyTree) -> PyTree:
         """Copy the rows of a window that are kept here to the host."""
-        if not self._team.is_multiprocess:
+        if not self._processes.is_multiprocess:
             return jax.tree.map(np.asarray, rows)
 
         def one(leaf):
@@ -172,17 +172,17 @@ class HostStore:
 
     def snapshot(self, state: FedState) -> FedState:
         """Return the state with the rows of clients that have participated."""
-        mine, team = self.table.seen_rows(), self._team
-        if not team.is_multiprocess:
+        mine, processes = self.table.seen_rows(), self._processes
+        if not processes.is_multiprocess:
             return state._replace(clients=mine)
-        counts = team.stacked(np.array(len(mine.ids), np.uint32))
+        counts = processes.stacked(np.array(len(mine.ids), np.uint32))
         found: list[SeenRows] = []
         for process, count in enumerate(counts.tolist()):
-            speaks = process == team.index
-            rows = team.sent(mine if speaks else None, _shapes(mine, count), process)
-            found += [rows] if team.is_first else []
-        state = team.gathered(state._replace(clients=()))
-        if not team.is_first:
+            speaks = process == processes.index
+            rows = processes.sent(mine if speaks else None, _shapes(mine, count), process)
+            found += [rows] if processes.is_first else []
+        state = processes.gathered(state._replace(clients=()))
+        if not processes.is_first:
             return state
         rows = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
         order = np.argsort(rows.ids)
@@ -194,7 +194,7 @@ class HostStore:
 
     def restore(self, saved: FedState, state: FedState) -> FedState:
         """See ``stores.DeviceStore``."""
-        if self._team.is_multiprocess:
+        if self._processes.is_multiprocess:
             saved = self._told(saved, state._replace(clients=()))
         assert isinstance(saved.clients, SeenRows)
         self.table.load(saved.clients)
@@ -203,14 +203,18 @@ class HostStore:
 
     def _told(self, saved: FedState, state: FedState) -> FedState:
         """Distribute a checkpoint's state; each process gets the rows that it keeps."""
-        team = self._team
-        rest = team.broadcast(saved._replace(clients=()) if team.is_first else None, state)
-        count = team.first_says(len(saved.clients.ids) if team.is_first else None)
+        processes = self._processes
+        rest = processes.broadcast(
+            saved._replace(clients=()) if processes.is_first else None, state
+        )
+        count = processes.first_says(len(saved.clients.ids) if processes.is_first else None)
         like = _shapes(self.table.seen_rows(), count)
         assert self.table.owned is not None
-        [ids] = team.sent([saved.clients.ids] if team.is_first else None, [like.ids], 0)
+        [ids] = processes.sent([saved.clients.ids] if processes.is_first else None, [like.ids], 0)
         wanted = self.table.owned[ids]
-        rows = team.sent(saved.clients.rows if team.is_first else None, like.rows, 0, wanted)
+        rows = processes.sent(
+            saved.clients.rows if processes.is_first else None, like.rows, 0, wanted
+        )
         return rest._replace(clients=SeenRows(ids[wanted], rows))
 
     def result(self, state: FedState) -> FedState:
@@ -231,11 +235,11 @@ def all_rows(table: HostTable) -> PyTree:
     Args:
       table: ``result.state.clients`` of a run with ``client_store="host"``.
     """
-    team = Team.here()
+    processes = Processes.here()
     if table.owned is None:
         return table.read(np.arange(table.num_clients))
     mine = np.flatnonzero(table.owned)
-    owners = team.stacked(table.owned).argmax(0)
+    owners = processes.stacked(table.owned).argmax(0)
 
     def one(rows):
         whole = np.zeros((table.num_clients, *rows.shape[1:]), rows.dtype)
@@ -243,7 +247,7 @@ def all_rows(table: HostTable) -> PyTree:
         if not whole.size:
             return whole
         raw = whole.reshape(len(owners), -1).view(np.uint8)
-        parts = team.stacked(raw)
+        parts = processes.stacked(raw)
         raw = parts[owners, np.arange(len(owners))]
         return np.ascontiguousarray(raw).view(rows.dtype).reshape(whole.shape)
 
@@ -251,7 +255,7 @@ def all_rows(table: HostTable) -> PyTree:
 
 
 def host_start(
-    run: Run, clients: FederatedArrays, inputs: tuple[Params, Key, PyTree]
+    run: Computation, clients: FederatedArrays, inputs: tuple[Params, Key, PyTree]
 ) -> tuple[FedState, HostTable]:
     """Compute the state before round 0 with one placeholder row, and create the table.
 
@@ -306,7 +310,7 @@ def _repeats_one_row(traced: ClosedJaxpr) -> list[bool]:
     return [repeats(result) for result in traced.jaxpr.outvars]
 
 
-def check_host_store(run: Run, place: Placement, diagnose: Any) -> None:
+def check_host_store(run: Computation, place: Placement, diagnose: Any) -> None:
     """Refuse features that need the whole table on a device.
 
     Args:

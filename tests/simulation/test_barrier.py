@@ -7,15 +7,15 @@ import sys
 import jax
 import pytest
 
-from fedjax_lab.simulation import team
+from fedjax_lab.simulation import processes
 
 ALONE = """
 import jax
-from fedjax_lab.simulation.team import _Processes
+from fedjax_lab.simulation.processes import _SeveralProcesses
 
 jax.distributed.initialize("127.0.0.1:{port}", num_processes=1, process_id=0)
 for _ in range(2):
-    _Processes().meet()
+    _SeveralProcesses().meet()
 print("met twice")
 """
 
@@ -33,4 +33,4 @@ def test_where_jax_has_moved_it_that_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax._src.distributed", None)
     monkeypatch.delattr("jax._src.distributed", raising=False)
     with pytest.raises(ImportError, match=rf"jax {jax.__version__} has moved its coordination"):
-        team._wait_at_barrier("anywhere")
+        processes._wait_at_barrier("anywhere")

@@ -1,4 +1,4 @@
-"""Runs of one method that advance from rung to rung."""
+"""The runs of one method that compete: they advance from rung to rung."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,10 @@ from fedjax_lab.data import FederatedArrays
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.round import Algorithm
-from fedjax_lab.simulation.book import History
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.divergence import Watch
+from fedjax_lab.simulation.history import History
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.run import Run
 from fedjax_lab.simulation.sweep_program import Program, RunGroup
 from fedjax_lab.simulation.sweep_result import Point
 from fedjax_lab.tuning.space import Build
@@ -24,7 +24,7 @@ from fedjax_lab.types import FedState, Params
 
 
 @dataclasses.dataclass
-class Lane:
+class Candidate:
     """A run of a point with a seed.
 
     Attributes:
@@ -45,7 +45,7 @@ class Lane:
     leaves: list[np.ndarray] | None = None
 
 
-class Lanes:
+class Candidates:
     """Runs of one method, advanced in groups of the size of its compiled program."""
 
     def __init__(
@@ -65,29 +65,29 @@ class Lanes:
         frozen = jax.tree.map(jnp.asarray, first.frozen)
         client_map = parse_client_map(kind)
         data = (clients, frozen)
-        run_of = lambda **point: Run(build(**point), how)  # noqa: E731
+        run_of = lambda **point: Computation(build(**point), how)  # noqa: E731
         self._program = Program(run_of, client_map, place, evaluate, data)
         self._watch = Watch("a run", "exclude", is_single=False)
         self._one_by_one = kind == "scan"
 
-    def advance(self, lanes: Sequence[Lane], rounds: int) -> None:
-        """Run lanes up to a number of rounds.
+    def advance(self, candidates: Sequence[Candidate], rounds: int) -> None:
+        """Run candidates up to a number of rounds.
 
         Args:
-          lanes: lanes with the same number of finished rounds.
+          candidates: candidates with the same number of finished rounds.
           rounds: number of finished rounds afterwards.
         """
-        if not lanes:
+        if not candidates:
             return
-        begun = lanes[0].rounds
-        runs = [(self._params, seeded(lane.seed), lane.point) for lane in lanes]
-        # On CPU, lanes run one after the other, so a small program is enough for all rungs.
+        begun = candidates[0].rounds
+        runs = [(self._params, seeded(candidate.seed), candidate.point) for candidate in candidates]
+        # On CPU, candidates run one after the other, so a small program is enough for all rungs.
         few = runs[: jax.device_count()] if self._one_by_one else runs
         if not self._program.size or len(few) <= self._program.size // 2:
             self._program.fit(few, min(self._step, rounds - begun), None)
         size = self._program.size
-        for start in range(0, len(lanes), size):
-            group = lanes[start : start + size]
+        for start in range(0, len(candidates), size):
+            group = candidates[start : start + size]
             self._program.start(runs[start : start + size], self._states(group))
             histories = [History(self._first, self._params) for _ in group]
             for _ in RunGroup(histories, self._watch, begun).advance(
@@ -95,18 +95,18 @@ class Lanes:
             ):
                 pass
             after = jax.tree.leaves(self._program.saved())
-            for i, lane in enumerate(group):
-                scores = [*lane.recent, *(row["score"] for row in histories[i].rows)]
-                lane.recent = scores[-self._average :]
-                lane.score = float(np.mean(lane.recent))
-                if not np.isfinite(lane.score):
-                    lane.score, lane.recent = float("nan"), []
-                lane.rounds, lane.leaves = rounds, [leaf[i].copy() for leaf in after]
+            for i, candidate in enumerate(group):
+                scores = [*candidate.recent, *(row["score"] for row in histories[i].rows)]
+                candidate.recent = scores[-self._average :]
+                candidate.score = float(np.mean(candidate.recent))
+                if not np.isfinite(candidate.score):
+                    candidate.score, candidate.recent = float("nan"), []
+                candidate.rounds, candidate.leaves = rounds, [leaf[i].copy() for leaf in after]
 
-    def _states(self, group: Sequence[Lane]) -> FedState | None:
-        """Return the states from which lanes continue, leaves [lanes, ...]; None: they begin."""
+    def _states(self, group: Sequence[Candidate]) -> FedState | None:
+        """Return the states, leaves [candidates, ...], to continue from; None: they begin."""
         if group[0].leaves is None:
             return None
-        of_lanes = [lane.leaves or [] for lane in group]
+        of_lanes = [candidate.leaves or [] for candidate in group]
         leaves = [np.stack(of_leaf) for of_leaf in zip(*of_lanes, strict=True)]
         return jax.tree.unflatten(self._program.structure, leaves)

@@ -7,15 +7,15 @@ from typing import Any
 
 import jax
 
-from fedjax_lab.simulation.book import History
+from fedjax_lab.simulation.client_data import ClientData
+from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.divergence import Watch
-from fedjax_lab.simulation.feed import Feed
+from fedjax_lab.simulation.history import History
 from fedjax_lab.simulation.placement import Placement
-from fedjax_lab.simulation.recorder import Recorder, Row, identity
-from fedjax_lab.simulation.run import Run
+from fedjax_lab.simulation.processes import Processes
+from fedjax_lab.simulation.run_log import Row, RunLog, identity
 from fedjax_lab.simulation.sweep_program import Program, RunGroup
 from fedjax_lab.simulation.sweep_result import Point
-from fedjax_lab.simulation.team import Team
 from fedjax_lab.storage.fingerprint import hash_arrays, hash_program
 from fedjax_lab.storage.json_file import parse_json
 from fedjax_lab.storage.run_dir import SWEEP, write_json
@@ -26,8 +26,8 @@ _OF_RUN = ("run", "diverged")  # entries of a row in a file beside the metrics
 
 
 def sweep_identity(
-    run: Run,
-    feed: Feed,
+    run: Computation,
+    client_data: ClientData,
     of_runs: Placement,
     of_clients: Placement,
     asked: Mapping[str, str],
@@ -39,7 +39,7 @@ def sweep_identity(
 
     Args:
       run: a run of the first point.
-      feed: the clients' data.
+      client_data: the clients' data.
       of_runs, of_clients: placement of the runs, and of the clients within a run.
       asked: the caller's ``run_map`` and ``client_map``.
       evaluate: as in ``sweep``.
@@ -47,7 +47,7 @@ def sweep_identity(
       program: the rounds of a single run.
     """
     points, seeds, models = swept
-    entries = identity(run, feed, of_clients, {"evaluate": evaluate}, seeds[0], {}, True)
+    entries = identity(run, client_data, of_clients, {"evaluate": evaluate}, seeds[0], {}, True)
     del entries["seed"]
     fixed = entries["hyperparameters"].items()
     return {
@@ -135,7 +135,7 @@ class GroupLog:
     """
 
     def __init__(self, folder: Path | None, every: int, config: Row):
-        self._log = Recorder(folder, every=every, config=config, team=Team())
+        self._log = RunLog(folder, every=every, config=config, processes=Processes())
 
     def resume(
         self,
