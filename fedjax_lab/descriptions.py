@@ -130,6 +130,28 @@ def may_agree(there: Any, now: Any) -> bool:
     return bool(there == now)
 
 
+def clip_norm_of(transform: Any) -> Any:
+    """Return the norm to which a transformation first clips: ``optax.clip_by_global_norm``.
+
+    Args:
+      transform: an optax transformation, or None.
+
+    Returns:
+      Its ``max_norm``, a number or a traced scalar; None if it does not begin with this clipping.
+    """
+    update = getattr(transform, "update", None)
+    while isinstance(update, types.FunctionType):
+        known, factory = _variables(update), _factory_of(update)
+        if factory == "optax.clip_by_global_norm":
+            return known["max_norm"]
+        if factory == "optax.chain":
+            update = known["update_fns"][0]
+        else:
+            wraps = factory == "optax.with_extra_args_support"
+            update = getattr(known.get("tx"), "update", None) if wraps else None
+    return None
+
+
 def _described(value: Any, outer: tuple[int, ...]) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value

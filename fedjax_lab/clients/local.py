@@ -18,6 +18,7 @@ from fedjax_lab.clients.batch_statistics import warn_of_batch_statistics
 from fedjax_lab.clients.example_clipping import clipped_gradient
 from fedjax_lab.clients.metrics import Measures, apply_loss, with_constants
 from fedjax_lab.clients.resident import gather
+from fedjax_lab.descriptions import clip_norm_of
 from fedjax_lab.machine.keys import compact, fold_in, is_key
 from fedjax_lab.machine.trace_once import trace_once
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
@@ -181,6 +182,7 @@ class Gradient:
         """
         if self.transform is None:
             return grads, report
+        report = _count_clipped(self.transform, grads, report)
         grads, state = self.transform.update(grads, report.transform_state, params)
         return grads, report._replace(transform_state=state)
 
@@ -232,6 +234,17 @@ def _mean_loss(loss_fn: LossFn, params, examples, mask, key):
 
     per_example = {name: mean(v) for name, v in metrics.items() if name not in per_step}
     return mean(losses), (count, per_step, per_example)
+
+
+def _count_clipped(
+    transform: optax.GradientTransformation, direction: PyTree, report: StepReport
+) -> StepReport:
+    """Report whether a transformation that begins with clipping shortens a direction."""
+    if (largest := clip_norm_of(transform)) is None:
+        return report
+    # The same operations as optax's own, which the compiler then does once.
+    is_clipped = (optax.tree.norm(direction) > largest).astype(report.loss.dtype)
+    return report._replace(metrics={**report.metrics, "clipped_steps": is_clipped})
 
 
 class LocalResult(NamedTuple):
@@ -318,6 +331,7 @@ def local_steps(
         descent, report = direction(y, step)
         before = descent
         if transform is not None:
+            report = _count_clipped(transform, descent, report)
             descent, descent_state = transform.update(descent, descent_state, y)
         rate = lr(taken_before, batch.num_steps) if callable(lr) else lr
         rate = jnp.asarray(rate, report.loss.dtype)

@@ -48,7 +48,7 @@ OWN_METRICS = frozenset(
         *("loss", "local_steps", "gradients", "participants", "nonfinite_clients"),
         *("bytes_up", "bytes_down", "message_parts", "message_sq", "error_sq", "change_sq"),
         *("client_drift", "client_qp_residual", "client_qp_active", "mixing"),
-        *("clipped_clients", "epsilon", "overflow", "gradient_diversity"),
+        *("clipped_clients", "clipped_steps", "epsilon", "overflow", "gradient_diversity"),
         *_OF_UPDATES,
         *(f"{name}_{ending}" for name in _OF_UPDATES for ending in UPDATE_QUANTILES),
     }

@@ -7,6 +7,7 @@ That they are the right means, for every method and under every mask, is in
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_lab import algorithms, data, simulate, sweep
@@ -172,3 +173,22 @@ def test_rows_have_the_mean_learning_rate_of_their_rounds(build, expected):
     found = [row["client_lr"] for row in result.history]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert [row.get("server_lr", 0.5) for row in result.history] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("argument", ["gradient_transform", "step_transform"])
+def test_rows_have_the_share_of_clipped_steps(argument):
+    """One client, of one example: its gradient is y - centre, and its steps go half the way."""
+    clients = data.partition(
+        data.Examples(np.array([[8.0]], np.float32), np.zeros(1, int)), np.zeros(1, int), 1
+    )
+    clip = optax.chain(optax.clip_by_global_norm(3.0), optax.add_decayed_weights(0.0))
+    algorithm = algorithms.fedavg(
+        lambda params, examples, key: 0.5 * jnp.square(params[None] - examples.x).sum(-1),
+        client_lr=0.5, **{argument: clip},
+    )  # fmt: skip
+    result = simulate(
+        algorithm, jnp.zeros(1), clients, rounds=2, eval_every=1, cohort_size=1, local_steps=5,
+        batch_size=1, client_map="scan",
+    )  # fmt: skip
+    # Distances 8, 6.5, 5, 3.5, 2 before the five steps of round 0, and below 3 in round 1.
+    assert [row["clipped_steps"] for row in result.history] == pytest.approx([0.8, 0.0])
