@@ -222,7 +222,7 @@ wheel-check:
 ## make docs: build the documentation in build/docs, with warnings as errors, and run its examples
 docs: $(VENV)/.docs $(VENV)/.test
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/docs
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m example tests/docs tests/experiments tests/recipes
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m example tests/docs tests/recipes
 
 ## make release TAG=v0.4.0: the wheel and the source archive of a tag, in dist/; HOME_URL is the repository's address
 release:

@@ -1,11 +1,11 @@
-"""The wheel as a stranger gets it: what is inside, whether its first commands work, and ten tasks.
+"""The wheel as a stranger gets it: what is inside, its version, and ten tasks.
 
     python tests/packaging/check_wheel.py
 
 All in a temporary directory: a copy of the checkout is built (a build leaves files behind, and
 picks up those that earlier ones left), the wheel is installed into a new virtual environment with
-the versions of constraints.txt, and two commands run in an empty home with no other settings.
-Then follow the tasks of ten_tasks.py. It needs Python, pip and a package index; minutes.
+the versions of constraints.txt, and the tasks of ten_tasks.py are done in an empty home with no
+other settings. It needs Python, pip and a package index; minutes.
 """
 
 import os
@@ -42,7 +42,7 @@ def main() -> None:
         check_content(wheel, version)
         check_pythons(wheel)
         bin = install(wheel, folder / "venv")
-        check_commands(bin, folder, version)
+        check_version(bin, version)
         ten_tasks.main([], bin / "python", bin)
     print(f"wheel-check: all is well after {time.monotonic() - began:.0f} s")
 
@@ -98,31 +98,13 @@ def install(wheel: Path, venv: Path) -> Path:
     return bin
 
 
-def check_commands(bin: Path, folder: Path, version: str) -> None:
-    """A run of two rounds, and its report."""
-    home = folder / "home"
-    home.mkdir()
-    clean = {"HOME": str(home), "PATH": f"{bin}{os.pathsep}{os.defpath}"}
-
-    def command(*arguments: str) -> str:
-        print("$ fedjax-lab", *arguments, flush=True)
-        done = subprocess.run(
-            [bin / "fedjax-lab", *arguments],
-            cwd=home,
-            env=clean,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        return done.stdout
-
-    if command("--version") != f"fedjax-lab {version}\n":
-        sys.exit("--version prints something else")
-    print(command("run", "--rounds", "2", "--eval-every", "1", "--run-dir", "first"))
-    print(command("report", "first"))
-    report = home / "first" / "report.md"
-    if "accuracy" not in report.read_text(encoding="utf-8"):
-        sys.exit(f"{report} says nothing about accuracy")
+def check_version(bin: Path, version: str) -> None:
+    """The command has the version of the wheel."""
+    done = subprocess.run(
+        [bin / "fedjax-lab", "--version"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    if done.stdout != f"fedjax-lab {version}\n":
+        sys.exit(f"--version prints {done.stdout!r}; the wheel has {version}")
 
 
 def call(*command: object) -> None:
