@@ -22,6 +22,7 @@ from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import zero_row_per_client
 from tests.algorithms.problem import flat, initial_params, loss_fn, to_batch
 from tests.reference import problem as reference
+from tests.tiers import few
 
 N = reference.NUM_CLIENTS
 
@@ -249,7 +250,7 @@ def noisy(params, examples, key):
     return losses * (1 + 0.5 * jax.random.normal(key, losses.shape, losses.dtype))
 
 
-@pytest.mark.parametrize("impl", ["rbg", pytest.param("unsafe_rbg", marks=pytest.mark.methods)])
+@pytest.mark.parametrize("impl", few(1, ["rbg", "unsafe_rbg"]))
 def test_a_clients_draws_do_not_depend_on_the_map_with_any_generator(impl):
     batch = to_batch(reference.make_rounds(0, 1, cohort_size=4, max_steps=3, batch_size=4)[0][1], 0)
     algorithm = algorithms.fedavg(noisy, client_lr=0.2)

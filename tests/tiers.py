@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 
-def first(count: int, cases: Iterable[Any]) -> list[Any]:
+def few(count: int, cases: Iterable[Any]) -> list[Any]:
     """The cases of a test for ``parametrize``, of which the first ones run in ``make test``.
 
     Args:

@@ -11,7 +11,7 @@ from fedjax_lab.clients.local import Gradient, Step
 from tests.algorithms.cases import N
 from tests.algorithms.problem import initial_params, loss_fn, to_batch, toy_loss, toy_path
 from tests.reference import problem as reference
-from tests.tiers import first
+from tests.tiers import few
 
 LR = {"client_lr": 0.2}
 
@@ -50,7 +50,7 @@ def test_local_steps_satisfy_the_closed_form(x64):
 
 @pytest.mark.parametrize(
     ("options", "gradients"),
-    first(
+    few(
         2,
         [
             ({}, 2),

@@ -9,6 +9,7 @@ from fedjax_lab import CohortBatch, algorithms
 from fedjax_lab.algorithms.gradma_correction import Correction
 from fedjax_lab.algorithms.gradma_memory import admit_cohort, empty_memory
 from tests.reference.gradma_numpy import mem_red
+from tests.tiers import few
 
 
 def linear_loss(y, examples, key):
@@ -32,13 +33,7 @@ def run(decay, cohorts, deltas, dtype=jnp.float32):
 
 @pytest.mark.parametrize(
     ("num_clients", "slots", "cohort"),
-    [
-        (9, 3, 3),
-        *(
-            pytest.param(*sizes, marks=pytest.mark.methods)
-            for sizes in ((20, 8, 5), (10, 10, 4), (40, 15, 12))
-        ),
-    ],
+    few(1, [(9, 3, 3), (20, 8, 5), (10, 10, 4), (40, 15, 12)]),
 )
 def test_a_cohort_is_admitted_as_by_algorithm_4_client_by_client(num_clients, slots, cohort):
     rng, admit = np.random.default_rng(0), jax.jit(admit_cohort)
@@ -77,7 +72,7 @@ def test_rows_and_products_follow_the_recursion():
     assert ((abs(rows).max(1) >= 1) & (abs(rows).max(1) < 2)).all()
 
 
-@pytest.mark.parametrize("decay", [0.5, 0.0])
+@pytest.mark.parametrize("decay", few(1, [0.5, 0.0]))
 def test_a_row_that_has_decayed_is_a_constraint_unless_it_is_zero(decay):
     cohorts = [[0, 1]] + [[1, 2]] * 160  # 0.5 ** 160 is no float32
     deltas = np.zeros((len(cohorts), 4, 4))

@@ -15,6 +15,7 @@ from fedjax_lab.round import build_round
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
+from tests.tiers import few
 
 RNG = np.random.default_rng(0)
 DEVICES = 4
@@ -102,10 +103,7 @@ def test_equal_steps_are_dealt_to_the_devices_without_a_sort_and_as_with_one():
     jax.tree.map(np.testing.assert_array_equal, rounds(state, equal), rounds(state, counted))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [algorithms.scaffold, pytest.param(algorithms.gradma_s, marks=pytest.mark.methods)],
-)
+@pytest.mark.parametrize("make", few(1, [algorithms.scaffold, algorithms.gradma_s]))
 def test_pmap_collects_messages_once_and_the_server_exchanges_nothing(make):
     options = {"memory_size": 12} if make is algorithms.gradma_s else {}
     method = make(lambda w, x, _: (jnp.tanh(x @ w["w"]) @ w["v"]) ** 2, client_lr=0.1, **options)

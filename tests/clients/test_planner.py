@@ -18,7 +18,7 @@ from fedjax_lab.models.convolution import convolution
 from fedjax_lab.round import plan_round
 from tests.algorithms.problem import initial_params, loss_fn, to_batch
 from tests.reference.problem import make_rounds
-from tests.tiers import first
+from tests.tiers import few
 
 SLOW = pytest.mark.slow
 
@@ -78,7 +78,7 @@ def test_a_device_of_unknown_memory_is_told():
 
 @pytest.mark.parametrize(
     ("fixed", "each", "devices", "expected", "most_asked"),
-    first(
+    few(
         3,
         [
             (0, 9, 1, "vmap", 1),

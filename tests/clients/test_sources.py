@@ -11,7 +11,7 @@ from fedjax_lab import algorithms, build_round, data, models, simulate
 from fedjax_lab.clients import sources
 from fedjax_lab.clients.mapping import parse_client_map
 from fedjax_lab.clients.sources import Sources
-from tests.tiers import first
+from tests.tiers import few
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_what_may_change_or_is_spread_stays(mesh):
     assert held.on_all(None, alone) is alone
 
 
-@pytest.mark.parametrize("client_map", first(1, ["scan", "auto", "shard_map", "shard_map:2"]))
+@pytest.mark.parametrize("client_map", few(1, ["scan", "auto", "shard_map", "shard_map:2"]))
 def test_a_loop_of_ones_own_copies_once_and_agrees_with_simulate(client_map, monkeypatch):
     rng = np.random.default_rng(0)
     clients = data.partition(

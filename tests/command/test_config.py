@@ -20,6 +20,7 @@ from tests.algorithms import problem as softmax
 from tests.reference import problem as reference
 from tests.reference.fafed_numpy import FAFED
 from tests.reference.stem_numpy import STEM
+from tests.tiers import few
 
 CONFIG = RunConfig.of(
     algorithm="gradma",
@@ -354,10 +355,13 @@ def test_a_clip_without_a_meaning_is_refused(settings, message):
 
 @pytest.mark.parametrize(
     ("algorithm", "twin", "schedule", "rate"),
-    [
-        ("stem", STEM, "cosine", lambda t: 0.1 * (1 + np.cos(np.pi * t / (3 * 4)))),
-        ("fafed", FAFED, "exponential:0.5", lambda t: 0.2 * 0.5 ** (t / 3)),
-    ],
+    few(
+        1,
+        [
+            ("stem", STEM, "cosine", lambda t: 0.1 * (1 + np.cos(np.pi * t / (3 * 4)))),
+            ("fafed", FAFED, "exponential:0.5", lambda t: 0.2 * 0.5 ** (t / 3)),
+        ],
+    ),
 )
 def test_a_schedule_is_of_the_rounds_where_the_rate_is_of_the_local_step(
     algorithm, twin, schedule, rate, x64
@@ -390,7 +394,7 @@ def test_fedopt_takes_an_optimizer_with_its_options():
     np.testing.assert_allclose(_rounds(config, 2), [3 - 0.2 * 7.5, 4 - 0.2 * 10], rtol=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", ["moon", "fedmlbm"])
+@pytest.mark.parametrize("algorithm", few(1, ["moon", "fedmlbm"]))
 def test_methods_that_look_inside_take_the_model(algorithm):
     assert not {"model", "preprocess"} & set(algorithm_options(algorithm))
     setup = build(RunConfig.of(algorithm=algorithm, option=("temperature=0.25",)))

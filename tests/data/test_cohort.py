@@ -15,6 +15,7 @@ from fedjax_lab import data
 from fedjax_lab.data import cohort
 from fedjax_lab.data.example_order import WORDS, shuffled
 from fedjax_lab.data.uniform import _floyd, _redrawn
+from tests.tiers import few
 
 key = jax.random.key(7)
 
@@ -607,7 +608,7 @@ def test_draws_are_those_of_float32_mode(num_clients, options):
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
-@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("impl", few(1, ["rbg", "unsafe_rbg"]))
 def test_draws_are_threefrys_whatever_the_generator(impl):
     clients, _ = federation([5, 8, 3, 4])
     options = QUICK | {"devices": data.Devices(min_local_steps=1, dropout=0.3)}

@@ -15,7 +15,7 @@ from fedjax_lab.data.clock import Clock
 from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.data.sampler import round_keys
 from tests.algorithms.problem import initial_params, loss_fn
-from tests.tiers import first
+from tests.tiers import few
 
 IDS = np.arange(2000, dtype=np.int32)
 KEY = jax.random.key(3)
@@ -178,7 +178,7 @@ draw_unequal = jax.jit(Schedule(cohort_size=12, batch_size=2, local_steps=9, dev
 
 @pytest.mark.parametrize(
     ("client_map", "most"),
-    first(
+    few(
         1,
         [
             ("scan", lambda k: k.sum()),

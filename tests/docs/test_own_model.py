@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import CohortBatch
-from tests.tiers import first
+from tests.tiers import few
 
 DOC = Path(__file__).parents[2] / "docs" / "your_own_model.md"
 FRAMEWORKS = ["Plain JAX", "Flax linen", "Flax NNX", "Equinox", "With the library's helpers"]
@@ -55,7 +55,7 @@ def execute_example(heading: str) -> dict[str, Any]:
     return namespace
 
 
-@pytest.fixture(params=first(2, FRAMEWORKS))
+@pytest.fixture(params=few(2, FRAMEWORKS))
 def namespace(request) -> dict[str, Any]:
     """What the shared block and one example define; the example runs once for all tests."""
     if request.param == "Equinox" and importlib.util.find_spec("equinox") is None:

@@ -12,7 +12,7 @@ from tests.reference.fedavg_numpy import FedAvg
 from tests.reference.fedspeed_numpy import FedSpeed
 from tests.reference.gradma_numpy import GradMA
 from tests.reference.scaffold_numpy import Scaffold
-from tests.tiers import first
+from tests.tiers import few
 
 LR = {"client_lr": 0.2}
 N = reference.NUM_CLIENTS
@@ -26,7 +26,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", first(1, CASES))
+@pytest.mark.parametrize("name", few(1, CASES))
 def test_a_round_by_hand_is_that_of_the_twin(name, x64):
     del x64
     twin_class, options, only_twin = CASES[name]

@@ -23,7 +23,7 @@ from fedjax_lab import algorithms, data, models, simulate
 from fedjax_lab.command.build import build_algorithm
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, QP_RESIDUALS
 from fedjax_lab.report.tables import UNSOLVED
-from tests.tiers import first
+from tests.tiers import few
 
 ROOT = Path(experiments.__file__).parent
 PAPERS = sorted(file.parent.name for file in ROOT.glob("*/discussion.md"))
@@ -375,7 +375,7 @@ def no_loss(params, examples, key):
     """Nothing is trained."""
 
 
-@pytest.mark.parametrize("paper", first(1, PAPERS))
+@pytest.mark.parametrize("paper", few(1, PAPERS))
 def test_declared_runs_are_valid(paper):
     for study, _, scale in scales_of(paper):
         for column in scale.columns.values():

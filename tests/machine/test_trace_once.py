@@ -8,7 +8,7 @@ import pytest
 from fedjax_lab import algorithms, build_round
 from fedjax_lab.machine.trace_once import trace_once
 from fedjax_lab.types import CohortBatch
-from tests.tiers import first
+from tests.tiers import few
 
 
 def test_it_traces_once_and_computes_the_same():
@@ -46,7 +46,7 @@ def test_it_may_close_over_values_of_an_outer_trace():
     np.testing.assert_allclose(slope, np.sin(xs).sum(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("client_map", first(2, ["scan", "chunk:2", "vmap", "shard_map/chunk:2"]))
+@pytest.mark.parametrize("client_map", few(2, ["scan", "chunk:2", "vmap", "shard_map/chunk:2"]))
 @pytest.mark.parametrize("has_steps", [False, True])
 def test_a_round_traces_the_loss_once(client_map, has_steps):
     calls = []

@@ -24,6 +24,7 @@ from fedjax_lab import (
 )
 from fedjax_lab.simulation.evaluate import build_evaluation
 from tests.models.test_decoder import CONFIGS
+from tests.tiers import few
 
 safetensors = pytest.importorskip("safetensors.numpy")
 S, K, B, M, N, RANK, SCALE, LR = 3, 2, 4, 6, 5, 2, 1.5, 0.05
@@ -103,7 +104,7 @@ def test_ffa_lora_is_the_twins_and_averages_products(x64):
         models.join_adapters(downs, {"a": ups["kernel"]})
 
 
-@pytest.mark.parametrize("padded", ["adapters", "changes"])
+@pytest.mark.parametrize("padded", few(1, ["adapters", "changes"]))
 def test_clients_of_lower_ranks_are_the_twins(padded, x64):
     """Clients of ranks 1, 2, 1 in NumPy on cut matrices; zeros stand for what they do not hold."""
     ranks = np.array([1, 2, 1])
@@ -335,35 +336,46 @@ def test_adapters_are_written_as_peft_names_them(saved):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3'; it must be 'LORA'"),
-        ({"use_dora": True}, "use_dora is True; it must be False"),
-        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern is"),
-        ({"bias": "all"}, "bias is 'all'"),
-        ({"new_kind": 3}, r"the field 'new_kind' \(here 3\) is not known"),
-        ({"target_modules": "all-linear"}, "target_modules is 'all-linear'"),
-        ({"target_modules": ["q_proj", "c_attn"]}, r"target_modules is \['q_proj', 'c_attn'\]"),
-        ({"target_modules": ["q_proj"]}, r"the files have 'base_model\.model\.lm_head"),
-        ({"target_modules": ["q_proj", "lm_head", "k_proj"]}, "the files lack .*k_proj"),
-        ({"r": 4}, r"it must be floats \[4, 24\]|it must be floats \[29, 4\]"),
-        ({"r": 0}, "r is 0"),
-        ({"lora_alpha": None}, "lora_alpha None"),
-        *(
-            (
-                {"init_lora_weights": begin},
-                f"init_lora_weights is '{begin}'; it must be true, .* Save",
-            )
-            for begin in ("pissa", "pissa_niter_16", "olora", "corda", "loftq", "eva", "lora_ga")
-        ),
-        ({"layers_to_transform": 0}, "layers_to_transform is 0"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
-        ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern is"),
-        ({"lora_bias": True}, "lora_bias is True"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
-        ({"exclude_modules": "lm_head"}, "exclude_modules is 'lm_head'"),
-        ({"trainable_token_indices": [3]}, r"trainable_token_indices is \[3\]"),
-        ({"velora_config": {"scale": 1}}, "the field 'velora_config'"),
-    ],
+    few(
+        8,
+        [
+            ({"peft_type": "IA3"}, "peft_type is 'IA3'; it must be 'LORA'"),
+            ({"use_dora": True}, "use_dora is True; it must be False"),
+            ({"rank_pattern": {"q_proj": 8}}, "rank_pattern is"),
+            ({"bias": "all"}, "bias is 'all'"),
+            ({"new_kind": 3}, r"the field 'new_kind' \(here 3\) is not known"),
+            ({"target_modules": "all-linear"}, "target_modules is 'all-linear'"),
+            ({"target_modules": ["q_proj", "c_attn"]}, r"target_modules is \['q_proj', 'c_attn'\]"),
+            ({"target_modules": ["q_proj"]}, r"the files have 'base_model\.model\.lm_head"),
+            ({"target_modules": ["q_proj", "lm_head", "k_proj"]}, "the files lack .*k_proj"),
+            ({"r": 4}, r"it must be floats \[4, 24\]|it must be floats \[29, 4\]"),
+            ({"r": 0}, "r is 0"),
+            ({"lora_alpha": None}, "lora_alpha None"),
+            *(
+                (
+                    {"init_lora_weights": begin},
+                    f"init_lora_weights is '{begin}'; it must be true, .* Save",
+                )
+                for begin in (
+                    "pissa",
+                    "pissa_niter_16",
+                    "olora",
+                    "corda",
+                    "loftq",
+                    "eva",
+                    "lora_ga",
+                )
+            ),
+            ({"layers_to_transform": 0}, "layers_to_transform is 0"),
+            ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
+            ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern is"),
+            ({"lora_bias": True}, "lora_bias is True"),
+            ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
+            ({"exclude_modules": "lm_head"}, "exclude_modules is 'lm_head'"),
+            ({"trainable_token_indices": [3]}, r"trainable_token_indices is \[3\]"),
+            ({"velora_config": {"scale": 1}}, "the field 'velora_config'"),
+        ],
+    ),
 )
 def test_adapters_of_another_kind_are_refused(changes, message, saved):
     folder, config, _ = saved
@@ -373,7 +385,7 @@ def test_adapters_of_another_kind_are_refused(changes, message, saved):
         models.load_adapters(folder, config)
 
 
-@pytest.mark.parametrize("begin", [True, False, None, "gaussian", "orthogonal"])
+@pytest.mark.parametrize("begin", few(1, [True, False, None, "gaussian", "orthogonal"]))
 def test_beginnings_that_leave_the_kernels_as_they_are(begin, saved):
     folder, config, adapters = saved
     file = folder / "adapter_config.json"

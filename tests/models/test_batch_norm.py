@@ -14,7 +14,7 @@ import pytest
 from fedjax_lab import CohortBatch, algorithms, data, models, with_frozen
 from fedjax_lab.models.batch_norm import BatchNorm
 from fedjax_lab.simulation.evaluate import build_evaluation, with_recomputed_statistics
-from tests.tiers import first
+from tests.tiers import few
 
 KEY = jax.random.key(0)
 
@@ -150,7 +150,7 @@ def test_server_averages_the_statistics_of_the_real_examples():
         np.testing.assert_allclose(after[name], expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("real", first(1, [[1, 1, 0, 1, 0], [0, 0, 1, 0, 1], [0, 1, 0, 0, 0]]))
+@pytest.mark.parametrize("real", few(1, [[1, 1, 0, 1, 0], [0, 0, 1, 0, 1], [0, 1, 0, 0, 0]]))
 def test_masked_images_do_not_count(real):
     """Values and gradients are flax's on the real images alone; one image has 20 numbers."""
     real = np.array(real, bool)
@@ -314,6 +314,7 @@ def test_every_way_passes_the_mask_on(name):
         pytest.param("resnet20", marks=pytest.mark.methods),
     ],
 )
+@pytest.mark.methods
 def test_models_of_images_leave_padding_out(name):
     model = models.build(name, 10, norm="batch")
     x, mask = normal((4, 32, 32, 3)), jnp.arange(4) < 2

@@ -12,7 +12,7 @@ from fedjax_lab import data, models
 from fedjax_lab.models.decoder import frequencies
 from fedjax_lab.models.decoder_config import RotaryScaling, config_fields, parse_decoder_config
 from tests.reference import decoder_numpy
-from tests.tiers import first
+from tests.tiers import few
 
 SCALING = RotaryScaling(8.0, 1.0, 4.0, 16)
 LLAMA = models.DecoderConfig(
@@ -79,7 +79,7 @@ def run(kind):
     return jax.jit(model_and_params(kind)[0].apply)
 
 
-@pytest.mark.parametrize("kind", first(1, CONFIGS))
+@pytest.mark.parametrize("kind", few(1, CONFIGS))
 def test_logits_are_the_twins(kind):
     """Also of padded and of packed sequences, whose padding and neighbours nobody sees."""
     params = model_and_params(kind)[1]

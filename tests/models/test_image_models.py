@@ -14,7 +14,7 @@ from scipy.special import erf
 from fedjax_lab import models
 from fedjax_lab.models import layers, resnet
 from fedjax_lab.models.vit import PatchEmbedding
-from tests.tiers import first
+from tests.tiers import few
 
 COLOR = (32, 32, 3)
 
@@ -356,7 +356,7 @@ def test_overlapping_pool_is_flaxs_with_its_gradient():
         np.testing.assert_allclose(mine, flax_result, rtol=1e-6)
 
 
-@pytest.mark.parametrize("stem", first(1, ["cifar", "imagenet"]))
+@pytest.mark.parametrize("stem", few(1, ["cifar", "imagenet"]))
 def test_initialisation_is_that_of_the_stems_lineage(stem):
     # The squared norm of the last stage, 16 to 32 channels. A norm adds one per channel, and a
     # convolution: uniform in +-1/sqrt(fan_in), a third per channel; normal with variance
@@ -481,7 +481,7 @@ def test_channels_first_are_refused(name, shape):
 
 @pytest.mark.parametrize(
     "shape",
-    first(
+    few(
         2, zip([(3, 3, 3), (1, 128, 9), (3, 8, 4), (4, 4, 8), (32, 32, 1), (8, 3, 32), (3, 40, 16)])
     ),
 )

@@ -76,6 +76,7 @@ def test_mistakes_are_named():
         models.merge_adapters({"w": jnp.ones((3, 3))}, {"w": adapters_of()["conv"]})
 
 
+@pytest.mark.methods
 def test_adapters_are_float32_in_every_mode():
     expected = adapters_of()
     with jax.enable_x64(True):

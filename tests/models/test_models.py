@@ -13,6 +13,7 @@ from scipy.signal import correlate
 from fedjax_lab import models
 from fedjax_lab.machine.target import named, tracing_for
 from fedjax_lab.models import layers
+from tests.tiers import few
 
 # Layer tables, written from the papers: ("conv", kernel, in, out) or ("dense", in, out), and
 # whether a norm (a scale and a bias per output) follows every layer but the last.
@@ -191,12 +192,15 @@ def test_forward_pass_is_numpys_and_splits_at_the_head(name, options, shape):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("lstm", {}),
-        ("transformer", {}),
-        ("vit", {}),
-        *(("resnet20", {"norm": norm}) for norm in ("group", "batch")),
-    ],
+    few(
+        1,
+        [
+            ("lstm", {}),
+            ("transformer", {}),
+            ("vit", {}),
+            *(("resnet20", {"norm": norm}) for norm in ("group", "batch")),
+        ],
+    ),
 )
 def test_parameters_are_float32_in_every_mode(name, options, x64):
     del x64

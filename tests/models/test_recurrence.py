@@ -10,7 +10,7 @@ from jax import lax
 from fedjax_lab import algorithms, data, models, simulate
 from fedjax_lab.machine.target import named, tracing_for, tracing_with
 from fedjax_lab.models.lowering import lowered
-from tests.tiers import first
+from tests.tiers import few
 
 
 def normal(seed, *shape):
@@ -74,7 +74,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", first(1, CASES))
+@pytest.mark.parametrize("name", few(1, CASES))
 def test_values_and_derivatives_are_those_of_the_loop(x64, name):
     function, params, x = CASES[name]()
     along = jax.tree.map(lambda leaf: normal(5, *leaf.shape), (params, x))

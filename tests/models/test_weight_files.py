@@ -20,6 +20,7 @@ from fedjax_lab.models.weight_files import WeightFiles
 from fedjax_lab.models.weight_tables import decoder_table, torch_table
 from fedjax_lab.storage.saved_run import export_params, named_leaves
 from tests.models.test_decoder import CONFIGS, model_and_params, numpy_weights, run, tokens, twin
+from tests.tiers import few
 
 safetensors = pytest.importorskip("safetensors.numpy")
 KINDS = {"float32": "F32", "bfloat16": "BF16"}
@@ -60,11 +61,7 @@ def assert_equal(found, expected):
 
 @pytest.mark.parametrize(
     ("kind", "shards", "block"),
-    [
-        ("llama", 1, 2**24),
-        pytest.param("qwen", 3, 300, marks=pytest.mark.methods),
-        pytest.param("llama", 2, 1, marks=pytest.mark.methods),
-    ],
+    few(1, [("llama", 1, 2**24), ("qwen", 3, 300), ("llama", 2, 1)]),
 )
 def test_a_model_is_read_as_it_was_written(kind, shards, block, tmp_path, monkeypatch):
     """Whole files or several, arrays in one piece or in blocks of a few rows."""
@@ -105,7 +102,7 @@ def test_each_device_gets_its_part(block, tmp_path, monkeypatch):
     assert {leaf.sharding for leaf in jax.tree.leaves(there)} == {one}
 
 
-@pytest.mark.parametrize("kind", ["qwen", pytest.param("llama", marks=pytest.mark.methods)])
+@pytest.mark.parametrize("kind", few(1, ["qwen", "llama"]))
 def test_the_same_table_backwards(kind, tmp_path):
     """What is written is, to the library, what another would have written."""
     _, params = model_and_params(kind)
@@ -147,6 +144,7 @@ def test_writing_is_refused_where_it_would_be_wrong(tmp_path):
 # --- other models
 
 
+@pytest.mark.methods
 def test_what_the_package_exports_is_read_back(tmp_path):
     images = np.zeros((1, 28, 28, 1), np.float32)
     shapes = jax.eval_shape(models.cnn().init, jax.random.key(0), images)
@@ -244,7 +242,7 @@ def test_buffers_that_follow_from_the_configuration_are_left_out(tmp_path):
     )
 
 
-@pytest.mark.parametrize("shards", [3, pytest.param(1, marks=pytest.mark.methods)])
+@pytest.mark.parametrize("shards", few(1, [3, 1]))
 def test_a_head_beside_tied_embeddings_is_left_out_if_it_is_the_same(shards, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "BLOCK_BYTES", 1000)  # a few rows at a time
     _, params = model_and_params("qwen")

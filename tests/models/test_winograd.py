@@ -10,7 +10,7 @@ import pytest
 from fedjax_lab.models import winograd
 from fedjax_lab.models.convolution import convolution
 from tests.models.test_convolution import compare, normal, value_and_gradients, xla
-from tests.tiers import first
+from tests.tiers import few
 
 TILES = [(tile, width) for width in range(2, 8) for tile in range(2, min(4, 9 - width) + 1)]
 # image, kernel, strides, padding: outputs that tiles divide and do not, fewer than a tile; all
@@ -38,7 +38,7 @@ def test_maps_correlate(tile, width):
 @pytest.mark.parametrize(
     ("shape", "kernel_shape", "strides", "padding", "dtype", "tolerance"),
     [
-        *first(3, [(*case, np.float64, 1e-12) for case in CASES]),
+        *few(3, [(*case, np.float64, 1e-12) for case in CASES]),
         *((*case, np.float32, 1e-5) for case in CASES[:1]),
         *(pytest.param(*case, np.float32, 1e-5, marks=pytest.mark.slow) for case in CASES[1:]),
     ],

@@ -13,6 +13,7 @@ from scipy.optimize import nnls
 from fedjax_lab.machine.target import named, tracing_for
 from fedjax_lab.qp import gram, inner_products, project_to_cone, project_to_cone_per_leaf
 from fedjax_lab.qp.joined_leaves import are_small
+from tests.tiers import few
 
 TOLERANCE = 1e-5  # of the data's scale, in float32
 SOLVERS = ("active_set", "projected_gradient")
@@ -132,10 +133,7 @@ def test_more_rows_than_dimensions(solver, seed, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("c", "d"),
-    [
-        (3, 20_000),
-        pytest.param(100, 2000, marks=pytest.mark.methods),
-    ],
+    few(1, [(3, 20_000), (100, 2000)]),
 )
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_vmap_agrees_with_nnls(solver, kind, c, d):
@@ -287,12 +285,7 @@ def test_blocks_that_do_not_divide_a_leaf(shape, row_scale):
 
 @pytest.mark.parametrize(
     ("target", "count"),
-    [
-        ("v5e", 4),
-        ("h100", 12),
-        pytest.param("v5e", 12, marks=pytest.mark.methods),
-        pytest.param("h100", 4, marks=pytest.mark.methods),
-    ],
+    few(2, [("v5e", 4), ("h100", 12), ("v5e", 12), ("h100", 4)]),
 )
 def test_accelerators_project_as_a_cpu_does(x64, target, count):
     """In float64, because a CPU adds the numbers of their sums one by one, which costs digits."""
@@ -543,9 +536,7 @@ def rows_of_one_line(seed, count, shape, spread, against, opposed):
     return np.float32(p[:, 0]), np.float32(rows)
 
 
-@pytest.mark.parametrize(
-    "against", [2.0, *(pytest.param(a, marks=pytest.mark.methods) for a in (0.5, 10.0))]
-)
+@pytest.mark.parametrize("against", few(1, [2.0, 0.5, 10.0]))
 def test_rows_parallel_to_within_a_thousandth(against):
     p, rows = rows_of_one_line(1, 60, (3, 10_000), 1e-3, against, opposed=0)
     q, info = solve_many(p, rows)
@@ -553,9 +544,7 @@ def test_rows_parallel_to_within_a_thousandth(against):
         check(p[i], rows[i], q[i], jax.tree.map(lambda leaf, i=i: leaf[i], info))
 
 
-@pytest.mark.parametrize(
-    "spread", [1e-4, *(pytest.param(s, marks=pytest.mark.methods) for s in (1e-3, 1e-5))]
-)
+@pytest.mark.parametrize("spread", few(1, [1e-4, 1e-3, 1e-5]))
 def test_opposed_rows_are_solved_or_flagged_without_a_margin(spread):
     p, rows = rows_of_one_line(1, 60, (8, 2000), spread, 0.0, opposed=2)
     q, info = solve_many(p, rows)

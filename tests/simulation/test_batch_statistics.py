@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from fedjax_lab import algorithms, data, simulate
-from tests.tiers import first
+from tests.tiers import few
 
 
 class Linen(nn.Module):
@@ -65,7 +65,7 @@ def nnx_module_from_outside():
 
 
 @pytest.mark.parametrize(
-    "wrong", first(1, [linen_with_params_alone, nnx_with_params_alone, nnx_module_from_outside])
+    "wrong", few(1, [linen_with_params_alone, nnx_with_params_alone, nnx_module_from_outside])
 )
 def test_an_error_says_what_to_take_instead(wrong):
     with pytest.raises(ValueError, match=r"^loss_fn: .*models\.batch_norm\.BatchNorm, .*from_nnx"):

@@ -168,6 +168,7 @@ def test_an_asynchronous_round_without_a_step_has_no_values_of_a_step():
     np.testing.assert_allclose(found, norms.reshape(2, 2).mean(1), rtol=1e-5)
 
 
+@pytest.mark.methods
 def test_private_noise_moves_the_model_in_a_round_without_participants():
     algorithm = with_dp(FEDAVG, clip_norm=1.0, noise_multiplier=1.0)
     draws = {**SETTINGS, "cohort_size": 1, "sampling": "poisson"}

@@ -13,7 +13,7 @@ from fedjax_lab.simulation.evaluate_personal import (
     client_models,
     personal_scores,
 )
-from tests.tiers import first
+from tests.tiers import few
 
 OWNERS = np.array([0, 0, 0, 1, 3])  # client 2 has no data
 VALUES = np.array([2.0, 2.0, 2.0, -1.0, 5.0], np.float32)  # all examples of a client are alike
@@ -96,7 +96,7 @@ def test_clients_are_matched_by_name():
         score(train, data.partition((x[:2], y[:2]), np.arange(2), num_clients=2))
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(25, marks=pytest.mark.methods)])
+@pytest.mark.parametrize("count", few(1, [3, 25]))
 def test_means_over_clients_examples_and_the_worst_tenth(count):
     rng = np.random.default_rng(count)
     scores, sizes = rng.random(count), rng.integers(1, 9, count)
@@ -114,7 +114,7 @@ def test_means_over_clients_examples_and_the_worst_tenth(count):
         assert {k: float(v) for k, v in found.items()} == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("broken", first(1, [np.inf, np.nan]))
+@pytest.mark.parametrize("broken", few(1, [np.inf, np.nan]))
 def test_a_client_whose_error_is_not_finite_is_the_worst(broken):
     """Only clients without examples are left out: the number of the last one says nothing."""
     errors, sizes = np.array([0.5, broken, 0.25, 7.0]), np.array([3, 1, 2, 0])

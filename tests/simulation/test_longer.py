@@ -263,6 +263,7 @@ def simulate_from(algorithm, state, params=None, **changes):
     return simulate(algorithm, params, make_clients(), state=state, **{**settings, **changes})
 
 
+@pytest.mark.methods
 def test_a_run_from_a_trained_state_equals_rounds_by_hand():
     trained = run(rounds=4).state
     result = simulate_from(SCAFFOLD, trained, rounds=3)

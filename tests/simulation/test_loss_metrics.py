@@ -150,6 +150,7 @@ def test_other_metrics_are_refused(returned, message):
         run(algorithm)
 
 
+@pytest.mark.methods
 def test_an_evaluation_of_the_same_name_is_refused():
     algorithm = algorithms.fedavg(with_metrics, client_lr=0.1)
     with pytest.raises(ValueError, match="evaluate returned 'label', a name that rows"):

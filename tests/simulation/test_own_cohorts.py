@@ -31,6 +31,7 @@ def by_size(key, round):
     return jax.lax.top_k(jnp.log(sizes) + jax.random.gumbel(key, (N,)), 3)[1]
 
 
+@pytest.mark.methods
 def test_the_ids_are_the_functions():
     for t in range(8):
         batch = data.draw_batch(

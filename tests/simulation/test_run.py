@@ -19,6 +19,7 @@ from fedjax_lab.simulation.evaluate import build_client_evaluation, build_evalua
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.rounds import build_chunk
 from fedjax_lab.storage.checkpoint import Checkpoints
+from tests.tiers import few
 
 N, FEATURES, CLASSES = 6, 4, 3
 SLOW = pytest.mark.slow
@@ -95,6 +96,7 @@ def test_a_run_equals_its_rounds_taken_one_by_one():
     assert result.history[-1]["norm"] == pytest.approx(norm, rel=1e-5)
 
 
+@pytest.mark.methods
 def test_rounds_that_do_not_communicate_cost_no_bytes():
     algorithm = algorithms.fedpd(loss_fn, client_lr=0.3, skip_probability=0.5)
     result = run(algorithm=algorithm, rounds=8, eval_every=8)
@@ -202,6 +204,7 @@ def test_rows_after_the_last_checkpoint_are_run_again(tmp_path):
     assert whole.history == again.history
 
 
+@pytest.mark.methods
 def test_another_config_in_the_same_directory_is_refused(tmp_path):
     run(run_dir=tmp_path)
     with pytest.raises(FileExistsError, match=r"seed \(there 5, now 6\)"):
@@ -226,14 +229,7 @@ def flip(path):
 
 # orbax leaves a coroutine behind when a read fails
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(
-    "damage",
-    [
-        flip,
-        pytest.param(halve, marks=pytest.mark.methods),
-        pytest.param(lambda path: path.unlink(), marks=pytest.mark.methods),
-    ],
-)
+@pytest.mark.parametrize("damage", few(1, [flip, halve, lambda path: path.unlink()]))
 def test_of_damaged_checkpoints_the_one_before_is_taken_or_none(tmp_path, damage):
     whole = run(run_dir=tmp_path, rounds=4)
 
@@ -330,9 +326,7 @@ def ids_of_rounds(rounds):
 
 
 @pytest.mark.filterwarnings("ignore:.*examples of the client")
-@pytest.mark.parametrize(
-    "on_nonfinite", ["exclude", "stop", pytest.param("keep", marks=pytest.mark.methods)]
-)
+@pytest.mark.parametrize("on_nonfinite", few(2, ["exclude", "stop", "keep"]))
 def test_clients_that_are_not_finite(monkeypatch, on_nonfinite):
     taking = [2 in ids for ids in ids_of_rounds(7)]
     first = taking.index(True)

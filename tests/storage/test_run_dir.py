@@ -35,7 +35,7 @@ from tests.simulation.test_run import (
     make_clients,
     run,
 )
-from tests.tiers import first
+from tests.tiers import few
 
 SHORT = {"rounds": 2, "algorithm": FEDAVG}
 
@@ -81,7 +81,12 @@ def bare(algorithm):
         pytest.param(
             transformed(1.0), transformed(2.0), "the compiled rounds", marks=pytest.mark.slow
         ),
-        (with_teacher(0.1), with_teacher(0.2), "the compiled rounds"),
+        pytest.param(
+            with_teacher(0.1),
+            with_teacher(0.2),
+            "the compiled rounds",
+            marks=pytest.mark.methods,
+        ),
         pytest.param(
             algorithms.fedavg(loss_fn, client_lr=scheduled(0.9)),
             algorithms.fedavg(loss_fn, client_lr=scheduled(0.8)),
@@ -391,7 +396,7 @@ def test_what_a_kill_leaves_before_the_config_does_not_matter(tmp_path):
 
 @pytest.mark.parametrize(
     "harm",
-    first(
+    few(
         1,
         [
             lambda text: "".join(text.splitlines(True)[:1]),  # rows are lost

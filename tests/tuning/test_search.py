@@ -13,6 +13,7 @@ from fedjax_lab.tuning.search import Search
 from fedjax_lab.tuning.search_log import SearchLog
 from fedjax_lab.tuning.search_result import SearchResult, Trial
 from fedjax_lab.tuning.space import Range, Values
+from tests.tiers import few
 
 SPACE = {"client_lr": Range(1e-3, 10.0), "momentum": Values((0.0, 0.5, 0.9))}
 PLAN = rungs(90, 24, 2, 2)
@@ -93,7 +94,7 @@ def test_the_best_point_has_the_best_mean_over_the_seeds_and_none_that_diverged(
         assert found.scores["m"] == list(scores[best])
 
 
-@pytest.mark.parametrize("sampler", [None, pytest.param("tpe", marks=pytest.mark.methods)])
+@pytest.mark.parametrize("sampler", few(1, [None, "tpe"]))
 def test_a_search_that_is_interrupted_anywhere_goes_on_to_the_same_trials(
     sampler, tmp_path, monkeypatch
 ):

@@ -23,6 +23,7 @@ from tests.algorithms.cases import MAIN
 from tests.algorithms.cases import N as CLIENTS
 from tests.algorithms.problem import CLIENT_MAPS, initial_params, loss_fn, to_batch
 from tests.reference import problem as reference
+from tests.tiers import few
 from tests.wrappers.teller import D, N, batch_of, params, teller, to_vector
 
 SUMS = {"first": "sum", "second": "sum"}
@@ -392,7 +393,7 @@ KNOWN = [(1.0, 1e-5, 100, 100, 1000), (4.0, 1e-5, 500, 10, 1000), (8.0, 1e-6, 20
 
 @pytest.mark.parametrize(
     ("z", "delta", "rounds", "cohort", "clients"),
-    [KNOWN[0], *(pytest.param(*row, marks=pytest.mark.methods) for row in KNOWN[1:])],
+    few(1, KNOWN),
 )
 def test_epsilon_is_the_librarys(z, delta, rounds, cohort, clients):
     dp = pytest.importorskip("dp_accounting")

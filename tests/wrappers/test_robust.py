@@ -17,6 +17,7 @@ from tests.algorithms.cases import N as CLIENTS
 from tests.algorithms.problem import CLIENT_MAPS, flat, initial_params, loss_fn, to_batch
 from tests.reference import problem as reference
 from tests.reference import robust_numpy as twin
+from tests.tiers import few
 from tests.wrappers.teller import D, N, batch_of, params, teller, to_vector
 
 RULES = (
@@ -151,7 +152,7 @@ def _diameter(honest):
     return max(np.linalg.norm(a - b) for a in honest for b in honest)
 
 
-@pytest.mark.parametrize("rule", BOUNDS)
+@pytest.mark.parametrize("rule", few(2, BOUNDS))
 def test_breakdown(rule):
     """So many attackers of 1e6 move the result no further than the theorem allows; a mean, far."""
     attackers, bound = BOUNDS[rule]

@@ -15,6 +15,7 @@ from tests.algorithms.cases import MAIN
 from tests.algorithms.cases import N as CLIENTS
 from tests.algorithms.problem import CLIENT_MAPS, initial_params, loss_fn, to_batch
 from tests.reference import problem as reference
+from tests.tiers import few
 from tests.wrappers.teller import D, N, batch_of, params, teller, to_vector
 
 WEIGHTS = np.array([1, 2, 3, 4, 0.5, 1, 1, 2, 0.7])
@@ -164,7 +165,7 @@ def test_the_server_gets_the_mean_and_the_sum(bits, client_map, x64):
         np.testing.assert_array_equal(run(fewer, batch, client_map)[0], got)
 
 
-@pytest.mark.parametrize("bits", [6, 16, 32])
+@pytest.mark.parametrize("bits", few(1, [6, 16, 32]))
 def test_the_error_of_a_mean_is_below_the_bound(bits):
     """In Python's integers and NumPy, for weights from equal to one heavy client."""
     rng, clip = np.random.default_rng(bits), 1.0
