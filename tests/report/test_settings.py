@@ -406,6 +406,8 @@ def test_a_run_that_diverged_has_no_score_of_any_name(tmp_path):
     dead = write_run(tmp_path / "b", [0.6, 0.7], clients=[0.8, 0.9], stopped="diverged")
     write_run(tmp_path / "c", [0.6, 0.7], own=[0.7, 0.8], seed=1, algorithm="ditto", more=scores)
     (run,) = load_runs([folder])
+    assert run.diverged
+    assert not run.finished  # although it has the row of its last round
     assert run.landscape == {}
     assert {run.summary[name] for name in summary if name != "stopped"} == {None}
     no_scores = {"round", "loss", "bytes_up", "bytes_down", "gradients", "seconds",
