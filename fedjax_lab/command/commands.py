@@ -1,11 +1,16 @@
 """The commands of the command line: a dataclass for each, and the parser."""
 
 import argparse
+import ast
 import dataclasses
 import functools
+import inspect
+import itertools
 import operator
 import os
 import sys
+import textwrap
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
@@ -291,13 +296,14 @@ def parse(argv: list[str]) -> Any:
     else:
         file = RunConfig.from_file(path)
         _check_file(name, path, file)
-    defaults = {kind: kind(_as_flags(n, file, lists)) for n, kind in _WITH_SETTINGS.items()}
-    defaults[RunCommand] = dataclasses.replace(defaults[RunCommand], seeds=seeds)
-    commands: list[Any] = [
-        Annotated[kind, tyro.conf.subcommand(n, default=defaults[kind])]
-        for n, kind in _WITH_SETTINGS.items()
-    ]
-    commands += [Annotated[kind, tyro.conf.subcommand(n)] for n, kind in _WITHOUT_SETTINGS.items()]
+    shown = _in_paragraphs if {"-h", "--help"} & set(argv) else lambda kind: kind
+    commands: list[Any] = []
+    for n, kind in _WITH_SETTINGS.items():
+        default = shown(kind)(settings=_as_flags(n, file, lists, shown))
+        default = dataclasses.replace(default, seeds=seeds) if n == "run" else default
+        commands += [Annotated[shown(kind), tyro.conf.subcommand(n, default=default)]]
+    for n, kind in _WITHOUT_SETTINGS.items():
+        commands += [Annotated[shown(kind), tyro.conf.subcommand(n)]]
     union: Any = functools.reduce(operator.or_, commands)
     command = tyro.cli(
         union,
@@ -339,21 +345,48 @@ def _check_file(name: str, path: str, file: RunConfig) -> None:
             )
 
 
-def _as_flags(name: str, config: RunConfig, lists: Lists) -> RunConfig:
+@functools.cache
+def _in_paragraphs(kind: Any) -> Any:
+    """Make a class whose fields have their help in one line: tyro breaks it as the source does."""
+    if issubclass(kind, ListCommand):
+        return kind
+    hints = get_type_hints(kind, include_extras=True)
+    fields: dict[str, Any] = {}
+    for base in kind.__mro__[:-1]:
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                name = field.target.id  # type: ignore[union-attr]
+                about = tyro.conf.arg(help=" ".join(ast.literal_eval(text.value).split()))
+                fields.setdefault(name, Annotated[hints[name], about])
+    return _subclass(kind, kind.__name__, fields)
+
+
+def _subclass(kind: Any, name: str, fields: Mapping[str, Any]) -> Any:
+    """Make a class with other types of some fields, and the same defaults and docstring."""
+    about = {"__doc__": kind.__doc__}
+    return dataclasses.make_dataclass(
+        name, fields.items(), bases=(kind,), namespace=about, frozen=True, kw_only=True
+    )
+
+
+def _as_flags(
+    name: str, config: RunConfig, lists: Lists, shown: Callable[[type], type]
+) -> RunConfig:
     """Return the defaults of a command's flags, in groups whose types are those of the flags."""
     groups = {}
     for group in dataclasses.fields(config):
         values = vars(getattr(config, group.name))
         if name == "run":
             values = {n: lists.get(n, (v,)) if n in LISTED else v for n, v in values.items()}
-        groups[group.name] = _flags_of(name, GROUPS[group.name])(**values)
+        groups[group.name] = _flags_of(name, shown(GROUPS[group.name]))(**values)
     return RunConfig(**groups)
 
 
 @functools.cache
 def _flags_of(name: str, group: type) -> Any:
     """Make a group's class with the flags of a command; tyro takes it from the default."""
-    flags = []
+    flags = {}
     for setting, hint in get_type_hints(group, include_extras=True).items():
         if setting in UNUSED[name]:
             hint = Annotated[hint, *_NO_FLAG]
@@ -365,11 +398,8 @@ def _flags_of(name: str, group: type) -> Any:
             hint = Annotated[values, several, *about]
         elif name == "plan" and setting == "target":  # its --target is a machine
             hint = Annotated[hint, tyro.conf.arg(name="target-column")]
-        flags.append((setting, hint))
-    about = {"__doc__": group.__doc__}
-    return dataclasses.make_dataclass(
-        f"{name}_{group.__name__}", flags, bases=(group,), namespace=about, frozen=True
-    )
+        flags[setting] = hint
+    return _subclass(group, f"{name}_{group.__name__}", flags)
 
 
 def _from_flags(name: str, command: Any, file: RunConfig) -> Any:

@@ -84,8 +84,8 @@ class MethodSettings:
     """Learning rate of the server. None: the method's default, if it has one."""
 
     as_published: bool = False
-    """Run the method as its authors' published code does, if that differs from the paper; `fedjax-
-    lab published` lists these methods and the differences."""
+    """Run the method as its authors' published code does, if that differs from the paper;
+    `fedjax-lab published` lists these methods and the differences."""
 
     clip_norm: Annotated[float | None, Positive] = None
     """Clip gradients (or steps, see clip) to this global norm. None: no clipping; with
@@ -382,8 +382,8 @@ class OutputSettings:
     """Files of the run."""
 
     run_dir: str | None = None
-    """Run directory; the same command resumes the run in it. None: runs/ALGORITHM-DATASET-
-    PARTITION-seedSEED."""
+    """Run directory; the same command resumes the run in it. Several runs: the folder of their
+    directories. None: runs/ALGORITHM-DATASET-PARTITION-seedSEED."""
 
     checkpoint_every: Annotated[int | None, Count] = None
     """Rounds between checkpoints. None: a tenth of the run."""

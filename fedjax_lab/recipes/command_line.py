@@ -17,16 +17,15 @@ from fedjax_lab.command import cli
 
 QUICK = "--model linear --rounds 10 --eval-every 5 --replace --client-map scan"
 COMMANDS = f"""
-run --algorithm scaffold --seeds 0 1 --partition-seed 0 --run-dir runs/scaffold {QUICK} --quiet
-run --algorithm fedavg --seeds 0 1 --partition-seed 0 --run-dir runs/fedavg {QUICK} --quiet
+run --algorithm fedavg scaffold --seeds 0 1 --partition-seed 0 --run-dir runs {QUICK}
 sweep --algorithm fedavg --point client_lr=0.1,0.01 --seeds 0 1 --out rates.csv {QUICK} --quiet
 report runs --quiet
 report runs
 report runs --format latex
 report runs --format csv --out table.csv
-export runs/fedavg/seed0 model.npz
-export runs/fedavg/seed0 model.safetensors
-rerun runs/fedavg/seed0 --quiet
+export runs/fedavg-digits-dirichlet0.1-seed0 model.npz
+export runs/fedavg-digits-dirichlet0.1-seed0 model.safetensors
+rerun runs/fedavg-digits-dirichlet0.1-seed0 --quiet
 run --dataset npz:patients.npz --partition natural:hospital --cohort-size 3 --run-dir own {QUICK}
 report own --format markdown
 """

@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -96,6 +97,8 @@ def test_help_shows_the_commands_and_all_settings(capsys):
     for group in vars(RunConfig()):
         assert f" {group} options " in shown
     assert shown.count("fedjax-lab run --") == 3  # examples
+    # A paragraph is as wide as the screen, wherever the source breaks its lines.
+    assert "None: one per core. (default: None)" in " ".join(re.sub("[│]", "", shown).split())
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out

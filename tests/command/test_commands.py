@@ -315,6 +315,7 @@ def test_attackers_of_another_seed_are_others_and_own_code_is_never_shared(monke
         return runner.build(config.replace(run_dir=str(tmp_path))).algorithm
 
     assert method(0) is method(1)
+    assert method(0) is method(0, partition="iid")
     assert method(0) is not method(0, client_lr=0.2)
     assert method(0, attack="sign_flip:0.3") is not method(1, attack="sign_flip:0.3")
     monkeypatch.setattr(runner, "sources", lambda config: {"own.py": "1234"})
