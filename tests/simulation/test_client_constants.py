@@ -109,7 +109,11 @@ def number_of(params, examples, key, constants):
             {"client_store": "sharded", "client_map": "shard_map:2"},
             marks=pytest.mark.methods,
         ),
-        pytest.param(algorithms.stem, {"client_map": "scan"}, marks=pytest.mark.methods),
+        pytest.param(
+            functools.partial(algorithms.stem, momentum=0.9),
+            {"client_map": "scan"},
+            marks=pytest.mark.methods,
+        ),
         pytest.param(
             functools.partial(algorithms.mime, momentum=0.9),
             {"client_map": "scan"},
