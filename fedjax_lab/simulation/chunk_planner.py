@@ -103,21 +103,21 @@ class ChunkPlanner:
             devices = devices or self._target.devices[:1]
         placed = place.left_by_programs(state)
         run_chunk = build_chunk(self._run, place, placed)
-        whole = state, self._clients, self._run.key, frozen
+        args = state, self._clients, self._run.key, frozen
         if layout is None:
             tables = state.clients, self._clients.constants
             rows, constants = abstract(tables, devices, split=shard)
-            state, clients, key, frozen = abstract(whole, devices)
+            state, clients, key, frozen = abstract(args, devices)
             state = state._replace(clients=rows)
             clients = dataclasses.replace(clients, constants=constants)
         else:
-            copies = jax.tree.map(lambda _: NamedSharding(layout.mesh, PartitionSpec()), whole[1:3])
+            copies = jax.tree.map(lambda _: NamedSharding(layout.mesh, PartitionSpec()), args[1:3])
             if shard:
                 divided = layout.shardings(layout.specs(self._clients.constants, AXIS))
                 copies = dataclasses.replace(copies[0], constants=divided), copies[1]
             state, clients, key, frozen = jax.tree.map(
                 lambda leaf, to: leaf.update(sharding=to),
-                abstract(whole, ()),
+                abstract(args, ()),
                 (place.state_sharding(state), *copies, layout.shardings(layout.frozen)),
             )
         first = jax.ShapeDtypeStruct((), jnp.int32)

@@ -187,18 +187,18 @@ class StreamedClientData(ClientData):
           length: rounds, at most ``longest``.
         """
         if self._first is not None and first == 0 and length == min(self.longest, self._rounds):
-            found = self._first
+            clients = self._first
         elif self._ahead is not None and self._ahead[0] == (first, length):
-            found = self._ahead[1].result()
+            clients = self._ahead[1].result()
         else:
             self._forget()
-            found = self._fetch(self._drawn(first, length), self._last)
+            clients = self._fetch(self._drawn(first, length), self._last)
         self._first = self._ahead = None
         if self._broken is not None and not self._warned:
             self._warned = True
             warnings.warn(self._broken, UserWarning, stacklevel=5)
         self.clients = dataclasses.replace(
-            found, examples=_shapes(found.examples), window=_shapes(found.window)
+            clients, examples=_shapes(clients.examples), window=_shapes(clients.window)
         )
         after = first + length
         if after < self._rounds:
@@ -206,7 +206,7 @@ class StreamedClientData(ClientData):
             piece = after, min(self.longest, chunk)
             future = self._worker.submit(self._fetch, self._drawn(*piece), self._last)
             self._ahead = piece, future
-        return found
+        return clients
 
     def ran(self, metrics: Metrics) -> None:
         """See ``ClientData``.
@@ -396,8 +396,8 @@ def with_times(
         )
     count = clients.num_clients
     up, down = algorithm.traffic(params).of_clients(count)
-    found = times.resolve(count, up, down, algorithm.gradients_per_step)
-    return replace_index(clients, times=found)
+    resolved = times.resolve(count, up, down, algorithm.gradients_per_step)
+    return replace_index(clients, times=resolved)
 
 
 def record_times(clients: FederatedArrays) -> dict[str, Any]:

@@ -212,17 +212,17 @@ def checked_state(
 
 
 def _check_same_shapes(name: str, state: FedState, expected: FedState) -> None:
-    given, wanted = _by_path(state), _by_path(expected)
-    for verb, some, others in (("lacks", wanted, given), ("has", given, wanted)):
+    actual, wanted = _by_path(state), _by_path(expected)
+    for verb, some, others in (("lacks", wanted, actual), ("has", actual, wanted)):
         if missing := [path for path in some if path not in others]:
             raise ValueError(f"state is not one of {name}: it {verb} {', '.join(missing)}.")
     for path, leaf in wanted.items():
-        found, said = (f"{jnp.result_type(x)}{list(np.shape(x))}" for x in (given[path], leaf))
-        if found != said:
-            raise ValueError(f"state{path} is {found}; it must be {said}, as {name}.init gives.")
-    server, own = type(state.server), type(expected.server)
-    if server is not own:
-        raise ValueError(f"state is not one of {name}: its server is {server}, not {own}.")
+        kind, needed = (f"{jnp.result_type(x)}{list(np.shape(x))}" for x in (actual[path], leaf))
+        if kind != needed:
+            raise ValueError(f"state{path} is {kind}; it must be {needed}, as {name}.init gives.")
+    server, of_method = type(state.server), type(expected.server)
+    if server is not of_method:
+        raise ValueError(f"state is not one of {name}: its server is {server}, not {of_method}.")
 
 
 def _by_path(state: FedState) -> dict[str, Any]:

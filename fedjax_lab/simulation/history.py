@@ -108,8 +108,8 @@ class History:
           metrics: of rounds.
         """
         timed = (_TIME,) if "round_seconds" in metrics else ()
-        own = ("round", "seconds", "compile_seconds")
-        return {*own, *metrics, *self._totals, *timed, *self.guarantees(0)}
+        always = ("round", "seconds", "compile_seconds")
+        return {*always, *metrics, *self._totals, *timed, *self.guarantees(0)}
 
     def enter(self, round: int, metrics: Mapping[str, Any], scores: Mapping[str, Any]) -> Row:
         """Append the row of a chunk of rounds and return it.
@@ -229,16 +229,15 @@ class RunProgress:
         interrupted, self.enough = processes.any_of(interrupted, self.enough)
         return not (interrupted or self.diverged or self.enough)
 
-    def enter(self, length: int, metrics: Metrics, scores: Row, compile_seconds: float) -> Row:
+    def enter(self, metrics: Metrics, scores: Row, compile_seconds: float) -> Row:
         """Record a chunk of rounds and its evaluation; returns its row.
 
         Args:
-          length: its rounds.
           metrics: of its rounds, [length] each.
           scores: of the evaluation.
           compile_seconds: time spent compiling in this call so far.
         """
-        self.round += length
+        self.round += len(metrics["participants"])
         row = self.history.enter(self.round, metrics, scores)
         self.compile_seconds = self._compiled_before + compile_seconds
         self.seconds = time.perf_counter() - self._began - compile_seconds

@@ -105,10 +105,22 @@ class Placement:
           frozen: frozen weights, or their shapes.
 
         Raises:
-          TypeError, ValueError: as in ``model_layout``.
+          TypeError, ValueError: as ``model_layout``.
         """
-        layout = model_layout(params, self.client_map.mesh, self.params_sharding, frozen)
+        layout = self.model_layout(params, frozen)
         return dataclasses.replace(self, client_store=client_store, layout=layout)
+
+    def model_layout(self, params: Params, frozen: PyTree) -> ModelLayout | None:
+        """Compute how the requested client map and ``params_sharding`` divide a model.
+
+        Args:
+          params: the global model, or its shapes.
+          frozen: frozen weights, or their shapes.
+
+        Raises:
+          TypeError, ValueError: as ``fedjax_lab.clients.model_axis.model_layout``.
+        """
+        return model_layout(params, self.client_map.mesh, self.params_sharding, frozen)
 
     def store_on_devices(self, num_clients: int) -> str:
         """Choose the store, "device" or "sharded", for the requested one.

@@ -37,10 +37,10 @@ def build_rounds(run: Computation, place: Placement) -> Callable[..., tuple[FedS
         params_sharding=place.params_sharding,
         lowering=run.lowering,
     )
-    whole = round_of(rows=place.rows)
+    of_all_rows = round_of(rows=place.rows)
 
     def run_rounds(state, clients, key, first_round, length, frozen=(), window=None):
-        round_fn = whole if window is None else round_of(rows=window_rows(window, place.rows))
+        round_fn = of_all_rows if window is None else round_of(rows=window_rows(window, place.rows))
         if (here() if place.target is None else place.target).platform == "tpu":
             examples = flatten_examples(clients.examples)
             clients = dataclasses.replace(clients, examples=examples)

@@ -145,12 +145,12 @@ def with_program(entries: Row, run: Computation, place: Placement, chunks: Chunk
     Raises:
       ValueError: the processes have different programs.
     """
-    found = {**entries, **place.record()}
-    if "content" in found:
+    recorded = {**entries, **place.record()}
+    if "content" in recorded:
         program = hash_program(chunks.lower(run.eval_every))
-        found["content"] = {**found["content"], "program": program}
-        place.processes.agree({"content": found["content"]})
-    return found
+        recorded["content"] = {**recorded["content"], "program": program}
+        place.processes.agree({"content": recorded["content"]})
+    return recorded
 
 
 class RunLog:
@@ -219,15 +219,15 @@ class RunLog:
         rounds, eval_every = config["rounds"], config["eval_every"]
         self._passes = lambda step: step % eval_every == 0 or step == rounds
         saved = self._checkpoints.rounds()
-        there = saved[0] if saved else 0
-        if rounds < there:
+        most = saved[0] if saved else 0
+        if rounds < most:
             raise ValueError(
-                f"rounds is {rounds}; it must be at least {there}, the number of rounds in run_dir "
+                f"rounds is {rounds}; it must be at least {most}, the number of rounds in run_dir "
                 f"{str(self._path)!r}. For a shorter run, choose another directory."
             )
-        if there > eval_every and not any(map(self._passes, saved)):
+        if most > eval_every and not any(map(self._passes, saved)):
             raise ValueError(
-                f"rounds is {rounds}; run_dir {str(self._path)!r} can only have {there}: it "
+                f"rounds is {rounds}; run_dir {str(self._path)!r} can only have {most}: it "
                 f"has no checkpoint at a multiple of eval_every ({eval_every}) to continue from. "
                 "Choose another directory."
             )
@@ -246,11 +246,11 @@ class RunLog:
           RuntimeError: process 0 could not read the run directory.
         """
         processes = self._processes
-        round, found, history = processes.together(lambda: self._begin(chunks))
+        round, state, history = processes.together(lambda: self._begin(chunks))
         first = processes.first_says([round, history, self.saved, self.spent, self.unscored])
         round, history, self.saved, self.spent, self.unscored = first
         if round:
-            chunks.restore(found)
+            chunks.restore(state)
         return list(map(with_nan, history)), self.spent
 
     def _begin(self, chunks: Saved) -> tuple[int, PyTree, list[Row]]:
@@ -279,21 +279,21 @@ class RunLog:
         assert self._path is not None
         if not self._scored:
             return
-        kept: list[Row] = []
+        rows: list[Row] = []
         with suppress(OSError, ValueError):  # what is damaged is left out
-            kept = [row for row in read_metrics(self._path / CLIENTS) if row["round"] <= self.saved]
-        self._clients = MetricsFile(self._path / CLIENTS, kept)
+            rows = [row for row in read_metrics(self._path / CLIENTS) if row["round"] <= self.saved]
+        self._clients = MetricsFile(self._path / CLIENTS, rows)
         self._open = [self._clients.close, *self._open]
-        self.unscored = self.saved > 0 and self.saved not in (row["round"] for row in kept)
+        self.unscored = self.saved > 0 and self.saved not in (row["round"] for row in rows)
 
     def _compare_rows(self, expected: list[Row]) -> None:
         """Warn if the file's rows differ from the checkpoint's, which replace them."""
         assert self._path is not None
         file = self._path / METRICS
-        found: list[Row] | None = None
+        in_file: list[Row] | None = None
         with suppress(OSError, ValueError):
-            found = [row for row in read_metrics(file) if row["round"] <= self.saved]
-        if found != expected:
+            in_file = [row for row in read_metrics(file) if row["round"] <= self.saved]
+        if in_file != expected:
             warnings.warn(
                 f"{file} lacks some of the {len(expected)} rows of the checkpoint of round "
                 f"{self.saved}, or has others; they are restored from the checkpoint.",

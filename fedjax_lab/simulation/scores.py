@@ -46,10 +46,10 @@ class Scores(NamedTuple):
         taken = history.names(metrics)
         if lost and not (run.on_nonfinite == "stop" and chunks.is_finite()):
             return self._missing(run, chunks, history.rows, taken)
-        found = _scores("evaluate", self.evaluate, chunks.params, taken)
+        values = _scores("evaluate", self.evaluate, chunks.params, taken)
         if self.diagnose is None:
-            return found
-        return found | _scores("diagnose", self.diagnose, chunks.whole_state(), {*taken, *found})
+            return values
+        return values | _scores("diagnose", self.diagnose, chunks.whole_state(), {*taken, *values})
 
     def of_clients(self, chunks: Chunks, run_progress: RunProgress) -> Row | None:
         """Compute what ``score_clients`` says of the global model, whose time is not counted.
@@ -67,8 +67,8 @@ class Scores(NamedTuple):
         if self.score_clients is None or run_progress.diverged:
             return None
         with run_progress.uncounted():
-            found = _scores("score_clients", self.score_clients, chunks.params, {"round"})
-        return {"round": run_progress.round, **found}
+            values = _scores("score_clients", self.score_clients, chunks.params, {"round"})
+        return {"round": run_progress.round, **values}
 
     def _missing(
         self, run: Computation, chunks: Chunks, history: Sequence[Row], taken: set[str]
@@ -92,15 +92,15 @@ class Scores(NamedTuple):
 def _scores(argument: str, function: Callable[..., Any] | None, value: Any, taken: set[str]) -> Row:
     """Convert the result of ``evaluate`` or ``diagnose`` for a row."""
     # A copy of the tree, so that a function that changes a dict does not change the run's state.
-    found = {} if function is None else function(jax.tree.map(lambda leaf: leaf, value))
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{argument} returned {type(found).__name__}; it must be a dict.")
-    for name in found:
+    scores = {} if function is None else function(jax.tree.map(lambda leaf: leaf, value))
+    if not isinstance(scores, Mapping):
+        raise TypeError(f"{argument} returned {type(scores).__name__}; it must be a dict.")
+    for name in scores:
         if name in taken:
             raise ValueError(
                 f"{argument} returned {name!r}, a name that rows already have; choose another one."
             )
     try:
-        return {name: as_value(score) for name, score in found.items()}
+        return {name: as_value(score) for name, score in scores.items()}
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{argument} returned {found}; it must hold numbers: {error}.") from error
+        raise TypeError(f"{argument} returned {scores}; it must hold numbers: {error}.") from error

@@ -38,7 +38,7 @@ from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.run_log import Row, RunLog, identity, with_program
 from fedjax_lab.simulation.scores import Scores
 from fedjax_lab.simulation.stop import check_not_ended, end_later_runs, stop_on_signal
-from fedjax_lab.types import FedState, Params
+from fedjax_lab.types import FedState, Metrics, Params
 from fedjax_lab.wrappers.ledger import key_of
 
 
@@ -180,15 +180,16 @@ def simulate(
     model = processes.local(params) if state is None else params_of(algorithm, state)
     clients = with_times(clients, times, algorithm, model)
     if state is not None:
-        shown = without_examples(clients, batches, eval_every)
+        shapes_of_data = without_examples(clients, batches, eval_every)
         state = processes.gathered(state, everywhere=True)
-        state = checked_state(algorithm, batches, shown, key, state)
+        state = checked_state(algorithm, batches, shapes_of_data, key, state)
         model = algorithm.params(state)
     run = Computation(
         algorithm, batches, on_nonfinite, rounds, eval_every, key, model, state, lowering
     )
     client_data = client_data_of(run, clients, processes, progress)
     shapes = run.shapes(client_data.clients)  # this checks the schedule, too
+    asked.model_layout(run.params, run.frozen)  # this checks params_sharding
     functions = {"evaluate": evaluate, "diagnose": diagnose}
     entries = identity(run, client_data, asked, functions, seed, config or {}, run_dir is not None)
     processes.agree({**entries, "run_dir": run_dir is not None, "every": every, **(config or {})})
@@ -211,6 +212,7 @@ def simulate(
         if run_log.unscored:
             run_log.client_row(scores.of_clients(chunks, run_progress))
         bar.go_on_from(run_progress.round, finished=run_progress.enough)
+        shown = ("loss", *guarantees(0))
         while run_progress.goes_on(processes, stop.is_set()):
             length = run.chunk_length(run_progress.round)
             if not chunks.prepare(length, stop.unless_set):
@@ -218,23 +220,18 @@ def simulate(
             stop.at_once = False
             bar.start_clock(chunks.compile_seconds)
             with profile.once():
-                metrics = chunks.advance(run_progress.round, length)
-                length = watch.look(run_progress.round, metrics, chunks.is_finite())
-                metrics = chunks.keep(run_progress.round, length, metrics)
-            run_progress.diverged = lost = bool(watch.diverged)
-            if not length:  # on_nonfinite="stop", in the first round of a chunk
+                metrics = _advance(chunks, watch, run_progress.round, length)
+            run_progress.diverged = bool(watch.diverged)
+            if not metrics:  # on_nonfinite="stop", in the first round of a chunk
                 break
             metrics = updates.take(run_progress.round, metrics)
-            found = scores.row(run, chunks, history, metrics, lost)
-            row = run_progress.enter(length, metrics, found, chunks.compile_seconds)
+            values = scores.row(run, chunks, history, metrics, run_progress.diverged)
+            row = run_progress.enter(metrics, values, chunks.compile_seconds)
             run_log.rows([row], run_progress.seconds, run_progress.compile_seconds)
-            bar.update(
-                run_progress.round, {name: row[name] for name in ("loss", *guarantees(0), *found)}
-            )
+            bar.update(row["round"], {name: row[name] for name in (*shown, *values)})
             if not run_progress.diverged:
-                run_log.checkpoint(
-                    run_progress.round, chunks, history.rows, last=run_progress.is_last
-                )
+                last = run_progress.is_last
+                run_log.checkpoint(run_progress.round, chunks, history.rows, last=last)
             run_progress.tell(row)
             run_log.client_row(scores.of_clients(chunks, run_progress))
         if not run_progress.diverged:
@@ -251,6 +248,16 @@ def simulate(
         run_progress.stopped,
         stop.signal if run_progress.stopped == "interrupt" else None,
     )
+
+
+def _advance(chunks: Chunks, watch: Watch, first: int, length: int) -> Metrics:
+    """Run a chunk; returns the metrics of the rounds that count, {} if there are none.
+
+    These are all rounds, or those before the one that ends the run (``on_nonfinite="stop"``).
+    """
+    metrics = chunks.advance(first, length)
+    counted = watch.look(first, metrics, chunks.is_finite())
+    return chunks.keep(first, counted, metrics)
 
 
 @contextmanager

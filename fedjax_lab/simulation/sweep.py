@@ -223,13 +223,13 @@ class _Grid(NamedTuple):
 
     def histories(self, clients: FederatedArrays) -> list[History]:
         """Create an empty history for each run."""
-        found = []
+        histories = []
         for run in self.of_points:
             # Guarantees are computed once for each point.
             spent = functools.cache(run.guarantees(clients))
             counts = run.in_round == "exclude"
-            found += [History(run.algorithm, run.params, (), counts, spent) for _ in self.seeds]
-        return found
+            histories += [History(run.algorithm, run.params, (), counts, spent) for _ in self.seeds]
+        return histories
 
 
 def _grid(
@@ -331,12 +331,12 @@ def _resolve_run_map(run_map: str, num_runs: int) -> ClientMap:
         if count == 1:
             return parse_client_map(single_device_map())
         return parse_client_map("shard_map" if count == available else f"shard_map:{count}")
-    found = parse_client_map(run_map, argument="run_map")
-    if found.is_planned or found.kind == "pmap" or found.parts > 1:
+    parsed = parse_client_map(run_map, argument="run_map")
+    if parsed.is_planned or parsed.kind == "pmap" or parsed.parts > 1:
         raise ValueError(
             f"run_map is {run_map!r}; it must be auto, chunk:n, scan, shard_map or vmap."
         )
-    return found
+    return parsed
 
 
 def _resolve_client_map(client_map: str) -> ClientMap:

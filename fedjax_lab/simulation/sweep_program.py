@@ -203,11 +203,11 @@ class Program:
         if values_are_checked():
             rounds = jax.jit(functools.partial(self.advance_runs, length))
         try:
-            self._states, *found = rounds(*arguments)
+            self._states, *results = rounds(*arguments)
         except FloatingPointError as error:
             last = first + length - 1
             raise FloatingPointError(f"in rounds {first} to {last} of a run: {error}") from error
-        return tuple(jax.tree.map(lambda leaf: leaf[: self.count], jax.device_get(found)))
+        return tuple(jax.tree.map(lambda leaf: leaf[: self.count], jax.device_get(results)))
 
     def lower_one(self, run: Started, length: int) -> jax.stages.Lowered:
         """Lower the rounds of a single run, which do not depend on the size of a group.
