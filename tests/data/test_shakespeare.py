@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedjax_lab import data
-from fedjax_lab.command import runner
+from fedjax_lab.command import loading, runner
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.data import plays, shakespeare
 
@@ -260,34 +260,32 @@ def test_what_is_no_such_folder(folder, tmp_path, monkeypatch):
         data.load_federated("shakespeare", poems)
 
 
-def test_a_run_by_command(folder, tmp_path):
+def test_on_the_command_line(folder):
     """Natural clients unless another partition is named; padding is no token of the scores."""
-    small = {"model": "lstm", "model_option": ("embedding=3", "hidden=4"), "client_map": "scan"}
     config = RunConfig.of(
-        dataset=f"shakespeare:{folder}", cohort_size=2, rounds=2, batch_size=2, local_steps=1,
-        run_dir=str(tmp_path / "run"), **small,
-    )  # fmt: skip
+        dataset=f"shakespeare:{folder}",
+        cohort_size=2,
+        model="lstm",
+        model_option=("embedding=2", "hidden=3", "layers=1"),
+    )
     assert config.resolve().data.partition == "natural"
-    result = runner.run(config, progress=False)
-    row = result.history[-1]
-    assert row["perplexity"] == pytest.approx(math.exp(row["test_loss"]), rel=1e-5)
-    assert 4 < row["test_loss"] < 5  # nearly log 90
-    partition = json.loads((tmp_path / "run" / "partition.json").read_text())
-    assert partition["names"] == list(ROLES)
-    stored = json.loads((tmp_path / "run" / "config.json").read_text())
     setup = runner.build(config)
-    assert setup.data["hash"] in json.dumps(stored)
+    assert setup.clients.names == tuple(ROLES)
     assert setup.data["classes"] == 90
     # The mean over tokens, by hand: the sums over the scored places of all sequences.
+    scores = setup.evaluate(setup.params)
     test = data.load_federated("shakespeare", folder)[1].examples
-    correct, _ = setup.count_fn(result.params, test)
+    correct, losses = setup.count_fn(setup.params, test)
     scored = (np.asarray(test.y) >= 0).sum(1)
-    assert row["accuracy"] == pytest.approx((np.asarray(correct) * scored).sum() / scored.sum())
-    mixed = runner.build(config.replace(partition="iid", num_clients=2, min_client_size=1))
-    assert mixed.clients.names is None
-    assert mixed.data["hash"] == setup.data["hash"]
+    assert scores["accuracy"] == pytest.approx((np.asarray(correct) * scored).sum() / scored.sum())
+    loss = (np.asarray(losses) * scored).sum() / scored.sum()
+    assert scores["test_loss"] == pytest.approx(loss, rel=1e-5)
+    assert scores["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
+    mixed = config.replace(partition="iid", num_clients=2, min_client_size=1).resolve()
+    assert loading.load_divided(mixed.data, 0).clients is None
+    assert runner.data_hash(mixed) == setup.data["hash"]
     with pytest.raises(ValueError, match="min_client_size is 9; the smallest client"):
-        runner.build(config.replace(min_client_size=9))
+        loading.load_divided(config.replace(min_client_size=9).resolve().data, 0)
     with pytest.raises(ValueError, match=r"natural:x.* takes --partition natural"):
         config.replace(partition="natural:x").resolve()
 
