@@ -3,9 +3,11 @@
     python -m experiments.benchmarks.child SYSTEM JOB
 
 The job names the ``workload``, the file of its ``data``, ``rounds`` (of a sample), ``samples``,
-whether to ``evaluate`` at the end of each, and ``max_seconds``, after which an opponent stops
-early. The answer has ``milliseconds`` a round, a list over the samples without the first call,
-``compile_seconds`` or None, ``peak_bytes``, ``device``, ``threads`` (None on an accelerator) and
+``max_seconds``, after which an opponent stops early, and on a GPU the ``precision`` of products
+and, of ours, the ``method``. The answer has ``milliseconds`` a round, a list over the samples
+without the first call, ``first_row_seconds`` from the start of the process to the end of the
+first call, ``compile_seconds`` or None, ``test_loss`` of the model in the end on the first
+``CHECKED`` test examples, ``peak_bytes``, ``device``, ``threads`` (None on an accelerator) and
 ``versions``; or only a ``status``: why there is no measurement.
 
 Imports neither jax nor torch itself, so that each may be missing.
@@ -17,18 +19,29 @@ import resource
 import sys
 import time
 
+STARTED = time.perf_counter()
 MODULES = {
     "fedjax_lab": "ours",
     "fedjax_lab_own_cnn": "ours",
-    "torch": "torch_loop",
-    "torch_vmap": "torch_vmap",
-    "pfl": "pfl_loop",
+    "fedjax": "opponents.fedjax",
+    "flower": "opponents.flower",
+    "fedlab": "opponents.fedlab",
+    "pfl": "opponents.pfl",
+    "pfl_processes": "opponents.pfl",
+    "torch": "opponents.torch_loop",
+    "torch_compiled": "opponents.torch_loop",
+    "torch_processes": "opponents.torch_processes",
+    "torch_vmap": "opponents.torch_vmap",
+    "torch_vmap_compiled": "opponents.torch_vmap",
+    "pfl_benchmark": "pfl_benchmark",
+    "pfl_benchmark_of_pfl": "pfl_benchmark",
     "peak_jax": "ours",
     "peak_torch": "torch_models",
     "zoo": "zoo",
     "zoo_lax": "zoo",
     "zoo_torch": "torch_zoo",
 }
+CHECKED = 500
 PEAK_SIZE, PEAK_REPEATS = 2048, 20
 
 
@@ -36,10 +49,16 @@ class Unsupported(Exception):
     """The system cannot run the workload; the message says why."""
 
 
-def samples(run_rounds, job):
-    """Milliseconds a round of each sample; ``run_rounds()`` runs one and waits for its end."""
-    run_rounds()  # what happens once: allocation, the choice of algorithms
+def timed(run_rounds, job):
+    """``milliseconds`` and ``first_row_seconds`` of the answer.
+
+    Args:
+      run_rounds: ``run_rounds()`` runs the rounds of one sample and waits for their end.
+      job: see above.
+    """
+    run_rounds()  # what happens once: allocation, compilation, the choice of algorithms
     times, began = [], time.perf_counter()
+    first = began - STARTED
     for _ in range(job["samples"]):
         before = time.perf_counter()
         run_rounds()
@@ -47,7 +66,7 @@ def samples(run_rounds, job):
         times.append(1e3 * (now - before) / job["rounds"])
         if now - began > job["max_seconds"]:
             break
-    return times
+    return {"milliseconds": times, "first_row_seconds": first}
 
 
 def peak_flops(multiply):

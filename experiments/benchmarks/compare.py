@@ -1,4 +1,4 @@
-"""Systems taking turns: child processes, what they measured, the ratios of each turn, the table.
+"""Systems taking turns: child processes, what they measured, the ratios of each turn.
 
 What was measured is one value of JSON, from which all tables, figures and sentences are made:
 ``workloads`` is workload -> ``data``, ``samples_per_round``, ``flop_per_round`` and ``systems``:
@@ -19,12 +19,26 @@ import numpy as np
 from experiments.benchmarks.workloads import SEED, WORKLOADS
 
 OURS = ("fedjax_lab", "fedjax_lab_own_cnn")
-OPPONENTS = ("torch", "torch_vmap", "pfl")
+# System -> (its name in tables, the environment of ``make bench-opponents`` that it runs in).
+OPPONENTS = {
+    "fedjax": ("FedJAX", "fedjax"),
+    "flower": ("Flower", "flower"),
+    "fedlab": ("FedLab", "fedlab"),
+    "pfl": ("pfl", "pfl"),
+    "pfl_processes": ("pfl, processes", "pfl"),
+    "torch": ("PyTorch loop", "torch"),
+    "torch_processes": ("loop, processes", "torch"),
+    "torch_compiled": ("loop, `torch.compile`", "torch"),
+    "torch_vmap": ("`torch.func.vmap`", "torch"),
+    "torch_vmap_compiled": ("`vmap`, `torch.compile`", "torch"),
+}
 SYSTEMS = (*OURS, *OPPONENTS)
-IN_TORCH = (*OPPONENTS, "peak_torch", "zoo_torch")  # what the interpreter with PyTorch runs
+ENVIRONMENTS = {system: name for system, (_, name) in OPPONENTS.items()}
+ENVIRONMENTS |= {"peak_torch": "torch", "zoo_torch": "torch", "pfl_benchmark_of_pfl": "pfl"}
 ROOT = Path(__file__).parents[2]
+SLOW = 2.0
 # Compilation is measured, so nothing compiled before may be read.
-CACHES = ("JAX_COMPILATION_CACHE_DIR",)
+FRESH = {"JAX_COMPILATION_CACHE_DIR": None, "FEDJAX_LAB_PROGRAMS": "off"}
 
 
 def write_data(name, folder):
@@ -65,14 +79,28 @@ def _noise(workload):
     return [data.Examples(rows[:, :-1], rows[:, 1:]) for rows in words]
 
 
-def run_child(system, job, torch_python=sys.executable, timeout=None):
-    """The child's answer; if it has none, its last words as the ``status``."""
-    python = torch_python if system in IN_TORCH else sys.executable
+def interpreter(environment):
+    """The Python of one of the environments, this one where that has not been installed."""
+    python = ROOT / ".venv" / f"opponents-{environment}" / "bin" / "python"
+    return str(python) if environment and python.exists() else sys.executable
+
+
+def run_child(system, job, timeout=None, *, variables=FRESH, root=ROOT):
+    """The child's answer; if it has none, its last words as the ``status``.
+
+    Args:
+      system, job: see ``child``.
+      timeout: seconds; None: no limit.
+      variables: of the environment; None removes one.
+      root: the checkout whose code runs.
+    """
+    python = interpreter(ENVIRONMENTS.get(system))
     command = [python, "-m", "experiments.benchmarks.child", system, json.dumps(job)]
-    environment = {key: value for key, value in os.environ.items() if key not in CACHES}
+    environment = {**os.environ, **variables, "PYTHONPATH": str(root)}
+    environment = {key: value for key, value in environment.items() if value is not None}
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout
+            command, cwd=root, env=environment, capture_output=True, text=True, timeout=timeout
         )
     except subprocess.TimeoutExpired:
         return {"status": f"no answer in {timeout:.0f} s"}
@@ -86,13 +114,16 @@ def run_child(system, job, torch_python=sys.executable, timeout=None):
 def take_turns(plan, systems, repeats, child, seconds=None, say=print):
     """Answers of all children: repeat after repeat, all workloads, all systems in turn.
 
+    An opponent that took more than ``SLOW`` times as long as the best one in the first repeat has
+    no further turn, because no ratio to the best opponent depends on it.
+
     Args:
       plan: {workload: job}.
       systems: {workload: names}, in the order of their turns.
       repeats: how many sweeps.
       child: ``(system, job, timeout) -> answer``.
       seconds: no process is started after so many; None: no limit.
-      say: gets one line for each answer.
+      say: ``(line, answers)``, called after each answer with those until then.
 
     Returns:
       {workload: {system: [answer]}}; a system that has given a status for a workload is not asked
@@ -103,8 +134,12 @@ def take_turns(plan, systems, repeats, child, seconds=None, say=print):
     began = time.perf_counter()
     for repeat in range(repeats):
         for name, job in plan.items():
+            first = {system: times[0] for system, times in times_of(answers[name]).items()}
+            best = min((first[system] for system in OPPONENTS if system in first), default=0)
             for system, given in answers[name].items():
                 if any("status" in answer for answer in given):
+                    continue
+                if repeat and system in OPPONENTS and first[system] > SLOW * best:
                     continue
                 if system in missing:
                     given.append(missing[system])
@@ -118,7 +153,7 @@ def take_turns(plan, systems, repeats, child, seconds=None, say=print):
                 if told and told.startswith("not installed"):
                     missing[system] = given[-1]
                 told = told or f"{1e3 * sample_of(given[-1]):.1f} ms a round"
-                say(f"{name} {system} {repeat + 1}/{repeats}: {told}")
+                say(f"{name} {system} {repeat + 1}/{repeats}: {told}", answers)
     return answers
 
 
@@ -190,46 +225,6 @@ def commit():
     except FileNotFoundError:
         return None
     return done.stdout.strip() or None
-
-
-COLUMNS = (
-    "workload",
-    "system",
-    "samples/s",
-    "times the best opponent",
-    "ms a round",
-    "compile s",
-    "GEMM peak",
-    "peak MB",
-)
-
-
-def table(found):
-    """What was measured as Markdown; a system without a measurement in a line of its own."""
-    peak = peak_of(found)
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * (len(COLUMNS) - 2)]
-    for name, of in found["workloads"].items():
-        times = times_of(of["systems"])
-        compared = ratios(times)
-        for system, given in of["systems"].items():
-            cells = [name, system]
-            if system not in times:
-                cells += [given[-1]["status"].replace("|", "/"), *[""] * (len(COLUMNS) - 3)]
-            else:
-                good = [answer for answer in given if "status" not in answer]
-                seconds = float(np.median([*times[system].values()]))
-                compiled = [answer["compile_seconds"] for answer in good]
-                memory = max(answer["peak_bytes"] or 0 for answer in good)
-                cells += [
-                    f"{of['samples_per_round'] / seconds:,.0f}",
-                    spread(compared[system]),
-                    f"{1e3 * seconds:.1f}",
-                    "-" if None in compiled else f"{np.median(compiled):.1f}",
-                    f"{of['flop_per_round'] / seconds / peak:.1%}" if peak else "-",
-                    f"{memory / 1e6:,.0f}" if memory else "-",
-                ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def peak_of(found):

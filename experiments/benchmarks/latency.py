@@ -7,7 +7,7 @@ all threads, on which other processes weigh little. Beside them a PyTorch loop o
 is PyTorch.
 
     python -m experiments.benchmarks.latency [--methods M ... | all] [--workload W1s]
-        [--torch-python PATH] [--parts]
+        [--parts]
 
 ``--parts`` adds what the compiler makes of each part, as XLA's instructions and fusions: of drawing
 a batch, of the round, of the same round written by hand (``by_hand``), and of a chunk of rounds.
@@ -17,13 +17,13 @@ This file imports neither jax nor torch before it is asked to measure one of the
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from experiments.benchmarks.compare import interpreter
 from experiments.benchmarks.plain_methods import plain_method
 from experiments.benchmarks.workloads import WORKLOADS
 
@@ -207,7 +207,6 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), help="names, or: all")
     parser.add_argument("--workload", choices=list(PLANS), default="quick_start")
-    parser.add_argument("--torch-python", default=sys.executable, help="interpreter with PyTorch")
     parser.add_argument("--parts", action="store_true", help="what compilers make of each part")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -219,9 +218,7 @@ def main(arguments=None):
         from fedjax_lab.algorithms import ALGORITHMS
 
         given.methods = list(ALGORITHMS)
-    torch_python = shutil.which(given.torch_python)
-    if not torch_python:
-        parser.error(f"--torch-python is {given.torch_python!r}, which cannot be run")
+    torch_python = interpreter("torch")
     print("| processor seconds | import | data | model | to the first row | together |")
     print("|---|---:|---:|---:|---:|---:|")
     for method in given.methods:

@@ -39,7 +39,7 @@ def task_of(name):
     clients = data.partition(noise, workload.partition, workload.num_clients, seed=SEED)
     model = ours.build_model("fedjax_lab", name)
     params = model.init(jax.random.key(0), noise.x[:1])
-    algorithm, _ = ours.build_algorithm(workload, model, "fedavg")
+    algorithm = ours.build_algorithm(workload, model)
     sizes = {"batch_size": workload.batch_size, "local_steps": workload.local_steps}
     schedule = Schedule(workload.cohort_size, **sizes, replace=True)
     return algorithm, params, clients, schedule

@@ -30,7 +30,7 @@ def measure(cohort_size, rounds):
     train = data.synthetic.noise_images(workload.num_examples, workload.input_shape, seed=SEED)
     clients = data.partition(train, workload.partition, workload.num_clients, seed=SEED)
     model = ours.build_model("fedjax_lab", "W3")
-    algorithm, _ = ours.build_algorithm(workload, model)
+    algorithm = ours.build_algorithm(workload, model)
     params = jax.block_until_ready(model.init(jax.random.key(0), train.x[:1]))
     before = ours.about_device()["peak_bytes"]
     schedule = {

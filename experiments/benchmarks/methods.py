@@ -13,10 +13,9 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import ours
-from experiments.benchmarks.plain_methods import plain_method
 from experiments.benchmarks.rounds import Rounds
 from experiments.benchmarks.workloads import SEED, WORKLOADS
-from fedjax_lab import data, models
+from fedjax_lab import data
 from fedjax_lab.algorithms import ALGORITHMS
 from fedjax_lab.data.cohort import Schedule
 
@@ -39,25 +38,19 @@ class Task:
     """A workload's data and model, resident for all methods."""
 
     def __init__(self, name, length):
-        workload = WORKLOADS[name]
+        self._workload = workload = WORKLOADS[name]
         noise = data.synthetic.noise_images(workload.num_examples, workload.input_shape, seed=SEED)
         self._clients = data.partition(noise, workload.partition, workload.num_clients, seed=SEED)
-        self._model, self._preprocess = ours.build_model("fedjax_lab", name), data.preprocess()
-        self._loss = models.classification_loss(self._model.apply, self._preprocess)
+        self._model = ours.build_model("fedjax_lab", name)
         self._params = self._model.init(jax.random.key(0), noise.x[:1])
         sizes = {"batch_size": workload.batch_size, "local_steps": workload.local_steps}
         self._schedule = Schedule(workload.cohort_size, **sizes, replace=True)
         self._length = length or workload.full[0]
-        self._rate, self._slots = workload.client_lr, workload.num_clients
 
     def start(self, name):
         """(rounds of a method, gradients in its local step)."""
         factory, options = METHODS[name]
-        method = plain_method(
-            *(factory, self._loss, self._model, self._preprocess, self._rate),
-            memory_size=self._slots,
-            **options,
-        )
+        method = ours.build_algorithm(self._workload, self._model, factory, **options)
         rounds = Rounds(method, self._params, self._clients, self._schedule, self._length)
         return rounds, method.gradients_per_step
 
@@ -65,7 +58,7 @@ class Task:
 def main(arguments=None):
     """Print one Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    images = [name for name, w in WORKLOADS.items() if not w.is_text and w.algorithm == "fedavg"]
+    images = [name for name, w in WORKLOADS.items() if not w.is_text]
     parser.add_argument("--workload", choices=images, default="W1s")
     parser.add_argument("--methods", nargs="+", choices=[*METHODS, "all"], default=list(SYSTEMS))
     parser.add_argument("--rounds", type=int, help="of a sample")

@@ -1,5 +1,6 @@
 """What a user of fedjax_lab writes, with every setting at its default."""
 
+import contextlib
 import time
 
 import flax.linen as nn
@@ -8,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_lab
-from experiments.benchmarks.child import PEAK_SIZE, Unsupported, max_resident_bytes, peak_flops
+from experiments.benchmarks import child
+from experiments.benchmarks.plain_methods import plain_method
 from experiments.benchmarks.workloads import SEED, WORKLOADS
-from fedjax_lab import algorithms, data, models
-from fedjax_lab.simulation.evaluate import build_evaluation
+from fedjax_lab import data, models
 from fedjax_lab.storage.run_dir import versions
 
 
@@ -53,54 +54,54 @@ def build_model(system, name):
         factory, options = workload.model
         return models.build(factory, workload.num_classes, **options)
     if system == "fedjax_lab_own_cnn" and name != "W1s":
-        raise Unsupported("the model of one's own is for W1s (W5's always is)")
+        raise child.Unsupported("the model of one's own is for W1s (W5's always is)")
     return models.from_linen(OWN_MODELS[name]())
 
 
-def build_algorithm(workload, model, method=None, **options):
-    """``(algorithm, evaluation's counts)`` for the workload's model and data."""
+def build_algorithm(workload, model, method="fedavg", **options):
+    """A method of the catalogue for the workload's model and data, with plain hyperparameters."""
+    preprocess = data.preprocess()
     if workload.is_text:
-        loss_fn, counts = models.language_model_loss(model.apply), models.token_counts(model.apply)
+        loss_fn = models.language_model_loss(model.apply)
     else:
-        scaled = data.preprocess()
-        loss_fn = models.classification_loss(model.apply, scaled)
-        counts = models.accuracy_counts(model.apply, scaled)
-    factory = algorithms.ALGORITHMS[method or workload.algorithm]
-    return factory(loss_fn, **{"client_lr": workload.client_lr, **options}), counts
+        loss_fn = models.classification_loss(model.apply, preprocess)
+    options = {"memory_size": workload.num_clients, **options}
+    return plain_method(method, loss_fn, model, preprocess, workload.client_lr, **options)
 
 
 def run(system, job):
     """One run of ``simulate``; the clock is read where it evaluates, with the device idle."""
-    workload = WORKLOADS[job["workload"]]
+    workload, precision = WORKLOADS[job["workload"]], job.get("precision", "tf32")
     with np.load(job["data"]) as file:
         train = data.Examples(file["x"], file["y"])
-        test = data.Examples(file["x_test"], file["y_test"])
+        test = [file[name][: child.CHECKED] for name in ("x_test", "y_test")]
     clients = data.partition(train, workload.partition, workload.num_clients, seed=SEED)
-    model = build_model(system, job["workload"])
-    algorithm, counts = build_algorithm(workload, model)
-    example = train.x[:1] if workload.is_text else train.x[:1] / np.float32(255)
-    params = model.init(jax.random.key(0), example)
-    accuracy = build_evaluation(counts, test) if job["evaluate"] else lambda params: {}
+    dtype = "bfloat16" if precision == "bfloat16" else "float32"
+    model = models.mixed_precision(build_model(system, job["workload"]), dtype)
+    algorithm = build_algorithm(workload, model, job.get("method", "fedavg"))
+    params = model.init(jax.random.key(0), train.x[:1])
     clock = []
 
     def evaluate(params):
-        scores = jax.block_until_ready((params, accuracy(params)))[1]
+        jax.block_until_ready(params)
         clock.append(time.perf_counter())
-        return scores
+        return {}
 
-    result = fedjax_lab.simulate(
-        algorithm,
-        params,
-        clients,
-        rounds=(job["samples"] + 1) * job["rounds"],
-        cohort_size=workload.cohort_size,
-        local_steps=workload.local_steps,
-        batch_size=workload.batch_size,
-        replace=True,
-        evaluate=evaluate,
-        eval_every=job["rounds"],
-        client_map="auto",
-    )
+    is_exact = precision == "float32"
+    with jax.default_matmul_precision("highest") if is_exact else contextlib.nullcontext():
+        result = fedjax_lab.simulate(
+            algorithm,
+            params,
+            clients,
+            rounds=(job["samples"] + 1) * job["rounds"],
+            cohort_size=workload.cohort_size,
+            local_steps=workload.local_steps,
+            batch_size=workload.batch_size,
+            replace=True,
+            evaluate=evaluate,
+            eval_every=job["rounds"],
+            client_map="auto",
+        )
     if result.seconds < clock[-1] - clock[0]:
         raise RuntimeError(
             f"result.seconds is {result.seconds}, but {clock[-1] - clock[0]} passed between the "
@@ -108,10 +109,19 @@ def run(system, job):
         )
     return {
         "milliseconds": (1e3 * np.diff(clock) / job["rounds"]).tolist(),
+        "first_row_seconds": clock[0] - child.STARTED,
         "compile_seconds": result.compile_seconds,
         **about_device(),
         "versions": versions(),
+        "test_loss": test_loss(model, result.params, workload.is_text, *test),
     }
+
+
+def test_loss(model, params, is_text, x, y):
+    """Mean cross-entropy of a model on examples."""
+    logits = model.apply(params, x if is_text else x / np.float32(255))
+    likelihoods = jnp.take_along_axis(jax.nn.log_softmax(logits), y[..., None], -1)
+    return -float(likelihoods.mean())
 
 
 def about_device():
@@ -119,14 +129,14 @@ def about_device():
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         streams = jax.local_device_count()
-        return {"peak_bytes": max_resident_bytes(), "device": "cpu", "threads": streams}
+        return {"peak_bytes": child.max_resident_bytes(), "device": "cpu", "threads": streams}
     peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
     return {"peak_bytes": peak, "device": device.device_kind, "threads": None}
 
 
 def peak():
     """The measured rate of a float32 matrix product, at the default precision."""
-    a = jax.random.normal(jax.random.key(0), (PEAK_SIZE, PEAK_SIZE))
+    a = jax.random.normal(jax.random.key(0), (child.PEAK_SIZE, child.PEAK_SIZE))
     product = jax.jit(jnp.dot)
-    flops = peak_flops(lambda: product(a, a).block_until_ready())
+    flops = child.peak_flops(lambda: product(a, a).block_until_ready())
     return {"flops": flops, "device": about_device()["device"]}

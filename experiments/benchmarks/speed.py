@@ -21,7 +21,16 @@ STORED = Path(__file__).parent / "cpu.json"
 ZOO = Path(__file__).parent / "zoo.json"
 ROOT = Path(__file__).parents[2]
 _LIBRARY, _OWN = OURS
-_FASTEST = "the fastest of a PyTorch loop, `torch.func.vmap` and pfl-research"
+_VERSIONS = ("jax", "torch", "fedjax", "flwr", "ray", "fedlab", "pfl", "python")
+# Names in sentences; of a pair of systems, one of them is enough.
+_SAID = {
+    "fedjax": "FedJAX",
+    "flower": "Flower",
+    "fedlab": "FedLab",
+    "pfl": "pfl-research",
+    "torch": "a PyTorch loop",
+    "torch_vmap": "`torch.func.vmap`",
+}
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -58,38 +67,81 @@ def speedups(found: Mapping[str, Any]) -> list[Speedup]:
     return sorted(rows, key=lambda row: -row.ratio[0])
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """Return the first table of docs/speed.md as Markdown.
+def sizes(name: str) -> str:
+    """Return a workload with its clients, steps and mini-batches.
+
+    Args:
+      name: of the workload.
+    """
+    workload = WORKLOADS[name]
+    return (
+        f"{workload.title}, {workload.cohort_size} of {workload.num_clients:,} clients, "
+        f"{workload.local_steps} steps of batch {workload.batch_size}"
+    )
+
+
+def opponents(found: Mapping[str, Any]) -> list[str]:
+    """Return the opponents with a measurement.
 
     Args:
       found: what ``experiments.benchmarks`` stored.
     """
-    peak = peak_of(found)
-    lines = [
-        "| workload | next to the best opponent | the PyTorch loop | `torch.func.vmap` | pfl "
-        "| share of the GEMM peak: ours, the loop's |",
-        "|---|---|---|---|---|---|",
-    ]
+    measured = [times_of(of["systems"]) for of in found["workloads"].values()]
+    return [name for name in OPPONENTS if any(name in times for times in measured)]
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return the first table of docs/speed.md as Markdown: milliseconds a round of every system.
+
+    Args:
+      found: what ``experiments.benchmarks`` stored.
+    """
+    peak, others = peak_of(found), opponents(found)
+    head = ["workload", "times the best opponent", "fedjax_lab"]
+    head += [OPPONENTS[name][0] for name in others]
+    head.append("share of the GEMM peak: ours, the best opponent's")
+    lines = [_row(head), "|---|---|" + "---:|" * (len(others) + 1) + "---|"]
     for row in speedups(found):
-        workload, of = WORKLOADS[row.workload], found["workloads"][row.workload]
+        of = found["workloads"][row.workload]
         times = times_of(of["systems"])
-        own = times[_OWN if row.is_own else _LIBRARY]
-        each = [ratios({"own": own, name: times.get(name, {})}, [name]) for name in OPPONENTS]
-        cells = ["-" if one.get("own") is None else f"{one['own'][0]:.2f}" for one in each]
+        medians = {name: float(np.median([*seconds.values()])) for name, seconds in times.items()}
+        own = medians[_OWN if row.is_own else _LIBRARY]
+        best = min(medians[name] for name in others if name in medians)
         shares = [
-            f"{100 * of['flop_per_round'] / np.median([*seconds.values()]) / peak:.0f} %"
-            for seconds in (own, times.get("torch", {}))
-            if seconds and peak
+            f"{100 * of['flop_per_round'] / each / peak:.0f} %" for each in (own, best) if peak
         ]
-        sizes = (
-            f"{workload.cohort_size} of {workload.num_clients:,} clients, {workload.local_steps} "
-            f"steps of batch {workload.batch_size}"
-        )
         title = "the same with a flax CNN of the user's own (`nn.Conv`, `nn.max_pool`)"
-        label = title if row.is_own else f"{workload.title}, {sizes}"
-        cells = [f"{row.workload}: {label}", spread(row.ratio), *cells, ", ".join(shares) or "-"]
-        lines.append(f"| {' | '.join(cells)} |")
+        label = title if row.is_own else sizes(row.workload)
+        cells = [f"{1e3 * medians[name]:,.0f}" if name in medians else "-" for name in others]
+        milliseconds = f"{1e3 * own:,.0f}"
+        cells = [f"{row.workload}: {label}", spread(row.ratio), milliseconds, *cells]
+        lines.append(_row([*cells, ", ".join(shares) or "-"]))
     return "\n".join(lines)
+
+
+def first_rows(found: Mapping[str, Any]) -> str:
+    """Return seconds to the first row and peak memory of every system as Markdown.
+
+    Args:
+      found: what ``experiments.benchmarks`` stored.
+    """
+    others = opponents(found)
+    titles = ["fedjax_lab", *(OPPONENTS[name][0] for name in others)]
+    lines = [_row(["workload", *titles]), "|---|" + "---:|" * len(titles)]
+    for name, of in found["workloads"].items():
+        cells = [name]
+        for system in (_LIBRARY, *others):
+            good = [each for each in of["systems"].get(system, []) if "status" not in each]
+            memory = max((each["peak_bytes"] or 0 for each in good), default=0)
+            first = [each["first_row_seconds"] for each in good if "first_row_seconds" in each]
+            seconds = f"{np.median(first):.1f} s, " if first else ""
+            cells.append(f"{seconds}{memory / 1e6:,.0f} MB" if good else "-")
+        lines.append(_row(cells))
+    return "\n".join(lines)
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def sentence(found: Mapping[str, Any]) -> str:
@@ -101,7 +153,9 @@ def sentence(found: Mapping[str, Any]) -> str:
     rows = [row for row in speedups(found) if not row.is_own]
     ahead = [row.ratio[0] for row in rows if row.ratio[0] >= 1]
     behind = [row for row in rows if row.ratio[0] < 1]
-    text = f"{min(ahead):.2f} to {max(ahead):.2f} times as fast as {_FASTEST}"
+    *names, last = [_SAID[name] for name in opponents(found) if name in _SAID]
+    fastest = f"the fastest of {', '.join(names)} and {last}" if names else last
+    text = f"{min(ahead):.2f} to {max(ahead):.2f} times as fast as {fastest}"
     count = _NUMBERS[len(rows)]
     if not behind:
         return f"{text}, over {count} workloads"
@@ -125,13 +179,18 @@ def about(found: Mapping[str, Any]) -> str:
     versions: dict[str, str] = {}
     for answer in answers.values():
         versions |= answer["versions"]
-    shown = ", ".join(
-        f"{name} {versions[name]}" for name in ("jax", "torch", "pfl", "python") if name in versions
-    )
+    shown = ", ".join(f"{name} {versions[name]}" for name in _VERSIONS if name in versions)
     threads = ", ".join(f"{system} {answer['threads']}" for system, answer in answers.items())
     repeats = {
         name: min(len(seconds) for seconds in times_of(of["systems"]).values() if seconds)
         for name, of in found["workloads"].items()
+    }
+    failures = {
+        f"{system} on {name}: {answer['status']}"
+        for name, of in found["workloads"].items()
+        for system, given in of["systems"].items()
+        for answer in given
+        if "status" in answer and answer["status"] != "no time was left"
     }
     machine, peak = found["machine"], peak_of(found)
     place = f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gib']:.0f} GiB"
@@ -142,9 +201,10 @@ def about(found: Mapping[str, Any]) -> str:
         "Versions": f"{shown}; {made}, on {found['date']}",
         "Threads": threads,
         "Repeats": ", ".join(f"{name} {number}" for name, number in repeats.items()),
+        "Not measured": "; ".join(sorted(failures)),
         "Command": f"`{found['command']}`",
     }
-    return "\n".join(f"- **{name}.** {text}." for name, text in lines.items())
+    return "\n".join(f"- **{name}.** {text}." for name, text in lines.items() if text)
 
 
 def pages(found: Mapping[str, Any]) -> dict[Path, str]:
@@ -154,6 +214,7 @@ def pages(found: Mapping[str, Any]) -> dict[Path, str]:
       found: what ``experiments.benchmarks`` stored.
     """
     said = {"speed": sentence(found), "speed table": f"\n{table(found)}\n"}
+    said["speed first rows"] = f"\n{first_rows(found)}\n"
     said["speed machine"] = f"\n{about(found)}\n"
     if ZOO.exists():
         said["zoo table"] = f"\n{zoo.table(json.loads(ZOO.read_text(encoding='utf-8')))}\n"

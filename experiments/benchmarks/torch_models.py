@@ -8,17 +8,26 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiments.benchmarks.child import PEAK_SIZE, max_resident_bytes, peak_flops
+from experiments.benchmarks.child import CHECKED, PEAK_SIZE, max_resident_bytes, peak_flops
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def set_up():
-    """Both cores of a CPU; on a GPU the arithmetic that jax has by default, and tuned kernels."""
-    torch.set_num_threads(os.cpu_count() or 1)
+def set_up(job, threads=None):
+    """All cores of a CPU, or ``threads``; on a GPU the job's precision, and tuned kernels.
+
+    The precision of products is "tf32" (the default, as it is jax's), "float32" or "bfloat16".
+    """
+    torch.set_num_threads(threads or job.get("threads") or os.cpu_count() or 1)
+    precision = job.get("precision", "tf32")
     if DEVICE.type == "cuda":
-        torch.set_float32_matmul_precision("high")
+        torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
+        torch.backends.cudnn.allow_tf32 = precision != "float32"
         torch.backends.cudnn.benchmark = True
+    if precision == "bfloat16":
+        torch.set_autocast_dtype(DEVICE.type, torch.bfloat16)
+        torch.set_autocast_enabled(DEVICE.type, True)
+        torch.set_autocast_cache_enabled(False)  # it would keep the first step's parameters
 
 
 class ChannelsFirst(nn.Module):
@@ -111,35 +120,43 @@ def mean_loss(logits, y):
 
 
 class Clients:
-    """All data in memory as a model takes it, and who holds what."""
+    """All data in memory as a model takes it, and who holds what.
+
+    Attributes:
+      x, y: the examples of all clients.
+      rows: the places of each client's examples in them.
+    """
 
     def __init__(self, path):
         with np.load(path) as file:
             self.x, self.y = _resident(file["x"]), _resident(file["y"])
-            self.x_test, self.y_test = _resident(file["x_test"]), _resident(file["y_test"])
-            indices = torch.from_numpy(file["indices"]).long().to(DEVICE)
-            self.rows = indices.split(file["sizes"].tolist())
+            self._test = _resident(file["x_test"][:CHECKED]), _resident(file["y_test"][:CHECKED])
+            self._places = torch.from_numpy(file["indices"]).long().to(DEVICE)
+            self._sizes = torch.from_numpy(file["sizes"]).long()
+        self._first = self._sizes.cumsum(0) - self._sizes
+        self.rows = self._places.split(self._sizes.tolist())
 
     def cohort(self, size):
-        """Ids of different clients."""
-        return torch.randperm(len(self.rows))[:size].tolist()
+        """Ids of different clients, [size]."""
+        return torch.randperm(len(self.rows))[:size]
 
-    def draw(self, client, *shape):
-        """Places of examples of a client, drawn with replacement, [*shape]."""
-        rows = self.rows[client]
-        return rows[torch.randint(len(rows), shape, device=DEVICE)]
+    def draw(self, cohort, steps, batch_size):
+        """Places of all mini-batches of a cohort, drawn with replacement, [S, K, B]."""
+        sizes, first = (
+            of[cohort].to(DEVICE, non_blocking=True)[:, None] for of in (self._sizes, self._first)
+        )
+        number = steps * batch_size
+        drawn = torch.rand(len(cohort), number, dtype=torch.float64, device=DEVICE) * sizes
+        return self._places[first + drawn.long()].view(-1, steps, batch_size)
 
     @torch.no_grad()
-    def evaluate(self, model):
-        """Accuracy and loss on the test examples."""
+    def test_loss(self, model):
+        """Mean loss of the model on the first test examples."""
         model.eval()
-        correct, loss = 0, 0.0
-        for x, y in zip(self.x_test.split(1000), self.y_test.split(1000), strict=True):
-            logits = model(x)
-            correct = correct + (logits.argmax(-1) == y).sum()
-            loss = loss + F.cross_entropy(logits, y, reduction="sum")
+        x, y = self._test
+        loss = mean_loss(model(x), y)
         model.train()
-        return float(correct) / len(self.y_test), float(loss) / len(self.y_test)
+        return float(loss)
 
 
 def _resident(array):
@@ -169,7 +186,7 @@ def about_device():
 
 def peak():
     """The measured rate of a float32 matrix product, with the settings of the systems."""
-    set_up()
+    set_up({})
     a = torch.randn(PEAK_SIZE, PEAK_SIZE, device=DEVICE)
     out = torch.empty_like(a)
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from experiments.benchmarks import torch_models
-from experiments.benchmarks.child import samples
-from experiments.benchmarks.torch_models import DEVICE, Clients, mean_loss
+from experiments.benchmarks.opponents.torch_loop import run_fedavg
+from experiments.benchmarks.torch_models import DEVICE, Clients
 
 EPSILON = 1e-6  # flax's, of norms
 
@@ -304,27 +304,8 @@ def build_model(job, example):
 
 def run(system, job):
     """Rounds of FedAvg."""
-    torch_models.set_up()
+    torch_models.set_up(job)
     clients = Clients(job["data"])
     model = build_model(job, clients.x[:1])
-    params = list(model.parameters())
-    shared = [p.detach().clone() for p in params]
-
-    def step(rows):
-        with torch.enable_grad():
-            loss = mean_loss(model(clients.x[rows]), clients.y[rows])
-            gradient = torch.autograd.grad(loss, params)
-        torch._foreach_add_(params, gradient, alpha=-job["client_lr"])
-
-    @torch.no_grad()
-    def one_round():
-        total = [torch.zeros_like(p) for p in shared]
-        for client in clients.cohort(job["cohort_size"]):
-            torch._foreach_copy_(params, shared)
-            for rows in clients.draw(client, job["local_steps"], job["batch_size"]):
-                step(rows)
-            torch._foreach_add_(total, params, alpha=1 / job["cohort_size"])
-        torch._foreach_copy_(shared, total)
-        torch_models.wait()
-
-    return {"milliseconds": samples(one_round, job), **torch_models.about_device()}
+    sizes = {name: job[name] for name in ("cohort_size", "local_steps", "batch_size", "client_lr")}
+    return run_fedavg(model, clients, job, **sizes, compiled=False)

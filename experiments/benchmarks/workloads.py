@@ -14,6 +14,7 @@ Axes: N clients, S of them in a cohort, K local steps, B examples of a mini-batc
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 SEED = 0  # of data and partitions
 
@@ -32,10 +33,8 @@ class Workload:
       num_examples: of all clients together.
       partition: a scheme of ``fedjax_lab.data``.
       dataset: whose examples, if they are on this machine; "noise" otherwise.
-      algorithm: a key of ``fedjax_lab.algorithms.ALGORITHMS``.
       client_lr: learning rate.
       full, gpu: (rounds of a sample, samples of a process) on a CPU and on a GPU.
-      evaluate_on_gpu: whether a sample on a GPU ends with the accuracy on 10,000 examples.
     """
 
     title: str
@@ -52,9 +51,7 @@ class Workload:
     gpu: tuple[int, int]
     partition: str = "iid"
     dataset: str = "noise"
-    algorithm: str = "fedavg"
     client_lr: float = 0.01
-    evaluate_on_gpu: bool = False
 
     @property
     def is_text(self) -> bool:
@@ -69,8 +66,22 @@ class Workload:
     @property
     def flop_per_round(self) -> int:
         """Operations of a round: 6 per multiplication, less the input gradient of layer 1."""
-        gradients = 2 if self.algorithm == "fedspeed" else 1
-        return gradients * self.samples_per_round * flop_per_example(self)
+        return self.samples_per_round * flop_per_example(self)
+
+
+class Layer(NamedTuple):
+    """What one example costs in a layer.
+
+    Attributes:
+      multiplications: of the forward pass.
+      weights: numbers that are trained, biases and the scales of norms among them.
+      outputs: numbers that the backward pass needs: products' results, norms' and activations'
+        where they are not computed again from these.
+    """
+
+    multiplications: int
+    weights: int
+    outputs: int
 
 
 def flop_per_example(workload: Workload) -> int:
@@ -79,46 +90,58 @@ def flop_per_example(workload: Workload) -> int:
     Every multiplication of the forward pass counts 2 (multiply and add), and as often for the
     gradient of the weights and for that of the layer's input, which layer 1 does not need.
     """
-    macs = list(multiplications(workload))
-    first = 0 if workload.is_text else macs[0]  # word vectors are trained: all inputs count
-    return 6 * sum(macs) - 2 * first
+    products = [layer.multiplications for layer in layers(workload) if layer.multiplications]
+    first = 0 if workload.is_text else products[0]  # word vectors are trained: all inputs count
+    return 6 * sum(products) - 2 * first
 
 
-def multiplications(workload: Workload) -> Iterator[int]:
-    """Multiplications of each layer that has any, for one example."""
+def layers(workload: Workload) -> Iterator[Layer]:
+    """Each layer with weights, and each pooling."""
     shape = workload.input_shape
     for kind, *sizes in workload.layers:
         if kind == "conv":
             features, kernel = sizes
             height, width = (size - kernel + 1 for size in shape[:2])
-            yield height * width * features * kernel**2 * shape[2]
+            weights = features * kernel**2 * shape[2]
             shape = (height, width, features)
+            yield Layer(height * width * weights, weights + features, math.prod(shape))
         elif kind == "pool":
             shape = (shape[0] // 2, shape[1] // 2, shape[2])
+            yield Layer(0, 0, math.prod(shape))
         elif kind == "dense":
-            yield math.prod(shape) * sizes[0]
+            weights = math.prod(shape) * sizes[0]
             shape = (sizes[0],)
+            yield Layer(weights, weights + sizes[0], sizes[0])
         elif kind == "resnet18":
             yield from _resnet18(shape, sizes[0], workload.num_classes)
         elif kind == "lstm":
-            (length,), (units, layers) = shape, sizes
-            yield from [length * 4 * units * (units + units)] * layers
-            yield length * units * workload.num_classes
+            (length,), (units, number) = shape, sizes
+            words = workload.num_classes
+            yield Layer(0, words * units, length * units)
+            weights = 4 * units * (units + units)
+            yield from [Layer(length * weights, weights + 8 * units, length * 6 * units)] * number
+            yield Layer(length * units * words, (units + 1) * words, length * words)
 
 
-def _resnet18(shape: tuple[int, ...], width: int, num_classes: int) -> Iterator[int]:
+def _resnet18(shape: tuple[int, ...], width: int, num_classes: int) -> Iterator[Layer]:
     height, columns, channels = shape
     pixels = height * columns
-    yield pixels * 9 * channels * width
+
+    def convolution(kernel: int, channels: int, features: int) -> Layer:
+        """With its norm: a scale and a bias for each channel, and a result of its own."""
+        weights = kernel**2 * channels * features
+        return Layer(pixels * weights, weights + 2 * features, 2 * pixels * features)
+
+    yield convolution(3, channels, width)
     channels = width
     for features in (width, 2 * width, 4 * width, 8 * width):
         if features != channels:
             pixels //= 4
-            yield pixels * channels * features  # projection
-        yield pixels * 9 * channels * features
-        yield from [pixels * 9 * features * features] * 3
+            yield convolution(1, channels, features)  # projection
+        yield convolution(3, channels, features)
+        yield from [convolution(3, features, features)] * 3
         channels = features
-    yield channels * num_classes
+    yield Layer(channels * num_classes, (channels + 1) * num_classes, num_classes)
 
 
 def _lenet(widths: tuple[int, int, int, int]) -> tuple[tuple, ...]:
@@ -168,6 +191,21 @@ _W4 = Workload(
 )
 
 WORKLOADS = {
+    # As small as can be, to see that everything runs.
+    "W0": Workload(
+        "MLP 784-8-10",
+        layers=(("dense", 8), ("relu",), ("dense", 10)),
+        model=("mlp", {"hidden": (8,)}),
+        input_shape=(28, 28, 1),
+        num_classes=10,
+        num_examples=400,
+        num_clients=20,
+        cohort_size=4,
+        local_steps=2,
+        batch_size=8,
+        full=(2, 1),
+        gpu=(2, 1),
+    ),
     "W1": Workload(
         "LeNet of GradMA, no norm",
         layers=_lenet((32, 64, 512, 128)),
@@ -223,9 +261,6 @@ WORKLOADS = {
         batch_size=20,
         num_examples=10_000,
     ),
-    "W4-fedspeed": dataclasses.replace(
-        _W4, title="ResNet-18 with GroupNorm, FedSpeed", algorithm="fedspeed"
-    ),
     "W5": Workload(
         "two-convolution CNN of pfl-research's CIFAR-10 benchmark, dropout",
         layers=(
@@ -239,11 +274,9 @@ WORKLOADS = {
         local_steps=5,
         batch_size=10,
         full=(1, 2),
-        gpu=(10, 150),
-        evaluate_on_gpu=True,
+        gpu=(10, 4),
     ),
     "W6": _text(256, 10_000, full=(1, 1)),
     "W6s": _text(128, 2_000, full=(2, 2)),
 }
 ON_CPU = ("W1", "W1s", "W2", "W3", "W4s", "W5", "W6s")
-ON_GPU = ("W1", "W1s", "W2", "W3", "W6", "W5", "W4", "W4-fedspeed")

@@ -64,7 +64,7 @@ def main(arguments=None):
         clients = data.partition(noise, workload.partition, workload.num_clients, seed=SEED)
         model = ours.build_model("fedjax_lab", name)
         params = model.init(jax.random.key(0), noise.x[:1])
-        plain, _ = ours.build_algorithm(workload, model, "fedavg")
+        plain = ours.build_algorithm(workload, model)
         for size in given.cohorts:
             schedule = Schedule(size, workload.batch_size, local_steps=workload.local_steps)
             base = Rounds(plain, params, clients, schedule, given.rounds)

@@ -9,7 +9,7 @@ same number of parameters; a twin with another number is refused. The method is 
 on noise.
 
     python -m experiments.benchmarks.zoo [--networks N ...] [--repeats R] [--rounds R]
-        [--with-lax] [--torch-python FILE] [--json FILE]
+        [--with-lax] [--json FILE]
 
 ``lowering="lax"`` is left out for networks of which it takes minutes, unless ``--with-lax`` is
 given. Networks of libraries that are not installed are named and left out.
@@ -23,7 +23,6 @@ import importlib.util
 import json
 import math
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -704,20 +703,15 @@ def main(arguments=None):
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="measured rounds of a process")
     parser.add_argument("--with-lax", action="store_true", help="also where it takes minutes")
-    parser.add_argument("--torch-python", default=sys.executable, help="interpreter with PyTorch")
     parser.add_argument("--json", metavar="FILE", help="where all measurements are stored")
     given = parser.parse_args(arguments)
-    torch_python = shutil.which(given.torch_python)
-    if not torch_python:
-        parser.error(f"--torch-python is {given.torch_python!r}, which cannot be run")
-    torch_python = os.path.abspath(torch_python)
 
-    def say(line):
+    def say(line, _):
         print(line, file=sys.stderr, flush=True)
 
     def child(system, job, timeout):
         few = {"samples": 1} if system == "lax" else {}  # its rounds are long
-        return run_child(CHILDREN[system], {**job, **few}, torch_python, timeout)
+        return run_child(CHILDREN[system], {**job, **few}, timeout)
 
     missing = [n for n in given.networks if importlib.util.find_spec(ZOO[n].package) is None]
     names = [name for name in given.networks if name not in missing]

@@ -1,10 +1,16 @@
-"""Apple's pfl (the package of pfl-research) with its PyTorch models, in one process.
+"""Apple's pfl (the package of pfl-research) with its PyTorch models.
 
-Its users train on consecutive mini-batches of a pass; here, as for all systems, mini-batches are
-drawn with replacement. Local models are evaluated in round 0 alone, which is not timed.
+``pfl`` is one process; ``pfl_processes`` is one for each core with one thread, which torchrun
+starts and pfl divides a cohort among, as its documentation has it for several GPUs. Its users train
+on consecutive mini-batches of a pass; here, as for all systems, mini-batches are drawn with
+replacement. Local models are evaluated in round 0 alone, which is not timed.
 """
 
 import itertools
+import json
+import os
+import subprocess
+import sys
 import time
 import types
 
@@ -22,7 +28,7 @@ from pfl.model.pytorch import PyTorchModel
 from pfl.version import __version__ as pfl_version
 
 from experiments.benchmarks import torch_models
-from experiments.benchmarks.child import Unsupported
+from experiments.benchmarks.child import STARTED, Unsupported
 from experiments.benchmarks.torch_models import Clients, mean_loss
 from experiments.benchmarks.workloads import WORKLOADS
 
@@ -37,8 +43,7 @@ class DrawnDataset(Dataset):
     def iter(self, batch_size):
         """Yield [x, y]."""
         x, y = self.raw_data
-        for _ in range(self._num_steps):
-            rows = torch.randint(len(y), (batch_size,), device=y.device)
+        for rows in torch.randint(len(y), (self._num_steps, batch_size), device=y.device):
             yield [x[rows], y[rows]]
 
 
@@ -60,12 +65,10 @@ class Clock(TrainingProcessCallback):
 
 def run(system, job):
     """Rounds of its FederatedAveraging with uniform weights."""
+    if system == "pfl_processes":
+        return run_processes(job)
     workload = WORKLOADS[job["workload"]]
-    if workload.algorithm != "fedavg":
-        raise Unsupported(f"it has no {workload.algorithm}")
-    if job["evaluate"]:
-        raise Unsupported("its own evaluation is not comparable")
-    torch_models.set_up()
+    torch_models.set_up(job, job.get("threads"))
     clients = Clients(job["data"])
     users = [
         DrawnDataset([clients.x[rows], clients.y[rows]], workload.local_steps)
@@ -103,8 +106,30 @@ def run(system, job):
             1e3 * (later - sooner) / job["rounds"]
             for sooner, later in itertools.pairwise(clock.ends)
         ],
+        "first_row_seconds": clock.ends[0] - STARTED,
         **about,
         "versions": {**about["versions"], "pfl": pfl_version},
+        "test_loss": clients.test_loss(module),
+    }
+
+
+def run_processes(job):
+    """The same in a process for each core; the answer is the first one's."""
+    if torch_models.DEVICE.type != "cpu":
+        raise Unsupported("one GPU has no cores to divide")
+    count = os.cpu_count() or 1
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    command += [f"--nproc-per-node={count}", sys.executable, "-m", "experiments.benchmarks.child"]
+    # A process that stops before the others leaves them waiting: all take all samples.
+    told = json.dumps({**job, "threads": 1, "max_seconds": float("inf")})
+    started = time.perf_counter() - STARTED
+    done = subprocess.run([*command, "pfl", told], stdout=subprocess.PIPE, text=True, check=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {
+        **answers[0],
+        "first_row_seconds": started + max(each["first_row_seconds"] for each in answers),
+        "peak_bytes": sum(each["peak_bytes"] for each in answers),
+        "threads": count,
     }
 
 
