@@ -3,12 +3,13 @@
     python -m experiments.benchmarks.child SYSTEM JOB
 
 The job names the ``workload``, the file of its ``data``, ``rounds`` (of a sample), ``samples``,
-``max_seconds``, after which an opponent stops early, and on a GPU the ``precision`` of products
-and, of ours, the ``method``. The answer has ``milliseconds`` a round, a list over the samples
-without the first call, ``first_row_seconds`` from the start of the process to the end of the
-first call, ``compile_seconds`` or None, ``test_loss`` of the model in the end on the first
-``CHECKED`` test examples, ``peak_bytes``, ``device``, ``threads`` (None on an accelerator) and
-``versions``; or only a ``status``: why there is no measurement.
+``max_seconds``, after which an opponent stops early, and where they are not the default the
+``precision`` of products, PyTorch's ``threads`` and our ``method``. The answer has
+``milliseconds`` a round, a list over the samples without the first call, ``first_row_seconds``
+from the start of the process to the end of the first call, ``compile_seconds`` or None,
+``test_loss`` of the last model on the first ``CHECKED`` test examples, ``peak_bytes``,
+``device``, ``threads`` (None on an accelerator) and ``versions``; or only a ``status``: why there
+is no measurement.
 
 Imports neither jax nor torch itself, so that each may be missing.
 """

@@ -132,7 +132,7 @@ def run_pfl(arrays, rounds, seed):
     from pfl.aggregate.weighting import WeightByUser
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
-    from pfl.callback import CentralEvaluationCallback
+    from pfl.callback.central_evaluation import CentralEvaluationCallback
     from pfl.data.dataset import Dataset
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.data.sampling import get_user_sampler

@@ -5,25 +5,33 @@ client's mini-batches are tensors in memory, which is faster.
 """
 
 import importlib.metadata
-
-from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
-from fedlab.contrib.algorithm.basic_server import SyncServerHandler
-from fedlab.contrib.dataset.basic_dataset import FedDataset
+import sys
+from unittest import mock
 
 from experiments.benchmarks import torch_models
 from experiments.benchmarks.child import timed
 from experiments.benchmarks.torch_models import Clients
 from experiments.benchmarks.workloads import WORKLOADS
 
+# FedLab imports the data sets of torchvision, which cannot be imported beside a PyTorch without
+# CUDA. None of them is used here.
+UNUSED = {f"torchvision{end}": mock.MagicMock() for end in ("", ".datasets", ".transforms")}
+with mock.patch.dict(sys.modules, UNUSED):
+    from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
+    from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 
-class DrawnDataset(FedDataset):
-    """Each client's mini-batches, drawn with replacement."""
+
+class DrawnDataset:
+    """Each client's mini-batches, drawn with replacement.
+
+    A ``FedDataset`` in all but its class, whose methods read files.
+    """
 
     def __init__(self, clients, local_steps):
         self._clients, self._local_steps = clients, local_steps
 
     def get_dataloader(self, id, batch_size=None):
-        """Return [(x, y)], with words in a row as the loss of PyTorch takes them."""
+        """Return [(x, y)]."""
         x, y = self._clients.x, self._clients.y
         [places] = self._clients.draw([id], self._local_steps, batch_size)
         return [(x[rows], y[rows]) for rows in places]
@@ -52,7 +60,7 @@ def run(system, job):
 
     def run_rounds():
         for _ in range(job["rounds"]):
-            sampled = handler.sample_clients(workload.cohort_size)
+            sampled = handler.sample_clients()
             trainer.local_process(handler.downlink_package, sampled)
             for package in trainer.uplink_package:
                 handler.load(package)

@@ -68,7 +68,7 @@ def run(system, job):
     if system == "pfl_processes":
         return run_processes(job)
     workload = WORKLOADS[job["workload"]]
-    torch_models.set_up(job, job.get("threads"))
+    torch_models.set_up(job)
     clients = Clients(job["data"])
     users = [
         DrawnDataset([clients.x[rows], clients.y[rows]], workload.local_steps)
