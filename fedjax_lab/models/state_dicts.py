@@ -31,7 +31,7 @@ def load_state_dict(
 
     ::
 
-        shapes = jax.eval_shape(model.init, jax.random.key(0), x)
+        shapes = jax.eval_shape(model.init, key, x)
         params = models.load_state_dict("cnn.safetensors", shapes)
 
     Args:
