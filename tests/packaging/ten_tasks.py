@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -157,14 +158,18 @@ TASKS = {
 
 
 def main(
-    names: list[str], python: Path = Path(sys.executable), scripts: Path | None = None
+    names: list[str],
+    python: Path = Path(sys.executable),
+    scripts: Path | None = None,
+    tasks: Mapping[str, Task] = TASKS,
 ) -> None:
     """Do the tasks; ends with an error at the first that does not show what it should.
 
     Args:
-      names: of ``TASKS``; none: all.
+      names: of tasks; none: all.
       python: of the environment in which the package is installed.
       scripts: its folder of commands. None: that of this Python.
+      tasks: the tasks by name.
     """
     scripts = scripts or Path(sysconfig.get_path("scripts"))
     with tempfile.TemporaryDirectory(prefix="fedjax-lab-tasks-") as name:
@@ -172,10 +177,10 @@ def main(
         path = os.pathsep.join([str(python.parent), str(scripts), os.defpath])
         clean = {"HOME": str(home), "PATH": path, "MPLBACKEND": "agg"}
         print(f"{'task':12} lines  seconds  processor seconds", flush=True)
-        for name in names or TASKS:
-            seconds, processor = perform(TASKS[name], home / f"task-{name}", clean)
+        for name in names or tasks:
+            seconds, processor = perform(tasks[name], home / f"task-{name}", clean)
             print(
-                f"{name:12} {lines(TASKS[name]):5}  {seconds:7.0f}  {processor:17.0f}", flush=True
+                f"{name:12} {lines(tasks[name]):5}  {seconds:7.0f}  {processor:17.0f}", flush=True
             )
 
 
