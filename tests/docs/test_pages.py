@@ -289,6 +289,53 @@ def test_moving(name):
     assert np.isfinite(result.history[-1]["loss"])
 
 
+@pytest.mark.example
+def test_a_loop_of_ones_own():
+    """Its rounds are those of simulate, one by one and as one program."""
+    page = execute("guides/own_loop.md")
+    result = page["simulate"](
+        page["algorithm"], page["params"], page["clients"], rounds=20, **page["schedule"]
+    )
+    own = page["algorithm"].params(page["state"])
+    for a, b in zip(*map(jax.tree.leaves, (own, result.params)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.example
+def test_learning_rates(capsys):
+    page = execute("guides/learning_rates.md")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": loss ")[0] for line in lines] == list(page["schedules"])
+    rates = {name: float(rate(12)) for name, rate in page["schedules"].items()}
+    assert rates["halved every 5 rounds"] == pytest.approx(0.1 / 4)
+    assert rates["a tenth from round 10, a hundredth from 15"] == pytest.approx(0.01)
+
+
+@pytest.mark.example
+def test_loggers(tmp_path):
+    page = execute("guides/loggers.md")
+    lines = (tmp_path / "rows.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(page["losses"])
+
+
+@pytest.mark.example
+def test_clients_that_differ(capsys):
+    with jax.numpy_rank_promotion("allow"):  # as users have it
+        page = execute("guides/clients_that_differ.md")
+    _, loss = map(float, capsys.readouterr().out.split())
+    assert page["margin"].shape == (20, 10)
+    assert np.isfinite(loss)
+
+
+@pytest.mark.example
+def test_updates(capsys):
+    page = execute("guides/look_at_updates.md")
+    cosine, norm, diversity = map(float, capsys.readouterr().out.splitlines()[0].split())
+    assert -1 <= cosine <= 1 < 5 * diversity + 1e-3
+    assert norm > 0
+    assert len(page["lines"]) == 2 * 5
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_are_understood(page):
     for call in commands(page):
