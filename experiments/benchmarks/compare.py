@@ -90,25 +90,36 @@ def run_child(system, job, timeout=None, *, variables=FRESH, root=ROOT):
 
     Args:
       system, job: see ``child``.
+      timeout, variables, root: see ``run_module``.
+    """
+    python = interpreter(ENVIRONMENTS.get(system))
+    arguments = ["experiments.benchmarks.child", system, json.dumps(job)]
+    status, lines = run_module(python, arguments, timeout, variables, root)
+    return {"status": status} if status else json.loads(lines[-1])
+
+
+def run_module(python, arguments, timeout, variables, root):
+    """(why it failed, or None; the lines that it printed) of ``python -m`` with arguments.
+
+    Args:
+      python: an interpreter.
+      arguments: name of the module, and what it is told.
       timeout: seconds; None: no limit.
       variables: of the environment; None removes one.
       root: the checkout whose code runs.
     """
-    python = interpreter(ENVIRONMENTS.get(system))
-    command = [python, "-m", "experiments.benchmarks.child", system, json.dumps(job)]
     environment = {**os.environ, **variables, "PYTHONPATH": str(root)}
     environment = {key: value for key, value in environment.items() if value is not None}
+    about = {"cwd": root, "env": environment, "timeout": timeout}
     try:
-        done = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, timeout=timeout
-        )
+        done = subprocess.run([python, "-m", *arguments], capture_output=True, text=True, **about)
     except subprocess.TimeoutExpired:
-        return {"status": f"no answer in {timeout:.0f} s"}
+        return f"no answer in {timeout:.0f} s", []
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if ": " in line and line[0] > " "]
         told = next((line for line in reversed(errors) if "Error" in line), "")
-        return {"status": f"failed: {told[:200] or f'exit status {done.returncode}'}"}
-    return json.loads(done.stdout.splitlines()[-1])
+        return f"failed: {told[:200] or f'exit status {done.returncode}'}", []
+    return None, done.stdout.splitlines()
 
 
 def take_turns(plan, systems, repeats, child, seconds=None, say=print):

@@ -1,6 +1,6 @@
 """Measurements on one GPU, the most useful first; each is written as soon as it is there.
 
-    python -m experiments.benchmarks.gpu [--minutes 9] [--rows FILE] [--before FOLDER]
+    python -m experiments.benchmarks.gpu [--minutes 9] [--rows FILE] [--before FOLDER] [--parts P]
     python -m experiments.benchmarks.gpu --table [--rows FILE]
     python -m experiments.benchmarks.gpu --platform cpu
 
@@ -34,6 +34,7 @@ from experiments.benchmarks.compare import (
     commit,
     ratios,
     run_child,
+    run_module,
     sample_of,
     spread,
     write_data,
@@ -42,7 +43,7 @@ from experiments.benchmarks.workloads import WORKLOADS, layers
 
 ROWS = Path("build/gpu.jsonl")
 MAX_SECONDS = 4.0  # after which an opponent's process takes no more samples
-LIMIT = 150.0  # seconds of a process
+LIMIT = 150.0  # seconds of a process, but of a whole run
 FIRST, LATER = ("W3", "W1s", "W1", "W5"), ("W2", "W6s", "W4")
 BUFFERS = {
     "off": "--xla_gpu_enable_command_buffer=",
@@ -200,20 +201,11 @@ def measure(task, data, timeout, variables, before):
 
 def run_methods(workload, timeout, variables, root):
     """``ratio`` of GradMA's round to FedAvg's, (median and range), as ``methods`` shows it."""
-    import os
-
-    command = [sys.executable, "-m", "experiments.benchmarks.methods", "--workload", workload]
-    command += ["--methods", "gradma", "--repeats", "3"]
-    environment = {**os.environ, **variables, "PYTHONPATH": str(root)}
-    environment = {key: value for key, value in environment.items() if value is not None}
-    try:
-        done = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, timeout=timeout
-        )
-    except subprocess.TimeoutExpired:
-        return {"status": f"no answer in {timeout:.0f} s"}
-    rows = [line for line in done.stdout.splitlines() if line.startswith("| gradma")]
-    return {"ratio": rows[0].split("|")[3].strip()} if rows else {"status": "failed: see methods"}
+    arguments = ["experiments.benchmarks.methods", "--workload", workload]
+    arguments += ["--methods", "gradma", "--repeats", "3"]
+    status, lines = run_module(sys.executable, arguments, timeout, variables, root)
+    rows = [line for line in lines if line.startswith("| gradma")]
+    return {"ratio": rows[0].split("|")[3].strip()} if rows else {"status": status}
 
 
 def read(path):
@@ -275,7 +267,7 @@ def main(arguments=None):
     parser.add_argument("--minutes", type=float, default=9.0, help="in all")
     parser.add_argument("--rows", type=Path, default=ROWS)
     parser.add_argument("--before", type=Path, help="a checkout of an earlier version")
-    parser.add_argument("--parts", nargs="+", help="only these")
+    parser.add_argument("--parts", nargs="+", help="only these, such as whole")
     parser.add_argument("--platform", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--table", action="store_true", help="only print it")
     given = parser.parse_args(arguments)
@@ -305,7 +297,8 @@ def main(arguments=None):
                 break
             if (card, task.key) in there or (given.parts and task.part not in given.parts):
                 continue
-            answer = measure(task, data, min(left, LIMIT), variables, given.before)
+            limit = left if task.part == "whole" else min(left, LIMIT)
+            answer = measure(task, data, limit, variables, given.before)
             if time.perf_counter() > end:
                 break  # cut off by the end, not by itself
             about = {"card": card, "key": task.key, "commit": commit()}
