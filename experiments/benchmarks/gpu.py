@@ -4,10 +4,10 @@
     python -m experiments.benchmarks.gpu --table [--rows FILE]
     python -m experiments.benchmarks.gpu --platform cpu
 
-A row that is in the file for this card is not measured again, so that the command goes on where the
-time ended. ``--before`` is a checkout of an earlier version (``git worktree add FOLDER COMMIT``):
-both versions take turns in part "before". ``--platform cpu`` runs every part once on the smallest
-workload, to see that it works.
+A row that is in the file for this card is not measured again, so that the command goes on where
+the time ended; one of a system that was not installed is. ``--before`` is a checkout of an earlier
+version (``git worktree add FOLDER COMMIT``): both versions take turns in part "before".
+``--platform cpu`` runs every part once on the smallest workload, to see that it works.
 
 Parts: "rounds" (all systems, first repeats first), "gradma" (its round as a multiple of FedAvg's),
 "before", "command buffers" (XLA's CUDA graphs: none, and as much as possible, loops included),
@@ -209,9 +209,10 @@ def run_methods(workload, timeout, variables, root):
 
 
 def read(path):
-    """The rows of a file, none if there is no file."""
+    """The rows of a file, the last one of each key; none if there is no file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
+    rows = [json.loads(line) for line in lines]
+    return [*{(row["card"], row["key"]): row for row in rows}.values()]
 
 
 def table(rows):
@@ -273,7 +274,11 @@ def main(arguments=None):
     given = parser.parse_args(arguments)
     end = time.perf_counter() + 60 * given.minutes
     card = card_name(given.platform) if not given.table else None
-    there = {(row["card"], row["key"]) for row in read(given.rows)}
+    there = {
+        (row["card"], row["key"])
+        for row in read(given.rows)
+        if not row.get("status", "").startswith("not installed")
+    }
     given.rows.parent.mkdir(parents=True, exist_ok=True)
     variables = {"JAX_COMPILATION_CACHE_DIR": None}
     todo = [] if given.table else tasks(given.before)
