@@ -4,8 +4,9 @@ pfl's published settings (``benchmarks/image_classification/configs/baseline.yam
 50 images, cohorts of 50, one local epoch of batch 10 with learning rate 0.1, a mean over users with
 server learning rate 1, its CNN of two convolutions with Glorot's initial weights and dropout, and
 the loss and accuracy of 10,000 images every 10 rounds. pfl evaluates these in one batch, fedjax_lab
-in its batches of 1,000; pfl also evaluates the cohort's models on their users in those rounds. Where CIFAR-10 is not on this machine, the images
-are those of Fashion-MNIST, 28 x 28 x 1, with a border of zeros and three equal channels.
+in its batches of 1,000; pfl also evaluates the cohort's models on their users in those rounds.
+Where CIFAR-10 is not on this machine, the images are those of Fashion-MNIST, 28 x 28 x 1, with a
+border of zeros and three equal channels.
 
     python -m experiments.benchmarks.pfl_benchmark [--rounds 150] [--seeds 0 1 2] [--json FILE]
 
