@@ -67,7 +67,7 @@ def run_command(command: RunCommand) -> int:
     join(command)
     processes = Processes.here()
     processes.meet()
-    processes.agree({"seeds": list(command.seeds), "lists": lists})
+    processes.agree({"seeds": list(command.seeds), **lists})
     if not processes.is_first:
         command = dataclasses.replace(command, quiet=True)
     worst = 0
