@@ -346,6 +346,7 @@ class RunGroup:
     Attributes:
       histories: of the runs.
       round: finished rounds.
+      diverged: bool [runs], which of them diverged.
       is_over: bool [runs], which of them ``stop_when`` has ended.
     """
 
@@ -359,15 +360,10 @@ class RunGroup:
     ):
         self.histories, self.round = histories, round
         self._watch, self._stop_when = watch, stop_when
-        watch.diverged = np.broadcast_to(diverged, len(histories))
+        self.diverged = watch.diverged = np.broadcast_to(diverged, len(histories))
         last = {place: h.rows[-1] for place, h in enumerate(histories) if h.rows}
         self.is_over = np.array([h.rows != [] and h.rows[-1]["round"] < round for h in histories])
         self._ask(last)
-
-    @property
-    def diverged(self) -> np.ndarray:
-        """Whether the runs diverged: bool [runs]."""
-        return self._watch.diverged
 
     def advance(self, program: Program, rounds: int, eval_every: int) -> Iterator[dict[int, Row]]:
         """Run chunks of rounds; yields after each {place of a run: its row}, without those over.
@@ -383,6 +379,7 @@ class RunGroup:
             length = min(eval_every, rounds - self.round)
             metrics, scores, is_finite = program.advance(self.round, length, ~self.is_over)
             self._watch.look(self.round, metrics, is_finite)
+            self.diverged = self._watch.diverged
             self.round += length
             going = [i for i in range(len(self.histories)) if not self.is_over[i]]
             rows = {place: self._enter(place, metrics, scores) for place in going}

@@ -376,6 +376,15 @@ def test_a_run_diverges_by_its_model_and_its_clients_and_not_by_its_loss(spoilt)
     assert said[0].startswith("in round 0 of a run the loss is nan")
 
 
+def test_of_each_group_it_is_known_which_runs_diverged(monkeypatch):
+    monkeypatch.setattr(sweep_program, "group_size", lambda *_: 2)
+    points = [SPOILT["gradients are not finite"], SPOILT["none"], SPOILT["none"]]
+    options = {"rounds": 2, "eval_every": 1, "run_map": "scan"}
+    result = run(diverging, points=points, seeds=(5,), **options)
+    assert result.runs_at_once == 2
+    assert result.diverged.tolist() == [[True], [False], [False]]
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", list(SPOILT))
 @pytest.mark.methods
