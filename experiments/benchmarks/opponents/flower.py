@@ -3,6 +3,8 @@
 There is one actor for each core, with one thread. An actor keeps data and model from one client to
 the next, which Flower's examples load again. Messages are polled, which gives the times of rounds
 a granularity of about 0.1 s. The start of Ray and of its actors is in ``first_row_seconds`` alone.
+Flower's command ``flwr run`` starts the same engine; ``run_simulation``, which starts it in this
+process, is deprecated. Memory is that of this process and of the actors, without Ray's own.
 """
 
 import functools
