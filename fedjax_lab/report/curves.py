@@ -51,6 +51,12 @@ OWN_ERRORS = metric(f"{OWN}{ERROR}", "mean squared error of the own models")
 PERPLEXITIES = metric("perplexity", "perplexity")
 LOSSES = (metric("loss", "training loss (in local steps)"), metric("test_loss", "test loss"))
 DRIFT = metric("client_drift", "client drift, mean ‖y - x‖²")
+UPDATES = (
+    metric("update_norm", "norm of an update"),
+    metric("update_cosine", "cosine to the mean update"),
+    metric("cosine_to_last", "cosine to the client's last update"),
+    metric("gradient_diversity", "gradient diversity"),
+)
 ERROR_MEMORY = (
     metric("error_sq", "error memory, mean ‖e‖²"),
     metric("change_sq", "uncompressed change, mean ‖u‖²"),

@@ -14,6 +14,7 @@ from fedjax_lab.report.curves import (
     LOSSES,
     OWN_ERRORS,
     PERPLEXITIES,
+    UPDATES,
     Measure,
     Panel,
     accuracy_figure,
@@ -89,6 +90,8 @@ def write_figures(
     add_metrics(LOSSES, "loss.png", "Loss against rounds.")
     drift = "How far local models y get from the server's x in a round."
     add_metrics([DRIFT], "drift.png", drift)
+    updates = "What clients send in a round, means over the participants (`with_update_metrics`)."
+    add_metrics(UPDATES, "updates.png", updates)
     errors = "Compressed messages: what is kept for later, what was to be sent, and what was sent."
     add_metrics(ERROR_MEMORY, "error_memory.png", errors)
     for number, run in enumerate(_distinct_partitions(groups)):

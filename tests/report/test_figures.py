@@ -72,6 +72,15 @@ def test_means_are_over_common_rounds(tmp_path):
     assert y.tolist() == [[0.2, 0.4], [0.4, 0.6]]
 
 
+def test_metrics_of_updates_have_a_figure(tmp_path):
+    write_run(tmp_path / "a", CURVE, more={"update_norm": 2.0, "update_cosine": 0.5})
+    names = [name for name, _ in write_figures(groups_of(tmp_path), tmp_path)]
+    assert "updates.png" in names
+    write_run(tmp_path / "b/b", CURVE, more={"client_drift": 1.0})
+    names = [name for name, _ in write_figures(groups_of(tmp_path / "b"), tmp_path / "b")]
+    assert "updates.png" not in names
+
+
 @pytest.mark.methods
 def test_many_groups_of_unequal_length_and_one_that_diverged(tmp_path):
     # More groups than colours and than lines, one evaluation only, and nothing but null.
