@@ -512,8 +512,8 @@ def test_wrong_devices_and_compressors(settings, message):
 
 
 def test_each_option_of_a_schedule_is_a_setting_and_reaches_the_run():
-    """``devices`` is made of several settings; a sampler of cohorts is Python's alone."""
-    options = set(Schedule._fields) - {"devices", "sample_cohort"}
+    """``devices`` is made of several settings; samplers and constants are Python's alone."""
+    options = set(Schedule._fields) - {"devices", "sample_cohort", "client_constants"}
     config = RunConfig.of(sampling="poisson", cohort_size=3, weights="examples", replace=True)
     passed = config.schedule()
     assert options <= passed.keys()
