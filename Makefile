@@ -69,7 +69,7 @@ test-all: $(VENV)/.test
 NEWEST := $(VENV)/newest
 PYTHONS ?= $(wildcard $(PYENV_ROOT)/versions/3.13*/bin/python3) python3.13 \
   $(wildcard $(PYENV_ROOT)/versions/3.12*/bin/python3) python3.12 $(PYTHON)
-CORE := tests/machine tests/clients/test_planner.py tests/qp tests/simulation/test_team.py \
+CORE := tests/machine tests/clients/test_planner.py tests/qp tests/simulation/test_processes.py \
   tests/test_round.py tests/algorithms/test_contract.py
 CORE_METHODS := fedavg fedadam scaffold feddyn mifa stem fedgamma fafed fedspeed fedmoswa moon gradma
 LATER := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
