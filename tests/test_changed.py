@@ -1,5 +1,7 @@
 """What ``make check`` runs for a changed file."""
 
+import re
+
 import pytest
 
 from fedjax_lab.algorithms import ALGORITHMS
@@ -65,3 +67,9 @@ def test_every_module_asks_for_files_of_tests_and_few_of_them():
         assert files or methods, path
         assert all((ROOT / file).is_file() for file in files), path
         assert len(files) + len(methods) <= 7, path
+
+
+def test_the_makefile_names_tests_that_are_there():
+    named = re.findall(r"\btests/[\w/]+\.py|\btests/\w+\b(?!/|\.)", (ROOT / "Makefile").read_text())
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
