@@ -1,6 +1,5 @@
 """The file with each participant's numbers of ``with_update_metrics(per_client=True)``."""
 
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ class ClientUpdates:
           metrics: of consecutive rounds, [length] or [length, S].
 
         Raises:
-          ValueError: there are such numbers, and no run directory.
+          ValueError: there are such numbers, and no run directory; or the file is damaged.
         """
         numbers = {name: value for name, value in metrics.items() if name.startswith(PER_CLIENT)}
         if not numbers:
@@ -71,8 +70,17 @@ class ClientUpdates:
 
 
 def _lines_until(path: Path, rounds: int) -> list[str]:
-    """Return the lines of a file that belong to the first rounds; none if it cannot be read."""
-    with suppress(OSError, ValueError):
-        lines = path.read_text(encoding="utf-8").splitlines()[1:]
+    """Return the lines of a file that belong to the first rounds; none if there is no file.
+
+    A run that was killed may have left a part of a line at the end.
+
+    Raises:
+      ValueError: a line does not begin with a round.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()[1:]
+    try:
         return [line for line in lines if int(line.partition(",")[0]) <= rounds]
-    return []
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it to continue the run.") from error

@@ -19,6 +19,8 @@ from fedjax_lab import (
     with_secure_aggregation,
     with_update_metrics,
 )
+from fedjax_lab.simulation.client_updates import ClientUpdates
+from fedjax_lab.simulation.processes import Processes
 from tests.reference.base import ReferenceClient
 from tests.reference.gradma_numpy import GradMA
 from tests.reference.scaffold_numpy import Scaffold
@@ -186,3 +188,16 @@ def test_wrong_uses_are_refused(clients):
         simulate(each, jnp.zeros(D), clients, **CALL)
     with pytest.raises(ValueError, match="leave per_client out of a sweep"):
         sweep(lambda: each, jnp.zeros(D), clients, points={}, seeds=[0], **CALL)
+
+
+def test_a_line_that_a_killed_run_left_unfinished_is_dropped(tmp_path):
+    file = tmp_path / "client_updates.csv"
+    file.write_text("round,client,x\n1,0,5\n12,3,7\n1")  # the last one began as "13,..."
+    slots = {"client": [[2, 0]], "participates": [[True, False]], "x": [[0.5, 9.0]]}
+    numbers = {f"per_client/{name}": np.array(values) for name, values in slots.items()}
+    metrics = ClientUpdates(tmp_path, Processes()).take(1, {**numbers, "loss": np.ones(1)})
+    assert file.read_text() == "round,client,x\n1,0,5\n2,2,0.5\n"
+    assert metrics.keys() == {"loss"}
+    file.write_text("round,client,x\nno number\n")
+    with pytest.raises(ValueError, match=r"client_updates\.csv is damaged"):
+        ClientUpdates(tmp_path, Processes()).take(1, dict(numbers))
