@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,6 +36,37 @@ def is_traced(value: Any) -> bool:
       value: any pytree.
     """
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+
+
+class KnownArrays:
+    """What is known of the values of some arrays, so that nobody waits until they are computed.
+
+    An array of JAX cannot be changed; it is known until it is freed.
+    """
+
+    def __init__(self) -> None:
+        """Know no array yet."""
+        self._of: dict[int, tuple[weakref.ref[jax.Array], Any]] = {}
+
+    def add(self, array: jax.Array, fact: Any) -> None:
+        """Remember a fact about an array.
+
+        Args:
+          array: array [...] of JAX.
+          fact: its value, or what its values are in range of; not None.
+        """
+        number = id(array)
+        reference = weakref.ref(array, lambda _: self._of.pop(number, None))
+        self._of[number] = reference, fact
+
+    def get(self, array: Any) -> Any:
+        """Return the fact about an array; None: nothing is known.
+
+        Args:
+          array: any value.
+        """
+        reference, fact = self._of.get(id(array), (None, None))
+        return fact if reference is not None and reference() is array else None
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

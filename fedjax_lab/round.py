@@ -17,9 +17,10 @@ from jax.sharding import Mesh
 
 from fedjax_lab import tree, types
 from fedjax_lab.checks import check_choice, check_int, is_traced
-from fedjax_lab.clients.batch import check_values, complete_batch
+from fedjax_lab.clients.batch import check_values, complete_batch, note_count
 from fedjax_lab.clients.costs import Costs, Traffic
 from fedjax_lab.clients.finite import is_cohort_finite, is_finite, run_until_finite
+from fedjax_lab.clients.host_devices import WaitingCalls
 from fedjax_lab.clients.local import metrics_of
 from fedjax_lab.clients.mapping import ClientMap, parse_client_map, single_device_map
 from fedjax_lab.clients.model_axis import (
@@ -34,7 +35,7 @@ from fedjax_lab.clients.results import check_kept, check_message
 from fedjax_lab.clients.sources import Sources
 from fedjax_lab.clients.store import Rows
 from fedjax_lab.machine.keys import fold_in, threefry
-from fedjax_lab.machine.target import LOWERINGS, Target, tracing_for, tracing_with
+from fedjax_lab.machine.target import LOWERINGS, Target, platform_of, tracing_for, tracing_with
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.types import (
     ClientBatch,
@@ -239,6 +240,11 @@ def build_round(
     The result is a pure function, so it can be transformed by ``jit``, ``vmap`` and ``scan``.
     Called outside of them, it compiles once.
 
+    On a CPU, XLA ends the process if more than 32 calls of a program for several devices wait. A
+    round that is called outside of ``jit`` waits for earlier rounds in time; in a program of your
+    own it cannot. So "auto" is one device there; with a client map on several devices, wait for a
+    result every few calls (``jax.block_until_ready``).
+
     - Each client's randomness depends on the batch's key, the phase and the client's id, never on
       its slot or device.
     - A client without a valid step (K_i = 0) does not participate. A round without participants
@@ -344,8 +350,15 @@ def build_round(
             client_map = chosen.get(shapes, asked)
         return client_map.mesh if client_map.kind == "shard_map" else None
 
+    def in_program(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
+        if asked.is_planned and target is None and platform_of(None) == "cpu":
+            on_one = build_round(algorithm, "scan", on_nonfinite, None, rows, None, lowering)
+            return on_one(state, batch)
+        return run(state, batch)
+
     is_plain = target is None and lowering == "auto" and not is_divided
-    return _compiled_alone(round_fn if is_plain else for_target, mesh_of)
+    run = round_fn if is_plain else for_target
+    return _compiled_alone(run, in_program, mesh_of)
 
 
 def _shapes(state: FedState, batch: CohortBatch) -> Any:
@@ -355,19 +368,30 @@ def _shapes(state: FedState, batch: CohortBatch) -> Any:
     )
 
 
-def _compiled_alone(round_fn: RoundFn, mesh_of: Callable[..., Mesh | None]) -> RoundFn:
-    """Compile a round that is called outside of a traced function, once for all its calls."""
-    compiled, sources = jax.jit(round_fn), Sources()
+def _compiled_alone(
+    round_fn: RoundFn, in_program: RoundFn, mesh_of: Callable[..., Mesh | None]
+) -> RoundFn:
+    """Compile a round that is called outside of a traced function, once for all its calls.
+
+    Args:
+      round_fn: the round.
+      in_program: the round as a part of a traced function.
+      mesh_of: (compiled round, state, batch) -> its devices.
+    """
+    compiled, sources, waiting = jax.jit(round_fn), Sources(), WaitingCalls()
 
     @functools.wraps(round_fn)
     def pure(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
         if is_traced((state, batch)):
-            return round_fn(state, batch)
+            return in_program(state, batch)
         check_values(batch, state.num_clients)
         if batch.source is not None:
             source = sources.on_all(mesh_of(compiled, state, batch), batch.source)
             batch = batch._replace(source=source)
-        return compiled(state, batch)
+        after, metrics = compiled(state, batch)
+        note_count(after.num_clients, state.num_clients)
+        waiting.add(metrics["participants"])
+        return after, metrics
 
     return pure
 

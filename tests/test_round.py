@@ -14,10 +14,13 @@ from fedjax_lab import (
     algorithms,
     build_round,
     compressors,
+    data,
     tree,
     with_compression,
 )
+from fedjax_lab.checks import KnownArrays
 from fedjax_lab.clients.costs import Costs
+from fedjax_lab.clients.host_devices import WaitingCalls
 from fedjax_lab.clients.local import Gradient, local_steps
 from fedjax_lab.clients.store import zero_row_per_client
 from tests.algorithms.problem import flat, initial_params, loss_fn, to_batch
@@ -297,3 +300,72 @@ def test_each_client_knows_its_number(client_map):
         if client < N:
             expected[client] = real[:k].sum()
     np.testing.assert_array_equal(state.server.params["seen"], expected)
+
+
+def test_in_a_program_of_ones_own_a_cpu_is_one_device():
+    """XLA ends the process if more than 32 calls of a program for several CPU devices wait."""
+    (_, drawn), *_ = reference.make_rounds(0, 1, cohort_size=4, max_steps=3, batch_size=4)
+    algorithm = algorithms.fedavg(loss_fn, client_lr=0.1)
+    state, batch = algorithm.init(initial_params(), N), to_batch(drawn, 0)
+    round_fn = build_round(algorithm)
+    alone, _ = round_fn(state, batch)
+    assert len(jax.tree.leaves(alone.server)[0].devices()) == 4
+    in_program, _ = jax.jit(lambda state, batch: round_fn(state, batch))(state, batch)
+    assert len(jax.tree.leaves(in_program.server)[0].devices()) == 1
+    chex.assert_trees_all_close(alone.server, in_program.server, rtol=1e-6)
+
+
+def test_few_rounds_on_several_cpu_devices_wait(monkeypatch):
+    waited = []
+    monkeypatch.setattr(WaitingCalls, "add", lambda _, result: waited.append(result))
+    (_, drawn), *_ = reference.make_rounds(0, 1, cohort_size=4, max_steps=3, batch_size=4)
+    algorithm = algorithms.fedavg(loss_fn, client_lr=0.1)
+    build_round(algorithm, "shard_map:2")(algorithm.init(initial_params(), N), to_batch(drawn, 0))
+    assert [len(result.devices()) for result in waited] == [2]
+
+
+class Result:
+    """A result that says when somebody waits for it."""
+
+    def __init__(self, number, waited, devices):
+        self.number, self.waited, self._devices = number, waited, devices
+
+    def devices(self):
+        return self._devices
+
+    def block_until_ready(self):
+        self.waited.append(self.number)
+
+
+@pytest.mark.parametrize(("devices", "expected"), [(2, [0, 1, 2, 3]), (1, [])])
+def test_the_oldest_calls_are_waited_for(devices, expected):
+    calls, waited = WaitingCalls(), []
+    for number in range(12):
+        calls.add(Result(number, waited, set(jax.devices()[:devices])))
+    assert waited == expected
+
+
+def test_a_drawn_batch_is_not_read_but_one_for_another_federation_is():
+    clients = data.partition(
+        data.Examples(np.zeros((60, 6), np.float32), np.arange(60) % 3), "iid", num_clients=6
+    )
+    algorithm = algorithms.fedavg(loss_fn, client_lr=0.1)
+    batch = data.draw_batch(
+        clients, jax.random.key(0), 0, cohort_size=6, local_steps=1, batch_size=2
+    )
+    round_fn = build_round(algorithm)
+    with pytest.raises(ValueError, match="ids must lie between 0 and 2"):
+        round_fn(algorithm.init(initial_params(), 3), batch)
+    wrong = batch._replace(weights=jnp.full(6, jnp.nan))
+    with pytest.raises(ValueError, match="weights is"):
+        round_fn(algorithm.init(initial_params(), 6), wrong)
+
+
+def test_what_is_known_of_an_array_ends_with_it():
+    known, array = KnownArrays(), jnp.arange(3) + 1
+    known.add(array, 7)
+    assert known.get(array) == 7
+    assert known.get(jnp.arange(3) + 1) is None
+    number = id(array)
+    del array
+    assert number not in known._of

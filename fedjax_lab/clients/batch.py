@@ -12,11 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.checks import is_traced
+from fedjax_lab.checks import KnownArrays, is_traced
 from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.types import Cohort, CohortBatch, PyTree
 
 Drawn = TypeVar("Drawn", Cohort, CohortBatch)
+
+# N of states that rounds return, and of drawn batches what their values are valid for. Reading the
+# values would wait for the round before.
+_KNOWN = KnownArrays()
 
 
 class Slots(NamedTuple):
@@ -174,6 +178,34 @@ def check_values(batch: CohortBatch, num_clients: jax.Array) -> tuple[int, int]:
     return slots, max_steps
 
 
+def note_drawn(batch: CohortBatch, num_clients: int) -> None:
+    """Note that the values of a drawn batch are valid, because they follow from checked arguments.
+
+    Args:
+      batch: the batch of a round.
+      num_clients: N of its federation.
+    """
+    _KNOWN.add(batch.client_ids, num_clients)
+    for name in ("num_steps", "weights"):
+        if (values := getattr(batch, name)) is not None:
+            _KNOWN.add(values, _batch_shape(batch)[1])
+
+
+def note_count(after: jax.Array, before: jax.Array) -> None:
+    """Note that a round left N as it was.
+
+    Args:
+      after: N in the state after the round.
+      before: N in the state before it.
+    """
+    _KNOWN.add(after, _count(before))
+
+
+def _count(num_clients) -> int:
+    known = _KNOWN.get(num_clients)
+    return int(np.asarray(num_clients)) if known is None else known
+
+
 def _batch_shape(batch: CohortBatch) -> tuple[int, int]:
     """Check the shapes of all fields; returns (S, K)."""
     leaves = jax.tree.leaves(batch.examples)
@@ -213,22 +245,31 @@ def _check_concrete(batch: CohortBatch, num_clients, max_steps: int) -> None:
     """Check the client ids, step counts and weights that are not traced."""
     if not is_traced((batch.client_ids, num_clients)):
         # NumPy, because inside a jitted function JAX would trace even a comparison of constants.
-        ids, count = np.asarray(batch.client_ids), int(np.asarray(num_clients))
-        if ids.min() < 0 or ids.max() > count:
-            raise ValueError(
-                f"client_ids is {ids.tolist()}; ids must lie between 0 and {count - 1} "
-                f"(or be {count} for a padded slot)."
-            )
-        real = ids[ids < count]
-        if np.unique(real).size != real.size:
-            raise ValueError(f"client_ids is {ids.tolist()}; ids must be distinct in a round.")
-    if batch.num_steps is not None and not is_traced(batch.num_steps):
+        count = _count(num_clients)
+        if _must_be_read(batch.client_ids, count):
+            _check_ids(np.asarray(batch.client_ids), count)
+    if _must_be_read(batch.num_steps, max_steps):
         counts = np.asarray(batch.num_steps)
         if counts.min() < 0 or counts.max() > max_steps:
             raise ValueError(
                 f"num_steps is {counts.tolist()}; each must lie between 0 and {max_steps}."
             )
-    if batch.weights is not None and not is_traced(batch.weights):
+    if _must_be_read(batch.weights, max_steps):
         weights = np.asarray(batch.weights)
         if not (np.isfinite(weights).all() and (weights >= 0).all()):
             raise ValueError(f"weights is {weights.tolist()}; each must be finite and at least 0.")
+
+
+def _must_be_read(values, valid_for: int) -> bool:
+    return not (values is None or is_traced(values) or _KNOWN.get(values) == valid_for)
+
+
+def _check_ids(ids: np.ndarray, count: int) -> None:
+    if ids.min() < 0 or ids.max() > count:
+        raise ValueError(
+            f"client_ids is {ids.tolist()}; ids must lie between 0 and {count - 1} "
+            f"(or be {count} for a padded slot)."
+        )
+    real = ids[ids < count]
+    if np.unique(real).size != real.size:
+        raise ValueError(f"client_ids is {ids.tolist()}; ids must be distinct in a round.")

@@ -4,6 +4,7 @@ With the small matrices of local steps, XLA runs the program of one CPU device m
 It has a single CPU device by default; the number can only be set before its first use.
 """
 
+import collections
 import contextlib
 import os
 from typing import Any
@@ -12,6 +13,7 @@ import jax
 
 _VARIABLE = "FEDJAX_LAB_CPU_DEVICES"
 _XLA_FLAG = "xla_force_host_platform_device_count"
+_MOST_WAITING = 8
 
 
 def divide_cpu(count: int | None = None) -> None:
@@ -50,3 +52,28 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+class WaitingCalls:
+    """The last calls of a program for several CPU devices, few of which may wait to be computed.
+
+    XLA lets 32 wait. The threads that start the next one are those that compute, one for each core:
+    all of them wait, and after 40 seconds XLA ends the process.
+    """
+
+    def __init__(self) -> None:
+        """Know no call yet."""
+        self._results: collections.deque[jax.Array] = collections.deque()
+
+    def add(self, result: jax.Array) -> None:
+        """Wait until all but the last few calls have been computed.
+
+        Args:
+          result: scalar that the last call returned; one on a single device, or on devices that
+            are no CPUs, is ignored.
+        """
+        devices = result.devices()
+        if len(devices) > 1 and next(iter(devices)).platform == "cpu":
+            self._results.append(result)
+            if len(self._results) > _MOST_WAITING:
+                self._results.popleft().block_until_ready()

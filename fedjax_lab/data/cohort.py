@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import LARGEST_INT, check_choice, check_counts, check_int, is_traced
+from fedjax_lab.clients.batch import note_drawn
 from fedjax_lab.data.client_sampling import SAMPLINGS, CohortSampler, own_cohort, sample_cohort
 from fedjax_lab.data.clock import Clock, Devices, check_devices
 from fedjax_lab.data.dtypes import to_device
@@ -414,7 +415,9 @@ def draw_batch(
         ids = own_cohort(how.sample_cohort, clients, own_key, jnp.asarray(round), how.cohort_size)
         how = how._replace(sample_cohort=None)
     batch = _drawn(how, dataclasses.replace(read, examples=(), constants=()), key, round, ids)
-    return batch._replace(source=clients.examples, constants=clients.constants)
+    batch = batch._replace(source=clients.examples, constants=clients.constants)
+    note_drawn(batch, clients.num_clients)
+    return batch
 
 
 @functools.partial(jax.jit, static_argnums=0)
