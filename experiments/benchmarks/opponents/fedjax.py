@@ -4,7 +4,9 @@ The default is "jit": one program for a local step, called client by client. Its
 "pmap", calls ``jax.device_put_sharded``, which JAX has removed. So has ``jax.tree_map``, of which
 two of its functions need the name alone; it gets it back. The network is haiku's, for which
 FedJAX has ``create_model_from_haiku``. Its users shuffle a client's examples and go through them in
-order (``ShuffleRepeatBatchHParams``); the mean weighs clients by their number of examples.
+order (``ShuffleRepeatBatchHParams``); the mean weighs clients by their number of examples. Haiku
+starts a dense layer with weights 1.7 times as large as PyTorch's and this package's, so its loss
+falls faster: on W3, fedjax_lab started with haiku's weights ends at 2.115 instead of 2.272.
 """
 
 import importlib.metadata

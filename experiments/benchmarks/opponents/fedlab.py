@@ -8,6 +8,8 @@ import importlib.metadata
 import sys
 from unittest import mock
 
+import torch
+
 from experiments.benchmarks import torch_models
 from experiments.benchmarks.child import timed
 from experiments.benchmarks.torch_models import Clients
@@ -51,6 +53,7 @@ def run(system, job):
     workload = WORKLOADS[job["workload"]]
     torch_models.set_up(job)
     clients, model = Clients(job["data"]), torch_models.build_model(workload)
+    model.to(memory_format=torch.contiguous_format)  # FedLab views all weights as one vector
     share = workload.cohort_size / workload.num_clients
     handler = SyncServerHandler(model, job["rounds"] * (job["samples"] + 1), share)
     handler.num_clients = workload.num_clients
