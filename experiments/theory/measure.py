@@ -1,0 +1,92 @@
+"""Runs of a method on a problem, and slopes on logarithmic axes."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import build_round
+from fedjax_lab.estimates import estimate
+
+SEEDS = tuple(range(1, 11))
+
+
+@functools.partial(jax.jit, static_argnames=("make", "look", "rounds", "cohort_size", "steps"))
+def trace(make, problem, seeds, *, rounds, cohort_size, steps, settings=(), look=None, most=None):
+    """Run a method with several seeds at once; returns what ``look`` sees, [seeds, rounds, ...].
+
+    Args:
+      make: (loss, *settings) -> ``Algorithm``.
+      problem: a ``Separable`` or ``Logistic``.
+      seeds: int32 [R]; a seed decides cohorts and noise.
+      rounds: T.
+      cohort_size: S.
+      steps: K.
+      settings: numbers that ``make`` takes, such as rates; they may differ without compiling anew.
+      look: (problem, algorithm, state, metrics of the round) -> array; None: ||grad f||^2 of the
+        model before the round.
+      most: the clients take between 1 and so many local steps at random; None: K.
+    """
+    algorithm = make(problem.loss, *settings)
+    round_fn = build_round(algorithm, "vmap")
+
+    def batch_of(key, t):
+        counts = None
+        if most is not None:
+            draw = jax.random.fold_in(jax.random.fold_in(key, t), 1)
+            counts = jax.random.randint(draw, (cohort_size,), 1, most + 1)
+        return problem.batch(key, t, cohort_size, steps, counts)
+
+    def one(seed):
+        key = jax.random.key(seed)
+
+        def one_round(state, t):
+            after, metrics = round_fn(state, batch_of(key, t))
+            seen = squared_gradient(problem, algorithm, state)
+            return after, seen if look is None else look(problem, algorithm, after, metrics)
+
+        first = batch_of(key, jnp.int32(rounds))
+        state = algorithm.init(problem.params(), problem.num_clients, first)
+        return jax.lax.scan(one_round, state, jnp.arange(rounds))[1]
+
+    return jax.vmap(one)(seeds)
+
+
+def squared_gradient(problem, algorithm, state):
+    """Return ||grad f||^2 at the global model."""
+    return jnp.sum(problem.gradient(algorithm.params(state)) ** 2)
+
+
+class Slope(NamedTuple):
+    """The slope of a line on logarithmic axes.
+
+    Attributes:
+      mean: over the seeds.
+      half_width: of its 95 % interval over the seeds (Student's t).
+    """
+
+    mean: float
+    half_width: float
+
+
+def slope(x, y):
+    """Fit log y = c + slope log x by least squares for each seed.
+
+    Args:
+      x: numbers above 0, [X].
+      y: numbers above 0, [X, seeds].
+    """
+    across = np.log(np.asarray(x, np.float64))
+    across -= across.mean()
+    each = across @ np.log(np.asarray(y, np.float64)) / np.square(across).sum()
+    found = estimate(each)
+    return Slope(float(found.mean), float(found.half_width or 0.0))
+
+
+def rounds_until(values, limit):
+    """Return the first round from which on a trace [T] stays at most ``limit``; inf: none."""
+    above = np.flatnonzero(~(np.asarray(values) <= limit))
+    first = above[-1] + 1 if above.size else 0
+    return float(first) if first < len(values) else np.inf
