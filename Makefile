@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
 
 .PHONY: help demo check test test-methods test-pretrained test-gpu test-all test-newest faults fuzz lint docs notebooks \
-  wheel-check release qp-accuracy smoke leaderboard studies-report clean accelerator-check \
+  wheel-check paper-tasks release qp-accuracy smoke leaderboard studies-report clean accelerator-check \
   bench bench-opponents bench-zoo bench-latency bench-methods bench-wrappers bench-sweep bench-memory bench-clients \
   bench-streams bench-tuning bench-collectives bench-same-bits bench-bits
 .PHONY: $(STUDIES:%=%-study) privacy-study robustness-study theory-study
@@ -222,6 +222,10 @@ notebooks: $(VENV)/.notebooks
 ## make wheel-check: build the wheel, list its contents, and do ten tasks of a new user with it
 wheel-check:
 	$(PYTHON) tests/packaging/check_wheel.py
+
+## make paper-tasks: the same with ten tasks on the way from a question to a paper's table
+paper-tasks:
+	$(PYTHON) tests/packaging/check_wheel.py --papers
 
 ## make docs: build the documentation in build/docs, with warnings as errors, and run its examples
 docs: $(VENV)/.docs $(VENV)/.test

@@ -69,6 +69,11 @@ class KnownArrays:
         return fact if reference is not None and reference() is array else None
 
 
+# N of states that rounds return, and of drawn batches what their values are valid for. Reading the
+# values would wait for the round before.
+KNOWN = KnownArrays()
+
+
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the caller's code: the nearest outside of this package and of JAX.
 

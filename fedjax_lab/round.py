@@ -283,7 +283,7 @@ def build_round(
     for phase in algorithm.phases:
         check_choice("if_nobody", phase.if_nobody, IF_NOBODY)
     check_choice("lowering", lowering, LOWERINGS)
-    table = rows or Rows()
+    table, is_planned = rows or Rows(), asked.is_planned
     is_divided = divides_models(asked.mesh, params_sharding)
 
     def for_target(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
@@ -300,7 +300,7 @@ def build_round(
 
     def round_fn(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
         cohort_map = asked
-        if asked.is_planned:
+        if is_planned:
             planned = plan_round(algorithm, state, batch, target).client_map
             cohort_map = parse_client_map(planned, target)
             chosen[_shapes(state, batch)] = cohort_map
@@ -344,20 +344,24 @@ def build_round(
 
     def mesh_of(compiled: RoundFn, state: FedState, batch: CohortBatch) -> Mesh | None:
         client_map = asked
-        if asked.is_planned and jax.device_count() > 1:
+        if is_planned and jax.device_count() > 1:
             if (shapes := _shapes(state, batch)) not in chosen:
                 jax.eval_shape(compiled, state, batch)  # plans; what is traced is kept
             client_map = chosen.get(shapes, asked)
         return client_map.mesh if client_map.kind == "shard_map" else None
 
-    def in_program(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
-        if asked.is_planned and target is None and platform_of(None) == "cpu":
-            on_one = build_round(algorithm, "scan", on_nonfinite, None, rows, None, lowering)
-            return on_one(state, batch)
-        return run(state, batch)
-
     is_plain = target is None and lowering == "auto" and not is_divided
-    run = round_fn if is_plain else for_target
+    run = in_program = round_fn if is_plain else for_target
+    if is_planned and target is None:
+
+        def in_program(state: FedState, batch: CohortBatch) -> tuple[FedState, Metrics]:
+            if platform_of(None) != "cpu":
+                return run(state, batch)
+            one_device = single_device_map()
+            return build_round(algorithm, one_device, on_nonfinite, None, rows, None, lowering)(
+                state, batch
+            )
+
     return _compiled_alone(run, in_program, mesh_of)
 
 

@@ -204,7 +204,7 @@ def main(since: str = "HEAD") -> int:
         steps += [[*run, "pytest", "-m", "methods", TWINS]]
     if files:
         chosen = ["--methods", *sorted(methods)] if methods else []
-        steps += [[*run, "pytest", "--numprocesses", "2", *sorted(files), *chosen]]
+        steps += [[*run, "pytest", "--long", "--numprocesses", "2", *sorted(files), *chosen]]
     for step in steps:
         print("$", " ".join(step[2:]), flush=True)
         if status := subprocess.run(step, cwd=ROOT, check=False).returncode:

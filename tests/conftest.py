@@ -18,6 +18,7 @@ import pytest
 
 import fedjax_lab
 from tests.kept_programs import KeptPrograms, common_folder, use_programs
+from tests.tiers import long_cases
 
 os.environ.setdefault("MPLBACKEND", "agg")
 FAST_TO_COMPILE = [
@@ -95,9 +96,15 @@ CATALOGUE = {
 
 def pytest_addoption(parser):
     parser.addoption("--methods", nargs="+", help="of tests/algorithms, these methods alone")
+    parser.addoption("--long", action="store_true", help="the cases of long_cases.txt, too")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(config, items):
+    long = frozenset() if config.getoption("--long") else long_cases()
+    for item in items:
+        if item.nodeid in long:
+            item.add_marker(pytest.mark.methods)
     chosen = config.getoption("--methods")
     if not chosen:
         return

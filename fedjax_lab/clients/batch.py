@@ -12,15 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.checks import KnownArrays, is_traced
+from fedjax_lab.checks import KNOWN, is_traced
 from fedjax_lab.clients.mapping import ClientMap
 from fedjax_lab.types import Cohort, CohortBatch, PyTree
 
 Drawn = TypeVar("Drawn", Cohort, CohortBatch)
-
-# N of states that rounds return, and of drawn batches what their values are valid for. Reading the
-# values would wait for the round before.
-_KNOWN = KnownArrays()
 
 
 class Slots(NamedTuple):
@@ -178,19 +174,6 @@ def check_values(batch: CohortBatch, num_clients: jax.Array) -> tuple[int, int]:
     return slots, max_steps
 
 
-def note_drawn(batch: CohortBatch, num_clients: int) -> None:
-    """Note that the values of a drawn batch are valid, because they follow from checked arguments.
-
-    Args:
-      batch: the batch of a round.
-      num_clients: N of its federation.
-    """
-    _KNOWN.add(batch.client_ids, num_clients)
-    for name in ("num_steps", "weights"):
-        if (values := getattr(batch, name)) is not None:
-            _KNOWN.add(values, _batch_shape(batch)[1])
-
-
 def note_count(after: jax.Array, before: jax.Array) -> None:
     """Note that a round left N as it was.
 
@@ -198,11 +181,11 @@ def note_count(after: jax.Array, before: jax.Array) -> None:
       after: N in the state after the round.
       before: N in the state before it.
     """
-    _KNOWN.add(after, _count(before))
+    KNOWN.add(after, _count(before))
 
 
 def _count(num_clients) -> int:
-    known = _KNOWN.get(num_clients)
+    known = KNOWN.get(num_clients)
     return int(np.asarray(num_clients)) if known is None else known
 
 
@@ -261,7 +244,7 @@ def _check_concrete(batch: CohortBatch, num_clients, max_steps: int) -> None:
 
 
 def _must_be_read(values, valid_for: int) -> bool:
-    return not (values is None or is_traced(values) or _KNOWN.get(values) == valid_for)
+    return not (values is None or is_traced(values) or KNOWN.get(values) == valid_for)
 
 
 def _check_ids(ids: np.ndarray, count: int) -> None:

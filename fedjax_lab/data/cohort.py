@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.checks import LARGEST_INT, check_choice, check_counts, check_int, is_traced
-from fedjax_lab.clients.batch import note_drawn
+from fedjax_lab.checks import KNOWN, LARGEST_INT, check_choice, check_counts, check_int, is_traced
 from fedjax_lab.data.client_sampling import SAMPLINGS, CohortSampler, own_cohort, sample_cohort
 from fedjax_lab.data.clock import Clock, Devices, check_devices
 from fedjax_lab.data.dtypes import to_device
@@ -416,7 +415,10 @@ def draw_batch(
         how = how._replace(sample_cohort=None)
     batch = _drawn(how, dataclasses.replace(read, examples=(), constants=()), key, round, ids)
     batch = batch._replace(source=clients.examples, constants=clients.constants)
-    note_drawn(batch, clients.num_clients)
+    KNOWN.add(batch.client_ids, clients.num_clients)
+    for values in (batch.num_steps, batch.weights):
+        if values is not None:
+            KNOWN.add(values, batch.examples.shape[1])  # K
     return batch
 
 

@@ -1,11 +1,12 @@
 """The wheel as a stranger gets it: what is inside, its version, and ten tasks.
 
-    python tests/packaging/check_wheel.py
+    python tests/packaging/check_wheel.py [--papers]
 
 All in a temporary directory: a copy of the checkout is built (a build leaves files behind, and
 picks up those that earlier ones left), the wheel is installed into a new virtual environment with
 the versions of constraints.txt, and the tasks of ten_tasks.py are done in an empty home with no
-other settings. It needs Python, pip and a package index; minutes.
+other settings; with ``--papers`` those of paper_tasks.py instead, but for the one that needs
+PyTorch. It needs Python, pip and a package index; minutes.
 """
 
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
+import paper_tasks
 import ten_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +34,7 @@ EXTRAS = "pretrained,privacy,report,safetensors,tables,tensorboard,wandb"
 EXTRA = "report,tables"  # the report draws figures; two tasks read a CSV file
 
 
-def main() -> None:
+def main(papers: bool = False) -> None:
     """Build, list, install, run; ends with an error at the first thing that is not as it should."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fedjax-lab-wheel-") as name:
@@ -43,7 +45,8 @@ def main() -> None:
         check_pythons(wheel)
         bin = install(wheel, folder / "venv")
         check_version(bin, version)
-        ten_tasks.main([], bin / "python", bin)
+        tasks = paper_tasks.TASKS if papers else ten_tasks.TASKS
+        ten_tasks.main([name for name in tasks if name != "torch"], bin / "python", bin, tasks)
     print(f"wheel-check: all is well after {time.monotonic() - began:.0f} s")
 
 
@@ -115,4 +118,4 @@ def call(*command: object) -> None:
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 
 if __name__ == "__main__":
-    main()
+    main("--papers" in sys.argv[1:])
