@@ -1,6 +1,6 @@
 """Which tests run in ``make test``, and which have the mark ``methods``.
 
-A case that takes more than a second, compiled anew, is listed in ``long_cases.txt`` and has the
+A case that takes more than half a second, compiled anew, is listed in ``long_cases.txt`` and has the
 mark; the list is written from a run without kept programs:
 
     FEDJAX_LAB_TEST_PROGRAMS=off python -m pytest -n 2 -m 'not slow and not example' \
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 LONG_CASES = Path(__file__).with_name("long_cases.txt")
-LONG = 1.0  # seconds
+LONG = 0.5  # seconds
 # In `make test` whatever they take: the house's rules, and some methods against their twins.
 _TWIN = "tests/algorithms/test_contract.py::test_it_agrees_with_its_twin_after_every_round"
 SHORT = (
