@@ -1,7 +1,7 @@
 """Which tests run in ``make test``, and which have the mark ``methods``.
 
-A case that takes more than half a second, compiled anew, is listed in ``long_cases.txt`` and has the
-mark; the list is written from a run without kept programs:
+A case that takes more than half a second, compiled anew, is listed in ``long_cases.txt`` and has
+the mark; the list is written from a run without kept programs:
 
     FEDJAX_LAB_TEST_PROGRAMS=off python -m pytest -n 2 -m 'not slow and not example' \
         --junitxml=build/tests.xml

@@ -43,15 +43,16 @@ class Separable:
 
     def gradient(self, params):
         """Return the gradient of f, float [d]."""
-        return (self.curvature * self._slope(params["x"] - self.centre)).mean(0)
+        return (self.curvature * self._slope(params["x"][None] - self.centre)).mean(0)
 
     def loss(self, params, examples, key):
         """Return the losses [B] of examples (a, b, noise), [B, d] each."""
         del key
         curvature, centre, noise = examples
-        u = params["x"] - centre
+        x = params["x"][None]
+        u = x - centre
         value = 0.5 * jnp.square(u) if self.is_convex else 0.5 * u**2 / (1 + u**2)
-        return (curvature * value + noise * params["x"]).sum(-1)
+        return (curvature * value + noise * x).sum(-1)
 
     def batch(self, key, t, cohort_size, local_steps, num_steps=None):
         """Draw the batch of round ``t``.
