@@ -344,25 +344,19 @@ def stability_heterogeneity(values, seeds):
 _PROX = 4.0  # 1 / lambda
 
 
-def _fedspeed(loss, client_lr, radius):
-    return algorithms.fedspeed(
+def _fedspeed(loss, client_lr, radius, **more):
+    factory = algorithms.fedspeed_ing if more else algorithms.fedspeed
+    return factory(
         loss,
         client_lr=client_lr,
         prox_weight=_PROX,
         perturbation_radius=radius,
         normalize_perturbation=False,
+        **more,
     )
 
 
-def _fedspeed_ing(loss, client_lr, radius):
-    return algorithms.fedspeed_ing(
-        loss,
-        client_lr=client_lr,
-        prox_weight=_PROX,
-        perturbation_radius=radius,
-        normalize_perturbation=False,
-        inertia=0.5,
-    )
+_fedspeed_ing = functools.partial(_fedspeed, inertia=0.5)
 
 
 def _fedavg_beside(loss, client_lr, radius):
