@@ -12,7 +12,8 @@ compilation and the first call are apart. The GEMM peak is the rate of a float32
     python -m experiments.benchmarks [--workloads W1 W1s ...] [--systems ...] [--repeats 5]
         [--json FILE] [--scale full|smoke] [--minutes M]
 
-Systems whose packages are missing are named and left out. The file is written after each answer.
+Systems whose packages are missing are named and left out. The file is written after each answer;
+what it holds already, of the same machine, counts as the first repeats.
 On a GPU: ``python -m experiments.benchmarks.gpu``.
 """
 
@@ -22,16 +23,20 @@ import json
 import os
 import sys
 import tempfile
+from pathlib import Path
 
 from experiments.benchmarks import speed
 from experiments.benchmarks.compare import (
     SYSTEMS,
+    commit,
+    machine,
     measured,
     run_child,
     take_turns,
     write_data,
 )
 from experiments.benchmarks.workloads import ON_CPU, WORKLOADS
+from fedjax_lab.machine.atomic_files import write_text
 
 # repeats, seconds after which an opponent's process takes no more samples
 SCALES = {"full": (5, 25.0), "smoke": (1, 5.0)}
@@ -73,8 +78,15 @@ def main(arguments=None):
         "command": " ".join(["python -m experiments.benchmarks", *(arguments or sys.argv[1:])]),
         "date": f"{datetime.date.today()}",
         "load": os.getloadavg()[0],
+        "commit": commit(),
         "gemm_gflops": [measure_peak()],
     }
+    path = given.json and Path(given.json)
+    stored = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else None
+    if stored and stored["machine"] != machine():
+        parser.error(f"{given.json} holds times of another machine ({stored['machine']}).")
+    about = _joined(stored, about) if stored else about
+    before = dict(stored["workloads"]) if stored else {}
     with tempfile.TemporaryDirectory() as folder:
         data = {name: write_data(name, folder) for name in names}
         sources = {name: source for name, (_, source) in data.items()}
@@ -83,12 +95,14 @@ def main(arguments=None):
 
         def store(line, answers):
             print(line, file=sys.stderr, flush=True)
-            if given.json:
-                with open(given.json, "w", encoding="utf-8") as file:
-                    json.dump(measured(names, sources, answers, **about), file, indent=1)
-                    file.write("\n")
+            if path:
+                found = measured(names, sources, answers, **about)
+                found["workloads"] = {**before, **found["workloads"]}
+                write_text(path, json.dumps(found, indent=1) + "\n")
 
-        answers = take_turns(plan, systems, given.repeats or repeats, run_child, seconds, store)
+        repeats = given.repeats or repeats
+        earlier = {name: of["systems"] for name, of in before.items()}
+        answers = take_turns(plan, systems, repeats, run_child, seconds, store, earlier)
     about["gemm_gflops"].append(measure_peak())
     store("", answers)
     found = measured(names, sources, answers, **about)
@@ -100,6 +114,16 @@ def main(arguments=None):
     for name in names:
         print(f"- {name}: {speed.sizes(name)}; data: {sources[name]}")
     print(f"\n{speed.table(found)}\n\n{speed.first_rows(found)}\n\n{speed.about(found)}")
+
+
+def _joined(stored, about):
+    """What two runs into one file say of themselves."""
+    joined = {**about, "load": max(stored["load"], about["load"])}
+    for key in ("date", "commit"):
+        if stored[key] not in (None, about[key]):
+            joined[key] = f"{stored[key]}, {about[key]}"
+    joined["gemm_gflops"] = stored["gemm_gflops"] + about["gemm_gflops"]
+    return joined
 
 
 def _asked(systems, name):

@@ -122,7 +122,7 @@ def run_module(python, arguments, timeout, variables, root):
     return None, done.stdout.splitlines()
 
 
-def take_turns(plan, systems, repeats, child, seconds=None, say=print):
+def take_turns(plan, systems, repeats, child, seconds=None, say=print, before=None):
     """Answers of all children: repeat after repeat, all workloads, all systems in turn.
 
     An opponent that took more than ``SLOW`` times as long as the best one in the first repeat has
@@ -135,20 +135,27 @@ def take_turns(plan, systems, repeats, child, seconds=None, say=print):
       child: ``(system, job, timeout) -> answer``.
       seconds: no process is started after so many; None: no limit.
       say: ``(line, answers)``, called after each answer with those until then.
+      before: answers of an earlier call, which count as its first repeats; None: there are none.
 
     Returns:
       {workload: {system: [answer]}}; a system that has given a status for a workload is not asked
       again, and one that is not installed for none.
     """
-    answers = {name: {system: [] for system in systems[name]} for name in plan}
+    answers = {}
+    for name in plan:
+        earlier = (before or {}).get(name, {})
+        answers[name] = {
+            system: [*earlier.get(system, ())] for system in (*systems[name], *earlier)
+        }
     missing = {}
     began = time.perf_counter()
     for repeat in range(repeats):
         for name, job in plan.items():
             first = {system: times[0] for system, times in times_of(answers[name]).items()}
             best = min((first[system] for system in OPPONENTS if system in first), default=0)
-            for system, given in answers[name].items():
-                if any("status" in answer for answer in given):
+            for system in systems[name]:
+                given = answers[name][system]
+                if len(given) > repeat or any("status" in answer for answer in given):
                     continue
                 if repeat and system in OPPONENTS and first[system] > SLOW * best:
                     continue
@@ -202,7 +209,7 @@ def ratios(times, opponents=OPPONENTS):
 
 
 def measured(names, sources, answers, **about):
-    """The value that is stored."""
+    """The value that is stored; ``about`` adds to it, or replaces what it says of the machine."""
     workloads = {}
     for name in names:
         workload = WORKLOADS[name]
@@ -212,7 +219,7 @@ def measured(names, sources, answers, **about):
             "flop_per_round": workload.flop_per_round,
             "systems": answers[name],
         }
-    return {**about, "machine": machine(), "commit": commit(), "workloads": workloads}
+    return {"machine": machine(), "commit": commit(), **about, "workloads": workloads}
 
 
 def machine():

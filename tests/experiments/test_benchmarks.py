@@ -161,6 +161,15 @@ def test_systems_take_turns_and_missing_ones_are_named():
     # FedLab takes more than 1.5 times as long as the best opponent: one turn is enough.
     assert turns == first + [turn for turn in first if turn[1] in ("fedjax_lab", "torch")]
 
+    # Answers of an earlier call count, also those of systems that have no turn now.
+    before, turns[:] = answers, []
+    systems = dict.fromkeys(plan, ("fedjax_lab", "torch"))
+    answers = compare.take_turns(plan, systems, 3, child, say=lambda *_: None, before=before)
+    assert turns == [(name, system) for name in plan for system in systems[name]]
+    numbers = {system: len(given) for system, given in answers["W3"].items()}
+    assert numbers == {"fedjax_lab": 3, "torch": 3, "pfl": 1, "fedlab": 1}
+    assert len(before["W3"]["torch"]) == 2
+
     sources = dict.fromkeys(plan, "noise")
     about = {"command": "", "date": "", "load": 0.0, "gemm_gflops": [{"jax": 1e3}]}
     found = compare.measured(plan, sources, answers, **about)
