@@ -32,26 +32,30 @@ def trace(make, problem, seeds, *, rounds, cohort_size, steps, settings=(), look
     algorithm = make(problem.loss, *settings)
     round_fn = build_round(algorithm, "vmap")
 
-    def batch_of(key, t):
-        counts = None
-        if most is not None:
-            draw = jax.random.fold_in(jax.random.fold_in(key, t), 1)
-            counts = jax.random.randint(draw, (cohort_size,), 1, most + 1)
-        return problem.batch(key, t, cohort_size, steps, counts)
+    draw = functools.partial(batch_of, problem, cohort_size=cohort_size, steps=steps, most=most)
 
     def one(seed):
         key = jax.random.key(seed)
 
         def one_round(state, t):
-            after, metrics = round_fn(state, batch_of(key, t))
+            after, metrics = round_fn(state, draw(key, t))
             seen = squared_gradient(problem, algorithm, state)
             return after, seen if look is None else look(problem, algorithm, after, metrics)
 
-        first = batch_of(key, jnp.int32(rounds))
+        first = draw(key, jnp.int32(rounds))
         state = algorithm.init(problem.params(), problem.num_clients, first)
         return jax.lax.scan(one_round, state, jnp.arange(rounds))[1]
 
     return jax.vmap(one)(seeds)
+
+
+def batch_of(problem, key, t, *, cohort_size, steps, most=None):
+    """Draw the batch of round ``t``; arguments as in ``trace``."""
+    counts = None
+    if most is not None:
+        of_counts = jax.random.fold_in(jax.random.fold_in(key, t), 1)
+        counts = jax.random.randint(of_counts, (cohort_size,), 1, most + 1)
+    return problem.batch(key, t, cohort_size, steps, counts)
 
 
 def squared_gradient(problem, algorithm, state):

@@ -79,7 +79,8 @@ def page(kept):
     seconds = sum(found["seconds"] for found in kept.values())
     parts = [(HERE / "introduction.md").read_text(encoding="utf-8").rstrip()]
     parts.append(
-        f"All of it: `python -m experiments.theory`, {seconds / 60:.0f} minutes on two busy cores."
+        f"All of it: `python -m experiments.theory`, {seconds / 60:.0f} minutes on two cores with "
+        "other work beside it."
     )
     parts.append(markdown_table(summary(kept)))
     for name, about in MEASUREMENTS.items():

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from experiments.theory import __main__ as command
-from experiments.theory.measure import rounds_until, slope, trace
-from experiments.theory.problems import logistic, separable
+from experiments.theory import theorems
+from experiments.theory.measure import batch_of, rounds_until, slope, trace
+from experiments.theory.problems import Logistic, logistic, separable
 from experiments.theory.report import page, rows
 from experiments.theory.theorems import MEASUREMENTS
 from fedjax_lab import algorithms
@@ -65,6 +66,75 @@ def test_a_run_without_noise_is_gradient_descent():
         expected.append(np.square(gradient).sum())
         x = x - 0.3 * gradient
     np.testing.assert_allclose(seen, np.tile(expected, (2, 1)), rtol=1e-5)
+
+
+@pytest.mark.methods
+def test_the_distance_is_that_of_two_runs_in_numpy():
+    found = theorems.stability(1.0, 3, [5], {"FedAvg": _fedavg})["FedAvg"]
+    all_x, all_y = theorems.data_sets(1.0, 5)
+    key, models = jax.random.key(5), []
+    for x, y in zip(all_x, all_y, strict=True):
+        w, problem = np.zeros(x.shape[-1]), Logistic(jnp.asarray(x), jnp.asarray(y))
+        for t in range(3):
+            batch = batch_of(problem, key, jnp.int32(t), cohort_size=10, steps=5)
+            ends = []
+            for xs, ys in zip(*map(np.float64, batch.examples), strict=True):
+                own = w
+                for (example,), (label,) in zip(xs, ys, strict=True):
+                    slope = -label / (1 + np.exp(label * (example @ own)))
+                    own = own - 0.5 * (slope * example + 0.01 * own)
+                ends.append(own)
+            w = np.mean(ends, axis=0)
+        models.append(w)
+    assert len(models) == 25
+    distances = np.linalg.norm(np.subtract(models[1:], models[0]), axis=1)
+    assert distances.max() > 1e-2
+    np.testing.assert_allclose(found, [distances.mean()], rtol=1e-4)
+
+
+@pytest.mark.methods
+def test_the_error_is_that_of_error_feedback_in_numpy():
+    found = theorems.cfedavg_error([3], [7])["top-k 0.9"]
+    problem, key = separable(8, 0.5), jax.random.key(7)
+    x, errors, seen = np.ones(20), np.zeros((8, 20)), []
+    for t in range(3):
+        batch = batch_of(problem, key, jnp.int32(t), cohort_size=8, steps=20, most=20)
+        messages, squares = [], []
+        for slot, client in enumerate(np.asarray(batch.client_ids)):
+            y, steps = x, int(batch.num_steps[slot])
+            a, b, noise = (np.float64(field[slot, :, 0]) for field in batch.examples)
+            for k in range(steps):
+                u = y - b[k]
+                y = y - (a[k] * u / (1 + u**2) ** 2 + noise[k]) / np.sqrt(3)
+            change = (x - y) / steps
+            wanted = change + errors[client]
+            kept = np.argsort(-np.abs(wanted))[:2]  # a tenth of 20
+            sent = np.zeros(20)
+            sent[kept] = wanted[kept]
+            errors[client] = wanted - sent
+            messages.append(sent)
+            squares.append((np.square(errors[client]).sum(), np.square(change).sum()))
+        x = x - np.sqrt(8) * np.mean(messages, axis=0)
+        seen.append(np.mean(squares, axis=0))
+    error, change = np.max(seen, axis=0)
+    np.testing.assert_allclose(found, [[error / change]], rtol=1e-3)
+
+
+@pytest.mark.methods
+def test_residuals_of_gradmas_programs_are_small():
+    residuals = trace(
+        theorems.gradma,
+        separable(32, 0.5, noise=0.0),
+        jnp.asarray([1]),
+        rounds=64,
+        cohort_size=8,
+        steps=4,
+        settings=(1 / 128, np.sqrt(2)),
+        look=lambda problem, algorithm, state, metrics: jnp.stack(
+            [metrics[name] for name in ("client_qp_residual", "server_qp_residual")]
+        ),
+    )
+    assert np.asarray(residuals).max() < 1e-5
 
 
 def test_slopes_are_those_of_powers():
