@@ -17,11 +17,12 @@ With ``auto`` and ``measure`` the planner chooses (see ``fedjax_lab.clients.plan
 
 All maps give the same sums up to rounding. Weighted sums over the cohort are accumulated inside the
 map, so that memory grows with a chunk and not with the cohort. If clients take unequal numbers of
-steps, ``chunk:n`` groups clients with similar numbers, and the maps over several devices distribute
-the clients to them in order of this number.
+steps, ``chunk:n`` groups clients with similar numbers, and the maps over several devices give each
+the same number of clients with as equal a sum of steps as possible.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -181,10 +182,8 @@ def parse_client_map(
     mesh = client_mesh(devices, parts)
     shares = mesh.shape[AXIS]
     on_device = parse_client_map(share or single_device_map(target))
-
-    def deal(lengths):
-        return _longest_first(lengths).reshape(-1, shares).T.reshape(-1)
-
+    # A device that runs its clients at once takes as long as the longest of them.
+    deal = functools.partial(_dealt if on_device.kind == "vmap" else _balanced, shares=shares)
     if kind == "pmap":
         # In the order of the mesh, which all programs use; on a TPU, `jax.devices` differs.
         spread = _pmapped(on_device.run, tuple(mesh.devices.flat))
@@ -274,6 +273,30 @@ def _longest_first(lengths):
     if isinstance(lengths, np.ndarray):
         return np.argsort(-lengths.astype(int), stable=True)
     return jnp.argsort(-lengths, stable=True)
+
+
+def _dealt(lengths, shares):
+    """Deal the slots to devices, the longest first: [S] places, those of a device side by side."""
+    return _longest_first(lengths).reshape(-1, shares).T.reshape(-1)
+
+
+def _balanced(lengths, shares):
+    """Deal the slots likewise, each to the device with the fewest steps among those with room."""
+    if shares == 1 or isinstance(lengths, np.ndarray):  # an array: flags of padded slots
+        return _dealt(lengths, shares)
+    size = lengths.shape[0]
+    room = size // shares
+
+    def give(given, slot):
+        steps, slots = given
+        device = jnp.argmin(jnp.where(slots < room, steps, jnp.iinfo(steps.dtype).max))
+        place = device * room + slots[device]
+        return (steps.at[device].add(lengths[slot]), slots.at[device].add(1)), place
+
+    nothing = jnp.zeros(shares, lengths.dtype)
+    order = _longest_first(lengths)
+    _, places = jax.lax.scan(give, (nothing, nothing), order)
+    return jnp.zeros_like(order).at[places].set(order)
 
 
 # Sizes are computed, because reshape cannot infer -1 for an array of size 0.

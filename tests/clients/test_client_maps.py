@@ -98,3 +98,22 @@ def test_pmap_runs_in_a_program_of_the_meshs_devices(monkeypatch):
     sums, squares = jax.jit(run)(clients)
     assert float(sums["sum"]) == sum(range(len(clients)))
     np.testing.assert_array_equal(squares, np.arange(len(clients)) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("steps", "of_devices"),
+    [
+        ([3, 9, 6, 7, 5, 4], [[1, 4, 0], [3, 2, 5]]),  # 17 steps each
+        ([1, 100, 1, 1], [[1, 3], [0, 2]]),  # each device has two places
+        ([2, 2, 2, 2, 2, 0], [[0, 2, 4], [1, 3, 5]]),
+    ],
+)
+def test_devices_get_equal_sums_of_steps(steps, of_devices):
+    sort = mapping.parse_client_map("shard_map:2").sort
+    order = np.asarray(sort(jax.numpy.array(steps)))
+    np.testing.assert_array_equal(order.reshape(2, -1), of_devices)
+
+
+def test_a_device_that_runs_its_clients_at_once_waits_for_the_longest():
+    sort = mapping.parse_client_map("shard_map:2/vmap").sort
+    np.testing.assert_array_equal(sort(np.array([3, 9, 6, 7])), [1, 2, 3, 0])
