@@ -14,7 +14,7 @@ STUDIES := catalogue cfedavg fafed fedspeed fedswa gradma
   wheel-check paper-tasks release qp-accuracy smoke leaderboard studies-report clean accelerator-check \
   bench bench-opponents bench-zoo bench-latency bench-methods bench-wrappers bench-sweep bench-memory bench-clients \
   bench-streams bench-tuning bench-collectives bench-same-bits bench-bits
-.PHONY: $(STUDIES:%=%-study) privacy-study robustness-study theory-study
+.PHONY: $(STUDIES:%=%-study) privacy-study robustness-study theory-study natural-study
 
 ## make help: this list
 help:
@@ -182,9 +182,9 @@ $(STUDIES:%=%-study): %-study: $(VENV)/.runtime
 	$(BIN)/python -m experiments.$*
 	$(BIN)/python -m experiments.$* --report
 
-## make privacy-study, robustness-study, theory-study: accuracy against epsilon; robust rules under attacks; the
-##     papers' convergence theorems as slopes
-privacy-study robustness-study theory-study: %-study: $(VENV)/.test
+## make privacy-study, robustness-study, theory-study, natural-study: accuracy against epsilon; robust rules under
+##     attacks; the papers' convergence theorems as slopes; Shakespeare's roles, whose texts are downloaded
+privacy-study robustness-study theory-study natural-study: %-study: $(VENV)/.test
 	$(BIN)/python -m experiments.$*
 
 ## make leaderboard: run the cells of the leaderboard that are missing, and write its page
@@ -199,7 +199,7 @@ studies-report: $(VENV)/.runtime
 	done
 	$(BIN)/python -m experiments.studies.summary
 	$(BIN)/python -m experiments.studies.numbers
-	for study in privacy robustness theory; do \
+	for study in privacy robustness theory natural; do \
 	  $(BIN)/python -m experiments.$$study --report || exit 1; \
 	done
 	$(BIN)/python -m experiments.leaderboard --report

@@ -1,0 +1,157 @@
+"""The runs: FedAvg on the roles, and on a random division of the same sequences."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab import algorithms, data, models, simulate
+from fedjax_lab.data import shakespeare
+from fedjax_lab.estimates import estimate
+from fedjax_lab.simulation.evaluate import build_evaluation
+
+SEEDS = (11, 12, 13)
+TUNING_SEED = 0
+DIVISIONS = ("roles", "random")
+TARGETS = (30, 35, 40, 45, 50)  # percent
+
+
+class Scale(NamedTuple):
+    """How large the study is.
+
+    Attributes:
+      hidden: units of the LSTM layer.
+      rounds, tuning_rounds: of a final run, and of each rate's.
+      eval_every: rounds between evaluations.
+      cohort_size: roles in a round.
+      local_epochs: the numbers of passes E.
+      rates: client learning rates that are tried.
+      num_scored: test sequences.
+    """
+
+    hidden: int = 128
+    rounds: int = 200
+    tuning_rounds: int = 60
+    eval_every: int = 5
+    cohort_size: int = 10
+    local_epochs: tuple[int, ...] = (1, 5)
+    rates: tuple[float, ...] = (10**-0.5, 1.0, 10**0.5)
+    num_scored: int = 1000
+
+
+SMOKE = Scale(8, 2, 1, 1, 2, (1,), (0.1, 1.0), 8)
+
+
+def pooled(clients, count=None):
+    """Return all clients' examples, or ``count`` of them drawn at random."""
+    held = np.asarray(clients.indices)
+    if count is not None and count < len(held):
+        held = np.random.default_rng(TUNING_SEED).choice(held, count, replace=False)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[np.sort(held)], clients.examples)
+
+
+def divided(clients, division, seed):
+    """Return the roles themselves, or as many clients of one size with the same sequences."""
+    if division == "roles":
+        return clients
+    return data.partition(pooled(clients), "iid", clients.num_available, seed=seed, min_size=1)
+
+
+def train(clients, scored, scale, *, client_lr, local_epochs, seed, rounds):
+    """Run FedAvg; returns (rounds of the evaluations, accuracies in percent, seconds)."""
+    model = models.lstm(
+        shakespeare.NUM_TOKENS, embedding=8, hidden=scale.hidden, layers=1, dropout=0.0
+    )
+    counts = models.answer_counts(model.apply, data.scored_per_row(scored))
+    result = simulate(
+        algorithms.fedavg(models.answer_loss(model.apply), client_lr=client_lr),
+        model.init(jax.random.key(seed), scored.x[:1]),
+        clients,
+        rounds=rounds,
+        cohort_size=scale.cohort_size,
+        local_epochs=local_epochs,
+        batch_size=10,
+        weights="examples",
+        seed=seed,
+        evaluate=build_evaluation(counts, scored),
+        eval_every=scale.eval_every,
+    )
+    rows = result.history
+    accuracies = [100 * float(row["accuracy"]) for row in rows]
+    return [row["round"] for row in rows], accuracies, result.seconds
+
+
+def tune(clients, division, scale, local_epochs):
+    """Return {rate: mean of the last three accuracies on held-out roles}."""
+    fit, held_out = data.split_clients(clients, 0.1, seed=TUNING_SEED)
+    scored, fit = pooled(held_out, scale.num_scored), divided(fit, division, TUNING_SEED)
+    scores = {}
+    for rate in scale.rates:
+        how = {"client_lr": rate, "local_epochs": local_epochs, "seed": TUNING_SEED}
+        _, accuracies, _ = train(fit, scored, scale, **how, rounds=scale.tuning_rounds)
+        scores[rate] = float(np.mean(accuracies[-3:]))
+    return scores
+
+
+def cells(folder, scale, kept, seeds=SEEDS):
+    """Run what ``kept`` has not; yields (name of a cell, its measurement).
+
+    Args:
+      folder: with the texts.
+      scale: a ``Scale``.
+      kept: {name: measurement} of cells that are finished.
+      seeds: of the final runs.
+    """
+    clients, test = data.load_federated("shakespeare", folder)
+    scored = pooled(test, scale.num_scored)
+    for local_epochs in scale.local_epochs:
+        for division in DIVISIONS:
+            name = f"{division}, E = {local_epochs}"
+            if name in kept:
+                continue
+            tried = tune(clients, division, scale, local_epochs)
+            best = max(tried, key=lambda rate: (np.isfinite(tried[rate]), tried[rate]))
+            runs = {}
+            for seed in seeds:
+                federation = divided(clients, division, seed)
+                how = {"client_lr": best, "local_epochs": local_epochs, "seed": seed}
+                rounds, runs[str(seed)], seconds = train(
+                    federation, scored, scale, **how, rounds=scale.rounds
+                )
+            yield (
+                name,
+                {
+                    "client_lr": best,
+                    "tried": {f"{rate:.3g}": score for rate, score in tried.items()},
+                    "rounds": rounds,
+                    "accuracy": runs,
+                    "seconds": seconds,
+                },
+            )
+
+
+def rounds_to(cell: Mapping[str, Any], target: float) -> dict[str, float]:
+    """Return for each seed the round of the first evaluation that reaches a target; inf: none."""
+    return {
+        seed: next(
+            (float(r) for r, value in zip(cell["rounds"], values, strict=True) if value >= target),
+            np.inf,
+        )
+        for seed, values in cell["accuracy"].items()
+    }
+
+
+def verdict(kept: Mapping[str, Any], local_epochs: int) -> tuple[str, int | None, Any]:
+    """Decide the claim for one E: (verdict, target, estimate of the difference in rounds)."""
+    roles, random = (kept[f"{division}, E = {local_epochs}"] for division in DIVISIONS)
+    for target in reversed(TARGETS):
+        few, many = rounds_to(roles, target), rounds_to(random, target)
+        if not np.isfinite([*few.values(), *many.values()]).all():
+            continue
+        difference = estimate([many[seed] - few[seed] for seed in few])
+        width = np.inf if difference.half_width is None else difference.half_width
+        if abs(difference.mean) <= width:
+            return "undecided", target, difference
+        return ("shows" if difference.mean > 0 else "contradicted"), target, difference
+    return "undecided", None, None
