@@ -89,7 +89,7 @@ def build_chunk(
     if state_sharding is not None:
         options["out_shardings"] = state_sharding, None
     is_kept = bool(_kept) and _kept[0][0] is run.algorithm
-    if not is_kept or place.target or place.layout or place.processes.is_multiprocess:
+    if not is_kept or place.target or place.layout:
         return jax.jit(build_rounds(run, place), **options)
     shardings = tuple(jax.tree.leaves(state_sharding)), jax.tree.structure(state_sharding)
     policies = run.in_round, run.lowering, run.schedule
