@@ -5,7 +5,7 @@ convolutional network of the user's own, and the ``opponents``: frameworks as th
 and PyTorch without one. ``make bench-opponents`` installs them. In each repeat every system gets a
 process of its own, one after the other; a ratio is the time of the best opponent of a repeat over
 one's own of the same repeat, given as the median over the repeats with their range. An opponent
-that took more than 1.5 times the best one's time in the first repeat has no further turn. Imports,
+that took more than 1.25 times the best one's time in the first repeat has no further turn. Imports,
 compilation and the first call are apart. The GEMM peak is the rate of a float32 product of
 2048 x 2048 matrices, the better of jax and PyTorch.
 

@@ -36,7 +36,7 @@ SYSTEMS = (*OURS, *OPPONENTS)
 ENVIRONMENTS = {system: name for system, (_, name) in OPPONENTS.items()}
 ENVIRONMENTS |= {"peak_torch": "torch", "zoo_torch": "torch", "pfl_benchmark_of_pfl": "pfl"}
 ROOT = Path(__file__).parents[2]
-SLOW = 1.5
+SLOW = 1.25
 # Compilation is measured, so nothing compiled before may be read.
 FRESH = {"JAX_COMPILATION_CACHE_DIR": None, "FEDJAX_LAB_PROGRAMS": "off"}
 
