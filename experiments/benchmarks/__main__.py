@@ -117,8 +117,8 @@ def main(arguments=None):
 
 
 def _joined(stored, about):
-    """What two runs into one file say of themselves."""
-    joined = {**about, "load": max(stored["load"], about["load"])}
+    """What two runs into one file say of themselves; the load is that before the first."""
+    joined = {**about, "load": stored["load"]}
     for key in ("date", "commit"):
         if stored[key] not in (None, about[key]):
             joined[key] = f"{stored[key]}, {about[key]}"
