@@ -488,8 +488,7 @@ ZOO = {
         blocks=(*((1, 1),) * 3, (2, 2), *((2, 1),) * 2, (4, 2), *((4, 1),) * 2),
         **FEW,
         width=16,
-        cohort_size=5,
-        rounds=3,
+        rounds=2,
         lax_takes_minutes=True,
     ),
     "vgg11": Network(
@@ -511,8 +510,7 @@ ZOO = {
         blocks=((1, 1), (2, 2), (2, 1), (4, 2), (4, 1)),
         **FEW,
         width=16,
-        cohort_size=5,
-        rounds=3,
+        rounds=2,
         lax_takes_minutes=True,
     ),
     "unet": Network(
