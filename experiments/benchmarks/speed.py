@@ -182,7 +182,7 @@ def about(found: Mapping[str, Any]) -> str:
     shown = ", ".join(f"{name} {versions[name]}" for name in _VERSIONS if name in versions)
     threads = ", ".join(f"{system} {answer['threads']}" for system, answer in answers.items())
     repeats = {
-        name: min(len(seconds) for seconds in times_of(of["systems"]).values() if seconds)
+        name: max(map(len, times_of(of["systems"]).values()), default=0)
         for name, of in found["workloads"].items()
     }
     failures = {
