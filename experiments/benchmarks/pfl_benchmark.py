@@ -232,10 +232,10 @@ def table(answers):
             continue
         seconds = [answer["seconds"] for answer in good]
         ends = np.array([answer["curve"][-1] for answer in good])
-        spread = ends[:, 1].std(ddof=1) if len(good) > 1 else np.nan
+        spread = f" ± {ends[:, 1].std(ddof=1):.3f}" if len(good) > 1 else ""
         cells = f"{np.median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f})"
         loss, accuracy = ends[:, 1].mean(), 100 * ends[:, 2].mean()
-        lines.append(f"| {system} | {cells} | {loss:.3f} ± {spread:.3f} | {accuracy:.1f} % |")
+        lines.append(f"| {system} | {cells} | {loss:.3f}{spread} | {accuracy:.1f} % |")
     return "\n".join(lines)
 
 
