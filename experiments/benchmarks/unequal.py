@@ -43,7 +43,7 @@ def federation(sizes):
     return data.from_clients(parts)
 
 
-def run(clients, model, params, algorithm):
+def run(clients, params, algorithm):
     """(milliseconds of each round after the first chunk, local steps of a client)."""
     clock = []
 
@@ -76,11 +76,12 @@ def main(arguments=None):
     clients = {name: federation(of) for name, of in sizes.items()}
     model = models.cnn(num_classes=10)
     params = model.init(jax.random.key(0), np.zeros((1, 28, 28, 1), np.float32))
-    algorithm = algorithms.fedavg(models.classification_loss(model.apply), client_lr=0.05)
+    loss_fn = models.classification_loss(model.apply, data.preprocess())
+    algorithm = algorithms.fedavg(loss_fn, client_lr=0.05)
     times = {name: [] for name in clients}
     for _ in range(given.repeats):
         for name, of_kind in clients.items():
-            times[name].append(run(of_kind, model, params, algorithm))
+            times[name].append(run(of_kind, params, algorithm))
     rows = [["sizes", "smallest", "median", "largest", "steps of a client", "ms a round"]]
     for name, found in times.items():
         of, (each, steps) = sizes[name], zip(*found, strict=True)
