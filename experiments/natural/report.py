@@ -71,7 +71,7 @@ def page(kept):
     """
     parts = [(HERE / "introduction.md").read_text(encoding="utf-8").rstrip()]
     if not kept:
-        return parts[0] + "\n"
+        return parts[0] + "\n\nNo run is stored yet.\n"
     seconds = sum(cell["seconds"] for cell in kept.values())
     parts.append(
         f"`make natural-study`; a final run took {seconds / len(kept):.0f} s of two cores."
