@@ -380,7 +380,7 @@ def local_steps(
     if ends_early:
         length = batch.longest
         if length is None:
-            length = jnp.where(batch.step_mask, xs[0] + 1, 0).max()
+            length = jnp.where(jnp.asarray(batch.step_mask), xs[0] + 1, 0).max()
         carry, totals = _scan_until(length, body, carry, xs)
     else:
         carry, totals = jax.lax.scan(body, carry, xs)
