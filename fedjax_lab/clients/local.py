@@ -310,7 +310,8 @@ def local_steps(
 
     A masked step leaves the params and all carried values exactly unchanged. If the batch has a
     step mask and clients run one after the other, masked steps are not computed. If clients are
-    batched, steps are computed until the client with the most steps has finished.
+    batched, steps are computed until the client with the most steps has finished. On a CPU, the
+    loop of a batch with a step mask has no reverse-mode derivative.
 
     Args:
       direction: (y, step) -> (direction of descent, report); it computes the gradients of the step.
