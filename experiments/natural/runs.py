@@ -40,7 +40,7 @@ class Scale(NamedTuple):
     num_scored: int = 1000
 
 
-SMOKE = Scale(8, 2, 1, 1, 2, (1,), (0.1, 1.0), 8)
+SMOKE = Scale(8, 2, 1, 1, 1, (1,), (0.1, 1.0), 8)
 
 
 def pooled(clients, count=None):

@@ -20,7 +20,6 @@ from fedjax_lab.clients.metrics import Measures, apply_loss, with_constants
 from fedjax_lab.clients.resident import gather
 from fedjax_lab.descriptions import clip_norm_of
 from fedjax_lab.machine.keys import compact, fold_in, is_key
-from fedjax_lab.machine.target import traced_for
 from fedjax_lab.machine.trace_once import trace_once
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree, Scalar
 
@@ -310,8 +309,7 @@ def local_steps(
 
     A masked step leaves the params and all carried values exactly unchanged. If the batch has a
     step mask and clients run one after the other, masked steps are not computed. If clients are
-    batched, steps are computed until the client with the most steps has finished. On a CPU, the
-    loop of a batch with a step mask has no reverse-mode derivative.
+    batched, steps are computed until the client with the most steps has finished.
 
     Args:
       direction: (y, step) -> (direction of descent, report); it computes the gradients of the step.
@@ -325,8 +323,6 @@ def local_steps(
       sum_directions: with a ``transform``, add up the directions that it is given.
     """
     sum_directions = sum_directions and transform is not None
-    # On a GPU, such a loop would wait for the host before each step.
-    ends_early = batch.step_mask is not None and traced_for().platform == "cpu"
 
     def take(carry, step_index, examples, mask):
         y, carried, transform_state, descent_state, summed, taken_before = carry
@@ -367,7 +363,7 @@ def local_steps(
             given = step_index, examples, mask
             return jax.lax.cond(taken, lambda carry: take_step(carry, *given), skip, carry)
 
-        if batch.longest is None or ends_early:
+        if batch.longest is None:
             return take_or_skip(carry)
         # Under vmap ``taken`` differs between clients, so that both branches are computed;
         # ``longest`` does not.
@@ -378,14 +374,7 @@ def local_steps(
     zeros = tree.zeros_like(params) if sum_directions else ()
     state = gradient.init(params, batch.key)
     carry = (params, memory, state, descent_state, zeros, jnp.zeros((), jnp.int32))
-    if ends_early:
-        length = batch.longest
-        if length is None:
-            length = jnp.where(jnp.asarray(batch.step_mask), xs[0] + 1, 0).max()
-        carry, totals = _scan_until(length, body, carry, xs)
-    else:
-        carry, totals = jax.lax.scan(body, carry, xs)
-    y, memory, _, _, summed, _ = carry
+    (y, memory, _, _, summed, _), totals = jax.lax.scan(body, carry, xs)
     totals = jax.tree.map(lambda total: total.sum(0), totals)
     loss, examples, lr_sum, metrics, example_metrics = totals
     one = jnp.ones_like(lr_sum)
@@ -399,27 +388,3 @@ def local_steps(
         **{name: (total, examples) for name, total in example_metrics.items()},
     }
     return LocalResult(y, memory, lr_sum, report, summed if sum_directions else None)
-
-
-def _scan_until(length, body, carry, xs):
-    """Do what ``lax.scan`` does, for the first ``length`` steps; later results are zeros.
-
-    Skipping a step inside a scan costs a copy of all that is carried.
-    """
-
-    def at(step):
-        return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, step, 0, False), xs)
-
-    run, (_, shapes) = trace_once(body, carry, at(0))
-    number = xs[0].shape[0]
-    results = jax.tree.map(lambda s: jnp.zeros((number, *s.shape), s.dtype), shapes)
-
-    def one(state):
-        step, carry, results = state
-        carry, new = run(carry, at(step))
-        write = functools.partial(jax.lax.dynamic_update_index_in_dim, index=step, axis=0)
-        return step + 1, carry, jax.tree.map(write, results, new)
-
-    state = jnp.zeros((), jnp.int32), carry, results
-    _, carry, results = jax.lax.while_loop(lambda state: state[0] < length, one, state)
-    return carry, results
