@@ -34,7 +34,7 @@ def speedup_figure(rows: list[Speedup]) -> Any:
     axes.set_yticks(places, [row.label for row in rows])
     axes.set_xlim(0, math.ceil(max(row.ratio[2] for row in rows)))
     axes.set_ylim(0.4, len(rows) + 0.6)
-    frame(axes, "times as fast as the fastest opponent", "")
+    frame(axes, "times the fastest opponent", "")
     return figure
 
 
