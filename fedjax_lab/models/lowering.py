@@ -337,6 +337,9 @@ def _scan(equation, given, how):
 
 def _while(equation, given, how):
     params = equation.params
+    if params["cond_jaxpr"].out_avals[0].shape:  # of ``vmap``; ``while_loop`` takes no such one
+        primitive = equation.primitive
+        return primitive.bind(*given, **primitive.get_bind_params(params))
     of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, body_consts = given[:of_cond], given[of_cond : of_cond + of_body]
     condition = _arrays_of(params["cond_jaxpr"], how)

@@ -88,7 +88,7 @@ def form_of_max(
       operands: shape and dtype of its operand.
       how: what the program is traced for.
     """
-    if (windows := _windows(params, operands[0], how, on_gpu=True)) is None:
+    if (windows := _windows(params, operands[0], how, is_maximum=True)) is None:
         return None
     return functools.partial(_maximum_of, windows=windows, padding=params["padding"])
 
@@ -143,27 +143,33 @@ def _pool_of(params, operands, how):
 
 
 def _windows(
-    params: Mapping[str, Any], x: Any, how: TracedFor, on_gpu: bool = False
+    params: Mapping[str, Any], x: Any, how: TracedFor, is_maximum: bool = False
 ) -> Windows | None:
-    """Return the windows of a reduction that slices compute faster."""
+    """Return the windows of a reduction that slices compute faster.
+
+    A slice for each place of a long window takes minutes to compile.
+    """
     dims, strides = params["window_dimensions"], params["window_strides"]
     spread = params.get("base_dilation") or (1,) * len(dims)
     dilations = params.get("window_dilation") or (1,) * len(dims)
     windows = tuple(map(Window, dims, strides, dilations))
     lengths = [size + sum(pair) for size, pair in zip(x.shape, params["padding"], strict=True)]
+    sliced = [w.size for w in windows if is_maximum or not _is_split(w)]
     is_other = (
-        not jnp.issubdtype(x.dtype, jnp.floating)
+        max(sliced, default=1) > _LONGEST
+        or not jnp.issubdtype(x.dtype, jnp.floating)
         or max(spread, default=1) > 1
         or sum(window.size > 1 for window in windows) > 3
         or min(map(Window.positions, windows, lengths)) < 1
     )
     is_faster = how.platform == "cpu" or (
-        how.platform == "gpu" and on_gpu and all(map(_is_split, windows))
+        how.platform == "gpu" and is_maximum and all(map(_is_split, windows))
     )
     return windows if is_faster and not is_other else None
 
 
 _MOST_PLACES = 9
+_LONGEST = 32  # window
 
 
 def _maximum_of(x, windows, padding):
@@ -214,7 +220,7 @@ def _inner(x, windows, padding, value):
     along = [i for i, window in enumerate(windows) if window.size > 1]
     others = [i for i in range(x.ndim) if i not in along]
     order = tuple(range(x.ndim))
-    if len(others) == 2 and len(along) < 3 and _is_on_cpu():
+    if along and len(others) == 2 and len(along) < 3 and _is_on_cpu():
         order = (*along[:-1], others[1], along[-1], others[0])
     return x.transpose(order), _Back(order)
 

@@ -152,6 +152,10 @@ def scan(equation: JaxprEqn, operands: Sequence[jax.Array], body: ClosedJaxpr) -
         for place in (0, 1)
         if level(e.invars[place]) == _WEIGHTS and level(e.invars[1 - place]) == _STATE
     ]
+    own = {id(product.equation) for product in products}
+    # Weights that anything else reads have a gradient from there, too: the loop's own.
+    elsewhere = _read([e for e in rest if id(e) not in own], program.outvars)
+    products = [product for product in products if product.weights not in elsewhere]
     of_products = dict.fromkeys(product.weights for product in products)
     read = _read(rest, program.outvars)
     weights = {v: values[v] for v in of_products}

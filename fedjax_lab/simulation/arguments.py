@@ -15,6 +15,7 @@ from fedjax_lab.clients.metrics import apply_loss, with_constants, with_frozen_w
 from fedjax_lab.data import FederatedArrays, FederatedStream
 from fedjax_lab.data.heterogeneity import targets_of
 from fedjax_lab.machine.keys import seeded
+from fedjax_lab.machine.target import tracing_with
 from fedjax_lab.models.label_checks import check_labels
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.storage.run_dir import CLIENTS
@@ -218,7 +219,8 @@ def check_labels_of(
     def run(batch):
         return function(_blank(params), batch, _blank(frozen))
 
-    check_labels(run, examples, places, batch_size)
+    with tracing_with("lax"):  # operations as they are written are the easiest to follow
+        check_labels(run, examples, places, batch_size)
 
 
 def check_training_labels(

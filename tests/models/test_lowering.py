@@ -230,6 +230,20 @@ def mapped(x, kernel):
     return jax.vmap(lambda x: convolve(x[None], kernel)[0])(x)
 
 
+def mapped_loop(x, kernel):
+    """One example at a time, each until it is small."""
+
+    def of_one(x):
+        still = lambda z: jnp.abs(z).max() > 0.1  # noqa: E731
+        small = lambda z: convolve(z, kernel / jnp.abs(kernel).sum() / 2)  # noqa: E731
+        return (
+            convolve(x[None], kernel)[0]
+            + lax.stop_gradient(lax.while_loop(still, small, x[None]))[0]
+        )
+
+    return jax.vmap(of_one)(x)
+
+
 def with_a_gradient_inside(x, kernel):
     """A penalty on the gradient of the input, whose convolutions have other axes."""
 
@@ -252,6 +266,7 @@ def with_a_gradient_inside(x, kernel):
         spread,
         with_a_gradient_inside,
         mapped,
+        mapped_loop,
     ],
     ids=lambda function: getattr(function, "__name__", "function"),
 )
@@ -265,7 +280,7 @@ def test_programs_inside_programs(x64, function):
 
     expected = jax.jit(functools.partial(gradients, function))(x, kernel)
     got = functools.partial(gradients, lowered(function))
-    assert not names(got, x, kernel)
+    assert bool(names(got, x, kernel)) == (function is mapped_loop)
     for ours, theirs in zip(
         jax.tree.leaves(jax.jit(got)(x, kernel)), jax.tree.leaves(expected), strict=True
     ):
@@ -358,6 +373,29 @@ def test_a_training_loop_of_ones_own_takes_other_forms(task):
     assert not names(jax.grad(loss), params)
     with tracing_with("lax"):
         assert names(jax.grad(loss), params)
+
+
+@pytest.mark.parametrize(
+    ("pool", "size", "stays"),
+    [
+        (nn.max_pool, 32, False),
+        (nn.max_pool, 33, True),  # in slices it would take minutes to compile
+        (nn.avg_pool, 33, True),
+        (lambda x, window: nn.avg_pool(x, window, window), 33, False),  # a reshape
+    ],
+)
+def test_a_pooling_over_a_long_window(x64, pool, size, stays):
+    x = np.random.default_rng(0).normal(size=(2, 70, 3))
+    function = lambda x: pool(x, (size,))  # noqa: E731
+    assert bool(names(lowered(function), x)) == stays
+    np.testing.assert_allclose(lowered(function)(x), function(x), rtol=1e-12)
+
+
+def test_a_pooling_without_a_window(x64):
+    x = np.arange(20.0).reshape(5, 4)
+    for start, reduce in ((-jnp.inf, lax.max), (0.0, lax.add)):
+        function = lambda x: lax.reduce_window(x, start, reduce, (1, 1), (2, 1), "VALID")  # noqa: B023, E731
+        np.testing.assert_array_equal(lowered(function)(x), x[::2])
 
 
 @pytest.mark.parametrize(

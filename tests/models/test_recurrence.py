@@ -103,6 +103,36 @@ def test_values_and_derivatives_are_those_of_the_loop(x64, name):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+READERS = {
+    "a factor": lambda h, w: h * w,
+    "recomputed": lambda h, w: jax.checkpoint(lambda h, w: jnp.sin(h @ w))(h, w),
+    "an inner loop": lambda h, w: lax.fori_loop(0, 2, lambda i, h: jnp.sin(h @ w), h),
+    "a branch": lambda h, w: lax.cond(h.sum() > -99, lambda h: h @ w, lambda h: h, h),
+    "a solution": lambda h, w: jnp.linalg.solve(w + 3 * jnp.eye(4), h),
+    "a result": None,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_weights_that_are_read_elsewhere_too(x64, name):
+    """Products alone do not make their gradient: against the loop, and against differences."""
+    reader, start = READERS[name], normal(7, 4, 4)
+
+    def loss(w):
+        def step(h, _):
+            more = 0 if reader is None else reader(h, w)
+            return jnp.tanh(h @ w + more), w if reader is None else h
+
+        end, rows = lax.scan(step, start, None, length=3)
+        return end.sum() + (rows**2).sum()
+
+    w, along = normal(8, 4, 4) / 3, normal(9, 4, 4)
+    got = jax.jit(jax.grad(lowered(loss)))(w)
+    np.testing.assert_allclose(got, jax.jit(jax.grad(loss))(w), rtol=1e-10, atol=1e-10)
+    ahead, behind = (loss(w + step * along) for step in (1e-6, -1e-6))
+    np.testing.assert_allclose((got * along).sum(), (ahead - behind) / 2e-6, rtol=1e-5)
+
+
 def shapes_of_products(program):
     """{result of a product: how many}, of a program and those inside it."""
     found = {}
