@@ -329,6 +329,8 @@ def _leaf_texts(files: Sequence[Path]) -> Iterator[tuple[str, str]]:
             seen.add(user)
             if not all(isinstance(text, str) for text in (*x, *y)):
                 raise ValueError(f"{file}, user {user!r}: x and y must be text.")
+            if not x and not y:
+                continue  # a client without text
             text = "".join((*x[:1], *y))
             length = len(text) - len(y)
             if any(len(next_) != 1 for next_ in y) or any(

@@ -111,12 +111,31 @@ def test_who_says_what(folder):
 @pytest.mark.parametrize("style", [str.title, lambda name: name.rstrip(".")])
 def test_names_in_other_styles(style):
     """ "Anne." as in Hamlet, and "ANNE" as in A Midsummer Night's Dream."""
-    lines = (
-        "THE MILL\n\nACT I.\n\n{}\nNo wind.\nBEN.\n\nSo, then.\n\n{}\nNone.\n\n{}\nHoist the sails."
-    )
+    lines = "THE MILL\n\nACT I.\n\n{}\nNo wind.\nCARL.\n\nSo, then.\n\n{}\nNone.\n\n{}\nSails up."
     play = plays.read_play(lines.format(style("ANNE."), style("BEN."), style("ANNE.")))
-    first = "No wind.\nBEN.\nSo, then."  # the names of this play have another form
-    assert play.speeches == (("ANNE", first), ("BEN", "None."), ("ANNE", "Hoist the sails."))
+    first = "No wind.\nCARL.\nSo, then."  # the names of this play have another form
+    assert play.speeches == (("ANNE", first), ("BEN", "None."), ("ANNE", "Sails up."))
+
+
+def test_names_of_which_some_are_in_another_style():
+    """As in the texts: Gloster, a stanza's number, names in a paragraph, an epilogue, a song."""
+    text = (
+        "THE MILL\n\nACT I.\n\nBEN.\nA mill.\n\nANNE.\nNo wind.\nBEN\nNone.\nAnne.\n\n"
+        "Anne.\nSo, then.\nAy.\n\n"
+        "BEN. It turns.\n\nSONG.\n\nII.\nThe wheel\n\nAy.\n\nEPILOGUE\n\nGood night."
+    )
+    play = plays.read_play(text)
+    assert play.speeches == (
+        ("BEN", "A mill."),
+        ("ANNE", "No wind."),
+        ("BEN", "None.\nAnne."),  # a line of verse within a paragraph, for all we know
+        ("ANNE", "So, then.\nAy."),
+        ("BEN", "It turns.\nII.\nThe wheel\nAy."),
+    )
+    assert play.left_out[plays.UNKNOWN] == len("Good night.")
+    capitals, titles = "ANNE.\nYes.\n\n" * 3, "Ay.\n\nNo.\n\n"  # once the latter won
+    play = plays.read_play(f"THE MILL\n\nACT I.\n\n{capitals}{titles}BEN. And I.\n\nBEN.\nI.")
+    assert play.speeches[-3:] == (("ANNE", "Yes.\nAy.\nNo."), ("BEN", "And I."), ("BEN", "I."))
 
 
 VOCABULARY = shakespeare.VOCABULARY
@@ -189,6 +208,15 @@ def test_leafs_json_gives_the_same_clients(folder, tmp_path):
     assert first == [text[-(len(text) // 5) :]]
     with pytest.raises(ValueError, match=r"join_speeches is False .* LEAF's files"):
         data.load_federated("shakespeare", leaf, join_speeches=False)
+    write_leaf(leaf)
+    content = json.loads((leaf / "all_data.json").read_text())
+    content["users"].append("NOBODY")
+    content["num_samples"].append(0)
+    content["hierarchies"].append("THE MILL'S TALE")
+    content["user_data"]["NOBODY"] = {"x": [], "y": [], "raw": ""}
+    (leaf / "all_data.json").write_text(json.dumps(content))
+    assert_same_clients(data.load_federated("shakespeare", leaf), joined)
+    assert "NOBODY" not in data.load_federated("shakespeare", leaf)[0].names
     write_leaf(leaf, x=["a stretch", "and no next"], y=["!", "?"])
     with pytest.raises(ValueError, match="is not all stretches of a text"):
         data.load_federated("shakespeare", leaf)
