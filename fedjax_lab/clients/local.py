@@ -5,6 +5,7 @@ Axes: K local steps, B examples of a mini-batch, M examples of a client.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ LOCAL_PARAMS = "local_params"
 # Folded into a client's key for its full gradient; local steps fold in 0, 1, 2, ...
 _FULL_GRADIENT = np.uint32(2**32 - 1)
 _TRANSFORM = np.uint32(2**32 - 2)  # for random keys in the state of a transform
+_MANY_STEPS = 16  # from which on the steps of a client are skipped in blocks
 
 
 class Step(NamedTuple):
@@ -295,6 +297,44 @@ def _fill(examples: PyTree, mask: jax.Array | None) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[place], examples)
 
 
+def _scan_steps(body, carry, xs, needed):
+    """``jax.lax.scan`` over K steps; where none of a block of steps is needed, all are skipped.
+
+    To skip copies all that is carried. A client of few steps in a round of many skips often, and
+    ``body`` skips one step at a time. In blocks of sqrt(K) steps it is 2 sqrt(K) copies at most.
+
+    Args:
+      body: (carry, step) -> (carry, totals, zero in a step that is skipped).
+      carry: pytree.
+      xs: leaves [K, ...].
+      needed: bool [K]; None: all are.
+    """
+    num_steps = xs[0].shape[0]
+    if needed is None or num_steps < _MANY_STEPS:
+        return jax.lax.scan(body, carry, xs)
+    size = math.isqrt(num_steps - 1) + 1
+    extra = -num_steps % size
+
+    def blocks(leaf):
+        padding = jnp.zeros((extra, *leaf.shape[1:]), leaf.dtype)  # of masks: not taken
+        return jnp.concatenate([leaf, padding]).reshape(-1, size, *leaf.shape[1:])
+
+    xs, needed = jax.tree.map(blocks, xs), blocks(needed).any(1)
+    take_block, (_, totals) = trace_once(
+        functools.partial(jax.lax.scan, body), carry, jax.tree.map(lambda leaf: leaf[0], xs)
+    )
+
+    def skip(carry, block):
+        return carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), totals)
+
+    def take_or_skip(carry, block):
+        is_needed, steps = block
+        return jax.lax.cond(is_needed, take_block, skip, carry, steps)
+
+    carry, totals = jax.lax.scan(take_or_skip, carry, (needed, xs))
+    return carry, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), totals)
+
+
 def local_steps(
     direction: Direction,
     gradient: Gradient,
@@ -374,7 +414,10 @@ def local_steps(
     zeros = tree.zeros_like(params) if sum_directions else ()
     state = gradient.init(params, batch.key)
     carry = (params, memory, state, descent_state, zeros, jnp.zeros((), jnp.int32))
-    (y, memory, _, _, summed, _), totals = jax.lax.scan(body, carry, xs)
+    needed = batch.step_mask
+    if needed is not None and batch.longest is not None:
+        needed = xs[0] < batch.longest
+    (y, memory, _, _, summed, _), totals = _scan_steps(body, carry, xs, needed)
     totals = jax.tree.map(lambda total: total.sum(0), totals)
     loss, examples, lr_sum, metrics, example_metrics = totals
     one = jnp.ones_like(lr_sum)

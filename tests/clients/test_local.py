@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from fedjax_lab import CohortBatch, algorithms, build_round
@@ -51,3 +52,47 @@ def test_no_client_has_a_copy_of_the_source_under_vmap():
     found = set(_shapes(traced.jaxpr))
     assert (slots, size, 1) in found  # the examples of one step
     assert not [shape for shape in found if shape[:2] == (slots, len(source))]
+
+
+@pytest.mark.parametrize("client_map", ["scan", "vmap", "chunk:2", "shard_map:2"])
+@pytest.mark.parametrize("steps", [16, 19])
+def test_many_steps_of_which_most_are_skipped(client_map, steps):
+    """Steps are skipped in blocks: against a loop of NumPy, with steps without examples between."""
+    rng = np.random.default_rng(steps)
+    num_steps = np.array([0, 1, 5, steps - 1, steps])
+    x = rng.normal(size=(5, steps, 2))
+    mask = rng.random((5, steps, 2)) < 0.6
+    mask[:, 0] = True
+    mask[3, 5:10] = False  # a block whose steps have no examples
+    lr, losses, ends = 0.1, [], []
+    for client in range(5):
+        w = 1.0
+        for k in range(num_steps[client]):
+            held = x[client, k, mask[client, k]]
+            if held.size:
+                losses.extend((w - held) ** 2)
+                w -= lr * 2 * (w - held).mean()
+        ends.append(w)
+    algorithm = algorithms.fedavg(lambda w, x, key: (w - x) ** 2, client_lr=lr)
+    with jax.enable_x64(True):
+        batch = CohortBatch(
+            client_ids=jnp.arange(5),
+            examples=jnp.asarray(x),
+            example_mask=jnp.asarray(mask),
+            key=jax.random.key(0),
+            round=jnp.int32(0),
+            num_steps=jnp.asarray(num_steps),
+        )
+        round_fn = build_round(algorithm, client_map)
+
+        def after(w):
+            state, metrics = round_fn(algorithm.init(w, num_clients=5), batch)
+            return algorithm.params(state), metrics
+
+        (end, metrics), slope = jax.value_and_grad(after, has_aux=True)(jnp.float64(1.0))
+        np.testing.assert_allclose(end, np.mean(ends[1:]), rtol=1e-12)
+        np.testing.assert_allclose(metrics["loss"], np.mean(losses), rtol=1e-12)
+        taken = [(mask[i, : num_steps[i]].any(-1)).sum() for i in range(1, 5)]
+        np.testing.assert_allclose(metrics["local_steps"], np.mean(taken), rtol=1e-12)
+        each = (1 - 2 * lr) ** np.array(taken)  # a step takes w - mean(x) to (1 - 2 lr) times it
+        np.testing.assert_allclose(slope, each.mean(), rtol=1e-12)
