@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
-from fedjax_lab.descriptions import describe
+from fedjax_lab.data.cohort import Schedule
+from fedjax_lab.descriptions import ARRAY, describe
 from fedjax_lab.simulation.chunks import Chunks
 from fedjax_lab.simulation.client_data import ClientData
 from fedjax_lab.simulation.computation import Computation
@@ -70,6 +72,7 @@ def identity(
     seed: int,
     config: Mapping[str, Any],
     is_kept: bool,
+    given: Schedule,
 ) -> Row:
     """Return the identity of a run, by name and by content: entries of config.json.
 
@@ -84,6 +87,7 @@ def identity(
       config: the caller's entries of config.json.
       is_kept: whether there is a run directory. With one, or with several processes, arrays and
         functions are hashed; the program is hashed by ``with_program``.
+      given: the schedule with the caller's arrays.
 
     Raises:
       ValueError: ``config`` has an entry of the run.
@@ -97,6 +101,7 @@ def identity(
         "partition": dataclasses.asdict(client_data.clients.partition),
         "num_clients": client_data.clients.num_clients,
         **schedule.record(),
+        **_arrays_of(given),
         "rounds": run.rounds,
         "eval_every": run.eval_every,
         **asked,
@@ -129,6 +134,24 @@ def identity(
         if name in (*entries, "num_devices"):
             raise ValueError(f"config has the name {name!r}, which is reserved for the run.")
     return entries
+
+
+def _arrays_of(schedule: Schedule) -> dict[str, Any]:
+    """Describe the arrays of a schedule, under the names of the arguments."""
+    found: dict[str, Any] = {}
+    steps, epochs = schedule.local_steps, schedule.local_epochs
+    if np.ndim(steps) or np.ndim(epochs):  # the largest number of steps follows from them
+        found = {"local_steps": None, "local_epochs": None}
+        name, counts = ("local_steps", steps) if np.ndim(steps) else ("local_epochs", epochs)
+        counts = np.asarray(counts)
+        shown = f"{counts.min()} to {counts.max()}, mean {counts.mean():.4g}"
+        found[name] = {ARRAY: shown, "hash": hash_arrays(counts)}
+    if schedule.client_constants is not None:
+        leaves = map(np.asarray, jax.tree.leaves(schedule.client_constants))
+        shown = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+        hashed = hash_arrays(schedule.client_constants)
+        found["client_constants"] = {ARRAY: shown, "hash": hashed}
+    return found
 
 
 def with_program(entries: Row, run: Computation, place: Placement, chunks: Chunks) -> Row:

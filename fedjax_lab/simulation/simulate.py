@@ -175,7 +175,8 @@ def simulate(
     processes = Processes.here()
     asked = Placement.of(client_map, client_store, params_sharding, processes=processes)
     progress, hooks = progress and processes.is_first, Hooks(on_row if processes.is_first else ())
-    batches, clients = Schedule.of("simulate", schedule).bind(clients)
+    given = Schedule.of("simulate", schedule)
+    batches, clients = given.bind(clients)
     key = key_of(seed, state)
     model = processes.local(params) if state is None else params_of(algorithm, state)
     clients = with_times(clients, times, algorithm, model)
@@ -191,7 +192,9 @@ def simulate(
     shapes = run.shapes(client_data.clients)  # this checks the schedule, too
     asked.model_layout(run.params, run.frozen)  # this checks params_sharding
     functions = {"evaluate": evaluate, "diagnose": diagnose}
-    entries = identity(run, client_data, asked, functions, seed, config or {}, run_dir is not None)
+    entries = identity(
+        run, client_data, asked, functions, seed, config or {}, run_dir is not None, given
+    )
     processes.agree({**entries, "run_dir": run_dir is not None, "every": every, **(config or {})})
     client_data.check(run)
     guarantees = run.guarantees(client_data.clients)

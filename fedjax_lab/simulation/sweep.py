@@ -151,7 +151,8 @@ def sweep(
     check_resident(clients, "a sweep")
     keep_by_default()
     points, seeds = list_points(points), check_seeds(seeds)
-    batches, clients = Schedule.of("sweep", schedule).bind(clients)
+    given = Schedule.of("sweep", schedule)
+    batches, clients = given.bind(clients)
     run_with = functools.partial(
         Computation,
         schedule=batches,
@@ -177,7 +178,7 @@ def sweep(
         lowered = program.lower_one(grid.starts[0], first.chunk_length(0))
         swept = points, seeds, grid.models
         identity = sweep_identity(
-            first, client_data, of_runs, of_clients, asked, evaluate, swept, lowered
+            first, client_data, of_runs, of_clients, asked, evaluate, swept, lowered, given
         )
     folder = SweepFolder(run_dir, checkpoint_every, identity)
     program.fit(grid.starts, first.chunk_length(0), max_bytes, folder.runs_at_once)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from fedjax_lab.data.cohort import Schedule
 from fedjax_lab.simulation.client_data import ClientData
 from fedjax_lab.simulation.computation import Computation
 from fedjax_lab.simulation.divergence import Watch
@@ -34,6 +35,7 @@ def sweep_identity(
     evaluate: Callable[..., Any] | None,
     swept: tuple[Sequence[Point], Sequence[int], Sequence[Params]],
     program: jax.stages.Lowered,
+    given: Schedule,
 ) -> Row:
     """Return the identity of a sweep, by name and by content: entries of config.json.
 
@@ -45,9 +47,12 @@ def sweep_identity(
       evaluate: as in ``sweep``.
       swept: (points, seeds, initial global models of the seeds).
       program: the rounds of a single run.
+      given: the schedule with the caller's arrays.
     """
     points, seeds, models = swept
-    entries = identity(run, client_data, of_clients, {"evaluate": evaluate}, seeds[0], {}, True)
+    entries = identity(
+        run, client_data, of_clients, {"evaluate": evaluate}, seeds[0], {}, True, given
+    )
     del entries["seed"]
     fixed = entries["hyperparameters"].items()
     return {
