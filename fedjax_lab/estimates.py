@@ -1,7 +1,7 @@
 """Means over seeds, with their 95 % intervals."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 NOTHING = "-"  # in a table, for a value that does not exist
@@ -50,6 +50,16 @@ def standard_errors(n: int) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(n - 1, 0.975))
+
+
+def decimals(values: Iterable[float]) -> int:
+    """Return the decimals that show three digits of the smallest value, at least two, at most 12.
+
+    Args:
+      values: any; NaN and 0 do not count.
+    """
+    sizes = [abs(value) for value in values if math.isfinite(value) and value != 0]
+    return min(max(2, 2 - math.floor(math.log10(min(sizes)))), 12) if sizes else 2
 
 
 def format_estimate(value: Estimate, digits: int) -> str:

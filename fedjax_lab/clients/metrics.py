@@ -36,6 +36,7 @@ OF_SERVER_STEP = frozenset(
 )
 # Before the names of numbers of each slot, [S], which are no metrics of a row.
 PER_CLIENT = "per_client/"
+IS_KNOWN = "/is_known"  # after the name of such a number, whether a client has it
 # Ending of a metric -> the share of the participants that lie below it.
 UPDATE_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 _OF_UPDATES = ("update_norm", "update_cosine", "cosine_to_last", "client_drift")

@@ -179,6 +179,7 @@ def build(
             "shape": list(train.x.shape[1:]),
             **({"outputs": outputs} if is_regression else {"classes": outputs}),
             "hash": content,
+            **({} if given.table is None else {"table": given.table}),
         },
     )
 

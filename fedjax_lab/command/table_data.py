@@ -18,6 +18,7 @@ from fedjax_lab.data.federated import from_partition
 from fedjax_lab.data.partition import Partition, number_owners
 from fedjax_lab.data.sources import checked_splits
 from fedjax_lab.data.tables import FILES, Table
+from fedjax_lab.storage.fingerprint import hash_arrays
 
 TASKS = ("classification", "regression")
 SPLITS = ("clients", "examples")
@@ -34,6 +35,7 @@ class TableData(NamedTuple):
       clients: the federation of training examples; None without a column of client ids.
       tests: the same clients with their own test examples; None if there are none.
       classes: number of classes; None for a regression.
+      table: hash of all rows, if a seed divides them into training and test examples; or None.
     """
 
     train: data.Examples
@@ -41,6 +43,7 @@ class TableData(NamedTuple):
     clients: data.FederatedArrays | None
     tests: data.FederatedArrays | None
     classes: int | None
+    table: str | None = None
 
 
 def check_table(settings: DataSettings) -> None:
@@ -128,6 +131,19 @@ def load_table(settings: DataSettings, seed: int) -> TableData:
     kind, share = _split(settings.test_split)
     if share is None:
         return _with_file(settings, kind, inputs, found, (names, owners))
+    divided = _divided_by_seed(settings, (x, y), (names, owners), (kind, share), seed)
+    return divided._replace(table=hash_arrays((x, y, owners)))
+
+
+def _divided_by_seed(
+    settings: DataSettings,
+    examples: tuple[np.ndarray, np.ndarray],
+    clients: tuple[tuple[str, ...] | None, np.ndarray | None],
+    split: tuple[str, float],
+    seed: int,
+) -> TableData:
+    """Hold rows or clients out for testing, drawn with a seed."""
+    (x, y), (names, owners), (kind, share) = examples, clients, split
     if owners is None or names is None:
         order = np.random.default_rng(seed).permutation(len(y))
         held = max(1, round(share * len(y)))

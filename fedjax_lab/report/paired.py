@@ -6,10 +6,17 @@ varies less than each of them.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate, standard_errors
-from fedjax_lab.report.runs import Group, Run
+from fedjax_lab.estimates import (
+    NOTHING,
+    Estimate,
+    decimals,
+    estimate,
+    format_estimate,
+    standard_errors,
+)
+from fedjax_lab.report.runs import Group, Run, what_is_drawn
 
 NOISE = "≈"  # marks a difference whose interval contains 0
 
@@ -39,18 +46,13 @@ def paired_difference(
 
     None if there is no common seed; a seed with another partition counts as another seed.
     """
-    first = {_key(run): measure(run) for run in better.runs}
-    second = {_key(run): measure(run) for run in worse.runs}
+    first = {what_is_drawn(run): measure(run) for run in better.runs}
+    second = {what_is_drawn(run): measure(run) for run in worse.runs}
     differences = [first[key] - second[key] for key in first if key in second]
     if not differences:
         return None
     found = estimate(differences)
     return Difference(found, _p_value(found))
-
-
-def _key(run: Run) -> Any:
-    partition = run.config.get("partition", {}).get("hash")
-    return run.seed, partition, run.config.get("run_config", {}).get("init_seed")
 
 
 def _p_value(found: Estimate) -> float:
@@ -71,20 +73,34 @@ def best_group(groups: Sequence[Group], measure: Callable[[Run], float]) -> Grou
     return groups[ranked.index(max(ranked))] if max(ranked, default=-math.inf) > -math.inf else None
 
 
-def behind_best(groups: Sequence[Group], measure: Callable[[Run], float]) -> list[list[str]]:
-    """Format the cells "behind the best" and "p" of each group."""
+def behind_best(
+    groups: Sequence[Group], measure: Callable[[Run], float], is_error: bool = False
+) -> list[list[str]]:
+    """Format the cells "behind the best" and "p" of each group.
+
+    Args:
+      groups: of one section.
+      measure: of a run, more is better.
+      is_error: whether decimals follow from the size of the differences; otherwise two.
+    """
     leader = best_group(groups, measure)
 
-    def cells(group: Group) -> list[str]:
+    behind = [
+        paired_difference(leader, group, measure) if leader and group is not leader else None
+        for group in groups
+    ]
+    largest = max((abs(found.estimate.mean) for found in behind if found), default=math.nan)
+    digits = decimals([largest]) if is_error else 2
+
+    def cells(group: Group, found: Difference | None) -> list[str]:
         if group is leader:
             return ["best", NOTHING]
-        found = paired_difference(leader, group, measure) if leader else None
         if found is None or math.isnan(found.estimate.mean):
             return [NOTHING, NOTHING]
         mark = f" {NOISE}" if found.within_noise else ""
-        return [format_estimate(found.estimate, 2) + mark, _format_p(found.p)]
+        return [format_estimate(found.estimate, digits) + mark, _format_p(found.p)]
 
-    return [cells(group) for group in groups]
+    return [cells(group, found) for group, found in zip(groups, behind, strict=True)]
 
 
 def _format_p(p: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_lab.checks import check_choice
-from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate
+from fedjax_lab.estimates import NOTHING, Estimate, decimals, estimate, format_estimate
 from fedjax_lab.markdown import Rows, inert, markdown_table, printable
 from fedjax_lab.report.paired import NOISE, best_group, paired_difference
 from fedjax_lab.report.runs import Group, Run, differing_parts, show
@@ -162,6 +162,11 @@ def _pivot(
         found = _cells(section, sign, metric, target)
         for place, entry in enumerate(entries):
             if entry.section is section:
+                if at[place] in cells:
+                    raise ValueError(
+                        f"two cells are {' and '.join(at[place])}: their data differ, and no "
+                        "setting says how. Report them apart."
+                    )
                 cells[at[place]] = found[id(entry.group)]
     rows, columns = ([place[axis] for place in at] for axis in (0, 1))
 
@@ -248,8 +253,12 @@ def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Rows:
       best: function of a cell's text, which marks the best one of a setting.
     """
 
+    is_error = all(math.isnan(cell.target) for cell in pivot.cells.values())
+    means = (cell.score.mean for cell in pivot.cells.values())
+    digits = decimals(means) if is_error else 2
+
     def text(cell: Cell) -> str:
-        shown = format_estimate(cell.score, 2)
+        shown = format_estimate(cell.score, digits)
         if cell.mark == "best":
             return best(shown)
         return f"{shown} {NOISE}" if cell.mark == "tie" else shown

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.descriptions import ARRAY, flat, format_value, text_of
 from fedjax_lab.markdown import printable
 from fedjax_lab.report.reading import (
@@ -234,8 +235,8 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     settings = {"partition": partition.get("spec")} if partition else {}
     for source in (asked, config, config.get("asked", {})):
         settings.update({k: v for k, v in source.items() if k not in _NO_SETTING})
-    if "hash" in data:
-        settings["data_hash"] = data["hash"]
+    if "hash" in data:  # of a table that a seed divides, its own
+        settings["data_hash"] = data.get("table", data["hash"])
     if asked:  # the settings of which the objects among the hyperparameters are made
         given = {name: value for name, value in given.items() if not _is_object(name, value)}
     else:
@@ -294,15 +295,44 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 
 def _check_distinct(group: list[Run]) -> None:
     seen: dict[Any, Run] = {}
+    drawn: dict[Any, Run] = {}
     for run in group:
-        asked = run.config.get("run_config", {})
-        partition = run.config.get("partition", {}).get("hash")
-        before = seen.setdefault((run.seed, partition, asked.get("init_seed")), run)
-        if before is not run:
+        before = seen.setdefault(what_is_drawn(run), run)
+        if before is not run and _examples(before) == _examples(run):
             raise ValueError(
                 f"{before.path} and {run.path} hold the same run (seed {run.seed}, equal "
                 "settings); leave one of them out."
             )
+        partition = run.config.get("partition", {})
+        if "data" not in run.config and _scheme(partition) in PARTITIONS:
+            # One scheme and one seed divide one data set in one way.
+            before = drawn.setdefault((run.seed, partition.get("seed")), run)
+        if before is not run:
+            raise ValueError(
+                f"{before.path} and {run.path} have equal settings and seeds ({run.seed}), but "
+                "other data: they are not two seeds of one experiment. Report them apart, or name "
+                'the data of each in simulate(config={"dataset": NAME}).'
+            )
+
+
+def what_is_drawn(run: Run) -> tuple[Any, ...]:
+    """Return what tells the seeds of a group apart: the run's, its data's, and its first model's.
+
+    Args:
+      run: one of the group.
+    """
+    config = run.config
+    hashes = (config.get(part, {}).get("hash") for part in ("partition", "data"))
+    return run.seed, *hashes, config.get("run_config", {}).get("init_seed")
+
+
+def _examples(run: Run) -> Any:
+    return run.config.get("content", {}).get("examples")
+
+
+def _scheme(partition: Mapping[str, Any]) -> str:
+    spec, colon, _ = str(partition.get("spec")).partition(":")
+    return next((name for name in PARTITIONS if name.partition(":")[:2] == (spec, colon)), "")
 
 
 def differing_parts(settings: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[str]]:

@@ -24,6 +24,7 @@ from fedjax_lab.report.statistics import (
 
 _METRICS = {ERROR: "mean squared error", PERPLEXITY: "perplexity", ACCURACY: "accuracy"}
 SETTINGS = (
+    *("target", "x", "task", "categories", "missing", "labels", "image_size"),
     *("partition", "num_clients", "min_client_size", "test_split"),
     *("cohort_size", "sampling", "local_steps", "local_epochs", "batch_size"),
     *("model", "compute_dtype", "sequence_length", "vocabulary_size", "tokens", "flip", "crop"),

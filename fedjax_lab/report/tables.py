@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_lab.estimates import NOTHING, Estimate, estimate, format_estimate
+from fedjax_lab.estimates import NOTHING, Estimate, decimals, estimate, format_estimate
 from fedjax_lab.markdown import Rows, code, inert, markdown_table
 from fedjax_lab.qp.residuals import LARGEST_RESIDUAL, unsolved
 from fedjax_lab.report.distribution import spread_measures
@@ -124,13 +124,21 @@ def accuracy_table(groups: Sequence[Group], measure: Callable[[Run], float] | No
     def by_tail(run: Run) -> float:
         return sign * tail.mean(run, metric)
 
-    def row(group: Group, behind: list[str]) -> list[str]:
-        shown = [format_estimate(over_seeds(group, value), 2) for value in columns.values()]
+    found = [[over_seeds(group, value) for value in columns.values()] for group in groups]
+    digits = [_digits(column, sign) for column in zip(*found, strict=True)]
+
+    def row(group: Group, values: list[Estimate], behind: list[str]) -> list[str]:
+        shown = [format_estimate(value, of) for value, of in zip(values, digits, strict=True)]
         return [marked(group), str(len(group.runs)), *shown, *behind]
 
     compared = measure or by_tail
-    behind = behind_best(groups, lambda run: scale * compared(run))
-    return [head, *(row(group, cells) for group, cells in zip(groups, behind, strict=True))]
+    behind = behind_best(groups, lambda run: scale * compared(run), is_error=sign < 0)
+    return [head, *(row(*cells) for cells in zip(groups, found, behind, strict=True))]
+
+
+def _digits(column: Iterable[Estimate], sign: float) -> int:
+    """Return the decimals of a column: two, or of errors what their size needs."""
+    return decimals(value.mean for value in column) if sign < 0 else 2
 
 
 def marked(group: Group) -> str:
@@ -210,12 +218,20 @@ def seed_table(runs: Sequence[Run]) -> Rows:
     """
     columns = measures(runs, tail_of(runs))
     columns = {n: f for n, f in columns.items() if not n.startswith(_NOT_OF_SEEDS)}
+    sign, _ = direction(runs)
+    means = [estimate([f(run) for run in runs]) for f in columns.values()]
+    digits = [_digits([found], sign) for found in means]
     rows = [
-        [str(run.seed), *(format_estimate(estimate([f(run)]), 2) for f in columns.values())]
+        [
+            str(run.seed),
+            *(
+                format_estimate(estimate([f(run)]), of)
+                for f, of in zip(columns.values(), digits, strict=True)
+            ),
+        ]
         for run in runs
     ]
-    means = [estimate([f(run) for run in runs]) for f in columns.values()]
-    mean = ["mean ± 95 %", *(format_estimate(found, 2) for found in means)]
+    mean = ["mean ± 95 %", *map(format_estimate, means, digits)]
     return [["seed", *(name.replace(" of clients (%)", " (%)") for name in columns)], *rows, mean]
 
 
@@ -282,6 +298,8 @@ def run_table(groups: Sequence[Group]) -> Rows:
     unit, scale = ("mean squared error", 1) if sign < 0 else ("accuracy (%)", 100)
     unit = f"own models, {unit}" if metric.startswith(OWN) else unit
     head = ["run", "method", "seed", "partition", "rounds", unit]
+    last_ones = [estimate([scale * r.values(metric)[-1]]) for r in runs_of(groups)]
+    digits = _digits(last_ones, sign)
 
     def row(group: Group, run: Run) -> list[str]:
         rounds = f"{run.rows[-1]['round']:,}"
@@ -291,7 +309,7 @@ def run_table(groups: Sequence[Group]) -> Rows:
         if residual := worst_residual(run):
             rounds += f" {UNSOLVED} residual {residual:.2g}"
         partition = run.config.get("partition", {}).get("hash", NOTHING)
-        accuracy = format_estimate(estimate([scale * run.values(metric)[-1]]), 2)
+        accuracy = format_estimate(estimate([scale * run.values(metric)[-1]]), digits)
         return [str(run.path), group.label, str(run.seed), partition, rounds, accuracy]
 
     return [head, *(row(group, run) for group in groups for run in group.runs)]

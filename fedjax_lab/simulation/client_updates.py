@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab.clients.metrics import PER_CLIENT
+from fedjax_lab.clients.metrics import IS_KNOWN, PER_CLIENT
 from fedjax_lab.machine.atomic_files import write_text
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.storage.run_dir import disk_full_in_one_line
@@ -56,17 +56,19 @@ class ClientUpdates:
         assert self._path is not None
         ids = numbers.pop(f"{PER_CLIENT}client")
         took_part = numbers.pop(f"{PER_CLIENT}participates")
+        known = {n: numbers.pop(n) for n in [*numbers] if n.endswith(IS_KNOWN)}
         names = sorted(numbers)
         if not self._is_open:
             header = ",".join(["round", "client", *(n.removeprefix(PER_CLIENT) for n in names)])
             write_text(self._path, "\n".join([header, *_lines_until(self._path, first), ""]))
             self._is_open = True
         with self._path.open("a", encoding="utf-8") as file:
-            for place, slot in zip(*np.nonzero(took_part), strict=True):
-                values = (f"{numbers[name][place, slot]:.8g}" for name in names)
-                file.write(
-                    ",".join([str(first + place + 1), str(ids[place, slot]), *values]) + "\n"
-                )
+            for at in zip(*np.nonzero(took_part), strict=True):
+                place, slot = at
+                has = {name: known.get(f"{name}{IS_KNOWN}", took_part)[at] for name in names}
+                values = (f"{numbers[n][at]:.8g}" if has[n] else "" for n in names)
+                line = [str(first + place + 1), str(ids[place, slot]), *values]
+                file.write(",".join(line) + "\n")
 
 
 def _lines_until(path: Path, rounds: int) -> list[str]:

@@ -239,6 +239,8 @@ def _on_any_machine(config: Mapping[str, Any]) -> dict[str, Any]:
     kept |= kept.pop("asked", {})  # of "auto", what it came to is up to the devices, too
     for name in ("functions", "personal_models"):  # to be read; the program has what they compute
         kept.pop(name, None)
+    if isinstance(data := kept.get("data"), dict):  # its ``table`` is to be read, too
+        kept["data"] = {name: value for name, value in data.items() if name != "table"}
     return kept
 
 

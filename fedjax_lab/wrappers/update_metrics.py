@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.clients.metrics import PER_CLIENT, UPDATE_QUANTILES
+from fedjax_lab.clients.metrics import IS_KNOWN, PER_CLIENT, UPDATE_QUANTILES
 from fedjax_lab.clients.store import one_row_per_client
 from fedjax_lab.round import Algorithm, Phase
 from fedjax_lab.signatures import suggest_keywords
@@ -226,6 +226,8 @@ def _summary(
         for ending, share in UPDATE_QUANTILES.items():
             found[f"{name}_{ending}"] = _quantile(values, has, share)
         found[f"{PER_CLIENT}{name}"] = values
+        if name == "cosine_to_last":  # a first round has none
+            found[f"{PER_CLIENT}{name}{IS_KNOWN}"] = has
     return found
 
 

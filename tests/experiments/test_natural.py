@@ -18,13 +18,17 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_random_division_has_the_same_sequences(folder):
+def test_the_random_divisions_have_the_same_sequences(folder):
     roles, _ = data.load_federated("shakespeare", folder)
-    random = runs.divided(roles, "random", seed=3)
-    assert random.num_clients == roles.num_clients
+    random, sized = (runs.divided(roles, name, seed=3) for name in runs.DIVISIONS[1:])
+    assert random.num_clients == sized.num_clients == roles.num_clients
     assert random.max_size - random.min_size <= 1
-    both = [np.sort(runs.pooled(clients).x, axis=0) for clients in (roles, random)]
-    np.testing.assert_array_equal(*both)
+    np.testing.assert_array_equal(sized.sizes, roles.sizes)
+    for division in (random, sized):
+        both = [np.sort(runs.pooled(clients).x, axis=0) for clients in (roles, division)]
+        np.testing.assert_array_equal(*both)
+    held = [np.asarray(clients.indices) for clients in (roles, sized)]
+    assert not np.array_equal(*held)
 
 
 def cell(*curves):

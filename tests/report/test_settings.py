@@ -485,3 +485,81 @@ def test_schedules_and_losses_of_python_runs_have_names(tmp_path):
         loss = {"function": "loss", "arguments": {"w": {**weights, "hash": str(seed)}}}
         write_run(tmp_path / "s" / str(seed), seed=seed, functions={"loss_fn": loss}, run_config={})
     assert len(groups_of(tmp_path / "s")) == 1
+
+
+def test_arrays_of_local_work_are_settings_and_those_of_seeds_are_none(tmp_path):
+    """Two arrays of local steps are two settings; constants that follow from a seed are one."""
+    for name, shown in (("few", "1 to 20, mean 2.6"), ("many", "1 to 20, mean 18")):
+        for seed in (0, 1):
+            work = {"local_epochs": {"array": shown, "hash": f"{name}{seed}"}, "local_steps": None}
+            constants = {"client_constants": {"array": "float32[12, 3]", "hash": str(seed)}}
+            write_run(tmp_path / f"{name}{seed}", seed=seed, run_config={}, **work, **constants)
+    sections = sections_of(load_runs([tmp_path]))
+    assert [len(group.runs) for section in sections for group in section.groups] == [2, 2]
+    assert [section.setting for section in sections] == [
+        {"local_epochs": {"array": "1 to 20, mean 2.6"}},
+        {"local_epochs": {"array": "1 to 20, mean 18"}},
+    ]
+    assert "local_epochs 1 to 20, mean 2.6" in sections[0].title
+
+
+def test_runs_of_other_data_are_no_seeds(tmp_path):
+    """Runs from Python have no name of their data: one seed cannot divide one set in two ways."""
+    for name, examples in (("a", "digits"), ("b", "noise")):
+        held = {
+            "partition": {"spec": "iid", "seed": 0, "hash": name},
+            "content": {"examples": name},
+        }
+        write_run(tmp_path / examples, run_config={}, **held)
+    with pytest.raises(ValueError, match=r"have equal settings and seeds \(0\), but other data"):
+        groups_of(tmp_path)
+    for name in "ab":  # equal sizes: the partitions are the same
+        held = {"partition": {"spec": "iid", "seed": 0, "hash": "p"}, "content": {"examples": name}}
+        write_run(tmp_path / "equal" / name, run_config={}, **held)
+    with pytest.raises(ValueError, match="but other data"):
+        groups_of(tmp_path / "equal")
+    for seed in (0, 1):  # natural clients, whose split is drawn
+        held = {"partition": {"spec": "natural", "seed": 0, "hash": str(seed)}}
+        write_run(tmp_path / "natural" / str(seed), run_config={}, **held)
+    assert len(groups_of(tmp_path / "natural")) == 1
+
+
+def test_a_table_that_a_seed_divides_is_one_data_set(tmp_path):
+    for seed in (0, 1):
+        table = {"data": {"hash": f"split {seed}", "table": "rows"}}
+        write_run(tmp_path / str(seed), [0.1, 0.2 + seed / 10], seed=seed, **table)
+    (section,) = sections_of(load_runs([tmp_path]))
+    (group,) = section.groups
+    assert len(group.runs) == 2
+
+
+def test_two_sections_never_share_a_cell(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, data={"hash": name})
+    with pytest.raises(ValueError, match="two cells are fedavg and digits: their data differ"):
+        pivots_of(load_runs([tmp_path]), ("method", "dataset"))
+    asked = {"run_config": {"dataset": "csv:t.csv", "seed": 0, "client_lr": 0.1, "option": {}}}
+    for target in ("y", "z"):
+        asked["run_config"]["target"] = [target]
+        write_run(tmp_path / "t" / target, data={"hash": target}, **asked)
+    pivots = pivots_of(load_runs([tmp_path / "t"]), ("method", "dataset"))
+    assert [pivot.title.rstrip(",") for pivot in pivots] == ["target y", "target z"]
+
+
+def test_small_errors_have_their_digits(tmp_path):
+    """In every table of a regression, three digits of the smallest mean."""
+    for name, errors in (("fedavg", (3.68e-6, 3.70e-6)), ("scaffold", (4.11e-6, 4.15e-6))):
+        for seed, error in enumerate(errors):
+            more = {"mean_squared_error": 10 * error}
+            path = tmp_path / f"{name}{seed}"  # ``more`` is divided by the round, the last is 10
+            write_run(path, [0.1, 0.2], seed=seed, algorithm=name, more=more)
+    groups = groups_of(tmp_path)
+    rows = accuracy_table(groups)
+    column = rows[0].index("last mean squared error")
+    half = stats.t.ppf(0.975, 1) * 0.01e-6
+    assert rows[1][column] == f"{3.69e-6:.8f} ± {half:.8f}"
+    assert rows[2][rows[0].index("behind the best")].startswith(f"{0.44e-6:.9f}")
+    shown = [row[-1] for row in run_table(groups)[1:]]
+    assert shown == [f"{error:.8f}" for error in (3.68e-6, 3.70e-6, 4.11e-6, 4.15e-6)]
+    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "dataset"))
+    assert score_rows(pivot, str)[1][1].startswith(f"{3.69e-6:.8f}")
