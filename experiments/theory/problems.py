@@ -78,7 +78,7 @@ class Separable:
 
 
 def separable(num_clients, heterogeneity, *, dim=20, seed=0, **options):
-    """Create a problem; the first clients of a larger one are those of a smaller one.
+    """Create a problem; curvatures of a larger one begin with those of a smaller one.
 
     Args:
       num_clients: N.
