@@ -244,6 +244,10 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
         if "num_params" in config:
             settings["model"] = f"{config['num_params']:,} parameters"
     settings |= {**given, **asked.get("option", {})}
+    if arrays := config.get("arrays", {}):  # in place of what follows from them
+        for name in ("local_steps", "local_epochs", "client_local_steps"):
+            settings.pop(name, None)
+        settings |= arrays
     model_options = asked.get("model_option", {})
     settings.update({f"model.{name}": value for name, value in model_options.items()})
     return {name: _without_hashes(value) for name, value in settings.items() if value is not None}

@@ -107,7 +107,10 @@ class ClientData:
 
     def record(self) -> dict[str, Any]:
         """Return the entries of config.json."""
-        return record_times(self.clients)
+        recorded = record_times(self.clients) | _record_steps(self.clients)
+        if jax.tree.leaves(self.clients.constants):
+            recorded["client_constants"] = hash_arrays(self.clients.constants)
+        return recorded
 
     def close(self) -> None:
         """Stop fetching."""
@@ -408,3 +411,12 @@ def record_times(clients: FederatedArrays) -> dict[str, Any]:
     names = ("over_selection", "deadline", "rounds_per_period")
     policy = {name: getattr(clients.times, name) for name in names}
     return {"times": {**policy, "arrays": hash_arrays(clients.times)}}
+
+
+def _record_steps(clients: FederatedArrays) -> dict[str, Any]:
+    """Return the entries of config.json about arrays of local steps; empty if there are none."""
+    if clients.local_steps is None:
+        return {}
+    steps = np.asarray(clients.local_steps)
+    summary = {"min": int(steps.min()), "mean": float(steps.mean()), "max": int(steps.max())}
+    return {"client_local_steps": {**summary, "array": hash_arrays(clients.local_steps)}}

@@ -101,7 +101,6 @@ def identity(
         "partition": dataclasses.asdict(client_data.clients.partition),
         "num_clients": client_data.clients.num_clients,
         **schedule.record(),
-        **_arrays_of(given),
         "rounds": run.rounds,
         "eval_every": run.eval_every,
         **asked,
@@ -120,6 +119,8 @@ def identity(
         }
     if algorithm.personal is not None:
         entries["personal_models"] = True
+    if arrays := _arrays_of(given):
+        entries["arrays"] = arrays
     if is_kept or place.processes.is_multiprocess:
         entries["content"] = {
             "params": hash_arrays(run.params),
@@ -139,13 +140,12 @@ def identity(
 def _arrays_of(schedule: Schedule) -> dict[str, Any]:
     """Describe the arrays of a schedule, under the names of the arguments."""
     found: dict[str, Any] = {}
-    steps, epochs = schedule.local_steps, schedule.local_epochs
-    if np.ndim(steps) or np.ndim(epochs):  # the largest number of steps follows from them
-        found = {"local_steps": None, "local_epochs": None}
-        name, counts = ("local_steps", steps) if np.ndim(steps) else ("local_epochs", epochs)
-        counts = np.asarray(counts)
-        shown = f"{counts.min()} to {counts.max()}, mean {counts.mean():.4g}"
-        found[name] = {ARRAY: shown, "hash": hash_arrays(counts)}
+    work = {"local_steps": schedule.local_steps, "local_epochs": schedule.local_epochs}
+    for name, given in work.items():
+        if np.ndim(given):
+            counts = np.asarray(given)
+            shown = f"{counts.min()} to {counts.max()}, mean {counts.mean():.4g}"
+            found[name] = {ARRAY: shown, "hash": hash_arrays(counts)}
     if schedule.client_constants is not None:
         leaves = map(np.asarray, jax.tree.leaves(schedule.client_constants))
         shown = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)

@@ -237,7 +237,8 @@ def _on_any_machine(config: Mapping[str, Any]) -> dict[str, Any]:
     if kept.get("client_store") == "sharded":  # whether rows can be divided is up to the devices
         kept["client_store"] = "device"
     kept |= kept.pop("asked", {})  # of "auto", what it came to is up to the devices, too
-    for name in ("functions", "personal_models"):  # to be read; the program has what they compute
+    # To be read; the program and other entries have what they compute.
+    for name in ("functions", "personal_models", "arrays"):
         kept.pop(name, None)
     if isinstance(data := kept.get("data"), dict):  # its ``table`` is to be read, too
         kept["data"] = {name: value for name, value in data.items() if name != "table"}

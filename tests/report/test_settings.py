@@ -491,9 +491,11 @@ def test_arrays_of_local_work_are_settings_and_those_of_seeds_are_none(tmp_path)
     """Two arrays of local steps are two settings; constants that follow from a seed are one."""
     for name, shown in (("few", "1 to 20, mean 2.6"), ("many", "1 to 20, mean 18")):
         for seed in (0, 1):
-            work = {"local_epochs": {"array": shown, "hash": f"{name}{seed}"}, "local_steps": None}
-            constants = {"client_constants": {"array": "float32[12, 3]", "hash": str(seed)}}
-            write_run(tmp_path / f"{name}{seed}", seed=seed, run_config={}, **work, **constants)
+            arrays = {"local_epochs": {"array": shown, "hash": f"{name}{seed}"}}
+            arrays["client_constants"] = {"array": "float32[12, 3]", "hash": str(seed)}
+            derived = {"local_steps": 20 + seed, "client_constants": str(seed), "arrays": arrays}
+            derived["client_local_steps"] = {"mean": seed, "array": str(seed)}
+            write_run(tmp_path / f"{name}{seed}", seed=seed, run_config={}, **derived)
     sections = sections_of(load_runs([tmp_path]))
     assert [len(group.runs) for section in sections for group in section.groups] == [2, 2]
     assert [section.setting for section in sections] == [
