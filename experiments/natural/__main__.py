@@ -40,8 +40,8 @@ def main(arguments=None):
             ends = [values[-1] for values in cell["accuracy"].values()]
             shown = ", ".join(f"{value:.1f} %" for value in ends)
             print(f"{name}: client_lr {cell['client_lr']:.3g}, {shown}", flush=True)
+            kept[name] = cell
             if not given.smoke:
-                kept[name] = cell
                 write_text(STORED, json.dumps(kept, indent=1) + "\n")
     if not given.smoke:
         write(kept)
