@@ -1,4 +1,4 @@
-"""The runs: FedAvg on the roles, and on a random division of the same sequences."""
+"""The runs: FedAvg on the roles, and on random divisions of the same sequences."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,7 +13,8 @@ from fedjax_lab.simulation.evaluate import build_evaluation
 
 SEEDS = (11, 12, 13)
 TUNING_SEED = 0
-DIVISIONS = ("roles", "random")
+CONTROL = "random, sizes of the roles"
+DIVISIONS = ("roles", "random", CONTROL)
 TARGETS = (30, 35, 40, 45, 50)  # percent
 
 
@@ -36,7 +37,7 @@ class Scale(NamedTuple):
     eval_every: int = 5
     cohort_size: int = 10
     local_epochs: tuple[int, ...] = (1, 5)
-    rates: tuple[float, ...] = (10**-0.5, 1.0, 10**0.5)
+    rates: tuple[float, ...] = (10**-0.5, 1.0, 10**0.5, 10.0, 10**1.5)
     num_scored: int = 1000
 
 
@@ -52,10 +53,21 @@ def pooled(clients, count=None):
 
 
 def divided(clients, division, seed):
-    """Return the roles themselves, or as many clients of one size with the same sequences."""
+    """Return the roles themselves, or as many clients with the same sequences, divided at random.
+
+    Args:
+      clients: the roles.
+      division: of ``DIVISIONS``; "random" has clients of one size.
+      seed: of the random divisions.
+    """
     if division == "roles":
         return clients
-    return data.partition(pooled(clients), "iid", clients.num_available, seed=seed, min_size=1)
+    sequences, count = pooled(clients), clients.num_available
+    if division == "random":
+        return data.partition(sequences, "iid", count, seed=seed, min_size=1)
+    owners = np.repeat(np.arange(count), np.asarray(clients.sizes))
+    owners = np.random.default_rng(seed).permutation(owners)
+    return data.partition(sequences, owners, count, min_size=1)
 
 
 def train(clients, scored, scale, *, client_lr, local_epochs, seed, rounds):
@@ -110,8 +122,11 @@ def cells(folder, scale, kept, seeds=SEEDS):
             name = f"{division}, E = {local_epochs}"
             if name in kept:
                 continue
-            tried = tune(clients, division, scale, local_epochs)
-            best = max(tried, key=lambda rate: (np.isfinite(tried[rate]), tried[rate]))
+            if division == CONTROL:  # only the texts differ
+                tried, best = {}, kept[f"roles, E = {local_epochs}"]["client_lr"]
+            else:
+                tried = tune(clients, division, scale, local_epochs)
+                best = max(tried, key=lambda rate: (np.isfinite(tried[rate]), tried[rate]))
             runs = {}
             for seed in seeds:
                 federation = divided(clients, division, seed)
@@ -142,9 +157,17 @@ def rounds_to(cell: Mapping[str, Any], target: float) -> dict[str, float]:
     }
 
 
-def verdict(kept: Mapping[str, Any], local_epochs: int) -> tuple[str, int | None, Any]:
-    """Decide the claim for one E: (verdict, target, estimate of the difference in rounds)."""
-    roles, random = (kept[f"{division}, E = {local_epochs}"] for division in DIVISIONS)
+def verdict(
+    kept: Mapping[str, Any], local_epochs: int, other: str = "random"
+) -> tuple[str, int | None, Any]:
+    """Decide the claim for one E: (verdict, target, estimate of the difference in rounds).
+
+    Args:
+      kept: {name of a cell: its measurement}.
+      local_epochs: E.
+      other: the division that the roles are compared with.
+    """
+    roles, random = (kept[f"{division}, E = {local_epochs}"] for division in ("roles", other))
     for target in reversed(TARGETS):
         few, many = rounds_to(roles, target), rounds_to(random, target)
         if not np.isfinite([*few.values(), *many.values()]).all():
