@@ -79,9 +79,7 @@ def page(kept):
     parts.append(sentences(kept))
     parts.append("![Accuracy over the rounds](figures/accuracy.svg)")
     parts.append(markdown_table(table(kept)))
-    discussion = HERE / "discussion.md"
-    if discussion.exists():
-        parts.append(discussion.read_text(encoding="utf-8").rstrip())
+    parts.append((HERE / "findings.md").read_text(encoding="utf-8").rstrip())
     return "\n\n".join(parts) + "\n"
 
 
