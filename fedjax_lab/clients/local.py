@@ -300,14 +300,14 @@ def _fill(examples: PyTree, mask: jax.Array | None) -> PyTree:
 def _scan_steps(body, carry, xs, needed):
     """``jax.lax.scan`` over K steps; where none of a block of steps is needed, all are skipped.
 
-    To skip copies all that is carried. A client of few steps in a round of many skips often, and
-    ``body`` skips one step at a time. In blocks of sqrt(K) steps it is 2 sqrt(K) copies at most.
+    To skip copies all that is carried, on a CPU. A client of few steps in a round of many skips
+    often, and ``body`` one step at a time; in blocks of sqrt(K) steps, 2 sqrt(K) times at most.
 
     Args:
       body: (carry, step) -> (carry, totals, zero in a step that is skipped).
       carry: pytree.
       xs: leaves [K, ...].
-      needed: bool [K]; None: all are.
+      needed: bool [K]; None: ``body`` decides alone.
     """
     num_steps = xs[0].shape[0]
     if needed is None or num_steps < _MANY_STEPS:
@@ -414,9 +414,7 @@ def local_steps(
     zeros = tree.zeros_like(params) if sum_directions else ()
     state = gradient.init(params, batch.key)
     carry = (params, memory, state, descent_state, zeros, jnp.zeros((), jnp.int32))
-    needed = batch.step_mask
-    if needed is not None and batch.longest is not None:
-        needed = xs[0] < batch.longest
+    needed = batch.step_mask if batch.longest is None else None  # one client after the other
     (y, memory, _, _, summed, _), totals = _scan_steps(body, carry, xs, needed)
     totals = jax.tree.map(lambda total: total.sum(0), totals)
     loss, examples, lr_sum, metrics, example_metrics = totals

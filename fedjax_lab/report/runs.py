@@ -314,8 +314,8 @@ def _check_distinct(group: list[Run]) -> None:
         if before is not run:
             raise ValueError(
                 f"{before.path} and {run.path} have equal settings and seeds ({run.seed}), but "
-                "other data: they are not two seeds of one experiment. Report them apart, or name "
-                'the data of each in simulate(config={"dataset": NAME}).'
+                "other data: they are not two seeds of one experiment. Give each its own seed, "
+                'or name the data of each in simulate(config={"dataset": NAME}).'
             )
 
 
