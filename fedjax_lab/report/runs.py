@@ -373,6 +373,8 @@ def show(value: Any) -> str:
     )
     if isinstance(value, list) and len(value) > _MANY and not is_described:
         return f"{format_value(value[:_MANY])},... ({len(value)} values)"
+    if isinstance(value, list) and len(value) == 1:  # format_value marks it as a list
+        (value,) = value
     return printable(text_of(value) if is_described else format_value(value))
 
 
