@@ -308,7 +308,7 @@ def _check_distinct(group: list[Run]) -> None:
                 "settings); leave one of them out."
             )
         partition = run.config.get("partition", {})
-        if "data" not in run.config and _scheme(partition) in PARTITIONS:
+        if "data" not in run.config and _is_scheme(partition):
             # One scheme and one seed divide one data set in one way.
             before = drawn.setdefault((run.seed, partition.get("seed")), run)
         if before is not run:
@@ -334,9 +334,9 @@ def _examples(run: Run) -> Any:
     return run.config.get("content", {}).get("examples")
 
 
-def _scheme(partition: Mapping[str, Any]) -> str:
-    spec, colon, _ = str(partition.get("spec")).partition(":")
-    return next((name for name in PARTITIONS if name.partition(":")[:2] == (spec, colon)), "")
+def _is_scheme(partition: Mapping[str, Any]) -> bool:
+    spec = str(partition.get("spec")).partition(":")[:2]
+    return any(spec == name.partition(":")[:2] for name in PARTITIONS)
 
 
 def differing_parts(settings: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[str]]:

@@ -211,7 +211,6 @@ def _buffer(phase: Phase, buffer_size: int, waiting: int, factor: Staleness) -> 
             for name, value in metrics.items()
         }
         metrics["server_updates"] = steps.astype(age.dtype)
-        metrics["server_updates"] = steps.astype(age.dtype)
         if cohort.seconds is not None:
             metrics["round_seconds"] = waited
         return BufferedServer(

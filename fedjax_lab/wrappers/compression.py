@@ -273,18 +273,27 @@ def _compress_broadcast(phase: Phase, index: int, down: Compressor, scope: str) 
 
 
 def _like(params: Params):
-    """Return a test whether a tree has the structure and the shapes of the params."""
+    """Return a test whether a tree is the params or a part: personal leaves are None or empty."""
 
     def form(candidate: PyTree) -> Any:
-        leaves, structure = jax.tree.flatten(candidate)
-        return structure, [jnp.shape(leaf) for leaf in leaves]
+        leaves, structure = jax.tree.flatten(candidate, is_leaf=lambda node: node is None)
+        return structure, [None if leaf is None else jnp.shape(leaf) for leaf in leaves]
 
-    expected = form(params)
-    return lambda candidate: form(candidate) == expected
+    structure, shapes = form(params)
+
+    def test(candidate: PyTree) -> bool:
+        own, found = form(candidate)
+        if own != structure:
+            return False
+        alike = [one == other for one, other in zip(found, shapes, strict=True)]
+        left_out = [shape is None or shape == (0,) for shape in found]
+        return any(alike) and all(a or b for a, b in zip(alike, left_out, strict=True))
+
+    return test
 
 
 def _vectors(received: PyTree, params: Params) -> list[Params]:
-    """Return the parts of a broadcast that are shaped like the params, in order."""
+    """Return the parts of a broadcast that are the params or a part of them, in order."""
     is_like = _like(params)
     return [part for part in jax.tree.leaves(received, is_leaf=is_like) if is_like(part)]
 

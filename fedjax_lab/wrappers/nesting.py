@@ -54,6 +54,10 @@ _WHY = {
     },
     ("dp", "padded_ranks"): _PADDED_IN_SECRET,
     ("padded_ranks", "dp"): _PADDED_IN_SECRET,
+    ("padded_ranks", "robust"): (
+        "the rule must combine the adapters as the server pads them: "
+        "with_ranks(with_robust_aggregation(...), ...)"
+    ),
     ("personal", "personal"): "use one is_personal for all personal leaves",
     ("personal", "buffered"): "the state of clients in flight is not defined",
     ("buffered", "compression"): (

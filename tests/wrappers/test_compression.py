@@ -10,7 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import Algorithm, Phase, algorithms, build_round, compressors, with_compression
+from fedjax_lab import (
+    Algorithm,
+    CohortBatch,
+    Phase,
+    algorithms,
+    build_round,
+    compressors,
+    with_compression,
+    with_personal,
+)
 from fedjax_lab.algorithms.factory import LocalTraining
 from fedjax_lab.clients.costs import Costs
 from fedjax_lab.clients.store import zero_row_per_client
@@ -404,3 +413,30 @@ def test_wrong_arguments():
         with_compression(fedavg, "signs")
     with pytest.raises(TypeError, match=r"downlink is 0\.9; it must be a Compressor or text"):
         with_compression(fedavg, "sign", downlink=0.9)
+
+
+@pytest.mark.parametrize("name", ["with_personal", "fedper"])
+def test_a_downlink_compresses_what_is_shared(name):
+    """A personal leaf that the loss does not read: as without it, in bytes and in every bit."""
+
+    def loss(params, examples, key):
+        return jnp.square(examples["x"] - params["w"][None]).sum(-1)
+
+    fedavg = functools.partial(algorithms.fedavg, client_lr=0.1)
+    if name == "fedper":
+        method = algorithms.fedper(loss, client_lr=0.1, personal="own")
+    else:
+        method = with_personal(fedavg(loss), lambda path: path == "own")
+    x = np.random.default_rng(0).normal(size=(3, 4, 2, 2, 6)).astype(np.float32)
+    shared = {"w": jnp.arange(6.0)}
+    ends = []
+    for algorithm, params in ((method, {**shared, "own": jnp.ones(5)}), (fedavg(loss), shared)):
+        wrapped = with_compression(algorithm, "identity", downlink="top_k:0.5")
+        assert wrapped.downlink(params) == compressors.top_k(0.5).bytes(6)
+        state = wrapped.init(params, num_clients=4)
+        for t in range(3):
+            ids, key = jnp.arange(4), jax.random.key(t)
+            batch = CohortBatch(ids, {"x": jnp.asarray(x[t])}, key, jnp.int32(t))
+            state, _ = wrapped.round_fn(state, batch)
+        ends.append(wrapped.params(state)["w"])
+    np.testing.assert_array_equal(*ends)

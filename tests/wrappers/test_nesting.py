@@ -2,18 +2,23 @@
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_lab import (
     algorithms,
     build_round,
+    data,
+    simulate,
     with_attack,
     with_compression,
     with_dp,
     with_personal,
+    with_ranks,
     with_robust_aggregation,
     with_secure_aggregation,
+    with_update_metrics,
 )
 from tests.algorithms.cases import N
 from tests.algorithms.problem import flat, initial_params, loss_fn, to_batch
@@ -66,6 +71,13 @@ def test_orders_without_a_meaning_are_errors_that_say_why(outer):
             WRAP[outer](WRAP[inner](plain()))
 
 
+def test_a_rule_around_padded_adapters_is_refused():
+    """It would combine what the server has not padded yet."""
+    ranked = with_ranks(algorithms.fedavg(loss_fn, client_lr=0.1), [1, 2], padded="adapters")
+    with pytest.raises(ValueError, match="the rule must combine the adapters as the server pads"):
+        with_robust_aggregation(ranked, "median")
+
+
 PAIRS = [(o, i) for o in WRAP for i in sorted(MAY[o]) if o != i]
 PLAIN_RUN = {("attack", "robust")}
 
@@ -109,3 +121,24 @@ def test_noise_and_masks_keep_what_noise_alone_does(x64):
 def test_an_adaptive_clip_is_not_masked():
     with pytest.raises(ValueError, match="without adaptive_quantile"):
         with_secure_aggregation(with_dp(plain(), 1.0, 0.1, adaptive_quantile=0.5), 32, 8.0)
+
+
+@pytest.mark.parametrize("name", ["compression", "dp around compression", "metrics"])
+def test_the_model_of_a_state_on_the_host(name):
+    """Where a wrapper adds rows of clients, too."""
+    x = np.random.default_rng(0).normal(size=(24, 2)).astype(np.float32)
+    clients = data.partition(data.Examples(x, np.zeros(24, np.int32)), "iid", 6, seed=0)
+    fedavg = algorithms.fedavg(lambda w, e, key: jnp.square(w[None] - e.x).sum(-1), client_lr=0.1)
+    compressed = with_compression(fedavg, "top_k:0.5")
+    algorithm = {
+        "compression": compressed,
+        "dp around compression": with_dp(compressed, 1.0, 0.1),
+        "metrics": with_update_metrics(fedavg, to_last=True),
+    }[name]
+    how = {"rounds": 2, "cohort_size": 3, "batch_size": 2, "local_steps": 2}
+    ends = [
+        simulate(algorithm, jnp.zeros(2), clients, client_store=store, **how)
+        for store in ("host", "device")
+    ]
+    for result in ends:
+        np.testing.assert_array_equal(algorithm.params(result.state), ends[1].params)
