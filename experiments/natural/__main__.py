@@ -1,9 +1,9 @@
 """Run the study of Shakespeare's roles, and write RESULTS.md.
 
-Finished cells are stored in ``experiments/natural/results.json`` and not run again. The texts are
-downloaded to ``runs/shakespeare``, once.
+Finished cells are stored in ``experiments/natural/results.json`` and ``methods.json``, and not run
+again. The texts are downloaded to ``runs/shakespeare``, once.
 
-    python -m experiments.natural [--folder FOLDER]
+    python -m experiments.natural [--folder FOLDER] [--part divisions | methods]
     python -m experiments.natural --smoke --folder FOLDER    # a few rounds, which stores nothing
     python -m experiments.natural --report                   # write the page from what is stored
 """
@@ -11,13 +11,17 @@ downloaded to ``runs/shakespeare``, once.
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
-from experiments.natural.report import write
+from experiments.natural.methods import METHODS
+from experiments.natural.methods import cells as method_cells
+from experiments.natural.report import ROLES, write
 from experiments.natural.runs import SEEDS, SMOKE, Scale, cells
 from fedjax_lab.data import shakespeare
 from fedjax_lab.machine.atomic_files import write_text
 
-STORED = Path(__file__).parent / "results.json"
+HERE = Path(__file__).parent
+FILES = {"divisions": HERE / "results.json", "methods": HERE / "methods.json"}
 
 
 def main(arguments=None):
@@ -26,25 +30,46 @@ def main(arguments=None):
         prog="python -m experiments.natural", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/shakespeare"))
+    parser.add_argument("--part", choices=tuple(FILES), help="run this part alone")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--report", action="store_true", help="run nothing")
     given = parser.parse_args(arguments)
-    kept = {}
-    if STORED.exists() and not given.smoke:
-        kept = json.loads(STORED.read_text(encoding="utf-8"))
+    kept: dict[str, dict[str, Any]] = {part: {} for part in FILES}
+    if not given.smoke:
+        for part, file in FILES.items():
+            if file.exists():
+                kept[part] = json.loads(file.read_text(encoding="utf-8"))
     if not given.report:
         if not given.smoke:
             shakespeare.fetch(given.folder)
-        scale, seeds = (SMOKE, SEEDS[:1]) if given.smoke else (Scale(), SEEDS)
-        for name, cell in cells(given.folder, scale, kept, seeds):
-            ends = [values[-1] for values in cell["accuracy"].values()]
-            shown = ", ".join(f"{value:.1f} %" for value in ends)
-            print(f"{name}: client_lr {cell['client_lr']:.3g}, {shown}", flush=True)
-            kept[name] = cell
-            if not given.smoke:
-                write_text(STORED, json.dumps(kept, indent=1) + "\n")
+        for part in FILES if given.part is None else (given.part,):
+            run(part, kept, given)
     if not given.smoke:
-        write(kept)
+        write(kept["divisions"], kept["methods"])
+
+
+def run(part, kept, given):
+    """Run what is missing of a part, and store each cell when it is done.
+
+    Args:
+      part: of ``FILES``.
+      kept: {part: {name: cell}}, which is filled.
+      given: the command's arguments.
+    """
+    scale, seeds = (SMOKE, SEEDS[:1]) if given.smoke else (Scale(), SEEDS)
+    if part == "divisions":
+        finished = cells(given.folder, scale, kept[part], seeds)
+    else:
+        rate = kept["divisions"][ROLES]["client_lr"]
+        names = ("fedadam", "gradma") if given.smoke else tuple(METHODS)
+        finished = method_cells(given.folder, scale, kept[part], rate, names=names, seeds=seeds)
+    for name, cell in finished:
+        last = [values[-1] for values in cell["accuracy"].values()]
+        shown = ", ".join(f"{value:.1f} %" for value in last)
+        print(f"{name}: client_lr {cell['client_lr']:.3g}, {shown}", flush=True)
+        kept[part][name] = cell
+        if not given.smoke:
+            write_text(FILES[part], json.dumps(kept[part], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+from matplotlib import rc_context
 
+from experiments.natural.methods import ADAPTIVE_SERVERS, SYSTEMS, against, decide, ends, spread
 from experiments.natural.runs import DIVISIONS, TARGETS, Scale, rounds_to, verdict
 from fedjax_lab.estimates import estimate, format_estimate
 from fedjax_lab.machine.atomic_files import write_text
@@ -11,6 +13,8 @@ from fedjax_lab.markdown import markdown_table
 from fedjax_lab.report.style import COLOURS, DASHES, frame, new_figure
 
 HERE = Path(__file__).parent
+ROLES = "roles, E = 1"  # the cell whose row FedAvg has among the methods
+RIVALS = ("fedavg", "scaffold", "fedadam")
 
 
 def table(kept):
@@ -62,11 +66,76 @@ def draw(kept, path):
     figure.savefig(path, metadata={"Date": None})
 
 
-def page(kept):
+def methods_table(rows):
+    """Return the table of the methods: what was chosen, the end, and differences.
+
+    Args:
+      rows: {method: cell}, FedAvg's among them.
+    """
+    means = {name: np.mean(list(ends(cell).values())) for name, cell in rows.items()}
+    shown = [
+        ["method", "points chosen", "accuracy % at the end", "against fedavg", "rounds to 40 %"]
+    ]
+    for name in sorted(means, key=means.__getitem__, reverse=True):
+        cell = rows[name]
+        chosen = f"client_lr {cell['client_lr']:.3g}"
+        if "server_lr" in cell:
+            chosen += f", server_lr {cell['server_lr']:.3g}"
+        difference = "" if name == "fedavg" else f"{against(cell, rows['fedavg']).mean:+.1f}"
+        if difference:
+            difference += f" ({decide(against(cell, rows['fedavg']))})"
+        reached = list(rounds_to(cell, 40).values())
+        took = format_estimate(estimate(reached), 0) if np.isfinite(reached).all() else "-"
+        end = format_estimate(estimate(list(ends(cell).values())), 1)
+        shown.append([name, chosen, end, difference, took])
+    return shown
+
+
+def methods_sentences(rows):
+    """Return the verdicts on the two claims about methods, as far as their runs are there."""
+    lines = []
+    if all(name in rows for name in ADAPTIVE_SERVERS):
+        best, worst, difference, decided = spread(rows)
+        shown = format_estimate(difference, 1)
+        lines.append(f"- **Reddi et al.: {decided}**; {best} ends {shown} points above {worst}.")
+    if not all(name in rows for name in RIVALS):
+        return "\n".join(lines)
+    rival = max(RIVALS, key=lambda name: np.mean(list(ends(rows[name]).values())))
+    for system, members in SYSTEMS.items():
+        parts = []
+        for name in (name for name in members if name in rows):
+            here = against(rows[name], rows["fedavg"])
+            shown = f"{name} {decide(here)} than fedavg" if decide(here) != "undecided" else name
+            shown += f" ({format_estimate(here, 1)} points)"
+            if rival != "fedavg":
+                there = against(rows[name], rows[rival])
+                shown += f", against {rival} {format_estimate(there, 1)} ({decide(there)})"
+            parts.append(shown)
+        if parts:
+            lines.append(f"- **{system}**: {'; '.join(parts)}.")
+    return "\n".join(lines)
+
+
+def draw_methods(rows, path):
+    """Draw the accuracy of all methods over the rounds, means over the seeds."""
+    figure = new_figure(6.4, 5.0)
+    axes = figure.subplots()
+    for place, (name, cell) in enumerate(rows.items()):
+        means = np.mean(list(cell["accuracy"].values()), axis=0)
+        colour, dash = COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
+        axes.plot(cell["rounds"], means, color=colour, linestyle=dash, label=name)
+    frame(axes, "round", "accuracy, %")
+    axes.legend(fontsize=8, ncols=2)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def page(kept, methods):
     """Return RESULTS.md.
 
     Args:
-      kept: {name: cell}.
+      kept: {name: cell} of the divisions.
+      methods: {name: cell} of the methods but FedAvg.
     """
     parts = [(HERE / "introduction.md").read_text(encoding="utf-8").rstrip()]
     if not kept:
@@ -79,12 +148,21 @@ def page(kept):
     parts.append(sentences(kept))
     parts.append("![Accuracy over the rounds](figures/accuracy.svg)")
     parts.append(markdown_table(table(kept)))
+    if methods:
+        rows = {"fedavg": kept[ROLES], **methods}
+        parts.append("## Methods on the roles")
+        parts.append(methods_sentences(rows))
+        parts.append("![Accuracy of the methods](figures/methods.svg)")
+        parts.append(markdown_table(methods_table(rows)))
     parts.append((HERE / "findings.md").read_text(encoding="utf-8").rstrip())
     return "\n\n".join(parts) + "\n"
 
 
-def write(kept):
-    """Write RESULTS.md and the figure."""
-    if kept:
-        draw(kept, HERE / "figures" / "accuracy.svg")
-    write_text(HERE / "RESULTS.md", page(kept))
+def write(kept, methods):
+    """Write RESULTS.md and the figures."""
+    with rc_context({"svg.hashsalt": "fedjax_lab"}):  # equal figures, equal bytes
+        if kept:
+            draw(kept, HERE / "figures" / "accuracy.svg")
+        if methods:
+            draw_methods({"fedavg": kept[ROLES], **methods}, HERE / "figures" / "methods.svg")
+    write_text(HERE / "RESULTS.md", page(kept, methods))

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab import algorithms, data, models, simulate
+from fedjax_lab import data, models, simulate
+from fedjax_lab.command.factories import find
 from fedjax_lab.data import shakespeare
 from fedjax_lab.estimates import estimate
 from fedjax_lab.simulation.evaluate import build_evaluation
@@ -70,14 +71,23 @@ def divided(clients, division, seed):
     return data.partition(sequences, owners, count, min_size=1)
 
 
-def train(clients, scored, scale, *, client_lr, local_epochs, seed, rounds):
-    """Run FedAvg; returns (rounds of the evaluations, accuracies in percent, seconds)."""
+def train(clients, scored, scale, *, local_epochs, seed, rounds, method="fedavg", **options):
+    """Run a method; returns (rounds of the evaluations, accuracies in percent, seconds).
+
+    Args:
+      clients: the federation.
+      scored: sequences on which the model is scored.
+      scale: a ``Scale``.
+      local_epochs, seed, rounds: of the run.
+      method: name of the method.
+      **options: of its factory.
+    """
     model = models.lstm(
         shakespeare.NUM_TOKENS, embedding=8, hidden=scale.hidden, layers=1, dropout=0.0
     )
     counts = models.answer_counts(model.apply, data.scored_per_row(scored))
     result = simulate(
-        algorithms.fedavg(models.answer_loss(model.apply), client_lr=client_lr),
+        find("algorithm", method)(models.answer_loss(model.apply), **options),
         model.init(jax.random.key(seed), scored.x[:1]),
         clients,
         rounds=rounds,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.natural import __main__ as command
-from experiments.natural import runs
+from experiments.natural import methods, runs
 from experiments.natural.report import page
 from fedjax_lab import data
 from fedjax_lab.recipes.shakespeare_roles import PLAY
@@ -57,11 +57,56 @@ def test_the_verdict_is_at_the_highest_target_that_all_runs_reach():
 
 
 def test_the_page_is_that_of_the_stored_runs():
-    kept = json.loads(command.STORED.read_text(encoding="utf-8"))
-    for of_kind in kept.values():
-        assert of_kind["accuracy"].keys() == set(map(str, runs.SEEDS))
-        assert of_kind["rounds"][-1] == runs.Scale().rounds
-    assert (command.STORED.parent / "RESULTS.md").read_text(encoding="utf-8") == page(kept)
+    kept = {
+        part: json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        for part, file in command.FILES.items()
+    }
+    for cells in kept.values():
+        for stored in cells.values():
+            assert stored["accuracy"].keys() == set(map(str, runs.SEEDS))
+            assert stored["rounds"][-1] == runs.Scale().rounds
+    shown = (command.HERE / "RESULTS.md").read_text(encoding="utf-8")
+    assert shown == page(kept["divisions"], kept["methods"])
+
+
+def ended(*values):
+    return {"accuracy": {str(seed): [0.0, *[value] * 5] for seed, value in enumerate(values)}}
+
+
+def test_a_method_is_better_where_the_interval_of_the_paired_difference_says_so():
+    fedavg = ended(40.0, 41.0, 42.0)
+    assert methods.decide(methods.against(ended(42.0, 43.1, 43.9), fedavg)) == "better"
+    assert methods.decide(methods.against(ended(38.0, 39.1, 39.9), fedavg)) == "worse"
+    assert methods.decide(methods.against(ended(39.0, 44.0, 42.0), fedavg)) == "undecided"
+    assert methods.decide(methods.against(ended(np.nan, 44.0, 42.0), fedavg)) == "undecided"
+
+
+def test_adaptive_servers_within_a_point():
+    rows = {name: ended(40.0, 41.0, 42.0) for name in methods.ADAPTIVE_SERVERS}
+    rows["fedyogi"] = ended(40.8, 41.81, 42.79)
+    assert methods.spread(rows)[::3] == ("fedyogi", "shows")
+    rows["scaffold"] = ended(38.0, 39.0, 40.0)
+    assert methods.spread(rows)[:2] == ("fedyogi", "scaffold")
+    assert methods.spread(rows)[3] == "contradicted"
+    rows["scaffold"] = ended(40.0, 37.0, 40.0)
+    assert methods.spread(rows)[3] == "undecided"
+
+
+def test_servers_of_two_rates_are_tried_at_five_points(monkeypatch):
+    asked = []
+
+    def train(clients, scored, scale, *, client_lr, server_lr, **rest):
+        asked.append((client_lr, server_lr))
+        return [1], [100 - abs(server_lr - 0.1) - abs(client_lr - 10)] * 3, 0.0
+
+    roles = type("Roles", (), {"num_available": 2})
+    monkeypatch.setattr(methods, "train", train)
+    monkeypatch.setattr(methods.data, "split_clients", lambda *a, **k: (roles, roles))
+    monkeypatch.setattr(methods, "pooled", lambda *a: None)
+    tried = methods.tune(roles, methods.METHODS["fedadagrad"], "fedadagrad", runs.SMOKE, 10**0.5)
+    assert len(asked) == 5
+    assert {server for _, server in asked[3:]} == {0.1}
+    np.testing.assert_allclose(methods.best_of(tried), (10, 0.1))
 
 
 @pytest.mark.methods
