@@ -67,6 +67,22 @@ def _smoothness(run: Run) -> float:
     return -mean([abs(b - a) for a, b in itertools.pairwise(later)])
 
 
+def _memory(run: Run) -> float:
+    """Mean squared residual of the clients in the tail, over that of their changes."""
+    group = tail_of([run])
+    return group.mean(run, "error_sq") / group.mean(run, "change_sq")
+
+
+def _memory_growth(run: Run) -> float:
+    """By how many percent the residual's tail is above its mean in the middle tenth of the run."""
+    values = run.values("error_sq")
+    last = tail_of([run]).mean(run, "error_sq")
+    if not last:  # without error feedback
+        return 0.0
+    middle, width = len(values) // 2, max(1, len(values) // 20)
+    return 100 * (last / mean(values[middle - width : middle + width]) - 1)
+
+
 def rounds_to(percent: float) -> Measure:
     """Return the measure "rounds until an accuracy is reached", all rounds if it never is.
 
@@ -94,4 +110,15 @@ SMOOTHNESS = Measure(_smoothness, name="minus the mean step between evaluations,
 # A round's training loss is that of its cohort, so that its lowest value would say little.
 TRAINING_LOSS = Measure(
     lambda run: -tail_of([run]).mean(run, "loss"), name="minus the training loss, tail", unit=""
+)
+# Of methods with error feedback; 0 for those without. More is worse, so both are negated.
+ERROR_MEMORY = Measure(
+    lambda run: -_memory(run),
+    name="minus the squared residual over that of the change, tail",
+    unit="times",
+)
+ERROR_GROWTH = Measure(
+    lambda run: -_memory_growth(run),
+    name="minus the growth of the squared residual in the second half",
+    unit="%",
 )

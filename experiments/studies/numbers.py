@@ -42,6 +42,8 @@ from experiments.studies.claims import AS_PUBLISHED, Claim, decide, groups_of_wa
 from experiments.studies.groups import groups_of
 from experiments.studies.measures import (
     ACCURACY,
+    ERROR_GROWTH,
+    ERROR_MEMORY,
     FLATNESS,
     LOST,
     PERPLEXITY,
@@ -95,6 +97,8 @@ VIEWS = {
     "loss": View(TRAINING_LOSS, sign=-1),
     "eigenvalue": View(FLATNESS, sign=-1),
     "step": View(SMOOTHNESS, sign=-1),
+    "memory": View(ERROR_MEMORY, sign=-1),
+    "growth": View(ERROR_GROWTH, sign=-1),
 }
 _COSTS = {"rounds": "round", "uplink": "bytes_up"}  # until the target is reached
 

@@ -234,6 +234,19 @@ def test_measures_of_a_run():
     assert measures.TRAINING_LOSS.top(run) == pytest.approx(-1.5)
     assert measures.rounds_to(75).top(run) == -10
     assert measures.rounds_to(90).top(run) == -ROUNDS
+
+
+def test_measures_of_the_memory_of_error_feedback():
+    (run,) = group("A", [80]).runs
+    # Twenty evaluations: the middle tenth is rounds 10 and 11, the tail rounds 19 and 20.
+    errors = {10: 4.0, 11: 6.0, 18: 8.0, 19: 9.0, 20: 10.0}
+    rows = [{"round": t, "error_sq": errors.get(t, 1.0), "change_sq": 3.0} for t in range(1, 21)]
+    run = run._replace(rows=rows)
+    assert measures.ERROR_MEMORY.top(run) == pytest.approx(-9.5 / 3)
+    assert measures.ERROR_GROWTH.top(run) == pytest.approx(-90)
+    without = [{**row, "error_sq": 0.0} for row in rows]
+    assert measures.ERROR_GROWTH.top(run._replace(rows=without)) == 0
+    assert measures.ERROR_MEMORY.top(run._replace(rows=without)) == 0
     assert ahead(estimate([0.0, 0.0, 0.0])).verdict == NOTHING  # no run reaches the target
 
 
