@@ -25,6 +25,10 @@ LOWERINGS = ("auto", "winograd", "gemm", "im2col", "lax")
 PADDINGS = ("SAME", "VALID")
 _FEW_CHANNELS = 8
 _JOINED_AT_ONCE = 9
+# Longer kernels are cut into blocks as long as a stride, and more phases are computed at once: a
+# product for each weight or phase compiles for long, and is many times slower than XLA's own form.
+_LONG_KERNEL = 7
+_FEW_PHASES = 4
 
 
 def convolution(
@@ -374,7 +378,8 @@ def _over(x, kernel, axes, groups, lowering):
     """Correlate [B, pixels, C] with [pixels, C / groups, F] -> [B, pixels, F]."""
     for i, axis in enumerate(axes):
         if axis.spread > 1 and axis.stride == axis.dilation == 1:
-            return _phases(x, kernel, axes, i, groups, lowering)
+            many = axis.spread > _FEW_PHASES and groups == 1
+            return (_all_phases if many else _phases)(x, kernel, axes, i, groups, lowering)
     if any(axis.padding != (0, 0) or axis.spread > 1 for axis in axes):
         zeros = [(*axis.padding, axis.spread - 1) for axis in axes]
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *zeros, (0, 0, 0)])
@@ -429,6 +434,32 @@ def _phases(x, kernel, axes, i, groups, lowering):
     return lax.slice_in_dim(features.reshape(shape), 0, total, 1, 1 + i)
 
 
+def _all_phases(x, kernel, axes, i, groups, lowering):
+    """As ``_phases``, for many phases: one convolution that gives all of them beside one another.
+
+    The result at ``spread * q + phase`` reads weight ``spread * t + late - phase`` at the pixel
+    ``q + t - before``.
+    """
+    axis, size, spread = axes[i], x.shape[1 + i], axes[i].spread
+    total = axis.positions(size, kernel.shape[i])
+    before, late = divmod(axis.padding[0], spread)
+    length, reach = -(-total // spread), -(-(kernel.shape[i] + spread - 1 - late) // spread)
+    zeros = [(0, 0)] * kernel.ndim
+    zeros[i] = (spread - 1 - late, reach * spread - kernel.shape[i] - (spread - 1 - late))
+    weights = jnp.pad(kernel, zeros)
+    weights = weights.reshape(*weights.shape[:i], reach, spread, *weights.shape[i + 1 :])
+    weights = jnp.moveaxis(jnp.flip(weights, i + 1), i + 1, -2)
+    weights = weights.reshape(*weights.shape[:-2], -1)  # [pixels, C, phases and F]
+    own = [*axes]
+    own[i] = _Axis(padding=(before, length + reach - 1 - before - size))
+    features = _over(x, weights, own, groups, lowering)
+    features = features.reshape(*features.shape[:-1], spread, -1)
+    features = jnp.moveaxis(features, -2, 2 + i)
+    shape = [*features.shape]
+    shape[1 + i : 3 + i] = [length * spread]
+    return lax.slice_in_dim(features.reshape(shape), 0, total, 1, 1 + i)
+
+
 def _with_one(axes, i):
     return [*axes[:i], _Axis(), *axes[i + 1 :]]
 
@@ -445,10 +476,35 @@ def _each_channel(x, kernel, axes):
     return jnp.moveaxis(jnp.moveaxis(features, -3, -2), -1, 0).astype(kernel.dtype)
 
 
+def _strides_as_channels(x, kernel, i, stride):
+    """Make the pixels between two positions of a kernel channels: [n, C] -> [n / stride, stride C].
+
+    The kernel then has a weight for each of its strides, and passes along all of them.
+    """
+    reach = -(-kernel.shape[i] // stride)
+    blocks = (x.shape[1 + i] - kernel.shape[i]) // stride + reach
+    x = lax.slice_in_dim(x, 0, min(x.shape[1 + i], blocks * stride), 1, 1 + i)
+
+    def joined(array, axis, number, channels):
+        zeros = [(0, 0)] * array.ndim
+        zeros[axis] = (0, number * stride - array.shape[axis])
+        array = jnp.pad(array, zeros)
+        array = array.reshape(*array.shape[:axis], number, stride, *array.shape[axis + 1 :])
+        array = jnp.moveaxis(array, axis + 1, channels - 1)
+        return array.reshape(
+            *array.shape[: channels - 1], -1, *array.shape[array.ndim + channels + 1 :]
+        )
+
+    return joined(x, 1 + i, blocks, -1), joined(kernel, i, reach, -2)
+
+
 def _folded(x, kernel, axes, lowering):
     """Correlate in two axes of pixels; the weights of a third or dilated axis become channels."""
     for i, axis in enumerate(axes):
         size = kernel.shape[i]
+        if axis.dilation == 1 < axis.stride and size > _LONG_KERNEL:
+            x, kernel = _strides_as_channels(x, kernel, i, axis.stride)
+            axes, axis, size = _with_one(axes, i), _Axis(), kernel.shape[i]
         if (len(axes) > 2 and not i) or (axis.dilation > 1 and size > 1):
             number = axis.positions(x.shape[1 + i], size)
             x = jnp.concatenate([axis.under(x, 1 + i, j, number) for j in range(size)], -1)

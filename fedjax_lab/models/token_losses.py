@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fedjax_lab.checks import check_number, is_traced
+from fedjax_lab.checks import check_number
 from fedjax_lab.models.base import Apply, with_mask
+from fedjax_lab.models.label_checks import mark_labels
 from fedjax_lab.models.losses import at_least_float32, check_functions, pick
 from fedjax_lab.types import Key, LossFn, Params, PyTree
 
@@ -77,18 +77,6 @@ def answer_counts(
         right = (jnp.argmax(logits, axis=-1) == examples.y).astype(jnp.float32)
         return _per_row(right, scored, tokens_per_row), _per_row(losses, scored, tokens_per_row)
 
-    def check(params: Params, examples: PyTree) -> None:
-        if is_traced((params, examples)):
-            return
-        logits = jax.eval_shape(lambda p, e: apply(p, e.x, None), params, examples)
-        labels = np.asarray(examples.y)
-        if labels.size and not -1 <= labels.min() <= labels.max() < logits.shape[-1]:
-            raise ValueError(
-                f"examples.y has tokens from {labels.min()} to {labels.max()}; the model has "
-                f"{logits.shape[-1]} logits, for 0 to {logits.shape[-1] - 1}, and -1 is not scored."
-            )
-
-    counts.check = check  # type: ignore[attr-defined]
     counts.perplexity = tokens_per_row is not None  # type: ignore[attr-defined]
     return counts
 
@@ -110,7 +98,7 @@ def _losses(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array
     wide = at_least_float32(logits)
     total = jax.nn.logsumexp(wide, axis=-1)
     # A token without a logit makes the loss NaN, instead of counting as another one.
-    picked = pick(wide, jnp.where(scored, targets, 0))
+    picked = pick(wide, mark_labels(logits.shape[-1], jnp.where(scored, targets, 0)))
     return jnp.where(scored, total - picked, 0), scored
 
 

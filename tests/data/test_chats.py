@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_lab import data, models
+from fedjax_lab import algorithms, data, models, simulate
+from fedjax_lab.simulation.evaluate import build_evaluation
 
 tokenizers = pytest.importorskip("tokenizers")
 MARKS = ["<|im_start|>", "<|im_end|>"]
@@ -247,6 +248,15 @@ def test_packed_together_or_alone_is_the_same():
     assert abs(float(total_loss(as_one)) - expected) > 0.1
 
 
+def one_round(examples):
+    """A function of params that trains for a round, with logits that do not depend on them."""
+    apply = lambda params, x, key: jnp.zeros((*x.shape, 5)) + params["w"]  # noqa: E731
+    clients = data.from_clients([examples])
+    method = algorithms.fedavg(models.answer_loss(apply), client_lr=0.1)
+    schedule = {"cohort_size": 1, "local_steps": 1, "batch_size": 1}
+    return lambda params: simulate(method, params, clients, rounds=1, **schedule)
+
+
 def test_losses_by_hand():
     logits = np.random.default_rng(2).normal(size=(2, 3, 5)).astype(np.float32)
     examples = data.Examples(jnp.zeros((2, 3)), jnp.array([[1, -1, 4], [-1, -1, -1]]))
@@ -261,8 +271,9 @@ def test_losses_by_hand():
     np.testing.assert_allclose(correct, [right / 4, 0])
     beyond = examples._replace(y=jnp.array([[1, 5, 4], [0, 0, 0]]))
     assert np.isnan(models.answer_loss(apply)(None, beyond, None)).tolist() == [True, False]
-    with pytest.raises(ValueError, match="tokens from 0 to 5; the model has 5 logits"):
-        models.answer_counts(apply).check(None, beyond)
+    for score in (build_evaluation(models.answer_counts(apply, 4.0), beyond), one_round(beyond)):
+        with pytest.raises(ValueError, match="labels from 0 to 5; the model has 5 logits"):
+            score({"w": jnp.zeros(())})
     with pytest.raises(ValueError, match="tokens_per_row is 0"):
         models.answer_loss(apply, 0)
     with pytest.raises(ValueError, match=r"it must be the next token of each place"):

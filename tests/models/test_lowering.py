@@ -67,6 +67,31 @@ def random_convolution(rng):
     return run, (values(of_images, pixels), values(of_kernels, weights))
 
 
+def random_long_convolution(rng):
+    """(function, x, kernel): kernels longer than their stride, or many results for each pixel."""
+    axes = int(rng.integers(1, 3))
+    weights, strides, spread = [], [], []
+    for _ in range(axes):
+        kind = rng.choice(["strided", "transposed", "plain"])
+        weights.append(int(rng.integers(8, 20)) if kind != "plain" else int(rng.integers(1, 4)))
+        strides.append(int(rng.integers(2, 9)) if kind == "strided" else 1)
+        spread.append(int(rng.integers(5, 9)) if kind == "transposed" else 1)
+    padding = rng.integers(-2, 12, (axes, 2)).tolist()
+    channels, features = rng.integers(1, 4, 2)
+    numbers = (("NWC", "WIO", "NWC"), ("NHWC", "HWIO", "NHWC"))[axes - 1]
+
+    def run(x, kernel):
+        return lax.conv_general_dilated(
+            x, kernel, strides, padding, spread, dimension_numbers=numbers
+        )
+
+    pixels = rng.integers(9, 24, axes)
+    return run, (
+        rng.normal(size=(2, *pixels, channels)),
+        rng.normal(size=(*weights, channels, features)),
+    )
+
+
 def random_pooling(rng):
     """(function, x): a maximum, a sum, or the gradient of a maximum inside a function."""
     rank = int(rng.integers(3, 6))
@@ -137,7 +162,9 @@ def agree(make, seeds, tolerance=1e-10, dtype=np.float64):
             np.testing.assert_allclose(ours, theirs, 0, tolerance * scale, err_msg=str(function))
 
 
-@pytest.mark.parametrize(("make", "seeds"), [(random_convolution, 10), (random_pooling, 8)])
+@pytest.mark.parametrize(
+    ("make", "seeds"), [(random_convolution, 10), (random_long_convolution, 8), (random_pooling, 8)]
+)
 def test_random_operations_agree_with_lax(x64, make, seeds):
     agree(make, range(seeds))
 
@@ -145,7 +172,7 @@ def test_random_operations_agree_with_lax(x64, make, seeds):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(30))
 def test_many_random_operations_agree_with_lax(x64, part):
-    make = random_convolution if part % 3 else random_pooling
+    make = (random_pooling, random_convolution, random_long_convolution)[part % 3]
     agree(make, range(100 + 10 * part, 110 + 10 * part))
 
 
