@@ -44,6 +44,8 @@ class HostTable:
     Attributes:
       num_clients: N.
       folder: folder of the files, which are created when the first row is written.
+      start: rows that the clients have in place of ``first``, pytree of NumPy arrays [N, ...], as of
+        a state from which a run starts; None: all have ``first``.
       owned: bool [N], the clients whose rows this process stores, if several processes share the
         table; None: all.
     """
@@ -53,6 +55,7 @@ class HostTable:
         self._row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._first))
         self._files: list[np.memmap] | None = None
         self.num_clients, self.folder = num_clients, folder
+        self.start: PyTree = None
         self.owned: np.ndarray | None = None
         self._count = 0
         self._places = np.full(num_clients, -1, np.int32)  # positions in the files
@@ -109,9 +112,13 @@ class HostTable:
         )
         there = places >= 0
         files = iter(self._files or ())
+        starts = iter(() if self.start is None else jax.tree.leaves(self.start))
 
         def one(first):
             rows = np.broadcast_to(first, (len(ids), *first.shape)).copy()
+            if self.start is not None:
+                real = ids < self.num_clients
+                rows[real] = next(starts)[ids[real]]
             if first.nbytes and there.any():
                 rows.reshape(len(ids), -1).view(np.uint8)[there] = next(files)[places[there]]
             return rows

@@ -222,6 +222,17 @@ class HostStore:
         return state._replace(clients=self.table)
 
 
+def with_all_rows(state: FedState) -> FedState:
+    """Return a state with its client rows in memory, where a run left them in a ``HostTable``.
+
+    Args:
+      state: ``result.state`` of a run; all processes call it.
+    """
+    if not isinstance(getattr(state, "clients", None), HostTable):
+        return state
+    return state._replace(clients=all_rows(state.clients))
+
+
 def _shapes(rows: SeenRows, count: int) -> SeenRows:
     """Return the shapes with another number of rows."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), rows)
@@ -319,10 +330,9 @@ def check_host_store(run: Computation, place: Placement, diagnose: Any) -> None:
       diagnose: as given to ``simulate``.
 
     Raises:
-      ValueError: a ``state`` or ``diagnose`` is given, or rounds are to be measured.
+      ValueError: ``diagnose`` is given, or rounds are to be measured.
     """
     for wrong, what in (
-        (run.state is not None, "a state to start from"),
         (diagnose is not None, "diagnose"),
         (place.client_map.name == "measure", "client_map='measure'"),
     ):

@@ -32,6 +32,7 @@ from fedjax_lab.simulation.computation import Computation, checked_state, params
 from fedjax_lab.simulation.debugging import debuggable
 from fedjax_lab.simulation.divergence import Watch
 from fedjax_lab.simulation.history import History, RunProgress, SimulationResult
+from fedjax_lab.simulation.host_store import with_all_rows
 from fedjax_lab.simulation.loggers import Hook, Hooks, Profile, Progress
 from fedjax_lab.simulation.placement import Placement
 from fedjax_lab.simulation.processes import Processes
@@ -100,8 +101,8 @@ def simulate(
       clients: the clients' data, on the device or a stream of examples on the host; see
         ``fedjax_lab.data.stream``.
       state: initial state in place of ``algorithm.init(params, ...)``, such as ``result.state`` of
-        another run. Rounds are counted from 0. A private state (``with_dp``) continues its count of
-        rounds, and no draw is repeated. None: a fresh start.
+        another run, wherever its client rows are. Rounds are counted from 0. A private state
+        (``with_dp``) continues its count of rounds, and no draw is repeated. None: a fresh start.
       rounds: total number of rounds.
       times: availability, times for computing and sending, over-selection and a deadline for
         stragglers. The history then has ``simulated_seconds``. None: all clients are available, and
@@ -177,6 +178,7 @@ def simulate(
     progress, hooks = progress and processes.is_first, Hooks(on_row if processes.is_first else ())
     given = Schedule.of("simulate", schedule)
     batches, clients = given.bind(clients)
+    state = None if state is None else with_all_rows(state)
     key = key_of(seed, state)
     model = processes.local(params) if state is None else params_of(algorithm, state)
     clients = with_times(clients, times, algorithm, model)

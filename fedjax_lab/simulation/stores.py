@@ -141,6 +141,8 @@ def open_store(
             message = f"{run.algorithm.name}: client rows stay on the host: {table!r}"
             print(message, file=sys.stderr, flush=True)
         table.folder = run_dir if processes.is_first else None
+        if run.state is not None:
+            table.start, state = run.state.clients, run.state._replace(clients=state.clients)
         return state, HostStore(run, place, client_data.index, key, table)
     if run.state is not None:
         return run.state, DeviceStore(processes)

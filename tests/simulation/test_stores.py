@@ -17,6 +17,8 @@ from fedjax_lab import (
     with_dp,
     with_personal,
 )
+from fedjax_lab.clients.host_table import HostTable
+from fedjax_lab.simulation.host_store import all_rows
 from fedjax_lab.wrappers.attacks import attackers
 from tests.simulation.test_run import assert_same_bits
 
@@ -236,3 +238,24 @@ def test_a_model_of_a_billion_parameters_is_traced(name):
     assert metrics["bytes_up"].dtype == jnp.float32
     up = 2**32 * (2 if name == "scaffold" else 1)
     assert method.uplink(params) == up
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedspeed"])
+def test_a_run_starts_from_a_state_wherever_its_rows_are(tmp_path, name):
+    method, clients = METHODS[name], make_clients()
+    host, device = (run(name, client_store=store) for store in ("host", "device"))
+    assert isinstance(host.state.clients, HostTable)
+    settings = {**SETTINGS, "seed": 5, "state": device.state}
+    expected = simulate(method, None, clients, client_store="device", **settings)
+    settings["state"] = host.state
+    for store in ("device", "host"):
+        again = simulate(method, None, clients, client_store=store, **settings)
+        rows = again.state.clients
+        rows = all_rows(rows) if store == "host" else rows
+        assert_same_bits(again.state._replace(clients=rows), expected.state)
+    for rounds in (3, 6):  # interrupted in between
+        settings["rounds"] = rounds
+        again = simulate(
+            method, None, clients, client_store="host", run_dir=tmp_path / "run", **settings
+        )
+    assert_same_bits(again.state._replace(clients=all_rows(again.state.clients)), expected.state)

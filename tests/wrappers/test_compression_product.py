@@ -118,6 +118,7 @@ def test_each_kind_of_exchange(case):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*more than without compression")  # of three numbers
 @pytest.mark.parametrize("case", MAIN, ids=lambda case: case.id)
 def test_all_compressors(case):
     if case.id == "cfedavg":
