@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+_LONG = 1e9  # such as a loss that is about to diverge; all its digits would say nothing
 NOTHING = "-"  # in a table, for a value that does not exist
 
 
@@ -71,7 +72,8 @@ def format_estimate(value: Estimate, digits: int) -> str:
     """
     if math.isnan(value.mean):
         return NOTHING
-    text = f"{value.mean:,.{digits}f}"
+    form = f",.{digits}f" if abs(value.mean) < _LONG else ".3g"
+    text = f"{value.mean:{form}}"
     if value.half_width is None:
         return text
-    return f"{text} ± {value.half_width:,.{digits}f}"
+    return f"{text} ± {value.half_width:{form}}"

@@ -44,8 +44,8 @@ class HostTable:
     Attributes:
       num_clients: N.
       folder: folder of the files, which are created when the first row is written.
-      start: rows that the clients have in place of ``first``, pytree of NumPy arrays [N, ...], as of
-        a state from which a run starts; None: all have ``first``.
+      start: rows that the clients have in place of ``first``, pytree of NumPy arrays [N, ...], as
+        of a state from which a run starts; None: all have ``first``.
       owned: bool [N], the clients whose rows this process stores, if several processes share the
         table; None: all.
     """

@@ -9,7 +9,7 @@ from fedjax_lab.algorithms import as_published
 from fedjax_lab.algorithms.authors_codes import clip_and_decay
 from fedjax_lab.command.config import RunConfig
 from fedjax_lab.command.config_checks import parse_attack
-from fedjax_lab.command.factories import find
+from fedjax_lab.command.factories import find, said_of
 from fedjax_lab.command.options import (
     CLIPS,
     SERVER_OPTIMIZERS,
@@ -82,12 +82,11 @@ def build_algorithm(
     algorithm = factory(subject, client_lr=rate, **arguments)
     check_algorithm(algorithm, f"what {method.algorithm} returns")
     if method.compressor is not None or method.downlink_compressor is not None:
-        algorithm = with_compression(
-            algorithm,
-            method.compressor or "identity",
-            error_feedback=method.error_feedback,
-            downlink=method.downlink_compressor,
-        )
+        texts = method.compressor or "identity", method.downlink_compressor
+        with said_of("compressor", " and ".join(filter(None, texts))):
+            algorithm = with_compression(
+                algorithm, texts[0], error_feedback=method.error_feedback, downlink=texts[1]
+            )
     return _with_wrappers(algorithm, config.privacy, config.rounds, config.clock)
 
 
@@ -96,25 +95,29 @@ def _with_wrappers(
 ) -> Algorithm:
     """Wrap the method as the settings request, with the attack outside all others."""
     if privacy.robust_rule is not None:
-        algorithm = with_robust_aggregation(algorithm, privacy.robust_rule)
+        with said_of("robust_rule", privacy.robust_rule):
+            algorithm = with_robust_aggregation(algorithm, privacy.robust_rule)
     if privacy.dp_clip_norm is not None:
         assert privacy.dp_noise_multiplier is not None  # checked
-        algorithm = with_dp(
-            algorithm,
-            privacy.dp_clip_norm,
-            privacy.dp_noise_multiplier,
-            privacy.dp_delta,
-            privacy.dp_adaptive_quantile,
-            privacy.dp_noise_bands or 1,
-        )
+        with said_of("dp_noise_bands", privacy.dp_noise_bands):
+            algorithm = with_dp(
+                algorithm,
+                privacy.dp_clip_norm,
+                privacy.dp_noise_multiplier,
+                privacy.dp_delta,
+                privacy.dp_adaptive_quantile,
+                privacy.dp_noise_bands or 1,
+            )
     if privacy.secure_bits is not None:
         assert privacy.secure_clip is not None  # checked
         algorithm = with_secure_aggregation(
             algorithm, privacy.secure_bits, privacy.secure_clip, privacy.secure_neighbours
         )
     if clock.concurrency is not None:
-        algorithm = with_buffered_aggregation(algorithm, rounds.cohort_size, clock.concurrency)
+        with said_of("concurrency", clock.concurrency):
+            algorithm = with_buffered_aggregation(algorithm, rounds.cohort_size, clock.concurrency)
     if privacy.attack is not None:
         name, arguments = parse_attack(privacy.attack)
-        algorithm = with_attack(algorithm, name, seed=rounds.seed, **arguments)
+        with said_of("attack", privacy.attack):
+            algorithm = with_attack(algorithm, name, seed=rounds.seed, **arguments)
     return algorithm

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedjax_lab.checks import check_choice, check_int
 from fedjax_lab.clients.mapping import check_client_map
-from fedjax_lab.command.factories import check_known, is_own
+from fedjax_lab.command.factories import check_known, is_own, said_of
 from fedjax_lab.command.options import CLIPS
 from fedjax_lab.command.schedules import client_schedule
 from fedjax_lab.command.settings import (
@@ -73,7 +73,8 @@ def _check_method(method: MethodSettings, rounds: int) -> None:
     client_schedule(method.client_lr_schedule, method.client_lr, rounds)
     for name in ("compressor", "downlink_compressor"):
         if getattr(method, name) is not None:
-            as_compressor(name, getattr(method, name))
+            with said_of(name, getattr(method, name)):
+                as_compressor(name, getattr(method, name))
     if not method.error_feedback and method.compressor is None:
         raise ValueError(
             "error_feedback is False and compressor None; it belongs to a compressor: omit it, or "
@@ -185,9 +186,11 @@ def _check_privacy(privacy: PrivacySettings, rounds: RoundsSettings) -> None:
             "privacy every client counts once: weights must be 'uniform'."
         )
     if privacy.dp_noise_bands is not None:
-        check_bands(privacy.dp_noise_bands, rounds.sampling)
+        with said_of("dp_noise_bands", privacy.dp_noise_bands):
+            check_bands(privacy.dp_noise_bands, rounds.sampling)
     if privacy.robust_rule is not None:
-        parse_rule(privacy.robust_rule)
+        with said_of("robust_rule", privacy.robust_rule):
+            parse_rule(privacy.robust_rule)
     if privacy.secure_neighbours is not None:
         check_neighbours(privacy.secure_neighbours, "secure_neighbours")
     if privacy.attack is not None:

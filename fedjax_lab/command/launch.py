@@ -22,7 +22,7 @@ from fedjax_lab.machine.atomic_files import new_file
 from fedjax_lab.simulation.history import SimulationResult
 from fedjax_lab.simulation.processes import Processes
 from fedjax_lab.simulation.stop import compiles_still
-from fedjax_lab.storage.run_dir import METRICS, SUMMARY, read_config, read_metrics
+from fedjax_lab.storage.run_dir import METRICS, PARTITION, SUMMARY, read_config, read_metrics
 
 DIVERGED, INTERRUPTED = 3, 130
 
@@ -143,7 +143,7 @@ def finished_before(config: RunConfig) -> dict[str, Any] | None:
       FileExistsError: it was made by other versions of the user's own code.
     """
     from fedjax_lab.command.factories import own_sources
-    from fedjax_lab.command.runner import data_hash
+    from fedjax_lab.command.runner import are_the_data_of
 
     path = Path(str(config.output.run_dir))
     try:
@@ -152,7 +152,8 @@ def finished_before(config: RunConfig) -> dict[str, Any] | None:
         diverged = summary["stopped"] == "diverged"
         is_whole = not summary["interrupted"] and (diverged or summary["round"] == before["rounds"])
         is_same = before["run_config"] == json.loads(json.dumps(config.record()))
-        if not (is_whole and is_same and before["data"]["hash"] == data_hash(config)):
+        is_scored = (path / PARTITION).exists()  # which a run writes last
+        if not (is_whole and is_same and is_scored and are_the_data_of(before, config)):
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -226,20 +227,17 @@ def _show_all(command: RunCommand, configs: Sequence[RunConfig], lists: Mapping[
     if len(configs) == 1:
         return
     paths = [Path(str(config.output.run_dir)) for config in configs]
-    evaluated = [str(path) for path in paths if (path / METRICS).stat().st_size]
     print()
     if not lists:
-        if evaluated:  # what diverges at once has no row
-            print_rows(seed_table(load_runs(evaluated)))
+        print_rows(seed_table(load_runs(paths)))
         print("\n" + "\n".join(map(str, paths)))
         return
     axes = [name for name in lists if name in ("dataset", "rounds", *SETTINGS)]
     columns = "partition" if "partition" in lists or not axes else axes[0]
     parent = command.settings.output.run_dir
-    shown = evaluated if parent is None else [parent]
-    if evaluated:
-        print_tables(shown, rows="method", columns=columns)
-    print(f"{PROG} report {parent or 'RUNS'} --rows method --columns {columns}: the whole report")
+    shown = [parent] if parent is not None else map(str, paths)
+    print_tables(shown, rows="method", columns=columns)
+    print(f"{PROG} report {parent or 'runs'} --rows method --columns {columns}: the whole report")
 
 
 def _facts(run: Any) -> list[list[str]]:

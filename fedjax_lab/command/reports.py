@@ -64,12 +64,13 @@ def print_tables(
     from fedjax_lab.report import load_runs
     from fedjax_lab.report.pivot import check_axes, pivots_of, score_rows
     from fedjax_lab.report.sections import sections_of
-    from fedjax_lab.report.tables import accuracy_table
+    from fedjax_lab.report.tables import UNSOLVED_NOTE, accuracy_table
 
     loaded, axes = load_runs(runs), check_axes(rows, columns)
     tables = []
     if axes is not None:
-        for pivot in pivots_of(loaded, axes, target):
+        pivots = pivots_of(loaded, axes, target)
+        for pivot in pivots:
             tables.append((pivot.title, score_rows(pivot, lambda text: f"{text} *")))
     else:
         for section in (sections := sections_of(loaded)):
@@ -83,4 +84,7 @@ def print_tables(
             print(f"{title}:\n")
         print_rows(table)
         print()
-    print("" if axes is None else "*: best of its setting; ≈: within noise\n", end="")
+    if axes is not None:
+        print("*: best of its setting; ≈: within noise")
+        if any(cell.unsolved for pivot in pivots for cell in pivot.cells.values()):
+            print(UNSOLVED_NOTE)

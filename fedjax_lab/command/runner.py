@@ -25,7 +25,15 @@ from fedjax_lab.command.client_scores import (
     summarise_clients,
 )
 from fedjax_lab.command.config import RunConfig
-from fedjax_lab.command.factories import build_model, find, is_own, own_sources, sources
+from fedjax_lab.command.config_checks import parse_attack
+from fedjax_lab.command.factories import (
+    build_model,
+    find,
+    is_own,
+    own_sources,
+    said_of,
+    sources,
+)
 from fedjax_lab.command.last_method import last_or_new
 from fedjax_lab.command.loading import load_divided
 from fedjax_lab.command.options import defaults_of, parse_options
@@ -121,7 +129,9 @@ def build(
     classes = 0 if is_regression else given.classes or data.num_classes(train)
     outputs = classes or _outputs(config, train)
     _check_model(config, is_text)
-    clients = given.clients or _clients(config, train)
+    _check_flipped_labels(config, outputs, is_regression)
+    with said_of("partition", config.data.partition):
+        clients = given.clients or _clients(config, train)
     _warn_of_outliers(clients)
     init_key = seeded(
         config.rounds.seed if config.model.init_seed is None else config.model.init_seed
@@ -196,26 +206,51 @@ def load(config: RunConfig) -> tuple[data.Examples, data.Examples]:
     return load_divided(config.data, config.partition_seed)[:2]
 
 
-def data_hash(config: RunConfig) -> str:
-    """Hash the training and test examples of a config, as ``Setup.data`` has it.
+def are_the_data_of(before: Mapping[str, Any], config: RunConfig) -> bool:
+    """Return True if a config's data are surely those that a run directory's config.json records.
+
+    Clients of an array of ids and client times are files of their own, which only a run compares.
 
     Args:
+      before: contents of config.json.
       config: the settings, resolved.
 
     Raises:
       ValueError, FileNotFoundError, ImportError: as ``load``.
+      KeyError: the file lacks an entry.
     """
     data, seed = config.data, config.partition_seed
+    if config.clock.times is not None:
+        return False
     if not data.is_table:  # the seed and the partition leave the examples as they are
         data, seed = dataclasses.replace(data, num_clients=None, partition_seed=None), 0
         data = data if data.is_natural else dataclasses.replace(data, partition="iid")
-    return _hash_of(data, seed)
+    examples, clients = _hashes_of(data, seed)
+    if data.is_natural and clients is None:
+        return False
+    is_same = clients is None or clients == before["partition"]["hash"]
+    return is_same and examples == before["data"]["hash"]
 
 
 @functools.lru_cache(maxsize=8)
-def _hash_of(settings: DataSettings, seed: int) -> str:
+def _hashes_of(settings: DataSettings, seed: int) -> tuple[str, str | None]:
+    """Return the hash of the examples, and that of the clients with whom they come."""
     found = load_divided(settings, seed)
-    return _hash(*found.train, *found.test)
+    clients = None if found.clients is None else found.clients.partition.hash
+    return _hash(*found.train, *found.test), clients
+
+
+def _check_flipped_labels(config: RunConfig, classes: int, is_regression: bool) -> None:
+    if config.privacy.attack is None:
+        return
+    flipped = parse_attack(config.privacy.attack)[1].get("num_classes")
+    if flipped is not None and is_regression:
+        raise ValueError(f"attack is {config.privacy.attack!r}; a regression has no labels.")
+    if flipped not in (None, classes):
+        raise ValueError(
+            f"attack is {config.privacy.attack!r}, of {flipped} classes; {config.data.dataset} has "
+            f"{classes}."
+        )
 
 
 def _check_model(config: RunConfig, is_text: bool) -> None:

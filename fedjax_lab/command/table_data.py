@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_lab import data
 from fedjax_lab.checks import check_choice
+from fedjax_lab.command.factories import said_of
 from fedjax_lab.command.settings import TEST_SPLIT, DataSettings
 from fedjax_lab.data.cells import Missing
 from fedjax_lab.data.columns import Rows, read_columns
@@ -120,7 +121,9 @@ def load_table(settings: DataSettings, seed: int) -> TableData:
       FileNotFoundError: there is no such file.
       ImportError: narwhals or pyarrow is missing.
     """
-    table = Table(settings.dataset.partition(":")[2], parse_missing(settings.missing))
+    with said_of("dataset", settings.dataset):
+        table = Table(settings.dataset.partition(":")[2], parse_missing(settings.missing))
+    _check_inputs(settings)
     inputs = settings.x or _other_columns(table, settings)
     found = _read(table, inputs, settings)
     (x, y), owners, names = found.examples, None, None
@@ -133,6 +136,14 @@ def load_table(settings: DataSettings, seed: int) -> TableData:
         return _with_file(settings, kind, inputs, found, (names, owners))
     divided = _divided_by_seed(settings, (x, y), (names, owners), (kind, share), seed)
     return divided._replace(table=hash_arrays((x, y, owners)))
+
+
+def _check_inputs(settings: DataSettings) -> None:
+    if settings.target is not None and settings.target in settings.x:
+        raise ValueError(
+            f"x has {settings.target!r}, which is target, too: a model that sees what it is to "
+            "foretell learns nothing. Leave it out of x."
+        )
 
 
 def _divided_by_seed(
@@ -152,9 +163,11 @@ def _divided_by_seed(
     rows = data.partition(np.arange(len(y), dtype=np.int32), owners, len(names), min_size=1)
     rows = rows.share(rows.host_partition(), names)
     if kind == "clients":
-        seen, unseen = data.split_clients(rows, share, seed)
+        with said_of("test_split", settings.test_split):
+            seen, unseen = data.split_clients(rows, share, seed)
         return _divided(settings, (x, y), _indices(seen, unseen), seen)
-    seen, own = data.split_examples(rows, share, seed)
+    with said_of("test_split", settings.test_split):
+        seen, own = data.split_examples(rows, share, seed)
     return _divided(settings, (x, y), _indices(seen, own), seen, own)
 
 

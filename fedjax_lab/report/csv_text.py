@@ -119,9 +119,9 @@ def _no_formula(text: str) -> str:
 def pivots_csv(pivots: Sequence[Pivot]) -> str:
     """Format pivots as CSV, with a line for each cell and metric.
 
-    The columns are table, the two axes, mark ("best", "tie" or empty), metric, mean, half-width of
-    the 95 % interval, and n. The metrics are the score, accuracies in percent, and "rounds to
-    TARGET".
+    The columns are table, the two axes, mark ("best", "tie" or empty; with "unsolved" behind it for
+    quadratic programs that were not solved), metric, mean, half-width of the 95 % interval, and n.
+    The metrics are the score, accuracies in percent, and "rounds to TARGET".
 
     Args:
       pivots: of ``pivots_of``.
@@ -129,7 +129,8 @@ def pivots_csv(pivots: Sequence[Pivot]) -> str:
     lines = []
     for pivot in pivots:
         for (row, column), cell in pivot.cells.items():
-            about = [pivot.title, row, column, cell.mark]
+            mark = " ".join(filter(None, [cell.mark, "unsolved" if cell.unsolved else ""]))
+            about = [pivot.title, row, column, mark]
             unit = "" if pivot.metric.endswith(ERROR) else " (%)"
             lines.append((about, f"{pivot.metric}{unit}", cell.score))
             if not math.isnan(cell.target):

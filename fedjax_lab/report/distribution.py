@@ -115,7 +115,8 @@ def clients_figure(groups: Sequence[Group]) -> Any:
     figure = new_figure(5.6, 3.5)
     axes = figure.subplots()
     for group in groups:
-        of_runs = [[client.score for client in client_scores(run)] for run in group.runs]
+        scored = filter(None, map(client_scores, group.runs))  # what ended has scores
+        of_runs = [[client.score for client in clients] for clients in scored]
         if len(of_runs) > 1 and shows_single_runs(groups):
             for scores in of_runs:
                 _draw(axes, scores, is_error, linewidth=0.7, alpha=0.4, **styles[group.label])

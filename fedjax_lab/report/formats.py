@@ -71,6 +71,7 @@ def format_report(
     check_target(target)
     axes = check_axes(rows, columns)
     runs = load_runs(directories := list(directories))
+    check_target(target, runs)
     if axes is not None:
         return _format_pivots(pivots_of(runs, axes, target), form, title)
     sections = sections_of(runs)

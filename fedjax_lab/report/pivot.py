@@ -24,7 +24,13 @@ from fedjax_lab.report.sections import (
     tail_of,
 )
 from fedjax_lab.report.statistics import ERROR, OWN, number, reach
-from fedjax_lab.report.tables import OWN_MODELS, default_target
+from fedjax_lab.report.tables import (
+    OWN_MODELS,
+    UNSOLVED,
+    UNSOLVED_NOTE,
+    default_target,
+    worst_residual,
+)
 
 METHOD, DATASET, ROUNDS = "method", "dataset", "rounds"
 # Settings of which each value has data of its own.
@@ -40,6 +46,7 @@ class Cell(NamedTuple):
       rounds: rounds to the target; NaN if a seed does not reach it.
       target: that of the setting, a fraction; NaN for errors.
       reached: seeds that reach it.
+      unsolved: whether quadratic programs of the method were not solved in one of its runs.
     """
 
     score: Estimate
@@ -47,6 +54,7 @@ class Cell(NamedTuple):
     rounds: Estimate
     target: float
     reached: int
+    unsolved: bool
 
 
 class Pivot(NamedTuple):
@@ -215,7 +223,8 @@ def _cells(section: Section, sign: float, metric: str, target: float | None) -> 
         reached = [reach(run.rows, target, metric) for run in group.runs]
         rounds = estimate([math.nan if row is None else number(row["round"]) for row in reached])
         count = sum(row is not None for row in reached)
-        found[id(group)] = Cell(score, mark, rounds, target, count)
+        unsolved = any(map(worst_residual, group.runs))
+        found[id(group)] = Cell(score, mark, rounds, target, count, unsolved)
     return found
 
 
@@ -258,7 +267,7 @@ def score_rows(pivot: Pivot, best: Callable[[str], str]) -> Rows:
     digits = decimals(means) if is_error else 2
 
     def text(cell: Cell) -> str:
-        shown = format_estimate(cell.score, digits)
+        shown = format_estimate(cell.score, digits) + (f" {UNSOLVED}" if cell.unsolved else "")
         if cell.mark == "best":
             return best(shown)
         return f"{shown} {NOISE}" if cell.mark == "tie" else shown
@@ -350,10 +359,12 @@ def explanation(pivots: Sequence[Pivot]) -> str:
              for m in sorted(metrics)]  # fmt: skip
     unit = " or ".join(dict.fromkeys(units))
     own = f" {OWN_MODELS}" if any(metric.startswith(OWN) for metric in metrics) else ""
+    unsolved = any(cell.unsolved for pivot in pivots for cell in pivot.cells.values())
     return (
         f"{unit[0].upper()}{unit[1:]}, mean over the last tenth of the rounds ± 95 % interval over "
         f"the seeds (Student's t).{own} Bold: the best of its setting. {NOISE}: the paired "
         "difference from the best one is within noise."
+        f"{f' {UNSOLVED_NOTE}' if unsolved else ''}"
     )
 
 

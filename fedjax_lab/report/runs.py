@@ -35,6 +35,7 @@ _SCORES = (
     *(ACCURACY, ERROR, PERPLEXITY, "test_loss", "personal_", "client_test_", "worst_10_percent_"),
     *(f"client_{ACCURACY}", f"client_{ERROR}"),
 )
+_COUNTS = ("bytes_up", "bytes_down", "gradients")
 _OBJECTS = ("gradient_transform", "step_transform", "server_optimizer")
 # Not a setting: who runs it, on what, or a count that follows from the rest.
 _NO_SETTING = {
@@ -42,6 +43,7 @@ _NO_SETTING = {
     *("seed", "partition_seed", "init_seed", "option", "model_option", "num_params"),
     *("asked", "functions", "devices", "num_devices", "personal_models"),
 }
+_OF_ATTACK = ("attack", "attack_share", "attack_strength", "attack_seed")
 _LONG = 48  # characters of differing settings that fit into a label
 _MANY = 8  # more values than fit into a cell, such as local steps of each client
 # What a settings table leaves out: values that nobody chose, ...
@@ -161,7 +163,7 @@ def load_runs(directories: Iterable[str | Path]) -> list[Run]:
             continue
         found = _find(directory)
         if found != [directory]:
-            found = [path for path in found if read_rows(path / METRICS)]
+            found = [path for path in found if read_rows(path / METRICS) or _has_diverged(path)]
         if not found and (directory / REPORT).exists():
             passed_over.append(f"{directory} is the folder of a report")
             continue
@@ -188,8 +190,9 @@ def _find(directory: Path) -> list[Path]:
 
 def _load(path: Path) -> Run:
     config, rows = read_run(path)
-    if not rows:
+    if not rows and not _has_diverged(path):
         raise ValueError(f"{path} has no evaluation yet: {METRICS} is empty or missing.")
+    rows = rows or [_no_score(config)]
     beside: dict[int, dict[str, Any]] = {}
     for row in (*read_rows(path / TIMES), *read_rows(path / CLIENTS)):
         beside.setdefault(row["round"], {}).update(row)
@@ -209,6 +212,16 @@ def _load(path: Path) -> Run:
         read_partition(path / PARTITION),
         landscape,
     )
+
+
+def _has_diverged(path: Path) -> bool:
+    return read_summary(path / SUMMARY).get("stopped") == DIVERGED
+
+
+def _no_score(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a run that diverged before its first evaluation."""
+    metric = ERROR if "outputs" in config.get("data", {}) else ACCURACY
+    return {"round": 0, "loss": None, metric: None, **dict.fromkeys(_COUNTS, 0)}
 
 
 def _without_scores(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,12 +251,19 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if "hash" in data:  # of a table that a seed divides, its own
         settings["data_hash"] = data.get("table", data["hash"])
     if asked:  # the settings of which the objects among the hyperparameters are made
-        given = {name: value for name, value in given.items() if not _is_object(name, value)}
+        of_text = _OF_ATTACK if asked.get("attack") else ()  # run_config has its text
+        given = {
+            name: value
+            for name, value in given.items()
+            if name not in of_text and not _is_object(name, value)
+        }
     else:
         settings |= {**(config.get("devices") or {}), **config.get("functions", {})}
         if "num_params" in config:
             settings["model"] = f"{config['num_params']:,} parameters"
     settings |= {**given, **asked.get("option", {})}
+    if settings.get("attack_seed") == config["seed"]:  # the attackers that the run's seed draws
+        del settings["attack_seed"]
     if arrays := config.get("arrays", {}):  # in place of what follows from them
         for name in ("local_steps", "local_epochs", "client_local_steps"):
             settings.pop(name, None)

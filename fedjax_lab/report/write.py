@@ -14,7 +14,8 @@ from fedjax_lab.report.html import html_page
 from fedjax_lab.report.pivot import check_axes, pivot_text, pivots_of
 from fedjax_lab.report.print_size import FORMS
 from fedjax_lab.report.runs import REPORT, Run, load_runs
-from fedjax_lab.report.sections import Section, sections_of
+from fedjax_lab.report.sections import Section, metric_of, sections_of
+from fedjax_lab.report.statistics import ERROR
 from fedjax_lab.report.tables import SEVERAL, section_text
 
 CLIENTS = "clients.csv"
@@ -53,10 +54,11 @@ def write_report(
         ``columns`` is not allowed.
       ImportError: matplotlib is missing.
     """
-    check_target(target)
     check_choice("figures", figures, FORMS)
     axes = check_axes(rows, columns)
+    check_target(target)
     runs = load_runs(directories)
+    check_target(target, runs)
     first = "" if axes is None else pivot_section(runs, axes, target)
     sections = sections_of(runs)
     folder = default_folder(runs) if out is None else Path(out)
@@ -72,17 +74,21 @@ def write_report(
     return folder / REPORT
 
 
-def check_target(target: float | None) -> None:
+def check_target(target: float | None, runs: Sequence[Run] = ()) -> None:
     """Check the target accuracy.
 
     Args:
       target: in (0, 1), or None.
+      runs: those that are to reach it.
 
     Raises:
-      ValueError: it is out of range.
+      ValueError: it is out of range, or all runs are regressions.
     """
-    if target is not None:
-        check_number("target", target, minimum=0.0, maximum=1.0, exclusive_minimum=True)
+    if target is None:
+        return
+    check_number("target", target, minimum=0.0, maximum=1.0, exclusive_minimum=True)
+    if runs and all(metric_of([run]) == ERROR for run in runs):
+        raise ValueError(f"target is {target}, an accuracy; these runs have none: omit it.")
 
 
 def report_text(

@@ -8,6 +8,7 @@ therefore sees each row of a run exactly once.
 import csv
 import importlib
 import math
+import numbers
 import sys
 import time
 import uuid
@@ -209,7 +210,7 @@ def build_loggers(names: Iterable[str], path: Path, record: Mapping[str, Any]) -
 
 
 def _is_finite(value: Any) -> bool:
-    return value is not None and math.isfinite(value)
+    return isinstance(value, numbers.Real) and math.isfinite(value)  # no array of clients
 
 
 def _imported(package: str, extra: str) -> Any:

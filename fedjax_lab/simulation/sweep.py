@@ -175,7 +175,7 @@ def sweep(
     identity: Row = {}
     if run_dir is not None:
         asked = {"run_map": run_map, "client_map": client_map}
-        lowered = program.lower_one(grid.starts[0], first.chunk_length(0))
+        lowered = program.lower_one(grid.starts[0], eval_every)  # whatever rounds there are
         swept = points, seeds, grid.models
         identity = sweep_identity(
             first, client_data, of_runs, of_clients, asked, evaluate, swept, lowered, given

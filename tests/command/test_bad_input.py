@@ -101,6 +101,29 @@ def test_a_mistake_is_an_error_without_a_traceback(tmp_path, capsys, arguments):
     assert not directory.exists()
 
 
+NAMED = [  # by the name of the setting, whatever the library calls it
+    (["--attack", "label_flip:0.2:5"], "attack is 'label_flip:0.2:5', of 5 classes; digits has 10"),
+    (["--attack", "sign_flip:2"], "attack is 'sign_flip:2': share is 2.0"),
+    (["--robust-rule", "trimmed_mean:0.5"], "robust_rule is 'trimmed_mean:0.5'"),
+    (["--compressor", "top_k:1.5"], "compressor is 'top_k:1.5'"),
+    (["--partition", "dirichlet:0"], "partition is 'dirichlet:0'"),
+    (["--concurrency", "12"], "concurrency is 12"),
+    (
+        ["--dp-clip-norm", "1", "--dp-noise-multiplier", "1", "--dp-noise-bands", "4"],
+        "dp_noise_bands is 4",
+    ),
+    (["--dataset", "csv:no.csv", "--target", "y", "--client", "u"], "dataset is 'csv:no.csv'"),
+    (["--dataset", "csv:no.csv", "--target", "y", "--x", "a", "y"], "x has 'y', which is target"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), NAMED, ids=str)
+def test_a_mistake_names_the_setting(tmp_path, capsys, arguments, message):
+    status, error = told(capsys, [*SMALL, "--run-dir", str(tmp_path / "run"), *arguments])
+    assert status == 2
+    assert error.startswith(f"fedjax-lab: {message}")
+
+
 COMMANDS = [  # FOLDER is an empty one
     *(["sweep"], ["sweep", "--point", "x=1"], ["sweep", "--point", "client_lr=-1"]),
     ["sweep", "--point", "client_lr=nan"],

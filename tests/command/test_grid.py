@@ -110,6 +110,30 @@ def test_what_has_changed_runs_again(finished):
     file.write_text(json.dumps(before | {"data": before["data"] | {"hash": "of other examples"}}))
     assert launch.finished_before(config) is None
     file.write_text(json.dumps(before))
+    scored = folder / NAMES[0] / "partition.json"  # which is written after the clients' scores
+    scored.rename(scored.with_suffix(".away"))
+    assert launch.finished_before(config) is None
+    scored.with_suffix(".away").rename(scored)
+    assert launch.finished_before(config) is not None
+
+
+def test_other_clients_or_times_of_the_same_examples_run_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    arrays = {"x_train": rng.normal(size=(30, 3)), "y_train": np.arange(30) % 2}
+    arrays |= {"x_test": rng.normal(size=(6, 3)), "y_test": np.arange(6) % 2}
+    np.savez("a.npz", **arrays, owner=np.arange(30) % 5)
+    np.savez("times.npz", availability=np.full(5, 0.9))
+    words = ["run", *SMALL[:6], "--local-steps", "1", "--batch-size", "4", "--cohort-size", "3"]
+    words += ["--dataset", "npz:a.npz", "--partition", "natural:owner", "--seeds", "0", "1"]
+    for more in ([], ["--times", "times.npz"]):
+        command = [*words, *more, "--run-dir", f"runs{len(more)}", "--quiet"]
+        assert main(command) == main(command) == 0
+        np.savez("times.npz", availability=rng.random(5))
+        if not more:
+            np.savez("a.npz", **arrays, owner=np.arange(30) % 3)
+        assert main(command) == 2  # the directory has other data
+        np.savez("a.npz", **arrays, owner=np.arange(30) % 5)
 
 
 def test_one_value_each_is_the_run_of_before(tmp_path):

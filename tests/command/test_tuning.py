@@ -42,6 +42,16 @@ def test_algorithm_takes_several_methods():
     assert parse(["sweep", "--algorithm", "scaffold"]).settings.method.algorithm == "scaffold"
 
 
+def test_a_range_is_given_once_and_that_of_a_method_counts():
+    texts, methods = ["client_lr=0.1,0.2", "scaffold.client_lr=0.3"], ("fedavg", "scaffold")
+    for given in (texts, texts[::-1]):
+        assert tuning.space_of(given, "fedavg", methods) == {"client_lr": [0.1, 0.2]}
+        assert tuning.space_of(given, "scaffold", methods) == {"client_lr": [0.3]}
+    for twice in (["client_lr=0.5"], ["scaffold.client_lr=0.5"]):
+        with pytest.raises(ValueError, match="scaffold has a range for client_lr already"):
+            tuning.space_of([*texts, *twice], "scaffold", methods)
+
+
 def test_the_table_and_the_files_are_written(ended, tmp_path, capsys):
     files = [tmp_path / "trials.csv", tmp_path / "trials.png"]
     assert ended(result(), "--out", str(files[0]), "--figure", str(files[1])) == 0

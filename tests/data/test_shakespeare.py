@@ -311,7 +311,11 @@ def test_on_the_command_line(folder):
     assert scores["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
     mixed = config.replace(partition="iid", num_clients=2, min_client_size=1).resolve()
     assert loading.load_divided(mixed.data, 0).clients is None
-    assert runner.data_hash(mixed) == setup.data["hash"]
+    there = {"data": setup.data, "partition": {"hash": setup.clients.partition.hash}}
+    assert runner.are_the_data_of(there, mixed)
+    natural = config.resolve()
+    assert runner.are_the_data_of(there, natural)
+    assert not runner.are_the_data_of(there | {"partition": {"hash": ""}}, natural)
     with pytest.raises(ValueError, match="min_client_size is 9; the smallest client"):
         loading.load_divided(config.replace(min_client_size=9).resolve().data, 0)
     with pytest.raises(ValueError, match=r"natural:x.* takes --partition natural"):

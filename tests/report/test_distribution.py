@@ -138,3 +138,10 @@ def test_a_damaged_file_is_named(tmp_path, changed, message):
     (path / "summary.json").write_text(json.dumps({**summary, **changed}))
     with pytest.raises(ValueError, match=message):
         load_runs([path])
+
+
+def test_a_seed_without_scores_draws_nothing(runs):
+    """As one that was killed, or diverged."""
+    write_run(runs / "even2", [0.4], seed=2, algorithm="even", rounds=10)
+    axes = clients_figure(groups_of(runs)).axes[0]
+    assert len([line for line in axes.lines if line.get_linewidth() < 1]) == len(EACH)

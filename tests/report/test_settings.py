@@ -565,3 +565,58 @@ def test_small_errors_have_their_digits(tmp_path):
     assert shown == [f"{error:.8f}" for error in (3.68e-6, 3.70e-6, 4.11e-6, 4.15e-6)]
     (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "dataset"))
     assert score_rows(pivot, str)[1][1].startswith(f"{3.69e-6:.8f}")
+
+
+def test_a_seeds_attackers_are_no_setting_and_strengths_are_columns(tmp_path):
+    for seed in (3, 4):
+        for strength in (1, 5):
+            given = {"attack": "sign_flip", "attack_share": 0.2, "attack_strength": strength}
+            write_run(
+                tmp_path / f"{strength}-{seed}",
+                seed=seed,
+                hyperparameters={"client_lr": 0.1, **given, "attack_seed": seed},
+                run_config={"dataset": "digits", "attack": f"sign_flip:0.2:{strength}"},
+            )
+    (pivot,) = pivots_of(load_runs([tmp_path]), ("method", "attack"))
+    assert pivot.columns == ["sign_flip:0.2:1", "sign_flip:0.2:5"]
+    assert [cell.score.n for cell in pivot.cells.values()] == [2, 2]
+    fixed = {"attack": "sign_flip", "attack_share": 0.2, "attack_seed": 7}
+    for seed in (0, 1):
+        write_run(tmp_path / f"p{seed}", seed=seed, hyperparameters=fixed, run_config={})
+    runs = [run for run in load_runs([tmp_path]) if run.path.name[0] == "p"]
+    assert [run.settings["attack_seed"] for run in runs] == [7, 7]
+
+
+def test_a_run_that_diverged_before_its_first_evaluation_counts(tmp_path):
+    for seed, curve in ((0, [0.5, 0.6]), (1, [])):
+        stopped = None if curve else "diverged"
+        write_run(tmp_path / str(seed), curve, seed=seed, stopped=stopped, rounds=10)
+    write_run(tmp_path / "other", [], seed=0, algorithm="fedprox", stopped="diverged", rounds=10)
+    runs = load_runs([tmp_path])
+    assert len(runs) == 3
+    table = accuracy_table(groups_of(tmp_path))
+    assert [row[1] for row in table[1:]] == ["2", "1"]
+    assert [row[2] for row in table[1:]] == ["-", "-"]
+    assert "Runs that diverged" in format_report([tmp_path], "markdown")
+    assert load_runs([tmp_path / "1"])[0].diverged
+    write_run(tmp_path / "unfinished", [], seed=2)
+    assert len(load_runs([tmp_path])) == 3
+    with pytest.raises(ValueError, match="unfinished has no evaluation yet"):
+        load_runs([tmp_path / "unfinished"])
+
+
+def test_a_table_of_settings_marks_unsolved_programs(tmp_path):
+    write_run(tmp_path / "a", [0.5, 0.6], more={"client_qp_residual": 1.0})
+    write_run(tmp_path / "b", [0.5, 0.55], algorithm="fedprox")
+    for form, mark in (("markdown", "60.00 †"), ("latex", r"60.00 $\dagger$"), ("csv", "unsolved")):
+        text = format_report([tmp_path], form, rows="method", columns="partition")
+        assert mark in text
+        assert form == "csv" or "were not solved" in text
+
+
+def test_a_target_of_regressions_is_refused(tmp_path):
+    path = write_run(tmp_path / "a", [0.5, 0.6])
+    file = path / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"accuracy"', '"mean_squared_error"'))
+    with pytest.raises(ValueError, match=r"target is 0\.5, an accuracy; these runs have none"):
+        format_report([path], "markdown", target=0.5)

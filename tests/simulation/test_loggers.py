@@ -84,6 +84,13 @@ def test_csv(tmp_path):
         feed(CsvLogger(file), [ROWS[0], {"surprise": 1}])
 
 
+def test_a_csv_has_no_arrays(tmp_path):
+    feed(CsvLogger(tmp_path / "a.csv"), [{"round": 1, "loss": 2.5, "each": [0.5, 1.0]}])
+    with (tmp_path / "a.csv").open(newline="") as lines:
+        (row,) = csv.DictReader(lines)
+    assert (row["round"], row["loss"], row["each"]) == ("1", "2.5", "")
+
+
 def read_events(folder):
     """(name, round, value) of all event files, whose records are length, check, bytes, check."""
     from tensorboardX.proto.event_pb2 import Event

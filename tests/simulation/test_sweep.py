@@ -399,6 +399,13 @@ def test_so_it_does_in_simulate(spoilt, name):
     np.testing.assert_allclose(result.history["size"][place, 0, : len(sizes)], sizes, rtol=1e-5)
 
 
+def test_a_sweep_shorter_than_an_evaluation_can_be_extended(tmp_path):
+    options = {"run_map": "scan", "evaluate": scored, "eval_every": 4}
+    run(rounds=2, run_dir=tmp_path, **options)
+    longer = run(rounds=3, run_dir=tmp_path, **options)
+    assert_equal_results(longer, run(rounds=3, **options))
+
+
 def test_a_sweep_that_was_killed_goes_on_to_the_same_bits(tmp_path, monkeypatch):
     """In the second of two groups, the first of which goes on from its end."""
     monkeypatch.setattr(sweep_program, "group_size", lambda *sizes: 2)
