@@ -393,6 +393,8 @@ def _compiled_alone(
             source = sources.on_all(mesh_of(compiled, state, batch), batch.source)
             batch = batch._replace(source=source)
         after, metrics = compiled(state, batch)
+        if is_traced((after, metrics)):  # the method closes over traced values
+            return after, metrics
         note_count(after.num_clients, state.num_clients)
         waiting.add(metrics["participants"])
         return after, metrics
@@ -452,6 +454,7 @@ def _map_clients(phase, client_map, shared, rows, keys, slots, cohort, exclude):
         )
         if weighs is not None:
             mean = tree.zero_unless(weighs, mean)
+        mean, total = tree.widen((mean, total))  # a sum over many in bfloat16 would stop to grow
         return {"mean": mean, "sum": (total, report)}, _OfClients(row, stack, counts)
 
     def run(look):
@@ -493,15 +496,25 @@ def _of_those(counts: jax.Array, cohort: Cohort, sums: dict) -> tuple[Cohort, di
 
 
 def _checked(phase: Phase, params: Params) -> Phase:
-    """Wrap a phase so that tracing checks the results of its two halves."""
+    """Wrap a phase so that tracing checks the results of its two halves.
+
+    The server gets sums and means in the dtypes of the messages.
+    """
+    expected = phase.message_like(params)
 
     def client_update(received, row, batch):
         message, new_row, report = phase.client_update(received, row, batch)
-        check_message(message, phase.message_like(params), phase.reduce)
+        check_message(message, expected, phase.reduce)
         check_kept("client_update", "row", new_row, row)
         return message, new_row, report
 
     def server_update(server, messages, cohort):
+        messages = {
+            name: jax.tree.map(lambda x, like: x.astype(like.dtype), value, expected[name])
+            if phase.reduce[name] != "stack"
+            else value
+            for name, value in messages.items()
+        }
         new_server, metrics = phase.server_update(server, messages, cohort)
         check_kept("server_update", "server state", new_server, server)
         return new_server, metrics

@@ -28,18 +28,22 @@ def add_scaled(tree: PyTree, scalar: Scalar, other: PyTree) -> PyTree:
       scalar: a number or a traced scalar.
       other: pytree like ``tree``.
     """
-    return jax.tree.map(lambda a, b: a + jnp.asarray(scalar, a.dtype) * b, tree, other)
+    return jax.tree.map(
+        lambda a, b: (a + jnp.asarray(scalar, a.dtype) * b).astype(a.dtype), tree, other
+    )
 
 
 def descend(params: PyTree, rate: Scalar, direction: PyTree) -> PyTree:
-    """Take a step against ``direction``: ``params - rate * direction``.
+    """Take a step against ``direction``: ``params - rate * direction``, in the dtype of ``params``.
 
     Args:
       params: pytree of arrays.
       rate: a number or a traced scalar.
       direction: pytree like ``params``.
     """
-    return jax.tree.map(lambda p, u: p - jnp.asarray(rate, p.dtype) * u, params, direction)
+    return jax.tree.map(
+        lambda p, u: (p - jnp.asarray(rate, p.dtype) * u).astype(p.dtype), params, direction
+    )
 
 
 def scale(tree: PyTree, scalar: Scalar) -> PyTree:
@@ -50,6 +54,21 @@ def scale(tree: PyTree, scalar: Scalar) -> PyTree:
       scalar: a number or a traced scalar.
     """
     return jax.tree.map(lambda a: jnp.asarray(scalar, a.dtype) * a, tree)
+
+
+def widen(tree: PyTree) -> PyTree:
+    """Convert floating-point leaves narrower than float32 to it, as for a sum over many.
+
+    Args:
+      tree: pytree of arrays.
+    """
+
+    def one(leaf):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+
+    return jax.tree.map(one, tree)
 
 
 def norm(tree: PyTree, squared: bool = False) -> jax.Array:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import errors
 
+from fedjax_lab import tree
 from fedjax_lab.models.lowering import lowered
 from fedjax_lab.signatures import parameter_of
 from fedjax_lab.types import ClientBatch, Key, LossFn, Metrics, Params, PyTree
@@ -151,7 +152,8 @@ def apply_loss(
     """Call a loss function and check its result; returns (losses [B], metrics).
 
     A metric is either a number for each example, averaged over examples like the loss, or one
-    number for the mini-batch, averaged over steps. It is converted to the dtype of the losses.
+    number for the mini-batch, averaged over steps. It is converted to the dtype of the losses,
+    which is float32 at least.
 
     Args:
       loss_fn: (params, examples, key) -> losses, float [B], or (losses, {name: [B] or scalar}). If
@@ -194,7 +196,8 @@ def apply_loss(
             f"loss_fn returned an array of shape {jnp.shape(losses)}; it must return one loss "
             f"per example, shape ({size},). The library computes the mean."
         )
-    losses = jnp.asarray(losses)
+    # Counts and rates that go with them have their dtype, and bfloat16 has 8 bits.
+    losses = tree.widen(jnp.asarray(losses))
     return losses, {name: _metric(name, value, losses) for name, value in metrics.items()}
 
 

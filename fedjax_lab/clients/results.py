@@ -46,6 +46,19 @@ def check_message(message: dict, expected: dict, reduce: dict[str, str]) -> None
                 f"{where} is {sent}; it must be {said}, as the phase's ``message`` specifies "
                 "(default: as the params)."
             )
+        _check_reduce(name, message[name], reduce[name])
+
+
+def _check_reduce(name: str, sent: PyTree, how: str) -> None:
+    """Check that a field can be summed or averaged in its dtype."""
+    for leaf in jax.tree.leaves(sent):
+        is_inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        if (how == "mean" and not is_inexact) or (how == "sum" and leaf.dtype == bool):
+            allowed = "a float" if how == "mean" else "a number"
+            raise ValueError(
+                f"message[{name!r}] has {leaf.dtype}, and its reduce is {how!r}, which takes "
+                f"{allowed}: convert it in client_update, or use 'stack'."
+            )
 
 
 def _first_difference(name: str, tree: PyTree, other: PyTree) -> tuple[str, PyTree, PyTree]:

@@ -438,7 +438,12 @@ class Clock(NamedTuple):
         return jnp.clip(steps, 0, most).astype(jnp.int32)
 
     def finish(
-        self, keys: RoundKeys, client_ids: jax.Array, steps: jax.Array, num_clients: int, slots: int
+        self,
+        keys: RoundKeys,
+        client_ids: jax.Array,
+        work: tuple[jax.Array, jax.Array],
+        num_clients: int,
+        slots: int,
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Metrics]:
         """Select the clients that finish first, and compute how long the server waits.
 
@@ -449,7 +454,8 @@ class Clock(NamedTuple):
         Args:
           keys: keys of the round.
           client_ids: int32 [S'], distinct; N in padded places.
-          steps: int32 [S'], the local steps K_i.
+          work: (planned, done), int32 [S'] each: the steps that the schedule asks of a client, and
+            its local steps K_i. The server waits for no client that is asked for none.
           num_clients: N.
           slots: S.
 
@@ -459,7 +465,8 @@ class Clock(NamedTuple):
           time, bool [S]; and metrics of the round.
         """
         devices, times = self
-        is_client = client_ids < num_clients
+        planned, steps = work
+        is_client = (client_ids < num_clients) & (planned > 0)
         reports = is_client & (steps > 0)
         if devices is not None and (alive := devices.reports(keys.dropout, client_ids)) is not None:
             reports = reports & alive

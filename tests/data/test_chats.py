@@ -251,7 +251,7 @@ def test_packed_together_or_alone_is_the_same():
 def one_round(examples):
     """A function of params that trains for a round, with logits that do not depend on them."""
     apply = lambda params, x, key: jnp.zeros((*x.shape, 5)) + params["w"]  # noqa: E731
-    clients = data.from_clients([examples])
+    clients = data.from_clients({"one": examples})
     method = algorithms.fedavg(models.answer_loss(apply), client_lr=0.1)
     schedule = {"cohort_size": 1, "local_steps": 1, "batch_size": 1}
     return lambda params: simulate(method, params, clients, rounds=1, **schedule)
