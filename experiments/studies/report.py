@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from experiments.leaderboard import beside
+from experiments.studies.ablation import ablation_figure
 from experiments.studies.claims import Judged, claims_section
 from experiments.studies.groups import groups_of, is_drawn_as_today
 from experiments.studies.measures import flatness
@@ -36,7 +37,7 @@ from fedjax_lab.report.curves import (
 from fedjax_lab.report.figures import MOST_CURVES, having, landscapes_of
 from fedjax_lab.report.paired import behind_best
 from fedjax_lab.report.partition_figure import partition_figure
-from fedjax_lab.report.ranking import ablation_figure, ranking_figure
+from fedjax_lab.report.ranking import ranking_figure
 from fedjax_lab.report.runs import Group
 from fedjax_lab.report.style import COLOURS, Styles, line_style, save
 from fedjax_lab.report.surfaces import surface_figure

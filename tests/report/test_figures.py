@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from experiments.studies.ablation import ablation_figure
 from fedjax_lab.report.curves import (
     ROUNDS,
     Panel,
@@ -14,7 +15,7 @@ from fedjax_lab.report.curves import (
 )
 from fedjax_lab.report.figures import write_figures
 from fedjax_lab.report.partition_figure import partition_figure
-from fedjax_lab.report.ranking import ablation_figure, ranking_figure
+from fedjax_lab.report.ranking import ranking_figure
 from fedjax_lab.report.style import save
 from fedjax_lab.report.surfaces import surface_figure
 from tests.report.by_hand import CURVE, groups_of, write_run
