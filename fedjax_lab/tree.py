@@ -56,6 +56,33 @@ def scale(tree: PyTree, scalar: Scalar) -> PyTree:
     return jax.tree.map(lambda a: jnp.asarray(scalar, a.dtype) * a, tree)
 
 
+def zeros_of(shapes: PyTree) -> PyTree:
+    """Return zeros of these shapes and dtypes.
+
+    Args:
+      shapes: pytree of arrays or of ``jax.ShapeDtypeStruct``.
+    """
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def path_text(path: Any) -> str:
+    """Return the path of a leaf as text, such as "dense_0/kernel"; "" of a tree of one leaf.
+
+    Args:
+      path: of ``jax.tree_util.tree_leaves_with_path``.
+    """
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def by_path(tree: PyTree) -> dict[str, Any]:
+    """Return the leaves by their paths.
+
+    Args:
+      tree: any pytree.
+    """
+    return {path_text(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def widen(tree: PyTree) -> PyTree:
     """Convert floating-point leaves narrower than float32 to it, as for a sum over many.
 

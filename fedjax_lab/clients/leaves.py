@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_lab.tree import path_text
 from fedjax_lab.types import Params, PyTree
 
 # A word of ``WORDS``, a regular expression that is searched for in the path of a leaf (such as
@@ -87,7 +88,7 @@ def paths_of(params: PyTree) -> list[str]:
     Args:
       params: pytree.
     """
-    return [_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    return [path_text(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
 def split(params: PyTree, leaves: Leaves) -> tuple[PyTree, PyTree]:
@@ -100,7 +101,7 @@ def split(params: PyTree, leaves: Leaves) -> tuple[PyTree, PyTree]:
 
     def part(these: bool) -> PyTree:
         return jax.tree_util.tree_map_with_path(
-            lambda path, leaf: leaf if _holds(leaves, _text(path)) == these else None, params
+            lambda path, leaf: leaf if _holds(leaves, path_text(path)) == these else None, params
         )
 
     return part(False), part(True)
@@ -153,7 +154,7 @@ def one_after_the_other(
 
         def moving(tree):
             def move(path, leaf):
-                moves = first if _holds(leaves, _text(path)) else jnp.logical_not(first)
+                moves = first if _holds(leaves, path_text(path)) else jnp.logical_not(first)
                 return jnp.where(moves, leaf, jnp.zeros_like(leaf))
 
             return jax.tree_util.tree_map_with_path(move, tree)
@@ -168,7 +169,3 @@ def _holds(leaves: Leaves, path: str) -> bool:
     if callable(leaves):
         return bool(leaves(path))
     return WORDS[leaves](path) if leaves in WORDS else re.search(leaves, path) is not None
-
-
-def _text(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")

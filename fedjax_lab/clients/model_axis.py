@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedjax_lab.tree import path_text
 from fedjax_lab.types import Params, PyTree
 
 MODEL = "model"  # the name of the axis
@@ -181,9 +182,11 @@ def _specs(values: PyTree, sharding: ParamsSharding, size: int) -> PyTree:
                 f"params_sharding has another structure than params: {error}"
             ) from error
     else:
-        given = jax.tree_util.tree_map_with_path(lambda p, leaf: sharding(_name(p), leaf), values)
+        given = jax.tree_util.tree_map_with_path(
+            lambda p, leaf: sharding(path_text(p), leaf), values
+        )
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf, spec: _checked(_name(path), leaf, spec, size), values, given
+        lambda path, leaf, spec: _checked(path_text(path), leaf, spec, size), values, given
     )
 
 
@@ -311,7 +314,3 @@ def held_layout() -> ModelLayout | None:
 
 def _is_spec(value: Any) -> bool:
     return isinstance(value, PartitionSpec)
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.checks import check_int
+from fedjax_lab.tree import by_path, path_text
 from fedjax_lab.types import Key, Params
 
 # path of a leaf -> whether it is selected; or patterns such as "layers/*/kernel", of which one fits
@@ -58,7 +59,7 @@ def init_adapters(
       ValueError: ``rank`` is out of range, no leaf is adapted, or one has fewer than two axes.
     """
     check_int("rank", rank, minimum=1)
-    leaves = _by_path(params)
+    leaves = by_path(params)
     adapted, in_layers = _predicate("is_adapted", is_adapted), _predicate("stacked", stacked)
     chosen = {path: leaf for path, leaf in leaves.items() if adapted(path)}
     if not chosen:
@@ -89,11 +90,11 @@ def merge_adapters(params: Params, adapters: Mapping[str, Adapter], scale: float
     Raises:
       ValueError: an adapter's path is not that of a leaf, or its shape does not fit.
     """
-    if missing := adapters.keys() - _by_path(params).keys():
+    if missing := adapters.keys() - by_path(params).keys():
         raise ValueError(f"adapters has {', '.join(sorted(missing))}; params have no such leaf.")
 
     def merge(path, leaf):
-        name = _name(path)
+        name = path_text(path)
         if name not in adapters:
             return leaf
         down, up = adapters[name]
@@ -119,7 +120,7 @@ def attach_adapters(params: Params, adapters: Mapping[str, Adapter], scale: floa
       ValueError: an adapter's path is not that of a leaf, its shape does not fit, or the leaf is
         not called "kernel".
     """
-    leaves = _by_path(params)
+    leaves = by_path(params)
     if missing := adapters.keys() - leaves.keys():
         raise ValueError(f"adapters has {', '.join(sorted(missing))}; params have no such leaf.")
     for path, adapter in adapters.items():
@@ -193,14 +194,6 @@ def _predicate(argument: str, paths: Paths) -> Callable[[str], bool]:
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError(f"{argument} is {paths!r}; it must be a function, a pattern, or several.")
     return lambda path: any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
-
-
-def _by_path(params: Params) -> dict[str, jax.Array]:
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-
-
-def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _as_matrix(path: str, shape: tuple[int, ...]) -> tuple[int, int]:

@@ -30,6 +30,7 @@ from fedjax_lab.models.weight_tables import (
     Table,
     decoder_table,
 )
+from fedjax_lab.tree import by_path
 from fedjax_lab.types import Params, PyTree
 
 BLOCK_BYTES = 2**24  # part of a larger array that the host holds at a time
@@ -134,9 +135,9 @@ def save_pretrained(
     """
     check_int("max_shard_bytes", max_shard_bytes, minimum=1)
     fields, table = config_fields(config), decoder_table(config)
-    leaves = leaves_by_path(params)
+    leaves = by_path(params)
     expected = jax.eval_shape(decoder(config).init, seeded(0), jnp.zeros((1, 1), jnp.int32))
-    wanted = {path: leaf.shape for path, leaf in leaves_by_path(expected).items()}
+    wanted = {path: leaf.shape for path, leaf in by_path(expected).items()}
     for path in sorted({*wanted, *leaves}):
         found = leaves[path].shape if path in leaves else "nothing"
         if found != wanted.get(path, "nothing"):
@@ -193,9 +194,9 @@ def load_safetensors(
     """
     table: Table
     if rename is None:
-        table = {path: path for path in leaves_by_path(into)}
+        table = {path: path for path in by_path(into)}
     elif callable(rename):
-        table = {path: rename(path) for path in leaves_by_path(into)}
+        table = {path: rename(path) for path in by_path(into)}
     else:
         table = rename
     return read_into(WeightFiles(path), into, table, ignore)
@@ -223,7 +224,7 @@ def _checked(
     files: WeightFiles | HeldArrays, into: PyTree, table: Table, ignore: Sequence[str]
 ) -> list[tuple[Any, Stored]]:
     """Check names, shapes and dtypes; return each leaf with how it is stored."""
-    leaves = leaves_by_path(into)
+    leaves = by_path(into)
     if unlike := sorted(leaves.keys() ^ table.keys()):
         raise ValueError(f"rename and into differ: {_few(unlike)} is in one of them alone.")
     plan: list[tuple[Any, Stored]] = []
@@ -353,18 +354,6 @@ def _placed(shapes: PyTree, sharding: Placement) -> PyTree:
         shapes,
         where,
     )
-
-
-def leaves_by_path(tree: PyTree) -> dict[str, Any]:
-    """Return the leaves by their paths, such as "layers/query/kernel".
-
-    Args:
-      tree: any pytree.
-    """
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
 
 
 def _few(names: Sequence[str]) -> str:

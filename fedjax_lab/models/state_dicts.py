@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.data.files import read_npz
-from fedjax_lab.models.pretrained import leaves_by_path, read_into
+from fedjax_lab.models.pretrained import read_into
 from fedjax_lab.models.weight_files import HeldArrays, WeightFiles
 from fedjax_lab.models.weight_tables import Stored, Table, torch_table
+from fedjax_lab.tree import by_path
 from fedjax_lab.types import Params, PyTree
 
 COUNTERS = ("*num_batches_tracked",)  # of batch norms; the params have no place for them
@@ -78,7 +79,7 @@ def to_state_dict(params: Params, table: Table | None = None) -> dict[str, np.nd
     Raises:
       ValueError: the table does not fit the params.
     """
-    leaves = leaves_by_path(params)
+    leaves = by_path(params)
     table = torch_table(params) if table is None else table
     if unlike := sorted(leaves.keys() ^ table.keys()):
         raise ValueError(f"table and params differ: {unlike} is in one of them alone.")

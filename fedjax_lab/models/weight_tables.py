@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from fedjax_lab.models.decoder_config import DecoderConfig
+from fedjax_lab.tree import by_path
 from fedjax_lab.types import Params
 
 # Buffers in files that can be computed from the configuration.
@@ -158,10 +158,7 @@ def torch_table(params: Params, layers: Mapping[str, str] | None = None) -> dict
       ValueError: a layer has no name or is not in the model, a leaf is of an unknown kind, or the
         rows of the first dense kernel are not square images.
     """
-    leaves = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    leaves = {path: leaf.shape for path, leaf in by_path(params).items()}
     paths = sorted({path.rpartition("/")[0] for path in leaves}, key=_in_order)
     if layers is None:
         layers = dict(_numbered(paths, leaves))

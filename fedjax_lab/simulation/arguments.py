@@ -20,6 +20,7 @@ from fedjax_lab.models.label_checks import check_labels
 from fedjax_lab.round import Algorithm, check_algorithm
 from fedjax_lab.storage.run_dir import CLIENTS
 from fedjax_lab.storage.run_path import check_run_dir
+from fedjax_lab.tree import path_text
 from fedjax_lab.types import Params, PyTree
 
 _NAMED = 10  # clients in a warning
@@ -171,7 +172,7 @@ def warn_of_statistics(params: Any) -> None:
       params: the initial global model.
     """
     found = [
-        jax.tree_util.keystr(path, simple=True, separator="/")
+        path_text(path)
         for path, node in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_statistic)
         if _is_statistic(node) or "batch_stats" in map(str, (getattr(p, "key", p) for p in path))
     ]

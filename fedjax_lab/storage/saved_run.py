@@ -13,6 +13,7 @@ from fedjax_lab.machine.extras import missing
 from fedjax_lab.signatures import suggest_keywords
 from fedjax_lab.storage.checkpoint import Checkpoints
 from fedjax_lab.storage.run_dir import CHECKPOINTS, CONFIG, read_config, run_id
+from fedjax_lab.tree import path_text
 from fedjax_lab.types import Params, PyTree
 
 Leaves = list[tuple[list[str | int], np.ndarray]]  # each with its path
@@ -108,7 +109,7 @@ def named_leaves(tree: PyTree) -> Iterator[tuple[str, Any]]:
       tree: any pytree.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield jax.tree_util.keystr(path, simple=True, separator="/") or "params", leaf
+        yield path_text(path) or "params", leaf
 
 
 def export_params(params: Params, file: str | Path) -> dict[str, np.ndarray]:

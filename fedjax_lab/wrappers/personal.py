@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_lab import tree
 from fedjax_lab.checks import check_int
 from fedjax_lab.clients.leaves import one_after_the_other, paths_of
 from fedjax_lab.clients.local import LOCAL_PARAMS
@@ -174,7 +175,7 @@ def _personal(phase: Phase, algorithm: Algorithm, plan_of: Callable[[Params], _P
 
 def _shared_zeros(plan: _Plan, shapes: PyTree) -> PyTree:
     """Create zeros of the given shapes, without personal leaves."""
-    fields = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    fields = tree.zeros_of(shapes)
     return _each_vector(plan, fields, lambda _, v: _without_own(plan, v))
 
 

@@ -88,9 +88,7 @@ def with_update_metrics(
     field = _field_of(phase)
 
     def around(params, num_clients, server, rows):
-        zeros = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), phase.message_like(params)[field]
-        )
+        zeros = tree.zeros_of(phase.message_like(params)[field])
         last = one_row_per_client(zeros, num_clients)
         return server, MeasuredRow(rows, last, jnp.zeros(num_clients, bool))
 
@@ -165,7 +163,7 @@ def _measured(phase: Phase, field: str, cosines: bool, to_last: bool, per_client
         return server, {**metrics, **found}
 
     def message(params):
-        own = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), phase.message_like(params))
+        own = tree.zeros_of(phase.message_like(params))
         numbers = _Numbers(*[jnp.zeros((), jnp.result_type(float))] * 4)
         more = {_NUMBERS: numbers, _UPDATES: own[field]}
         return {**own, **{name: more[name] for name in added}}
