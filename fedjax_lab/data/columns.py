@@ -182,11 +182,19 @@ def _filled(
                 f"missing is 'mean', and {argument}: the column {name!r} has no other numbers."
             )
         number = means[name] if meaning == "mean" else meaning
-        if array.dtype.kind != "f" and number != int(number):
-            array = array.astype(np.float64)
-        array = array.copy()
+        array = array.astype(_dtype_with(array.dtype, number))
         array[rows] = number
     return array[chosen]
+
+
+def _dtype_with(dtype: np.dtype, number: float) -> np.dtype:
+    """Return a dtype like this one that holds a number, too."""
+    if dtype.kind == "f" or (dtype.kind == "b" and number in (0, 1)):
+        return dtype
+    if not float(number).is_integer():
+        return np.dtype(np.float64)
+    wide = np.dtype(np.int8) if dtype.kind == "b" else dtype
+    return np.result_type(wide, np.min_scalar_type(int(number)))
 
 
 def _codes(

@@ -207,7 +207,8 @@ def num_classes(train: Any) -> int:
         )
     largest = int(np.max(np.asarray(train.y)))
     if np.ndim(train.y) > 1:
-        largest = max(largest, int(np.max(np.asarray(train.x))), 1)
+        words = getattr(train.x, "tokens", train.x)
+        largest = max(largest, int(np.max(np.asarray(words))), 1)
     return largest + 1
 
 

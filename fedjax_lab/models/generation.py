@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.checks import check_int, check_number
+from fedjax_lab.checks import check_int, check_number, is_traced
 from fedjax_lab.data.packing import Tokens
 from fedjax_lab.machine.keys import seeded
 from fedjax_lab.models.base import Apply
@@ -27,7 +27,8 @@ def generate(
     ``num_tokens`` places. This is fine for inspecting a model, but slow for serving one.
 
     Args:
-      apply: ``model.apply`` of ``models.decoder``, or (params, ``Tokens``) -> logits [B, T, V].
+      apply: ``model.apply`` of ``models.decoder``, ``lstm`` or ``transformer``, or a function
+        (params, int [B, T]) -> logits [B, T, V]. It gets ``Tokens`` if the prompt is one.
       params: the model's parameters.
       prompt: int [B, T]. Prompts of different lengths are ``Tokens``, padded on the left, so that
         the last token belongs to the prompt.
@@ -38,15 +39,28 @@ def generate(
 
     Raises:
       TypeError: ``num_tokens`` is not an integer.
-      ValueError: a number is out of range, or the key is missing.
+      ValueError: a number is out of range, the key is missing, or prompts are not integers [B, T]
+        with a token, or are padded on the right.
     """
     check_int("num_tokens", num_tokens, minimum=1)
     check_number("temperature", temperature, minimum=0)
     if temperature and key is None:
         raise ValueError(f"key is None; temperature={temperature} draws tokens and needs one.")
     tokens, segments = prompt if isinstance(prompt, Tokens) else (prompt, None)
-    tokens = jnp.asarray(tokens, jnp.int32)
-    segments = jnp.ones_like(tokens) if segments is None else jnp.asarray(segments, jnp.int32)
+    tokens = jnp.asarray(tokens)
+    if tokens.ndim != 2 or not tokens.size or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise ValueError(
+            f"prompt has shape {tokens.shape} and dtype {tokens.dtype}; it must be tokens, "
+            "integers [B, T], with T at least 1."
+        )
+    tokens = tokens.astype(jnp.int32)
+    if segments is not None:
+        segments = jnp.asarray(segments, jnp.int32)
+        if not is_traced(segments) and not (segments[:, -1] > 0).all():
+            raise ValueError(
+                "prompt ends with padding (segment 0); pad prompts on the left, so that the last "
+                "token belongs to the prompt."
+            )
     key = seeded(0) if key is None else key
     return _continued(apply, num_tokens, float(temperature), params, tokens, segments, key)
 
@@ -57,17 +71,18 @@ def _continue(
     temperature: float,
     params: Params,
     tokens: jax.Array,
-    segments: jax.Array,
+    segments: jax.Array | None,
     key: Key,
 ) -> jax.Array:
     length = tokens.shape[1]
-    last = jnp.broadcast_to(segments[:, -1:], (len(tokens), num_tokens))
-    whole = Tokens(
-        jnp.pad(tokens, ((0, 0), (0, num_tokens))), jnp.concatenate([segments, last], axis=1)
-    )
+    whole = jnp.pad(tokens, ((0, 0), (0, num_tokens)))
+    if segments is not None:
+        last = jnp.broadcast_to(segments[:, -1:], (len(tokens), num_tokens))
+        segments = jnp.concatenate([segments, last], axis=1)
 
     def step(i: Any, tokens: jax.Array) -> jax.Array:
-        logits: Any = apply(params, whole._replace(tokens=tokens))  # type: ignore[arg-type]
+        x = tokens if segments is None else Tokens(tokens, segments)
+        logits: Any = apply(params, x)  # type: ignore[arg-type]
         here = jax.lax.dynamic_index_in_dim(logits, length + i - 1, axis=1, keepdims=False)
         if temperature:
             drawn = jax.random.categorical(jax.random.fold_in(key, i), here / temperature)
@@ -75,7 +90,7 @@ def _continue(
             drawn = jnp.argmax(here, axis=-1)
         return tokens.at[:, length + i].set(drawn.astype(tokens.dtype))
 
-    return jax.lax.fori_loop(0, num_tokens, step, whole.tokens)[:, length:]
+    return jax.lax.fori_loop(0, num_tokens, step, whole)[:, length:]
 
 
 _continued = jax.jit(_continue, static_argnums=(0, 1, 2))

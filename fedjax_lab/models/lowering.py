@@ -41,7 +41,9 @@ def lowered(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function`` with other forms of its convolutions and poolings.
 
     Values and derivatives are the same up to rounding; without such operations the program is the
-    same. Outside a trace it is called as it is: only in a loop are they slow.
+    same. Outside a trace it is called as it is: only in a loop are they slow. A loop that
+    multiplies its state by a matrix, as recurrent layers do, has no forward-mode derivative
+    (``jax.jvp``), but gradients of gradients.
 
     Args:
       function: pytrees of arrays -> pytree, such as a loss. It may close over arrays, also traced
@@ -147,7 +149,9 @@ def _note(program: Jaxpr, how: TracedFor) -> None:
                 how.notes[kind] = f"as jax.lax has it: {why_not}"
             elif how.notes is not None:
                 how.notes[kind] = convolution.form_name(equation.params, shapes, how)
-            if why_not and how.platform == "cpu" and jnp.issubdtype(shapes[0].dtype, jnp.inexact):
+            result: Any = equation.outvars[0].aval
+            is_slow = result.size and jnp.issubdtype(shapes[0].dtype, jnp.inexact)
+            if why_not and is_slow and how.platform == "cpu":
                 warn(
                     f"the loss has a convolution ({kind}) for which there is no fast form on CPU: "
                     f"{why_not}. Inside a loop, as local steps are, XLA computes it at least ten "

@@ -90,7 +90,9 @@ class LanguageModel(nn.Module):
             return nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(h)
 
         vectors = self.param("embedding", _uniform(0.1), (self.num_words, self.embedding))
-        h = drop(vectors[x])
+        # A word beyond the vocabulary makes its sequence NaN, instead of counting as another one.
+        of_words = vectors.at[x].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        h = drop(of_words)
         for i, size in enumerate(self.hidden):
             h = drop(LSTM(size, name=f"layers_{i}")(h))
         if self.tie:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.data.dtypes import to_native
 from fedjax_lab.machine.atomic_files import new_folder
 from fedjax_lab.machine.extras import missing
 from fedjax_lab.models.decoder_config import read_json
@@ -128,6 +129,7 @@ class HeldArrays:
           source: where they are from, for errors.
           arrays: name -> array [...].
         """
+        arrays = {name: to_native(array) for name, array in arrays.items()}
         self.arrays = arrays
         self.entries = {
             name: Entry(

@@ -248,6 +248,12 @@ def test_packed_together_or_alone_is_the_same():
     assert abs(float(total_loss(as_one)) - expected) > 0.1
 
 
+def test_segments_are_no_classes():
+    packed = data.pack([(np.array([0, 1, 2]), np.ones(3, bool))] * 20, 64)
+    assert packed.x.segments.max() > 3
+    assert data.num_classes(packed) == 3
+
+
 def one_round(examples):
     """A function of params that trains for a round, with logits that do not depend on them."""
     apply = lambda params, x, key: jnp.zeros((*x.shape, 5)) + params["w"]  # noqa: E731

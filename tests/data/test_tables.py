@@ -442,3 +442,23 @@ def test_texts_of_other_encodings(tmp_path):
     (tmp_path / "text.txt").write_bytes(b"to be\nor not\nt\xe9 be\n" * 9)
     with pytest.raises(ValueError, match=r"text.txt is no UTF-8 text: line 3 has the byte 0xe9"):
         data.load(f"text:{tmp_path}/text.txt")
+
+
+@pytest.mark.parametrize(
+    ("column", "mark", "number", "expected"),
+    [
+        (["true", "", "false", "true"], "", -1, [1, -1, 0, 1]),
+        (["true", "", "false", "true"], "", 1, [1, 1, 0, 1]),
+        (["true", "", "false", "true"], "", 0.5, [1, 0.5, 0, 1]),
+        (np.array([1, 255, 3, 4], np.uint8), "255", -1, [1, -1, 3, 4]),
+        (np.array([1, -9, 3, 4], np.int8), "-9", 200.0, [1, 200, 3, 4]),
+    ],
+)
+def test_a_number_that_is_filled_in_stays_what_it_is(tmp_path, column, mark, number, expected):
+    table = {"id": np.array([0, 0, 1, 1]), "a": column, "y": np.arange(4.0)}
+    if isinstance(column, list):
+        table = tmp_path / "a.csv"
+        lines = [f"{i // 2},{cell},{i}" for i, cell in enumerate(column)]
+        table.write_text("\n".join(["id,a,y", *lines]))
+    clients = data.from_table(table, client="id", x=["a"], y="y", missing={mark: number})
+    np.testing.assert_array_equal(np.ravel(clients.examples.x), expected)

@@ -349,7 +349,7 @@ def test_a_continuation_is_the_likeliest_token_each_time():
 
 def test_tokens_are_drawn_as_the_logits_say():
     def apply(params, x, key=None):
-        return jnp.broadcast_to(params, (*x.tokens.shape, 3))
+        return jnp.broadcast_to(params, (*x.shape, 3))
 
     prompts = np.zeros((2000, 1), np.int32)
     key = jax.random.key(0)
@@ -364,3 +364,29 @@ def test_tokens_are_drawn_as_the_logits_say():
         models.generate(apply, jnp.zeros(3), prompts, 1, temperature=2.0)
     with pytest.raises(ValueError, match="num_tokens is 0"):
         models.generate(apply, jnp.zeros(3), prompts, 0)
+
+
+def test_a_prompt_of_any_language_model():
+    model = models.lstm(9, embedding=4, hidden=4, layers=1, dropout=0.0)
+    params = model.init(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))
+    prompt = np.array([[3, 7, 5], [1, 1, 2]])
+    text = prompt
+    for _ in range(4):
+        scores = np.asarray(model.apply(params, jnp.asarray(text)))[:, -1]
+        text = np.concatenate([text, scores.argmax(-1)[:, None]], 1)
+    found = models.generate(model.apply, params, prompt, 4)
+    np.testing.assert_array_equal(found, text[:, 3:])
+    for wrong in (prompt.astype(float), prompt[0], prompt[:, :0]):
+        with pytest.raises(ValueError, match=r"prompt has shape .* integers \[B, T\]"):
+            models.generate(model.apply, params, wrong, 4)
+    padded = data.Tokens(prompt, np.array([[1, 1, 1], [1, 1, 0]]))
+    with pytest.raises(ValueError, match="prompt ends with padding"):
+        models.generate(model.apply, params, padded, 4)
+
+
+def test_a_word_beyond_the_vocabulary_is_no_other_word():
+    model = models.lstm(9, embedding=4, hidden=4, layers=1, dropout=0.0)
+    params = model.init(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))
+    x = jnp.array([[3, 8, 5], [3, 9, 5], [3, -1, 5]])
+    is_nan = np.isnan(np.asarray(model.apply(params, x))).any((1, 2))
+    assert is_nan.tolist() == [False, True, True]

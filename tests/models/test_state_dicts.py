@@ -49,6 +49,15 @@ def here(params, x):
     return out @ classifier["kernel"] + classifier["bias"]
 
 
+def test_weights_of_another_byte_order(tmp_path):
+    state = state_of()
+    file = tmp_path / "big.npz"
+    np.savez(file, **{name: array.astype(">f4") for name, array in state.items()})
+    there, here_ = (models.load_state_dict(given, PARAMS, TABLE) for given in (file, state))
+    for big, native in zip(jax.tree.leaves(there), jax.tree.leaves(here_), strict=True):
+        np.testing.assert_array_equal(big, native)
+
+
 def test_logits_are_equal_on_both_sides_and_after_the_way_back():
     state, x = state_of(), np.random.default_rng(1).normal(size=(2, 8, 8)).astype(np.float32)
     counted = state | {"norm.num_batches_tracked": np.array(3)}
