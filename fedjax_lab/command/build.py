@@ -82,11 +82,12 @@ def build_algorithm(
     algorithm = factory(subject, client_lr=rate, **arguments)
     check_algorithm(algorithm, f"what {method.algorithm} returns")
     if method.compressor is not None or method.downlink_compressor is not None:
-        texts = method.compressor or "identity", method.downlink_compressor
-        with said_of("compressor", " and ".join(filter(None, texts))):
-            algorithm = with_compression(
-                algorithm, texts[0], error_feedback=method.error_feedback, downlink=texts[1]
-            )
+        algorithm = with_compression(
+            algorithm,
+            method.compressor or "identity",
+            error_feedback=method.error_feedback,
+            downlink=method.downlink_compressor,
+        )
     return _with_wrappers(algorithm, config.privacy, config.rounds, config.clock)
 
 
@@ -95,19 +96,17 @@ def _with_wrappers(
 ) -> Algorithm:
     """Wrap the method as the settings request, with the attack outside all others."""
     if privacy.robust_rule is not None:
-        with said_of("robust_rule", privacy.robust_rule):
-            algorithm = with_robust_aggregation(algorithm, privacy.robust_rule)
+        algorithm = with_robust_aggregation(algorithm, privacy.robust_rule)
     if privacy.dp_clip_norm is not None:
         assert privacy.dp_noise_multiplier is not None  # checked
-        with said_of("dp_noise_bands", privacy.dp_noise_bands):
-            algorithm = with_dp(
-                algorithm,
-                privacy.dp_clip_norm,
-                privacy.dp_noise_multiplier,
-                privacy.dp_delta,
-                privacy.dp_adaptive_quantile,
-                privacy.dp_noise_bands or 1,
-            )
+        algorithm = with_dp(
+            algorithm,
+            privacy.dp_clip_norm,
+            privacy.dp_noise_multiplier,
+            privacy.dp_delta,
+            privacy.dp_adaptive_quantile,
+            privacy.dp_noise_bands or 1,
+        )
     if privacy.secure_bits is not None:
         assert privacy.secure_clip is not None  # checked
         algorithm = with_secure_aggregation(

@@ -268,4 +268,6 @@ def said_of(setting: str, value: Any) -> Iterator[None]:
     except (FileNotFoundError, TypeError, ValueError) as error:
         if str(error).startswith(setting):
             raise
-        raise type(error)(f"{setting} is {value!r}: {error}") from error
+        kinds = FileNotFoundError, TypeError, ValueError  # a subclass may take other arguments
+        kind = next(kind for kind in kinds if isinstance(error, kind))
+        raise kind(f"{setting} is {value!r}: {error}") from error

@@ -121,9 +121,9 @@ def load_table(settings: DataSettings, seed: int) -> TableData:
       FileNotFoundError: there is no such file.
       ImportError: narwhals or pyarrow is missing.
     """
+    _check_inputs(settings)
     with said_of("dataset", settings.dataset):
         table = Table(settings.dataset.partition(":")[2], parse_missing(settings.missing))
-    _check_inputs(settings)
     inputs = settings.x or _other_columns(table, settings)
     found = _read(table, inputs, settings)
     (x, y), owners, names = found.examples, None, None
@@ -139,10 +139,10 @@ def load_table(settings: DataSettings, seed: int) -> TableData:
 
 
 def _check_inputs(settings: DataSettings) -> None:
-    if settings.target is not None and settings.target in settings.x:
+    if both := [name for name in settings.x if name in settings.target]:
         raise ValueError(
-            f"x has {settings.target!r}, which is target, too: a model that sees what it is to "
-            "foretell learns nothing. Leave it out of x."
+            f"x has {both[0]!r}, which is target, too: a model that sees what it is to foretell "
+            "learns nothing. Leave it out of x."
         )
 
 

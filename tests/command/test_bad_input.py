@@ -113,7 +113,10 @@ NAMED = [  # by the name of the setting, whatever the library calls it
         "dp_noise_bands is 4",
     ),
     (["--dataset", "csv:no.csv", "--target", "y", "--client", "u"], "dataset is 'csv:no.csv'"),
-    (["--dataset", "csv:no.csv", "--target", "y", "--x", "a", "y"], "x has 'y', which is target"),
+    (
+        ["--dataset", "csv:a.csv", "--target", "y", "--client", "u", "--x", "a", "y"],
+        "x has 'y', which is target",
+    ),
 ]
 
 
