@@ -75,7 +75,7 @@ def space_of(texts: Iterable[str], method: str, methods: Iterable[str]) -> dict[
       ValueError: a text has another form, or the method takes no such hyperparameter.
     """
     found: dict[str, Any] = {}
-    has_prefix: dict[str, str] = {}
+    given: set[tuple[str, str]] = set()
     for text in texts:
         name, _, values = text.partition("=")
         of, dot, own = name.strip().partition(".")
@@ -88,10 +88,11 @@ def space_of(texts: Iterable[str], method: str, methods: Iterable[str]) -> dict[
         if not dot and name not in allowed and len(list(methods)) > 1:
             continue  # what only some methods take
         check_choice("the name in space", name, allowed)
-        if name in found and dot == has_prefix[name]:
+        if (dot, name) in given:
             raise ValueError(f"space is {text!r}; {method} has a range for {name} already.")
-        if dot or name not in found:  # METHOD.NAME says more
-            found[name], has_prefix[name] = _read(text, values), dot
+        if dot or (".", name) not in given:  # METHOD.NAME says more
+            found[name] = _read(text, values)
+        given.add((dot, name))
     if not found:
         raise ValueError(
             f"space says nothing for {method}; give such as --space client_lr=log:0.001:1."
