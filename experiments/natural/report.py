@@ -74,7 +74,7 @@ def methods_table(rows):
     """
     means = {name: np.mean(list(ends(cell).values())) for name, cell in rows.items()}
     shown = [
-        ["method", "points chosen", "accuracy % at the end", "against fedavg", "rounds to 40 %"]
+        ["method", "chosen", "accuracy % at the end", "against fedavg", "rounds to 40 %"]
     ]
     for name in sorted(means, key=means.__getitem__, reverse=True):
         cell = rows[name]
@@ -104,13 +104,12 @@ def methods_sentences(rows):
     for system, members in SYSTEMS.items():
         parts = []
         for name in (name for name in members if name in rows):
-            here = against(rows[name], rows["fedavg"])
-            shown = f"{name} {decide(here)} than fedavg" if decide(here) != "undecided" else name
-            shown += f" ({format_estimate(here, 1)} points)"
-            if rival != "fedavg":
-                there = against(rows[name], rows[rival])
-                shown += f", against {rival} {format_estimate(there, 1)} ({decide(there)})"
-            parts.append(shown)
+            of_rivals = [
+                f"against {other} {format_estimate(found, 1)} points ({decide(found)})"
+                for other in dict.fromkeys(("fedavg", rival))
+                for found in [against(rows[name], rows[other])]
+            ]
+            parts.append(f"{name} {', '.join(of_rivals)}")
         if parts:
             lines.append(f"- **{system}**: {'; '.join(parts)}.")
     return "\n".join(lines)
