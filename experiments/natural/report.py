@@ -73,9 +73,7 @@ def methods_table(rows):
       rows: {method: cell}, FedAvg's among them.
     """
     means = {name: np.mean(list(ends(cell).values())) for name, cell in rows.items()}
-    shown = [
-        ["method", "chosen", "accuracy % at the end", "against fedavg", "rounds to 40 %"]
-    ]
+    shown = [["method", "chosen", "accuracy % at the end", "against fedavg", "rounds to 40 %"]]
     for name in sorted(means, key=means.__getitem__, reverse=True):
         cell = rows[name]
         chosen = f"client_lr {cell['client_lr']:.3g}"
