@@ -85,6 +85,8 @@ def train(clients, scored, scale, *, local_epochs, seed, rounds, method="fedavg"
     model = models.lstm(
         shakespeare.NUM_TOKENS, embedding=8, hidden=scale.hidden, layers=1, dropout=0.0
     )
+    if "memory_size" in options:  # of a small federation
+        options["memory_size"] = min(options["memory_size"], clients.num_clients)
     counts = models.answer_counts(model.apply, data.scored_per_row(scored))
     result = simulate(
         find("algorithm", method)(models.answer_loss(model.apply), **options),
